@@ -1,0 +1,396 @@
+"""The Llama family in one file: Llama 2/3, Mistral, Qwen2 and Qwen3, as flax nnx modules behind the LM contract.
+
+They differ in four switches of one decoder layer: rope scaling, a sliding window, biases, and norms on queries and keys.
+Shapes: `B` rows, `T` block tokens, `S` cache slots, `E` width, `N` heads, `K` kv-heads, `H` head width, `V` vocabulary.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.kernels.tree_attention import tree_attention
+from specjax.lm import Block, Draw, Output, Partial, Wants
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """`linear` divides positions by `factor`; `llama3` rescales low frequencies only (Llama 3.1, section 3.3)."""
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class LlamaConfig:
+    """Names follow the Hugging Face `config.json` of the family."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    tie_word_embeddings: bool = False
+    sliding_window: int | None = None
+    sliding_layers: tuple[bool, ...] = ()  # which layers use the window; empty: all of them
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+    def window(self, layer: int) -> int | None:
+        """The sliding window of a layer, or None where it attends to everything."""
+        return self.sliding_window if not self.sliding_layers or self.sliding_layers[layer] else None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVCache:
+    """Keys and values of the committed tokens; slot s of a row holds position s.
+
+    Attributes:
+      key: a tuple over layers of `[B, K, S, H]`.
+      value: as `key`.
+    """
+
+    key: tuple[Array, ...]
+    value: tuple[Array, ...]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVDelta:
+    """A block's keys and values, in the cache's type, with their positions.
+
+    Attributes:
+      key: a tuple over layers of `[B, T, K, H]`.
+      value: as `key`.
+      positions: `[B, T]` int32.
+    """
+
+    key: tuple[Array, ...]
+    value: tuple[Array, ...]
+    positions: Array
+
+
+class RMSNorm(nnx.Module):
+    """Normalises in float32, scales in the parameter's type."""
+
+    def __init__(self, width: int, eps: float, dtype: Any):
+        self.scale = nnx.Param(jnp.ones((width,), dtype))
+        self.eps = eps
+
+    def __call__(self, x: Array) -> Array:
+        x32 = x.astype(jnp.float32)
+        x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
+        scale = self.scale[...]
+        return x32.astype(x.dtype) * jnp.reshape(scale, (1,) * (x.ndim - 1) + scale.shape)
+
+
+class Attention(nnx.Module):
+    def __init__(self, config: LlamaConfig, window: int | None, dtype: Any, rngs: nnx.Rngs):
+        c = config
+        linear = functools.partial(nnx.Linear, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        self.q = linear(c.hidden_size, c.num_attention_heads * c.head_dim, use_bias=c.qkv_bias)
+        self.k = linear(c.hidden_size, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias)
+        self.v = linear(c.hidden_size, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias)
+        self.o = linear(c.num_attention_heads * c.head_dim, c.hidden_size, use_bias=c.o_bias)
+        if c.qk_norm:
+            self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps, dtype)
+            self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps, dtype)
+        self.config, self.window = config, window
+
+    def __call__(self, x, rope, block: Block, cache, past, positions):
+        """`cache`, `past` are this layer's (key, value) pairs or None. Returns the output and the block's (key, value)."""
+        c = self.config
+        batch, length, _ = x.shape
+        q = self.q(x).reshape(batch, length, c.num_attention_heads, c.head_dim)
+        k = self.k(x).reshape(batch, length, c.num_key_value_heads, c.head_dim)
+        v = self.v(x).reshape(batch, length, c.num_key_value_heads, c.head_dim)
+        if c.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, *rope), rotate(k, *rope)
+        if cache is not None:  # a block reads its own K/V as the cache will return them
+            k, v = k.astype(cache[0].dtype), v.astype(cache[1].dtype)
+        keys, values = k, v
+        if past is not None:
+            keys = jnp.concatenate([past[0], k], axis=1)
+            values = jnp.concatenate([past[1], v], axis=1)
+        out = tree_attention(
+            q,
+            keys,
+            values,
+            None if cache is None else cache[0],
+            None if cache is None else cache[1],
+            block.length,
+            visible=block.visible,
+            query_positions=block.positions,
+            key_positions=positions,
+            causal=block.causal,
+            scale=c.head_dim**-0.5,
+            window=self.window,
+        )
+        return self.o(out.reshape(batch, length, -1)), (k, v)
+
+
+class MLP(nnx.Module):
+    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
+        linear = functools.partial(nnx.Linear, use_bias=config.mlp_bias, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        self.gate = linear(config.hidden_size, config.intermediate_size)
+        self.up = linear(config.hidden_size, config.intermediate_size)
+        self.down = linear(config.intermediate_size, config.hidden_size)
+
+    def __call__(self, x):
+        return self.down(nnx.silu(self.gate(x)) * self.up(x))
+
+
+class Layer(nnx.Module):
+    def __init__(self, config: LlamaConfig, window: int | None, dtype: Any, rngs: nnx.Rngs):
+        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.attention = Attention(config, window, dtype, rngs)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.mlp = MLP(config, dtype, rngs)
+
+    def __call__(self, x, rope, block, cache, past, positions):
+        attended, kv = self.attention(self.attention_norm(x), rope, block, cache, past, positions)
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x)), kv
+
+
+class Llama(nnx.Module):
+    """The whole stack. `LlamaLM` splits it into a static graph and a params pytree."""
+
+    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
+        self.embed = nnx.Embed(config.vocab_size, config.hidden_size, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        self.layers = nnx.List(
+            [Layer(config, config.window(i), dtype, rngs) for i in range(config.num_hidden_layers)]
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        if not config.tie_word_embeddings:
+            self.head = nnx.Linear(
+                config.hidden_size, config.vocab_size, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs
+            )
+
+
+def rope_frequencies(config: LlamaConfig) -> Array:
+    """Inverse frequencies `[H / 2]` in float32, after the config's scaling."""
+    exponent = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
+    freq = 1.0 / (config.rope_theta**exponent)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return freq
+    if scaling.kind == "linear":
+        return freq / scaling.factor
+    wavelength = 2 * math.pi / freq
+    low = scaling.original_max_position_embeddings / scaling.low_freq_factor
+    high = scaling.original_max_position_embeddings / scaling.high_freq_factor
+    blend = (scaling.original_max_position_embeddings / wavelength - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    between = (1 - blend) * freq / scaling.factor + blend * freq
+    return jnp.where(wavelength > low, freq / scaling.factor, jnp.where(wavelength < high, freq, between))
+
+
+def rope_tables(config: LlamaConfig, positions: Array) -> tuple[Array, Array]:
+    """Cosines and sines `[B, T, 1, H / 2]` in float32."""
+    angles = positions[:, :, None, None].astype(jnp.float32) * rope_frequencies(config)[None, None, None, :]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
+    """Rotary embedding of `[B, T, N, H]`, in the half-split layout of the Hugging Face weights."""
+    x1, x2 = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _graph(config: LlamaConfig):
+    return nnx.split(nnx.eval_shape(lambda: Llama(config, jnp.float32, nnx.Rngs(0))))[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class LlamaLM:
+    """The Llama family behind `specjax.lm.LM`: functions of a params pytree (nested dicts of arrays)."""
+
+    config: LlamaConfig
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_hidden_layers
+
+    def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
+        """Random parameters of the given type."""
+        return nnx.to_pure_dict(nnx.split(Llama(self.config, dtype, nnx.Rngs(key)))[1])
+
+    def abstract(self, dtype: Any = jnp.float32) -> Any:
+        """The params pytree as `jax.ShapeDtypeStruct`s."""
+        split = nnx.split(nnx.eval_shape(lambda: Llama(self.config, dtype, nnx.Rngs(0))))
+        return nnx.to_pure_dict(split[1])
+
+    def bind(self, params: Any) -> Llama:
+        """The nnx module that holds these parameters."""
+        return nnx.merge(_graph(self.config), params)
+
+    def __call__(
+        self,
+        params: Any,
+        block: Block,
+        cache: KVCache | None,
+        *,
+        wants: Wants,
+        draw: Draw | None = None,
+        past: KVDelta | None = None,
+        partial: Partial | None = None,
+    ) -> Output:
+        if partial is None:
+            lo, h, below = 0, self._inputs(params, block), ((), ())
+        else:
+            lo, h, below = partial.lo, partial.h, (partial.delta.key, partial.delta.value)
+        hidden = {}
+        keys, values = list(below[0]), list(below[1])
+        stops = sorted({layer + 1 for layer in wants.hidden} | {self.num_layers})
+        for stop in stops:
+            if stop > lo:
+                h, delta = self.layers(params, h, lo, stop, block, cache, past)
+                keys.extend(delta.key)
+                values.extend(delta.value)
+                lo = stop
+            if stop - 1 in wants.hidden:
+                hidden[stop - 1] = h
+        final = logits = topk = drawn = None
+        if wants.final or wants.head:
+            final = self.norm(params, h)
+        if wants.head:
+            logits = self.unembed(params, final)
+            topk = jax.lax.top_k(logits, wants.topk) if wants.topk else None
+            drawn = draw(logits) if wants.draw and draw is not None else None
+        return Output(
+            delta=KVDelta(tuple(keys), tuple(values), block.positions),
+            logits=logits if wants.logits else None,
+            topk=topk,
+            draw=drawn,
+            hidden=hidden if wants.hidden else None,
+            final=final if wants.final else None,
+        )
+
+    def _inputs(self, params: Any, block: Block) -> Array:
+        h = self.embed(params, block.tokens)
+        if block.embeddings is None:
+            return h
+        return jnp.where(block.embedded[..., None], block.embeddings.astype(h.dtype), h)
+
+    def embed(self, params: Any, tokens: Array) -> Array:
+        """Ids `[B, T]` to `[B, T, E]`; ids outside the vocabulary are read as token 0."""
+        table = params["embed"]["embedding"]
+        known = (tokens >= 0) & (tokens < self.vocab_size)
+        return table.at[jnp.where(known, tokens, 0)].get(mode="promise_in_bounds")
+
+    def layers(
+        self,
+        params: Any,
+        h: Array,
+        lo: int,
+        hi: int,
+        block: Block,
+        cache: KVCache | None,
+        past: KVDelta | None = None,
+    ) -> tuple[Array, KVDelta]:
+        """Runs layers `[lo, hi)` on `h` `[B, T, E]`. `cache` and `past` hold all layers; `past` is indexed from layer 0."""
+        model = self.bind(params)
+        rope = rope_tables(self.config, block.positions)
+        positions = block.positions
+        if past is not None:
+            positions = jnp.concatenate([past.positions, positions], axis=1)
+        keys, values = [], []
+        for i in range(lo, hi):
+            with jax.named_scope(f"layer_{i}"):
+                layer_cache = None if cache is None else (cache.key[i], cache.value[i])
+                layer_past = None if past is None else (past.key[i], past.value[i])
+                h, (k, v) = model.layers[i](h, rope, block, layer_cache, layer_past, positions)
+            keys.append(k)
+            values.append(v)
+        return h, KVDelta(tuple(keys), tuple(values), block.positions)
+
+    def norm(self, params: Any, h: Array) -> Array:
+        """The final norm."""
+        return self.bind(params).norm(h)
+
+    def unembed(self, params: Any, h: Array) -> Array:
+        """Normed features `[B, T, E]` to logits `[B, T, V]` in float32."""
+        with jax.named_scope("head"):
+            if self.config.tie_word_embeddings:
+                weight, spec = params["embed"]["embedding"], "bte,ve->btv"
+            else:
+                weight, spec = params["head"]["kernel"], "bte,ev->btv"
+            return jnp.einsum(spec, h, weight, preferred_element_type=jnp.float32)
+
+    def init_cache(self, batch: int, capacity: int, dtype: Any = jnp.float32) -> KVCache:
+        """An empty cache of `capacity` slots a row."""
+        c = self.config
+        shape = (batch, c.num_key_value_heads, capacity, c.head_dim)
+        make = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(c.num_hidden_layers))  # noqa: E731
+        return KVCache(make(), make())
+
+    def commit(self, cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> KVCache:
+        """See `specjax.lm.LM.commit`."""
+
+        def write(slots, new):  # [K, S, H], [T, K, H]
+            def row(slots, new, src, dst):
+                if src is not None:
+                    new = new.at[src].get(mode="clip")
+                new = new.swapaxes(0, 1).astype(slots.dtype)
+                if dst.ndim == 0:
+                    return jax.lax.dynamic_update_slice(slots, new, (0, dst, 0))
+                return slots.at[:, dst].set(new, mode="drop")
+
+            return jax.vmap(row, in_axes=(0, 0, None if src is None else 0, 0))(slots, new, src, dst)
+
+        return KVCache(
+            tuple(write(c, d) for c, d in zip(cache.key, delta.key, strict=True)),
+            tuple(write(c, d) for c, d in zip(cache.value, delta.value, strict=True)),
+        )
+
+    def axes(self, params: Any) -> Any:
+        """Logical axes of every parameter, by the name of the module that holds it."""
+        return jax.tree_util.tree_map_with_path(lambda path, x: _axes([k.key for k in path], x.ndim), params)
+
+    def axis_counts(self) -> dict[str, int]:
+        """How many units an axis splits into, where that is not its size (whole heads)."""
+        return {"heads": self.config.num_attention_heads, "kv_heads": self.config.num_key_value_heads}
+
+    def cache_axes(self, cache: KVCache) -> KVCache:
+        return jax.tree.map(lambda _: ("batch", "kv_heads", None, None), cache)
+
+
+_OUT_AXES = {"q": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp", "head": "vocab"}
+_IN_AXES = {"o": "heads", "down": "mlp"}
+
+
+def _axes(path: list, ndim: int) -> tuple[str | None, ...]:
+    module, kind = path[-2], path[-1]
+    if kind == "embedding":
+        return ("vocab", "embed")
+    if kind == "kernel":
+        return (_IN_AXES.get(module, "embed"), _OUT_AXES.get(module, "embed"))
+    if kind == "bias":
+        return (_OUT_AXES.get(module, "embed"),)
+    return (None,) * ndim

@@ -1,0 +1,1 @@
+"""specjax: fast language-model decoding as pure, jit-compiled state transitions."""

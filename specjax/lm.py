@@ -1,0 +1,153 @@
+"""What a target model must offer: the LM protocol, and the arrays that cross it.
+
+In the shape descriptions `B` denotes rows (sequences), `T` the block's tokens, `P` uncommitted tokens before the
+block, `S` cache slots, `V` the vocabulary and `E` the model width.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+
+Array = jax.Array
+PyTree = Any
+Draw = Callable[[Array], Array]
+"""From raw logits `[B, T, V]` to token ids `[B, T]`; -1 where the logits hold no finite maximum."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """The tokens of one forward pass, and what each of them may see.
+
+    Attributes:
+      tokens: `[B, T]` int32. Ids outside the vocabulary (padding is -1) are read as token 0.
+      positions: `[B, T]` int32, absolute positions.
+      length: `[B]` int32, how many committed cache slots every query sees (slot s holds position s).
+      visible: bool `[B, T, P + T]` over the uncommitted past and the block itself, or None for `causal`/full.
+      embeddings: `[B, T, E]` inputs that replace the embedding of the tokens marked in `embedded`, or None.
+      embedded: `[B, T]` bool, who uses `embeddings`.
+      causal: without `visible`: a query sees all of the past, and the block up to itself (True) or all of it (False).
+    """
+
+    tokens: Array
+    positions: Array
+    length: Array
+    visible: Array | None = None
+    embeddings: Array | None = None
+    embedded: Array | None = None
+    causal: bool = dataclasses.field(default=True, metadata={"static": True})
+
+
+@dataclasses.dataclass(frozen=True)
+class Wants:
+    """The menu: what a forward pass must return. Static and hashable; merge two with `|`.
+
+    Attributes:
+      logits: raw logits, `[B, T, V]` float32.
+      topk: the k largest raw logits and their ids, `[B, T, k]` each.
+      draw: what `draw(logits)` says, `[B, T]` int32, without keeping the logits.
+      hidden: residual stream after these layers (0-based), `[B, T, E]` each, before any norm.
+      final: the last layer's output after the final norm, `[B, T, E]`.
+    """
+
+    logits: bool = False
+    topk: int = 0
+    draw: bool = False
+    hidden: tuple[int, ...] = ()
+    final: bool = False
+
+    def __or__(self, other: "Wants") -> "Wants":
+        return Wants(
+            self.logits or other.logits,
+            max(self.topk, other.topk),
+            self.draw or other.draw,
+            tuple(sorted({*self.hidden, *other.hidden})),
+            self.final or other.final,
+        )
+
+    @property
+    def head(self) -> bool:
+        """Whether the language-model head has to run at all."""
+        return self.logits or self.draw or self.topk > 0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """What `Wants` asked for, nothing else; the rest is None.
+
+    `delta` is the block's contribution to the cache: opaque but for one promise, every leaf leads with `[B, T]`.
+    """
+
+    delta: PyTree
+    logits: Array | None = None
+    topk: tuple[Array, Array] | None = None
+    draw: Array | None = None
+    hidden: dict[int, Array] | None = None
+    final: Array | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Partial:
+    """A head start: the block after layers `[0, lo)`, so that the target computes nothing twice.
+
+    Attributes:
+      h: `[B, T, E]`, the residual stream entering layer `lo`.
+      delta: the cache contribution of the layers below `lo`.
+      lo: the first layer still to run.
+    """
+
+    h: Array
+    delta: PyTree
+    lo: int = dataclasses.field(metadata={"static": True})
+
+
+class LM(Protocol):
+    """A model as functions over a params pytree. Hashable, so that it can be a static argument of `jax.jit`."""
+
+    vocab_size: int
+    num_layers: int
+
+    def __call__(
+        self,
+        params: PyTree,
+        block: Block,
+        cache: PyTree,
+        *,
+        wants: Wants,
+        draw: Draw | None = None,
+        past: PyTree | None = None,
+        partial: Partial | None = None,
+    ) -> Output:
+        """Reads the committed prefix, never writes it. `cache` None means there is no prefix."""
+        ...
+
+    def embed(self, params: PyTree, tokens: Array) -> Array: ...
+
+    def layers(
+        self, params: PyTree, h: Array, lo: int, hi: int, block: Block, cache: PyTree, past: PyTree | None = None
+    ) -> tuple[Array, PyTree]: ...
+
+    def norm(self, params: PyTree, h: Array) -> Array: ...
+
+    def unembed(self, params: PyTree, h: Array) -> Array: ...
+
+    def init_cache(self, batch: int, capacity: int, dtype: Any = None) -> PyTree: ...
+
+    def commit(self, cache: PyTree, delta: PyTree, src: Array | None, dst: Array) -> PyTree:
+        """Writes delta's slots `src` `[B, M]` (None: all, in order) into the cache.
+
+        `dst` `[B]` starts one run of M slots a row; `[B, M]` names every slot, and those out of range are dropped.
+        """
+        ...
+
+    def axes(self, params: PyTree) -> PyTree:
+        """Logical axis names of every leaf of `params`, as tuples (see `specjax.sharding.rules`)."""
+        ...
+
+    def cache_axes(self, cache: PyTree) -> PyTree:
+        """Logical axis names of every leaf of `cache`."""
+        ...

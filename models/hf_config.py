@@ -1,0 +1,207 @@
+"""Hugging Face `config.json` to `LlamaConfig` and back, in the layouts of transformers 4 and 5."""
+
+from typing import Any
+
+from specjax.models.errors import ModelError
+from specjax.models.llama import LlamaConfig, RopeScaling
+
+_MODEL_TYPES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+SUPPORTED = tuple(_MODEL_TYPES.values())
+
+# What transformers assumes for a key that `config.json` leaves out. The sizes that have no entry are required.
+_COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "head_dim": None}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _COMMON | {"max_position_embeddings": 2048, "num_key_value_heads": None},
+    "mistral": _COMMON | {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": _COMMON | {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
+    "qwen3": _COMMON
+    | {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
+}
+_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+
+def from_hf(config: dict[str, Any]) -> LlamaConfig:
+    """Reads a parsed `config.json`.
+
+    Raises:
+      ModelError: on an unsupported architecture, rope type or activation, and on missing or inconsistent fields.
+    """
+    family = _family(config)
+    get = (_DEFAULTS[family] | config).get
+    missing = [name for name in _REQUIRED if not isinstance(get(name), int) or get(name) < 1]
+    if missing:
+        raise ModelError(f"config.json needs positive integers for: {', '.join(missing)}")
+    if get("hidden_act") != "silu":
+        raise ModelError(f"config.json asks for hidden_act {get('hidden_act')!r}; only 'silu' is supported")
+    if get("quantization_config") is not None:
+        raise ModelError("config.json has a quantization_config; only float32, bfloat16 and float16 weights are read")
+
+    heads, width = get("num_attention_heads"), get("hidden_size")
+    kv_heads = heads if get("num_key_value_heads") is None else get("num_key_value_heads")
+    if kv_heads < 1 or heads % kv_heads:
+        raise ModelError(f"config.json: {heads} attention heads do not split over {kv_heads} key-value heads")
+    head_dim = get("head_dim")
+    if head_dim is None:
+        if width % heads:
+            raise ModelError(f"config.json: hidden_size {width} is not a multiple of {heads} heads; set head_dim")
+        head_dim = width // heads
+    theta, scaling = _rope(config, get("max_position_embeddings"))
+    window, layers = _windows(family, get, get("num_hidden_layers"))
+    attention_bias = bool(get("attention_bias")) and family in ("llama", "qwen3")
+    return LlamaConfig(
+        vocab_size=get("vocab_size"),
+        hidden_size=width,
+        intermediate_size=get("intermediate_size"),
+        num_hidden_layers=get("num_hidden_layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=get("max_position_embeddings"),
+        rms_norm_eps=float(get("rms_norm_eps")),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        tie_word_embeddings=bool(get("tie_word_embeddings")),
+        sliding_window=window,
+        sliding_layers=layers,
+        qkv_bias=attention_bias or family == "qwen2",
+        o_bias=attention_bias,
+        mlp_bias=bool(get("mlp_bias")) and family == "llama",
+        qk_norm=family == "qwen3",
+    )
+
+
+def to_hf(config: LlamaConfig) -> dict[str, Any]:
+    """The `config.json` of a config, under the architecture that can express it; transformers 4 and 5 read it.
+
+    Raises:
+      ModelError: when no family has this combination of biases, norms and windows.
+    """
+    c = config
+    windows = [c.window(i) is not None for i in range(c.num_hidden_layers)]
+    windowed = any(windows)
+    biases = (c.qkv_bias, c.o_bias, c.mlp_bias)
+    out: dict[str, Any] = {}
+    if c.qk_norm and c.qkv_bias == c.o_bias and not c.mlp_bias:
+        family = "qwen3"
+        out["attention_bias"] = c.qkv_bias
+    elif not c.qk_norm and biases == (True, False, False):
+        family = "qwen2"
+    elif not c.qk_norm and not any(biases) and windowed and all(windows):
+        family = "mistral"
+        out["sliding_window"] = c.sliding_window
+    elif not c.qk_norm and c.qkv_bias == c.o_bias and not windowed:
+        family = "llama"
+        out |= {"attention_bias": c.qkv_bias, "mlp_bias": c.mlp_bias}
+    else:
+        raise ModelError(
+            f"no supported architecture has qk_norm={c.qk_norm}, qkv_bias={c.qkv_bias}, o_bias={c.o_bias}, "
+            f"mlp_bias={c.mlp_bias} with sliding windows on {sum(windows)} of {len(windows)} layers"
+        )
+    if family in ("qwen2", "qwen3"):
+        out |= {
+            "use_sliding_window": windowed,
+            "sliding_window": c.sliding_window if windowed else None,
+            "max_window_layers": windows.index(True) if windowed else c.num_hidden_layers,
+            "layer_types": ["sliding_attention" if w else "full_attention" for w in windows],
+        }
+    scaling = None
+    if c.rope_scaling is not None:
+        scaling = {"rope_type": c.rope_scaling.kind, "factor": c.rope_scaling.factor}
+        if c.rope_scaling.kind == "llama3":
+            scaling |= {
+                "low_freq_factor": c.rope_scaling.low_freq_factor,
+                "high_freq_factor": c.rope_scaling.high_freq_factor,
+                "original_max_position_embeddings": c.rope_scaling.original_max_position_embeddings,
+            }
+    return {
+        "architectures": [_MODEL_TYPES[family]],
+        "model_type": family,
+        "vocab_size": c.vocab_size,
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_hidden_layers": c.num_hidden_layers,
+        "num_attention_heads": c.num_attention_heads,
+        "num_key_value_heads": c.num_key_value_heads,
+        "head_dim": c.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": c.max_position_embeddings,
+        "rms_norm_eps": c.rms_norm_eps,
+        "rope_theta": c.rope_theta,
+        "rope_scaling": scaling,
+        "tie_word_embeddings": c.tie_word_embeddings,
+        **out,
+    }
+
+
+def _family(config: dict[str, Any]) -> str:
+    names = config.get("architectures") or [_MODEL_TYPES.get(config.get("model_type"), config.get("model_type"))]
+    for family, architecture in _MODEL_TYPES.items():
+        if architecture in names:
+            return family
+    found = ", ".join(str(name) for name in names if name) or "none named"
+    raise ModelError(f"unsupported architecture: {found}; supported are {', '.join(SUPPORTED)}")
+
+
+def _rope(config: dict[str, Any], max_positions: int) -> tuple[float, RopeScaling | None]:
+    """Base and scaling; `rope_scaling` (transformers 4) goes before `rope_parameters` (5), as in transformers 5."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise ModelError(f"config.json has a rope of its own per layer type ({', '.join(rope)}); one for all is supported")
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise ModelError(f"config.json has partial_rotary_factor {partial}; only whole heads are rotated")
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return theta, None
+    needed = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
+    if kind not in needed:
+        raise ModelError(f"config.json asks for rope type {kind!r}; supported are default, linear and llama3")
+    missing = [name for name in needed[kind] if not isinstance(rope.get(name), int | float)]
+    if missing:
+        raise ModelError(f"config.json: rope type {kind!r} needs a number for {', '.join(missing)}")
+    if kind == "linear":
+        return theta, RopeScaling("linear", float(rope["factor"]))
+    original = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
+    return theta, RopeScaling(
+        "llama3",
+        float(rope["factor"]),
+        float(rope["low_freq_factor"]),
+        float(rope["high_freq_factor"]),
+        int(original or max_positions),
+    )
+
+
+def _windows(family: str, get: Any, layers: int) -> tuple[int | None, tuple[bool, ...]]:
+    """The window, and which layers use it (empty: all)."""
+    if family == "llama":
+        return None, ()
+    window = get("sliding_window")
+    if family == "mistral":
+        uses = [True] * layers
+    else:
+        window = window if get("use_sliding_window") else None
+        types = get("layer_types")
+        if types is None:
+            start = get("max_window_layers")
+            start = 28 if start is None else start
+            types = ["sliding_attention" if window and i >= start else "full_attention" for i in range(layers)]
+        unknown = sorted({str(kind) for kind in types} - {"sliding_attention", "full_attention"})
+        if unknown or len(types) != layers:
+            what = f"has unknown kinds: {', '.join(unknown)}" if unknown else f"names {len(types)} of {layers} layers"
+            raise ModelError(f"config.json: layer_types {what}; use full_attention or sliding_attention for each layer")
+        uses = [kind == "sliding_attention" for kind in types]
+    if window is None:
+        if family != "mistral" and any(uses):
+            raise ModelError("config.json: layer_types has sliding_attention, but the sliding window is off")
+        return None, ()
+    if not isinstance(window, int) or window < 1:
+        raise ModelError(f"config.json: sliding_window must be a positive integer or null, not {window!r}")
+    if not any(uses):
+        return None, ()
+    return window, () if all(uses) else tuple(uses)

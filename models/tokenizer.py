@@ -1,0 +1,24 @@
+"""Tokenizers come from transformers; a folder without one works with ids."""
+
+from pathlib import Path
+from typing import Any
+
+from specjax.models.errors import ModelError
+
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def load(folder: Path) -> Any:
+    """The folder's tokenizer, or None when it has no vocabulary file.
+
+    Raises:
+      ModelError: when transformers cannot read the files.
+    """
+    if not any((folder / name).is_file() for name in _VOCABULARIES):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder))
+    except Exception as error:  # the tokenizers library raises bare Exception on a malformed file
+        raise ModelError(f"{folder}: the tokenizer files cannot be read ({error}); fetch or remove them") from error

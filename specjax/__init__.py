@@ -1,1 +1,45 @@
-"""specjax: fast language-model decoding as pure, jit-compiled state transitions."""
+"""specjax: fast language-model decoding as pure, jit-compiled state transitions.
+
+`import specjax` loads jax and numpy only; models, training and the command line come in when they are used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from specjax import draft, expand, sampling, verify
+from specjax.decoder import run, stream
+from specjax.speculative import Speculative, speculative
+from specjax.state import DecodeState, Finish, StepInfo
+from specjax.tree import Topology, Tree
+
+if TYPE_CHECKING:
+    from specjax import models as models
+    from specjax.generate import generate as generate
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DecodeState",
+    "Finish",
+    "Speculative",
+    "StepInfo",
+    "Topology",
+    "Tree",
+    "draft",
+    "expand",
+    "generate",
+    "models",
+    "run",
+    "sampling",
+    "speculative",
+    "stream",
+    "verify",
+]
+
+
+def __getattr__(name: str):
+    if name == "generate":
+        return importlib.import_module("specjax.generate").generate
+    if name == "models":
+        return importlib.import_module("specjax.models")
+    raise AttributeError(f"module 'specjax' has no attribute {name!r}")

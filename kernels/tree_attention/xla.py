@@ -35,10 +35,10 @@ def tree_attention(
     scores = jnp.where(visible[:, None, :, None, :], scores, MASKED)
 
     if cache_key is not None:
-        slots = jnp.arange(cache_key.shape[2])
+        slots = jnp.arange(cache_key.shape[2])[None]
         seen = (slots < length[:, None])[:, None, :]
         if window is not None:
-            seen = seen & (query_positions[:, :, None] - slots < window)
+            seen = seen & (query_positions[:, :, None] - slots[None] < window)
         prefix = jnp.einsum("btkgh,bksh->bktgs", grouped, cache_key, preferred_element_type=jnp.float32) * scale
         prefix = jnp.where(seen[:, None, :, None, :], prefix, MASKED)
         scores = jnp.concatenate([prefix, scores], axis=-1)

@@ -1,0 +1,22 @@
+"""Drafters: where candidate tokens come from."""
+
+from specjax.draft.base import Drafter, Extra, Proposal, Verdict, View
+from specjax.draft.fuse import Fused, fuse
+from specjax.draft.model import ModelDrafter
+from specjax.draft.none import NoDrafter
+from specjax.draft.prompt_lookup import PromptLookup
+from specjax.draft.token_recycling import TokenRecycling
+
+__all__ = [
+    "Drafter",
+    "Extra",
+    "Fused",
+    "ModelDrafter",
+    "NoDrafter",
+    "PromptLookup",
+    "Proposal",
+    "TokenRecycling",
+    "Verdict",
+    "View",
+    "fuse",
+]

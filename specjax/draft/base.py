@@ -1,0 +1,173 @@
+"""The drafter contract: what proposes tokens, and what a proposal is.
+
+In the shape descriptions `B` denotes rows, `N` tree nodes, `X` extra slots, `D` the deepest node a step may verify, `L`
+the text buffer, `V` the target's vocabulary, `E` the model width.
+"""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.lm import LM, Block, Output, Partial, Wants
+from specjax.sampling import Sampler
+from specjax.tree import Tree
+
+Array = jax.Array
+PyTree = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class View:
+    """What a drafter may read of the decoder's state.
+
+    Attributes:
+      tokens: `[B, L]` int32; garbage from `length` on.
+      length: `[B]` int32, committed tokens; the root is the last of them and has no cache entry yet.
+      live: `[B]` bool, rows still decoding.
+      cache: the target's cache.
+      max_depth: static, D: a step commits at most D + 1 tokens, whoever proposed them.
+      keep_q: static, whether the verifier reads `Tree.log_q`.
+    """
+
+    tokens: Array
+    length: Array
+    live: Array
+    cache: PyTree
+    max_depth: int = dataclasses.field(metadata={"static": True})
+    keep_q: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    @property
+    def root(self) -> Array:
+        """`[B]` int32, the last committed token."""
+        return jnp.take_along_axis(self.tokens, self.length[:, None] - 1, axis=1)[:, 0]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Extra:
+    """Slots beside the tree (prompt, pseudo, pad or window slots): computed, observed, never verified or committed.
+
+    A tree node never sees an extra slot.
+
+    Attributes:
+      tokens: `[B, X]` int32.
+      positions: `[B, X]` int32.
+      visible: `[B, X, N + X]` bool, over tree nodes and extra slots.
+      embeddings: `[B, X, E]` that replace the tokens' embeddings, or None.
+    """
+
+    tokens: Array
+    positions: Array
+    visible: Array
+    embeddings: Array | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """A tree to verify, the drafter's new state, and optionally extra slots and a head start for the target."""
+
+    tree: Tree
+    draft: PyTree
+    extra: Extra | None = None
+    partial: Partial | None = None
+
+    def block(self, view: View) -> Block:
+        """The target's input: tree nodes first, then extra slots."""
+        tree = self.tree
+        base = view.length - 1
+        positions = base[:, None] + tree.depth
+        visible = None if tree.is_chain else tree.ancestors()
+        if self.extra is None:
+            return Block(tree.tokens, positions, base, visible)
+        extra = self.extra
+        batch, count = extra.tokens.shape
+        nodes = jnp.broadcast_to(tree.ancestors(), (batch, tree.nodes, tree.nodes))
+        nodes = jnp.concatenate([nodes, jnp.zeros((batch, tree.nodes, count), bool)], axis=2)
+        embeddings = embedded = None
+        if extra.embeddings is not None:
+            pad = jnp.zeros((batch, tree.nodes, extra.embeddings.shape[2]), extra.embeddings.dtype)
+            embeddings = jnp.concatenate([pad, extra.embeddings], axis=1)
+            embedded = jnp.broadcast_to(jnp.arange(tree.nodes + count)[None] >= tree.nodes, (batch, tree.nodes + count))
+        return Block(
+            jnp.concatenate([tree.tokens, extra.tokens], axis=1),
+            jnp.concatenate([positions, extra.positions], axis=1),
+            base,
+            jnp.concatenate([nodes, extra.visible], axis=1),
+            embeddings,
+            embedded,
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What a verifier decided, and what of it the row keeps.
+
+    Attributes:
+      path: `[B, D + 1]` int32 node ids, root first, -1 padded.
+      accepted: `[B]` int32 in [0, D], accepted draft tokens.
+      next_token: `[B]` int32, the target's own token after the path; -1 if its logits were not finite.
+      committed: `[B]` int32, tokens the row really takes (after EOS and its length limit; 0 if it is not live).
+        Filled by the step before `observe` runs.
+    """
+
+    path: Array
+    accepted: Array
+    next_token: Array
+    committed: Array | None = None
+
+
+class Drafter(abc.ABC):
+    """Proposes a tree. Implementations are frozen dataclasses: their fields are their hyperparameters.
+
+    `params` is `{"target": ..., "draft": ...}` throughout.
+    """
+
+    wants: Wants = Wants()
+    """What `observe` needs of the target's Output."""
+    prefill_wants: Wants = Wants()
+    """What `prefill` needs of it."""
+    lossy: bool = False
+
+    @property
+    @abc.abstractmethod
+    def nodes(self) -> int:
+        """Static: tree nodes, the root included."""
+
+    @property
+    @abc.abstractmethod
+    def depth(self) -> int:
+        """Static: the depth of the deepest node."""
+
+    def bind(self, target: LM) -> "Drafter":
+        """This drafter made ready for a target (itself, where there is nothing to fill in).
+
+        Raises:
+          ValueError: where it cannot serve that target.
+        """
+        return self
+
+    def init(self, params: PyTree, batch: int, capacity: int) -> PyTree:
+        """An empty state; every leaf leads with `batch`, but for those that `per_row` marks False."""
+        return ()
+
+    def per_row(self, draft: PyTree) -> PyTree:
+        """For every leaf of the state: True if it leads with the rows, False if the rows share it."""
+        return jax.tree.map(lambda _: True, draft)
+
+    def prefill(self, params: PyTree, draft: PyTree, block: Block, real: Array, output: Output) -> PyTree:
+        """Takes in a chunk of the prompt. `real` `[B, T]` marks its true tokens; the last prompt token never comes."""
+        return draft
+
+    @abc.abstractmethod
+    def propose(self, params: PyTree, draft: PyTree, view: View, sampler: Sampler) -> Proposal:
+        """One tree a row, from committed tokens only."""
+
+    def observe(self, params: PyTree, draft: PyTree, proposal: Proposal, output: Output, verdict: Verdict) -> PyTree:
+        """Learns from the target's output over all slots, rejected ones too."""
+        return draft

@@ -1,0 +1,85 @@
+"""Two drafters, one tree: both proposals under one root."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specjax.draft.base import Drafter, Proposal
+from specjax.lm import Wants
+from specjax.tree import Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Fused(Drafter):
+    """The union of two drafters' trees; the second one's nodes come after the first one's. See `fuse`."""
+
+    a: Drafter
+    b: Drafter
+
+    @property
+    def nodes(self) -> int:
+        return self.a.nodes + self.b.nodes - 1
+
+    @property
+    def depth(self) -> int:
+        return max(self.a.depth, self.b.depth)
+
+    @property
+    def wants(self) -> Wants:
+        return self.a.wants | self.b.wants
+
+    @property
+    def prefill_wants(self) -> Wants:
+        return self.a.prefill_wants | self.b.prefill_wants
+
+    @property
+    def lossy(self) -> bool:
+        return self.a.lossy or self.b.lossy
+
+    def bind(self, target):
+        return Fused(self.a.bind(target), self.b.bind(target))
+
+    def init(self, params, batch, capacity):
+        return self.a.init(params, batch, capacity), self.b.init(params, batch, capacity)
+
+    def per_row(self, draft):
+        return self.a.per_row(draft[0]), self.b.per_row(draft[1])
+
+    def prefill(self, params, draft, block, real, output):
+        return (
+            self.a.prefill(params, draft[0], block, real, output),
+            self.b.prefill(params, draft[1], block, real, output),
+        )
+
+    def propose(self, params, draft, view, sampler):
+        first = self.a.propose(params, draft[0], view, sampler)
+        second = self.b.propose(params, draft[1], view, sampler)
+        for proposal in (first, second):
+            if proposal.extra is not None or proposal.partial is not None:
+                raise ValueError("fuse takes drafters of plain trees: one of these adds extra slots or a partial stack")
+        return Proposal(_join(first.tree, second.tree), (first.draft, second.draft))
+
+    def observe(self, params, draft, proposal, output, verdict):
+        return (
+            self.a.observe(params, draft[0], proposal, output, verdict),
+            self.b.observe(params, draft[1], proposal, output, verdict),
+        )
+
+
+def fuse(a: Drafter, b: Drafter) -> Fused:
+    """One drafter from two. The text does not change; the step verifies both trees at once."""
+    return Fused(a, b)
+
+
+def _join(a: Tree, b: Tree) -> Tree:
+    shift = a.nodes - 1
+    parent = jnp.where(b.parent[:, 1:] > 0, b.parent[:, 1:] + shift, b.parent[:, 1:])
+    cat = lambda x, y: jnp.concatenate([x, y], axis=1)  # noqa: E731
+    return Tree(
+        tokens=cat(a.tokens, b.tokens[:, 1:]),
+        parent=cat(a.parent, parent),
+        depth=cat(a.depth, b.depth[:, 1:]),
+        valid=cat(a.valid, b.valid[:, 1:]),
+        max_depth=max(a.max_depth, b.max_depth),
+        topology=a.topology.join(b.topology) if a.topology and b.topology else None,
+    )

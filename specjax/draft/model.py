@@ -1,0 +1,86 @@
+"""Two-model drafting: a small LM of the same vocabulary grows the tree (Leviathan et al. 2023; Chen et al. 2023)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.draft.base import Drafter, Proposal
+from specjax.expand import Chain, Expander
+from specjax.lm import LM, Block, Wants
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ModelDraft:
+    """Attributes:
+    cache: the draft LM's cache, made of committed tokens only.
+    length: `[B]` int32, tokens in it.
+    """
+
+    cache: object
+    length: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelDrafter(Drafter):
+    """Drafts with `params["draft"]`, the parameters of `lm`, through any expander.
+
+    Attributes:
+      lm: the draft model.
+      expander: turns its next-token laws into a tree.
+    """
+
+    lm: LM
+    expander: Expander = Chain()
+
+    @property
+    def nodes(self) -> int:
+        return self.expander.nodes
+
+    @property
+    def depth(self) -> int:
+        return self.expander.depth
+
+    def bind(self, target):
+        if self.lm.vocab_size != target.vocab_size:
+            raise ValueError(
+                f"the draft model has {self.lm.vocab_size} tokens and the target {target.vocab_size}: "
+                "they must share one vocabulary (pick a draft with the target's tokenizer)"
+            )
+        return self
+
+    def init(self, params, batch, capacity):
+        dtype = jax.tree.leaves(params["draft"])[0].dtype
+        return ModelDraft(self.lm.init_cache(batch, capacity, dtype), jnp.zeros((batch,), jnp.int32))
+
+    def prefill(self, params, draft, block, real, output):
+        own = Block(block.tokens, block.positions, draft.length)
+        delta = self.lm(params["draft"], own, draft.cache, wants=Wants()).delta
+        cache = self.lm.commit(draft.cache, delta, None, draft.length)
+        return ModelDraft(cache, draft.length + real.sum(axis=1, dtype=jnp.int32))
+
+    def propose(self, params, draft, view, sampler):
+        # Catch up on what the last step committed (its last token, the root, included) in one pass of fixed width.
+        width = view.max_depth + 1
+        positions = draft.length[:, None] + jnp.arange(width)[None]
+        tokens = jnp.take_along_axis(view.tokens, positions, axis=1, mode="clip")
+        block = Block(tokens, positions, draft.length)
+        output = self.lm(params["draft"], block, draft.cache, wants=Wants(final=True))
+        cache = self.lm.commit(draft.cache, output.delta, None, draft.length)
+        last = jnp.clip(view.length - draft.length - 1, 0, width - 1)
+        final = jnp.take_along_axis(output.final, last[:, None, None], axis=1)
+        logits = self.lm.unembed(params["draft"], final)[:, 0]
+
+        def grow(past, level):
+            positions = view.length[:, None] - 1 + jnp.full(level.tokens.shape, level.depth)
+            block = Block(level.tokens, positions, view.length, level.visible)
+            output = self.lm(params["draft"], block, cache, wants=Wants(logits=True), past=past)
+            if past is None:
+                return output.delta, output.logits
+            return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), past, output.delta), output.logits
+
+        tree = self.expander(view.root, logits, grow, None, sampler, keep_q=view.keep_q)
+        return Proposal(tree, ModelDraft(cache, view.length))

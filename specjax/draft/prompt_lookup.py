@@ -1,0 +1,76 @@
+"""Prompt lookup decoding: find an earlier occurrence of the last n-gram and copy what followed (Saxena 2023)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.draft.base import Drafter, Proposal
+from specjax.tree import Topology, Tree
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptLookup(Drafter):
+    """A chain copied from the row's own text; no parameters, no state.
+
+    Attributes:
+      length: how many tokens to propose.
+      ngram: the longest suffix that is looked up; shorter ones are tried where it does not occur.
+      min_ngram: the shortest.
+    """
+
+    length: int = 8
+    ngram: int = 3
+    min_ngram: int = 1
+
+    def __post_init__(self):
+        if self.length < 1 or not 1 <= self.min_ngram <= self.ngram:
+            raise ValueError(f"prompt_lookup needs length >= 1 and 1 <= min_ngram <= ngram, got {self}")
+
+    @property
+    def nodes(self) -> int:
+        return self.length + 1
+
+    @property
+    def depth(self) -> int:
+        return self.length
+
+    def propose(self, params, draft, view, sampler):
+        start, found = lookup(view.tokens, view.length, self.ngram, self.min_ngram)
+        # A match closer to the end than `length` repeats with its own period, so nothing beyond the text is read.
+        period = jnp.maximum(view.length - start, 1)
+        source = start[:, None] + jnp.arange(self.length)[None] % period[:, None]
+        copied = jnp.take_along_axis(view.tokens, source, axis=1)
+        tokens = jnp.concatenate([view.root[:, None], copied], axis=1)
+        valid = jnp.broadcast_to(found[:, None], tokens.shape).at[:, 0].set(True)
+        return Proposal(Tree.of(Topology.chain(self.length), tokens, valid), draft)
+
+
+def lookup(tokens: Array, length: Array, ngram: int, min_ngram: int) -> tuple[Array, Array]:
+    """Where the longest earlier match of each row's last tokens continues.
+
+    Of equally long matches (up to `ngram` tokens) the most recent one wins.
+
+    Args:
+      tokens: `[B, L]`.
+      length: `[B]`.
+      ngram: the longest match counted.
+      min_ngram: the shortest accepted.
+
+    Returns:
+      The index of the first token after the match `[B]`, below `length`, and whether there is a match `[B]`.
+    """
+    size = tokens.shape[1]
+    ends = jnp.arange(size)[None]  # a match that continues at index e covers [e - m, e)
+    run = jnp.zeros(tokens.shape, jnp.int32)
+    matching = (ends >= 1) & (ends < length[:, None])
+    for back in range(1, ngram + 1):
+        last = jnp.take_along_axis(tokens, jnp.maximum(length - back, 0)[:, None], axis=1)
+        shifted = jnp.pad(tokens, ((0, 0), (back, 0)))[:, :size]
+        matching = matching & (shifted == last) & (ends >= back) & (length[:, None] >= back)
+        run = run + matching
+    score = jnp.where(run >= min_ngram, run * size + ends, -1)
+    best = jnp.argmax(score, axis=1)
+    return best, jnp.take_along_axis(score, best[:, None], axis=1)[:, 0] >= 0

@@ -1,0 +1,8 @@
+"""Expanders: from a drafter's next-token laws to a tree."""
+
+from specjax.expand.base import Expander, Level
+from specjax.expand.chain import Chain
+from specjax.expand.static import Static
+from specjax.expand.top_k import TopK
+
+__all__ = ["Chain", "Expander", "Level", "Static", "TopK"]

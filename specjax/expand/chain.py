@@ -1,0 +1,54 @@
+"""A chain: the best candidate of every node, one a level."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specjax.expand.base import Expander, Level, ranking
+from specjax.tree import Topology, Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain(Expander):
+    """`length` tokens in a row, each the drafter's own draw with the position's shared noise.
+
+    The draw is an exact sample of the draft's warped law, so a chain also serves the classical rejection rule.
+    """
+
+    length: int = 4
+
+    def __post_init__(self):
+        if self.length < 1:
+            raise ValueError(f"chain needs length >= 1, got {self.length}")
+
+    @property
+    def nodes(self) -> int:
+        return self.length + 1
+
+    @property
+    def depth(self) -> int:
+        return self.length
+
+    def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
+        batch = root.shape[0]
+        logits = logits[:, None]
+        tokens, laws = [], []
+        for depth in range(self.length):
+            above = tuple(tokens)
+            paths = (lambda above=above: jnp.stack(above, axis=1)[:, None]) if above else None
+            scores, _ = ranking(sampler, logits, depth, paths, coupled=True, tau=1.0)
+            tokens.append(jnp.argmax(scores[:, 0], axis=-1).astype(jnp.int32))
+            if keep_q:
+                laws.append(sampler.log_law(logits, paths)[:, 0])
+            if depth + 1 < self.length:
+                level = Level(
+                    tokens=tokens[-1][:, None],
+                    parent=jnp.full((batch, 1), depth - 1, jnp.int32),
+                    visible=jnp.ones((1, 1, depth + 1), bool),
+                    depth=depth + 1,
+                )
+                carry, logits = grow(carry, level)
+        nodes = jnp.stack([root, *tokens], axis=1)
+        log_q = jnp.stack(laws, axis=1) if keep_q else None
+        topology = Topology.chain(self.length)
+        return Tree.of(topology, nodes, jnp.ones(nodes.shape, bool), log_q=log_q, children="coupled")

@@ -1,0 +1,89 @@
+"""A tree of fixed shape: a node takes the candidate of its rank (Medusa, section 2.1.2)."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.expand.base import Expander, Level, ranking
+from specjax.tree import Topology, Tree
+
+DEFAULT_CHOICES = (
+    (0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0, 0),
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Static(Expander):
+    """Children are the drafter's candidates of fixed ranks.
+
+    Attributes:
+      choices: rank paths, `((0,), (1,), (0, 0), ...)`.
+      coupled: rank with the shared noise (True) or by probability alone.
+    """
+
+    choices: tuple[tuple[int, ...], ...] = DEFAULT_CHOICES
+    coupled: bool = True
+
+    def __post_init__(self):
+        if not self.choices:
+            raise ValueError("static needs at least one choice")
+        Topology.from_choices(self.choices)
+
+    @property
+    def topology(self) -> Topology:
+        return Topology.from_choices(self.choices)
+
+    @property
+    def nodes(self) -> int:
+        return len(self.choices) + 1
+
+    @property
+    def depth(self) -> int:
+        return max(len(choice) for choice in self.choices)
+
+    def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
+        topology = self.topology
+        parents, ranks, depths = (np.asarray(x) for x in (topology.parents, topology.ranks, topology.depths))
+        above = topology.ancestors()
+        columns = {0: root}
+        valid = {0: jnp.ones(root.shape, bool)}
+        scored: list[int] = []  # nodes with children, in the order they were scored; the root is not among them
+        frontier = [0]
+        logits = logits[:, None]
+        for depth in range(self.depth):
+            paths = None
+            if depth:
+                lines = [[m for m in np.flatnonzero(above[n]) if m] for n in frontier]
+                paths = functools.partial(_gather, columns, lines)
+            scores, _ = ranking(sampler, logits, depth, paths, self.coupled, 1.0)
+            children = [np.flatnonzero(parents == n) for n in frontier]
+            width = 1 + max(ranks[c].max() for c in children)
+            values, ids = jax.lax.top_k(scores, width)
+            for row, group in enumerate(children):
+                for node in group:
+                    columns[node] = ids[:, row, ranks[node]].astype(jnp.int32)
+                    valid[node] = values[:, row, ranks[node]] > -jnp.inf
+            frontier = [n for n in np.flatnonzero(depths == depth + 1) if (parents == n).any()]
+            if not frontier:
+                break
+            seen = np.asarray([[above[n, m] for m in (*scored, *frontier)] for n in frontier])
+            parent = [scored.index(parents[n]) if parents[n] else -1 for n in frontier]
+            level = Level(
+                tokens=jnp.stack([columns[n] for n in frontier], axis=1),
+                parent=jnp.broadcast_to(jnp.asarray(parent, jnp.int32), (root.shape[0], len(frontier))),
+                visible=jnp.asarray(seen)[None],
+                depth=depth + 1,
+            )
+            carry, logits = grow(carry, level)
+            scored += frontier
+        order = range(self.nodes)
+        tokens = jnp.stack([columns[n] for n in order], axis=1)
+        children = "coupled" if self.coupled else "deterministic"
+        return Tree.of(topology, tokens, jnp.stack([valid[n] for n in order], axis=1), children=children)
+
+
+def _gather(columns, lines):
+    return jnp.stack([jnp.stack([columns[node] for node in line], axis=1) for line in lines], axis=1)

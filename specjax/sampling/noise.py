@@ -1,0 +1,72 @@
+"""Where randomness comes from: a row's key, an absolute position, a purpose; never a slot, a batch or a step count."""
+
+import collections
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array
+
+GUMBEL, ACCEPT, RESIDUAL = 0, 1, 2  # purposes: the shared Gumbel vector, acceptance uniforms, the residual's draw
+
+
+def row_keys(seed: int | Sequence[int], identities: Iterable[str | Sequence[int]]) -> Array:
+    """One typed threefry key a record, `[B]`.
+
+    A record is known by its string id or, without one, by its prompt's token ids; records with equal identity are told
+    apart by their ordinal in input order. So a row's noise does not depend on the batch, slot or host it is decoded in.
+
+    Args:
+      seed: one seed, or one a record.
+      identities: string ids or token ids.
+    """
+    identities = list(identities)
+    seeds = [seed] * len(identities) if isinstance(seed, (int, np.integer)) else list(seed)
+    counts: collections.Counter = collections.Counter()
+    words = []
+    for own_seed, identity in zip(seeds, identities, strict=True):
+        if isinstance(identity, str):
+            data = b"id:" + identity.encode()
+        else:
+            data = b"ids:" + np.asarray(identity, "<i4").tobytes()
+        digest = hashlib.blake2b(data, digest_size=8).digest()
+        words.append((*np.frombuffer(digest, "<u4"), counts[own_seed, digest]))
+        counts[own_seed, digest] += 1
+    table = np.asarray(words, np.uint32).reshape(-1, 3)
+    low = np.asarray([int(s) % 2**32 for s in seeds], np.uint32)
+    return _fold(jnp.asarray(low), jnp.asarray(table))
+
+
+@jax.jit
+def _fold(seeds, words):
+    def one(seed, word):
+        key = jax.random.key(seed, impl="threefry2x32")
+        for i in range(3):
+            key = jax.random.fold_in(key, word[i])
+        return key
+
+    return jax.vmap(one)(seeds, words)
+
+
+def keys_at(keys: Array, positions: Array, purpose: int) -> Array:
+    """Keys `[B, T]` of the draws at absolute positions `[B, T]`."""
+
+    def one(key, position):
+        return jax.random.fold_in(jax.random.fold_in(key, position), purpose)
+
+    return jax.vmap(jax.vmap(one, in_axes=(None, 0)))(keys, positions)
+
+
+def gumbel(keys: Array, positions: Array, vocab: int, purpose: int = GUMBEL) -> Array:
+    """Standard Gumbel vectors `[B, T, V]`, one per position."""
+    draw = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (vocab,), jnp.float32)))
+    return draw(keys_at(keys, positions, purpose))
+
+
+def uniform(keys: Array, positions: Array, purpose: int = ACCEPT) -> Array:
+    """Uniforms in [0, 1), `[B, T]`, one per position."""
+    draw = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (), jnp.float32)))
+    return draw(keys_at(keys, positions, purpose))

@@ -1,0 +1,108 @@
+"""A step's sampler: warpers and noise bound to the rows' text, shared by the drafter and the verifier."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from specjax.sampling.noise import ACCEPT, RESIDUAL, gumbel, uniform
+from specjax.sampling.params import Sampling
+from specjax.sampling.repetition import penalise, seen_tokens
+from specjax.sampling.warp import warp
+
+Array = jax.Array
+Paths = Callable[[], Array]
+"""Makes `[B, T, D]` int32, the tokens of each node's path below the root (-1: none). Called only if they are needed."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """Everything that decides a draw at one step.
+
+    Depth 0 is the root: what is drawn there becomes the token at position `length`.
+
+    Attributes:
+      key: `[B]` typed row keys.
+      tokens: `[B, L]` int32, the rows' text.
+      length: `[B]` int32.
+      live: `[B]` bool, rows still decoding; the others never switch a costly branch on.
+      params: the rows' sampling parameters.
+    """
+
+    key: Array
+    tokens: Array
+    length: Array
+    live: Array
+    params: Sampling
+
+    def penalised(self, logits: Array, paths: Paths | None = None) -> Array:
+        """Logits `[B, T, V]` after the repetition penalty; `paths` makes each node's own tokens."""
+
+        def apply():
+            seen = seen_tokens(self.tokens, self.length, paths and paths(), logits.shape[-1])
+            return penalise(logits, seen, self.params.repetition_penalty)
+
+        used = self.live & (self.params.repetition_penalty != 1)
+        return jax.lax.cond(jnp.any(used), apply, lambda: logits)
+
+    def warped(self, logits: Array, paths: Paths | None = None) -> Array:
+        """Scores `[B, T, V]` whose softmax is the law of the next token; greedy rows keep their penalised logits."""
+        return warp(self.penalised(logits, paths), self.params, self.live)
+
+    def log_law(self, logits: Array, paths: Paths | None = None) -> Array:
+        """The law of the next token as log-probabilities `[B, T, V]`; one-hot in greedy rows."""
+        warped = self.warped(logits, paths)
+        greedy = (self.params.temperature == 0)[:, None, None]
+        top = jax.nn.one_hot(jnp.argmax(warped, axis=-1), logits.shape[-1], dtype=bool)
+        return jnp.where(greedy, jnp.where(top, 0.0, -jnp.inf), jax.nn.log_softmax(warped, axis=-1))
+
+    def scores(self, logits: Array, depth: Array | int, paths: Paths | None = None, max_depth: int = 0) -> Array:
+        """Scores `[B, T, V]` whose argmax is the draw: warped scores plus the shared Gumbel noise of that depth.
+
+        A greedy batch makes no noise and runs no warper.
+
+        Args:
+          logits: `[B, T, V]` float32.
+          depth: `[B, T]` int32, or one static depth for all slots. Slots of equal depth share one noise vector.
+          paths: makes the tokens of each node's path, or None.
+          max_depth: static bound on an array `depth`.
+        """
+
+        def noisy():
+            if isinstance(depth, int):
+                g = gumbel(self.key, self.length[:, None] + depth, logits.shape[-1])
+            else:
+                g = gumbel(self.key, self.length[:, None] + jnp.arange(max_depth + 1)[None], logits.shape[-1])
+                g = jnp.take_along_axis(g, depth[:, :, None], axis=1)
+            sampled = (self.params.temperature > 0)[:, None, None]
+            penalised = self.penalised(logits, paths)
+            return jnp.where(sampled, warp(penalised, self.params, self.live) + g, penalised)
+
+        sampled = jnp.any(self.live & (self.params.temperature > 0))
+        return jax.lax.cond(sampled, noisy, lambda: self.penalised(logits, paths))
+
+    def draw(self, logits: Array, depth: Array | int, paths: Paths | None = None, max_depth: int = 0) -> Array:
+        """Tokens `[B, T]` int32, the coupled draw at every slot; -1 where no score is finite (NaN or all removed)."""
+
+        def slow():
+            return best(self.scores(logits, depth, paths, max_depth))
+
+        uses = (self.params.temperature > 0) | (self.params.repetition_penalty != 1)
+        return jax.lax.cond(jnp.any(self.live & uses), slow, lambda: best(logits))
+
+    def uniform(self, count: int) -> Array:
+        """Acceptance uniforms `[B, count]` for positions length, length + 1, ..."""
+        return uniform(self.key, self.length[:, None] + jnp.arange(count)[None], ACCEPT)
+
+    def residual_noise(self, depth: Array, vocab: int) -> Array:
+        """Gumbel noise `[B, V]` for a residual drawn at `depth` `[B]`, apart from the shared noise."""
+        return gumbel(self.key, (self.length + depth)[:, None], vocab, RESIDUAL)[:, 0]
+
+
+def best(scores: Array) -> Array:
+    """Argmax `[B, T]` with ties to the lowest id; -1 where the largest score is not finite."""
+    index = jnp.argmax(scores, axis=-1)  # NaN counts as the largest
+    value = jnp.take_along_axis(scores, index[..., None], axis=-1)[..., 0]
+    return jnp.where(jnp.isfinite(value), index, -1).astype(jnp.int32)

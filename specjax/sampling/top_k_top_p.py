@@ -1,0 +1,49 @@
+"""Top-k and top-p (nucleus) filtering as one cut: both keep a prefix of the ranked tokens, so both share one ranking."""
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+WIDTH = 128  # how many tokens are ranked before a full sort is paid for
+
+
+def cut(scores: Array, top_k: Array, top_p: Array, active: Array) -> Array:
+    """The lowest score that survives, `[B, T]`; everything does where both are off.
+
+    Top-p acts on the law renormalised after top-k, as in `transformers`; ties at the cut are all kept. The ranking goes
+    through the `WIDTH` largest and falls back to a full sort only where an active row's cut lies beyond them.
+
+    Args:
+      scores: `[B, T, V]` float32 after temperature.
+      top_k: `[B]` int32, 0 is off.
+      top_p: `[B]` float32, 1 is off.
+      active: `[B]` bool, rows whose cut will be used.
+    """
+    vocab = scores.shape[-1]
+    width = min(WIDTH, vocab)
+    k = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)[:, None]
+    total = jax.nn.logsumexp(scores, axis=-1)
+    ranked = jax.lax.top_k(scores, width)[0]
+    lowest, enough = _cut_ranked(ranked, k, top_p[:, None], total, vocab)
+    if width == vocab:
+        return lowest
+    used = active[:, None] & ((k < vocab) | (top_p[:, None] < 1))
+    full = lambda: _cut_ranked(-jnp.sort(-scores, axis=-1), k, top_p[:, None], total, vocab)[0]  # noqa: E731
+    return jax.lax.cond(jnp.any(used & ~enough), full, lambda: lowest)
+
+
+def _cut_ranked(ranked, k, top_p, total, vocab):
+    """The cut `[B, T]` from descending scores, and whether they reach far enough to be right."""
+    width = ranked.shape[-1]
+    rank = jnp.arange(width)[None, None]
+    in_k = rank < k[:, :, None]
+    kept_total = jnp.where(k < vocab, jax.nn.logsumexp(jnp.where(in_k, ranked, -jnp.inf), axis=-1), total)
+    mass = jnp.where(in_k, jnp.exp(ranked - kept_total[:, :, None]), 0.0)
+    before = jnp.cumsum(mass, axis=-1) - mass
+    keep = in_k & ((before < top_p[:, :, None]) | (top_p >= 1)[:, :, None])
+    count = jnp.maximum(keep.sum(axis=-1), 1)
+    lowest = jnp.take_along_axis(ranked, count[:, :, None] - 1, axis=-1)[:, :, 0]
+    off = (k >= vocab) & (top_p >= 1)
+    enough = (k <= width) | ((k >= vocab) & (mass.sum(axis=-1) >= top_p)) | (width == vocab)
+    return jnp.where(off, -jnp.inf, lowest), enough

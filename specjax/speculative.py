@@ -1,0 +1,295 @@
+"""The autoregressive step: draft, expand, verify, accept.
+
+In the shape descriptions `B` denotes rows, `R` inserted rows, `N` tree nodes, `D` the deepest node, `L` the text buffer.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.draft.base import Drafter, Proposal, Verdict, View
+from specjax.draft.none import NoDrafter
+from specjax.lm import LM, Block, Output, Wants
+from specjax.sampling import Sampler, Sampling
+from specjax.state import DecodeState, Finish, LogProbs, Stats, StepInfo
+from specjax.verify import Coupled, Verifier
+
+Array = jax.Array
+PyTree = Any
+
+PREFILL_CHUNK = 256
+
+
+def prefill_width(prompt_length: int) -> int:
+    """The prefill chunk of a record: a power of two from 16 to `PREFILL_CHUNK`, by its own length alone.
+
+    Records of one width may be inserted together; their numbers do not depend on what else is in the batch.
+    """
+    width = 16
+    while width < min(prompt_length - 1, PREFILL_CHUNK):
+        width *= 2
+    return width
+
+
+@dataclasses.dataclass(frozen=True)
+class Speculative:
+    """An autoregressive decoder. Static and hashable: a pair of pure functions `init` (or `empty`, `insert`) and `step`.
+
+    `params` is `{"target": ..., "draft": ...}`. Nothing here is jitted; `specjax.decoder.run` and `stream` are.
+
+    Attributes:
+      target: the model.
+      drafter: bound to the target.
+      verifier: the acceptance rule.
+      logprobs: whether to keep log-probabilities of the emitted text.
+    """
+
+    target: LM
+    drafter: Drafter
+    verifier: Verifier
+    logprobs: bool = False
+
+    @property
+    def slack(self) -> int:
+        """Buffer slots needed beyond the longest text: a step writes D + 1 tokens before it cuts."""
+        return self.drafter.depth + 1
+
+    def empty(self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1) -> DecodeState:
+        """A state of finished rows, to be filled by `insert`.
+
+        Args:
+          params: the parameters.
+          batch: B.
+          capacity: L, at least the longest row's limit plus `slack`.
+          cache_dtype: the type of the target's cache; None: that of its parameters.
+          eos_width: how many EOS ids a row may have.
+        """
+        dtype = cache_dtype or jax.tree.leaves(params["target"])[0].dtype
+        zeros = jnp.zeros((batch,), jnp.int32)
+        buffer = jnp.zeros((batch, capacity), jnp.float32)
+        return DecodeState(
+            tokens=jnp.zeros((batch, capacity), jnp.int32),
+            length=zeros + 1,
+            finish=zeros + Finish.LENGTH,
+            key=jax.vmap(lambda i: jax.random.key(i, impl="threefry2x32"))(zeros),
+            stats=Stats(zeros, jnp.zeros((batch, self.drafter.depth + 1), jnp.int32)),
+            prompt_length=zeros + 1,
+            limit=zeros + 1,
+            eos=jnp.full((batch, eos_width), -1, jnp.int32),
+            sampling=Sampling.make(batch),
+            cache=self.target.init_cache(batch, capacity, dtype),
+            draft=self.drafter.init(params, batch, capacity),
+            logprobs=LogProbs(buffer, buffer) if self.logprobs else None,
+        )
+
+    def insert(
+        self,
+        params: PyTree,
+        state: DecodeState,
+        rows: Array,
+        prompts: Array,
+        lengths: Array,
+        row_keys: Array,
+        *,
+        limit: Array,
+        sampling: Sampling,
+        eos: Array | None = None,
+        width: int | None = None,
+    ) -> DecodeState:
+        """Puts new prompts into rows, whatever those held, and prefills all but each prompt's last token.
+
+        Args:
+          params: the parameters.
+          state: of B rows.
+          rows: `[R]` int32, where they go; B or more drops one (padding).
+          prompts: `[R, P]` int32, right-padded.
+          lengths: `[R]` int32, at least 1.
+          row_keys: `[R]` typed keys (`specjax.sampling.row_keys`).
+          limit: `[R]` int32, the text length at which a row stops; more than its prompt's, at most L - `slack`.
+          sampling: of R rows.
+          eos: `[R, K]` int32, -1 padded, or None.
+          width: tokens a prefill chunk; None: that of P. Rows of one `prefill_width` belong together.
+        """
+        count, size = prompts.shape
+        capacity = state.tokens.shape[1]
+        width = min(width or prefill_width(size), capacity)
+        dtype = jax.tree.leaves(state.cache)[0].dtype
+        fresh = self.empty(params, count, capacity, dtype, state.eos.shape[1])
+        kept = min(size, capacity)
+        fresh = dataclasses.replace(
+            fresh,
+            tokens=fresh.tokens.at[:, :kept].set(prompts[:, :kept]),
+            length=lengths,
+            finish=jnp.zeros((count,), jnp.int32),
+            key=row_keys,
+            prompt_length=lengths,
+            limit=limit,
+            eos=fresh.eos if eos is None else eos,
+            sampling=sampling,
+        )
+        fresh = self._prefill(params, fresh, size, width)
+        per_row = dataclasses.replace(
+            jax.tree.map(lambda _: True, state), draft=self.drafter.per_row(state.draft)
+        )
+        place = lambda old, new, own: old.at[rows].set(new, mode="drop") if own else old  # noqa: E731
+        return jax.tree.map(place, state, fresh, per_row)
+
+    def init(
+        self, params: PyTree, prompts: Array, lengths: Array, row_keys: Array, *, limit: Array, sampling: Sampling,
+        capacity: int, eos: Array | None = None, cache_dtype: Any = None,
+    ) -> DecodeState:  # fmt: skip
+        """`empty` and `insert` in one: a state whose rows are these prompts."""
+        batch = prompts.shape[0]
+        state = self.empty(params, batch, capacity, cache_dtype, 1 if eos is None else eos.shape[1])
+        rows = jnp.arange(batch)
+        return self.insert(
+            params, state, rows, prompts, lengths, row_keys, limit=limit, sampling=sampling, eos=eos
+        )
+
+    def _prefill(self, params, state, size, width):
+        """Runs the target over the first `size` - 1 columns in chunks. Makes no logits."""
+        chunks = -(-(size - 1) // width)
+
+        def chunk(i, carry):
+            cache, draft = carry
+            start = i * width
+            columns = start + jnp.arange(width)
+            tokens = jnp.take(state.tokens, columns, axis=1, mode="clip")
+            positions = jnp.broadcast_to(columns[None], tokens.shape)
+            real = positions < state.length[:, None] - 1
+            # every row writes the same slots; those past its prompt are garbage that its length hides
+            block = Block(tokens, positions, jnp.minimum(start, state.length - 1))
+            output = self.target(params["target"], block, cache, wants=self.drafter.prefill_wants)
+            cache = self.target.commit(cache, output.delta, None, jnp.full((tokens.shape[0],), start))
+            return cache, self.drafter.prefill(params, draft, block, real, output)
+
+        carry = state.cache, state.draft
+        if chunks == 1:
+            carry = chunk(0, carry)
+        elif chunks > 1:
+            carry = jax.lax.fori_loop(0, chunks, chunk, carry)
+        return dataclasses.replace(state, cache=carry[0], draft=carry[1])
+
+    def step(self, params: PyTree, state: DecodeState) -> tuple[DecodeState, StepInfo]:
+        """One target pass: every live row commits at least one token."""
+        live = ~state.done
+        view = View(
+            state.tokens, state.length, live, state.cache, max_depth=self.drafter.depth, keep_q=self.verifier.keep_q
+        )
+        sampler = Sampler(state.key, state.tokens, state.length, live, state.sampling)
+        with jax.named_scope("draft"):
+            proposal = self.drafter.propose(params, state.draft, view, sampler)
+        tree = proposal.tree
+
+        def draw(logits):
+            return sampler.draw(logits[:, : tree.nodes], tree.depth, tree.path_tokens, tree.max_depth)
+
+        wants = self.verifier.wants | self.drafter.wants | Wants(logits=self.logprobs)
+        with jax.named_scope("target"):
+            output = self.target(
+                params["target"], proposal.block(view), state.cache, wants=wants, draw=draw, partial=proposal.partial
+            )
+        with jax.named_scope("verify"):
+            verdict = self.verifier(output, tree, sampler)
+        with jax.named_scope("accept"):
+            return self._accept(params, state, proposal, output, verdict, sampler)
+
+    def _accept(self, params, state, proposal: Proposal, output: Output, verdict: Verdict, sampler: Sampler):
+        tree = proposal.tree
+        emitted = emitted_tokens(tree.tokens, verdict)
+        verdict, finish = commit_counts(state, emitted, verdict)
+        src = None if tree.is_chain and output_is_tree(output, tree.nodes) else jnp.maximum(verdict.path, 0)
+        logprobs = state.logprobs
+        if logprobs is not None:
+            logprobs = self._log_probs(logprobs, state.length, tree, output, verdict, emitted, sampler)
+        live = (~state.done).astype(jnp.int32)
+        stats = Stats(
+            state.stats.steps + live,
+            state.stats.accepted
+            + live[:, None] * (jnp.arange(state.stats.accepted.shape[1])[None] == verdict.accepted[:, None]),
+        )
+        new = dataclasses.replace(
+            state,
+            tokens=write(state.tokens, emitted, state.length),
+            length=state.length + verdict.committed,
+            finish=finish,
+            stats=stats,
+            cache=self.target.commit(state.cache, output.delta, src, state.length - 1),
+            draft=self.drafter.observe(params, proposal.draft, proposal, output, verdict),
+            logprobs=logprobs,
+        )
+        return new, StepInfo(verdict, emitted)
+
+    def _log_probs(self, logprobs, length, tree, output, verdict, emitted, sampler):
+        nodes = jnp.maximum(verdict.path, 0)[:, :, None]
+        at = jnp.maximum(emitted, 0)[:, :, None]
+        pick = lambda scores: jnp.take_along_axis(jax.nn.log_softmax(scores, axis=-1), at, axis=2)[:, :, 0]  # noqa: E731
+        logits = jnp.take_along_axis(output.logits, nodes, axis=1)
+        paths = lambda: jnp.take_along_axis(tree.path_tokens(), nodes, axis=1)  # noqa: E731
+        return LogProbs(
+            write(logprobs.raw, pick(logits), length),
+            write(logprobs.warped, pick(sampler.warped(logits, paths)), length),
+        )
+
+
+def speculative(
+    target: LM, drafter: Drafter | None = None, verifier: Verifier | None = None, *, logprobs: bool = False
+) -> Speculative:
+    """A decoder from its parts; plain decoding without a drafter.
+
+    Raises:
+      ValueError: if the drafter cannot serve the target, or the verifier cannot judge the drafter.
+    """
+    drafter = (drafter or NoDrafter()).bind(target)
+    verifier = verifier or Coupled()
+    verifier.check(drafter)
+    return Speculative(target, drafter, verifier, logprobs)
+
+
+def output_is_tree(output: Output, nodes: int) -> bool:
+    """Static: whether the block held the tree's nodes and no extra slots."""
+    return jax.tree.leaves(output.delta)[0].shape[1] == nodes
+
+
+def emitted_tokens(tokens: Array, verdict: Verdict) -> Array:
+    """A step's tokens `[B, D + 1]`: the accepted path below the root, then the target's own; -1 after that.
+
+    Args:
+      tokens: `[B, N]`, the tree's.
+      verdict: of the step.
+    """
+    steps = jnp.arange(verdict.path.shape[1])[None]
+    below = jnp.roll(verdict.path, -1, axis=1)
+    drafted = jnp.take_along_axis(tokens, jnp.maximum(below, 0), axis=1)
+    accepted = verdict.accepted[:, None]
+    return jnp.where(steps < accepted, drafted, jnp.where(steps == accepted, verdict.next_token[:, None], -1))
+
+
+def commit_counts(state: DecodeState, emitted: Array, verdict: Verdict) -> tuple[Verdict, Array]:
+    """Cuts a step's tokens at the first EOS, at the row's limit and at a failed draw.
+
+    Returns:
+      The verdict with `committed` filled in, and the rows' new `finish` `[B]`.
+    """
+    live = ~state.done
+    steps = jnp.arange(emitted.shape[1])[None]
+    failed = verdict.next_token < 0
+    count = verdict.accepted + jnp.where(failed, 0, 1)
+    ends = jnp.any(emitted[:, :, None] == state.eos[:, None, :], axis=2) & (emitted >= 0) & (steps < count[:, None])
+    ended = ends.any(axis=1)
+    upto_eos = jnp.where(ended, jnp.argmax(ends, axis=1) + 1, count)
+    room = state.limit - state.length
+    committed = jnp.where(live, jnp.minimum(upto_eos, room), 0)
+    finish = jnp.where(failed, Finish.ERROR, Finish.RUNNING)
+    finish = jnp.where(committed >= room, Finish.LENGTH, finish)
+    finish = jnp.where(ended & (upto_eos <= room), Finish.EOS, finish)
+    finish = jnp.where(live, finish, state.finish).astype(jnp.int32)
+    return dataclasses.replace(verdict, committed=committed.astype(jnp.int32)), finish
+
+
+def write(buffer: Array, values: Array, start: Array) -> Array:
+    """Writes `[B, M]` values into `[B, L]` rows from `start` `[B]` on."""
+    update = lambda row, new, at: jax.lax.dynamic_update_slice(row, new.astype(row.dtype), (at,))  # noqa: E731
+    return jax.vmap(update)(buffer, values, start)

@@ -1,0 +1,107 @@
+"""What a decoder carries from step to step, and what it reports.
+
+In the shape descriptions `B` denotes rows, `L` the text buffer, `D` the deepest node a step may verify.
+"""
+
+import dataclasses
+import enum
+from typing import Any
+
+import jax
+
+from specjax.draft.base import Verdict
+from specjax.sampling import Sampling
+
+Array = jax.Array
+PyTree = Any
+
+
+class Finish(enum.IntEnum):
+    """Why a row stopped; RUNNING if it has not."""
+
+    RUNNING = 0
+    EOS = 1
+    LENGTH = 2
+    STOP = 3
+    ERROR = 4
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """Counters since the row's prompt was inserted.
+
+    Attributes:
+      steps: `[B]` int32, target passes.
+      accepted: `[B, D + 1]` int32, how many steps accepted 0, 1, ... D draft tokens.
+    """
+
+    steps: Array
+    accepted: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LogProbs:
+    """Log-probabilities of the emitted tokens, at their place in the text; zero elsewhere.
+
+    Attributes:
+      raw: `[B, L]` float32, under the model's own softmax.
+      warped: `[B, L]` float32, under the law they were drawn from (greedy rows: after the repetition penalty).
+    """
+
+    raw: Array
+    warped: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DecodeState:
+    """The rows being decoded.
+
+    Attributes:
+      tokens: `[B, L]` int32, prompt and output; garbage from `length` on.
+      length: `[B]` int32, committed tokens. The last of them is the root: its cache entry does not exist yet.
+      finish: `[B]` int32, a `Finish` value.
+      key: `[B]` typed row keys.
+      stats: counters.
+      prompt_length: `[B]` int32.
+      limit: `[B]` int32, the length at which a row stops.
+      eos: `[B, K]` int32, ids that end a row; -1 padded.
+      sampling: the rows' sampling parameters.
+      cache: the target's cache; opaque.
+      draft: the drafter's state; opaque.
+      logprobs: log-probabilities, or None where they were not asked for.
+    """
+
+    tokens: Array
+    length: Array
+    finish: Array
+    key: Array
+    stats: Stats
+    prompt_length: Array
+    limit: Array
+    eos: Array
+    sampling: Sampling
+    cache: PyTree
+    draft: PyTree
+    logprobs: LogProbs | None = None
+
+    @property
+    def done(self) -> Array:
+        """`[B]` bool."""
+        return self.finish != Finish.RUNNING
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepInfo:
+    """What one step did; nothing here is needed by the next one.
+
+    Attributes:
+      verdict: the accepted path and what was committed.
+      emitted: `[B, D + 1]` int32, the step's tokens; those beyond `verdict.committed` are meaningless.
+    """
+
+    verdict: Verdict
+    emitted: Array

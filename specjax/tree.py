@@ -1,0 +1,181 @@
+"""The token tree: a struct of arrays, its topology, and the walks over it.
+
+In the shape descriptions `B` denotes rows, `N` nodes, `D` the largest depth.
+"""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array
+Children = Literal["deterministic", "coupled", "iid", "without_replacement"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """A tree shape known at trace time: everything about it is a constant of the program.
+
+    Attributes:
+      parents: parent of every node, root first (-1); a parent comes before its children.
+      ranks: which of its parent's ranked candidates a node is (0 is the best; the root has 0).
+    """
+
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    @classmethod
+    def chain(cls, length: int) -> "Topology":
+        """The root and `length` nodes below it, one a level."""
+        return cls(tuple(range(-1, length)), (0,) * (length + 1))
+
+    @classmethod
+    def from_choices(cls, choices: tuple[tuple[int, ...], ...]) -> "Topology":
+        """From rank paths, `((0,), (1,), (0, 0), ...)`: a node is the path of ranks that leads to it.
+
+        Raises:
+          ValueError: if a path's parent is missing or a path is repeated.
+        """
+        paths = [(), *sorted({tuple(c) for c in choices}, key=lambda c: (len(c), c))]
+        if len(paths) != len(choices) + 1:
+            raise ValueError("tree choices repeat a path")
+        index = {path: i for i, path in enumerate(paths)}
+        orphans = [path for path in paths[1:] if path[:-1] not in index]
+        if orphans:
+            raise ValueError(f"tree choice {orphans[0]} has no parent among the choices")
+        parents = (-1, *(index[path[:-1]] for path in paths[1:]))
+        return cls(parents, (0, *(path[-1] for path in paths[1:])))
+
+    @classmethod
+    def from_counts(cls, text: str) -> "Topology":
+        """From child counts level by level, `"3 | 2 1x2"`: `cxn` is count c for n nodes, a missing tail is zeros."""
+        parents, ranks, level = [-1], [0], [0]
+        for part in text.split("|"):
+            counts = []
+            for word in part.split():
+                count, _, times = word.partition("x")
+                counts += [int(count)] * int(times or 1)
+            if len(counts) > len(level):
+                raise ValueError(f"tree {text!r} gives {len(counts)} child counts to {len(level)} nodes")
+            below = []
+            for node, count in zip(level, counts, strict=False):
+                for rank in range(count):
+                    below.append(len(parents))
+                    parents.append(node)
+                    ranks.append(rank)
+            level = below
+        return cls(tuple(parents), tuple(ranks))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return tuple(depths)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(-1, len(self.parents) - 1))
+
+    def ancestors(self) -> np.ndarray:
+        """`[N, N]` bool: whether column j is row i or above it."""
+        out = np.eye(len(self.parents), dtype=bool)
+        for node, parent in enumerate(self.parents[1:], start=1):
+            out[node] |= out[parent]
+        return out
+
+    def join(self, other: "Topology") -> "Topology":
+        """Both trees under one root; the other's nodes come after ours."""
+        shift = len(self.parents) - 1
+        moved = tuple(p if p == 0 else p + shift for p in other.parents[1:])
+        return Topology(self.parents + moved, self.ranks + other.ranks[1:])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    """Candidate continuations of every row. Node 0 is the root, the last committed token.
+
+    Attributes:
+      tokens: `[B, N]` int32; -1 in invalid nodes.
+      parent: `[B, N]` int32, parent < child; -1 for the root. An invalid node may name any earlier node.
+      depth: `[B, N]` int32.
+      valid: `[B, N]` bool. A valid node's parent is valid.
+      log_q: `[B, D, V]` float32, only where the verifier asks for it: on a chain, the law from which node i + 1 was
+        drawn, given node i.
+      max_depth: static, no node is deeper.
+      children: static, how a node's children were drawn.
+      topology: static, the shape where it does not depend on data.
+    """
+
+    ROOT: ClassVar[int] = 0
+    NO_PARENT: ClassVar[int] = -1
+
+    tokens: Array
+    parent: Array
+    depth: Array
+    valid: Array
+    log_q: Array | None = None
+    max_depth: int = dataclasses.field(default=0, metadata={"static": True})
+    children: Children = dataclasses.field(default="deterministic", metadata={"static": True})
+    topology: Topology | None = dataclasses.field(default=None, metadata={"static": True})
+
+    @classmethod
+    def of(cls, topology: Topology, tokens: Array, valid: Array, **fields) -> "Tree":
+        """A tree of constant shape. `valid` `[B, N]` is closed here: a node under an invalid one becomes invalid."""
+        shape = tokens.shape
+        closed = valid
+        if len(topology.parents) > 1:
+            above = jnp.asarray(topology.ancestors())
+            closed = jnp.all(valid[:, None, :] | ~above[None], axis=-1)
+        return cls(
+            tokens=jnp.where(closed, tokens, -1),
+            parent=jnp.broadcast_to(jnp.asarray(topology.parents, jnp.int32), shape),
+            depth=jnp.broadcast_to(jnp.asarray(topology.depths, jnp.int32), shape),
+            valid=closed,
+            max_depth=max(topology.depths),
+            topology=topology,
+            **fields,
+        )
+
+    @property
+    def nodes(self) -> int:
+        return self.tokens.shape[1]
+
+    @property
+    def is_chain(self) -> bool:
+        """Static: whether node i + 1 is node i's child throughout, so that a path is a prefix of the nodes."""
+        return self.topology is not None and self.topology.is_chain
+
+    def ancestors(self) -> Array:
+        """`[B, N, N]` bool (or `[1, N, N]` where constant): whether column j is row i or above it."""
+        if self.topology is not None:
+            return jnp.asarray(self.topology.ancestors())[None]
+        slots = jnp.arange(self.nodes)
+        above = (slots[None, None] == self.parent[:, :, None]) | jnp.eye(self.nodes, dtype=bool)[None]
+        for _ in range(max(self.max_depth, 1).bit_length()):  # squaring doubles the reach
+            above = jnp.einsum("bij,bjk->bik", above, above, preferred_element_type=jnp.float32) > 0
+        return above
+
+    def path_to(self, node: Array, above: Array) -> Array:
+        """Node ids `[B, D + 1]` from the root to `node` `[B]`, padded with -1. `above` is `ancestors()`."""
+        above = jnp.broadcast_to(above, (node.shape[0], *above.shape[1:]))
+        chosen = jnp.take_along_axis(above, node[:, None, None], axis=1)[:, 0]
+        levels = jnp.arange(self.max_depth + 1)[None, :, None]
+        here = chosen[:, None, :] & (self.depth[:, None, :] == levels)
+        return jnp.where(here.any(axis=-1), jnp.argmax(here, axis=-1), -1).astype(jnp.int32)
+
+    def path_tokens(self) -> Array:
+        """Tokens above and at every node, `[B, N, D]` by depth 1..D, -1 where the node is not that deep."""
+        above = self.ancestors()
+        levels = jnp.arange(1, self.max_depth + 1)[None, None, :, None]
+        here = above[:, :, None, :] & (self.depth[:, None, None, :] == levels)
+        return jnp.max(jnp.where(here, self.tokens[:, None, None, :], -1), axis=-1)
+
+
+def root_only(root: Array) -> Tree:
+    """The tree of plain decoding: the root `[B]` and nothing below."""
+    tokens = root[:, None]
+    return Tree.of(Topology((-1,), (0,)), tokens, jnp.ones(tokens.shape, bool))

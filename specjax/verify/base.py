@@ -1,0 +1,25 @@
+"""The verifier contract: from the target's output over a tree to a verdict."""
+
+import abc
+
+from specjax.draft.base import Drafter, Verdict
+from specjax.lm import Output, Wants
+from specjax.sampling import Sampler
+from specjax.tree import Tree
+
+
+class Verifier(abc.ABC):
+    """Decides which path of the tree is kept. Implementations are frozen dataclasses."""
+
+    wants: Wants
+    """What it reads of the target's Output."""
+    keep_q: bool = False
+    """Whether it reads `Tree.log_q`."""
+    lossless: bool = True
+
+    def check(self, drafter: Drafter) -> None:
+        """Raises ValueError where this rule cannot judge the drafter's trees."""
+
+    @abc.abstractmethod
+    def __call__(self, output: Output, tree: Tree, sampler: Sampler) -> Verdict:
+        """A verdict a row; `next_token` is -1 where the deciding logits are not finite."""

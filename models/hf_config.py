@@ -152,7 +152,9 @@ def _rope(config: dict[str, Any], max_positions: int) -> tuple[float, RopeScalin
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
     if any(isinstance(value, dict) for value in rope.values()):
-        raise ModelError(f"config.json has a rope of its own per layer type ({', '.join(rope)}); one for all is supported")
+        raise ModelError(
+            f"config.json has a rope of its own per layer type ({', '.join(rope)}); one for all is supported"
+        )
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
         raise ModelError(f"config.json has partial_rotary_factor {partial}; only whole heads are rotated")

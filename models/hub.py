@@ -119,7 +119,7 @@ def save(
       eos_ids: end-of-sequence ids for both config files.
 
     Raises:
-      ModelError: when no supported architecture expresses the config, or on a bad `dtype`.
+      ModelError: when no supported architecture expresses the config, on a bad `dtype`, or when `folder` is a file.
     """
     dtype = None if dtype is None else resolve_dtype(dtype)
     ids = [int(i) for i in eos_ids]
@@ -129,6 +129,8 @@ def save(
     config = {**hf_config.to_hf(lm.config), **bos, **eos, "torch_dtype": written.name}
 
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ModelError(f"{folder} is a file; give a folder to save to")
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

@@ -61,7 +61,9 @@ def read_header(file: Path) -> dict[str, Tensor]:
         header = json.loads(text)
         header.pop("__metadata__", None)
         tensors = {
-            name: Tensor(name, file, str(entry["dtype"]), tuple(map(int, entry["shape"])), 8 + length + begin, end - begin)
+            name: Tensor(
+                name, file, str(entry["dtype"]), tuple(map(int, entry["shape"])), 8 + length + begin, end - begin
+            )
             for name, entry in header.items()
             for begin, end in [map(int, entry["data_offsets"])]
         }
@@ -150,13 +152,10 @@ def match(tensors: dict[str, Tensor], abstract: Any, tied: bool) -> Any:
 
     readers = jax.tree_util.tree_map_with_path(find, abstract)
     spare = [name for name in tensors if name not in wanted and not _HARMLESS.search(name)]
-    if tied and "lm_head.weight" in spare and not problems:
-        head, table = tensors["lm_head.weight"], tensors["model.embed_tokens.weight"]
-        if head.shape == table.shape and np.array_equal(head.array(), table.array()):
-            spare.remove("lm_head.weight")
-        else:
-            problems.append("lm_head.weight differs from model.embed_tokens.weight although tie_word_embeddings is true")
-            spare.remove("lm_head.weight")
+    if tied and "lm_head.weight" in spare and not problems:  # old checkpoints store the tied matrix twice
+        spare.remove("lm_head.weight")
+        if not np.array_equal(tensors["lm_head.weight"].array(), tensors["model.embed_tokens.weight"].array()):
+            problems.append("lm_head.weight differs from model.embed_tokens.weight, but tie_word_embeddings is true")
     problems += [f"unused {name} {list(tensors[name].shape)}" for name in spare]
     if problems:
         more = f"; and {len(problems) - 12} more" if len(problems) > 12 else ""

@@ -148,6 +148,10 @@ class LM(Protocol):
         """Logical axis names of every leaf of `params`, as tuples (see `specjax.sharding.rules`)."""
         ...
 
+    def axis_counts(self) -> dict[str, int]:
+        """How many units an axis splits into, where that is not its size (whole heads)."""
+        ...
+
     def cache_axes(self, cache: PyTree) -> PyTree:
         """Logical axis names of every leaf of `cache`."""
         ...

@@ -13,6 +13,7 @@ from specjax.draft.base import Drafter, Proposal, Verdict, View
 from specjax.draft.none import NoDrafter
 from specjax.lm import LM, Block, Output, Wants
 from specjax.sampling import Sampler, Sampling
+from specjax.sharding.rules import shardings
 from specjax.state import DecodeState, Finish, LogProbs, Stats, StepInfo
 from specjax.verify import Coupled, Verifier
 
@@ -44,12 +45,28 @@ class Speculative:
       drafter: bound to the target.
       verifier: the acceptance rule.
       logprobs: whether to keep log-probabilities of the emitted text.
+      mesh: the device mesh that params and state are laid out on, or None.
     """
 
     target: LM
     drafter: Drafter
     verifier: Verifier
     logprobs: bool = False
+    mesh: jax.sharding.Mesh | None = None
+
+    def axes(self, state: DecodeState) -> DecodeState:
+        """Logical axis names of every leaf of the state."""
+        axes = jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), state)
+        return dataclasses.replace(
+            axes, cache=self.target.cache_axes(state.cache), draft=self.drafter.axes(state.draft)
+        )
+
+    def _constrain(self, state: DecodeState) -> DecodeState:
+        """Keeps the state on its shardings, so that every call takes and returns the same layout."""
+        if self.mesh is None:
+            return state
+        counts = self.target.axis_counts()
+        return jax.lax.with_sharding_constraint(state, shardings(self.mesh, self.axes(state), state, counts))
 
     @property
     def slack(self) -> int:
@@ -69,7 +86,7 @@ class Speculative:
         dtype = cache_dtype or jax.tree.leaves(params["target"])[0].dtype
         zeros = jnp.zeros((batch,), jnp.int32)
         buffer = jnp.zeros((batch, capacity), jnp.float32)
-        return DecodeState(
+        state = DecodeState(
             tokens=jnp.zeros((batch, capacity), jnp.int32),
             length=zeros + 1,
             finish=zeros + Finish.LENGTH,
@@ -83,6 +100,7 @@ class Speculative:
             draft=self.drafter.init(params, batch, capacity),
             logprobs=LogProbs(buffer, buffer) if self.logprobs else None,
         )
+        return self._constrain(state)
 
     def insert(
         self,
@@ -130,11 +148,11 @@ class Speculative:
             sampling=sampling,
         )
         fresh = self._prefill(params, fresh, size, width)
-        per_row = dataclasses.replace(
-            jax.tree.map(lambda _: True, state), draft=self.drafter.per_row(state.draft)
-        )
-        place = lambda old, new, own: old.at[rows].set(new, mode="drop") if own else old  # noqa: E731
-        return jax.tree.map(place, state, fresh, per_row)
+
+        def place(old, new, axes):
+            return old.at[rows].set(new, mode="drop") if axes[0] == "batch" else old
+
+        return self._constrain(jax.tree.map(place, state, fresh, self.axes(state)))
 
     def init(
         self, params: PyTree, prompts: Array, lengths: Array, row_keys: Array, *, limit: Array, sampling: Sampling,
@@ -220,7 +238,7 @@ class Speculative:
             draft=self.drafter.observe(params, proposal.draft, proposal, output, verdict),
             logprobs=logprobs,
         )
-        return new, StepInfo(verdict, emitted)
+        return self._constrain(new), StepInfo(verdict, emitted)
 
     def _log_probs(self, logprobs, length, tree, output, verdict, emitted, sampler):
         nodes = jnp.maximum(verdict.path, 0)[:, :, None]
@@ -235,7 +253,12 @@ class Speculative:
 
 
 def speculative(
-    target: LM, drafter: Drafter | None = None, verifier: Verifier | None = None, *, logprobs: bool = False
+    target: LM,
+    drafter: Drafter | None = None,
+    verifier: Verifier | None = None,
+    *,
+    logprobs: bool = False,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Speculative:
     """A decoder from its parts; plain decoding without a drafter.
 
@@ -245,7 +268,7 @@ def speculative(
     drafter = (drafter or NoDrafter()).bind(target)
     verifier = verifier or Coupled()
     verifier.check(drafter)
-    return Speculative(target, drafter, verifier, logprobs)
+    return Speculative(target, drafter, verifier, logprobs, mesh)
 
 
 def output_is_tree(output: Output, nodes: int) -> bool:

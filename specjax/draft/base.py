@@ -153,12 +153,13 @@ class Drafter(abc.ABC):
         return self
 
     def init(self, params: PyTree, batch: int, capacity: int) -> PyTree:
-        """An empty state; every leaf leads with `batch`, but for those that `per_row` marks False."""
+        """An empty state; every leaf leads with `batch`, but for those that `axes` says the rows share."""
         return ()
 
-    def per_row(self, draft: PyTree) -> PyTree:
-        """For every leaf of the state: True if it leads with the rows, False if the rows share it."""
-        return jax.tree.map(lambda _: True, draft)
+    def axes(self, draft: PyTree) -> PyTree:
+        """Logical axis names of every leaf (see `specjax.sharding.rules`). A leaf that does not lead with "batch" is
+        shared by the rows: it may change speed, never text."""
+        return jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), draft)
 
     def prefill(self, params: PyTree, draft: PyTree, block: Block, real: Array, output: Output) -> PyTree:
         """Takes in a chunk of the prompt. `real` `[B, T]` marks its true tokens; the last prompt token never comes."""

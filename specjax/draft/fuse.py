@@ -42,8 +42,8 @@ class Fused(Drafter):
     def init(self, params, batch, capacity):
         return self.a.init(params, batch, capacity), self.b.init(params, batch, capacity)
 
-    def per_row(self, draft):
-        return self.a.per_row(draft[0]), self.b.per_row(draft[1])
+    def axes(self, draft):
+        return self.a.axes(draft[0]), self.b.axes(draft[1])
 
     def prefill(self, params, draft, block, real, output):
         return (

@@ -56,6 +56,9 @@ class ModelDrafter(Drafter):
         dtype = jax.tree.leaves(params["draft"])[0].dtype
         return ModelDraft(self.lm.init_cache(batch, capacity, dtype), jnp.zeros((batch,), jnp.int32))
 
+    def axes(self, draft):
+        return ModelDraft(self.lm.cache_axes(draft.cache), ("batch",))
+
     def prefill(self, params, draft, block, real, output):
         own = Block(block.tokens, block.positions, draft.length)
         delta = self.lm(params["draft"], own, draft.cache, wants=Wants()).delta

@@ -58,8 +58,8 @@ class TokenRecycling(Drafter):
     def init(self, params, batch, capacity):
         return jnp.full((self.vocab_size, self.k), -1, jnp.int32)
 
-    def per_row(self, draft):
-        return False
+    def axes(self, draft):
+        return (None, None)
 
     def propose(self, params, draft, view, sampler):
         topology = self.topology

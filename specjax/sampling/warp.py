@@ -36,4 +36,5 @@ def warp(logits: Array, sampling: Sampling, live: Array) -> Array:
     # min-p compares with the likeliest token, which the other filters never remove: its cut is a score as well
     share = scores.max(axis=-1) + jnp.log(sampling.min_p)[:, None]
     lowest = jnp.maximum(lowest, jnp.where((sampled & (sampling.min_p > 0))[:, None], share, -jnp.inf))
-    return jnp.where(scores >= lowest[:, :, None], scores, -jnp.inf)
+    # this way round NaN stays, and a draw from it fails, instead of being removed
+    return jnp.where(scores < lowest[:, :, None], -jnp.inf, scores)

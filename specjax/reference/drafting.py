@@ -1,0 +1,40 @@
+"""Oracles for the drafters that need no model."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def prompt_lookup(text: Sequence[int], length: int, ngram: int, min_ngram: int) -> list[int]:
+    """Oracle: `length` tokens copied from after the most recent, longest earlier match of the text's end; [] if none.
+
+    A copy that reaches the end of the text goes on with what it has copied.
+    """
+    text = list(text)
+    for size in range(min(ngram, len(text) - 1), min_ngram - 1, -1):
+        for end in range(len(text) - 1, size - 1, -1):
+            if text[end - size : end] == text[len(text) - size :]:
+                grown = list(text)
+                for i in range(length):
+                    grown.append(grown[end + i])
+                return grown[len(text) :]
+    return []
+
+
+def token_recycling_update(table: np.ndarray, tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
+    """Oracle: the table after each slot's token (-1: none), in order, overwrote its row with the top-k of its logits."""
+    table = np.array(table)
+    for token, row in zip(tokens, logits, strict=True):
+        if token >= 0:
+            table[token] = np.argsort(-np.asarray(row), kind="stable")[: table.shape[1]]
+    return table
+
+
+def token_recycling_tree(
+    table: np.ndarray, root: int, parents: Sequence[int], ranks: Sequence[int]
+) -> tuple[list[int], list[bool]]:
+    """Oracle: every node's token looked up under its parent's, -1 from the first empty entry on; and who is valid."""
+    tokens = [int(root)]
+    for parent, rank in zip(parents[1:], ranks[1:], strict=True):
+        tokens.append(int(table[tokens[parent], rank]) if tokens[parent] >= 0 else -1)
+    return tokens, [token >= 0 for token in tokens]

@@ -1,0 +1,54 @@
+"""Oracles for rejection sampling on chains, and the exact laws that it must keep.
+
+A chain's laws are given as context tables: `tables[i]` has shape `(V,) * i + (V,)`, the law of token i given the i before.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def residual(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Oracle: `norm(max(p - q, 0))`; p itself where nothing is left."""
+    left = np.maximum(p - q, 0.0)
+    return left / left.sum() if left.sum() > 0 else p
+
+
+def chain(p: np.ndarray, q: np.ndarray, tokens: Sequence[int], uniforms: Sequence[float]) -> tuple[int, np.ndarray]:
+    """Oracle: one row of rejection sampling, token by token.
+
+    Args:
+      p: `[K + 1, V]`, the target's laws along the chain.
+      q: `[K, V]`, the laws the tokens were drawn from.
+      tokens: K drafted tokens.
+      uniforms: K numbers in [0, 1).
+
+    Returns:
+      How many tokens are accepted, and the law `[V]` of the token after them.
+    """
+    for i, token in enumerate(tokens):
+        if not uniforms[i] * q[i, token] < p[i, token]:
+            return i, residual(p[i], q[i])
+    return len(tokens), p[len(tokens)]
+
+
+def joint(tables: Sequence[np.ndarray]) -> np.ndarray:
+    """Oracle: the joint law `(V,) * n` of the first n tokens, the product of n tables."""
+    law = np.ones(())
+    for table in tables:
+        law = law[..., None] * table
+    return law
+
+
+def expected_accepted(p: Sequence[np.ndarray], q: Sequence[np.ndarray]) -> float:
+    """Oracle: the mean number of accepted tokens when K = len(q) are drawn from q; sum over i of P(first i all pass)."""
+    vocab = q[0].shape[-1]
+    total = 0.0
+    for length in range(1, len(q) + 1):
+        for tokens in itertools.product(range(vocab), repeat=length):
+            both = 1.0
+            for i in range(length):
+                both *= min(p[i][tokens[: i + 1]], q[i][tokens[: i + 1]])
+            total += both
+    return total

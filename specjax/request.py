@@ -1,0 +1,73 @@
+"""One prompt to complete, and the record of its completion."""
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A prompt and how to complete it. Names are those of `specjax.generate`.
+
+    Attributes:
+      prompt: the text as given, or a list of ids.
+      ids: the prompt's token ids.
+      id: the caller's name for it, or None; with the seed it decides the noise.
+      line: where it came from in an input file (from 1), or None.
+    """
+
+    prompt: Any
+    ids: tuple[int, ...]
+    id: str | None = None
+    line: int | None = None
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A completion; its fields are those of the JSON output.
+
+    Attributes:
+      prompt: as given.
+      text: the new text, up to a stop string; None without a tokenizer.
+      tokens: the new ids, EOS included.
+      finish_reason: eos, stop, length or error.
+      new_tokens: how many.
+      steps: target passes.
+      tokens_per_step: new tokens a target pass.
+      id: the caller's name for it, or None.
+      line: its line in the input file, or None.
+      logprobs: of every new token, under the model's own softmax; None where not asked for.
+      warped_logprobs: the same under the law it was drawn from.
+      accepted: how many steps accepted 0, 1, 2 ... draft tokens.
+      error: what went wrong where `finish_reason` is error.
+    """
+
+    prompt: Any
+    text: str | None
+    tokens: list[int]
+    finish_reason: str
+    new_tokens: int
+    steps: int
+    tokens_per_step: float
+    id: str | None = None
+    line: int | None = None
+    logprobs: list[float] | None = None
+    warped_logprobs: list[float] | None = None
+    accepted: list[int] | None = None
+    error: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as a JSON object; optional fields that are None are left out."""
+        always = ("prompt", "text", "tokens", "finish_reason", "new_tokens", "steps", "tokens_per_step")
+        return {k: v for k, v in dataclasses.asdict(self).items() if v is not None or k in always}
+
+    @classmethod
+    def failed(cls, prompt: Any, error: str, id: str | None = None, line: int | None = None) -> "Record":
+        """The record of a request that never ran."""
+        return cls(prompt, None, [], "error", 0, 0, 0.0, id=id, line=line, error=error)

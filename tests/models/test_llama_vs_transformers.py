@@ -1,0 +1,169 @@
+"""The Llama family gives the logits of transformers, in one pass, in chunks through a cache, and over trees."""
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import models
+from specjax.lm import Block, Partial, Wants
+
+STORIES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "stories260K"
+TOLERANCE = 2e-4
+LOGITS = Wants(logits=True)
+LENGTHS = np.array([23, 1, 14])  # beyond every sliding window, and one row of nothing but its root
+
+
+@functools.cache
+def load(folder):
+    return models.load(folder, dtype="float32")
+
+
+@functools.partial(jax.jit, static_argnames=("lm", "wants"))
+def forward(lm, params, block, cache=None, past=None, wants=LOGITS):
+    return lm(params, block, cache, wants=wants, past=past)
+
+
+commit = jax.jit(lambda lm, *arguments: lm.commit(*arguments), static_argnums=0)
+
+
+def ragged(lengths, seed=0):
+    """Right-padded random ids `[B, T]`, -1 where padded."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, 128, (len(lengths), lengths.max()))
+    return np.where(np.arange(ids.shape[1]) < lengths[:, None], ids, -1)
+
+
+def plain(ids, start=0):
+    """A causal block `[B, T]` at `start` behind `start` committed tokens."""
+    ids = jnp.asarray(ids, jnp.int32)
+    positions = jnp.broadcast_to(start + jnp.arange(ids.shape[1])[None], ids.shape)
+    return Block(ids, positions, jnp.full(ids.shape[0], start, jnp.int32))
+
+
+def test_logits_of_ragged_rows(reference):
+    model, ids = load(reference.folder), ragged(LENGTHS)
+    got = np.asarray(forward(model.lm, model.params, plain(ids)).logits)
+    assert got.dtype == np.float32
+    for row, length in enumerate(LENGTHS):
+        want = reference.logits(ids[row : row + 1, :length])[0]
+        assert want.std() > 0.3
+        np.testing.assert_allclose(got[row, :length], want, atol=TOLERANCE)
+
+
+CHUNK = 6
+PARENT, DEPTH = [-1, 0, 0, 1, 2, 2], np.array([0, 1, 1, 2, 2, 2])
+
+
+def prefill(model):
+    """Ragged prompts committed chunk by chunk; the last token of each is the root of the row's tree."""
+    ids = ragged(LENGTHS, seed=1)
+    ids = np.pad(ids, [(0, 0), (0, -ids.shape[1] % CHUNK)], constant_values=-1)
+    cache = model.lm.init_cache(len(ids), ids.shape[1] + 8)
+    for start in range(0, ids.shape[1], CHUNK):
+        block = plain(ids[:, start : start + CHUNK], start)
+        cache = commit(model.lm, cache, forward(model.lm, model.params, block, cache).delta, None, block.length)
+    return ids, cache
+
+
+def grow(ids, lo=0, hi=6):
+    """Slots `[lo, hi)` of a tree of six nodes behind each prompt: its tokens `[B, 6]` and the block."""
+    tree = np.random.default_rng(2).integers(0, 128, (len(ids), 6))
+    tree[:, 0] = ids[np.arange(len(ids)), LENGTHS - 1]
+    visible = np.eye(6, dtype=bool)
+    for node in range(1, 6):
+        visible[node] |= visible[PARENT[node]]
+    mask = jnp.asarray(np.broadcast_to(visible[lo:hi, :hi], (len(ids), hi - lo, hi)))
+    positions = (LENGTHS - 1)[:, None] + DEPTH
+    block = Block(jnp.asarray(tree[:, lo:hi]), jnp.asarray(positions[:, lo:hi]), jnp.asarray(LENGTHS - 1), visible=mask)
+    return tree, block
+
+
+def test_chunked_prefill_then_tree_equals_every_path(reference):
+    model = load(reference.folder)
+    ids, cache = prefill(model)
+    tree, block = grow(ids)
+    out = forward(model.lm, model.params, block, cache)
+    rows, roots = range(len(ids)), LENGTHS - 1
+    for row in rows:
+        for path in ([0, 1, 3], [0, 2, 4], [0, 2, 5]):
+            text = np.concatenate([ids[row, : roots[row]], tree[row, path]])[None]
+            want = reference.logits(text)[0, roots[row] :]
+            np.testing.assert_allclose(out.logits[row, np.array(path)], want, atol=TOLERANCE)
+
+    # the accepted path, committed by its slots, continues the text
+    path = np.array([0, 2, 5])
+    cache = commit(model.lm, cache, out.delta, jnp.tile(path[None], (len(ids), 1)), jnp.asarray(roots))
+    more = np.random.default_rng(3).integers(0, 128, (len(ids), CHUNK))
+    starts = jnp.asarray(roots + 3)
+    after = Block(jnp.asarray(more, jnp.int32), (starts[:, None] + jnp.arange(CHUNK)[None]).astype(jnp.int32), starts)
+    got = forward(model.lm, model.params, after, cache).logits
+    for row in rows:
+        text = np.concatenate([ids[row, : roots[row]], tree[row, path], more[row]])[None]
+        np.testing.assert_allclose(got[row], reference.logits(text)[0, -CHUNK:], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral"])
+def test_a_tree_grown_in_two_blocks(references, name):
+    """The second block sees the first through `past`, as when a tree is drafted level by level."""
+    model = load(references(name).folder)
+    ids, cache = prefill(model)
+    whole = forward(model.lm, model.params, grow(ids)[1], cache)
+    first = forward(model.lm, model.params, grow(ids, 0, 3)[1], cache)
+    second = forward(model.lm, model.params, grow(ids, 3, 6)[1], cache, first.delta)
+    np.testing.assert_allclose(np.concatenate([first.logits, second.logits], axis=1), whole.logits, atol=TOLERANCE)
+
+
+def test_hidden_states_and_partial_stacks(references):
+    import torch
+
+    reference = references("qwen2")
+    model, ids = load(reference.folder), ragged(np.array([11, 11]), seed=3)
+    lm, params, block = model.lm, model.params, plain(ids)
+    out = forward(lm, params, block, wants=Wants(logits=True, hidden=(0, 1), final=True, topk=3))
+    with torch.no_grad():
+        want = reference.torch(torch.as_tensor(ids), output_hidden_states=True)
+    for layer in (0, 1):
+        np.testing.assert_allclose(out.hidden[layer], want.hidden_states[layer + 1].numpy(), atol=TOLERANCE)
+    np.testing.assert_allclose(out.final, want.hidden_states[-1].numpy(), atol=TOLERANCE)
+    np.testing.assert_allclose(out.topk[0], np.sort(want.logits.numpy())[..., :-4:-1], atol=TOLERANCE)
+
+    @jax.jit
+    def in_parts(params):
+        h, delta = lm.layers(params, lm.embed(params, block.tokens), 0, 2, block, None)
+        return lm(params, block, None, wants=LOGITS, partial=Partial(h, delta, 2))
+
+    parts = in_parts(params)
+    np.testing.assert_allclose(parts.logits, out.logits, atol=TOLERANCE)
+    assert jax.tree.structure(parts.delta) == jax.tree.structure(out.delta)
+
+
+def test_mesh_gives_the_same_logits(references):
+    if jax.device_count() < 8:
+        pytest.skip("needs 8 devices; tests/conftest.py makes 8 virtual ones on a CPU")
+    reference = references("llama3")
+    from jax.sharding import AxisType
+
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    model, ids = load(reference.folder), ragged(LENGTHS)
+    sharded = models.load(reference.folder, dtype="float32", mesh=mesh)
+    up = sharded.params["layers"][0]["mlp"]["up"]["kernel"]
+    assert up.sharding.mesh == mesh and up.addressable_shards[0].data.shape == (64, 24)
+    same = jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), model.params, sharded.params)
+    assert all(jax.tree.leaves(same))
+    want = np.asarray(forward(model.lm, model.params, plain(ids)).logits)
+    got = np.asarray(forward(sharded.lm, sharded.params, plain(ids)).logits)
+    np.testing.assert_allclose(got[ids >= 0], want[ids >= 0], atol=TOLERANCE)
+
+
+@pytest.mark.skipif(not STORIES.is_dir(), reason="the stories260K folder is not beside this checkout")
+def test_a_trained_model_repeats_its_known_answers():
+    model = load(STORIES)
+    known = json.loads((STORIES / "known_answers.json").read_text())["greedy_ids"]
+    logits = forward(model.lm, model.params, plain([known])).logits
+    assert np.asarray(logits[0, :-1]).argmax(-1).tolist() == known[1:]
+    assert model.eos_ids == (2,) and model.tokenizer.decode(known[1:30]).strip()

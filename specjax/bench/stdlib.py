@@ -45,7 +45,9 @@ _SKIPPED_FOLDERS = frozenset(
     + ("lib-dynload", "__phello__", "_bundled", "msilib")
 )
 # Tables that a program wrote, or that nobody writes as code.
-_SKIPPED_FILES = frozenset(("stringprep.py", "html/entities.py", "token.py", "keyword.py", "this.py", "_opcode_metadata.py"))
+_SKIPPED_FILES = frozenset(
+    ("stringprep.py", "html/entities.py", "token.py", "keyword.py", "this.py", "_opcode_metadata.py")
+)
 _SKIPPED_PREFIXES = ("_sysconfigdata", "config-")
 
 _MIN_PROMPT, _MAX_PROMPT = 200, 500  # characters

@@ -36,8 +36,11 @@ class Topology:
         """From rank paths, `((0,), (1,), (0, 0), ...)`: a node is the path of ranks that leads to it.
 
         Raises:
-          ValueError: if a path's parent is missing or a path is repeated.
+          ValueError: if a path is no list of ranks, its parent is missing, or it is repeated.
         """
+        bad = [c for c in choices if len(c) == 0 or min(c) < 0]
+        if bad:
+            raise ValueError(f"tree choice {bad[0]!r} must be one or more ranks, each at least 0 (the root is implied)")
         paths = [(), *sorted({tuple(c) for c in choices}, key=lambda c: (len(c), c))]
         if len(paths) != len(choices) + 1:
             raise ValueError("tree choices repeat a path")
@@ -50,12 +53,18 @@ class Topology:
 
     @classmethod
     def from_counts(cls, text: str) -> "Topology":
-        """From child counts level by level, `"3 | 2 1x2"`: `cxn` is count c for n nodes, a missing tail is zeros."""
+        """From child counts level by level, `"3 | 2 1x2"`: `cxn` is count c for n nodes, a missing tail is zeros.
+
+        Raises:
+          ValueError: if the text does not read so, or a level has more counts than nodes.
+        """
         parents, ranks, level = [-1], [0], [0]
         for part in text.split("|"):
             counts = []
             for word in part.split():
                 count, _, times = word.partition("x")
+                if not count.isdecimal() or not (times or "1").isdecimal():
+                    raise ValueError(f"tree {text!r}: {word!r} is neither a child count nor count x times, like 1x4")
                 counts += [int(count)] * int(times or 1)
             if len(counts) > len(level):
                 raise ValueError(f"tree {text!r} gives {len(counts)} child counts to {len(level)} nodes")

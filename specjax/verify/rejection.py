@@ -34,6 +34,8 @@ class Rejection(Verifier):
             )
 
     def __call__(self, output, tree, sampler):
+        if tree.max_depth and not tree.is_chain:  # node counts alone do not tell: EAGLE-2 may keep D + 1 nodes of a tree
+            raise ValueError("the rejection verifier takes chains, and this tree is not one: choose a chain expander")
         logits = output.logits[:, : tree.nodes]
         p = jnp.exp(sampler.log_law(logits, tree.path_tokens))  # [B, D + 1, V]
         finite = jnp.isfinite(logits.max(axis=-1))

@@ -1,0 +1,122 @@
+"""Noise: what a row's randomness depends on, and what it does not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.sampling import Sampler, Sampling, row_keys
+from specjax.sampling.noise import ACCEPT, GUMBEL, RESIDUAL, gumbel, keys_at, uniform
+
+
+def bits(keys):
+    return [tuple(row) for row in np.asarray(jax.random.key_data(keys)).tolist()]
+
+
+def sampler(keys, lengths, temperature=1.0, vocab=16):
+    rows = len(lengths)
+    return Sampler(
+        keys,
+        jnp.zeros((rows, 32), jnp.int32),
+        jnp.asarray(lengths),
+        jnp.ones(rows, bool),
+        Sampling.make(rows, temperature=temperature),
+    )
+
+
+def test_row_keys_know_seed_identity_and_ordinal_only():
+    a, b, c = bits(row_keys(0, ["a", "b", "c"]))
+    assert len({a, b, c}) == 3
+    assert bits(row_keys(0, ["c", "a"])) == [c, a]
+    assert bits(row_keys(0, ["b"])) == [b]
+    assert bits(row_keys([0, 0], ["x", "b"]))[1] == b
+    assert bits(row_keys(1, ["a"])) != [a]
+    assert bits(row_keys([3, 5], ["a", "a"])) == bits(row_keys(3, ["a"])) + bits(row_keys(5, ["a"]))
+
+
+def test_row_keys_by_prompt():
+    one = bits(row_keys(0, [[1, 2, 3]]))
+    assert one == bits(row_keys(0, [np.array([1, 2, 3], np.int64)])) == bits(row_keys(0, [(1, 2, 3)]))
+    assert one != bits(row_keys(0, [[1, 2, 4]])) and one != bits(row_keys(0, [[1, 2, 3, 0]]))
+    text = np.asarray([1, 2], "<i4").tobytes().decode()
+    assert bits(row_keys(0, [text])) != bits(row_keys(0, [[1, 2]]))  # an id is never taken for a prompt
+
+
+def test_equal_identities_are_told_apart_by_their_order():
+    first, other, second, third = bits(row_keys(0, ["a", "b", "a", "a"]))
+    assert len({first, other, second, third}) == 4
+    assert bits(row_keys(0, ["a", "a", "a"])) == [first, second, third]
+
+
+def test_row_keys_are_threefry_whatever_the_default():
+    with jax.default_prng_impl("rbg"):
+        keys = row_keys(7, ["a"])
+    assert str(jax.random.key_impl(keys)) == "threefry2x32" and bits(keys) == bits(row_keys(7, ["a"]))
+
+
+def test_lengths_must_agree():
+    with pytest.raises(ValueError):
+        row_keys([1, 2], ["a"])
+
+
+SPAN = 12  # positions asked for at once: one shape throughout, so that everything is compiled once
+vectors = jax.jit(lambda keys, positions, purpose: gumbel(keys, positions, 16, purpose))
+scores = jax.jit(lambda sampler, depth: sampler.scores(jnp.zeros((*depth.shape, 16)), depth, None, 5))
+uniforms = jax.jit(uniform)
+
+
+def span(rows):
+    return jnp.broadcast_to(jnp.arange(SPAN)[None], (rows, SPAN))
+
+
+def test_purposes_share_no_bits():
+    keys = row_keys(0, ["a", "b"])
+    folded = jax.jit(lambda keys, positions, purpose: jax.random.key_data(keys_at(keys, positions, purpose)))
+    words = [np.asarray(folded(keys, span(2), purpose)).reshape(-1, 2) for purpose in (GUMBEL, ACCEPT, RESIDUAL)]
+    assert len(np.unique(np.concatenate(words), axis=0)) == 3 * 2 * SPAN
+    shared, residual = (np.asarray(vectors(keys, span(2), purpose)).ravel() for purpose in (GUMBEL, RESIDUAL))
+    assert abs(np.corrcoef(shared, residual)[0, 1]) < 4 / np.sqrt(shared.size)
+
+
+def test_a_position_has_one_vector_wherever_it_is_asked():
+    keys = row_keys(0, ["a", "b"])
+    every = np.asarray(vectors(keys, span(2), GUMBEL))
+    order = np.stack([np.random.default_rng(row).permutation(SPAN) for row in range(2)])
+    moved = np.asarray(vectors(keys, jnp.asarray(order), GUMBEL))
+    swapped = np.asarray(vectors(keys[::-1], jnp.asarray(order), GUMBEL))
+    for row in range(2):
+        np.testing.assert_array_equal(moved[row], every[row, order[row]])
+        np.testing.assert_array_equal(swapped[row], every[1 - row, order[row]])
+    np.testing.assert_array_equal(gumbel(keys[1:], jnp.asarray([[5]]), 16)[0, 0], every[1, 5])
+    u = np.asarray(uniforms(keys, span(2)))
+    np.testing.assert_array_equal(np.asarray(uniforms(keys[::-1], jnp.asarray(order)))[0], u[1, order[0]])
+    assert u.min() >= 0 and u.max() < 1
+
+
+def test_the_sampler_uses_the_position_alone():
+    keys = row_keys(0, ["a", "b"])
+    every = np.asarray(vectors(keys, span(2), GUMBEL))
+    early, late = sampler(keys, [4, 2]), sampler(keys, [6, 5])
+    depths = np.asarray([[0, 2, 2], [3, 0, 1]])
+    for one, lengths in ((early, (4, 2)), (late, (6, 5))):
+        got = np.asarray(scores(one, jnp.asarray(depths)))
+        for row, length in enumerate(lengths):
+            np.testing.assert_array_equal(got[row], every[row, length + depths[row]])
+    fixed = jax.jit(lambda sampler: sampler.scores(jnp.zeros((2, 3, 16)), 2))(early)
+    np.testing.assert_array_equal(fixed[0], np.stack([every[0, 6]] * 3))
+    residual = jax.jit(lambda sampler, depth: sampler.residual_noise(depth, 16))
+    at_six = np.asarray(vectors(keys, span(2), RESIDUAL))[0, 6]
+    for one, depth in ((early, 2), (late, 0)):
+        np.testing.assert_array_equal(residual(one, jnp.asarray([depth, 0]))[0], at_six)
+    u = np.asarray(uniforms(keys, span(2)))
+    np.testing.assert_array_equal(early.uniform(4), [u[0, 4:8], u[1, 2:6]])
+
+
+def test_noise_does_not_depend_on_the_other_rows():
+    keys = row_keys(0, ["a", "b"])
+    depth = jnp.ones((2, 3), int)
+    whole = scores(sampler(keys, [4, 2]), depth)
+    turned = scores(sampler(keys[::-1], [9, 4]), depth)
+    assert (whole[0] == turned[1]).all()
+    mixed = scores(sampler(keys, [4, 2], temperature=[1.0, 0.0]), depth)
+    assert (mixed[0] == whole[0]).all() and (mixed[1] == 0).all()

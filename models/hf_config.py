@@ -1,5 +1,6 @@
 """Hugging Face `config.json` to `LlamaConfig` and back, in the layouts of transformers 4 and 5."""
 
+from collections.abc import Callable
 from typing import Any
 
 from specjax.models.errors import ModelError
@@ -22,7 +23,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": _COMMON
     | {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
 }
-_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_REQUIRED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
+_OPTIONAL = ("num_key_value_heads", "head_dim")
 
 
 def from_hf(config: dict[str, Any]) -> LlamaConfig:
@@ -32,8 +41,13 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
       ModelError: on an unsupported architecture, rope type or activation, and on missing or inconsistent fields.
     """
     family = _family(config)
-    get = (_DEFAULTS[family] | config).get
-    missing = [name for name in _REQUIRED if not isinstance(get(name), int) or get(name) < 1]
+    fields = _DEFAULTS[family] | config
+
+    def get(name: str) -> Any:
+        return fields.get(name)
+
+    missing = [name for name in _REQUIRED if not _positive(get(name))]
+    missing += [name for name in _OPTIONAL if not (get(name) is None or _positive(get(name)))]
     if missing:
         raise ModelError(f"config.json needs positive integers for: {', '.join(missing)}")
     if get("hidden_act") != "silu":
@@ -43,7 +57,7 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
 
     heads, width = get("num_attention_heads"), get("hidden_size")
     kv_heads = heads if get("num_key_value_heads") is None else get("num_key_value_heads")
-    if kv_heads < 1 or heads % kv_heads:
+    if heads % kv_heads:
         raise ModelError(f"config.json: {heads} attention heads do not split over {kv_heads} key-value heads")
     head_dim = get("head_dim")
     if head_dim is None:
@@ -138,8 +152,13 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
+def _positive(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
+
+
 def _family(config: dict[str, Any]) -> str:
-    names = config.get("architectures") or [_MODEL_TYPES.get(config.get("model_type"), config.get("model_type"))]
+    model_type = str(config.get("model_type") or "")
+    names = config.get("architectures") or [_MODEL_TYPES.get(model_type, model_type)]
     for family, architecture in _MODEL_TYPES.items():
         if architecture in names:
             return family
@@ -179,7 +198,7 @@ def _rope(config: dict[str, Any], max_positions: int) -> tuple[float, RopeScalin
     )
 
 
-def _windows(family: str, get: Any, layers: int) -> tuple[int | None, tuple[bool, ...]]:
+def _windows(family: str, get: Callable[[str], Any], layers: int) -> tuple[int | None, tuple[bool, ...]]:
     """The window, and which layers use it (empty: all)."""
     if family == "llama":
         return None, ()
@@ -202,7 +221,7 @@ def _windows(family: str, get: Any, layers: int) -> tuple[int | None, tuple[bool
         if family != "mistral" and any(uses):
             raise ModelError("config.json: layer_types has sliding_attention, but the sliding window is off")
         return None, ()
-    if not isinstance(window, int) or window < 1:
+    if not _positive(window):
         raise ModelError(f"config.json: sliding_window must be a positive integer or null, not {window!r}")
     if not any(uses):
         return None, ()

@@ -79,7 +79,7 @@ class TabularLM:
     ) -> Output:
         if partial is None:
             h, lo = self.embed(params, block.tokens), 0
-            if block.embeddings is not None:
+            if block.embeddings is not None and block.embedded is not None:
                 h = jnp.where(block.embedded[..., None], block.embeddings.astype(h.dtype), h)
         else:
             h, lo = partial.h, partial.lo

@@ -177,9 +177,7 @@ class Llama(nnx.Module):
 
     def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
         self.embed = nnx.Embed(config.vocab_size, config.hidden_size, param_dtype=dtype, dtype=dtype, rngs=rngs)
-        self.layers = nnx.List(
-            [Layer(config, config.window(i), dtype, rngs) for i in range(config.num_hidden_layers)]
-        )
+        self.layers = nnx.List([Layer(config, config.window(i), dtype, rngs) for i in range(config.num_hidden_layers)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         if not config.tie_word_embeddings:
             self.head = nnx.Linear(
@@ -276,9 +274,8 @@ class LlamaLM:
                 lo = stop
             if stop - 1 in wants.hidden:
                 hidden[stop - 1] = h
-        final = logits = topk = drawn = None
-        if wants.final or wants.head:
-            final = self.norm(params, h)
+        logits = topk = drawn = None
+        final = self.norm(params, h) if wants.final or wants.head else h
         if wants.head:
             logits = self.unembed(params, final)
             topk = jax.lax.top_k(logits, wants.topk) if wants.topk else None
@@ -294,7 +291,7 @@ class LlamaLM:
 
     def _inputs(self, params: Any, block: Block) -> Array:
         h = self.embed(params, block.tokens)
-        if block.embeddings is None:
+        if block.embeddings is None or block.embedded is None:
             return h
         return jnp.where(block.embedded[..., None], block.embeddings.astype(h.dtype), h)
 

@@ -15,7 +15,9 @@ RULES: dict[str, str] = {
 """Mesh axis of each logical axis; a name that is not here is replicated."""
 
 
-def partition(mesh: Mesh, axes: tuple[str | None, ...], shape: tuple[int, ...], counts: dict[str, int]) -> PartitionSpec:
+def partition(
+    mesh: Mesh, axes: tuple[str | None, ...], shape: tuple[int, ...], counts: dict[str, int]
+) -> PartitionSpec:
     """How one array is split. A dimension that its mesh axis does not divide is replicated.
 
     Args:
@@ -26,10 +28,9 @@ def partition(mesh: Mesh, axes: tuple[str | None, ...], shape: tuple[int, ...], 
     """
     spec = []
     for name, size in zip(axes, shape, strict=True):
-        target = RULES.get(name) if name else None
-        if target not in mesh.shape or counts.get(name, size) % mesh.shape[target] or size % mesh.shape[target]:
-            target = None
-        spec.append(target)
+        target = RULES.get(name or "")
+        whole = target in mesh.shape and size % mesh.shape[target] == 0
+        spec.append(target if whole and counts.get(name or "", size) % mesh.shape[target] == 0 else None)
     return PartitionSpec(*spec)
 
 

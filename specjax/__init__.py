@@ -6,7 +6,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from specjax import draft, expand, sampling, verify
+from specjax import decoder, draft, expand, sampling, verify
 from specjax.decoder import run, stream
 from specjax.speculative import Speculative, speculative
 from specjax.state import DecodeState, Finish, StepInfo
@@ -25,6 +25,7 @@ __all__ = [
     "StepInfo",
     "Topology",
     "Tree",
+    "decoder",
     "draft",
     "expand",
     "generate",

@@ -22,13 +22,14 @@ class Decoder(Protocol):
 
     def empty(self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1) -> Any: ...
 
-    def insert(self, params: PyTree, state: Any, rows: Any, prompts: Any, lengths: Any, row_keys: Any, **kwargs) -> Any: ...
+    @property
+    def insert(self) -> Any: ...
 
     def step(self, params: PyTree, state: Any) -> tuple[Any, Any]: ...
 
 
 @functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
-def run(decoder: Decoder, params: PyTree, state: Any, max_steps: jax.Array | int = np.iinfo(np.int32).max) -> Any:
+def run(decoder: Decoder, params: PyTree, state: Any, max_steps: jax.Array | int = 2**31 - 1) -> Any:
     """Steps until every row is done, or `max_steps` times, in one `lax.while_loop`. `state` is donated."""
 
     def more(carry):

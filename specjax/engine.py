@@ -208,7 +208,9 @@ class Engine:
 
     def _decode(self, group, state, start, stop, eos, on_text) -> Iterator[Record]:
         began = time.perf_counter()
-        state = decoding.run(self.decoder, self.params, state, 0)  # no steps: compiles, so that timing sees only decoding
+        state = decoding.run(
+            self.decoder, self.params, state, 0
+        )  # no steps: compiles, so that timing sees only decoding
         jax.block_until_ready(state)
         compiled = time.perf_counter()
         self.timing.compile_seconds += compiled - began
@@ -269,7 +271,7 @@ class Engine:
                 n for n in range(1, len(tokens) + 1)
                 if find_stop(new_text(self.model.tokenizer, request.ids, tokens[:n]), stop) is not None
             )  # fmt: skip
-            tokens, text = tokens[:count], text[:cut]
+            tokens, text = tokens[:count], (text or "")[:cut]
         steps = int(host.stats.steps[row])
         error = None
         if reason == "error":
@@ -354,7 +356,9 @@ def generate(
     (4, 'length')
     """
     if num_return_sequences < 1 or batch_size < 1:
-        raise ValueError(f"num_return_sequences and batch_size must be at least 1, got {num_return_sequences}, {batch_size}")
+        raise ValueError(
+            f"num_return_sequences and batch_size must be at least 1, got {num_return_sequences}, {batch_size}"
+        )
     engine = Engine(model, drafter, verifier, dtype=dtype, mesh=mesh, logprobs=logprobs)
     if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], (int, np.integer))):
         prompts = [prompts]

@@ -82,11 +82,11 @@ class Output:
     """
 
     delta: PyTree
-    logits: Array | None = None
-    topk: tuple[Array, Array] | None = None
-    draw: Array | None = None
-    hidden: dict[int, Array] | None = None
-    final: Array | None = None
+    logits: Any = None  # [B, T, V] float32
+    topk: Any = None  # two arrays [B, T, k]: values, ids
+    draw: Any = None  # [B, T] int32
+    hidden: Any = None  # {layer: [B, T, E]}
+    final: Any = None  # [B, T, E]
 
 
 @jax.tree_util.register_dataclass
@@ -108,8 +108,11 @@ class Partial:
 class LM(Protocol):
     """A model as functions over a params pytree. Hashable, so that it can be a static argument of `jax.jit`."""
 
-    vocab_size: int
-    num_layers: int
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def num_layers(self) -> int: ...
 
     def __call__(
         self,
@@ -129,7 +132,9 @@ class LM(Protocol):
 
     def layers(
         self, params: PyTree, h: Array, lo: int, hi: int, block: Block, cache: PyTree, past: PyTree | None = None
-    ) -> tuple[Array, PyTree]: ...
+    ) -> tuple[Array, PyTree]:
+        """Runs layers `[lo, hi)`; the second result is their part of the delta."""
+        ...
 
     def norm(self, params: PyTree, h: Array) -> Array: ...
 

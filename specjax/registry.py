@@ -39,10 +39,10 @@ def _entry(kind: type, summary: str, source: str, **defaults: Any) -> Entry:
 EXPANDERS: dict[str, Entry] = {
     "chain": _entry(Chain, "one token a level, drawn with the position's own noise", "arXiv:2211.17192"),
     "static": _entry(Static, "a tree of fixed shape", "arXiv:2401.10774, section 2.1.2"),
-    "top_k": _entry(TopK, "a dynamic tree ranked by the chance to be the target's draw given the noise", "this library"),
-    "eagle2": _entry(
-        TopK, "a dynamic tree ranked by draft probability", "arXiv:2406.16858, section 4", coupled=False
+    "top_k": _entry(
+        TopK, "a dynamic tree ranked by the chance to be the target's draw given the noise", "this library"
     ),
+    "eagle2": _entry(TopK, "a dynamic tree ranked by draft probability", "arXiv:2406.16858, section 4", coupled=False),
 }
 
 VERIFIERS: dict[str, Entry] = {

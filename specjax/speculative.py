@@ -73,7 +73,9 @@ class Speculative:
         """Buffer slots needed beyond the longest text: a step writes D + 1 tokens before it cuts."""
         return self.drafter.depth + 1
 
-    def empty(self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1) -> DecodeState:
+    def empty(
+        self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1
+    ) -> DecodeState:
         """A state of finished rows, to be filled by `insert`.
 
         Args:
@@ -162,9 +164,7 @@ class Speculative:
         batch = prompts.shape[0]
         state = self.empty(params, batch, capacity, cache_dtype, 1 if eos is None else eos.shape[1])
         rows = jnp.arange(batch)
-        return self.insert(
-            params, state, rows, prompts, lengths, row_keys, limit=limit, sampling=sampling, eos=eos
-        )
+        return self.insert(params, state, rows, prompts, lengths, row_keys, limit=limit, sampling=sampling, eos=eos)
 
     def _prefill(self, params, state, size, width):
         """Runs the target over the first `size` - 1 columns in chunks. Makes no logits."""

@@ -23,7 +23,9 @@ def dynamic(rows):
     """A tree whose shape is data, as an expander makes it."""
     depth = [[len(oracle.path_to(parent, n)) - 1 for n in range(N)] for parent in rows]
     tokens = np.arange(len(rows) * N).reshape(len(rows), N) + 1
-    return Tree(jnp.asarray(tokens), jnp.asarray(rows), jnp.asarray(depth), jnp.ones(tokens.shape, bool), max_depth=DEPTH)
+    return Tree(
+        jnp.asarray(tokens), jnp.asarray(rows), jnp.asarray(depth), jnp.ones(tokens.shape, bool), max_depth=DEPTH
+    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -73,7 +75,10 @@ def test_chain_and_root():
     assert Topology.chain(0).is_chain
     root = root_only(jnp.asarray([4, 7]))
     assert root.tokens.tolist() == [[4], [7]] and root.max_depth == 0 and root.is_chain
-    assert root.path_tokens().shape == (2, 1, 0) and root.path_to(jnp.zeros(2, int), root.ancestors()).tolist() == [[0], [0]]
+    assert root.path_tokens().shape == (2, 1, 0) and root.path_to(jnp.zeros(2, int), root.ancestors()).tolist() == [
+        [0],
+        [0],
+    ]
 
 
 def test_from_choices():

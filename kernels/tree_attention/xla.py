@@ -1,6 +1,5 @@
 """Tree attention in plain XLA: the reference, and the fast path on a CPU."""
 
-import jax
 import jax.numpy as jnp
 
 MASKED = -1e30  # finite: a query that sees nothing must not make NaN

@@ -128,11 +128,15 @@ class Drafter(abc.ABC):
     `params` is `{"target": ..., "draft": ...}` throughout.
     """
 
-    wants: Wants = Wants()
-    """What `observe` needs of the target's Output."""
-    prefill_wants: Wants = Wants()
-    """What `prefill` needs of it."""
-    lossy: bool = False
+    @property
+    def wants(self) -> Wants:
+        """Static: what `observe` needs of the target's Output."""
+        return Wants()
+
+    @property
+    def prefill_wants(self) -> Wants:
+        """Static: what `prefill` needs of it."""
+        return Wants()
 
     @property
     @abc.abstractmethod

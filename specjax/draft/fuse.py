@@ -32,10 +32,6 @@ class Fused(Drafter):
     def prefill_wants(self) -> Wants:
         return self.a.prefill_wants | self.b.prefill_wants
 
-    @property
-    def lossy(self) -> bool:
-        return self.a.lossy or self.b.lossy
-
     def bind(self, target):
         return Fused(self.a.bind(target), self.b.bind(target))
 

@@ -1,6 +1,7 @@
 """Two-model drafting: a small LM of the same vocabulary grows the tree (Leviathan et al. 2023; Chen et al. 2023)."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +16,15 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelDraft:
-    """Attributes:
-    cache: the draft LM's cache, made of committed tokens only.
-    length: `[B]` int32, tokens in it.
+    """The draft model's world.
+
+    Attributes:
+      cache: the draft LM's cache, made of committed tokens only.
+      length: `[B]` int32, tokens in it.
     """
 
-    cache: object
-    length: Array
+    cache: Any
+    length: Any
 
 
 @dataclasses.dataclass(frozen=True)

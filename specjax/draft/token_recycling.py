@@ -12,7 +12,8 @@ from specjax.tree import Topology, Tree
 Array = jax.Array
 
 PUBLISHED_TREE = (
-    "8 | 8 4 3 2 1x4 | 8 3 2 1x5 2 1 0x2 1 0x2 1 0 1x2 | 5 2 1x3 0x3 1 0x2 1 0x6 1 0x2 1x2 | 3 1x2 0x2 1 0x4 1 0 1 | 2 0x2 1"
+    "8 | 8 4 3 2 1x4 | 8 3 2 1x5 2 1 0x2 1 0x2 1 0 1x2 | 5 2 1x3 0x3 1 0x2 1 0x6 1 0x2 1x2"
+    " | 3 1x2 0x2 1 0x4 1 0 1 | 2 0x2 1"
 )
 
 

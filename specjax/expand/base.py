@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from specjax.sampling import Sampler
 from specjax.sampling.sampler import Paths

@@ -56,17 +56,17 @@ class Static(Expander):
         for depth in range(self.depth):
             paths = None
             if depth:
-                lines = [[m for m in np.flatnonzero(above[n]) if m] for n in frontier]
-                paths = functools.partial(_gather, columns, lines)
+                lines = [[int(m) for m in np.flatnonzero(above[n]) if m] for n in frontier]
+                paths = functools.partial(_gather, dict(columns), lines)
             scores, _ = ranking(sampler, logits, depth, paths, self.coupled, 1.0)
-            children = [np.flatnonzero(parents == n) for n in frontier]
+            children = [np.flatnonzero(parents == n).tolist() for n in frontier]
             width = 1 + max(ranks[c].max() for c in children)
             values, ids = jax.lax.top_k(scores, width)
             for row, group in enumerate(children):
                 for node in group:
                     columns[node] = ids[:, row, ranks[node]].astype(jnp.int32)
                     valid[node] = values[:, row, ranks[node]] > -jnp.inf
-            frontier = [n for n in np.flatnonzero(depths == depth + 1) if (parents == n).any()]
+            frontier = [n for n in np.flatnonzero(depths == depth + 1).tolist() if (parents == n).any()]
             if not frontier:
                 break
             seen = np.asarray([[above[n, m] for m in (*scored, *frontier)] for n in frontier])

@@ -74,7 +74,9 @@ class TopK(Expander):
         best = jnp.sort(jax.lax.top_k(totals, keep)[1], axis=1)
         batch, count = totals.shape
         rows = jnp.arange(batch)[:, None]
-        place = jnp.zeros((batch, count + 1), jnp.int32).at[rows, best + 1].set(1 + jnp.arange(keep, dtype=jnp.int32)[None])
+        place = (
+            jnp.zeros((batch, count + 1), jnp.int32).at[rows, best + 1].set(1 + jnp.arange(keep, dtype=jnp.int32)[None])
+        )
         above = jnp.take_along_axis(parents, best // k, axis=1)
         level = np.where(np.arange(count) < k, 1, 2 + (np.arange(count) - k) // (k * k)).astype(np.int32)
         valid = jnp.take_along_axis(totals, best, axis=1) > -jnp.inf

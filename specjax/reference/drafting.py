@@ -22,7 +22,7 @@ def prompt_lookup(text: Sequence[int], length: int, ngram: int, min_ngram: int) 
 
 
 def token_recycling_update(table: np.ndarray, tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
-    """Oracle: the table after each slot's token (-1: none), in order, overwrote its row with the top-k of its logits."""
+    """Oracle: the table after each slot in order overwrote its token's row (-1: none) with its top-k logits."""
     table = np.array(table)
     for token, row in zip(tokens, logits, strict=True):
         if token >= 0:

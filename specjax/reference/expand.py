@@ -1,7 +1,7 @@
 """Oracles for the expanders, with host lists.
 
-`score(path)` is a pair of `[V]` arrays: what the candidates after `path` (a tuple of tokens below the root) are ranked by,
-and their log-worth. Candidates whose rank score is -inf do not exist.
+`score(path)` is a pair of `[V]` arrays: what the candidates after `path` (a tuple of tokens below the root) are ranked
+by, and their log-worth. Candidates whose rank score is -inf do not exist.
 """
 
 import dataclasses

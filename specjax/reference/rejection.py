@@ -1,6 +1,7 @@
 """Oracles for rejection sampling on chains, and the exact laws that it must keep.
 
-A chain's laws are given as context tables: `tables[i]` has shape `(V,) * i + (V,)`, the law of token i given the i before.
+A chain's laws are given as context tables: `tables[i]` has shape `(V,) * i + (V,)`, the law of token i given those
+before it.
 """
 
 import itertools
@@ -42,7 +43,7 @@ def joint(tables: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def expected_accepted(p: Sequence[np.ndarray], q: Sequence[np.ndarray]) -> float:
-    """Oracle: the mean number of accepted tokens when K = len(q) are drawn from q; sum over i of P(first i all pass)."""
+    """Oracle: the mean number accepted of K = len(q) tokens drawn from q; the sum over i of P(the first i all pass)."""
     vocab = q[0].shape[-1]
     total = 0.0
     for length in range(1, len(q) + 1):

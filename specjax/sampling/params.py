@@ -29,9 +29,7 @@ class Sampling:
     repetition_penalty: jax.Array
 
     @classmethod
-    def make(
-        cls, batch: int, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0
-    ) -> "Sampling":
+    def make(cls, batch: int, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0) -> "Sampling":
         """Checks and broadcasts scalars, or sequences of `batch` values.
 
         Raises:

@@ -41,7 +41,7 @@ class Sampler:
         """Logits `[B, T, V]` after the repetition penalty; `paths` makes each node's own tokens."""
 
         def apply():
-            seen = seen_tokens(self.tokens, self.length, paths and paths(), logits.shape[-1])
+            seen = seen_tokens(self.tokens, self.length, None if paths is None else paths(), logits.shape[-1])
             return penalise(logits, seen, self.params.repetition_penalty)
 
         used = self.live & (self.params.repetition_penalty != 1)

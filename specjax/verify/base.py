@@ -18,7 +18,8 @@ class Verifier(abc.ABC):
     lossless: bool = True
 
     def check(self, drafter: Drafter) -> None:
-        """Raises ValueError where this rule cannot judge the drafter's trees."""
+        """Raises ValueError where this rule cannot judge the drafter's trees; the default judges any."""
+        return None
 
     @abc.abstractmethod
     def __call__(self, output: Output, tree: Tree, sampler: Sampler) -> Verdict:

@@ -12,7 +12,9 @@ from specjax.verify.base import Verifier
 
 Array = jax.Array
 
-SMALLEST = 1e-6  # a residual of less mass is rounding noise: p stands in for it, at a bias below this in total variation
+SMALLEST = (
+    1e-6  # a residual of less mass is rounding noise: p stands in for it, at a bias below this in total variation
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,9 @@ class Rejection(Verifier):
             )
 
     def __call__(self, output, tree, sampler):
-        if tree.max_depth and not tree.is_chain:  # node counts alone do not tell: EAGLE-2 may keep D + 1 nodes of a tree
+        if (
+            tree.max_depth and not tree.is_chain
+        ):  # node counts alone do not tell: EAGLE-2 may keep D + 1 nodes of a tree
             raise ValueError("the rejection verifier takes chains, and this tree is not one: choose a chain expander")
         logits = output.logits[:, : tree.nodes]
         p = jnp.exp(sampler.log_law(logits, tree.path_tokens))  # [B, D + 1, V]

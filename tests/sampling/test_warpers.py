@@ -62,7 +62,7 @@ def doubtful(logits, temperature, top_k, top_p, min_p):
 
 
 def check(logits, options):
-    """`warp` of rows [B, V], each with its own options, equals transformers and the oracle; counts what was doubtful."""
+    """`warp` of rows [B, V], each with its own options, equals transformers and the oracle; counts the doubtful."""
     params = Sampling.make(len(logits), **{name: [o[name] for o in options] for name in WARPERS})
     got = np.asarray(warped_jit(jnp.asarray(logits)[:, None], params))[:, 0]
     skipped = 0

@@ -1,0 +1,150 @@
+"""What the end-to-end tests share: small models, prompts, decoders by name, and the margin rule for near-ties."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import specjax
+from specjax.draft import Drafter, ModelDrafter, NoDrafter, PromptLookup, TokenRecycling, fuse
+from specjax.expand import Chain, Static, TopK
+from specjax.models.llama import LlamaConfig, LlamaLM
+from specjax.sampling import Sampling, row_keys
+from specjax.verify import Coupled, Rejection, Verifier
+
+CONFIG = LlamaConfig(
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=3,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=8,
+    max_position_embeddings=128,
+    tie_word_embeddings=True,
+)
+TARGET = LlamaLM(CONFIG)
+DRAFT = LlamaLM(dataclasses.replace(CONFIG, num_hidden_layers=2))
+CAPACITY = 96
+
+DRAFTERS: dict[str, Drafter] = {
+    "none": NoDrafter(),
+    "prompt_lookup": PromptLookup(length=4),
+    "token_recycling": TokenRecycling(k=4),
+    "draft-chain": ModelDrafter(DRAFT, Chain(3)),
+    "draft-static": ModelDrafter(DRAFT, Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))),
+    "draft-top_k": ModelDrafter(DRAFT, TopK(k=3, depth=3, nodes=8)),
+    "draft-eagle2": ModelDrafter(DRAFT, TopK(k=3, depth=3, nodes=8, coupled=False)),
+    "fuse": fuse(TokenRecycling(k=4, tree="2 | 1 1"), ModelDrafter(DRAFT, Chain(2))),
+}
+"""The conformance table: one line a drafter and expander."""
+
+VERIFIERS: dict[str, Verifier] = {"coupled": Coupled(), "rejection": Rejection()}
+CHAINS = ("none", "prompt_lookup", "draft-chain")
+
+
+@functools.cache
+def params():
+    """Random weights, sharpened so that greedy text has structure; the draft is the target's lower layers."""
+    target = TARGET.init(jax.random.key(7))
+    target = jax.tree.map(lambda x: x * 2.0 if x.ndim == 2 else x, target)
+    layers = {i: target["layers"][i] for i in range(DRAFT.num_layers)}
+    return {"target": target, "draft": {**target, "layers": layers}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """A ragged batch: prompts, how to sample, and how far to go."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...]
+    options: tuple[dict, ...]
+    new_tokens: int = 32
+
+    def pick(self, *rows: int) -> "Rows":
+        take = lambda x: tuple(x[i] for i in rows)
+        return dataclasses.replace(
+            self, prompts=take(self.prompts), names=take(self.names), options=take(self.options)
+        )
+
+
+def _prompts(lengths):
+    rng = np.random.default_rng(3)
+    # a repeating motif gives the lookup drafters something to find
+    return tuple(tuple(np.resize(rng.integers(1, 96, 5 + n % 4), n).tolist()) for n in lengths)
+
+
+MIXED = Rows(
+    _prompts((1, 7, 17, 30, 12, 16, 2, 25)),
+    tuple(f"row-{i}" for i in range(8)),
+    (
+        {"temperature": 0.0},
+        {"temperature": 0.5},
+        {"temperature": 2.0, "top_p": 0.9},
+        {"temperature": 0.0, "repetition_penalty": 1.3},
+        {"temperature": 1.0},
+        {"temperature": 1.0, "top_k": 5, "min_p": 0.05},
+        {"temperature": 0.7, "repetition_penalty": 1.2},
+        {"temperature": 1.0, "top_p": 0.5},
+    ),
+)
+"""Greedy rows beside sampled ones, every warper in use."""
+
+
+def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY):
+    """A filled state."""
+    count = len(rows.prompts)
+    size = max(len(p) for p in rows.prompts)
+    prompts = np.zeros((count, size), np.int32)
+    for i, prompt in enumerate(rows.prompts):
+        prompts[i, : len(prompt)] = prompt
+    lengths = jnp.asarray([len(p) for p in rows.prompts], jnp.int32)
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    off = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    sampling = Sampling.make(count, **{n: [o.get(n, off[n]) for o in rows.options] for n in names})
+    model = params() if model is None else model
+    state = specjax.decoder.empty(decoder, model, count, capacity, jnp.float32, max(len(eos), 1))
+    return specjax.decoder.insert(
+        decoder,
+        model,
+        state,
+        jnp.arange(count),
+        jnp.asarray(prompts),
+        lengths,
+        row_keys(seed, rows.names),
+        limit=lengths + rows.new_tokens,
+        sampling=sampling,
+        eos=jnp.broadcast_to(jnp.asarray(eos or (-1,), jnp.int32)[None], (count, max(len(eos), 1))),
+        width=16,
+    )
+
+
+def texts(state) -> list[list[int]]:
+    """New tokens of every row."""
+    tokens, begin, end = (np.asarray(x) for x in (state.tokens, state.prompt_length, state.length))
+    return [tokens[i, begin[i] : end[i]].tolist() for i in range(len(begin))]
+
+
+def complete(drafter, rows: Rows = MIXED, verifier=None, *, model=None, mesh=None, **options):
+    """Runs a decoder to the end. Returns new tokens and the final state."""
+    decoder = specjax.speculative(TARGET, drafter, verifier, mesh=mesh)
+    model = params() if model is None else model
+    state = specjax.decoder.run(decoder, model, start(decoder, rows, model=model, **options))
+    return texts(state), state
+
+
+@functools.cache
+def plain(rows: Rows = MIXED) -> list[list[int]]:
+    """Plain decoding's text, the reference of every law."""
+    return complete(NoDrafter(), rows)[0]
+
+
+Rows.__hash__ = lambda self: hash((self.prompts, self.names, self.new_tokens, str(self.options)))
+
+
+def same(got, wanted) -> None:
+    """Rows must agree token for token. These models have no near-ties at these seeds; real ones go by `margin`."""
+    for row, (a, b) in enumerate(zip(got, wanted, strict=True)):
+        assert a == b, f"row {row}: {a} is not {b}"

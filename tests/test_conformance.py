@@ -1,0 +1,109 @@
+"""The laws of decoding, over every drafter, expander and verifier there is."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from laws import CHAINS, DRAFTERS, MIXED, TARGET, VERIFIERS, complete, params, plain, same, start, texts
+
+import specjax
+from specjax import decoder as decoding
+from specjax.registry import DRAFTERS as REGISTRY
+from specjax.registry import EXPANDERS
+
+
+@pytest.fixture(params=DRAFTERS, scope="module")
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def finished(name):
+    """One batch of eight mixed rows, decoded with the drafter under test."""
+    return complete(DRAFTERS[name])
+
+
+def test_the_table_is_complete():
+    assert {n.split("-")[0] for n in DRAFTERS} - {"fuse"} == set(REGISTRY)
+    assert {n.split("-")[1] for n in DRAFTERS if "-" in n} == set(EXPANDERS)
+
+
+def test_same_text_as_plain(finished):
+    same(finished[0], plain())
+
+
+def test_steps_are_saved_or_equal(name, finished):
+    state = finished[1]
+    new = np.asarray(state.length - state.prompt_length)
+    steps = np.asarray(state.stats.steps)
+    accepted = np.asarray(state.stats.accepted)
+    assert (accepted.sum(axis=1) == steps).all()
+    committed = (accepted * (1 + np.arange(accepted.shape[1]))).sum(axis=1)
+    assert (committed >= new).all()  # the last step may be cut at the limit
+    if name == "none":
+        assert (steps == new).all()
+    if name.startswith("draft") or name == "fuse":
+        assert steps.sum() < new.sum()
+
+
+@pytest.mark.parametrize("row", (0, 2, 5))
+def test_a_row_alone_is_a_row_in_a_batch(name, row):
+    """Greedy, top-p and top-k rows, each decoded alone in its slot's absence."""
+    alone, _ = complete(DRAFTERS[name], MIXED.pick(row))
+    same(alone, [plain()[row]])
+
+
+def test_slots_do_not_matter(name):
+    order = (7, 3, 5, 1, 6, 0, 2, 4)
+    got, _ = complete(DRAFTERS[name], MIXED.pick(*order))
+    same(got, [plain()[i] for i in order])
+
+
+def test_no_retrace_and_no_host(name):
+    """Other prompts, temperatures and seeds reuse the compiled program, which never talks to the host."""
+    decoder = specjax.speculative(TARGET, DRAFTERS[name])
+    state = start(decoder, MIXED)
+    text = decoding.run.lower(decoder, params(), state).as_text()
+    assert not any(word in text for word in ("callback", "infeed", "outfeed", "host_"))
+    decoding.run(decoder, params(), state)
+    compiled = decoding.run._cache_size(), decoding.insert._cache_size()
+    hotter = dataclasses.replace(MIXED, options=tuple({"temperature": 0.1 * i} for i in range(8)))
+    again = specjax.speculative(TARGET, DRAFTERS[name])
+    decoding.run(again, params(), start(again, hotter, seed=5))
+    assert (decoding.run._cache_size(), decoding.insert._cache_size()) == compiled
+
+
+def test_garbage_beyond_the_text_is_never_read(name):
+    """Cache slots and text beyond a row's length hold poison; the text must not change."""
+    decoder = specjax.speculative(TARGET, DRAFTERS[name])
+    state = start(decoder, MIXED)
+    length = np.asarray(state.length)
+    poison = jnp.arange(state.tokens.shape[1])[None] >= jnp.asarray(length)[:, None]
+    stale = jnp.arange(state.tokens.shape[1])[None] >= jnp.asarray(length)[:, None] - 1
+    spoil = lambda x: jnp.where(stale[:, None, :, None], 1e4, x)
+    state = dataclasses.replace(
+        state, tokens=jnp.where(poison, 17, state.tokens), cache=jax.tree.map(spoil, state.cache)
+    )
+    same(texts(decoding.run(decoder, params(), state)), plain())
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_rejection_is_greedy_at_temperature_zero(name):
+    greedy = dataclasses.replace(MIXED, options=({"temperature": 0.0},) * 8)
+    got, _ = complete(DRAFTERS[name], greedy, VERIFIERS["rejection"])
+    same(got, plain(greedy))
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_rejection_does_not_depend_on_the_batch(name):
+    got, _ = complete(DRAFTERS[name], MIXED, VERIFIERS["rejection"])
+    alone, _ = complete(DRAFTERS[name], MIXED.pick(4), VERIFIERS["rejection"])
+    same(alone, [got[4]])
+
+
+@pytest.mark.parametrize("name", [n for n in DRAFTERS if n not in CHAINS])
+def test_rejection_refuses_trees(name):
+    with pytest.raises(ValueError, match="takes chains"):
+        specjax.speculative(TARGET, DRAFTERS[name], VERIFIERS["rejection"])

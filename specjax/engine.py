@@ -1,6 +1,7 @@
 """Text in, text out: `generate` for notebooks, and the engine under it and under the command line."""
 
 import dataclasses
+import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,12 +18,13 @@ from specjax.sampling import Sampling, row_keys
 from specjax.sharding import make_mesh, shardings
 from specjax.speculative import prefill_width, speculative
 from specjax.state import Finish
-from specjax.text import find_stop, new_text
+from specjax.text import encode_text, find_stop, new_text
 from specjax.verify import Verifier
 
 DEFAULT_MODEL = "pycode"
 DEFAULT_DRAFTER = "prompt_lookup"
 STEPS_PER_CALL = 8
+NO_LIMIT = 2**31 - 1  # given to `run` in every call: a default left out would be another program
 REASONS = {Finish.EOS: "eos", Finish.LENGTH: "length", Finish.STOP: "stop", Finish.ERROR: "error"}
 
 OnText = Callable[[int, str], None]
@@ -89,19 +91,25 @@ class Engine:
         """The longest text, prompt and output, that the model was made for."""
         return self.model.lm.config.max_position_embeddings
 
-    def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+    def encode(self, prompt: str | Sequence[Any]) -> tuple[int, ...]:
         """A prompt's token ids, special tokens added as the tokenizer does.
 
+        Args:
+          prompt: text, token ids, or chat messages (`{"role": ..., "content": ...}`) for the tokenizer's chat template.
+
         Raises:
-          ValueError: on an empty prompt, ids outside the vocabulary, text without a tokenizer, or a prompt that leaves
-            no room for a token.
+          ValueError: on an empty prompt, ids outside the vocabulary, text without a tokenizer, messages without a chat
+            template, or a prompt that leaves no room for a token.
         """
-        if isinstance(prompt, str):
+        if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
             if self.model.tokenizer is None:
                 raise ValueError(f"{self.model.name} has no tokenizer: give prompts as lists of token ids")
-            ids = self.model.tokenizer(prompt)["input_ids"] if prompt else []
+            ids = encode_text(self.model.tokenizer, prompt, self.model.name)
         else:
-            ids = [int(i) for i in prompt]
+            try:
+                ids = [operator.index(i) for i in prompt]
+            except TypeError as error:
+                raise ValueError("a prompt is a string, a list of token ids or a list of chat messages") from error
         if not ids:
             raise ValueError("the prompt is empty: give at least one token")
         vocab = self.model.lm.vocab_size
@@ -115,25 +123,19 @@ class Engine:
             )
         return tuple(ids)
 
-    def request(self, prompt: str | Sequence[int], **options: Any) -> Request:
+    def request(self, prompt: str | Sequence[Any], **options: Any) -> Request:
         """A checked request; options are the fields of `Request`.
 
         Raises:
           ValueError: on an unusable prompt or option.
         """
-        request = Request(prompt, self.encode(prompt), **options)
-        if not isinstance(request.max_new_tokens, (int, np.integer)) or request.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be an integer >= 1, got {request.max_new_tokens!r}")
-        if not isinstance(request.seed, (int, np.integer)):
-            raise ValueError(f"seed must be an integer, got {request.seed!r}")
-        self._sampling([request])
-        return request
+        check_options(options)
+        return Request(prompt, self.encode(prompt), **options)
 
-    @staticmethod
-    def _sampling(requests: Sequence[Request | None]) -> Sampling:
-        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        blank = Request(None, ())
-        return Sampling.make(len(requests), **{n: [getattr(r or blank, n) for r in requests] for n in names})
+    def capacity(self, requests: Sequence[Request]) -> int:
+        """Text buffer slots that hold the longest of these requests, rounded up so that few sizes compile."""
+        longest = max(min(len(r.ids) + r.max_new_tokens, self.max_length) for r in requests)
+        return -(-(longest + self.decoder.slack) // 128) * 128
 
     def run(
         self,
@@ -143,6 +145,7 @@ class Engine:
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
         on_text: OnText | None = None,
+        capacity: int | None = None,
     ) -> Iterator[Record]:
         """Completes requests in order, `batch_size` rows at a time.
 
@@ -154,6 +157,7 @@ class Engine:
           stop: strings that end a text; they are left out of it.
           ignore_eos: whether to go on after EOS.
           on_text: called with a request's index and new text, every few steps.
+          capacity: at least `self.capacity(requests)`; equal capacities share one compiled program.
         """
         if stop and self.model.tokenizer is None:
             raise ValueError(f"{self.model.name} has no tokenizer, so stop strings cannot be found in its output")
@@ -163,8 +167,7 @@ class Engine:
         batch = min(batch_size, len(requests))
         if self.mesh is not None:
             batch = -(-batch // self.mesh.shape["data"]) * self.mesh.shape["data"]
-        longest = max(min(len(r.ids) + r.max_new_tokens, self.max_length) for r in requests)
-        capacity = -(-(longest + self.decoder.slack) // 128) * 128
+        capacity = capacity or self.capacity(requests)
         eos = () if ignore_eos else self.model.eos_ids
         for start in range(0, len(requests), batch):
             group = list(requests[start : start + batch])
@@ -188,7 +191,7 @@ class Engine:
             for row, request in enumerate(requests):
                 prompts[row, : len(request.ids)] = request.ids
             lengths = np.asarray([len(r.ids) for r in requests], np.int32)
-            limit = np.minimum(lengths + np.asarray([r.max_new_tokens for r in requests]), self.max_length)
+            limit = [min(len(r.ids) + r.max_new_tokens, self.max_length) for r in requests]
             state = decoding.insert(
                 self.decoder,
                 self.params,
@@ -197,8 +200,8 @@ class Engine:
                 jnp.asarray(prompts),
                 jnp.asarray(lengths),
                 keys[jnp.asarray([i if i < batch else chosen[0] for i in places])],
-                limit=jnp.asarray(limit.astype(np.int32)),
-                sampling=self._sampling(requests),
+                limit=jnp.asarray(limit, jnp.int32),
+                sampling=_sampling(requests),
                 eos=jnp.broadcast_to(jnp.asarray(eos or (-1,), jnp.int32)[None], (batch, max(len(eos), 1))),
                 width=width,
             )
@@ -208,16 +211,14 @@ class Engine:
 
     def _decode(self, group, state, start, stop, eos, on_text) -> Iterator[Record]:
         began = time.perf_counter()
-        state = decoding.run(
-            self.decoder, self.params, state, 0
-        )  # no steps: compiles, so that timing sees only decoding
+        state = decoding.run(self.decoder, self.params, state, 0)  # compiles: the timing sees only decoding
         jax.block_until_ready(state)
         compiled = time.perf_counter()
         self.timing.compile_seconds += compiled - began
         if stop or on_text:
             state = self._watch(group, state, start, stop, on_text)
         else:
-            state = decoding.run(self.decoder, self.params, state)
+            state = decoding.run(self.decoder, self.params, state, NO_LIMIT)
         host = jax.device_get(dataclasses.replace(state, cache=None, draft=None, key=None))
         self.timing.decode_seconds += time.perf_counter() - compiled
         for row, request in enumerate(group):
@@ -293,6 +294,31 @@ class Engine:
             accepted=host.stats.accepted[row].tolist(),
             error=error,
         )
+
+
+def _sampling(requests: Sequence[Request]) -> Sampling:
+    return Sampling.make(len(requests), **{n: [getattr(r, n) for r in requests] for n in _SAMPLING})
+
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Checks the options of a request.
+
+    Raises:
+      ValueError: naming the option that is out of range, and its range.
+    """
+    count, seed = options.get("max_new_tokens", 1), options.get("seed", 0)
+    if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
+        raise ValueError(f"max_new_tokens must be an integer >= 1, got {count!r}")
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        raise ValueError(f"seed must be an integer, got {seed!r}")
+    chosen = {name: options[name] for name in _SAMPLING if name in options}
+    for name, value in chosen.items():  # before they are rounded to 32 bits
+        if isinstance(value, (bool, str)) or not abs(value) < (2**31 if name == "top_k" else 1e38):
+            raise ValueError(f"{name} must be a number of moderate size, got {value!r}")
+    Sampling.make(1, **chosen)
 
 
 def _advance(stream, state):

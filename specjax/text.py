@@ -1,8 +1,39 @@
-"""From token ids to new text, and where a stop string ends it."""
+"""From prompts to token ids, from token ids to new text, and where a stop string ends it."""
 
 import functools
 from collections.abc import Sequence
 from typing import Any
+
+
+def encode_text(tokenizer: Any, prompt: str | Sequence[dict[str, Any]], model: str) -> list[int]:
+    """Token ids of a text, or of chat messages through the tokenizer's chat template.
+
+    Args:
+      tokenizer: a transformers tokenizer.
+      prompt: text, or messages.
+      model: the model's name, for errors.
+
+    Raises:
+      ValueError: on text that is not Unicode, or messages that there is no template for or that it cannot render.
+    """
+    if isinstance(prompt, str):
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the prompt is not valid Unicode: {error.reason} at character {error.start}") from error
+        return tokenizer(prompt, verbose=False)["input_ids"] if prompt else []
+    if not tokenizer.chat_template:
+        raise ValueError(f"{model} has no chat template, so it cannot take messages: give a prompt")
+    try:
+        text = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # templates raise what they like
+        raise ValueError(f"the chat template of {model} cannot render these messages: {_line(error)}") from error
+    # the template writes special tokens itself
+    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] if text else []
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def new_text(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int]) -> str | None:

@@ -316,8 +316,9 @@ def check_options(options: dict[str, Any]) -> None:
         raise ValueError(f"seed must be an integer, got {seed!r}")
     chosen = {name: options[name] for name in _SAMPLING if name in options}
     for name, value in chosen.items():  # before they are rounded to 32 bits
-        if isinstance(value, (bool, str)) or not abs(value) < (2**31 if name == "top_k" else 1e38):
-            raise ValueError(f"{name} must be a number of moderate size, got {value!r}")
+        large = 2**31 if name == "top_k" else 1e38
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not abs(value) < large:
+            raise ValueError(f"{name} must be a finite number below {large:g}, got {value!r:.40}")
     Sampling.make(1, **chosen)
 
 

@@ -22,6 +22,8 @@ def encode_text(tokenizer: Any, prompt: str | Sequence[dict[str, Any]], model: s
         except UnicodeEncodeError as error:
             raise ValueError(f"the prompt is not valid Unicode: {error.reason} at character {error.start}") from error
         return tokenizer(prompt, verbose=False)["input_ids"] if prompt else []
+    if not all(isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in prompt):
+        raise ValueError("every message must be an object with a role (a string) and content")
     if not tokenizer.chat_template:
         raise ValueError(f"{model} has no chat template, so it cannot take messages: give a prompt")
     try:

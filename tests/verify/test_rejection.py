@@ -65,7 +65,9 @@ def enumerated_law(p, q, proposed):
     chance = np.prod(q_at * np.where(passes, edge, 1 - edge), axis=1)
     valid = np.broadcast_to(np.arange(depth) < proposed, tokens.shape)
     with jax.enable_x64(True):
-        accepted = np.asarray(rejection.count_accepted(*map(jnp.asarray, (p_rows[:, :-1], q_rows, tokens, uniforms, valid))))
+        accepted = np.asarray(
+            rejection.count_accepted(*map(jnp.asarray, (p_rows[:, :-1], q_rows, tokens, uniforms, valid)))
+        )
         weights = np.asarray(rejection.residual(*map(jnp.asarray, (p_rows, q_rows, valid, accepted))))
         assert weights.dtype == np.float64
     weights = np.maximum(weights, 0)

@@ -222,6 +222,9 @@ class Speculative:
         logprobs = state.logprobs
         if logprobs is not None:
             logprobs = self._log_probs(logprobs, state.length, tree, output, verdict, emitted, sampler)
+        # Where the path goes does not depend on the verdict. XLA is made to believe it does, so that it knows the write to
+        # come after every read of the cache, and updates the cache in place instead of copying it each step.
+        after = jnp.where(verdict.committed >= 0, state.length - 1, 0)
         live = (~state.done).astype(jnp.int32)
         stats = Stats(
             state.stats.steps + live,
@@ -234,7 +237,7 @@ class Speculative:
             length=state.length + verdict.committed,
             finish=finish,
             stats=stats,
-            cache=self.target.commit(state.cache, output.delta, src, state.length - 1),
+            cache=self.target.commit(state.cache, output.delta, src, after),
             draft=self.drafter.observe(params, proposal.draft, proposal, output, verdict),
             logprobs=logprobs,
         )

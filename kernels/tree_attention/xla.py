@@ -1,5 +1,6 @@
 """Tree attention in plain XLA: the reference, and the fast path on a CPU."""
 
+import jax
 import jax.numpy as jnp
 
 MASKED = -1e30  # finite: a query that sees nothing must not make NaN
@@ -23,23 +24,24 @@ def tree_attention(
     """See `api.tree_attention`. One softmax over prefix and block scores laid side by side."""
     batch, block, heads, width = query.shape
     kv_heads, keys = key.shape[2], key.shape[1]
-    grouped = query.reshape(batch, block, kv_heads, heads // kv_heads, width)
+    group = heads // kv_heads
+    # [B, K, T * G, H]: the small operand is rearranged, the cache is multiplied where it lies
+    grouped = query.reshape(batch, block, kv_heads, group, width).transpose(0, 2, 1, 3, 4)
+    grouped = grouped.reshape(batch, kv_heads, block * group, width)
 
     if visible is None:
         visible = jnp.tril(jnp.ones((block, keys), bool), keys - block) if causal else jnp.ones((block, keys), bool)
         visible = visible[None]
     if window is not None:
         visible = visible & (query_positions[:, :, None] - key_positions[:, None, :] < window)
-    scores = jnp.einsum("btkgh,bskh->bktgs", grouped, key, preferred_element_type=jnp.float32) * scale
-    scores = jnp.where(visible[:, None, :, None, :], scores, MASKED)
+    scores = _masked(_scores(grouped, key.swapaxes(1, 2)) * scale, visible, group)
 
     if cache_key is not None:
         slots = jnp.arange(cache_key.shape[2])[None]
         seen = (slots < length[:, None])[:, None, :]
         if window is not None:
             seen = seen & (query_positions[:, :, None] - slots[None] < window)
-        prefix = jnp.einsum("btkgh,bksh->bktgs", grouped, cache_key, preferred_element_type=jnp.float32) * scale
-        prefix = jnp.where(seen[:, None, :, None, :], prefix, MASKED)
+        prefix = _masked(_scores(grouped, cache_key) * scale, seen, group)
         scores = jnp.concatenate([prefix, scores], axis=-1)
 
     peak = scores.max(axis=-1, keepdims=True)
@@ -47,7 +49,24 @@ def tree_attention(
     weights = weights / jnp.maximum(weights.sum(axis=-1, keepdims=True), 1e-30)
     weights = weights.astype(value.dtype)
     split = weights.shape[-1] - keys
-    out = jnp.einsum("bktgs,bskh->btkgh", weights[..., split:], value, preferred_element_type=jnp.float32)
+    out = _mix(weights[..., split:], value.swapaxes(1, 2))
     if cache_value is not None:
-        out += jnp.einsum("bktgs,bksh->btkgh", weights[..., :split], cache_value, preferred_element_type=jnp.float32)
+        out += _mix(weights[..., :split], cache_value)
+    out = out.reshape(batch, kv_heads, block, group, width).transpose(0, 2, 1, 3, 4)
     return out.reshape(batch, block, heads, width).astype(query.dtype)
+
+
+def _scores(query, key):
+    """`[B, K, M, H]` and `[B, K, S, H]` to `[B, K, M, S]`."""
+    return jax.lax.dot_general(query, key, (((3,), (3,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32)
+
+
+def _mix(weights, value):
+    """`[B, K, M, S]` and `[B, K, S, H]` to `[B, K, M, H]`."""
+    return jax.lax.dot_general(weights, value, (((3,), (2,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32)
+
+
+def _masked(scores, visible, group):
+    """Scores `[B, K, T * G, S]` where `visible` `[B or 1, T or 1, S]`, else MASKED."""
+    visible = jnp.repeat(visible, group, axis=1) if visible.shape[1] > 1 else visible
+    return jnp.where(visible[:, None], scores, MASKED)

@@ -102,7 +102,11 @@ class Sampler:
 
 
 def best(scores: Array) -> Array:
-    """Argmax `[B, T]` with ties to the lowest id; -1 where the largest score is not finite."""
-    index = jnp.argmax(scores, axis=-1)  # NaN counts as the largest
-    value = jnp.take_along_axis(scores, index[..., None], axis=-1)[..., 0]
-    return jnp.where(jnp.isfinite(value), index, -1).astype(jnp.int32)
+    """Argmax `[B, T]` with ties to the lowest id; -1 where the largest score is not finite (NaN counts as the largest).
+
+    Two plain reductions: they vectorise on a CPU, where `jnp.argmax` compares pairs one by one.
+    """
+    peak = scores.max(axis=-1, keepdims=True)
+    ids = jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
+    index = jnp.where(scores == peak, ids, scores.shape[-1]).min(axis=-1)
+    return jnp.where(jnp.isfinite(peak[..., 0]), index, -1)

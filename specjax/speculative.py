@@ -168,11 +168,10 @@ class Speculative:
 
     def _prefill(self, params, state, size, width):
         """Runs the target over the first `size` - 1 columns in chunks. Makes no logits."""
-        chunks = -(-(size - 1) // width)
+        capacity = state.tokens.shape[1]
 
-        def chunk(i, carry):
+        def chunk(start, width, carry):
             cache, draft = carry
-            start = i * width
             columns = start + jnp.arange(width)
             tokens = jnp.take(state.tokens, columns, axis=1, mode="clip")
             positions = jnp.broadcast_to(columns[None], tokens.shape)
@@ -184,10 +183,14 @@ class Speculative:
             return cache, self.drafter.prefill(params, draft, block, real, output)
 
         carry = state.cache, state.draft
-        if chunks == 1:
-            carry = chunk(0, carry)
-        elif chunks > 1:
-            carry = jax.lax.fori_loop(0, chunks, chunk, carry)
+        chunks = -(-(min(size, capacity) - 1) // width)
+        whole = min(chunks, capacity // width)
+        if whole == 1:
+            carry = chunk(0, width, carry)
+        elif whole > 1:
+            carry = jax.lax.fori_loop(0, whole, lambda i, carry: chunk(i * width, width, carry), carry)
+        if whole < chunks:  # a whole chunk would reach past the buffer, where slice updates clamp
+            carry = chunk(whole * width, capacity - whole * width, carry)
         return dataclasses.replace(state, cache=carry[0], draft=carry[1])
 
     def step(self, params: PyTree, state: DecodeState) -> tuple[DecodeState, StepInfo]:

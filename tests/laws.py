@@ -63,11 +63,12 @@ class Rows:
     options: tuple[dict, ...]
     new_tokens: int = 32
 
+    def __hash__(self):
+        return hash((self.prompts, self.names, self.new_tokens, str(self.options)))
+
     def pick(self, *rows: int) -> "Rows":
         take = lambda x: tuple(x[i] for i in rows)
-        return dataclasses.replace(
-            self, prompts=take(self.prompts), names=take(self.names), options=take(self.options)
-        )
+        return dataclasses.replace(self, prompts=take(self.prompts), names=take(self.names), options=take(self.options))
 
 
 def _prompts(lengths):
@@ -93,7 +94,7 @@ MIXED = Rows(
 """Greedy rows beside sampled ones, every warper in use."""
 
 
-def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY):
+def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY, width=16):
     """A filled state."""
     count = len(rows.prompts)
     size = max(len(p) for p in rows.prompts)
@@ -117,7 +118,7 @@ def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY)
         limit=lengths + rows.new_tokens,
         sampling=sampling,
         eos=jnp.broadcast_to(jnp.asarray(eos or (-1,), jnp.int32)[None], (count, max(len(eos), 1))),
-        width=16,
+        width=width,
     )
 
 
@@ -139,9 +140,6 @@ def complete(drafter, rows: Rows = MIXED, verifier=None, *, model=None, mesh=Non
 def plain(rows: Rows = MIXED) -> list[list[int]]:
     """Plain decoding's text, the reference of every law."""
     return complete(NoDrafter(), rows)[0]
-
-
-Rows.__hash__ = lambda self: hash((self.prompts, self.names, self.new_tokens, str(self.options)))
 
 
 def same(got, wanted) -> None:

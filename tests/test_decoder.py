@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import CAPACITY, DRAFT, DRAFTERS, MIXED, TARGET, complete, params, plain, same, start, texts
+from laws import CAPACITY, DRAFT, DRAFTERS, MIXED, TARGET, Rows, complete, params, plain, same, start, texts
 
 import specjax
 from specjax import decoder as decoding
@@ -49,7 +49,9 @@ def test_step_equals_run(decoder):
     got = [[] for _ in MIXED.prompts]
     while not bool(state.done.all()):
         state, info = step(params(), state)
-        for row, (new, count) in enumerate(zip(np.asarray(info.emitted), np.asarray(info.verdict.committed), strict=True)):
+        for row, (new, count) in enumerate(
+            zip(np.asarray(info.emitted), np.asarray(info.verdict.committed), strict=True)
+        ):
             got[row] += new[:count].tolist()
     same(got, plain())
 
@@ -81,6 +83,16 @@ def test_insert_into_finished_rows(name):
     )
     got = texts(decoding.run(decoder, params(), state))
     same(got, [plain()[i] for i in (1, 1, 3, 3, 5, 5, 7, 7)])
+
+
+@pytest.mark.parametrize("width", (16, 64))
+def test_prefill_chunks_that_do_not_divide_the_buffer(width):
+    """Prompts of 40 tokens in a buffer of 60: the last chunk is cut, and the text is that of one wide pass."""
+    long = Rows(tuple(tuple((7 * i + 3 * j) % 96 for j in range(40 - i)) for i in range(2)), ("a", "b"), ({}, {}), 8)
+    decoder = specjax.speculative(TARGET, DRAFTERS["draft-chain"])
+    wide = texts(decoding.run(decoder, params(), start(decoder, long, width=64)))
+    got = texts(decoding.run(decoder, params(), start(decoder, long, capacity=60, width=width)))
+    same(got, wide)
 
 
 @pytest.mark.parametrize("name", ("none", "draft-top_k"))
@@ -166,7 +178,8 @@ def test_drafter_and_target_must_share_a_vocabulary():
 
 
 @pytest.mark.parametrize(
-    "options", ({"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"min_p": 2.0}, {"top_k": -1}, {"temperature": "hot"})
+    "options",
+    ({"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"min_p": 2.0}, {"top_k": -1}, {"temperature": "hot"}),
 )
 def test_sampling_options_are_checked(options):
     with pytest.raises(ValueError, match=next(iter(options))):

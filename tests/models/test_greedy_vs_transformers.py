@@ -1,0 +1,130 @@
+"""Greedy text of every drafter equals `transformers`', family by family, alone and in a ragged batch."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from laws import Rows, start, texts
+from margin import Margin, teacher_forced
+
+import specjax
+from specjax.draft import ModelDrafter, NoDrafter, PromptLookup, TokenRecycling, fuse
+from specjax.expand import Chain, Static, TopK
+from specjax.models.llama import LlamaLM
+
+STORIES = Path(__file__).parents[2].parent / "shared" / "data" / "stories260K"
+LENGTHS = (3, 9, 14, 21, 1)
+NEW = 24
+DRAFTERS = ("none", "prompt_lookup", "token_recycling", "chain", "static", "top_k", "eagle2", "fuse")
+
+
+def drafter(name, model):
+    """A drafter for this model; drafts come from all but its last layer."""
+    config = model.lm.config
+    layers = config.num_hidden_layers - 1
+    small = LlamaLM(dataclasses.replace(config, num_hidden_layers=layers))
+    params = {**model.params, "layers": {i: model.params["layers"][i] for i in range(layers)}}
+    made = {
+        "none": NoDrafter(),
+        "prompt_lookup": PromptLookup(length=4),
+        "token_recycling": TokenRecycling(k=4),
+        "chain": ModelDrafter(small, Chain(3)),
+        "static": ModelDrafter(small, Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))),
+        "top_k": ModelDrafter(small, TopK(k=3, depth=3, nodes=8)),
+        "eagle2": ModelDrafter(small, TopK(k=3, depth=3, nodes=8, coupled=False)),
+        "fuse": fuse(TokenRecycling(k=4, tree="2 | 1 1"), ModelDrafter(small, Chain(2))),
+    }
+    return made[name], {"target": model.params, "draft": params}
+
+
+@pytest.fixture(scope="module")
+def oracle(references):
+    """`oracle(family)`: our model, ragged prompts, transformers' greedy text, teacher-forced logits, and the margin."""
+    import torch
+
+    made = {}
+
+    def get(family):
+        if family in made:
+            return made[family]
+        reference = references(family)
+        model = specjax.models.load(reference.folder)
+        rng = np.random.default_rng(len(family))
+        prompts = [rng.integers(3, 128, n).tolist() for n in LENGTHS]
+        wanted, logits, eps, spread = [], [], 0.0, 1.0
+        for prompt in prompts:
+            ids = torch.as_tensor([prompt])
+            out = reference.torch.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=NEW,
+                min_new_tokens=NEW,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+            text = out[0].tolist()
+            wanted.append(text[len(prompt) :])
+            theirs = reference.logits([text])[0]
+            logits.append(theirs)
+            eps = max(eps, float(np.abs(theirs - teacher_forced(model.lm, model.params, text)).max()))
+            spread = max(spread, float(theirs.std()))
+        made[family] = model, prompts, wanted, logits, Margin(eps, spread)
+        return made[family]
+
+    return get
+
+
+def check(oracle, family, name, rows):
+    model, prompts, wanted, logits, margin = oracle(family)
+    chosen, params = drafter(name, model)
+    batch = Rows(tuple(tuple(prompts[i]) for i in rows), tuple(map(str, rows)), ({},) * len(rows), NEW)
+    decoder = specjax.speculative(model.lm, chosen)
+    got = texts(specjax.run(decoder, params, start(decoder, batch, model=params, capacity=64)))
+    for i, text in zip(rows, got, strict=True):
+        margin.compare(text, wanted[i], logits[i], len(prompts[i]))
+    margin.close()
+
+
+@pytest.mark.parametrize("name", ("none", "static"))
+def test_ragged_batch(oracle, family, name):
+    check(oracle, family, name, range(5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in DRAFTERS if n not in ("none", "static")])
+def test_ragged_batch_of_every_drafter(oracle, family, name):
+    check(oracle, family, name, range(5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_one_row(oracle, family, name):
+    check(oracle, family, name, [2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_stories(name):
+    """A small trained model, whose greedy text is known."""
+    if not STORIES.is_dir():
+        pytest.skip("the stories260K folder is not beside this checkout")
+    known = json.loads((STORIES / "known_answers.json").read_text())["greedy_ids"]
+    model = specjax.models.load(STORIES)
+    chosen, params = drafter(name, model)
+    begin = (1, 20, 3, 60, 9)
+    batch = Rows(tuple(tuple(known[:n]) for n in begin), tuple(map(str, begin)), ({},) * 5, 120)
+    decoder = specjax.speculative(model.lm, chosen)
+    got = texts(specjax.run(decoder, params, start(decoder, batch, model=params, capacity=256)))
+    logits = teacher_forced(model.lm, model.params, known[:200])
+    margin = Margin(3e-5, float(logits.std()))
+    for n, text in zip(begin, got, strict=True):
+        margin.compare(text, known[n : n + 120], logits, n)
+    margin.close()
+
+
+def pytest_generate_tests(metafunc):
+    if "family" in metafunc.fixturenames:
+        metafunc.parametrize("family", ("llama2", "llama3", "mistral", "qwen2", "qwen3"), scope="module")

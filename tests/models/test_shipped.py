@@ -1,0 +1,117 @@
+"""The shipped models: same text as transformers, as plain decoding, and in any batch, on held-out Python."""
+
+import numpy as np
+import pytest
+from margin import Margin, teacher_forced
+
+import specjax
+from specjax.bench.stdlib import heldout_functions
+from specjax.engine import Engine
+
+DRAFTERS = (
+    "none",
+    "prompt_lookup",
+    "token_recycling",
+    "draft",
+    "draft:expander=top_k,k=3,depth=4,nodes=10",
+    "prompt_lookup:length=4+draft:length=2",
+)
+NEW = 64
+
+
+@pytest.fixture(scope="module")
+def model():
+    return specjax.models.load("pycode")
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return heldout_functions(8)
+
+
+@pytest.fixture(scope="module")
+def theirs(model, prompts):
+    """transformers' greedy ids, its logits over them, and the margin between the two implementations."""
+    import torch
+    import transformers
+
+    torch_model = transformers.AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32).eval()
+    wanted, logits, eps, spread = [], [], 0.0, 1.0
+    for prompt in prompts[:5]:
+        ids = torch.as_tensor([model.tokenizer(prompt)["input_ids"]])
+        out = torch_model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=NEW,
+            min_new_tokens=NEW,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        with torch.no_grad():
+            forced = torch_model(out).logits[0].numpy()
+        text = out[0].tolist()
+        wanted.append(text[ids.shape[1] :])
+        logits.append(forced)
+        eps = max(eps, float(np.abs(forced - teacher_forced(model.lm, model.params, text)).max()))
+        spread = max(spread, float(forced.std()))
+    return wanted, logits, Margin(eps, spread)
+
+
+def greedy(model, prompts, drafter, theirs):
+    wanted, logits, margin = theirs
+    engine = Engine(model, drafter)
+    requests = [engine.request(p, max_new_tokens=NEW) for p in prompts[:5]]
+    for i, record in enumerate(engine.run(requests, batch_size=5, ignore_eos=True)):
+        margin.compare(record.tokens, wanted[i], logits[i], len(requests[i].ids))
+    margin.close()
+
+
+def test_greedy_equals_transformers(model, prompts, theirs):
+    greedy(model, prompts, "prompt_lookup", theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", [d for d in DRAFTERS if d != "prompt_lookup"])
+def test_greedy_of_every_drafter_equals_transformers(model, prompts, theirs, drafter):
+    greedy(model, prompts, drafter, theirs)
+
+
+@pytest.fixture(scope="module")
+def sampled(model, prompts):
+    """Plain sampling at temperature 1, half of the rows with top-p, one row at a time."""
+    engine = Engine(model, "none")
+    return [next(iter(engine.run([r], ignore_eos=True))).tokens for r in _requests(engine, prompts)]
+
+
+def _requests(engine, prompts):
+    return [
+        engine.request(p, max_new_tokens=NEW, temperature=1.0, top_p=0.9 if i % 2 else 1.0, seed=11)
+        for i, p in enumerate(prompts)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_sampled_text_is_the_same_in_any_batch(model, prompts, sampled, drafter):
+    engine = Engine(model, drafter)
+    requests = _requests(engine, prompts)
+    together = [r.tokens for r in engine.run(requests, batch_size=8, ignore_eos=True)]
+    assert together == sampled
+    alone = [next(iter(engine.run([r], ignore_eos=True))).tokens for r in requests[:3]]
+    assert alone == sampled[:3]
+
+
+def test_the_target_writes_python(model):
+    """Held-out text is predicted far better than by chance: recognisable Python."""
+    text = "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n"
+    ids = model.tokenizer(text)["input_ids"]
+    logits = teacher_forced(model.lm, model.params, ids)
+    law = (
+        logits
+        - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
+        - logits.max(-1, keepdims=True)
+    )
+    nats = -sum(law[i, t] for i, t in enumerate(ids[1:]))
+    assert nats / np.log(2) / len(text.encode()) < 1.5
+    assert model.tokenizer.decode(ids) == text

@@ -87,7 +87,6 @@ def test_a_position_has_one_vector_wherever_it_is_asked():
     for row in range(2):
         np.testing.assert_array_equal(moved[row], every[row, order[row]])
         np.testing.assert_array_equal(swapped[row], every[1 - row, order[row]])
-    np.testing.assert_array_equal(gumbel(keys[1:], jnp.asarray([[5]]), 16)[0, 0], every[1, 5])
     u = np.asarray(uniforms(keys, span(2)))
     np.testing.assert_array_equal(np.asarray(uniforms(keys[::-1], jnp.asarray(order)))[0], u[1, order[0]])
     assert u.min() >= 0 and u.max() < 1
@@ -102,14 +101,14 @@ def test_the_sampler_uses_the_position_alone():
         got = np.asarray(scores(one, jnp.asarray(depths)))
         for row, length in enumerate(lengths):
             np.testing.assert_array_equal(got[row], every[row, length + depths[row]])
-    fixed = jax.jit(lambda sampler: sampler.scores(jnp.zeros((2, 3, 16)), 2))(early)
-    np.testing.assert_array_equal(fixed[0], np.stack([every[0, 6]] * 3))
-    residual = jax.jit(lambda sampler, depth: sampler.residual_noise(depth, 16))
     at_six = np.asarray(vectors(keys, span(2), RESIDUAL))[0, 6]
-    for one, depth in ((early, 2), (late, 0)):
-        np.testing.assert_array_equal(residual(one, jnp.asarray([depth, 0]))[0], at_six)
     u = np.asarray(uniforms(keys, span(2)))
-    np.testing.assert_array_equal(early.uniform(4), [u[0, 4:8], u[1, 2:6]])
+    other = jax.jit(lambda s, depth: (s.scores(jnp.zeros((2, 3, 16)), 2), s.residual_noise(depth, 16), s.uniform(4)))
+    for one, lengths, depth in ((early, (4, 2), 2), (late, (6, 5), 0)):
+        fixed, residual, accept = other(one, jnp.asarray([depth, 0]))
+        np.testing.assert_array_equal(fixed[0], np.stack([every[0, lengths[0] + 2]] * 3))
+        np.testing.assert_array_equal(residual[0], at_six)
+        np.testing.assert_array_equal(accept, [u[row, lengths[row] : lengths[row] + 4] for row in range(2)])
 
 
 def test_noise_does_not_depend_on_the_other_rows():

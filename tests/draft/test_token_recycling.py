@@ -99,8 +99,10 @@ def test_the_table_changes_speed_and_never_text():
     prompts = jnp.asarray([[1, 2], [3, 4], [5, 0]])
     options = {"limit": jnp.full(B, 26), "sampling": Sampling.make(B, temperature=[0.0, 0.0, 1.0])}
 
+    start = jax.jit(lambda **more: decoder.init(params, prompts, jnp.asarray([2, 2, 1]), capacity=32, **more))
+
     def run(table):
-        state = decoder.init(params, prompts, jnp.asarray([2, 2, 1]), row_keys(0, "abc"), capacity=32, **options)
+        state = start(row_keys=row_keys(0, "abc"), **options)
         if table is not None:
             state = dataclasses.replace(state, draft=jnp.asarray(table))
         state = specjax.run(decoder, params, state)

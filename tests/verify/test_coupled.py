@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,8 +86,7 @@ def test_the_root_alone():
     assert verdict.next_token.tolist() == [3, -1]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_from_logits_to_verdict(temperature):
+def test_from_logits_to_verdict():
     """With the sampler's own draws: greedy rows follow the argmax, sampled ones argmax(warped + the depth's noise)."""
     rng = np.random.default_rng(1)
     topology = Topology.from_counts("3 | 3x3 | 3x9")
@@ -102,22 +100,23 @@ def test_from_logits_to_verdict(temperature):
         jnp.zeros((rows, 16), int),
         lengths,
         jnp.ones(rows, bool),
-        Sampling.make(rows, temperature=temperature, top_k=2),
+        Sampling.make(rows, temperature=[0.0, 1.0] * 8, top_k=2),
     )
 
     @jax.jit
     def run(sampler, logits):
         draw = sampler.draw(logits, tree.depth, tree.path_tokens, tree.max_depth)
-        return Coupled()(Output(delta=(), draw=draw), tree, sampler)
+        noise = gumbel(sampler.key, sampler.length[:, None] + jnp.arange(4)[None], V)
+        return Coupled()(Output(delta=(), draw=draw), tree, sampler), noise
 
-    noise = np.asarray(gumbel(sampler.key, lengths[:, None] + jnp.arange(4)[None], V))
+    verdict, noise = run(sampler, jnp.asarray(logits))
     walks = []
     for row in range(rows):
         own = siblings[row], topology.parents, [True] * nodes
-        if temperature:
-            warped = np.stack([warpers.warp(z, temperature, 2) for z in logits[row]])
-            walks.append(oracle.coupled_walk(*own, warped, noise[row]))
+        if row % 2:
+            warped = np.stack([warpers.warp(z, 1.0, 2) for z in logits[row]])
+            walks.append(oracle.coupled_walk(*own, warped, np.asarray(noise)[row]))
         else:
             walks.append(oracle.greedy_walk(*own, logits[row]))
         assert walks[-1][1] == 3  # nothing can miss
-    check(run(sampler, jnp.asarray(logits)), tree, walks)
+    check(verdict, tree, walks)

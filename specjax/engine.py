@@ -137,6 +137,13 @@ class Engine:
         longest = max(min(len(r.ids) + r.max_new_tokens, self.max_length) for r in requests)
         return -(-(longest + self.decoder.slack) // 128) * 128
 
+    def check_stop(self, stop: Sequence[str]) -> None:
+        """Raises ValueError on stop strings without a tokenizer, or empty ones."""
+        if stop and self.model.tokenizer is None:
+            raise ValueError(f"{self.model.name} has no tokenizer, so stop strings cannot be found in its output")
+        if "" in stop:
+            raise ValueError("a stop string must not be empty")
+
     def run(
         self,
         requests: Sequence[Request],
@@ -158,16 +165,21 @@ class Engine:
           ignore_eos: whether to go on after EOS.
           on_text: called with a request's index and new text, every few steps.
           capacity: at least `self.capacity(requests)`; equal capacities share one compiled program.
+
+        Raises:
+          ValueError: see `check_stop`.
         """
-        if stop and self.model.tokenizer is None:
-            raise ValueError(f"{self.model.name} has no tokenizer, so stop strings cannot be found in its output")
+        self.check_stop(stop)
+        capacity = capacity or (self.capacity(requests) if requests else 0)
+        return self._groups(requests, batch_size, tuple(stop), ignore_eos, on_text, capacity)
+
+    def _groups(self, requests, batch_size, stop, ignore_eos, on_text, capacity) -> Iterator[Record]:
         if not requests:
             return
         keys = row_keys([r.seed for r in requests], [r.id if r.id is not None else r.ids for r in requests])
         batch = min(batch_size, len(requests))
         if self.mesh is not None:
             batch = -(-batch // self.mesh.shape["data"]) * self.mesh.shape["data"]
-        capacity = capacity or self.capacity(requests)
         eos = () if ignore_eos else self.model.eos_ids
         for start in range(0, len(requests), batch):
             group = list(requests[start : start + batch])

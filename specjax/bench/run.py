@@ -1,0 +1,328 @@
+"""`specjax bench`: plain decoding, drafters and peers over the same prompts, in the same minutes.
+
+Every contestant is compiled and warmed first. Then rounds alternate between them (A B C, A B C, ...): a round decodes all
+prompts, and a contestant's speed is the median of its rounds. The clock runs from token ids to token ids, prefill included,
+compilation and tokenisation not, for us and for peers alike; EOS is ignored, so that all make equally many tokens.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from specjax.jobs import jsonl
+
+Ids = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lap:
+    """One round of one contestant.
+
+    Attributes:
+      tokens: new ids of every prompt.
+      seconds: wall time of the round.
+      decode_seconds: of its decoding steps alone; 0 where that is not known.
+      steps: target passes; 0 where that is not known.
+      accepted: how many steps accepted 0, 1, 2 ... draft tokens.
+    """
+
+    tokens: list[list[int]]
+    seconds: float
+    decode_seconds: float = 0.0
+    steps: int = 0
+    accepted: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.tokens))
+
+
+class Contestant(Protocol):
+    """Anything that completes prompts."""
+
+    def warm(self) -> None: ...
+
+    def lap(self) -> Lap: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Ours:
+    """One engine and its requests."""
+
+    engine: Any
+    requests: list[Any]
+    batch_size: int
+    capacity: int
+
+    def warm(self) -> None:
+        """Compiles: one token of every prompt meets every prefill width."""
+        self._run([dataclasses.replace(request, max_new_tokens=1) for request in self.requests])
+
+    def lap(self) -> Lap:
+        decoded = self.engine.timing.decode_seconds
+        began = time.perf_counter()
+        records = self._run(self.requests)
+        seconds = time.perf_counter() - began
+        accepted = tuple(map(sum, zip(*(record.accepted for record in records), strict=True)))
+        steps = sum(record.steps for record in records)
+        spent = self.engine.timing.decode_seconds - decoded
+        return Lap([record.tokens for record in records], seconds, spent, steps, accepted)
+
+    def _run(self, requests):
+        return list(
+            self.engine.run(requests, batch_size=self.batch_size, ignore_eos=True, capacity=self.capacity)
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What a decoder did; the fields of the JSON output.
+
+    Attributes:
+      decoder: its registry line.
+      tokens_per_step: new tokens a target pass.
+      tokens_per_second: median of the rounds.
+      ratio_to_plain: its speed over plain decoding's.
+      step_ratio: seconds a step, prefill apart, over plain decoding's.
+      identical_text: whether every token equals plain decoding's.
+    """
+
+    decoder: str
+    tokens_per_step: float
+    tokens_per_second: float
+    ratio_to_plain: float
+    step_ratio: float
+    identical_text: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerRow:
+    """What another library did; `identical_text` is against our plain decoding."""
+
+    peer: str
+    mode: str
+    tokens_per_second: float
+    identical_text: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """A whole run.
+
+    Attributes:
+      rows: one a decoder; plain decoding (`none`) is the first.
+      peers: one a peer's mode.
+      accepted: of each row, how many steps accepted 0, 1, 2 ... draft tokens.
+      about: the setting in words.
+    """
+
+    rows: list[Row]
+    peers: list[PeerRow]
+    accepted: list[tuple[int, ...]]
+    about: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Rows and peers as JSON objects."""
+        return {
+            "rows": [dataclasses.asdict(r) for r in self.rows],
+            "peers": [dataclasses.asdict(p) for p in self.peers],
+        }
+
+
+def split_drafters(lines: Sequence[str]) -> list[str]:
+    """Registry lines from a comma list; `prompt_lookup:length=8,ngram=3,none` holds two.
+
+    >>> split_drafters(["prompt_lookup:length=8,ngram=3,none", "draft"])
+    ['prompt_lookup:length=8,ngram=3', 'none', 'draft']
+    """
+    found: list[str] = []
+    for line in lines:
+        fresh = True
+        for part in line.split(","):
+            if not fresh and "=" in part and ":" not in part:
+                found[-1] += "," + part
+            else:
+                found.append(part.strip())
+            fresh = False
+    return list(dict.fromkeys(found))
+
+
+def measure(contestants: dict[str, Contestant], repeats: int, advance: Callable[[str], None]) -> dict[str, list[Lap]]:
+    """Warms everyone, then alternates between them.
+
+    Args:
+      contestants: by name.
+      repeats: rounds.
+      advance: called with the contestant's name after each warm-up and lap.
+    """
+    for name, contestant in contestants.items():
+        contestant.warm()
+        advance(name)
+    laps: dict[str, list[Lap]] = {name: [] for name in contestants}
+    for _ in range(repeats):
+        for name, contestant in contestants.items():
+            laps[name].append(contestant.lap())
+            advance(name)
+    return laps
+
+
+def summarise(laps: dict[str, list[Lap]], peers: dict[str, tuple[str, str]], about: str) -> Report:
+    """Rows from laps. `none` must be among them; `peers` maps a contestant to its peer and mode."""
+    speed = {name: statistics.median(lap.count / lap.seconds for lap in own) for name, own in laps.items()}
+    step = {
+        name: statistics.median(lap.decode_seconds / max(lap.steps, 1) for lap in own) for name, own in laps.items()
+    }  # fmt: skip
+    plain = laps["none"][0].tokens
+    same = {name: all(lap.tokens == plain for lap in own) for name, own in laps.items()}
+    ours = [name for name in laps if name not in peers]
+    rows = [
+        Row(
+            decoder=name,
+            tokens_per_step=round(laps[name][0].count / max(laps[name][0].steps, 1), 4),
+            tokens_per_second=round(speed[name], 2),
+            ratio_to_plain=round(speed[name] / speed["none"], 4),
+            step_ratio=round(step[name] / step["none"], 4),
+            identical_text=same[name],
+        )
+        for name in ours
+    ]
+    others = [PeerRow(*peers[name], round(speed[name], 2), same[name]) for name in laps if name in peers]
+    return Report(rows, others, [laps[name][0].accepted for name in ours], about)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `specjax bench`."""
+    from specjax.cli import add_model_options
+
+    add_model_options(parser)
+    add = parser.add_argument
+    add("--drafter", action="append", metavar="NAME", help="may be repeated or a comma list; plain is always run")
+    add("--prompts", type=int, default=20, metavar="N", help="how many held-out functions, or lines of --input")
+    add("--input", metavar="FILE.jsonl", help="prompts from a file")
+    add("--peer", choices=["transformers"], help="run it over the same folder, greedy and with prompt lookup")
+    add("--repeats", type=int, default=3, help="rounds")
+    add("--batch-size", type=int, default=1, help="rows decoded together")
+    add("--json", action="store_true", help="print one line of JSON")
+    add("--plot", metavar="FILE.png", help="write a picture of speeds and acceptance by depth")
+
+
+def command(args: argparse.Namespace) -> int:
+    """Runs the bench for parsed options; returns the exit status."""
+    from specjax.cli import bad_input, note
+
+    with bad_input():
+        contestants, peers, about, skipped = prepare(args)
+    for reason in skipped:
+        note(reason)
+    with _progress(len(contestants) * (args.repeats + 1)) as advance:
+        report = summarise(measure(contestants, args.repeats, advance), peers, about)
+    from specjax.bench import report as reporting
+
+    if args.json:
+        sys.stdout.write(jsonl.dumps(report.to_json()) + "\n")
+    else:
+        reporting.table(report)
+    if args.plot:
+        reporting.plot(report, args.plot)
+    return 0
+
+
+def prepare(args: argparse.Namespace) -> tuple[dict[str, Contestant], dict[str, tuple[str, str]], str, list[str]]:
+    """Contestants by name, which of them are peers, the setting in words, and why a default drafter was left out.
+
+    Raises:
+      ValueError: on options or prompts that cannot be used.
+    """
+    from specjax.bench import report as reporting
+
+    for name in ("prompts", "repeats", "batch_size"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    if args.peer and (args.temperature > 0 or args.batch_size > 1):
+        raise ValueError("--peer compares greedy decoding at batch 1: leave out --temperature and --batch-size")
+    if args.plot:
+        reporting.check_plot(args.plot)
+    texts = _prompts(args)
+
+    from specjax.engine import check_options
+    from specjax.registry import DRAFTERS
+
+    options = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": args.seed}
+    check_options(options)
+    chosen = split_drafters(args.drafter or ["all"])
+    drafters = list(dict.fromkeys(["none", *(d for c in chosen for d in (DRAFTERS if c == "all" else [c]))]))
+    engines, skipped = _engines(args, drafters, optional=not args.drafter)
+    plain = engines["none"]
+    requests = [plain.request(text, **options) for text in texts]
+    for number, request in enumerate(requests, start=1):
+        if len(request.ids) + args.max_new_tokens > plain.max_length:
+            raise ValueError(
+                f"prompt {number} has {len(request.ids)} tokens: with {args.max_new_tokens} new ones it is longer than "
+                f"the {plain.max_length} that {plain.model.name} was made for; lower --max-new-tokens"
+            )
+    contestants: dict[str, Contestant] = {
+        name: Ours(engine, requests, args.batch_size, engine.capacity(requests)) for name, engine in engines.items()
+    }
+    peers: dict[str, tuple[str, str]] = {}
+    if args.peer:
+        from specjax.bench.peer import MODES, TransformersPeer
+
+        model = TransformersPeer.load(plain.model.path, plain.model.dtype.name)
+        for mode in MODES:
+            contestants[f"{args.peer} {mode}"] = TransformersPeer(
+                model, mode, [request.ids for request in requests], args.max_new_tokens
+            )
+            peers[f"{args.peer} {mode}"] = (args.peer, mode)
+    law = f"temperature {args.temperature:g}, seed {args.seed}" if args.temperature else "greedy"
+    about = (
+        f"{plain.model.name}, {plain.model.dtype.name}, {len(requests)} prompts x {args.max_new_tokens} tokens, {law}, "
+        f"batch {args.batch_size}, median of {args.repeats}"
+    )
+    return contestants, peers, about, skipped
+
+
+def _engines(args: argparse.Namespace, drafters: list[str], optional: bool) -> tuple[dict[str, Any], list[str]]:
+    from specjax import models
+    from specjax.engine import DEFAULT_MODEL, Engine
+
+    model = models.load(DEFAULT_MODEL if args.model is None else args.model, dtype=args.dtype)
+    engines, skipped = {}, []
+    for drafter in drafters:
+        try:
+            engines[drafter] = Engine(model, drafter)
+        except ValueError as error:
+            if not optional:
+                raise
+            skipped.append(f"left out {drafter}: {error}")
+    return engines, skipped
+
+
+def _prompts(args: argparse.Namespace) -> list[Any]:
+    if not args.input:
+        from specjax.bench.stdlib import heldout_functions
+
+        return list(heldout_functions(args.prompts))
+    lines = jsonl.read(args.input)[: args.prompts]
+    bad = [line for line in lines if line.error]
+    if bad or not lines:
+        why = f"line {bad[0].number}: {bad[0].error}" if bad else "it has no valid line"
+        raise ValueError(f"{args.input}: {why}")
+    return [line.prompt for line in lines]
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    if not sys.stderr.isatty():
+        yield lambda name: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("bench", total=total)
+        yield lambda name: progress.update(task, advance=1, description=name)

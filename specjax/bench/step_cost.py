@@ -1,0 +1,222 @@
+"""`python -m specjax.bench.step_cost`: what a decoding step costs by the number of tokens that it verifies.
+
+A Llama of the given shape with random float32 weights decodes at batch 1 behind a prefix of `--prefix` tokens. N = 1 is plain
+decoding; N > 1 verifies a chain of N nodes whose drafting costs nothing and whose tokens are never accepted. Every
+measurement is one `lax.while_loop` of whole steps. transformers decodes in the same run and rounds: a forward loop with its own
+KV cache and argmax, which is leaner than its `generate`.
+"""
+
+import argparse
+import dataclasses
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax import decoder as decoding
+from specjax.draft import Drafter
+from specjax.draft.base import Proposal
+from specjax.jobs import jsonl
+from specjax.sampling import Sampling, row_keys
+from specjax.speculative import speculative
+from specjax.tree import Topology, Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class FreeChain(Drafter):
+    """Proposes `size` - 1 tokens that no vocabulary holds, so nothing is ever accepted.
+
+    Attributes:
+      size: nodes, the root included.
+      vocab_size: the target's.
+    """
+
+    size: int
+    vocab_size: int
+
+    @property
+    def nodes(self) -> int:
+        return self.size
+
+    @property
+    def depth(self) -> int:
+        return self.size - 1
+
+    def propose(self, params, draft, view, sampler):
+        shape = (view.tokens.shape[0], self.size)
+        tokens = jnp.full(shape, self.vocab_size, jnp.int32).at[:, 0].set(view.root)
+        return Proposal(Tree.of(Topology.chain(self.size - 1), tokens, jnp.ones(shape, bool)), draft)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """The model and the setting that are measured."""
+
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    vocab: int
+    capacity: int
+    prefix: int
+
+    def check(self, nodes: Sequence[int], steps: int) -> None:
+        """Raises ValueError where the numbers do not fit together."""
+        small = [name for name, value in dataclasses.asdict(self).items() if value < 1]
+        if small or min(nodes) < 1 or steps < 1:
+            raise ValueError(f"{small[0] if small else 'nodes and steps'} must be at least 1")
+        if self.hidden % (2 * self.heads):
+            raise ValueError(f"--hidden {self.hidden} must be an even number for each of {self.heads} heads")
+        if self.prefix + steps + max(nodes) > self.capacity:
+            raise ValueError(
+                f"a prefix of {self.prefix}, {steps} steps and {max(nodes)} nodes need a --capacity of "
+                f"{self.prefix + steps + max(nodes)}, got {self.capacity}"
+            )
+
+
+def ours(shape: Shape, nodes: Sequence[int], steps: int) -> dict[int, Callable[[], float]]:
+    """For each N a function that runs `steps` steps and returns the seconds of one."""
+    from specjax.models.llama import LlamaConfig, LlamaLM
+
+    lm = LlamaLM(
+        LlamaConfig(
+            shape.vocab, shape.hidden, shape.intermediate, shape.layers, shape.heads, shape.heads,
+            shape.hidden // shape.heads, shape.capacity,
+        )
+    )  # fmt: skip
+    params = {"target": lm.init(jax.random.key(0)), "draft": None}
+
+    def timer(size: int) -> Callable[[], float]:
+        decoder = speculative(lm, FreeChain(size, shape.vocab) if size > 1 else None)
+        empty = decoding.empty(decoder, params, 1, shape.capacity, jnp.dtype(jnp.float32), 1)
+        state = decoding.insert(
+            decoder, params, empty, jnp.asarray([0]), jnp.arange(shape.prefix, dtype=jnp.int32)[None] % shape.vocab,
+            jnp.asarray([shape.prefix], jnp.int32), row_keys(0, ["step cost"]),
+            limit=jnp.asarray([shape.prefix + steps], jnp.int32), sampling=Sampling.make(1), width=None,
+        )  # fmt: skip
+
+        def once() -> float:
+            mine = jax.block_until_ready(jax.tree.map(jnp.copy, state))  # `run` consumes its state
+            began = time.perf_counter()
+            done = int(decoding.run(decoder, params, mine, steps).stats.steps[0])
+            return (time.perf_counter() - began) / done
+
+        return once
+
+    return {size: timer(size) for size in nodes}
+
+
+def transformers(shape: Shape, steps: int) -> Callable[[], float]:
+    """A function that decodes `steps` tokens with transformers and returns the seconds of one.
+
+    Raises:
+      ValueError: when torch is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ValueError("the transformers peer needs torch: pip install torch, or give --peer none") from error
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=shape.vocab, hidden_size=shape.hidden, intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.heads,
+        max_position_embeddings=shape.capacity, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).eval()
+    prompt = torch.arange(shape.prefix)[None] % shape.vocab
+    cache = DynamicCache(config=config)
+    with torch.inference_mode():
+        first = model(prompt, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+
+    def once() -> float:
+        grown = cache.get_seq_length() - shape.prefix
+        if grown:
+            cache.crop(-grown)
+        token = first
+        with torch.inference_mode():
+            began = time.perf_counter()
+            for _ in range(steps):
+                token = model(token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+            return (time.perf_counter() - began) / steps
+
+    return once
+
+
+def measure(timers: dict[Any, Callable[[], float]], repeats: int) -> dict[Any, float]:
+    """Milliseconds a step: one warm-up each, then the median of alternating rounds."""
+    for once in timers.values():
+        once()
+    seconds: dict[Any, list[float]] = {name: [] for name in timers}
+    for _ in range(repeats):
+        for name, once in timers.items():
+            seconds[name].append(once())
+    return {name: round(1000 * statistics.median(own), 4) for name, own in seconds.items()}
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--hidden", type=int, default=768, help="model width")
+    add("--layers", type=int, default=12, help="decoder layers")
+    add("--heads", type=int, default=12, help="attention heads, and as many for keys and values")
+    add("--intermediate", type=int, default=2048, help="width of the MLP")
+    add("--vocab", type=int, default=32000, help="vocabulary")
+    add("--nodes", default="1,8,16,32", help="verified nodes a step, a comma list")
+    add("--capacity", type=int, default=512, help="cache slots")
+    add("--prefix", type=int, default=256, help="tokens before the first step")
+    add("--steps", type=int, default=16, help="steps a measurement")
+    add("--repeats", type=int, default=7, help="rounds; the median counts")
+    add("--peer", choices=["transformers", "none"], default="transformers", help="measured in the same rounds")
+    add("--json", action="store_true", help="print one line of JSON")
+
+
+def command(args: argparse.Namespace) -> int:
+    """Measures and prints."""
+    from specjax.cli import bad_input
+
+    with bad_input():
+        words = [word.strip() for word in args.nodes.split(",")]
+        if not all(word.isdecimal() for word in words):
+            raise ValueError(f"--nodes must be a comma list of integers, got {args.nodes!r}")
+        nodes = list(dict.fromkeys(map(int, words)))
+        names = ("hidden", "layers", "heads", "intermediate", "vocab", "capacity", "prefix")
+        shape = Shape(**{name: getattr(args, name) for name in names})
+        shape.check(nodes, args.steps)
+        if args.repeats < 1:
+            raise ValueError(f"--repeats must be at least 1, got {args.repeats}")
+        timers: dict[Any, Callable[[], float]] = dict(ours(shape, nodes, args.steps))
+        if args.peer != "none":
+            timers["peer"] = transformers(shape, args.steps)
+    times = measure(timers, args.repeats)
+    peer = times.pop("peer", None)
+    if args.json:
+        content = {"step_ms": {str(size): ms for size, ms in times.items()}, "transformers_ms_per_token": peer}
+        sys.stdout.write(jsonl.dumps(content) + "\n")
+        return 0
+    base = times[nodes[0]]
+    for size, ms in times.items():
+        sys.stdout.write(f"N={size:<4d} {ms:9.3f} ms a step   {ms / base:5.2f} x N={nodes[0]}\n")
+    if peer is not None:
+        sys.stdout.write(f"transformers {peer:.3f} ms a token (forward loop)   {peer / base:.2f} x N={nodes[0]}\n")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    from specjax.cli import Parser, run_command
+
+    def parse_and_run() -> int:
+        parser = Parser(prog="python -m specjax.bench.step_cost", description="A step's cost by verified nodes.")
+        _options(parser)
+        return command(parser.parse_args(argv))
+
+    return run_command(parse_and_run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Prompts and records as JSON lines. A bad line becomes a record of what was wrong with it; the others go on."""
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from specjax.request import Record, Request
+
+OPTIONS: dict[str, type] = {
+    "max_new_tokens": int, "temperature": float, "top_k": int, "top_p": float, "min_p": float,
+    "repetition_penalty": float, "seed": int,
+}  # fmt: skip
+_NAMES = {int: "an integer", float: "a number"}
+
+
+class LineError(ValueError):
+    """A line of an input file that cannot be used."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One line of an input file.
+
+    Attributes:
+      number: from 1.
+      prompt: text, token ids or chat messages; None where there is none that can be shown.
+      id: the caller's name for it, or None.
+      options: the generation options that it sets.
+      unknown: fields that mean nothing here.
+      error: what is wrong with it, or None.
+    """
+
+    number: int
+    prompt: Any = None
+    id: str | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    error: str | None = None
+
+
+def read(path: str | os.PathLike[str]) -> list[Line]:
+    """The lines of a file, good and bad; blank ones are skipped.
+
+    Raises:
+      ValueError: when the file is missing or cannot be read.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read the input file {str(path)!r}: {error.strerror or error}") from error
+    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    return [parse(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+def parse(number: int, line: bytes) -> Line:
+    """One line: an object with `prompt` or `messages`, and optionally `id` and generation options."""
+    try:
+        content = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        return Line(number, error=f"not valid UTF-8: {error.reason} at byte {error.start}")
+    except (ValueError, RecursionError) as error:
+        return Line(number, error=f"not valid JSON: {error}")
+    if not isinstance(content, dict):
+        return Line(number, error=f"not a JSON object but {_kind(content)}")
+    prompt = content.get("prompt", content.get("messages"))
+    prompt = prompt if isinstance(prompt, (str, list)) else None
+    name = content.get("id")
+    name = str(name) if isinstance(name, (str, int)) and not isinstance(name, bool) else None
+    unknown = tuple(key for key in content if key not in ("prompt", "messages", "id", *OPTIONS))
+    try:
+        _check(content)
+        options = {key: _option(key, content[key]) for key in OPTIONS if content.get(key) is not None}
+    except LineError as error:
+        return Line(number, prompt, name, unknown=unknown, error=str(error))
+    return Line(number, prompt, name, options, unknown)
+
+
+def _check(content: dict[str, Any]) -> None:
+    given = [key for key in ("prompt", "messages") if key in content]
+    if len(given) != 1:
+        raise LineError("it needs one of prompt and messages, " + ("and has both" if given else "and has neither"))
+    key, prompt = given[0], content[given[0]]
+    items = prompt if isinstance(prompt, list) else []
+    if key == "messages":
+        if not isinstance(prompt, list) or not all(isinstance(item, dict) for item in items):
+            raise LineError(f"messages must be a list of objects, got {_kind(prompt)}")
+    elif not isinstance(prompt, (str, list)) or not all(type(item) is int for item in items):
+        raise LineError(f"prompt must be a string or a list of token ids, got {_kind(prompt)}")
+    if not prompt:
+        raise LineError(f"the {'prompt is' if key == 'prompt' else 'messages are'} empty")
+    name = content.get("id")
+    if isinstance(name, bool) or not isinstance(name, (str, int, type(None))):
+        raise LineError(f"id must be a string or an integer, got {_kind(name)}")
+    if isinstance(name, str) and not _unicode(name):
+        raise LineError("id is not valid Unicode")
+
+
+def _unicode(text: str) -> bool:
+    return not any(0xD800 <= ord(character) < 0xE000 for character in text)
+
+
+def _option(key: str, value: Any) -> Any:
+    kind = OPTIONS[key]
+    good = isinstance(value, (int, kind)) and not isinstance(value, bool)
+    if not good:
+        raise LineError(f"{key} must be {_NAMES[kind]}, got {_kind(value)}")
+    return value
+
+
+def _kind(value: Any) -> str:
+    names = {
+        dict: "an object",
+        str: "a string",
+        bool: "a boolean",
+        type(None): "null",
+        int: "a number",
+        float: "a number",
+    }
+    if isinstance(value, list):
+        kinds = {type(item) for item in value}
+        return "a list" + (f" with {names.get(next(iter(kinds)), 'a list')}" if len(kinds) == 1 else " of mixed things")
+    return names[type(value)]
+
+
+def to_requests(lines: Sequence[Line], engine: Any, defaults: dict[str, Any]) -> Iterator[Request | Record]:
+    """A request for each good line, and a failed record for each bad one.
+
+    Args:
+      lines: from `read`.
+      engine: a `specjax.engine.Engine`, whose model decides which prompts fit.
+      defaults: options of lines that do not set them.
+    """
+    for line in lines:
+        if line.error is None:
+            try:
+                options = {**defaults, **line.options}
+                yield engine.request(line.prompt, id=line.id, line=line.number, **options)
+                continue
+            except ValueError as error:
+                reason = str(error)
+        else:
+            reason = line.error
+        yield Record.failed(line.prompt, reason, id=line.id, line=line.number)
+
+
+def dumps(content: Any) -> str:
+    """One line of strict JSON in ASCII; numbers that JSON has no name for (NaN, infinities) become null."""
+    try:
+        return json.dumps(content, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(content), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value

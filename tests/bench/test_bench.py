@@ -1,0 +1,113 @@
+"""The bench on a tiny model: schema, accounting, table and picture. No test rests on a wall time."""
+
+import json
+
+import jax
+import pytest
+
+from specjax import cli, models
+from specjax.bench import report as reporting
+from specjax.bench.run import Lap, PeerRow, Report, Row, measure, split_drafters, summarise
+from specjax.models.llama import LlamaConfig, LlamaLM
+
+ROW = ["decoder", "tokens_per_step", "tokens_per_second", "ratio_to_plain", "step_ratio", "identical_text"]
+PEER = ["peer", "mode", "tokens_per_second", "identical_text"]
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """Options that choose a tiny model and two prompts of ids."""
+    folder = tmp_path_factory.mktemp("bench")
+    lm = LlamaLM(LlamaConfig(32, 16, 24, 1, 2, 1, 8, max_position_embeddings=64))
+    models.save(folder / "tiny", lm, jax.tree.map(lambda leaf: 4 * leaf, lm.init(jax.random.key(0))), eos_ids=(3,))
+    (folder / "in.jsonl").write_text('{"prompt": [1, 2, 3, 1, 2]}\n{"prompt": [4, 5]}\n')
+    options = ["--model", folder / "tiny", "--input", folder / "in.jsonl", "--max-new-tokens", 8]
+    return ["bench", *map(str, options)]
+
+
+def test_json_is_the_rows_and_nothing_else(words, capsys):
+    assert cli.main([*words, "--json", "--repeats", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 1
+    content = json.loads(out)
+    assert list(content) == ["rows", "peers"] and content["peers"] == []
+    assert [row["decoder"] for row in content["rows"]] == ["none", "prompt_lookup", "token_recycling"]
+    assert "left out draft: the draft model has 4096 tokens and the target 32" in err
+    for row in content["rows"]:
+        assert list(row) == ROW and row["identical_text"] is True and row["tokens_per_second"] > 0
+    plain = content["rows"][0]
+    assert plain["tokens_per_step"] == plain["ratio_to_plain"] == plain["step_ratio"] == 1.0
+
+
+def test_table_and_picture(words, capsys, tmp_path):
+    picture = tmp_path / "a.png"
+    assert (
+        cli.main([*words, "--drafter", "prompt_lookup:length=3,ngram=2", "--repeats", "1", "--plot", str(picture)]) == 0
+    )
+    out = capsys.readouterr().out
+    assert "prompt_lookup:length=3,ngram=2" in out and "none" in out and "yes" in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_peer(words, capsys):
+    assert cli.main([*words, "--drafter", "none", "--peer", "transformers", "--repeats", "1", "--json"]) == 0
+    peers = json.loads(capsys.readouterr().out)["peers"]
+    assert [list(peer) for peer in peers] == [PEER, PEER]
+    assert [(peer["peer"], peer["mode"]) for peer in peers] == [
+        ("transformers", "greedy"), ("transformers", "prompt_lookup"),
+    ]  # fmt: skip
+    assert all(peer["identical_text"] for peer in peers)
+
+
+def test_rounds_alternate_after_everyone_is_warm():
+    order = []
+
+    class Fake:
+        def __init__(self, name):
+            self.name = name
+
+        def warm(self):
+            order.append("warm " + self.name)
+
+        def lap(self):
+            order.append(self.name)
+            return Lap([[1]], 1.0)
+
+    advanced = []
+    laps = measure({"a": Fake("a"), "b": Fake("b")}, 2, advanced.append)
+    assert order == ["warm a", "warm b", "a", "b", "a", "b"] and advanced == list("ababab")
+    assert {name: len(own) for name, own in laps.items()} == {"a": 2, "b": 2}
+
+
+def test_accounting():
+    def laps(tokens, seconds, decode, steps):
+        return [Lap(tokens, s, d, steps, (1, 2)) for s, d in zip(seconds, decode, strict=True)]
+
+    plain = [[1, 2, 3, 4], [5, 6, 7, 8]]
+    report = summarise(
+        {
+            "none": laps(plain, (4.0, 2.0, 9.0), (1.6, 0.8, 3.6), 8),
+            "fast": laps(plain, (1.0, 2.0, 1.0), (1.2, 0.8, 0.4), 4),
+            "wrong": laps([[1, 2, 3, 4], [5, 6, 7, 9]], (4.0, 4.0, 4.0), (1.6, 1.6, 1.6), 8),
+            "them": laps(plain, (8.0, 8.0, 8.0), (0.0, 0.0, 0.0), 0),
+        },
+        {"them": ("peer", "greedy")},
+        "about",
+    )
+    assert report.rows[0] == Row("none", 1.0, 2.0, 1.0, 1.0, True)
+    assert report.rows[1] == Row("fast", 2.0, 8.0, 4.0, 1.0, True)
+    assert report.rows[2] == Row("wrong", 1.0, 2.0, 1.0, 1.0, False)
+    assert report.peers == [PeerRow("peer", "greedy", 1.0, True)]
+    assert len(report.accepted) == 3 and isinstance(report, Report)
+
+
+def test_drafters_of_a_comma_list():
+    assert split_drafters(["none,prompt_lookup:length=8,ngram=3,draft:expander=chain", "none"]) == [
+        "none", "prompt_lookup:length=8,ngram=3", "draft:expander=chain",
+    ]  # fmt: skip
+
+
+def test_survival():
+    assert reporting.survival((2, 1, 1)) == [0.5, 0.25]
+    assert reporting.survival((5,)) == []

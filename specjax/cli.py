@@ -260,7 +260,7 @@ def models(args: argparse.Namespace) -> int:
     return _columns(rows)
 
 
-def _columns(rows: list[tuple[str, ...]]) -> int:
+def _columns(rows: Sequence[tuple[str, ...]]) -> int:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         _write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
@@ -322,6 +322,9 @@ def run_command(command: Callable[[], int]) -> int:
             stdout = sys.stdout.fileno()
             os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
         return 141
+    except OSError as error:  # a disk that filled up
+        complain(str(error))
+        return 1
     except KeyboardInterrupt:
         note("interrupted")
         return 130

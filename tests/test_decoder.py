@@ -13,6 +13,7 @@ from laws import CAPACITY, DRAFT, DRAFTERS, MIXED, TARGET, Rows, complete, param
 import specjax
 from specjax import decoder as decoding
 from specjax.draft import Drafter, Extra, ModelDrafter, NoDrafter, PromptLookup, Proposal
+from specjax.expand import TopK
 from specjax.lm import Block, Partial, Wants
 from specjax.sampling import Sampling, row_keys
 from specjax.state import Finish

@@ -53,6 +53,11 @@ class ModelDrafter(Drafter):
                 f"the draft model has {self.lm.vocab_size} tokens and the target {target.vocab_size}: "
                 "they must share one vocabulary (pick a draft with the target's tokenizer)"
             )
+        if self.expander.width > self.lm.vocab_size:
+            raise ValueError(
+                f"the expander takes {self.expander.width} candidates a node and the draft model has only "
+                f"{self.lm.vocab_size} tokens"
+            )
         return self
 
     def init(self, params, batch, capacity):

@@ -48,6 +48,11 @@ class Expander(abc.ABC):
     def depth(self) -> int:
         """Static: the deepest node's depth."""
 
+    @property
+    def width(self) -> int:
+        """Static: the most candidates taken of one node."""
+        return 1
+
     @abc.abstractmethod
     def __call__(
         self, root: Array, logits: Array, grow: Grow, carry: Any, sampler: Sampler, *, keep_q: bool = False

@@ -44,6 +44,10 @@ class Static(Expander):
     def depth(self) -> int:
         return max(len(choice) for choice in self.choices)
 
+    @property
+    def width(self) -> int:
+        return 1 + max(max(choice) for choice in self.choices)
+
     def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
         topology = self.topology
         parents, ranks, depths = (np.asarray(x) for x in (topology.parents, topology.ranks, topology.depths))

@@ -34,6 +34,10 @@ class TopK(Expander):
         if self.k < 1 or self.depth < 1 or not 2 <= self.nodes <= most or self.tau <= 0:
             raise ValueError(f"top_k needs k, depth >= 1, tau > 0 and nodes in [2, {most}], got {self}")
 
+    @property
+    def width(self) -> int:
+        return self.k
+
     def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
         batch, k = root.shape[0], self.k
         scores, worth = ranking(sampler, logits[:, None], 0, None, self.coupled, self.tau)

@@ -178,6 +178,11 @@ def test_drafter_and_target_must_share_a_vocabulary():
         specjax.speculative(TARGET, other)
 
 
+def test_expanders_must_fit_the_vocabulary():
+    with pytest.raises(ValueError, match="candidates a node"):
+        specjax.speculative(TARGET, ModelDrafter(DRAFT, TopK(k=97, depth=1, nodes=4)))
+
+
 @pytest.mark.parametrize(
     "options",
     ({"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"min_p": 2.0}, {"top_k": -1}, {"temperature": "hot"}),

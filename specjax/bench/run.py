@@ -68,7 +68,7 @@ class Ours:
         began = time.perf_counter()
         records = self._run(self.requests)
         seconds = time.perf_counter() - began
-        accepted = tuple(map(sum, zip(*(record.accepted for record in records), strict=True)))
+        accepted = tuple(sum(counts) for counts in zip(*(record.accepted for record in records), strict=True))
         steps = sum(record.steps for record in records)
         spent = self.engine.timing.decode_seconds - decoded
         return Lap([record.tokens for record in records], seconds, spent, steps, accepted)

@@ -77,8 +77,8 @@ def plot(report: Report, path: str) -> None:
         if share:
             right.plot(range(1, len(share) + 1), share, "o-", color=f"C{i}", label=row.decoder)
     right.set_ylim(0, 1)
-    right.set_xlabel("draft tokens")
-    right.set_ylabel("share of steps accepting so many or more")
+    right.set_xlabel("accepted draft tokens, or more")
+    right.set_ylabel("share of steps")
     if len(right.get_lines()):
         right.legend()
         right.xaxis.get_major_locator().set_params(integer=True)

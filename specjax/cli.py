@@ -45,6 +45,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Options that `generate` and `bench` share."""
     parser.add_argument("--model", help="folder, shipped name or hub id (default: the shipped target)")
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32 on a CPU, else bfloat16)")
+    parser.add_argument("--mesh", help="devices by axis, such as data=2,model=4 (default: one device)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     parser.add_argument("--seed", type=int, default=0, help="with the prompt it decides the noise")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="new tokens a prompt, at most")
@@ -64,7 +65,6 @@ def _generate_options(parser: argparse.ArgumentParser) -> None:
     add("--stop", action="append", default=[], metavar="STRING", help="ends a text and is left out; may be repeated")
     add("--ignore-eos", action="store_true", help="go on after the end-of-sequence token")
     add("--batch-size", type=int, default=8, help="rows decoded together; changes speed, never text")
-    add("--mesh", help="devices by axis, such as data=2,model=4 (default: one device)")
     add("--input", metavar="FILE.jsonl", help="lines of {prompt or messages, optionally id and generation options}")
     add("--output", metavar="FILE.jsonl", help="write records there as they finish")
     add("--strict", action="store_true", help="stop at the first bad line of --input, before any work")
@@ -332,8 +332,20 @@ def run_command(command: Callable[[], int]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status."""
+    if argv is None:
+        _keep_compiled_programs()
     words = list(sys.argv[1:] if argv is None else argv)
     return run_command(lambda: _dispatch(words))
+
+
+def _keep_compiled_programs() -> None:
+    """Compiled programs outlive the process, so that a second run starts at once; `JAX_COMPILATION_CACHE_DIR` moves them."""
+    import jax
+
+    if not jax.config.read("jax_compilation_cache_dir"):
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(cache / "specjax" / "xla"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 def _dispatch(words: list[str]) -> int:

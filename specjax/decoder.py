@@ -28,9 +28,20 @@ class Decoder(Protocol):
     def step(self, params: PyTree, state: Any) -> tuple[Any, Any]: ...
 
 
-@functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
-def run(decoder: Decoder, params: PyTree, state: Any, max_steps: jax.Array | int = 2**31 - 1) -> Any:
-    """Steps until every row is done, or `max_steps` times, in one `lax.while_loop`. `state` is donated."""
+NO_LIMIT = 2**31 - 1
+
+
+def run(decoder: Decoder, params: PyTree, state: Any, max_steps: jax.Array | int = NO_LIMIT) -> Any:
+    """Steps until every row is done, or `max_steps` times, in one `lax.while_loop`. `state` is donated.
+
+    One program a decoder and state shape, whatever `max_steps`; `run_program` is that program, to lower or to compile.
+    """
+    return run_program(decoder, params, state, jnp.asarray(max_steps, jnp.int32))
+
+
+@functools.partial(jax.jit, static_argnums=(0,), donate_argnums=(2,))
+def run_program(decoder: Decoder, params: PyTree, state: Any, max_steps: jax.Array) -> Any:
+    """`run` as a jitted function of arrays."""
 
     def more(carry):
         count, state = carry

@@ -24,7 +24,6 @@ from specjax.verify import Verifier
 DEFAULT_MODEL = "pycode"
 DEFAULT_DRAFTER = "prompt_lookup"
 STEPS_PER_CALL = 8
-NO_LIMIT = 2**31 - 1  # given to `run` in every call: a default left out would be another program
 REASONS = {Finish.EOS: "eos", Finish.LENGTH: "length", Finish.STOP: "stop", Finish.ERROR: "error"}
 
 OnText = Callable[[int, str], None]
@@ -230,7 +229,7 @@ class Engine:
         if stop or on_text:
             state = self._watch(group, state, start, stop, on_text)
         else:
-            state = decoding.run(self.decoder, self.params, state, NO_LIMIT)
+            state = decoding.run(self.decoder, self.params, state)
         host = jax.device_get(dataclasses.replace(state, cache=None, draft=None, key=None))
         self.timing.decode_seconds += time.perf_counter() - compiled
         for row, request in enumerate(group):

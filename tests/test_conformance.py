@@ -65,14 +65,14 @@ def test_no_retrace_and_no_host(name):
     """Other prompts, temperatures and seeds reuse the compiled program, which never talks to the host."""
     decoder = specjax.speculative(TARGET, DRAFTERS[name])
     state = start(decoder, MIXED)
-    text = decoding.run.lower(decoder, params(), state).as_text()
+    text = decoding.run_program.lower(decoder, params(), state, jnp.int32(9)).as_text()
     assert not any(word in text for word in ("callback", "infeed", "outfeed", "host_"))
     decoding.run(decoder, params(), state)
-    compiled = decoding.run._cache_size(), decoding.insert._cache_size()
+    compiled = decoding.run_program._cache_size(), decoding.insert._cache_size()
     hotter = dataclasses.replace(MIXED, options=tuple({"temperature": 0.1 * i} for i in range(8)))
     again = specjax.speculative(TARGET, DRAFTERS[name])
     decoding.run(again, params(), start(again, hotter, seed=5))
-    assert (decoding.run._cache_size(), decoding.insert._cache_size()) == compiled
+    assert (decoding.run_program._cache_size(), decoding.insert._cache_size()) == compiled
 
 
 def test_garbage_beyond_the_text_is_never_read(name):

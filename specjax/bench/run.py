@@ -289,12 +289,15 @@ def prepare(args: argparse.Namespace) -> tuple[dict[str, Contestant], dict[str, 
 def _engines(args: argparse.Namespace, drafters: list[str], optional: bool) -> tuple[dict[str, Any], list[str]]:
     from specjax import models
     from specjax.engine import DEFAULT_MODEL, Engine
+    from specjax.sharding import make_mesh
 
-    model = models.load(DEFAULT_MODEL if args.model is None else args.model, dtype=args.dtype)
+    model = models.load(
+        DEFAULT_MODEL if args.model is None else args.model, dtype=args.dtype, mesh=make_mesh(args.mesh)
+    )
     engines, skipped = {}, []
     for drafter in drafters:
         try:
-            engines[drafter] = Engine(model, drafter)
+            engines[drafter] = Engine(model, drafter, mesh=args.mesh)
         except ValueError as error:
             if not optional:
                 raise

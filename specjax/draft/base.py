@@ -119,7 +119,7 @@ class Verdict:
     path: Array
     accepted: Array
     next_token: Array
-    committed: Array | None = None
+    committed: Any = None
 
 
 class Drafter(abc.ABC):

@@ -342,7 +342,7 @@ def _keep_compiled_programs() -> None:
     """Compiled programs outlive the process, so that a second run starts at once; `JAX_COMPILATION_CACHE_DIR` moves them."""
     import jax
 
-    if not jax.config.read("jax_compilation_cache_dir"):
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(cache / "specjax" / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

@@ -332,20 +332,8 @@ def run_command(command: Callable[[], int]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status."""
-    if argv is None:
-        _keep_compiled_programs()
     words = list(sys.argv[1:] if argv is None else argv)
     return run_command(lambda: _dispatch(words))
-
-
-def _keep_compiled_programs() -> None:
-    """Compiled programs outlive the process, so that a second run starts at once; `JAX_COMPILATION_CACHE_DIR` moves them."""
-    import jax
-
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(cache / "specjax" / "xla"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 def _dispatch(words: list[str]) -> int:

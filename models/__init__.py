@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specjax.models.errors import ModelError
-    from specjax.models.hub import Model, load, save, shipped
+    from specjax.models.hub import Model, load, resolve_dtype, save, shipped
     from specjax.models.llama import LlamaConfig, LlamaLM, RopeScaling
     from specjax.models.tabular import TabularLM
 
@@ -16,6 +16,7 @@ _HOME = {
     "ModelError": "errors",
     "Model": "hub",
     "load": "hub",
+    "resolve_dtype": "hub",
     "save": "hub",
     "shipped": "hub",
     "LlamaConfig": "llama",
@@ -32,6 +33,7 @@ __all__ = [
     "RopeScaling",
     "TabularLM",
     "load",
+    "resolve_dtype",
     "save",
     "shipped",
 ]

@@ -85,7 +85,14 @@ def load(folder_or_hub_id: str | os.PathLike[str], dtype: Any = None, mesh: jax.
     if not config_file.is_file():
         raise ModelError(f"{folder} has no config.json; give a Hugging Face model folder")
     raw = _json(config_file)
-    lm = LlamaLM(hf_config.from_hf(raw))
+    try:
+        lm = LlamaLM(hf_config.from_hf(raw))
+    except ModelError:
+        raise
+    except (TypeError, AttributeError, ValueError) as error:
+        raise ModelError(f"{config_file} has a field of the wrong kind: {error}") from error
+    if lm.config.head_dim % 2:
+        raise ModelError(f"{config_file}: head_dim must be even, got {lm.config.head_dim}")
     abstract = lm.abstract(dtype)
     arrays = weights.match(weights.read_folder(folder), abstract, lm.config.tie_word_embeddings)
     if mesh is None:
@@ -147,7 +154,10 @@ def save(
 
 
 def _find(asked: str | os.PathLike[str]) -> tuple[str, Path]:
-    folder = Path(asked).expanduser()
+    try:
+        folder = Path(asked).expanduser()
+    except RuntimeError:  # no such user
+        folder = Path(asked)
     if folder.is_dir():
         return folder.resolve().name, folder
     name, ours = str(asked), shipped()

@@ -14,8 +14,14 @@ def make_mesh(spec: "str | jax.sharding.Mesh | None") -> jax.sharding.Mesh | Non
     Raises:
       ValueError: on a malformed line or an unknown axis, or when the sizes do not multiply to the number of devices.
     """
-    if spec is None or isinstance(spec, jax.sharding.Mesh):
+    if spec is None:
         return spec
+    if isinstance(spec, jax.sharding.Mesh):
+        if set(spec.axis_names) != set(AXES):
+            raise ValueError(f"a mesh needs the axes {', '.join(AXES)} (of size 1 where unused), not {spec.axis_names}")
+        return jax.sharding.Mesh(spec.devices, spec.axis_names, axis_types=(AxisType.Auto,) * len(AXES))
+    if not isinstance(spec, str):
+        raise ValueError(f"a mesh is a jax.sharding.Mesh or a line such as 'data=2,model=4', not {spec!r}")
     sizes = dict.fromkeys(AXES, 1)
     for part in spec.split(","):
         name, _, size = part.strip().partition("=")

@@ -76,11 +76,14 @@ class Engine:
             verifier = make_verifier(verifier)
         if not isinstance(model, models.Model):
             model = models.load(DEFAULT_MODEL if model is None else model, dtype=dtype, mesh=self.mesh)
-        elif self.mesh is not None:
+        elif dtype is not None and models.resolve_dtype(dtype) != model.dtype:
+            kind = models.resolve_dtype(dtype)
+            model = dataclasses.replace(model, params=jax.tree.map(lambda x: x.astype(kind), model.params), dtype=kind)
+        if self.mesh is not None:
             axes = shardings(self.mesh, model.lm.axes(model.params), model.params, model.lm.axis_counts())
             model = dataclasses.replace(model, params=jax.device_put(model.params, axes))
         self.model = model
-        drafter, draft_params = build_drafter(drafter, model, mesh=self.mesh)
+        drafter, draft_params = build_drafter(drafter or "none", model, mesh=self.mesh)
         self.decoder = speculative(model.lm, drafter, verifier, logprobs=logprobs, mesh=self.mesh)
         self.params = {"target": model.params, "draft": draft_params}
         self.timing = Timing()
@@ -100,6 +103,8 @@ class Engine:
           ValueError: on an empty prompt, ids outside the vocabulary, text without a tokenizer, messages without a chat
             template, or a prompt that leaves no room for a token.
         """
+        if not isinstance(prompt, (str, list, tuple, np.ndarray)):
+            raise ValueError(f"a prompt is a string, a list of token ids or a list of chat messages, not {prompt!r}")
         if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
             if self.model.tokenizer is None:
                 raise ValueError(f"{self.model.name} has no tokenizer: give prompts as lists of token ids")
@@ -283,7 +288,9 @@ class Engine:
                 n for n in range(1, len(tokens) + 1)
                 if find_stop(new_text(self.model.tokenizer, request.ids, tokens[:n]), stop) is not None
             )  # fmt: skip
-            tokens, text = tokens[:count], (text or "")[:cut]
+            tokens = tokens[:count]
+            text = new_text(self.model.tokenizer, request.ids, tokens) or ""
+            text = text[: find_stop(text, stop)]
         steps = int(host.stats.steps[row])
         error = None
         if reason == "error":
@@ -297,7 +304,7 @@ class Engine:
             finish_reason=reason,
             new_tokens=len(tokens),
             steps=steps,
-            tokens_per_step=round(len(tokens) / steps, 4) if steps else 0.0,
+            tokens_per_step=round((end - begin) / steps, 4) if steps else 0.0,
             id=request.id,
             line=request.line,
             logprobs=None if probs is None else probs.raw[row, span].tolist(),
@@ -363,7 +370,7 @@ def generate(
 ) -> list[Record]:
     """Completes prompts and returns a record for each, in order.
 
-    The same seed gives the same text, whatever the drafter, the batch or the mesh.
+    With the default verifier the same seed gives the same text, whatever the drafter, the batch or the mesh.
 
     Args:
       model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target.
@@ -398,7 +405,7 @@ def generate(
             f"num_return_sequences and batch_size must be at least 1, got {num_return_sequences}, {batch_size}"
         )
     engine = Engine(model, drafter, verifier, dtype=dtype, mesh=mesh, logprobs=logprobs)
-    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], (int, np.integer))):
+    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], (int, np.integer, dict))):
         prompts = [prompts]
     options = dict(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,

@@ -116,7 +116,11 @@ def build_drafter(
       ValueError: see `make_drafter`; also where the draft model cannot be loaded or has another vocabulary.
     """
     if isinstance(drafter, tuple):
+        if len(drafter) != 2 or not isinstance(drafter[0], Drafter):
+            raise ValueError("drafter must be a name, a drafter, or a pair of a drafter and its parameters")
         return drafter
+    if isinstance(drafter, ModelDrafter):
+        raise ValueError("a ModelDrafter needs its parameters: give drafter=(drafter, params)")
     if isinstance(drafter, Drafter):
         return drafter, None
     made = make_drafter(drafter)

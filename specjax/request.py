@@ -39,7 +39,7 @@ class Record:
       finish_reason: eos, stop, length or error.
       new_tokens: how many.
       steps: target passes.
-      tokens_per_step: new tokens a target pass.
+      tokens_per_step: tokens a target pass, those of the last call beyond a stop string included.
       id: the caller's name for it, or None.
       line: its line in the input file, or None.
       logprobs: of every new token, under the model's own softmax; None where not asked for.

@@ -145,7 +145,7 @@ class Speculative:
             finish=jnp.zeros((count,), jnp.int32),
             key=row_keys,
             prompt_length=lengths,
-            limit=limit,
+            limit=jnp.clip(limit, lengths, capacity - self.slack),  # slice updates clamp silently beyond the buffer
             eos=fresh.eos if eos is None else eos,
             sampling=sampling,
         )
@@ -160,8 +160,18 @@ class Speculative:
         self, params: PyTree, prompts: Array, lengths: Array, row_keys: Array, *, limit: Array, sampling: Sampling,
         capacity: int, eos: Array | None = None, cache_dtype: Any = None,
     ) -> DecodeState:  # fmt: skip
-        """`empty` and `insert` in one: a state whose rows are these prompts."""
+        """`empty` and `insert` in one: a state whose rows are these prompts.
+
+        Raises:
+          ValueError: outside jit, where prompts and limits do not fit the capacity.
+        """
         batch = prompts.shape[0]
+        if not isinstance(lengths, jax.core.Tracer) and not isinstance(limit, jax.core.Tracer):
+            if lengths.min() < 1 or lengths.max() >= limit.max() or limit.max() > capacity - self.slack:
+                raise ValueError(
+                    f"prompts of {lengths.min()} to {lengths.max()} tokens and a limit of {limit.max()} need a capacity of "
+                    f"at least the limit plus {self.slack}, and prompts of at least one token below it; got {capacity}"
+                )
         state = self.empty(params, batch, capacity, cache_dtype, 1 if eos is None else eos.shape[1])
         rows = jnp.arange(batch)
         return self.insert(params, state, rows, prompts, lengths, row_keys, limit=limit, sampling=sampling, eos=eos)

@@ -43,7 +43,7 @@ class Stats:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LogProbs:
-    """Log-probabilities of the emitted tokens, at their place in the text; zero elsewhere.
+    """Log-probabilities of the emitted tokens, at their place in the text; meaningless elsewhere.
 
     Attributes:
       raw: `[B, L]` float32, under the model's own softmax.

@@ -178,6 +178,13 @@ def test_drafter_and_target_must_share_a_vocabulary():
         specjax.speculative(TARGET, other)
 
 
+def test_init_refuses_what_does_not_fit(decoder):
+    prompts, lengths = jnp.ones((1, 4), jnp.int32), jnp.asarray([4])
+    options = {"limit": jnp.asarray([44]), "sampling": Sampling.make(1)}
+    with pytest.raises(ValueError, match="capacity"):
+        decoder.init(params(), prompts, lengths, row_keys(0, ["a"]), capacity=32, **options)
+
+
 def test_expanders_must_fit_the_vocabulary():
     with pytest.raises(ValueError, match="candidates a node"):
         specjax.speculative(TARGET, ModelDrafter(DRAFT, TopK(k=97, depth=1, nodes=4)))

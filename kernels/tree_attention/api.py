@@ -33,7 +33,7 @@ def tree_attention(
       value: as `key`.
       cache_key: `[B, K, S, H]`, or None for no prefix.
       cache_value: as `cache_key`.
-      length: `[B]` int32, visible cache slots a row; slots beyond are never read into the result.
+      length: `[B]` int32, visible cache slots a row; what finite numbers lie beyond never matters.
       visible: `[B, T, P + T]` bool, or None for `causal`/full.
       query_positions: `[B, T]` int32, read only under a `window`.
       key_positions: `[B, P + T]` int32, read only under a `window`.

@@ -148,6 +148,11 @@ class Drafter(abc.ABC):
     def depth(self) -> int:
         """Static: the depth of the deepest node."""
 
+    @property
+    def is_chain(self) -> bool:
+        """Static: whether the tree is always a chain."""
+        return self.nodes == self.depth + 1
+
     def bind(self, target: LM) -> "Drafter":
         """This drafter made ready for a target (itself, where there is nothing to fill in).
 

@@ -25,6 +25,10 @@ class Fused(Drafter):
         return max(self.a.depth, self.b.depth)
 
     @property
+    def is_chain(self) -> bool:
+        return False
+
+    @property
     def wants(self) -> Wants:
         return self.a.wants | self.b.wants
 

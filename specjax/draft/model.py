@@ -47,6 +47,10 @@ class ModelDrafter(Drafter):
     def depth(self) -> int:
         return self.expander.depth
 
+    @property
+    def is_chain(self) -> bool:
+        return self.expander.is_chain
+
     def bind(self, target):
         if self.lm.vocab_size != target.vocab_size:
             raise ValueError(

@@ -49,6 +49,11 @@ class Expander(abc.ABC):
         """Static: the deepest node's depth."""
 
     @property
+    def is_chain(self) -> bool:
+        """Static: whether the tree is always a chain."""
+        return False
+
+    @property
     def width(self) -> int:
         """Static: the most candidates taken of one node."""
         return 1

@@ -29,6 +29,10 @@ class Chain(Expander):
     def depth(self) -> int:
         return self.length
 
+    @property
+    def is_chain(self) -> bool:
+        return True
+
     def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
         batch = root.shape[0]
         logits = logits[:, None]

@@ -45,6 +45,10 @@ class Static(Expander):
         return max(len(choice) for choice in self.choices)
 
     @property
+    def is_chain(self) -> bool:
+        return self.topology.is_chain
+
+    @property
     def width(self) -> int:
         return 1 + max(max(choice) for choice in self.choices)
 

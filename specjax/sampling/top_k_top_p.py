@@ -29,7 +29,9 @@ def cut(scores: Array, top_k: Array, top_p: Array, active: Array) -> Array:
     if width == vocab:
         return lowest
     used = active[:, None] & ((k < vocab) | (top_p[:, None] < 1))
-    full = lambda: _cut_ranked(-jnp.sort(-scores, axis=-1), k, top_p[:, None], total, vocab)[0]  # noqa: E731
+    full = lambda: jnp.where(
+        enough, lowest, _cut_ranked(-jnp.sort(-scores, axis=-1), k, top_p[:, None], total, vocab)[0]
+    )  # noqa: E731
     return jax.lax.cond(jnp.any(used & ~enough), full, lambda: lowest)
 
 

@@ -29,7 +29,7 @@ class Rejection(Verifier):
     keep_q = True
 
     def check(self, drafter):
-        if drafter.nodes != drafter.depth + 1:
+        if not drafter.is_chain:
             raise ValueError(
                 f"the rejection verifier takes chains, and this drafter proposes a tree ({drafter.nodes} nodes, depth "
                 f"{drafter.depth}): choose a chain expander, or the coupled verifier"

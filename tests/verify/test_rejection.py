@@ -311,8 +311,10 @@ def test_trees_are_refused():
     with pytest.raises(ValueError, match="chain"):
         specjax.speculative(TARGET, ModelDrafter(MODEL.lm, Static()), Rejection())
     bushy = ModelDrafter(MODEL.lm, TopK(k=2, depth=4, nodes=5))  # as many nodes as a chain of its depth
-    decoder = specjax.speculative(TARGET, bushy, Rejection())
     with pytest.raises(ValueError, match="chain"):
-        jax.eval_shape(
-            lambda: decoder.step(PARAMS, decoder.empty(PARAMS, 2, 16)),
+        specjax.speculative(TARGET, bushy, Rejection())
+    # a tree that reaches the verifier all the same is refused there
+    with pytest.raises(ValueError, match="chain"):
+        Rejection()(
+            None, Tree.of(Topology((-1, 0, 0), (0, 0, 1)), jnp.zeros((1, 3), jnp.int32), jnp.ones((1, 3), bool)), None
         )

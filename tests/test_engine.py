@@ -1,0 +1,51 @@
+"""Plausible input of the Python API that cannot be used: one clear ValueError each."""
+
+import jax
+import numpy as np
+import pytest
+from laws import DRAFT, TARGET, params
+
+import specjax
+from specjax.draft import ModelDrafter
+
+
+@pytest.fixture(scope="module")
+def model():
+    return specjax.models.Model(TARGET, params()["target"], None, (), "toy", None, np.dtype("float32"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    (
+        ({"drafter": ModelDrafter(DRAFT)}, "needs its parameters"),
+        ({"drafter": (ModelDrafter(DRAFT),)}, "pair"),
+        ({"prompts": [None]}, "a prompt is"),
+        ({"prompts": [[]]}, "empty"),
+        ({"prompts": [[1, 500]]}, "outside the vocabulary"),
+        ({"prompts": [[1] * 128]}, "capacity"),
+        ({"dtype": "foo"}, "unknown dtype"),
+        ({"mesh": 2}, "a mesh is"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+    ),
+)
+def test_bad_input(model, options, message):
+    with pytest.raises(ValueError, match=message):
+        specjax.generate(model, **{"prompts": [[1, 2, 3]], **options})
+
+
+def test_none_is_plain_and_dtype_casts(model):
+    record = specjax.generate(model, [[1, 2, 3]], drafter=None, max_new_tokens=4, dtype="bfloat16")[0]
+    assert record.steps == record.new_tokens == 4
+
+
+def test_a_mesh_needs_both_axes(model):
+    mesh = jax.make_mesh((8,), ("model",))
+    with pytest.raises(ValueError, match="needs the axes"):
+        specjax.generate(model, [[1, 2]], mesh=mesh)
+
+
+def test_rejection_refuses_every_dynamic_tree(model):
+    small = ModelDrafter(DRAFT, specjax.expand.TopK(k=1, depth=3, nodes=4))
+    with pytest.raises(ValueError, match="takes chains"):
+        specjax.generate(model, [[1, 2]], drafter=(small, params()["draft"]), verifier="rejection")

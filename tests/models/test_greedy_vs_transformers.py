@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from laws import Rows, start, texts
@@ -18,6 +19,13 @@ STORIES = Path(__file__).parents[2].parent / "shared" / "data" / "stories260K"
 LENGTHS = (3, 9, 14, 21, 1)
 NEW = 24
 DRAFTERS = ("none", "prompt_lookup", "token_recycling", "chain", "static", "top_k", "eagle2", "fuse")
+
+
+@pytest.fixture(autouse=True)
+def drop_compiled_programs_of_each_test():
+    """Every test here compiles programs of its own; see tests/conftest.py."""
+    yield
+    jax.clear_caches()
 
 
 def drafter(name, model):

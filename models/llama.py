@@ -344,7 +344,7 @@ class LlamaLM:
         """An empty cache of `capacity` slots a row."""
         c = self.config
         shape = (batch, c.num_key_value_heads, capacity, c.head_dim)
-        make = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(c.num_hidden_layers))  # noqa: E731
+        make = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(c.num_hidden_layers))
         return KVCache(make(), make())
 
     def commit(self, cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> KVCache:

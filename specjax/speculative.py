@@ -4,12 +4,13 @@ In the shape descriptions `B` denotes rows, `R` inserted rows, `N` tree nodes, `
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from specjax.draft.base import Drafter, Proposal, Verdict, View
+from specjax.draft.base import Chunk, Drafter, Proposal, Verdict, View
 from specjax.draft.none import NoDrafter
 from specjax.lm import LM, Block, Output, Wants
 from specjax.sampling import Sampler, Sampling
@@ -190,7 +191,8 @@ class Speculative:
             block = Block(tokens, positions, jnp.minimum(start, state.length - 1))
             output = self.target(params["target"], block, cache, wants=self.drafter.prefill_wants)
             cache = self.target.commit(cache, output.delta, None, jnp.full((tokens.shape[0],), start))
-            return cache, self.drafter.prefill(params, draft, block, real, output)
+            following = jnp.take(state.tokens, columns + 1, axis=1, mode="clip")
+            return cache, self.drafter.prefill(params, draft, Chunk(block, real, following), output)
 
         carry = state.cache, state.draft
         chunks = -(-(min(size, capacity) - 1) // width)
@@ -212,20 +214,38 @@ class Speculative:
         sampler = Sampler(state.key, state.tokens, state.length, live, state.sampling)
         with jax.named_scope("draft"):
             proposal = self.drafter.propose(params, state.draft, view, sampler)
-        tree = proposal.tree
-
-        def draw(logits):
-            return sampler.draw(logits[:, : tree.nodes], tree.depth, tree.path_tokens, tree.max_depth)
-
-        wants = self.verifier.wants | self.drafter.wants | Wants(logits=self.logprobs)
         with jax.named_scope("target"):
-            output = self.target(
-                params["target"], proposal.block(view), state.cache, wants=wants, draw=draw, partial=proposal.partial
-            )
+            output = self._read(params, proposal, view, sampler)
         with jax.named_scope("verify"):
-            verdict = self.verifier(output, tree, sampler)
+            verdict = self.verifier(output, proposal.tree, sampler)
         with jax.named_scope("accept"):
             return self._accept(params, state, proposal, output, verdict, sampler)
+
+    def _read(self, params, proposal: Proposal, view: View, sampler: Sampler) -> Output:
+        """The target over the proposal, or over as many of its first nodes as the live rows need."""
+        wants = self.verifier.wants | self.drafter.wants | Wants(logits=self.logprobs)
+        rungs, nodes = self.drafter.rungs, proposal.tree.nodes
+
+        def read(rung):
+            part = proposal.prefix(rung)
+            tree = part.tree
+
+            def draw(logits):
+                return sampler.draw(logits[:, :rung], tree.depth, tree.path_tokens, tree.max_depth)
+
+            output = self.target(
+                params["target"], part.block(view), view.cache, wants=wants, draw=draw, partial=part.partial
+            )
+            if rung == nodes:
+                return output
+            pad = lambda x: jnp.pad(x, ((0, 0), (0, nodes - rung)) + ((0, 0),) * (x.ndim - 2))
+            return jax.tree.map(pad, output)
+
+        if len(rungs) == 1:
+            return read(nodes)
+        used = jnp.max(jnp.where(proposal.tree.valid & view.live[:, None], 1 + jnp.arange(nodes)[None], 0))
+        index = jnp.sum(used > jnp.asarray(rungs[:-1]))
+        return jax.lax.switch(index, [functools.partial(read, rung) for rung in rungs])
 
     def _accept(self, params, state, proposal: Proposal, output: Output, verdict: Verdict, sampler: Sampler):
         tree = proposal.tree
@@ -259,9 +279,9 @@ class Speculative:
     def _log_probs(self, logprobs, length, tree, output, verdict, emitted, sampler):
         nodes = jnp.maximum(verdict.path, 0)[:, :, None]
         at = jnp.maximum(emitted, 0)[:, :, None]
-        pick = lambda scores: jnp.take_along_axis(jax.nn.log_softmax(scores, axis=-1), at, axis=2)[:, :, 0]  # noqa: E731
+        pick = lambda scores: jnp.take_along_axis(jax.nn.log_softmax(scores, axis=-1), at, axis=2)[:, :, 0]
         logits = jnp.take_along_axis(output.logits, nodes, axis=1)
-        paths = lambda: jnp.take_along_axis(tree.path_tokens(), nodes, axis=1)  # noqa: E731
+        paths = lambda: jnp.take_along_axis(tree.path_tokens(), nodes, axis=1)
         return LogProbs(
             write(logprobs.raw, pick(logits), length),
             write(logprobs.warped, pick(sampler.warped(logits, paths)), length),
@@ -330,5 +350,5 @@ def commit_counts(state: DecodeState, emitted: Array, verdict: Verdict) -> tuple
 
 def write(buffer: Array, values: Array, start: Array) -> Array:
     """Writes `[B, M]` values into `[B, L]` rows from `start` `[B]` on."""
-    update = lambda row, new, at: jax.lax.dynamic_update_slice(row, new.astype(row.dtype), (at,))  # noqa: E731
+    update = lambda row, new, at: jax.lax.dynamic_update_slice(row, new.astype(row.dtype), (at,))
     return jax.vmap(update)(buffer, values, start)

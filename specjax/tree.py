@@ -4,7 +4,7 @@ In the shape descriptions `B` denotes rows, `N` nodes, `D` the largest depth.
 """
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -95,6 +95,10 @@ class Topology:
             out[node] |= out[parent]
         return out
 
+    def prefix(self, nodes: int) -> "Topology":
+        """Its first nodes; parents come first, so they are a tree."""
+        return Topology(self.parents[:nodes], self.ranks[:nodes])
+
     def join(self, other: "Topology") -> "Topology":
         """Both trees under one root; the other's nodes come after ours."""
         shift = len(self.parents) - 1
@@ -118,9 +122,6 @@ class Tree:
       children: static, how a node's children were drawn.
       topology: static, the shape where it does not depend on data.
     """
-
-    ROOT: ClassVar[int] = 0
-    NO_PARENT: ClassVar[int] = -1
 
     tokens: Array
     parent: Array
@@ -147,6 +148,19 @@ class Tree:
             max_depth=max(topology.depths),
             topology=topology,
             **fields,
+        )
+
+    def prefix(self, nodes: int) -> "Tree":
+        """Its first nodes, without `log_q`."""
+        topology = None if self.topology is None else self.topology.prefix(nodes)
+        return Tree(
+            tokens=self.tokens[:, :nodes],
+            parent=self.parent[:, :nodes],
+            depth=self.depth[:, :nodes],
+            valid=self.valid[:, :nodes],
+            max_depth=min(self.max_depth, nodes - 1) if topology is None else max(topology.depths),
+            children=self.children,
+            topology=topology,
         )
 
     @property

@@ -2,13 +2,15 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import specjax
-from specjax.draft import Drafter, ModelDrafter, NoDrafter, PromptLookup, TokenRecycling, fuse
+from specjax.draft import Drafter, ModelDrafter, NoDrafter, PromptLookup, TokenRecycling, Trained, fuse
 from specjax.expand import Chain, Static, TopK
 from specjax.models.llama import LlamaConfig, LlamaLM
 from specjax.sampling import Sampling, row_keys
@@ -45,13 +47,35 @@ VERIFIERS: dict[str, Verifier] = {"coupled": Coupled(), "rejection": Rejection()
 CHAINS = ("none", "prompt_lookup", "draft-chain")
 
 
+def draft_model(target):
+    """A draft LM's parameters: the target's lower layers."""
+    return {**target, "layers": {i: target["layers"][i] for i in range(DRAFT.num_layers)}}
+
+
+PARAMS: dict[str, Callable[[dict], Any]] = {
+    **{name: draft_model for name in DRAFTERS if name.startswith("draft")},
+    "fuse": lambda target: (None, draft_model(target)),
+}
+"""From the target's parameters to a drafter's, by its name; trained drafters make their own."""
+
+
 @functools.cache
-def params():
-    """Random weights, sharpened so that greedy text has structure; the draft is the target's lower layers."""
+def params(name: str = "draft-chain"):
+    """Random weights, sharpened so that greedy text has structure, and those of the drafter of that name."""
     target = TARGET.init(jax.random.key(7))
     target = jax.tree.map(lambda x: x * 2.0 if x.ndim == 2 else x, target)
-    layers = {i: target["layers"][i] for i in range(DRAFT.num_layers)}
-    return {"target": target, "draft": {**target, "layers": layers}}
+    drafter = DRAFTERS[name]
+    if isinstance(drafter, Trained):
+        draft = drafter.bind(TARGET).init_params(jax.random.key(8), target)
+    else:
+        draft = PARAMS.get(name, lambda target: None)(target)
+    return {"target": target, "draft": draft}
+
+
+def params_of(drafter: Drafter):
+    """The parameters of a drafter of the table; a draft LM's for any other."""
+    found = (name for name, known in DRAFTERS.items() if drafter in (known, known.bind(TARGET)))
+    return params(next(found, "draft-chain"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +129,7 @@ def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY,
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     off = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     sampling = Sampling.make(count, **{n: [o.get(n, off[n]) for o in rows.options] for n in names})
-    model = params() if model is None else model
+    model = params_of(decoder.drafter) if model is None else model
     state = specjax.decoder.empty(decoder, model, count, capacity, jnp.float32, max(len(eos), 1))
     return specjax.decoder.insert(
         decoder,
@@ -131,7 +155,7 @@ def texts(state) -> list[list[int]]:
 def complete(drafter, rows: Rows = MIXED, verifier=None, *, model=None, mesh=None, **options):
     """Runs a decoder to the end. Returns new tokens and the final state."""
     decoder = specjax.speculative(TARGET, drafter, verifier, mesh=mesh)
-    model = params() if model is None else model
+    model = params_of(drafter) if model is None else model
     state = specjax.decoder.run(decoder, model, start(decoder, rows, model=model, **options))
     return texts(state), state
 

@@ -1,6 +1,7 @@
 """The laws of decoding, over every drafter, expander and verifier there is."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -64,21 +65,32 @@ def test_slots_do_not_matter(name):
 def test_no_retrace_and_no_host(name):
     """Other prompts, temperatures and seeds reuse the compiled program, which never talks to the host."""
     decoder = specjax.speculative(TARGET, DRAFTERS[name])
-    state = start(decoder, MIXED)
-    text = decoding.run_program.lower(decoder, params(), state, jnp.int32(9)).as_text()
+    state = start(decoder, MIXED, model=params(name))
+    text = decoding.run_program.lower(decoder, params(name), state, jnp.int32(9)).as_text()
     assert not any(word in text for word in ("callback", "infeed", "outfeed", "host_"))
-    decoding.run(decoder, params(), state)
+    decoding.run(decoder, params(name), state)
     compiled = decoding.run_program._cache_size(), decoding.insert._cache_size()
     hotter = dataclasses.replace(MIXED, options=tuple({"temperature": 0.1 * i} for i in range(8)))
     again = specjax.speculative(TARGET, DRAFTERS[name])
-    decoding.run(again, params(), start(again, hotter, seed=5))
+    decoding.run(again, params(name), start(again, hotter, seed=5, model=params(name)))
     assert (decoding.run_program._cache_size(), decoding.insert._cache_size()) == compiled
+
+
+def test_the_cache_is_updated_in_place(name):
+    """No step copies a layer's cache, the target's or a draft's: `[B, K, S, H]` is written where it lies."""
+    decoder = specjax.speculative(TARGET, DRAFTERS[name])
+    state = start(decoder, MIXED, model=params(name))
+    shape = ",".join(map(str, jax.tree.leaves(state.cache)[0].shape))
+    text = decoding.run_program.lower(decoder, params(name), state, jnp.int32(9)).compile().as_text()
+    assert f"f32[{shape}]" in text
+    copies = [line.strip() for line in text.splitlines() if re.search(rf"= f32\[{shape}\]\S* copy\(", line)]
+    assert not copies, copies
 
 
 def test_garbage_beyond_the_text_is_never_read(name):
     """Cache slots and text beyond a row's length hold poison; the text must not change."""
     decoder = specjax.speculative(TARGET, DRAFTERS[name])
-    state = start(decoder, MIXED)
+    state = start(decoder, MIXED, model=params(name))
     length = np.asarray(state.length)
     poison = jnp.arange(state.tokens.shape[1])[None] >= jnp.asarray(length)[:, None]
     stale = jnp.arange(state.tokens.shape[1])[None] >= jnp.asarray(length)[:, None] - 1
@@ -86,7 +98,7 @@ def test_garbage_beyond_the_text_is_never_read(name):
     state = dataclasses.replace(
         state, tokens=jnp.where(poison, 17, state.tokens), cache=jax.tree.map(spoil, state.cache)
     )
-    same(texts(decoding.run(decoder, params(), state)), plain())
+    same(texts(decoding.run(decoder, params(name), state)), plain())
 
 
 @pytest.mark.parametrize("name", CHAINS)

@@ -1,6 +1,6 @@
 """Drafters: where candidate tokens come from."""
 
-from specjax.draft.base import Drafter, Extra, Proposal, Verdict, View
+from specjax.draft.base import Chunk, Drafter, Extra, Proposal, Trained, Verdict, View
 from specjax.draft.fuse import Fused, fuse
 from specjax.draft.model import ModelDrafter
 from specjax.draft.none import NoDrafter
@@ -8,6 +8,7 @@ from specjax.draft.prompt_lookup import PromptLookup
 from specjax.draft.token_recycling import TokenRecycling
 
 __all__ = [
+    "Chunk",
     "Drafter",
     "Extra",
     "Fused",
@@ -16,6 +17,7 @@ __all__ = [
     "PromptLookup",
     "Proposal",
     "TokenRecycling",
+    "Trained",
     "Verdict",
     "View",
     "fuse",

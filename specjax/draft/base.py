@@ -48,6 +48,22 @@ class View:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Chunk:
+    """A piece of the prompt, as the target just read it.
+
+    Attributes:
+      block: the target's input, `[B, T]` tokens of equal positions in every row.
+      real: `[B, T]` bool, the true tokens of the prompt; its last token, the first step's root, is never among them.
+      following: `[B, T]` int32, the token after each; after the last real one it is the root.
+    """
+
+    block: Block
+    real: Array
+    following: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Extra:
     """Slots beside the tree (prompt, pseudo, pad or window slots): computed, observed, never verified or committed.
 
@@ -75,6 +91,16 @@ class Proposal:
     draft: PyTree
     extra: Extra | None = None
     partial: Partial | None = None
+
+    def prefix(self, nodes: int) -> "Proposal":
+        """The proposal of its first `nodes` nodes alone. It must have no extra slots."""
+        if nodes == self.tree.nodes:
+            return self
+        partial = self.partial
+        if partial is not None:
+            h, delta = jax.tree.map(lambda x: x[:, :nodes], (partial.h, partial.delta))
+            partial = Partial(h, delta, partial.lo)
+        return Proposal(self.tree.prefix(nodes), self.draft, None, partial)
 
     def block(self, view: View) -> Block:
         """The target's input: tree nodes first, then extra slots."""
@@ -153,6 +179,15 @@ class Drafter(abc.ABC):
         """Static: whether the tree is always a chain."""
         return self.nodes == self.depth + 1
 
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Static: ascending node counts that a step may stop at, `nodes` the last.
+
+        The target reads only the first nodes, up to the lowest rung that covers every valid node of the live rows: a
+        proposal that puts valid nodes first is verified at their price. A proposal with extra slots has one rung.
+        """
+        return (self.nodes,)
+
     def bind(self, target: LM) -> "Drafter":
         """This drafter made ready for a target (itself, where there is nothing to fill in).
 
@@ -170,8 +205,8 @@ class Drafter(abc.ABC):
         shared by the rows: it may change speed, never text."""
         return jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), draft)
 
-    def prefill(self, params: PyTree, draft: PyTree, block: Block, real: Array, output: Output) -> PyTree:
-        """Takes in a chunk of the prompt. `real` `[B, T]` marks its true tokens; the last prompt token never comes."""
+    def prefill(self, params: PyTree, draft: PyTree, chunk: Chunk, output: Output) -> PyTree:
+        """Takes in a chunk of the prompt; chunks come in order."""
         return draft
 
     @abc.abstractmethod
@@ -181,3 +216,11 @@ class Drafter(abc.ABC):
     def observe(self, params: PyTree, draft: PyTree, proposal: Proposal, output: Output, verdict: Verdict) -> PyTree:
         """Learns from the target's output over all slots, rejected ones too."""
         return draft
+
+
+class Trained(Drafter):
+    """A drafter with parameters of its own that training makes, `params["draft"]`: nested dicts of arrays."""
+
+    @abc.abstractmethod
+    def init_params(self, key: Array, target_params: PyTree) -> PyTree:
+        """Parameters to start training from, once bound to the target."""

@@ -11,7 +11,10 @@ from specjax.tree import Tree
 
 @dataclasses.dataclass(frozen=True)
 class Fused(Drafter):
-    """The union of two drafters' trees; the second one's nodes come after the first one's. See `fuse`."""
+    """The union of two drafters' trees; the second one's nodes come after the first one's. See `fuse`.
+
+    Its `params["draft"]` is the pair of theirs, None for a part without parameters.
+    """
 
     a: Drafter
     b: Drafter
@@ -40,30 +43,35 @@ class Fused(Drafter):
         return Fused(self.a.bind(target), self.b.bind(target))
 
     def init(self, params, batch, capacity):
-        return self.a.init(params, batch, capacity), self.b.init(params, batch, capacity)
+        first, second = self._split(params)
+        return self.a.init(first, batch, capacity), self.b.init(second, batch, capacity)
 
     def axes(self, draft):
         return self.a.axes(draft[0]), self.b.axes(draft[1])
 
-    def prefill(self, params, draft, block, real, output):
-        return (
-            self.a.prefill(params, draft[0], block, real, output),
-            self.b.prefill(params, draft[1], block, real, output),
-        )
+    def prefill(self, params, draft, chunk, output):
+        first, second = self._split(params)
+        return self.a.prefill(first, draft[0], chunk, output), self.b.prefill(second, draft[1], chunk, output)
 
     def propose(self, params, draft, view, sampler):
-        first = self.a.propose(params, draft[0], view, sampler)
-        second = self.b.propose(params, draft[1], view, sampler)
+        first, second = self._split(params)
+        first = self.a.propose(first, draft[0], view, sampler)
+        second = self.b.propose(second, draft[1], view, sampler)
         for proposal in (first, second):
             if proposal.extra is not None or proposal.partial is not None:
                 raise ValueError("fuse takes drafters of plain trees: one of these adds extra slots or a partial stack")
         return Proposal(_join(first.tree, second.tree), (first.draft, second.draft))
 
     def observe(self, params, draft, proposal, output, verdict):
+        first, second = self._split(params)
         return (
-            self.a.observe(params, draft[0], proposal, output, verdict),
-            self.b.observe(params, draft[1], proposal, output, verdict),
+            self.a.observe(first, draft[0], proposal, output, verdict),
+            self.b.observe(second, draft[1], proposal, output, verdict),
         )
+
+    def _split(self, params):
+        first, second = params["draft"] or (None, None)
+        return {**params, "draft": first}, {**params, "draft": second}
 
 
 def fuse(a: Drafter, b: Drafter) -> Fused:
@@ -74,7 +82,7 @@ def fuse(a: Drafter, b: Drafter) -> Fused:
 def _join(a: Tree, b: Tree) -> Tree:
     shift = a.nodes - 1
     parent = jnp.where(b.parent[:, 1:] > 0, b.parent[:, 1:] + shift, b.parent[:, 1:])
-    cat = lambda x, y: jnp.concatenate([x, y], axis=1)  # noqa: E731
+    cat = lambda x, y: jnp.concatenate([x, y], axis=1)
     return Tree(
         tokens=cat(a.tokens, b.tokens[:, 1:]),
         parent=cat(a.parent, parent),

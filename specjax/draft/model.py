@@ -71,11 +71,15 @@ class ModelDrafter(Drafter):
     def axes(self, draft):
         return ModelDraft(self.lm.cache_axes(draft.cache), ("batch",))
 
-    def prefill(self, params, draft, block, real, output):
-        own = Block(block.tokens, block.positions, draft.length)
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        return self.expander.rungs
+
+    def prefill(self, params, draft, chunk, output):
+        own = Block(chunk.block.tokens, chunk.block.positions, draft.length)
         delta = self.lm(params["draft"], own, draft.cache, wants=Wants()).delta
         cache = self.lm.commit(draft.cache, delta, None, draft.length)
-        return ModelDraft(cache, draft.length + real.sum(axis=1, dtype=jnp.int32))
+        return ModelDraft(cache, draft.length + chunk.real.sum(axis=1, dtype=jnp.int32))
 
     def propose(self, params, draft, view, sampler):
         # Catch up on what the last step committed (its last token, the root, included) in one pass of fixed width.
@@ -84,7 +88,10 @@ class ModelDrafter(Drafter):
         tokens = jnp.take_along_axis(view.tokens, positions, axis=1, mode="clip")
         block = Block(tokens, positions, draft.length)
         output = self.lm(params["draft"], block, draft.cache, wants=Wants(final=True))
-        cache = self.lm.commit(draft.cache, output.delta, None, draft.length)
+        # As in the step: the write is made to depend on the read, so that the cache is updated in place. A broken draft
+        # (NaN) may lose its first slot by it; drafts change speed, never text.
+        after = jnp.where(jnp.isnan(output.final[:, 0, 0]), 0, draft.length)
+        cache = self.lm.commit(draft.cache, output.delta, None, after)
         last = jnp.clip(view.length - draft.length - 1, 0, width - 1)
         final = jnp.take_along_axis(output.final, last[:, None, None], axis=1)
         logits = self.lm.unembed(params["draft"], final)[:, 0]

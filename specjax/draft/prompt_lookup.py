@@ -37,6 +37,10 @@ class PromptLookup(Drafter):
     def depth(self) -> int:
         return self.length
 
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        return (1, self.nodes)
+
     def propose(self, params, draft, view, sampler):
         start, found = lookup(view.tokens, view.length, self.ngram, self.min_ngram)
         # A match closer to the end than `length` repeats with its own period, so nothing beyond the text is read.

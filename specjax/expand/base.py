@@ -54,6 +54,11 @@ class Expander(abc.ABC):
         return False
 
     @property
+    def rungs(self) -> tuple[int, ...]:
+        """Static: see `specjax.draft.Drafter.rungs`."""
+        return (self.nodes,)
+
+    @property
     def width(self) -> int:
         """Static: the most candidates taken of one node."""
         return 1

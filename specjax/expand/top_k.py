@@ -85,7 +85,7 @@ class TopK(Expander):
         level = np.where(np.arange(count) < k, 1, 2 + (np.arange(count) - k) // (k * k)).astype(np.int32)
         valid = jnp.take_along_axis(totals, best, axis=1) > -jnp.inf
         chosen = jnp.where(valid, jnp.take_along_axis(tokens, best, axis=1), -1)
-        first = lambda x, value: jnp.concatenate([jnp.full((batch, 1), value, x.dtype), x], axis=1)  # noqa: E731
+        first = lambda x, value: jnp.concatenate([jnp.full((batch, 1), value, x.dtype), x], axis=1)
         return Tree(
             tokens=jnp.concatenate([root[:, None], chosen], axis=1).astype(jnp.int32),
             parent=first(jnp.take_along_axis(place, above, axis=1), -1),

@@ -31,7 +31,7 @@ def cut(scores: Array, top_k: Array, top_p: Array, active: Array) -> Array:
     used = active[:, None] & ((k < vocab) | (top_p[:, None] < 1))
     full = lambda: jnp.where(
         enough, lowest, _cut_ranked(-jnp.sort(-scores, axis=-1), k, top_p[:, None], total, vocab)[0]
-    )  # noqa: E731
+    )
     return jax.lax.cond(jnp.any(used & ~enough), full, lambda: lowest)
 
 

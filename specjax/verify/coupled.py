@@ -31,5 +31,5 @@ class Coupled(Verifier):
         match = (tree.valid & (tree.tokens == wanted)).at[:, 0].set(True)
         kept = jnp.all(match[:, None, :] | ~above, axis=-1)
         best = jnp.argmax(jnp.where(kept, tree.depth, -1), axis=1)
-        take = lambda x: jnp.take_along_axis(x, best[:, None], axis=1)[:, 0]  # noqa: E731
+        take = lambda x: jnp.take_along_axis(x, best[:, None], axis=1)[:, 0]
         return Verdict(tree.path_to(best, above), take(tree.depth), take(draw))

@@ -96,7 +96,7 @@ def test_batches_resume_where_they_stopped():
 
     rng = np.random.default_rng(0)
     documents = [rng.integers(2, 50, size) for size in (37, 90, 11, 64)]
-    make = lambda start: corpus.batches(documents, eos=0, length=8, rows=3, seed=5, start=start)  # noqa: E731
+    make = lambda start: corpus.batches(documents, eos=0, length=8, rows=3, seed=5, start=start)
     whole = make(0)
     first = [next(whole) for _ in range(20)]
     assert all(batch.shape == (3, 9) for batch in first)

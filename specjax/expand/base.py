@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from specjax.sampling import Sampler
-from specjax.sampling.sampler import Paths
+from specjax.sampling.sampler import Paths, best
 from specjax.tree import Tree
 
 Array = jax.Array
@@ -32,7 +33,8 @@ class Level:
 
 
 Grow = Callable[[Any, Level], tuple[Any, Array]]
-"""`(carry, level) -> (carry, logits [B, F, V])`: the drafter's side."""
+"""`(carry, level) -> (carry, logits)`: the drafter's side. The logits are `[B, F, V]`, or `[B, 1, V]` where all nodes of the
+level share one law. V may be fewer columns: those that the sampler is restricted to."""
 
 
 class Expander(abc.ABC):
@@ -78,27 +80,59 @@ class Expander(abc.ABC):
         """
 
 
-def ranking(
-    sampler: Sampler, logits: Array, depth: int, paths: Paths | None, coupled: bool, tau: float
-) -> tuple[Array, Array]:
-    """How a node's candidates are ranked, and how likely each is to be the target's token.
+@dataclasses.dataclass(frozen=True)
+class Candidates:
+    """The best next tokens of F nodes.
 
-    Coupled: candidates are ranked by `log q + g` with the position's shared noise; given g, the worth of one is
+    Attributes:
+      tokens: `[B, F, k]` int32 target ids, best first; -1 where fewer are possible.
+      worth: `[B, F, k]`, the log of how likely each is to be the target's token; -inf where there is none.
+    """
+
+    tokens: Array
+    worth: Array
+
+
+def candidates(
+    sampler: Sampler,
+    logits: Array,
+    k: int,
+    *,
+    nodes: int = 1,
+    depth: int = 0,
+    paths: Paths | None = None,
+    coupled: bool = True,
+    tau: float = 1.0,
+) -> Candidates:
+    """The k best next tokens of every node of a level.
+
+    Coupled: tokens are ranked by `log q + g` with the position's shared noise; given g, the worth of one is
     `log softmax((log q + g) / tau)`. Otherwise: by `log q` alone (EAGLE-2's confidence, at tau 1).
 
     Args:
-      sampler: the step's sampler.
-      logits: `[B, F, V]` float32 of nodes at `depth`.
-      depth: static.
-      paths: makes `[B, F, depth]`, the tokens of each node's path, for the repetition penalty; None at the root.
+      sampler: the step's sampler, restricted where the logits' columns are not the vocabulary.
+      logits: `[B, F, V]` float32, or `[B, 1, V]` where the nodes share one law.
+      k: how many a node.
+      nodes: F.
+      depth: of the nodes; 0 is the root.
+      paths: makes `[B, F, depth]`, the tokens of each node's path, for the repetition penalty. A law shared by several
+        nodes is penalised by the committed text alone.
       coupled: whether to use the noise.
       tau: temperature of the worth.
-
-    Returns:
-      Scores to rank by and log-worths, both `[B, F, V]`.
     """
-    if coupled:
-        scores = sampler.scores(logits, depth, paths)
+    shared = logits.shape[1] != nodes
+    paths = None if shared else paths
+    scores = sampler.scores(logits, depth, paths) if coupled else sampler.warped(logits, paths)
+    if k == 1:
+        columns = best(scores)[:, :, None]
+        values = jnp.where(columns >= 0, scores.max(axis=-1, keepdims=True), -jnp.inf)
     else:
-        scores = sampler.warped(logits, paths)
-    return scores, jax.nn.log_softmax(scores / tau, axis=-1)
+        values, columns = jax.lax.top_k(scores, k)
+    possible = values > -jnp.inf
+    tokens = jnp.where(possible, sampler.tokens_of(jnp.maximum(columns, 0)), -1).astype(jnp.int32)
+    worth = values / tau - jax.nn.logsumexp(scores / tau, axis=-1, keepdims=True)
+    worth = jnp.where(possible, worth, -jnp.inf)
+    if shared:
+        shape = (logits.shape[0], nodes, k)
+        tokens, worth = jnp.broadcast_to(tokens, shape), jnp.broadcast_to(worth, shape)
+    return Candidates(tokens, worth)

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from specjax.expand.base import Expander, Level, ranking
+from specjax.expand.base import Expander, Level, candidates
 from specjax.tree import Topology, Tree
 
 
@@ -40,10 +40,9 @@ class Chain(Expander):
         for depth in range(self.length):
             above = tuple(tokens)
             paths = (lambda above=above: jnp.stack(above, axis=1)[:, None]) if above else None
-            scores, _ = ranking(sampler, logits, depth, paths, coupled=True, tau=1.0)
-            tokens.append(jnp.argmax(scores[:, 0], axis=-1).astype(jnp.int32))
+            tokens.append(candidates(sampler, logits, 1, depth=depth, paths=paths).tokens[:, 0, 0])
             if keep_q:
-                laws.append(sampler.log_law(logits, paths)[:, 0])
+                laws.append(sampler.full(sampler.log_law(logits, paths)[:, 0]))
             if depth + 1 < self.length:
                 level = Level(
                     tokens=tokens[-1][:, None],
@@ -55,4 +54,4 @@ class Chain(Expander):
         nodes = jnp.stack([root, *tokens], axis=1)
         log_q = jnp.stack(laws, axis=1) if keep_q else None
         topology = Topology.chain(self.length)
-        return Tree.of(topology, nodes, jnp.ones(nodes.shape, bool), log_q=log_q, children="coupled")
+        return Tree.of(topology, nodes, nodes >= 0, log_q=log_q, children="coupled")

@@ -3,11 +3,10 @@
 import dataclasses
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.expand.base import Expander, Level, ranking
+from specjax.expand.base import Expander, Level, candidates
 from specjax.tree import Topology, Tree
 
 DEFAULT_CHOICES = (
@@ -57,7 +56,6 @@ class Static(Expander):
         parents, ranks, depths = (np.asarray(x) for x in (topology.parents, topology.ranks, topology.depths))
         above = topology.ancestors()
         columns = {0: root}
-        valid = {0: jnp.ones(root.shape, bool)}
         scored: list[int] = []  # nodes with children, in the order they were scored; the root is not among them
         frontier = [0]
         logits = logits[:, None]
@@ -66,14 +64,14 @@ class Static(Expander):
             if depth:
                 lines = [[int(m) for m in np.flatnonzero(above[n]) if m] for n in frontier]
                 paths = functools.partial(_gather, dict(columns), lines)
-            scores, _ = ranking(sampler, logits, depth, paths, self.coupled, 1.0)
             children = [np.flatnonzero(parents == n).tolist() for n in frontier]
             width = 1 + max(ranks[c].max() for c in children)
-            values, ids = jax.lax.top_k(scores, width)
+            few = candidates(
+                sampler, logits, int(width), nodes=len(frontier), depth=depth, paths=paths, coupled=self.coupled
+            )
             for row, group in enumerate(children):
                 for node in group:
-                    columns[node] = ids[:, row, ranks[node]].astype(jnp.int32)
-                    valid[node] = values[:, row, ranks[node]] > -jnp.inf
+                    columns[node] = few.tokens[:, row, ranks[node]]
             frontier = [n for n in np.flatnonzero(depths == depth + 1).tolist() if (parents == n).any()]
             if not frontier:
                 break
@@ -87,10 +85,9 @@ class Static(Expander):
             )
             carry, logits = grow(carry, level)
             scored += frontier
-        order = range(self.nodes)
-        tokens = jnp.stack([columns[n] for n in order], axis=1)
+        tokens = jnp.stack([columns[n] for n in range(self.nodes)], axis=1)
         children = "coupled" if self.coupled else "deterministic"
-        return Tree.of(topology, tokens, jnp.stack([valid[n] for n in order], axis=1), children=children)
+        return Tree.of(topology, tokens, tokens >= 0, children=children)
 
 
 def _gather(columns, lines):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.expand.base import Expander, Level, ranking
+from specjax.expand.base import Expander, Level, candidates
 from specjax.tree import Tree
 
 
@@ -40,10 +40,8 @@ class TopK(Expander):
 
     def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
         batch, k = root.shape[0], self.k
-        scores, worth = ranking(sampler, logits[:, None], 0, None, self.coupled, self.tau)
-        values, ids = jax.lax.top_k(scores, k)
-        total = jnp.where(values > -jnp.inf, jnp.take_along_axis(worth, ids, axis=2), -jnp.inf)[:, 0]  # [B, k]
-        beam = ids[:, 0]
+        few = candidates(sampler, logits[:, None], k, coupled=self.coupled, tau=self.tau)
+        total, beam = few.worth[:, 0], few.tokens[:, 0]  # [B, k]
         tokens, totals = [beam], [total]
         parents = [jnp.zeros((batch, 1), jnp.int32)]  # candidate id (1-based, 0 is the root) that a group of k hangs on
         ident = jnp.broadcast_to(1 + jnp.arange(k, dtype=jnp.int32)[None], (batch, k))
@@ -54,11 +52,12 @@ class TopK(Expander):
         for depth in range(1, self.depth):
             seen = jnp.concatenate([seen, own], axis=2)
             carry, logits = grow(carry, Level(beam, slot, seen, depth))
-            scores, worth = ranking(sampler, logits, depth, lambda paths=paths: paths, self.coupled, self.tau)
-            values, ids = jax.lax.top_k(scores, k)  # [B, k, k]
-            step = jnp.where(values > -jnp.inf, jnp.take_along_axis(worth, ids, axis=2), -jnp.inf)
-            pool = (total[:, :, None] + step).reshape(batch, k * k)
-            tokens.append(ids.reshape(batch, k * k))
+            few = candidates(
+                sampler, logits, k, nodes=k, depth=depth, paths=lambda paths=paths: paths, coupled=self.coupled,
+                tau=self.tau,
+            )  # fmt: skip
+            pool = (total[:, :, None] + few.worth).reshape(batch, k * k)
+            tokens.append(few.tokens.reshape(batch, k * k))
             totals.append(pool)
             parents.append(ident)
             total, chosen = jax.lax.top_k(pool, k)

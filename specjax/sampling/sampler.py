@@ -29,6 +29,9 @@ class Sampler:
       length: `[B]` int32.
       live: `[B]` bool, rows still decoding; the others never switch a costly branch on.
       params: the rows' sampling parameters.
+      ids: `[U]` int32, the target ids of the columns of every `[..., U]` array, for a draft head over fewer tokens; None
+        where columns are ids.
+      vocab: static, V, set together with `ids`.
     """
 
     key: Array
@@ -36,13 +39,34 @@ class Sampler:
     length: Array
     live: Array
     params: Sampling
+    ids: Array | None = None
+    vocab: int = dataclasses.field(default=0, metadata={"static": True})
+
+    def restricted(self, ids: Array | None, vocab: int) -> "Sampler":
+        """The same sampler for logits over the columns `ids` `[U]` of V tokens: same noise, same penalties."""
+        return self if ids is None else dataclasses.replace(self, ids=ids, vocab=vocab)
+
+    def tokens_of(self, columns: Array) -> Array:
+        """Target ids of columns."""
+        return columns if self.ids is None else self.ids[columns]
+
+    def full(self, log_law: Array) -> Array:
+        """A law `[..., U]` over the columns as one over the vocabulary, `[..., V]`; the rest is impossible."""
+        if self.ids is None:
+            return log_law
+        return jnp.full((*log_law.shape[:-1], self.vocab), -jnp.inf).at[..., self.ids].set(log_law)
+
+    def _columns(self, full: Array) -> Array:
+        return full if self.ids is None else full[..., self.ids]
 
     def penalised(self, logits: Array, paths: Paths | None = None) -> Array:
         """Logits `[B, T, V]` after the repetition penalty; `paths` makes each node's own tokens."""
 
         def apply():
-            seen = seen_tokens(self.tokens, self.length, None if paths is None else paths(), logits.shape[-1])
-            return penalise(logits, seen, self.params.repetition_penalty)
+            seen = seen_tokens(
+                self.tokens, self.length, None if paths is None else paths(), self.vocab or logits.shape[-1]
+            )
+            return penalise(logits, self._columns(seen), self.params.repetition_penalty)
 
         used = self.live & (self.params.repetition_penalty != 1)
         return jax.lax.cond(jnp.any(used), apply, lambda: logits)
@@ -71,11 +95,12 @@ class Sampler:
         """
 
         def noisy():
+            vocab = self.vocab or logits.shape[-1]
             if isinstance(depth, int):
-                g = gumbel(self.key, self.length[:, None] + depth, logits.shape[-1])
+                g = self._columns(gumbel(self.key, self.length[:, None] + depth, vocab))
             else:
-                g = gumbel(self.key, self.length[:, None] + jnp.arange(max_depth + 1)[None], logits.shape[-1])
-                g = jnp.take_along_axis(g, depth[:, :, None], axis=1)
+                g = gumbel(self.key, self.length[:, None] + jnp.arange(max_depth + 1)[None], vocab)
+                g = jnp.take_along_axis(self._columns(g), depth[:, :, None], axis=1)
             sampled = (self.params.temperature > 0)[:, None, None]
             penalised = self.penalised(logits, paths)
             return jnp.where(sampled, warp(penalised, self.params, self.live) + g, penalised)

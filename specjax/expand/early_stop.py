@@ -1,0 +1,144 @@
+"""A chain that stops where the draft is unsure (Kangaroo, arXiv:2404.18911, section 3.2; SWIFT, arXiv:2410.06916)."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.expand.base import Expander, Grow, Level, ranking
+from specjax.sampling import Sampler
+from specjax.sampling.sampler import best
+from specjax.tree import Topology, Tree
+
+Array = jax.Array
+GoesOn = Callable[[int, Array], Array]
+"""`(depth, confidence [B]) -> [B]` bool: whether a row goes on below the token drawn at `depth`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyStop(Expander):
+    """At most `length` tokens in a row; a row stops below the first token whose confidence is under the threshold.
+
+    Confidence is the chance that the token is the target's draw given the shared noise (greedy: the draft's probability).
+    That token itself is kept, so a sampled chain still serves the classical rejection rule. Once no live row goes on, the
+    remaining levels are not computed, and `rungs` lets the target verify the short tree alone.
+
+    Attributes:
+      length: the longest chain.
+      threshold: confidence below which a row stops; 0 never stops.
+      width: nodes a level: the chain's token and its `width - 1` best siblings, which stay leaves.
+    """
+
+    length: int = 6
+    threshold: float = 0.6
+    width: int = 1
+
+    def __post_init__(self):
+        if self.length < 1 or self.width < 1 or not 0 <= self.threshold <= 1:
+            raise ValueError(f"early_stop needs length, width >= 1 and a threshold in [0, 1], got {self}")
+
+    @property
+    def topology(self) -> Topology:
+        parents, ranks = [-1], [0]
+        for depth in range(self.length):
+            parents += [max(1 + (depth - 1) * self.width, 0) if depth else 0] * self.width
+            ranks += range(self.width)
+        return Topology(tuple(parents), tuple(ranks))
+
+    @property
+    def nodes(self) -> int:
+        return 1 + self.length * self.width
+
+    @property
+    def depth(self) -> int:
+        return self.length
+
+    @property
+    def is_chain(self) -> bool:
+        return self.width == 1
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        levels = {2**i for i in range(self.length.bit_length())} | {self.length}
+        return tuple(1 + n * self.width for n in sorted(levels))
+
+    def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
+        return self.run(root, logits, grow, carry, sampler, keep_q=keep_q)[0]
+
+    def run(
+        self,
+        root: Array,
+        logits: Array,
+        grow: Grow,
+        carry: Any,
+        sampler: Sampler,
+        *,
+        keep_q: bool = False,
+        goes_on: GoesOn | None = None,
+    ) -> tuple[Tree, Any]:
+        """As a call, and also hands back the carry: what a drafter computed for the nodes that it scored.
+
+        A carry that keeps its shapes passes a level that is not computed unchanged; one that grows comes back as zeros,
+        which nothing reads, since all levels below are left out too.
+
+        Args:
+          root: see `Expander.__call__`, as are the next four.
+          logits: `[B, V]`.
+          grow: is called for the chain's own nodes only.
+          carry: for `grow`.
+          sampler: the step's.
+          keep_q: whether to record the laws.
+          goes_on: the stop rule in place of the threshold.
+        """
+        goes_on = goes_on or (lambda depth, confidence: confidence >= self.threshold)
+        alive = jnp.ones(root.shape, bool)
+        picked = self._pick(logits, (), sampler, keep_q)
+        levels, valid = [picked], [alive]
+        for depth in range(1, self.length):
+            alive = alive & goes_on(depth, picked[1])
+            above = tuple(ids[:, 0] for ids, *_ in levels)
+            level = Level(
+                tokens=above[-1][:, None],
+                parent=jnp.full((root.shape[0], 1), depth - 2, jnp.int32),
+                visible=jnp.ones((1, 1, depth), bool),
+                depth=depth,
+            )
+
+            def on(carry, level=level, above=above):
+                carry, logits = grow(carry, level)
+                return carry, self._pick(logits[:, 0], above, sampler, keep_q)
+
+            carry, picked = _when(jnp.any(sampler.live & alive), on, carry)
+            levels.append(picked)
+            valid.append(alive)
+        ids = jnp.concatenate([ids for ids, *_ in levels], axis=1)
+        kept = jnp.repeat(jnp.stack(valid, axis=1), self.width, axis=1) & (ids >= 0)
+        kept = jnp.concatenate([jnp.ones((root.shape[0], 1), bool), kept], axis=1)
+        log_q = jnp.stack([law for *_, law in levels], axis=1) if keep_q else None
+        nodes = jnp.concatenate([root[:, None], ids], axis=1)
+        return Tree.of(self.topology, nodes, kept, log_q=log_q, children="coupled"), carry
+
+    def _pick(self, logits, above, sampler, keep_q):
+        """Candidates `[B, width]` (-1: none), the first one's confidence `[B]`, and its law `[B, V]` if wanted."""
+        logits = logits[:, None]
+        paths = (lambda: jnp.stack(above, axis=1)[:, None]) if above else None
+        scores, worth = ranking(sampler, logits, len(above), paths, coupled=True, tau=1.0)
+        if self.width == 1:
+            ids = best(scores)
+        else:
+            values, ids = jax.lax.top_k(scores[:, 0], self.width)
+            ids = jnp.where(jnp.isfinite(values), ids, -1)
+        law = sampler.log_law(logits, paths)[:, 0] if keep_q else None
+        return ids.astype(jnp.int32), jnp.exp(worth[:, 0].max(axis=-1)), law
+
+
+def _when(pred, on, carry):
+    """`on(carry)`, or where `pred` is false its shapes in zeros, but for a carry that keeps its own."""
+    shapes = jax.eval_shape(on, carry)
+    same = jax.tree.structure(carry) == jax.tree.structure(shapes[0]) and all(
+        jnp.shape(a) == b.shape for a, b in zip(jax.tree.leaves(carry), jax.tree.leaves(shapes[0]), strict=True)
+    )
+    zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
+    return jax.lax.cond(pred, on, lambda carry: (carry if same else zeros(shapes[0]), zeros(shapes[1])), carry)

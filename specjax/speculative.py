@@ -274,7 +274,7 @@ class Speculative:
             draft=self.drafter.observe(params, proposal.draft, proposal, output, verdict),
             logprobs=logprobs,
         )
-        return self._constrain(new), StepInfo(verdict, emitted)
+        return self._constrain(new), StepInfo(verdict)
 
     def _log_probs(self, logprobs, length, tree, output, verdict, emitted, sampler):
         nodes = jnp.maximum(verdict.path, 0)[:, :, None]
@@ -330,7 +330,7 @@ def commit_counts(state: DecodeState, emitted: Array, verdict: Verdict) -> tuple
     """Cuts a step's tokens at the first EOS, at the row's limit and at a failed draw.
 
     Returns:
-      The verdict with `committed` filled in, and the rows' new `finish` `[B]`.
+      The verdict with `committed` and `emitted` filled in, and the rows' new `finish` `[B]`.
     """
     live = ~state.done
     steps = jnp.arange(emitted.shape[1])[None]
@@ -345,7 +345,7 @@ def commit_counts(state: DecodeState, emitted: Array, verdict: Verdict) -> tuple
     finish = jnp.where(committed >= room, Finish.LENGTH, finish)
     finish = jnp.where(ended & (upto_eos <= room), Finish.EOS, finish)
     finish = jnp.where(live, finish, state.finish).astype(jnp.int32)
-    return dataclasses.replace(verdict, committed=committed.astype(jnp.int32)), finish
+    return dataclasses.replace(verdict, committed=committed.astype(jnp.int32), emitted=emitted), finish
 
 
 def write(buffer: Array, values: Array, start: Array) -> Array:

@@ -99,9 +99,7 @@ class StepInfo:
     """What one step did; nothing here is needed by the next one.
 
     Attributes:
-      verdict: the accepted path and what was committed.
-      emitted: `[B, D + 1]` int32, the step's tokens; those beyond `verdict.committed` are meaningless.
+      verdict: the accepted path, the step's tokens, and how many of them were committed.
     """
 
     verdict: Verdict
-    emitted: Array

@@ -51,7 +51,7 @@ def test_step_equals_run(decoder):
     while not bool(state.done.all()):
         state, info = step(params(), state)
         for row, (new, count) in enumerate(
-            zip(np.asarray(info.emitted), np.asarray(info.verdict.committed), strict=True)
+            zip(np.asarray(info.verdict.emitted), np.asarray(info.verdict.committed), strict=True)
         ):
             got[row] += new[:count].tolist()
     same(got, plain())

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.expand.base import Expander
 from specjax.lm import LM, Block, Output, Partial, Wants
 from specjax.sampling import Sampler
 from specjax.tree import Tree
@@ -139,13 +140,16 @@ class Verdict:
       accepted: `[B]` int32 in [0, D], accepted draft tokens.
       next_token: `[B]` int32, the target's own token after the path; -1 if its logits were not finite.
       committed: `[B]` int32, tokens the row really takes (after EOS and its length limit; 0 if it is not live).
-        Filled by the step before `observe` runs.
+        Filled in by the step before `observe` runs.
+      emitted: `[B, D + 1]` int32, the accepted path below the root, then the target's own token; -1 after that. Filled
+        in likewise.
     """
 
     path: Array
     accepted: Array
     next_token: Array
     committed: Any = None
+    emitted: Any = None
 
 
 class Drafter(abc.ABC):
@@ -216,6 +220,28 @@ class Drafter(abc.ABC):
     def observe(self, params: PyTree, draft: PyTree, proposal: Proposal, output: Output, verdict: Verdict) -> PyTree:
         """Learns from the target's output over all slots, rejected ones too."""
         return draft
+
+
+class TreeDrafter(Drafter):
+    """A drafter that scores nodes and leaves the tree's shape to its field `expander`."""
+
+    expander: Expander
+
+    @property
+    def nodes(self) -> int:
+        return self.expander.nodes
+
+    @property
+    def depth(self) -> int:
+        return self.expander.depth
+
+    @property
+    def is_chain(self) -> bool:
+        return self.expander.is_chain
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        return self.expander.rungs
 
 
 class Trained(Drafter):

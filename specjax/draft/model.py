@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.draft.base import Drafter, Proposal
+from specjax.draft.base import Proposal, TreeDrafter
 from specjax.expand import Chain, Expander
 from specjax.lm import LM, Block, Wants
 
@@ -28,7 +28,7 @@ class ModelDraft:
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelDrafter(Drafter):
+class ModelDrafter(TreeDrafter):
     """Drafts with `params["draft"]`, the parameters of `lm`, through any expander.
 
     Attributes:
@@ -38,18 +38,6 @@ class ModelDrafter(Drafter):
 
     lm: LM
     expander: Expander = Chain()
-
-    @property
-    def nodes(self) -> int:
-        return self.expander.nodes
-
-    @property
-    def depth(self) -> int:
-        return self.expander.depth
-
-    @property
-    def is_chain(self) -> bool:
-        return self.expander.is_chain
 
     def bind(self, target):
         if self.lm.vocab_size != target.vocab_size:
@@ -70,10 +58,6 @@ class ModelDrafter(Drafter):
 
     def axes(self, draft):
         return ModelDraft(self.lm.cache_axes(draft.cache), ("batch",))
-
-    @property
-    def rungs(self) -> tuple[int, ...]:
-        return self.expander.rungs
 
     def prefill(self, params, draft, chunk, output):
         own = Block(chunk.block.tokens, chunk.block.positions, draft.length)

@@ -1,0 +1,147 @@
+"""EAGLE's draft layers (Li et al. 2024, arXiv:2401.15077; 2025, arXiv:2503.01840): one decoder layer over target features.
+
+Slot i holds the pair (feature of token i, embedding of token i + 1) at position i; its output predicts token i + 2.
+Shapes: `B` rows, `T` pairs, `E` width, `C` taps, `U` columns of the draft head.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.lm import Block
+from specjax.models.llama import MLP, Attention, KVCache, KVDelta, LlamaConfig, RMSNorm, rms_norm, rope_tables
+
+Array = jax.Array
+
+
+class EagleLayer(nnx.Module):
+    """A decoder layer without the norm before attention; both residuals stay."""
+
+    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
+        self.attention = Attention(config, None, dtype, rngs)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.mlp = MLP(config, dtype, rngs)
+
+    def __call__(self, x, rope, block, cache, past, positions):
+        attended, kv = self.attention(x, rope, block, cache, past, positions)
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x)), kv
+
+
+class Eagle(nnx.Module):
+    """EAGLE-1 and EAGLE-2: `fc` over embedding and feature, then the layer."""
+
+    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
+        width = config.hidden_size
+        self.fc = nnx.Linear(2 * width, width, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        self.layer = EagleLayer(config, dtype, rngs)
+
+    def __call__(self, embeds, features, rope, block, cache, past, positions):
+        x = self.fc(jnp.concatenate([embeds, features.astype(embeds.dtype)], axis=-1))
+        return self.layer(x, rope, block, cache, past, positions)
+
+
+class Eagle3(nnx.Module):
+    """EAGLE-3: attention reads the normed embedding beside the normed feature; the residual is the feature itself."""
+
+    def __init__(self, head: "Eagle3Head", dtype: Any, rngs: nnx.Rngs):
+        c, width = head.config, head.config.hidden_size
+        norm = lambda size: RMSNorm(size, c.rms_norm_eps, dtype)
+        self.fc = nnx.Linear(head.taps * width, width, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        if head.norm_before_fc:
+            self.fc_norm = norm(head.taps * width)
+        self.input_norm, self.hidden_norm, self.mlp_norm, self.norm = (norm(width) for _ in range(4))
+        self.attention = Attention(c, None, dtype, rngs, inputs=2 * width)
+        self.mlp = MLP(c, dtype, rngs)
+        self.norm_before_residual = head.norm_before_residual
+
+    def __call__(self, embeds, features, rope, block, cache, past, positions):
+        features = features.astype(embeds.dtype)
+        normed = self.hidden_norm(features)
+        x = jnp.concatenate([self.input_norm(embeds), normed], axis=-1)
+        attended, kv = self.attention(x, rope, block, cache, past, positions)
+        h = (normed if self.norm_before_residual else features) + attended
+        return h + self.mlp(self.mlp_norm(h)), kv
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleHead:
+    """EAGLE-1's module as functions of a params pytree.
+
+    Attributes:
+      config: of the one layer; its width is the target's.
+    """
+
+    config: LlamaConfig
+
+    def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
+        """Random parameters."""
+        return nnx.to_pure_dict(nnx.split(self._module(dtype, nnx.Rngs(key)))[1])
+
+    def __call__(
+        self,
+        params: Any,
+        embeds: Array,
+        features: Array,
+        block: Block,
+        cache: KVCache | None,
+        past: KVDelta | None = None,
+    ) -> tuple[Array, KVDelta]:
+        """Predicted features `[B, T, E]` of pairs, and their part of the cache.
+
+        Args:
+          params: from `init`; keys that belong to the draft's vocabulary are ignored.
+          embeds: `[B, T, E]`, the target's embedding of every pair's token.
+          features: `[B, T, E]`.
+          block: positions and visibility of the pairs.
+          cache: of committed pairs.
+          past: uncommitted pairs before this block.
+        """
+        own = {name: value for name, value in params.items() if name not in ("head", "ids")}
+        module = nnx.merge(self._graph(), own)
+        positions = block.positions
+        if past is not None:
+            positions = jnp.concatenate([past.positions, positions], axis=1)
+        layer_cache = None if cache is None else (cache.key[0], cache.value[0])
+        layer_past = None if past is None else (past.key[0], past.value[0])
+        rope = rope_tables(self.config, block.positions)
+        out, (key, value) = module(embeds, features, rope, block, layer_cache, layer_past, positions)
+        return out, KVDelta((key,), (value,), block.positions)
+
+    def _module(self, dtype, rngs) -> nnx.Module:
+        return Eagle(self.config, dtype, rngs)
+
+    def _graph(self):
+        return nnx.split(nnx.eval_shape(lambda: self._module(jnp.float32, nnx.Rngs(0))))[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle3Head(EagleHead):
+    """EAGLE-3's module as functions of a params pytree.
+
+    Attributes:
+      taps: how many of the target's layers are fused.
+      norm_before_residual: whether the residual around attention is the normed feature.
+      norm_before_fc: whether the fused taps are normed first.
+    """
+
+    taps: int = 3
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+
+    def fuse(self, params: Any, taps: Array) -> Array:
+        """`[B, T, C * E]` taps of the target to features `[B, T, E]`."""
+        taps = taps.astype(params["fc"]["kernel"].dtype)
+        if self.norm_before_fc:
+            taps = rms_norm(taps, params["fc_norm"]["scale"], self.config.rms_norm_eps)
+        return taps @ params["fc"]["kernel"]
+
+    def norm(self, params: Any, h: Array) -> Array:
+        """The norm before the draft's language-model head."""
+        return rms_norm(h, params["norm"]["scale"], self.config.rms_norm_eps)
+
+    def _module(self, dtype, rngs) -> nnx.Module:
+        return Eagle3(self, dtype, rngs)

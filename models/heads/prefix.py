@@ -1,0 +1,46 @@
+"""Hydra++'s prefix layer (arXiv:2402.05109, section 4): one decoder layer and a norm over the target's features."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.lm import Block
+from specjax.models.llama import KVCache, KVDelta, Layer, LlamaConfig, RMSNorm, rope_tables
+
+Array = jax.Array
+
+
+class Prefix(nnx.Module):
+    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
+        self.layer = Layer(config, None, dtype, rngs)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+
+    def __call__(self, x, rope, block, cache):
+        h, kv = self.layer(x, rope, block, cache, None, block.positions)
+        return self.norm(h), kv
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefixHead:
+    """The layer as functions of a params pytree.
+
+    Attributes:
+      config: of the one layer.
+    """
+
+    config: LlamaConfig
+
+    def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
+        """Random parameters."""
+        return nnx.to_pure_dict(nnx.split(Prefix(self.config, dtype, nnx.Rngs(key)))[1])
+
+    def __call__(self, params: Any, features: Array, block: Block, cache: KVCache | None) -> tuple[Array, KVDelta]:
+        """Features `[B, T, E]` with what went before them mixed in, and their part of the cache."""
+        graph = nnx.split(nnx.eval_shape(lambda: Prefix(self.config, jnp.float32, nnx.Rngs(0))))[0]
+        module = nnx.merge(graph, params)
+        layer_cache = None if cache is None else (cache.key[0], cache.value[0])
+        out, (key, value) = module(features, rope_tables(self.config, block.positions), block, layer_cache)
+        return out, KVDelta((key,), (value,), block.positions)

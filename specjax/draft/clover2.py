@@ -1,0 +1,87 @@
+"""Clover-2: recurrent heads joined by regressive attention (Xiao et al. 2024, arXiv:2408.00264)."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specjax.draft.base import Proposal
+from specjax.draft.feature import FeatureDrafter, head_config
+from specjax.expand import Chain, Expander
+from specjax.lm import LM, Wants
+
+
+@dataclasses.dataclass(frozen=True)
+class Clover2(FeatureDrafter):
+    """Two decoder layers over (feature, next token) make a state; every drafted token is mixed into it without attention.
+
+    It reads the target's last layer before the final norm. `params["draft"]` is CloverHead's, and optionally `head`:
+    {`kernel` `[E, U]`} and `ids` `[U]` for fewer draft tokens. The paper leaves the augmenting blocks' form open; here
+    they are `h + silu(W h + b)` and `h + silu(W [h; e] + b)`.
+
+    Attributes:
+      expander: turns next-token laws into a tree.
+      layers: decoder layers before the heads.
+      target: filled in by `bind`.
+    """
+
+    expander: Expander = Chain()
+    layers: int = 2
+    target: LM | None = None
+
+    @property
+    def feature_wants(self) -> Wants:
+        return Wants(hidden=(self.target.num_layers - 1,))
+
+    @property
+    def cache_config(self):
+        own = head_config(self.target, "clover2")
+        return dataclasses.replace(own, num_hidden_layers=self.layers, sliding_window=None)
+
+    @property
+    def feature_size(self) -> int:
+        return self.cache_config.hidden_size
+
+    @property
+    def head(self):
+        """The modules, as functions."""
+        from specjax.models.heads.clover2 import CloverHead
+
+        return CloverHead(self.cache_config)
+
+    def bind(self, target):
+        head_config(target, "clover2")
+        return dataclasses.replace(self, target=target)
+
+    def init_params(self, key, target_params):
+        """Decoder layers start as the target's last one, norms as its final one."""
+        params = self.head.init(key)
+        last = target_params["layers"][self.target.num_layers - 1]
+        norm = target_params["norm"]
+        return {**params, "layers": dict.fromkeys(range(self.layers), last), "norm": norm, "head_norm": norm}
+
+    def features(self, output):
+        return output.hidden[self.target.num_layers - 1]
+
+    def read(self, params, features, block, cache, past=None):
+        embeds = self.target.embed(params["target"], block.tokens)
+        return self.head.context(params["draft"], embeds, features, block, cache)
+
+    def propose(self, params, draft, view, sampler):
+        own = params["draft"]
+
+        def law(h, embeds):
+            out = self.head.outputs(own, h, embeds)
+            if "head" in own:
+                return jnp.matmul(out, own["head"]["kernel"], preferred_element_type=jnp.float32)
+            return self.target.unembed(params["target"], out)
+
+        def grow(states, level):  # states of the last pair and of every scored node, [B, 1 + P, E]
+            above = jnp.take_along_axis(states, level.parent[:, :, None] + 1, axis=1)
+            embeds = self.target.embed(params["target"], level.tokens)
+            h = self.head.advance(own, above, embeds)
+            return jnp.concatenate([states, h], axis=1), law(h, embeds)
+
+        last = draft.feature[:, None]
+        sampler = self.restricted(params, sampler)
+        tree = self.expander(view.root, law(last, None)[:, 0], grow, last, sampler, keep_q=view.keep_q)
+        return Proposal(tree, draft)

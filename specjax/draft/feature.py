@@ -1,0 +1,140 @@
+"""What drafters over the target's features share: a head's own cache, kept to committed tokens, and its vocabulary.
+
+Feature i is the target's after token i, and goes with token i + 1: the pair predicts token i + 2. After every step the
+head reads the pairs that the step committed, so that the next proposal starts from the last one's output.
+"""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.draft.base import Trained, TreeDrafter
+from specjax.lm import LM, Block, Output, Wants
+from specjax.sampling import Sampler
+
+Array = jax.Array
+PyTree = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FeatureDraft:
+    """A head's world.
+
+    Attributes:
+      cache: the head's own, of committed pairs; None for a head without one.
+      length: `[B]` int32, committed pairs: one less than the row's tokens.
+      feature: `[B, F]`, what the head made of the last pair; zeros before the first.
+    """
+
+    cache: Any
+    length: Array
+    feature: Array
+
+
+class FeatureDrafter(TreeDrafter, Trained):
+    """Reads pairs of (feature, next token) from the target as they are committed; subclasses draft from the last one."""
+
+    target: LM | None
+
+    @abc.abstractmethod
+    def read(
+        self, params: PyTree, features: Array, block: Block, cache: PyTree, past: PyTree | None = None
+    ) -> tuple[Array, PyTree]:
+        """Runs the head over pairs: `features` `[B, T, ...]` of the target and the block's tokens `[B, T]` after them.
+
+        Returns:
+          `[B, T, F]` and the pairs' part of the cache (None without one).
+        """
+
+    @abc.abstractmethod
+    def features(self, output: Output) -> Array:
+        """`[B, T, ...]`, what the head reads of the target's output."""
+
+    @property
+    @abc.abstractmethod
+    def feature_wants(self) -> Wants:
+        """Static: what `features` needs."""
+
+    @property
+    @abc.abstractmethod
+    def feature_size(self) -> int:
+        """Static: F."""
+
+    @property
+    def cache_config(self) -> Any:
+        """Static: the `LlamaConfig` of the head's cached layers; None for a head without a cache."""
+        return None
+
+    @property
+    def wants(self) -> Wants:
+        return self.feature_wants
+
+    @property
+    def prefill_wants(self) -> Wants:
+        return self.feature_wants
+
+    def init(self, params, batch, capacity):
+        dtype = next(x.dtype for x in jax.tree.leaves(params["draft"]) if jnp.issubdtype(x.dtype, jnp.floating))
+        zeros = jnp.zeros((batch, self.feature_size), dtype)
+        cache = None
+        if self.cache_config is not None:
+            from specjax.models.llama import init_kv
+
+            cache = init_kv(self.cache_config, batch, capacity, dtype)
+        return FeatureDraft(cache, jnp.zeros((batch,), jnp.int32), zeros)
+
+    def axes(self, draft):
+        kv = ("batch", "kv_heads", None, None)
+        return FeatureDraft(jax.tree.map(lambda _: kv, draft.cache), ("batch",), ("batch", None))
+
+    def prefill(self, params, draft, chunk, output):
+        block = Block(chunk.following, chunk.block.positions, chunk.block.length)
+        h, delta = self.read(params, self.features(output), block, draft.cache)
+        count = chunk.real.sum(axis=1, dtype=jnp.int32)
+        feature = jnp.where((count > 0)[:, None], _row(h, jnp.maximum(count - 1, 0)), draft.feature)
+        return FeatureDraft(_commit(draft.cache, delta, block.positions[:, 0]), draft.length + count, feature)
+
+    def observe(self, params, draft, proposal, output, verdict):
+        path = jnp.maximum(verdict.path, 0)
+        features = self.features(output)
+        features = jnp.take_along_axis(features, path.reshape(path.shape + (1,) * (features.ndim - 2)), axis=1)
+        positions = draft.length[:, None] + jnp.arange(path.shape[1])[None]
+        h, delta = self.read(params, features, Block(verdict.emitted, positions, draft.length), draft.cache)
+        # As in the step, the write is made to come after the read, so that the cache is updated in place.
+        after = jnp.where(jnp.isnan(h[:, 0, 0]), 0, draft.length)
+        return FeatureDraft(
+            _commit(draft.cache, delta, after), draft.length + verdict.committed, _row(h, verdict.accepted)
+        )
+
+    def restricted(self, params: PyTree, sampler: Sampler) -> Sampler:
+        """The sampler for the head's laws: `params["draft"]` holds `ids` where it knows fewer tokens than the target."""
+        return sampler.restricted(params["draft"].get("ids"), self.target.vocab_size)
+
+
+def _commit(cache, delta, dst):
+    if cache is None:
+        return None
+    from specjax.models.llama import commit_kv
+
+    return commit_kv(cache, delta, None, dst)
+
+
+def _row(x: Array, index: Array) -> Array:
+    """`[B, F]` from `[B, T, F]` at `index` `[B]`."""
+    return jnp.take_along_axis(x, index[:, None, None], axis=1)[:, 0]
+
+
+def head_config(target: LM | None, what: str) -> Any:
+    """The target's `LlamaConfig`, from which a head takes its sizes.
+
+    Raises:
+      ValueError: where the target has none.
+    """
+    config = getattr(target, "config", None)
+    if config is None:
+        raise ValueError(f"{what} needs a target of the Llama family, or its own config=LlamaConfig(...)")
+    return config

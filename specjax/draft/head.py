@@ -1,0 +1,57 @@
+"""A draft head over fewer tokens than the target knows (VocabTrim, arXiv:2506.22694)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.lm import LM
+
+Array = jax.Array
+
+
+def head_kernel(lm: LM, params: Any, ids: Array | None = None) -> Array:
+    """`[E, U]`: the columns `ids` `[U]` of a model's language-model head, all of them without."""
+    width = jax.eval_shape(lambda p: lm.embed(p, jnp.zeros((1, 1), jnp.int32)), params)
+    kernel = lm.unembed(params, jnp.eye(width.shape[-1], dtype=width.dtype)[None])[0].astype(width.dtype)
+    return kernel if ids is None else kernel[:, ids]
+
+
+def check_ids(ids: Any, vocab_size: int) -> np.ndarray:
+    """Draft ids `[U]`, checked.
+
+    Raises:
+      ValueError: unless they are increasing target ids.
+    """
+    ids = np.asarray(ids)
+    if ids.ndim != 1 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f"the draft vocabulary must be a list of target ids, got shape {ids.shape}, {ids.dtype}")
+    if (np.diff(ids) <= 0).any():
+        at = int(np.argmax(np.diff(ids) <= 0))
+        raise ValueError(
+            f"the draft vocabulary must be increasing target ids; entry {at + 1} ({ids[at + 1]}) is not above {ids[at]}"
+        )
+    if ids[0] < 0 or ids[-1] >= vocab_size:
+        bad = ids[0] if ids[0] < 0 else ids[-1]
+        raise ValueError(f"the draft vocabulary names token {bad}, the target has 0 to {vocab_size - 1}")
+    return ids.astype(np.int32)
+
+
+def most_frequent(counts: Any, keep: int, always: tuple[int, ...] = ()) -> np.ndarray:
+    """The `keep` most frequent ids of a corpus, increasing; of equals the lower id.
+
+    Args:
+      counts: `[V]`, how often each id occurs.
+      keep: U.
+      always: ids that are kept whatever their count (end of text, say).
+
+    Raises:
+      ValueError: if `keep` is not between the number of `always` and V.
+    """
+    counts = np.asarray(counts, np.int64).copy()
+    if not max(len(set(always)), 1) <= keep <= counts.size:
+        raise ValueError(f"cannot keep {keep} of {counts.size} tokens ({len(set(always))} of them always)")
+    counts[list(always)] = counts.max() + 1
+    order = np.argsort(-counts, kind="stable")[:keep]
+    return np.sort(order).astype(np.int32)

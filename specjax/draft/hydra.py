@@ -1,0 +1,124 @@
+"""Hydra and Hydra++: Medusa's heads made to see the tokens drafted before them (Ankner et al. 2024, arXiv:2402.05109)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.draft.base import Proposal
+from specjax.draft.feature import FeatureDrafter, head_config
+from specjax.draft.head import head_kernel
+from specjax.expand import Expander, Static
+from specjax.lm import LM, Wants
+
+DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Hydra(FeatureDrafter):
+    """Head i reads the feature, the root's embedding and those of the i tokens drafted above.
+
+    `params["draft"]` is {`heads`: a list of {`input`: {`kernel`, `bias`, `shortcut`} from `(i + 2) E` to `E`, `blocks`:
+    [{`kernel`, `bias`}], `kernel` `[E, U]`, `bias` `[U]`}}, `ids` `[U]` where the heads know fewer tokens than the target,
+    and `prefix` with `prefix_layer`.
+
+    Attributes:
+      expander: turns the heads' laws into a tree; no deeper than there are heads.
+      heads: how many.
+      layers: residual blocks a head, the first of which takes the wide input.
+      prefix_layer: Hydra++: one decoder layer and norm over the target's features, cached like one more layer.
+      target: filled in by `bind`.
+    """
+
+    expander: Expander = Static(DEFAULT_CHOICES)
+    heads: int = 3
+    layers: int = 1
+    prefix_layer: bool = False
+    target: LM | None = None
+
+    feature_wants = Wants(final=True)
+
+    def __post_init__(self):
+        if self.expander.depth > self.heads:
+            raise ValueError(
+                f"hydra: a tree of depth {self.expander.depth} needs as many heads, there are {self.heads}"
+            )
+
+    @property
+    def config(self):
+        """Of the prefix layer: the target's sizes."""
+        return dataclasses.replace(head_config(self.target, "hydra"), num_hidden_layers=1, sliding_window=None)
+
+    @property
+    def cache_config(self):
+        return self.config if self.prefix_layer else None
+
+    @property
+    def feature_size(self) -> int:
+        return self.config.hidden_size
+
+    @property
+    def prefix(self):
+        """The prefix layer's module, as functions."""
+        from specjax.models.heads.prefix import PrefixHead
+
+        return PrefixHead(self.config)
+
+    def bind(self, target):
+        head_config(target, "hydra")
+        return dataclasses.replace(self, target=target)
+
+    def init_params(self, key, target_params):
+        """The wide input starts as the feature alone, blocks as the identity, kernels as the target's head."""
+        size = self.feature_size
+        kernel = head_kernel(self.target, target_params)
+        zeros = lambda *shape: jnp.zeros(shape, kernel.dtype)
+
+        def head(i):
+            wide = (i + 2) * size
+            shortcut = zeros(wide, size).at[:size].set(jnp.eye(size, dtype=kernel.dtype))
+            first = {"kernel": zeros(wide, size), "bias": zeros(size), "shortcut": shortcut}
+            blocks = [{"kernel": zeros(size, size), "bias": zeros(size)} for _ in range(self.layers - 1)]
+            return {"input": first, "blocks": blocks, "kernel": kernel, "bias": zeros(kernel.shape[1])}
+
+        params = {"heads": [head(i) for i in range(self.heads)]}
+        return {**params, "prefix": self.prefix.init(key, kernel.dtype)} if self.prefix_layer else params
+
+    def features(self, output):
+        return output.final
+
+    def read(self, params, features, block, cache, past=None):
+        if not self.prefix_layer:
+            return features, None
+        return self.prefix(params["draft"]["prefix"], features, block, cache)
+
+    def propose(self, params, draft, view, sampler):
+        own = params["draft"]
+        embed = lambda tokens: self.target.embed(params["target"], tokens)
+        batch, size = draft.feature.shape
+
+        def law(depth, lines):  # lines [B, F, heads + 1, E]: root and drafted tokens, zeros below
+            seen = lines[:, :, : depth + 1].reshape(batch, lines.shape[1], (depth + 1) * size)
+            prefix = jnp.broadcast_to(draft.feature[:, None], (batch, lines.shape[1], size))
+            return head_law(own["heads"][depth], jnp.concatenate([prefix, seen.astype(prefix.dtype)], axis=-1))
+
+        def grow(known, level):  # lines of the root and of every scored node
+            lines = jnp.take_along_axis(known, level.parent[:, :, None, None] + 1, axis=1)
+            lines = lines.at[:, :, level.depth].set(embed(level.tokens))
+            return jnp.concatenate([known, lines], axis=1), law(level.depth, lines)
+
+        root = embed(view.root[:, None])
+        lines = jnp.zeros((batch, 1, self.heads + 1, size), root.dtype).at[:, :, 0].set(root)
+        sampler = self.restricted(params, sampler)
+        tree = self.expander(view.root, law(0, lines)[:, 0], grow, lines, sampler, keep_q=view.keep_q)
+        return Proposal(tree, draft)
+
+
+def head_law(head, x):
+    """A head's logits `[..., U]` in float32 from its wide input `[..., (i + 2) E]`."""
+    row = lambda bias: jnp.reshape(bias, (1,) * (x.ndim - 1) + bias.shape)
+    first = head["input"]
+    h = x @ first["shortcut"] + jax.nn.silu(x @ first["kernel"] + row(first["bias"]))
+    for block in head["blocks"]:
+        h = h + jax.nn.silu(h @ block["kernel"] + row(block["bias"]))
+    return jnp.matmul(h, head["kernel"], preferred_element_type=jnp.float32) + row(head["bias"]).astype(jnp.float32)

@@ -1,0 +1,89 @@
+"""Medusa: extra heads on the last feature, each guessing one token further ahead (Cai et al. 2024, arXiv:2401.10774)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.draft.base import Proposal
+from specjax.draft.feature import FeatureDrafter, head_config
+from specjax.draft.head import head_kernel
+from specjax.expand import Expander, Static
+from specjax.lm import LM, Wants
+
+# Rank paths for 3 heads, few enough that a CPU reads them almost at the price of one token.
+DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Medusa(FeatureDrafter):
+    """All nodes of a depth share one law, so a whole tree costs one pass of the heads.
+
+    `params["draft"]` is {`heads`: a list of {`blocks`: [{`kernel` `[E, E]`, `bias` `[E]`}], `kernel` `[E, U]`}} and, where
+    the heads know fewer tokens than the target, `ids` `[U]`.
+
+    Attributes:
+      expander: turns the heads' laws into a tree; no deeper than there are heads.
+      heads: how many.
+      layers: residual blocks a head.
+      target: filled in by `bind`.
+    """
+
+    expander: Expander = Static(DEFAULT_CHOICES)
+    heads: int = 3
+    layers: int = 1
+    target: LM | None = None
+
+    feature_wants = Wants(final=True)
+
+    def __post_init__(self):
+        if self.expander.depth > self.heads:
+            raise ValueError(
+                f"medusa: a tree of depth {self.expander.depth} needs as many heads, there are {self.heads}"
+            )
+
+    @property
+    def feature_size(self) -> int:
+        return head_config(self.target, "medusa").hidden_size
+
+    def bind(self, target):
+        head_config(target, "medusa")
+        return dataclasses.replace(self, target=target)
+
+    def init_params(self, key, target_params):
+        """Blocks start as the identity but for their bias, kernels as the target's head."""
+        size = self.feature_size
+        kernel = head_kernel(self.target, target_params)
+        block = {"kernel": jnp.zeros((size, size), kernel.dtype), "bias": jnp.zeros((size,), kernel.dtype)}
+        return {
+            "heads": [
+                {"blocks": [dict(block) for _ in range(self.layers)], "kernel": kernel} for _ in range(self.heads)
+            ]
+        }
+
+    def features(self, output):
+        return output.final
+
+    def read(self, params, features, block, cache, past=None):
+        return features, None
+
+    def propose(self, params, draft, view, sampler):
+        own = params["draft"]
+
+        def law(depth):
+            return head_law(own["heads"][depth], draft.feature)
+
+        def grow(carry, level):
+            return carry, law(level.depth)[:, None]
+
+        sampler = self.restricted(params, sampler)
+        tree = self.expander(view.root, law(0), grow, None, sampler, keep_q=view.keep_q)
+        return Proposal(tree, draft)
+
+
+def head_law(head, h):
+    """A head's logits `[..., U]` in float32 from features `[..., E]`."""
+    for block in head["blocks"]:
+        bias = jnp.reshape(block["bias"], (1,) * (h.ndim - 1) + block["bias"].shape)
+        h = h + jax.nn.silu(h @ block["kernel"] + bias)
+    return jnp.matmul(h, head["kernel"], preferred_element_type=jnp.float32)

@@ -80,11 +80,11 @@ def load(folder_or_hub_id: str | os.PathLike[str], dtype: Any = None, mesh: jax.
         supported, or weights and `config.json` disagree.
     """
     dtype = resolve_dtype(dtype)
-    name, folder = _find(folder_or_hub_id)
+    name, folder = find(folder_or_hub_id, shipped(), "model")
     config_file = folder / "config.json"
     if not config_file.is_file():
         raise ModelError(f"{folder} has no config.json; give a Hugging Face model folder")
-    raw = _json(config_file)
+    raw = read_json(config_file)
     try:
         lm = LlamaLM(hf_config.from_hf(raw))
     except ModelError:
@@ -153,23 +153,28 @@ def save(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _find(asked: str | os.PathLike[str]) -> tuple[str, Path]:
+def find(asked: str | os.PathLike[str], ours: dict[str, Path], what: str) -> tuple[str, Path]:
+    """Name and folder of what was asked for: a folder goes before a shipped name, and that before a hub id.
+
+    Raises:
+      ModelError: where there is no such thing; `what` says what was looked for.
+    """
     try:
         folder = Path(asked).expanduser()
     except RuntimeError:  # no such user
         folder = Path(asked)
     if folder.is_dir():
         return folder.resolve().name, folder
-    name, ours = str(asked), shipped()
+    name = str(asked)
     if name in ours:
         return name, ours[name]
     if isinstance(asked, str) and _HUB_ID.fullmatch(name):
-        return name, _download(name)
-    known = f"one of the shipped models ({', '.join(ours)})" if ours else "a shipped model"
-    raise ModelError(f"unknown model {name!r}: no such folder; give a folder, {known} or a hub id such as owner/name")
+        return name, _download(name, what)
+    known = f"one of the shipped ones ({', '.join(ours)})" if ours else "a shipped one"
+    raise ModelError(f"unknown {what} {name!r}: no such folder; give a folder, {known} or a hub id such as owner/name")
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, what: str) -> Path:
     import huggingface_hub
 
     try:
@@ -177,14 +182,21 @@ def _download(hub_id: str) -> Path:
     except Exception as error:  # which client library raises depends on the version of huggingface_hub
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f"unknown model {hub_id!r}: no such folder, and the Hugging Face hub did not give it ({reason}); "
+            f"unknown {what} {hub_id!r}: no such folder, and the Hugging Face hub did not give it ({reason}); "
             "check the name and the network, or give a folder"
         ) from error
 
 
-def _json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+      ModelError: where there is none.
+    """
     try:
         content = json.loads(file.read_text())
+    except OSError as error:
+        raise ModelError(f"{file}: {error.strerror or error}") from error
     except ValueError as error:
         raise ModelError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
@@ -195,7 +207,7 @@ def _json(file: Path) -> dict[str, Any]:
 def _eos_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
     generation = folder / "generation_config.json"
     ids: dict[int, None] = {}
-    for content in ([_json(generation)] if generation.is_file() else []) + [config]:
+    for content in ([read_json(generation)] if generation.is_file() else []) + [config]:
         eos = content.get("eos_token_id")
         for i in eos if isinstance(eos, list) else [] if eos is None else [eos]:
             if not isinstance(i, int) or i < 0:

@@ -88,27 +88,36 @@ class KVDelta:
     positions: Array
 
 
+def rms_norm(x: Array, scale: Array, eps: float) -> Array:
+    """Normalises the last axis in float32, scales in the parameter's type."""
+    x32 = x.astype(jnp.float32)
+    x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    return x32.astype(x.dtype) * jnp.reshape(scale, (1,) * (x.ndim - 1) + scale.shape)
+
+
 class RMSNorm(nnx.Module):
-    """Normalises in float32, scales in the parameter's type."""
+    """See `rms_norm`."""
 
     def __init__(self, width: int, eps: float, dtype: Any):
         self.scale = nnx.Param(jnp.ones((width,), dtype))
         self.eps = eps
 
     def __call__(self, x: Array) -> Array:
-        x32 = x.astype(jnp.float32)
-        x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
-        scale = self.scale[...]
-        return x32.astype(x.dtype) * jnp.reshape(scale, (1,) * (x.ndim - 1) + scale.shape)
+        return rms_norm(x, self.scale[...], self.eps)
 
 
 class Attention(nnx.Module):
-    def __init__(self, config: LlamaConfig, window: int | None, dtype: Any, rngs: nnx.Rngs):
+    """`inputs` is the width of what it reads, where that is not the model's."""
+
+    def __init__(
+        self, config: LlamaConfig, window: int | None, dtype: Any, rngs: nnx.Rngs, inputs: int | None = None
+    ):  # fmt: skip
         c = config
+        inputs = inputs or c.hidden_size
         linear = functools.partial(nnx.Linear, param_dtype=dtype, dtype=dtype, rngs=rngs)
-        self.q = linear(c.hidden_size, c.num_attention_heads * c.head_dim, use_bias=c.qkv_bias)
-        self.k = linear(c.hidden_size, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias)
-        self.v = linear(c.hidden_size, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias)
+        self.q = linear(inputs, c.num_attention_heads * c.head_dim, use_bias=c.qkv_bias)
+        self.k = linear(inputs, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias)
+        self.v = linear(inputs, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias)
         self.o = linear(c.num_attention_heads * c.head_dim, c.hidden_size, use_bias=c.o_bias)
         if c.qk_norm:
             self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps, dtype)
@@ -166,10 +175,22 @@ class Layer(nnx.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.mlp = MLP(config, dtype, rngs)
 
-    def __call__(self, x, rope, block, cache, past, positions):
-        attended, kv = self.attention(self.attention_norm(x), rope, block, cache, past, positions)
-        x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), kv
+    def __call__(self, x, rope, block, cache, past, positions, skip=None):
+        """`skip` `[2]` bool, traced: whether to leave out the attention, and the MLP."""
+
+        def attend(x):
+            attended, kv = self.attention(self.attention_norm(x), rope, block, cache, past, positions)
+            return x + attended, kv
+
+        def feed(x):
+            return x + self.mlp(self.mlp_norm(x))
+
+        if skip is None:
+            x, kv = attend(x)
+            return feed(x), kv
+        hole = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(attend, x)[1])
+        x, kv = jax.lax.cond(skip[0], lambda x: (x, hole), attend, x)
+        return jax.lax.cond(skip[1], lambda x: x, feed, x), kv
 
 
 class Llama(nnx.Module):
@@ -310,8 +331,9 @@ class LlamaLM:
         block: Block,
         cache: KVCache | None,
         past: KVDelta | None = None,
+        skip: Array | None = None,
     ) -> tuple[Array, KVDelta]:
-        """Runs layers `[lo, hi)` on `h` `[B, T, E]`. `cache` and `past` hold all layers; `past` is indexed from layer 0."""
+        """Runs layers `[lo, hi)` on `h` `[B, T, E]`; see `specjax.lm.LM.layers`."""
         model = self.bind(params)
         rope = rope_tables(self.config, block.positions)
         positions = block.positions
@@ -322,10 +344,15 @@ class LlamaLM:
             with jax.named_scope(f"layer_{i}"):
                 layer_cache = None if cache is None else (cache.key[i], cache.value[i])
                 layer_past = None if past is None else (past.key[i], past.value[i])
-                h, (k, v) = model.layers[i](h, rope, block, layer_cache, layer_past, positions)
+                left_out = None if skip is None else skip[i]
+                h, (k, v) = model.layers[i](h, rope, block, layer_cache, layer_past, positions, left_out)
             keys.append(k)
             values.append(v)
         return h, KVDelta(tuple(keys), tuple(values), block.positions)
+
+    def join(self, below: KVDelta, above: KVDelta) -> KVDelta:
+        """See `specjax.lm.LM.join`."""
+        return KVDelta(below.key + above.key, below.value + above.value, below.positions)
 
     def norm(self, params: Any, h: Array) -> Array:
         """The final norm."""
@@ -342,29 +369,11 @@ class LlamaLM:
 
     def init_cache(self, batch: int, capacity: int, dtype: Any = jnp.float32) -> KVCache:
         """An empty cache of `capacity` slots a row."""
-        c = self.config
-        shape = (batch, c.num_key_value_heads, capacity, c.head_dim)
-        make = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(c.num_hidden_layers))
-        return KVCache(make(), make())
+        return init_kv(self.config, batch, capacity, dtype)
 
     def commit(self, cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> KVCache:
         """See `specjax.lm.LM.commit`."""
-
-        def write(slots, new):  # [K, S, H], [T, K, H]
-            def row(slots, new, src, dst):
-                if src is not None:
-                    new = new.at[src].get(mode="clip")
-                new = new.swapaxes(0, 1).astype(slots.dtype)
-                if dst.ndim == 0:
-                    return jax.lax.dynamic_update_slice(slots, new, (0, dst, 0))
-                return slots.at[:, dst].set(new, mode="drop")
-
-            return jax.vmap(row, in_axes=(0, 0, None if src is None else 0, 0))(slots, new, src, dst)
-
-        return KVCache(
-            tuple(write(c, d) for c, d in zip(cache.key, delta.key, strict=True)),
-            tuple(write(c, d) for c, d in zip(cache.value, delta.value, strict=True)),
-        )
+        return commit_kv(cache, delta, src, dst)
 
     def axes(self, params: Any) -> Any:
         """Logical axes of every parameter, by the name of the module that holds it."""
@@ -375,7 +384,46 @@ class LlamaLM:
         return {"heads": self.config.num_attention_heads, "kv_heads": self.config.num_key_value_heads}
 
     def cache_axes(self, cache: KVCache) -> KVCache:
-        return jax.tree.map(lambda _: ("batch", "kv_heads", None, None), cache)
+        return kv_axes(cache)
+
+
+def init_kv(config: LlamaConfig, batch: int, capacity: int, dtype: Any) -> KVCache:
+    """An empty cache of `capacity` slots a row for the config's layers."""
+    shape = (batch, config.num_key_value_heads, capacity, config.head_dim)
+    make = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))
+    return KVCache(make(), make())
+
+
+def kv_axes(cache: KVCache) -> KVCache:
+    """Logical axis names of every leaf of a cache."""
+    return jax.tree.map(lambda _: ("batch", "kv_heads", None, None), cache)
+
+
+def commit_kv(cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> KVCache:
+    """See `specjax.lm.LM.commit`."""
+
+    def write(slots, new):  # [K, S, H], [T, K, H]
+        def row(slots, new, src, dst):
+            if src is not None:
+                new = new.at[src].get(mode="clip")
+            new = new.swapaxes(0, 1).astype(slots.dtype)
+            if dst.ndim == 0:
+                return jax.lax.dynamic_update_slice(slots, new, (0, dst, 0))
+            return slots.at[:, dst].set(new, mode="drop")
+
+        return jax.vmap(row, in_axes=(0, 0, None if src is None else 0, 0))(slots, new, src, dst)
+
+    return KVCache(
+        tuple(write(c, d) for c, d in zip(cache.key, delta.key, strict=True)),
+        tuple(write(c, d) for c, d in zip(cache.value, delta.value, strict=True)),
+    )
+
+
+def stack_past(past: KVDelta | None, delta: KVDelta) -> KVDelta:
+    """Uncommitted keys and values of two blocks, the earlier one first."""
+    if past is None:
+        return delta
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), past, delta)
 
 
 _OUT_AXES = {"q": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp", "head": "vocab"}

@@ -112,11 +112,15 @@ class TabularLM:
         block: Block,
         cache: TabularCache | None,
         past: TabularDelta | None = None,
+        skip: Array | None = None,
     ) -> tuple[Array, TabularDelta]:
-        """The one layer fills in the previous token."""
+        """The one layer fills in the previous token; skipping its attention leaves that part as it is."""
         delta = TabularDelta(self._known(block.tokens), block.positions)
         if self.order == 1 or lo >= hi:
             return h, delta
+        if skip is not None:
+            attend = lambda h: self.layers(params, h, lo, hi, block, cache, past)[0]
+            return jax.lax.cond(skip[0, 0], lambda h: h, attend, h), delta
         tokens, positions = delta.tokens, delta.positions
         if past is not None:
             tokens = jnp.concatenate([past.tokens, tokens], axis=1)
@@ -139,6 +143,10 @@ class TabularLM:
         nothing = jax.nn.one_hot(jnp.zeros(block.tokens.shape, jnp.int32), self.vocab_size)
         previous = jnp.where(count > 0, total / jnp.maximum(count, 1), nothing)
         return jnp.concatenate([h[..., : self.vocab_size], previous], axis=-1), delta
+
+    def join(self, below: TabularDelta, above: TabularDelta) -> TabularDelta:
+        """Either one: a delta holds the block's tokens, whatever the layers."""
+        return below
 
     def norm(self, params: Any, h: Array) -> Array:
         """The identity."""

@@ -17,8 +17,13 @@ import numpy as np
 
 from specjax.models.errors import ModelError
 
-_TYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+_TYPES: dict[str, np.dtype] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
 _CODES = {dtype: code for code, dtype in _TYPES.items()}
+_INDEX_TYPES = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64), "BOOL": np.dtype(bool)}  # of draft heads
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # buffers that old checkpoints carry; we compute them
 
 
@@ -37,12 +42,13 @@ class Tensor:
         """A read-only view of the file.
 
         Raises:
-          ModelError: when the type is none of float32, bfloat16, float16.
+          ModelError: when the type is none that we know.
         """
-        if self.dtype not in _TYPES:
+        types = _TYPES | _INDEX_TYPES
+        if self.dtype not in types:
             raise ModelError(f"{self.file}: {self.name} has type {self.dtype}; supported are {', '.join(_TYPES)}")
         raw = np.memmap(self.file, np.uint8, "r", self.offset, (self.size,)) if self.size else np.empty(0, np.uint8)
-        return np.asarray(raw).view(_TYPES[self.dtype]).reshape(self.shape)
+        return np.asarray(raw).view(types[self.dtype]).reshape(self.shape)
 
 
 def read_header(file: Path) -> dict[str, Tensor]:
@@ -70,7 +76,7 @@ def read_header(file: Path) -> dict[str, Tensor]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{file} has a malformed safetensors header; fetch it again") from error
     for tensor in tensors.values():
-        dtype = _TYPES.get(tensor.dtype)
+        dtype = (_TYPES | _INDEX_TYPES).get(tensor.dtype)
         if tensor.size < 0 or tensor.offset < 8 + length or tensor.offset + tensor.size > total:
             raise ModelError(f"{file} is truncated: {tensor.name} lies outside it; fetch it again")
         if dtype is not None and tensor.size != math.prod(tensor.shape) * dtype.itemsize:
@@ -145,6 +151,8 @@ def match(tensors: dict[str, Tensor], abstract: Any, tied: bool) -> Any:
         wanted[name] = None
         if name not in tensors:
             problems.append(f"missing {name} {list(shape)}")
+        elif tensors[name].dtype in _INDEX_TYPES:
+            problems.append(f"{name} has type {tensors[name].dtype}, weights are {', '.join(_TYPES)}")
         elif tensors[name].shape != shape:
             problems.append(f"{name} has shape {list(tensors[name].shape)}, config.json says {list(shape)}")
         else:

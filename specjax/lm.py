@@ -131,9 +131,26 @@ class LM(Protocol):
     def embed(self, params: PyTree, tokens: Array) -> Array: ...
 
     def layers(
-        self, params: PyTree, h: Array, lo: int, hi: int, block: Block, cache: PyTree, past: PyTree | None = None
+        self,
+        params: PyTree,
+        h: Array,
+        lo: int,
+        hi: int,
+        block: Block,
+        cache: PyTree,
+        past: PyTree | None = None,
+        skip: Array | None = None,
     ) -> tuple[Array, PyTree]:
-        """Runs layers `[lo, hi)`; the second result is their part of the delta."""
+        """Runs layers `[lo, hi)`; the second result is their part of the delta.
+
+        `cache`, `past` and `skip` are indexed from layer 0; `past` may end at layer `hi`. `skip` `[L, 2]` bool leaves out
+        sublayers, attention first, then the MLP: one scalar branch each, so that the work is really saved. An attention
+        left out contributes zeros to the delta, which nobody may commit.
+        """
+        ...
+
+    def join(self, below: PyTree, above: PyTree) -> PyTree:
+        """The delta of layers `[lo, hi)` from those of `[lo, mid)` and `[mid, hi)`."""
         ...
 
     def norm(self, params: PyTree, h: Array) -> Array: ...

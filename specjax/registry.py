@@ -1,14 +1,28 @@
 """Names for drafters, expanders and verifiers, so that a line of text can choose one and set its fields.
 
-`prompt_lookup:length=8,ngram=3` sets fields; `prompt_lookup+token_recycling` fuses two drafters.
+`prompt_lookup:length=8,ngram=3` sets fields; `prompt_lookup+token_recycling` fuses two drafters. A drafter that grows its
+tree with an expander takes `expander=NAME` and that expander's fields.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from specjax.draft import Drafter, ModelDrafter, NoDrafter, PromptLookup, TokenRecycling, fuse
+from specjax.draft import (
+    Clover2,
+    Drafter,
+    Eagle,
+    Eagle3,
+    Hydra,
+    Medusa,
+    ModelDrafter,
+    NoDrafter,
+    PromptLookup,
+    TokenRecycling,
+    Trained,
+    fuse,
+)
 from specjax.expand import Chain, Expander, Static, TopK
 from specjax.verify import Coupled, Rejection, Verifier
 
@@ -22,38 +36,64 @@ class Entry:
       fields: every field with its default.
       summary: what it does, in a line.
       source: the paper or origin.
+      expander: the default line of its `expander`; empty where it grows no tree with one.
     """
 
     make: Callable[..., Any]
     fields: dict[str, Any]
     summary: str
     source: str
+    expander: str = ""
 
 
-def _entry(kind: type, summary: str, source: str, **defaults: Any) -> Entry:
-    own = {f.name: f.default for f in dataclasses.fields(kind) if isinstance(f.default, (int, float, str))}
-    fields = {**own, **defaults}
-    return Entry(lambda **chosen: kind(**{**defaults, **chosen}), fields, summary, source)
+def entry_of(kind: type, summary: str, source: str, **defaults: Any) -> Entry:
+    """The entry of a dataclass: its fields are those whose default is a number, a word or a switch."""
+    return Entry(lambda **chosen: kind(**{**defaults, **chosen}), {**_plain(kind), **defaults}, summary, source)
+
+
+def _plain(kind: type) -> dict[str, Any]:
+    return {f.name: f.default for f in dataclasses.fields(kind) if isinstance(f.default, (int, float, str))}
 
 
 EXPANDERS: dict[str, Entry] = {
-    "chain": _entry(Chain, "one token a level, drawn with the position's own noise", "arXiv:2211.17192"),
-    "static": _entry(Static, "a tree of fixed shape", "arXiv:2401.10774, section 2.1.2"),
-    "top_k": _entry(
+    "chain": entry_of(Chain, "one token a level, drawn with the position's own noise", "arXiv:2211.17192"),
+    "static": Entry(
+        Static.from_counts,
+        {"tree": "3 | 2 1 | 1 0 0 | 1 | 1"},
+        "a tree of fixed shape, given by child counts level by level",
+        "arXiv:2401.10774, section 2.1.2",
+    ),
+    "top_k": entry_of(
         TopK, "a dynamic tree ranked by the chance to be the target's draw given the noise", "this library"
     ),
-    "eagle2": _entry(TopK, "a dynamic tree ranked by draft probability", "arXiv:2406.16858, section 4", coupled=False),
+    "eagle2": entry_of(
+        TopK, "a dynamic tree ranked by draft probability", "arXiv:2406.16858, section 4", coupled=False
+    ),
 }
 
 VERIFIERS: dict[str, Entry] = {
-    "coupled": _entry(Coupled, "keep the target's own draw; same text as plain decoding, any tree", "this library"),
-    "rejection": _entry(Rejection, "accept with min(1, p/q), else draw the residual; chains only", "arXiv:2211.17192"),
+    "coupled": entry_of(Coupled, "keep the target's own draw; same text as plain decoding, any tree", "this library"),
+    "rejection": entry_of(
+        Rejection, "accept with min(1, p/q), else draw the residual; chains only", "arXiv:2211.17192"
+    ),
 }
+
+
+class Stored(Protocol):
+    """A drafter whose parameters lie in a folder: loaded when the target is known."""
+
+    def load(self, target: Any, mesh: Any = None) -> tuple[Drafter, Any]:
+        """The drafter, bound to its target, and its parameters.
+
+        Raises:
+          ValueError: where they cannot be loaded, or belong to another target.
+        """
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
 class DraftModel:
-    """A drafter that still needs its model: loaded when the target is known.
+    """A draft model.
 
     Attributes:
       model: folder, shipped name or hub id of the draft.
@@ -63,43 +103,79 @@ class DraftModel:
     model: str
     expander: Expander
 
+    def load(self, target: Any, mesh: Any = None) -> tuple[ModelDrafter, Any]:
+        """See `Stored.load`."""
+        from specjax import models
 
-def _draft(model: str = "pycode-draft", expander: str = "chain", **fields: Any) -> DraftModel:
-    return DraftModel(model, _make("expander", EXPANDERS, expander, fields))
+        draft = models.load(self.model, dtype=target.dtype, mesh=mesh)
+        drafter = ModelDrafter(draft.lm, self.expander).bind(target.lm)
+        if target.tokenizer is not None and draft.tokenizer is not None:
+            if target.tokenizer.get_vocab() != draft.tokenizer.get_vocab():
+                raise ValueError(
+                    f"the draft model {draft.name!r} has another vocabulary than {target.name!r} (same size, other "
+                    "tokens): pick a draft with the target's tokenizer"
+                )
+        return drafter, draft.params
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftHead:
+    """A trained drafter.
+
+    Attributes:
+      name: of the head, as its folder says.
+      kind: its class.
+      model: folder, shipped name or hub id.
+      fields: as they were set; those that its parameters depend on come from the folder.
+    """
+
+    name: str
+    kind: type[Trained]
+    model: str
+    fields: dict[str, Any]
+
+    def load(self, target: Any, mesh: Any = None) -> tuple[Drafter, Any]:
+        """See `Stored.load`."""
+        from specjax.models.heads.folder import load_head
+
+        return load_head(self.model, self.name, self.kind, target, mesh, **self.fields)
+
+
+def _draft(model: str, expander: Expander) -> DraftModel:
+    return DraftModel(model, expander)
+
+
+def _head(name: str, kind: type[Trained], summary: str, source: str, expander: str = "") -> Entry:
+    """`name` is that of the head on disk and of its shipped folder."""
+    default = f"pycode-{name}"
+    make = lambda model=default, **chosen: DraftHead(name, kind, model, chosen)
+    return Entry(make, {"model": default, **_plain(kind)}, summary, source, expander)
 
 
 DRAFTERS: dict[str, Entry] = {
-    "none": _entry(NoDrafter, "plain decoding", "-"),
-    "prompt_lookup": _entry(PromptLookup, "copies what followed the last n-gram earlier in the text", "Saxena 2023"),
-    "token_recycling": _entry(TokenRecycling, "a table of each token's latest likely successors", "arXiv:2408.08696"),
+    "none": entry_of(NoDrafter, "plain decoding", "-"),
+    "prompt_lookup": entry_of(PromptLookup, "copies what followed the last n-gram earlier in the text", "Saxena 2023"),
+    "token_recycling": entry_of(TokenRecycling, "a table of each token's latest likely successors", "arXiv:2408.08696"),
     "draft": Entry(
         _draft,
-        {"model": "pycode-draft", "expander": "chain", "length": 4},
-        f"a small model of the same vocabulary; expander is one of {', '.join(EXPANDERS)}, whose fields may be set",
+        {"model": "pycode-draft"},
+        "a small model of the same vocabulary",
         "arXiv:2211.17192, arXiv:2302.01318",
+        "chain",
+    ),
+    "medusa": _head(
+        "medusa", Medusa, "heads that each guess one token further ahead", "arXiv:2401.10774", "static:tree=2 | 1 | 1"
+    ),
+    "hydra": _head("hydra", Hydra, "Medusa's heads made to see the tokens above", "arXiv:2402.05109", "chain:length=3"),
+    "eagle1": _head("eagle1", Eagle, "autoregression on the target's features", "arXiv:2401.15077", "chain:length=3"),
+    "eagle2": _head(
+        "eagle1", Eagle, "EAGLE-1's head with a dynamic tree", "arXiv:2406.16858", "top_k:k=2,depth=3,nodes=6"
+    ),
+    "eagle3": _head("eagle3", Eagle3, "autoregression on three layers' features", "arXiv:2503.01840", "chain:length=3"),
+    "clover2": _head(
+        "clover2", Clover2, "recurrent heads with attention to the last token", "arXiv:2408.00264", "chain:length=3"
     ),
 }
-
-
-def make_drafter(spec: str) -> Drafter | DraftModel | tuple:
-    """A drafter from its line of text; a `DraftModel` (or a pair of parts to fuse) where a model must be loaded first.
-
-    Raises:
-      ValueError: on an unknown name or field, naming those there are.
-    """
-    parts = [_parse("drafter", DRAFTERS, part) for part in spec.split("+")]
-    if any(isinstance(part, DraftModel) for part in parts) and len(parts) > 1:
-        return tuple(parts)
-    return functools.reduce(fuse, parts)
-
-
-def make_verifier(spec: str) -> Verifier:
-    """A verifier from its line of text.
-
-    Raises:
-      ValueError: on an unknown name or field, naming those there are.
-    """
-    return _parse("verifier", VERIFIERS, spec)
 
 
 def build_drafter(
@@ -110,45 +186,44 @@ def build_drafter(
     Args:
       drafter: a line of text, a drafter without parameters, or a pair of drafter and parameters.
       target: what `specjax.models.load` returned.
-      mesh: where to place a draft model.
+      mesh: where to place a draft's parameters.
 
     Raises:
-      ValueError: see `make_drafter`; also where the draft model cannot be loaded or has another vocabulary.
+      ValueError: on an unknown name or field, naming those there are, or what cannot be loaded for this target.
     """
     if isinstance(drafter, tuple):
         if len(drafter) != 2 or not isinstance(drafter[0], Drafter):
             raise ValueError("drafter must be a name, a drafter, or a pair of a drafter and its parameters")
         return drafter
-    if isinstance(drafter, ModelDrafter):
-        raise ValueError("a ModelDrafter needs its parameters: give drafter=(drafter, params)")
+    if isinstance(drafter, (ModelDrafter, Trained)):
+        raise ValueError(f"a {type(drafter).__name__} needs its parameters: give drafter=(drafter, params)")
     if isinstance(drafter, Drafter):
         return drafter, None
-    made = make_drafter(drafter)
-    parts, params = [], None
-    for part in made if isinstance(made, tuple) else (made,):
-        if isinstance(part, DraftModel):
-            if params is not None:
-                raise ValueError(f"drafter {drafter!r}: only one part may be a draft model")
-            part, params = _load_draft(part, target, mesh)
-        parts.append(part)
-    return functools.reduce(fuse, parts), params
+    made = [parse("drafter", DRAFTERS, part) for part in drafter.split("+")]
+    parts = [(part, None) if isinstance(part, Drafter) else part.load(target, mesh) for part in made]
+    return functools.reduce(_fuse, parts)
 
 
-def _load_draft(spec: DraftModel, target: Any, mesh: Any) -> tuple[Drafter, Any]:
-    from specjax import models
-
-    draft = models.load(spec.model, dtype=target.dtype, mesh=mesh)
-    drafter = ModelDrafter(draft.lm, spec.expander).bind(target.lm)
-    if target.tokenizer is not None and draft.tokenizer is not None:
-        if target.tokenizer.get_vocab() != draft.tokenizer.get_vocab():
-            raise ValueError(
-                f"the draft model {draft.name!r} has another vocabulary than {target.name!r} (same size, other tokens): "
-                "pick a draft with the target's tokenizer"
-            )
-    return drafter, draft.params
+def _fuse(a: tuple[Drafter, Any], b: tuple[Drafter, Any]) -> tuple[Drafter, Any]:
+    params = None if a[1] is None and b[1] is None else (a[1], b[1])
+    return fuse(a[0], b[0]), params
 
 
-def _parse(kind: str, table: dict[str, Entry], spec: str) -> Any:
+def make_verifier(spec: str) -> Verifier:
+    """A verifier from its line of text.
+
+    Raises:
+      ValueError: on an unknown name or field, naming those there are.
+    """
+    return parse("verifier", VERIFIERS, spec)
+
+
+def parse(kind: str, table: dict[str, Entry], spec: str) -> Any:
+    """What a line of text makes of a table; `kind` is for errors.
+
+    Raises:
+      ValueError: on an unknown name or field, naming those there are, or a value that a field cannot take.
+    """
     name, _, rest = spec.strip().partition(":")
     fields = {}
     for item in filter(None, (item.strip() for item in rest.split(","))):
@@ -163,24 +238,32 @@ def _make(kind: str, table: dict[str, Entry], name: str, fields: dict[str, str])
     if name not in table:
         raise ValueError(f"unknown {kind} {name!r}; choose {', '.join(table)}")
     entry = table[name]
-    known = dict(entry.fields)
-    if name == "draft":
-        expander = fields.get("expander", known["expander"])
-        if expander not in EXPANDERS:
-            raise ValueError(f"unknown expander {expander!r}; choose {', '.join(EXPANDERS)}")
-        known = {"model": known["model"], "expander": known["expander"], **EXPANDERS[expander].fields}
+    if not entry.expander:
+        return entry.make(**_values(kind, name, entry.fields, fields))
+    default, _, settings = entry.expander.partition(":")
+    chosen = fields.get("expander", default)
+    if chosen not in EXPANDERS:
+        raise ValueError(f"unknown expander {chosen!r}; choose {', '.join(EXPANDERS)}")
+    of_tree = EXPANDERS[chosen].fields
+    values = _values(kind, name, {**entry.fields, "expander": default, **of_tree}, fields)
+    values.pop("expander", None)
+    preset = dict(item.split("=") for item in settings.split(",") if item) if chosen == default else {}
+    tree = {key: values.pop(key) for key in list(values) if key in of_tree}
+    expander = EXPANDERS[chosen].make(**{**_values("expander", chosen, of_tree, preset), **tree})
+    return entry.make(expander=expander, **values)
+
+
+def _values(kind: str, name: str, known: dict[str, Any], fields: dict[str, str]) -> dict[str, Any]:
     values = {}
     for key, value in fields.items():
         if key not in known:
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise ValueError(f"{kind} {name!r} has no field {key!r}; {has}")
         values[key] = _convert(f"{kind} {name!r}: {key}", value, known[key])
-    return entry.make(**values)
+    return values
 
 
-def _convert(what: str, value: Any, default: Any) -> Any:
-    if not isinstance(value, str):
-        return value
+def _convert(what: str, value: str, default: Any) -> Any:
     kind = type(default)
     if kind is bool:
         if value.lower() in ("true", "1", "false", "0"):

@@ -217,6 +217,14 @@ class Drafter(abc.ABC):
     def propose(self, params: PyTree, draft: PyTree, view: View, sampler: Sampler) -> Proposal:
         """One tree a row, from committed tokens only."""
 
+    def trimmed(self, params: PyTree, target_params: PyTree, ids: Array) -> tuple["Drafter", PyTree]:
+        """This drafter and its parameters with a head over the tokens `ids` `[U]` alone; see `specjax.draft.trim`.
+
+        Raises:
+          ValueError: where it has no head.
+        """
+        raise ValueError(f"{type(self).__name__} has no language-model head to trim")
+
     def observe(self, params: PyTree, draft: PyTree, proposal: Proposal, output: Output, verdict: Verdict) -> PyTree:
         """Learns from the target's output over all slots, rejected ones too."""
         return draft

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.draft.base import Trained, TreeDrafter
+from specjax.draft.head import head_kernel
 from specjax.lm import LM, Block, Output, Wants
 from specjax.sampling import Sampler
 
@@ -109,6 +110,13 @@ class FeatureDrafter(TreeDrafter, Trained):
         return FeatureDraft(
             _commit(draft.cache, delta, after), draft.length + verdict.committed, _row(h, verdict.accepted)
         )
+
+    def trimmed(self, params, target_params, ids):
+        """Over the columns `ids` of the draft's own head, or of the target's where it has none."""
+        if "ids" in params:
+            raise ValueError("this head is trimmed already")
+        kernel = params["head"]["kernel"] if "head" in params else head_kernel(self.target, target_params)
+        return self, {**params, "head": {"kernel": kernel[:, ids]}, "ids": jnp.asarray(ids, jnp.int32)}
 
     def restricted(self, params: PyTree, sampler: Sampler) -> Sampler:
         """The sampler for the head's laws: `params["draft"]` holds `ids` where it knows fewer tokens than the target."""

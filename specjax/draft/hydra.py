@@ -92,6 +92,12 @@ class Hydra(FeatureDrafter):
             return features, None
         return self.prefix(params["draft"]["prefix"], features, block, cache)
 
+    def trimmed(self, params, target_params, ids):
+        if "ids" in params:
+            raise ValueError("this head is trimmed already")
+        heads = [{**head, "kernel": head["kernel"][:, ids], "bias": head["bias"][ids]} for head in params["heads"]]
+        return self, {**params, "heads": heads, "ids": jnp.asarray(ids, jnp.int32)}
+
     def propose(self, params, draft, view, sampler):
         own = params["draft"]
         embed = lambda tokens: self.target.embed(params["target"], tokens)

@@ -67,6 +67,12 @@ class Medusa(FeatureDrafter):
     def read(self, params, features, block, cache, past=None):
         return features, None
 
+    def trimmed(self, params, target_params, ids):
+        if "ids" in params:
+            raise ValueError("this head is trimmed already")
+        heads = [{**head, "kernel": head["kernel"][:, ids]} for head in params["heads"]]
+        return self, {**params, "heads": heads, "ids": jnp.asarray(ids, jnp.int32)}
+
     def propose(self, params, draft, view, sampler):
         own = params["draft"]
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.draft.base import Proposal, TreeDrafter
+from specjax.draft.trim import TrimmedLM, trimmed_model
 from specjax.expand import Chain, Expander
 from specjax.lm import LM, Block, Wants
 
@@ -65,6 +66,10 @@ class ModelDrafter(TreeDrafter):
         cache = self.lm.commit(draft.cache, delta, None, draft.length)
         return ModelDraft(cache, draft.length + chunk.real.sum(axis=1, dtype=jnp.int32))
 
+    def trimmed(self, params, target_params, ids):
+        lm, params = trimmed_model(self.lm, params, ids)
+        return dataclasses.replace(self, lm=lm), params
+
     def propose(self, params, draft, view, sampler):
         # Catch up on what the last step committed (its last token, the root, included) in one pass of fixed width.
         width = view.max_depth + 1
@@ -88,5 +93,7 @@ class ModelDrafter(TreeDrafter):
                 return output.delta, output.logits
             return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), past, output.delta), output.logits
 
+        if isinstance(self.lm, TrimmedLM):
+            sampler = sampler.restricted(params["draft"]["ids"], self.lm.vocab_size)
         tree = self.expander(view.root, logits, grow, None, sampler, keep_q=view.keep_q)
         return Proposal(tree, ModelDraft(cache, view.length))

@@ -31,6 +31,19 @@ class Static(Expander):
             raise ValueError("static needs at least one choice")
         Topology.from_choices(self.choices)
 
+    @classmethod
+    def from_counts(cls, tree: str = "3 | 2 1 | 1 0 0 | 1 | 1", coupled: bool = True) -> "Static":
+        """From child counts level by level; see `Topology.from_counts`.
+
+        Raises:
+          ValueError: where the text does not read so.
+        """
+        topology = Topology.from_counts(tree)
+        paths: list[tuple[int, ...]] = [()]
+        for parent, rank in zip(topology.parents[1:], topology.ranks[1:], strict=True):
+            paths.append((*paths[parent], rank))
+        return cls(tuple(paths[1:]), coupled)
+
     @property
     def topology(self) -> Topology:
         return Topology.from_choices(self.choices)

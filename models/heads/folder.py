@@ -1,0 +1,167 @@
+"""Trained drafters on disk: a folder of `config.json` (which drafter, its fields, its target) and `model.safetensors`."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.draft.base import Trained
+from specjax.draft.head import check_ids
+from specjax.models import hub, weights
+from specjax.models.errors import ModelError
+
+_SHIPPED = Path(__file__).resolve().parent.parent / "pretrained" / "heads"
+
+
+def shipped_heads() -> dict[str, Path]:
+    """The heads that come with the package: name to folder."""
+    return {file.parent.name: file.parent for file in sorted(_SHIPPED.glob("*/config.json"))}
+
+
+def fingerprint(target: Any) -> str:
+    """What tells a target from another of its shape: a hash of its final norm and first embeddings, in float16."""
+    embed = target.lm.embed(target.params, jnp.arange(min(16, target.lm.vocab_size), dtype=jnp.int32)[None])
+    normed = target.lm.norm(target.params, jnp.ones_like(embed[:, :1]))
+    data = b"".join(np.asarray(x, np.float16).tobytes() for x in (embed, normed))
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def save_head(
+    folder: str | os.PathLike[str], name: str, fields: dict[str, Any], params: Any, target: Any, dtype: Any = "float32"
+) -> None:
+    """Writes a trained drafter; an older one in the folder is replaced.
+
+    Args:
+      folder: created where needed.
+      name: the drafter's registry name.
+      fields: of the drafter, as far as its parameters depend on them: numbers, words, lists.
+      params: nested dicts and lists of arrays; integer arrays keep their type.
+      target: what `specjax.models.load` returned.
+      dtype: the type to write.
+
+    Raises:
+      ModelError: when `folder` is a file, or on a bad `dtype`.
+    """
+    from safetensors.numpy import save_file
+
+    kind = hub.resolve_dtype(dtype)
+    tensors = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        array = np.asarray(leaf)
+        tensors[_name(path)] = np.ascontiguousarray(array.astype(kind if array.dtype.kind != "i" else np.int32))
+    config = {
+        "drafter": name,
+        "fields": fields,
+        "target": {"name": target.name, "vocab_size": target.lm.vocab_size, "fingerprint": fingerprint(target)},
+        "torch_dtype": kind.name,
+    }
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ModelError(f"{folder} is a file; give a folder to save to")
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".head-", dir=folder))
+    try:
+        save_file(tensors, scratch / "model.safetensors", {"format": "pt"})
+        (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        for file in ("model.safetensors", "config.json"):  # config.json comes last
+            os.replace(scratch / file, folder / file)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def load_head(
+    asked: str | os.PathLike[str], name: str, kind: type[Trained], target: Any, mesh: Any = None, **chosen: Any
+) -> tuple[Trained, Any]:
+    """A trained drafter, bound to its target, and its parameters in the target's type.
+
+    Args:
+      asked: a folder, the name of a shipped head, or a hub id; ours or of a published layout.
+      name: the drafter's registry name.
+      kind: its class.
+      target: what `specjax.models.load` returned.
+      mesh: where to place the parameters, a copy on every device.
+      chosen: fields that the user set, the expander among them.
+
+    Raises:
+      ModelError: (a ValueError) where there is no such head, it belongs to another drafter or target, a tensor is missing,
+        misshapen or not known, or its vocabulary is not one of the target's.
+    """
+    title, folder = hub.find(asked, shipped_heads(), f"head for {name}")
+    config = hub.read_json(folder / "config.json")
+    if "drafter" not in config:
+        from specjax.models.heads.published import read_published
+
+        fields, params = read_published(folder, name, config, target)
+    else:
+        if config["drafter"] != name:
+            raise ModelError(f"{title} is a head for {config['drafter']}, not for {name}")
+        fields = {key: tuple(v) if isinstance(v, list) else v for key, v in config.get("fields", {}).items()}
+        _check_target(title, config.get("target", {}), target)
+        params = None
+    wrong = sorted(key for key in chosen if key in fields and chosen[key] != fields[key])
+    if wrong:
+        raise ModelError(f"{title} was made with {wrong[0]}={fields[wrong[0]]!r}, which cannot be {chosen[wrong[0]]!r}")
+    unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(kind)})
+    if unknown:
+        raise ModelError(f"{folder / 'config.json'}: {name} has no field {unknown[0]!r}")
+    drafter = kind(**{**fields, **chosen}).bind(target.lm)
+    if params is None:
+        params = _read(title, folder, drafter, target)
+    cast = lambda x: jnp.asarray(x, target.dtype if x.dtype.kind != "i" else jnp.int32)
+    params = jax.tree.map(cast, params)
+    if mesh is not None:
+        replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        params = jax.device_put(params, replicated)
+    return drafter, params
+
+
+def _check_target(title: str, made_for: dict[str, Any], target: Any) -> None:
+    if made_for.get("vocab_size") != target.lm.vocab_size or made_for.get("fingerprint") != fingerprint(target):
+        raise ModelError(
+            f"{title} was trained for the target {made_for.get('name')!r}, and {target.name!r} is another model: train a "
+            "head for it (`specjax train`), or give its folder with model=FOLDER"
+        )
+
+
+def _read(title: str, folder: Path, drafter: Trained, target: Any) -> Any:
+    tensors = weights.read_folder(folder)
+    ids = None
+    if "ids" in tensors:
+        try:
+            ids = check_ids(tensors["ids"].array(), target.lm.vocab_size)
+        except ValueError as error:
+            raise ModelError(f"{title}: {error}") from error
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    shapes = jax.eval_shape(drafter.init_params, key, target.params)
+    if ids is not None:
+        shapes = jax.eval_shape(lambda p, t: drafter.trimmed(p, t, ids)[1], shapes, target.params)
+    problems = []
+
+    def find(path, leaf):
+        own = _name(path)
+        found = tensors.pop(own, None)
+        if found is None:
+            problems.append(f"missing {own} {list(leaf.shape)}")
+        elif found.shape != leaf.shape:
+            problems.append(f"{own} has shape {list(found.shape)}, this drafter and target need {list(leaf.shape)}")
+        else:
+            return found.array()
+
+    params = jax.tree_util.tree_map_with_path(find, shapes)
+    problems += [f"unknown {own} {list(tensor.shape)}" for own, tensor in tensors.items()]
+    if problems:
+        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise ModelError(f"{title} does not fit: {'; '.join(problems[:8])}{more}")
+    return params
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return ".".join(str(getattr(key, "key", getattr(key, "idx", None))) for key in path)

@@ -1,0 +1,90 @@
+"""VocabTrim: a draft head over the most frequent tokens alone (arXiv:2506.22694). Changes speed, never text."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.draft.base import Drafter
+from specjax.draft.head import check_ids, head_kernel
+from specjax.lm import LM
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class TrimmedLM:
+    """A draft LM whose head has U columns: everything else is the model's.
+
+    Its parameters are {`lm`, `head`: {`kernel` `[E, U]`}, `ids` `[U]`}; `vocab_size` remains V, what it reads.
+
+    Attributes:
+      lm: the model.
+    """
+
+    lm: LM
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.lm, name)
+
+    def __call__(self, params, block, cache, *, wants, draw=None, past=None, partial=None):
+        body = dataclasses.replace(wants, logits=False, topk=0, draw=False, final=wants.final or wants.head)
+        output = self.lm(params["lm"], block, cache, wants=body, past=past, partial=partial)
+        if not wants.head:
+            return output
+        logits = self.unembed(params, output.final)
+        return dataclasses.replace(
+            output,
+            logits=logits if wants.logits else None,
+            topk=jax.lax.top_k(logits, wants.topk) if wants.topk else None,
+            draw=draw(logits) if wants.draw and draw is not None else None,
+            final=output.final if wants.final else None,
+        )
+
+    def embed(self, params, tokens):
+        return self.lm.embed(params["lm"], tokens)
+
+    def layers(self, params, *args, **kwargs):
+        return self.lm.layers(params["lm"], *args, **kwargs)
+
+    def norm(self, params, h):
+        return self.lm.norm(params["lm"], h)
+
+    def unembed(self, params, h):
+        return jnp.matmul(h, params["head"]["kernel"], preferred_element_type=jnp.float32)
+
+    def axes(self, params):
+        whole = jax.tree.map(lambda x: (None,) * x.ndim, params)
+        return {**whole, "lm": self.lm.axes(params["lm"])}
+
+
+def trim(drafter: Drafter, params: PyTree, ids: Any, vocab_size: int) -> tuple[Drafter, PyTree]:
+    """A drafter that proposes the tokens `ids` alone, with a head of their columns.
+
+    Args:
+      drafter: bound to its target; it must have a language-model head.
+      params: {"target": ..., "draft": ...}.
+      ids: `[U]` increasing target ids, such as `specjax.draft.head.most_frequent` picks from a corpus.
+      vocab_size: V.
+
+    Returns:
+      The drafter and its own parameters.
+
+    Raises:
+      ValueError: on ids that are not increasing target ids, or a drafter without a head.
+    """
+    return drafter.trimmed(params["draft"], params["target"], check_ids(ids, vocab_size))
+
+
+def trimmed_model(lm: LM, params: PyTree, ids: Any) -> tuple[TrimmedLM, PyTree]:
+    """A draft LM and its parameters, with the columns `ids` of its head."""
+    if isinstance(lm, TrimmedLM):
+        raise ValueError("this draft model is trimmed already")
+    return TrimmedLM(lm), {
+        "lm": params,
+        "head": {"kernel": head_kernel(lm, params, ids)},
+        "ids": jnp.asarray(ids, jnp.int32),
+    }

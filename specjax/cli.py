@@ -237,7 +237,11 @@ def verifiers(args: argparse.Namespace) -> int:
 def _list_entries(table: dict[str, Any]) -> int:
     rows = []
     for name, entry in table.items():
-        fields = ",".join(f"{field}={value}" for field, value in entry.fields.items())
+        own = dict(entry.fields)
+        if entry.expander:
+            name_of, _, settings = entry.expander.partition(":")
+            own |= {"expander": name_of} | dict(item.split("=") for item in settings.split(",") if item)
+        fields = ",".join(f"{field}={value}" for field, value in own.items())
         rows.append((f"{name}:{fields}" if fields else name, f"{entry.summary} [{entry.source}]"))
     return _columns(rows)
 
@@ -280,9 +284,23 @@ def bench(args: argparse.Namespace) -> int:
     return command(args)
 
 
+def _train_options(parser: argparse.ArgumentParser) -> None:
+    from specjax.train.command import add_options
+
+    add_options(parser)
+
+
+def train(args: argparse.Namespace) -> int:
+    """`specjax train`."""
+    from specjax.train.command import command
+
+    return command(args)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None] | None, Callable[..., int]]] = {
     "generate": ("complete prompts", _generate_options, generate),
     "bench": ("plain decoding against drafters: speed, tokens a step, identical text", _bench_options, bench),
+    "train": ("train a drafter for a target", _train_options, train),
     "drafters": ("list the drafters: fields, what they do, source", None, drafters),
     "verifiers": ("list the verifiers: fields, what they do, source", None, verifiers),
     "models": ("list the shipped models", None, models),

@@ -141,7 +141,7 @@ class DraftHead:
         return load_head(self.model, self.name, self.kind, target, mesh, **self.fields)
 
 
-def _draft(model: str, expander: Expander) -> DraftModel:
+def _draft(expander: Expander, model: str = "pycode-draft") -> DraftModel:
     return DraftModel(model, expander)
 
 

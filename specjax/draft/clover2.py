@@ -69,19 +69,21 @@ class Clover2(FeatureDrafter):
     def propose(self, params, draft, view, sampler):
         own = params["draft"]
 
-        def law(h, embeds):
-            out = self.head.outputs(own, h, embeds)
-            if "head" in own:
-                return jnp.matmul(out, own["head"]["kernel"], preferred_element_type=jnp.float32)
-            return self.target.unembed(params["target"], out)
-
         def grow(states, level):  # states of the last pair and of every scored node, [B, 1 + P, E]
             above = jnp.take_along_axis(states, level.parent[:, :, None] + 1, axis=1)
             embeds = self.target.embed(params["target"], level.tokens)
             h = self.head.advance(own, above, embeds)
-            return jnp.concatenate([states, h], axis=1), law(h, embeds)
+            return jnp.concatenate([states, h], axis=1), self.law(params, h, embeds)
 
         last = draft.feature[:, None]
         sampler = self.restricted(params, sampler)
-        tree = self.expander(view.root, law(last, None)[:, 0], grow, last, sampler, keep_q=view.keep_q)
+        tree = self.expander(view.root, self.law(params, last, None)[:, 0], grow, last, sampler, keep_q=view.keep_q)
         return Proposal(tree, draft)
+
+    def law(self, params, h, embeds):
+        """The law `[B, T, U]` of a state, given the embedding of the token mixed in last; None for the first head."""
+        out = self.head.outputs(params["draft"], h, embeds)
+        head = params["draft"].get("head")
+        if head is None:
+            return self.target.unembed(params["target"], out)
+        return jnp.matmul(out, head["kernel"], preferred_element_type=jnp.float32)

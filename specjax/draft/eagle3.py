@@ -16,7 +16,7 @@ class Eagle3(Eagle):
     `params["draft"]` is Eagle3Head's, with `head`: {`kernel` `[E, U]`} and, where U < V, `ids` `[U]`.
 
     Attributes:
-      taps: the layers whose outputs are fused; empty: outputs of layers 1, L // 2 - 1 and L - 4, as published.
+      taps: the layers whose outputs are fused; empty: see `default_taps`.
       norm_before_residual: a flag of some published heads; see `Eagle3Head`.
       norm_before_fc: likewise.
     """
@@ -61,8 +61,7 @@ class Eagle3(Eagle):
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """The published choice, moved inside where the target has too few layers for it."""
-    low, middle, high = 1, layers // 2 - 1, layers - 4
-    if low < middle < high:
-        return low, middle, high
-    return tuple(sorted({0, layers // 2, layers - 1}))
+    """Outputs of layers 1, L // 2 - 1 and L - 4, as published; of a small model, layers near its ends and middle."""
+    if layers >= 12:
+        return 1, layers // 2 - 1, layers - 4
+    return tuple(sorted({layers // 8, layers // 2, layers - 1}))

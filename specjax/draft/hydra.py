@@ -18,9 +18,9 @@ DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0))
 class Hydra(FeatureDrafter):
     """Head i reads the feature, the root's embedding and those of the i tokens drafted above.
 
-    `params["draft"]` is {`heads`: a list of {`input`: {`kernel`, `bias`, `shortcut`} from `(i + 2) E` to `E`, `blocks`:
-    [{`kernel`, `bias`}], `kernel` `[E, U]`, `bias` `[U]`}}, `ids` `[U]` where the heads know fewer tokens than the target,
-    and `prefix` with `prefix_layer`.
+    `params["draft"]` is {`heads`: a list of {`input`: {`kernel`, `bias`, `shortcut`, `shortcut_bias`} from `(i + 2) E` to
+    `E`, `blocks`: [{`kernel`, `bias`}], `kernel` `[E, U]`, `bias` `[U]`}}, `ids` `[U]` where the heads know fewer tokens than
+    the target, and `prefix` with `prefix_layer`.
 
     Attributes:
       expander: turns the heads' laws into a tree; no deeper than there are heads.
@@ -77,7 +77,12 @@ class Hydra(FeatureDrafter):
         def head(i):
             wide = (i + 2) * size
             shortcut = zeros(wide, size).at[:size].set(jnp.eye(size, dtype=kernel.dtype))
-            first = {"kernel": zeros(wide, size), "bias": zeros(size), "shortcut": shortcut}
+            first = {
+                "kernel": zeros(wide, size),
+                "bias": zeros(size),
+                "shortcut": shortcut,
+                "shortcut_bias": zeros(size),
+            }
             blocks = [{"kernel": zeros(size, size), "bias": zeros(size)} for _ in range(self.layers - 1)]
             return {"input": first, "blocks": blocks, "kernel": kernel, "bias": zeros(kernel.shape[1])}
 
@@ -124,7 +129,7 @@ def head_law(head, x):
     """A head's logits `[..., U]` in float32 from its wide input `[..., (i + 2) E]`."""
     row = lambda bias: jnp.reshape(bias, (1,) * (x.ndim - 1) + bias.shape)
     first = head["input"]
-    h = x @ first["shortcut"] + jax.nn.silu(x @ first["kernel"] + row(first["bias"]))
+    h = x @ first["shortcut"] + row(first["shortcut_bias"]) + jax.nn.silu(x @ first["kernel"] + row(first["bias"]))
     for block in head["blocks"]:
         h = h + jax.nn.silu(h @ block["kernel"] + row(block["bias"]))
     return jnp.matmul(h, head["kernel"], preferred_element_type=jnp.float32) + row(head["bias"]).astype(jnp.float32)

@@ -1,0 +1,1 @@
+"""Objectives of the drafters that read the target's features, one file each."""

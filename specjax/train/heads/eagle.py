@@ -1,0 +1,116 @@
+"""Training of EAGLE's layer, once over the target's features or unrolled over its own (arXiv:2401.15077, 2503.01840)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.draft.eagle import Eagle
+from specjax.draft.eagle3 import Eagle3
+from specjax.lm import Block
+from specjax.models.llama import stack_past
+from specjax.train.heads.teacher import Guess, Ids, score, teach, trimmed, with_ids
+from specjax.train.losses import Divergence, ForwardKL, masked_mean
+from specjax.train.objective import Objective
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainEagle(Objective):
+    """The target is frozen. Pass s of `unroll` reads, in place of the target's feature, the layer's own output of s passes
+    before, as a draft at depth s + 1 does, and is weighted `decay ** s` (EAGLE-3's training-time test; EAGLE-1 has one).
+
+    Attributes:
+      drafter: bound to the target.
+      ids: the draft's vocabulary; empty: the target's.
+      unroll: passes.
+      decay: see above.
+      feature_weight: of the smooth L1 distance between an output and the target's next feature; the laws weigh 1.
+      noise: uniform noise of this half-width on the target's features.
+      divergence: between the laws.
+    """
+
+    drafter: Eagle
+    ids: Ids = ()
+    unroll: int = 1
+    decay: float = 0.8
+    feature_weight: float = 10.0
+    noise: float = 0.1
+    divergence: Divergence = ForwardKL()
+
+    def __post_init__(self):
+        if self.unroll < 1 or self.noise < 0 or self.feature_weight < 0:
+            raise ValueError(f"eagle: unroll must be at least 1, noise and feature_weight not negative, got {self}")
+
+    @property
+    def fields(self):
+        return {}
+
+    def init(self, key, target_params):
+        return trimmed(self.drafter, self.drafter.init_params(key, target_params), target_params, self.ids)
+
+    def export(self, params):
+        return with_ids(params, self.ids)
+
+    def loss(self, params, target_params, batch, key):
+        drafter = self.drafter
+        teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
+        own = {"target": target_params, "draft": params}
+        features = drafter.features(teacher.output)
+        rows, length = batch.tokens.shape
+        noisy = features + jax.random.uniform(key, features.shape, features.dtype, -self.noise, self.noise)
+        width = length - 1  # pairs (feature t, token t + 1)
+        tokens = batch.tokens[:, 1:]
+        positions = jnp.broadcast_to(jnp.arange(width)[None], (rows, width))
+        zero = jnp.zeros((rows,), jnp.int32)
+        loss, past, h, guesses = jnp.zeros(()), None, None, []
+        for s in range(self.unroll):
+            block = Block(tokens, positions, zero, unrolled(width, s)[None])
+            if s == 0:
+                h, delta = drafter.read(own, noisy[:, :-1], block, None)
+            else:
+                h, delta = drafter.reread(own, jnp.pad(h[:, :-1], ((0, 0), (1, 0), (0, 0))), block, None, past)
+            past = stack_past(past, delta)
+            # pair t's output stands for feature t + 1; the first s pairs had nothing to read
+            guesses.append(Guess(drafter.logits(own, h[:, s : width - 1]), s + 1, self.decay**s))
+            if self.feature_weight:
+                distance = smooth_l1(h[:, s:-1], features[:, s + 1 : -1])
+                loss += self.feature_weight * self.decay**s * masked_mean(distance, batch.mask[:, s + 2 :])
+        laws, metrics = score(teacher, guesses, self.divergence)
+        return loss + laws, metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainEagle3(TrainEagle):
+    """EAGLE-3: laws alone, unrolled."""
+
+    drafter: Eagle3
+    unroll: int = 3
+    feature_weight: float = 0.0
+    noise: float = 0.0
+
+    @property
+    def fields(self):
+        own = self.drafter
+        return {
+            "taps": list(own.taps),
+            "norm_before_residual": own.norm_before_residual,
+            "norm_before_fc": own.norm_before_fc,
+        }
+
+
+def unrolled(width: int, s: int) -> Array:
+    """`[W, (s + 1) W]` bool: what pass s sees of all passes so far, whose keys are laid side by side.
+
+    Pair t drafts s tokens after pair t - s: of the first pass it sees the pairs up to that one, of a later pass r the one
+    pair that lies on the way, t - s + r.
+    """
+    query, key = jnp.arange(width)[:, None], jnp.arange(width)[None]
+    return jnp.concatenate([key <= query - s] + [key == query - s + r for r in range(1, s + 1)], axis=1)
+
+
+def smooth_l1(a: Array, b: Array) -> Array:
+    """The mean over the last axis of the smooth L1 distance (threshold 1)."""
+    gap = jnp.abs(a.astype(jnp.float32) - b.astype(jnp.float32))
+    return jnp.where(gap < 1, 0.5 * gap * gap, gap - 0.5).mean(axis=-1)

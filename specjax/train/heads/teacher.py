@@ -1,0 +1,100 @@
+"""What the objectives of heads share: a frozen target's laws, seen through the draft's vocabulary, some tokens ahead."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.lm import Output, Wants
+from specjax.train.losses import Divergence, acceptance, agreement, masked_mean
+from specjax.train.objective import Batch, read
+
+Array = jax.Array
+Ids = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+    """A batch as the target reads it.
+
+    Attributes:
+      tokens: `[B, T]` int32.
+      output: the target's, without gradient; its logits over the draft's columns.
+      known: `[B, T]` bool, whether the target's likeliest next token is one that the draft can say.
+      mask: `[B, T]` bool, which tokens are to be predicted.
+    """
+
+    tokens: Array
+    output: Output
+    known: Array
+    mask: Array
+
+    def ahead(self, x: Array, steps: int, width: int) -> Array:
+        """`[B, width, ...]`: slot t holds x of slot t + steps."""
+        return x[:, steps : steps + width]
+
+
+def teach(drafter, target_params, batch: Batch, ids: Ids, wants: Wants) -> Teacher:
+    """Reads a batch with the target of a bound drafter.
+
+    Args:
+      drafter: its field `target` is the LM.
+      target_params: of the target.
+      batch: the text.
+      ids: the draft's vocabulary; empty: all.
+      wants: what the head needs beside the logits.
+    """
+    output = read(drafter.target, target_params, batch.tokens, wants | Wants(logits=True))
+    output = jax.lax.stop_gradient(output)
+    known = jnp.ones(batch.tokens.shape, bool)
+    if ids:
+        columns = np.asarray(ids, np.int32)
+        inside = np.zeros((drafter.target.vocab_size,), bool)
+        inside[columns] = True
+        known = jnp.asarray(inside)[jnp.argmax(output.logits, axis=-1)]
+        output = dataclasses.replace(output, logits=output.logits[..., columns])
+    return Teacher(batch.tokens, output, known, batch.mask)
+
+
+@dataclasses.dataclass(frozen=True)
+class Guess:
+    """One head's laws: `logits` `[B, W, U]` of the token `steps + 1` after slot t's feature, t < W."""
+
+    logits: Array
+    steps: int
+    weight: float
+
+
+def score(teacher: Teacher, guesses: list[Guess], divergence: Divergence) -> tuple[Array, dict[str, Array]]:
+    """The weighted divergences of some guesses from the target's laws, and how often each would be accepted.
+
+    A guess of `steps` s at slot t is compared with the target's law after token t + s, where token t + s + 1 is to be
+    predicted and the draft can say what the target would.
+    """
+    loss = jnp.zeros(())
+    metrics = {}
+    weight = jnp.zeros((), jnp.float32)
+    for number, guess in enumerate(guesses):
+        width = guess.logits.shape[1]
+        law = teacher.ahead(teacher.output.logits, guess.steps, width)
+        mask = teacher.ahead(teacher.mask, guess.steps + 1, width) & teacher.ahead(teacher.known, guess.steps, width)
+        loss += guess.weight * masked_mean(divergence.positions(law, guess.logits), mask)
+        if number == 0:
+            metrics["acceptance"] = masked_mean(acceptance(law, guess.logits), mask)
+            weight = mask.sum()
+        metrics[f"agreement_{number + 1}"] = masked_mean(agreement(law, guess.logits), mask)
+    return loss, metrics | {"weight": weight}
+
+
+def trimmed(drafter, params, target_params, ids: Ids):
+    """Fresh parameters over the columns `ids`, without the list itself, which is not trained."""
+    if not ids:
+        return params
+    own = drafter.trimmed(params, target_params, np.asarray(ids, np.int32))[1]
+    return {name: value for name, value in own.items() if name != "ids"}
+
+
+def with_ids(params, ids: Ids):
+    """Trained parameters as the drafter reads them."""
+    return {**params, "ids": np.asarray(ids, np.int32)} if ids else params

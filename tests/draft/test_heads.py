@@ -1,0 +1,140 @@
+"""Medusa, Hydra and Clover-2: what each head may look at."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from laws import DRAFTERS, TARGET, complete, params, plain, same
+from watch import read_text, row_texts, steps
+
+from specjax.draft import Clover2, Hydra, Medusa, View
+from specjax.draft.hydra import head_law as hydra_law
+from specjax.draft.medusa import head_law as medusa_law
+from specjax.expand import Static
+from specjax.lm import Block
+from specjax.sampling import Sampler
+
+TREE = Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)))
+
+
+def propose(drafter, model, count=2):
+    """The greedy tree after some steps, and the state it was drafted from."""
+    decoder, states, _ = steps(drafter, model, count)
+    state = states[-1]
+    view = View(state.tokens, state.length, ~state.done, state.cache, max_depth=drafter.depth)
+    sampler = Sampler(state.key, state.tokens, state.length, ~state.done, state.sampling)
+    return decoder.drafter.propose(model, state.draft, view, sampler).tree, state
+
+
+def noisy(name, drafter):
+    """Parameters away from their symmetric start."""
+    own = drafter.bind(TARGET).init_params(jax.random.key(3), params()["target"])
+    leaves, tree = jax.tree.flatten(own)
+    keys = jax.random.split(jax.random.key(4), len(leaves))
+    moved = [x + 0.3 * jax.random.normal(k, x.shape) * x.std().clip(0.05) for x, k in zip(leaves, keys, strict=True)]
+    return {"target": params(name)["target"], "draft": jax.tree.unflatten(tree, moved)}
+
+
+def test_fresh_medusa_heads_are_the_base_head():
+    """Blocks start as the identity (bias and kernel 0), kernels as the target's head."""
+    drafter, model = Medusa().bind(TARGET), params("medusa")
+    h = jax.random.normal(jax.random.key(0), (2, 64))
+    base = TARGET.unembed(model["target"], h[:, None])[:, 0]
+    for head in model["draft"]["heads"]:
+        np.testing.assert_allclose(medusa_law(head, h), base, rtol=1e-5, atol=1e-5)
+    assert len(model["draft"]["heads"]) == drafter.heads
+
+
+def test_a_medusa_depth_listens_to_its_own_head():
+    drafter = Medusa(TREE)
+    model = noisy("medusa", drafter)
+    tree, state = propose(drafter, model)
+    heads = list(model["draft"]["heads"])
+    heads[0] = {**heads[0], "kernel": jnp.roll(heads[0]["kernel"], 7, axis=1)}
+    other, _ = propose(drafter, {**model, "draft": {"heads": heads}})
+    depth = np.asarray(tree.depth)[0]
+    same_tokens = np.asarray(tree.tokens) == np.asarray(other.tokens)
+    assert same_tokens[:, depth >= 2].all() and not same_tokens[0, depth == 1].all()
+    for row, text in enumerate(row_texts(state)):
+        final = read_text(text, drafter.bind(TARGET).feature_wants).final[0]
+        if len(text) > 1:  # the feature whose law produced the root
+            np.testing.assert_allclose(state.draft.feature[row], final[-2], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("prefix_layer", [False, True])
+def test_hydra_heads_see_their_ancestors_and_no_other_node(prefix_layer):
+    """Every node's law, computed on its own from feature, root and ancestors, gives that node's children."""
+    drafter = Hydra(TREE, prefix_layer=prefix_layer)
+    model = noisy("hydra", drafter)
+    tree, state = propose(drafter, model)
+    tokens, parents = np.asarray(tree.tokens), TREE.topology.parents
+    embed = lambda token: TARGET.embed(model["target"], jnp.asarray([[token]]))[0, 0]
+    for row in (0, 1):  # greedy rows
+        penalty = float(state.sampling.repetition_penalty[row])
+        if penalty != 1:
+            continue
+        for node in range(tree.nodes):
+            children = [n for n, parent in enumerate(parents) if parent == node]
+            if not children:
+                continue
+            line, at = [], node
+            while at >= 0:
+                line, at = [embed(tokens[row, at]), *line], parents[at]
+            law = hydra_law(model["draft"]["heads"][len(line) - 1], jnp.concatenate([state.draft.feature[row], *line]))
+            ranked = np.argsort(-np.asarray(law), kind="stable")
+            assert [tokens[row, c] for c in children] == ranked[[TREE.topology.ranks[c] for c in children]].tolist()
+
+
+def test_hydra_listens_to_the_drafted_token():
+    drafter = Hydra(TREE)
+    model = noisy("hydra", drafter)
+    head = model["draft"]["heads"][1]
+    x = jax.random.normal(jax.random.key(1), (3 * 64,))
+    moved = x.at[2 * 64 :].add(1.0)
+    assert not np.allclose(hydra_law(head, x), hydra_law(head, moved), atol=1e-3)
+
+
+def test_the_prefix_layer_is_cached_like_one_more_layer():
+    drafter, model = DRAFTERS["hydra-prefix"].bind(TARGET), params("hydra-prefix")
+    _, states, _ = steps(drafter, model, 4)
+    state = states[-1]
+    for row, text in enumerate(row_texts(state)):
+        count = len(text) - 1
+        features = read_text(text, drafter.feature_wants).final[:, :-1]
+        block = Block(jnp.asarray([text[1:]]), jnp.arange(count)[None], jnp.zeros((1,), jnp.int32))
+        h, delta = drafter.read(model, features, block, None)
+        np.testing.assert_allclose(state.draft.feature[row], h[0, -1], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(state.draft.cache.key[0][row, :, :count], delta.key[0][0].swapaxes(0, 1), atol=1e-4)
+
+
+def test_clover_gates_are_cosines():
+    drafter = Clover2(TREE).bind(TARGET)
+    model = noisy("clover2", drafter)
+    module = drafter.head.bind(model["draft"])
+    x, e = jax.random.normal(jax.random.key(5), (2, 1, 9, 64)) * 10
+    for block in (module.first, module.next):
+        gate = np.asarray(block.gate(x, e))
+        assert gate.shape == (1, 9, 8) and (np.abs(gate) <= 1 + 1e-5).all() and gate.std() > 0.01
+        assert np.isfinite(block.gate(jnp.zeros_like(x), jnp.zeros_like(e))).all()
+
+
+def test_without_values_clover_hears_a_token_in_the_augmenting_block_alone():
+    drafter = Clover2(TREE).bind(TARGET)
+    own = noisy("clover2", drafter)["draft"]
+    mute = {**own, "next": {**own["next"], "v": jax.tree.map(jnp.zeros_like, own["next"]["v"])}}
+    h, a, b = jax.random.normal(jax.random.key(6), (3, 1, 4, 64))
+    np.testing.assert_array_equal(drafter.head.advance(mute, h, a), drafter.head.advance(mute, h, b))
+    assert not np.allclose(drafter.head.advance(own, h, a), drafter.head.advance(own, h, b))
+    assert not np.allclose(drafter.head.outputs(mute, h, a), drafter.head.outputs(mute, h, b))
+
+
+@pytest.mark.parametrize("drafter", [Medusa(TREE), Hydra(TREE), Clover2(TREE)])
+def test_noisy_heads_keep_the_text(drafter):
+    got, _ = complete(drafter, model=noisy("medusa", drafter))
+    same(got, plain())
+
+
+@pytest.mark.parametrize("kind", [Medusa, Hydra])
+def test_a_tree_needs_heads(kind):
+    with pytest.raises(ValueError, match="depth 3 needs as many heads, there are 2"):
+        kind(TREE, heads=2)

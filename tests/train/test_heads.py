@@ -1,0 +1,112 @@
+"""Training of feature heads: what every guess is compared with, and that each head learns."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from train import tiny
+
+from specjax.draft import Clover2, Eagle, Eagle3, Hydra, Medusa
+from specjax.expand import Chain
+from specjax.train.heads.clover2 import TrainClover2
+from specjax.train.heads.eagle import TrainEagle, TrainEagle3, unrolled
+from specjax.train.heads.hydra import TrainHydra
+from specjax.train.heads.medusa import TrainMedusa
+from specjax.train.heads.teacher import Guess, score, teach
+from specjax.train.losses import ForwardKL
+from specjax.train.objective import Batch
+
+IDS = tuple(range(0, 32, 2))
+OBJECTIVES = {
+    "medusa": lambda ids: TrainMedusa(Medusa(Chain(2), heads=2).bind(tiny.TARGET), ids),
+    "hydra": lambda ids: TrainHydra(Hydra(Chain(2), heads=2, prefix_layer=True).bind(tiny.TARGET), ids),
+    "clover2": lambda ids: TrainClover2(Clover2(Chain(2), layers=1).bind(tiny.TARGET), ids, heads=2),
+    "eagle1": lambda ids: TrainEagle(Eagle().bind(tiny.TARGET), ids),
+    "eagle3": lambda ids: TrainEagle3(Eagle3().bind(tiny.TARGET), ids, unroll=2),
+}
+
+
+@functools.cache
+def batch():
+    rng = np.random.default_rng(0)
+    mask = np.arange(14)[None] < np.asarray([[14], [11], [6]])
+    mask[:, :2] = False
+    return Batch(jnp.asarray(rng.integers(1, 32, (3, 14)), jnp.int32), jnp.asarray(mask))
+
+
+@pytest.mark.parametrize("ids", [(), IDS], ids=["whole", "trimmed"])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_head_learns(name, ids):
+    """On one batch the loss falls far; nothing of the target moves, and the draft's vocabulary is not trained."""
+    objective = OBJECTIVES[name](ids)
+    target = tiny.target_params()
+    params = objective.init(jax.random.key(0), target)
+    optimizer = optax.adam(1e-2)
+    state = optimizer.init(params)
+
+    @jax.jit
+    def update(params, state):
+        run = lambda p: objective.loss(p, target, batch(), jax.random.key(1))
+        (loss, metrics), grads = jax.value_and_grad(run, has_aux=True)(params)
+        changes, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, changes), state, loss, metrics
+
+    losses = []
+    for _ in range(60):
+        params, state, loss, metrics = update(params, state)
+        losses.append(float(loss))
+    assert losses[-1] < 0.5 * losses[0], losses[::20]
+    assert 0 <= float(metrics["acceptance"]) <= 1 and float(metrics["weight"]) > 0
+    exported = objective.export(params)
+    assert ("ids" in exported) == bool(ids)
+    drafter = type(objective.drafter)(**objective.fields).bind(tiny.TARGET)
+    shapes = jax.eval_shape(drafter.init_params, jax.random.key(0), target)
+    if ids:
+        shapes = jax.eval_shape(lambda p, t: drafter.trimmed(p, t, np.asarray(ids))[1], shapes, target)
+    assert jax.tree.map(jnp.shape, exported) == jax.tree.map(jnp.shape, shapes)
+
+
+def test_a_guess_is_compared_with_the_law_of_its_token():
+    """The target's own laws, moved to where a guess of `steps` puts them, are a perfect guess; moved wrongly they are not."""
+    drafter = Medusa(Chain(2), heads=2).bind(tiny.TARGET)
+    teacher = teach(drafter, tiny.target_params(), batch(), (), drafter.feature_wants)
+    logits = teacher.output.logits
+    for steps in (1, 2):
+        right = Guess(logits[:, steps : steps + 11], steps, 1.0)
+        wrong = Guess(logits[:, steps - 1 : steps + 10], steps, 1.0)
+        loss, metrics = score(teacher, [right], ForwardKL())
+        assert float(loss) == pytest.approx(0, abs=1e-5)
+        assert float(metrics["acceptance"]) == pytest.approx(1, abs=1e-5) and float(metrics["agreement_1"]) == 1
+        assert float(score(teacher, [wrong], ForwardKL())[0]) > 0.1
+
+
+def test_masked_tokens_teach_nothing():
+    drafter = Medusa(Chain(2), heads=2).bind(tiny.TARGET)
+    objective = TrainMedusa(drafter)
+    target = tiny.target_params()
+    params = objective.init(jax.random.key(0), target)
+    hidden = Batch(batch().tokens, jnp.zeros_like(batch().mask))
+    assert float(objective.loss(params, target, hidden, jax.random.key(0))[0]) == 0
+    tail = batch().tokens.at[2, 8:].set(5)  # row 2 ends at token 6
+    got = objective.loss(params, target, Batch(tail, batch().mask), jax.random.key(0))[0]
+    assert float(got) == pytest.approx(float(objective.loss(params, target, batch(), jax.random.key(0))[0]), rel=1e-6)
+
+
+def test_positions_whose_token_the_draft_cannot_say_are_left_out():
+    drafter = Medusa(Chain(2), heads=2).bind(tiny.TARGET)
+    teacher = teach(drafter, tiny.target_params(), batch(), IDS, drafter.feature_wants)
+    whole = teach(drafter, tiny.target_params(), batch(), (), drafter.feature_wants)
+    best = np.asarray(jnp.argmax(whole.output.logits, axis=-1))
+    np.testing.assert_array_equal(teacher.known, np.isin(best, IDS))
+    assert teacher.output.logits.shape[-1] == len(IDS) and not np.asarray(teacher.known).all()
+
+
+def test_what_an_unrolled_pass_sees():
+    seen = np.asarray(unrolled(5, 2)).reshape(5, 3, 5)
+    for t in range(5):
+        assert np.flatnonzero(seen[t, 0]).tolist() == list(range(max(t - 1, 0)))  # pairs up to t - 2
+        assert np.flatnonzero(seen[t, 1]).tolist() == ([t - 1] if t else [])
+        assert np.flatnonzero(seen[t, 2]).tolist() == [t]

@@ -237,11 +237,15 @@ class Engine:
             state = decoding.run(self.decoder, self.params, state)
         host = jax.device_get(dataclasses.replace(state, cache=None, draft=None, key=None))
         self.timing.decode_seconds += time.perf_counter() - compiled
+        self.finished(group, state)
         for row, request in enumerate(group):
             record = self._record(request, host, row, stop)
             self.timing.new_tokens += record.new_tokens
             self.timing.steps += record.steps
             yield record
+
+    def finished(self, group: Sequence[Request], state: Any) -> None:
+        """Called with every group of requests and their final state, whose first rows are theirs; does nothing here."""
 
     def _watch(self, group, state, start, stop, on_text):
         """Decodes a few steps a call, finding stop strings and handing out text as it comes."""

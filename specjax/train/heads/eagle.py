@@ -64,7 +64,7 @@ class TrainEagle(Objective):
         tokens = batch.tokens[:, 1:]
         positions = jnp.broadcast_to(jnp.arange(width)[None], (rows, width))
         zero = jnp.zeros((rows,), jnp.int32)
-        loss, past, h, guesses = jnp.zeros(()), None, None, []
+        loss, past, h, guesses = jnp.zeros(()), None, features[:, :-1], []
         for s in range(self.unroll):
             block = Block(tokens, positions, zero, unrolled(width, s)[None])
             if s == 0:

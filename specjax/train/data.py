@@ -1,0 +1,244 @@
+"""Training text: from files to rows of token ids, and batches of them in an order that can be stopped and taken up again.
+
+Lines of a .jsonl file are objects of one of these kinds:
+
+- `{"text": ...}` is text; `{"tokens": [ids]}` is text in ids;
+- `{"prompt": ..., "completion": ...}`: the prompt is read and not trained on. The records that `specjax generate --output`
+  writes are of this kind too: their completion is `tokens`, or `text` where there are none;
+- `{"messages": [...]}` goes through the chat template; what the assistant says is trained on.
+
+A prompt may be text, token ids or messages. Other files are text as a whole.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grain
+import numpy as np
+
+from specjax.text import encode_text
+
+SUFFIXES = (".jsonl", ".txt", ".py")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Rows of one length; the source that batches are drawn from.
+
+    Attributes:
+      tokens: `[N, T]` int32, 0 where a row is padded.
+      mask: `[N, T]` bool, which tokens are to be predicted.
+      skipped: what is wrong with each line that could not be used.
+    """
+
+    tokens: np.ndarray
+    mask: np.ndarray
+    skipped: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {"tokens": self.tokens[index], "mask": self.mask[index]}
+
+    @property
+    def digest(self) -> str:
+        """A name for the content."""
+        return hashlib.sha256(self.tokens.tobytes() + self.mask.tobytes()).hexdigest()[:16]
+
+
+def batches(rows: Rows, batch_size: int, seed: int) -> Any:
+    """An endless iterator of `{"tokens": [B, T], "mask": [B, T]}`, shuffled anew each epoch.
+
+    Its `get_state()` is a small JSON object, and `set_state` goes on from there exactly.
+    """
+    order = grain.MapDataset.source(rows).seed(seed).shuffle().repeat().batch(batch_size)
+    # rows lie in memory: threads would only add to the state
+    return iter(order.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+
+
+def read_rows(paths: Sequence[str | Path], model: Any, length: int, seed: int = 0) -> Rows:
+    """Reads and tokenises training files.
+
+    Text is shuffled by document and packed: documents follow each other, each ended by EOS, and are cut into rows. An
+    example with a prompt has rows of its own.
+
+    Args:
+      paths: .jsonl, .txt or .py files, or folders that are searched for them.
+      model: what `specjax.models.load` returned for the target.
+      length: T.
+      seed: of the order of documents.
+
+    Raises:
+      ValueError: on a missing or empty file, or one without a usable line, naming it and saying why.
+    """
+    texts: list[list[int]] = []
+    examples: list[tuple[list[int], list[bool]]] = []
+    skipped: list[str] = []
+    for file in _files(paths):
+        usable = 0
+        first = None
+        for where, read in _items(file, model):
+            try:
+                ids, mask = read()
+                _check(ids, mask, model)
+            except ValueError as error:
+                first = first or f"{where}{error}"
+                skipped.append(f"{file}: {where}{error}")
+                continue
+            usable += 1
+            if all(mask):
+                texts.append(ids)
+            else:
+                examples.append((ids, mask))
+        if not usable:
+            raise ValueError(f"{file} has no usable line: {first or 'it is empty'}")
+    tokens, mask = _cut(_pack(texts, seed), examples, length)
+    if not mask[:, 1:].any():
+        raise ValueError(
+            f"{', '.join(map(str, paths))}: rows of {length} tokens leave nothing to predict; raise --length"
+        )
+    return Rows(tokens, mask, tuple(skipped))
+
+
+def _files(paths: Sequence[str | Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+            # an empty file in a folder (an __init__.py) is no mistake
+            inside = [file for file in inside if file.stat().st_size]
+            if not inside:
+                raise ValueError(f"the folder {str(path)!r} holds no {', '.join(SUFFIXES)} file with text in it")
+            found += inside
+        elif not path.is_file():
+            raise ValueError(f"no training data at {str(path)!r}: there is no such file or folder")
+        elif path.suffix not in SUFFIXES:
+            raise ValueError(f"training data {str(path)!r}: give {', '.join(SUFFIXES)} files, or folders of them")
+        else:
+            found.append(path)
+    return list(dict.fromkeys(found))
+
+
+def _items(file: Path, model: Any) -> Iterator[tuple[str, Any]]:
+    """For every line (or the whole text): where it is, and a function that reads it to ids and mask."""
+    try:
+        content = file.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise ValueError(f"cannot read the training data {str(file)!r}: {error.strerror or error}") from error
+    if file.suffix != ".jsonl":
+        if content.strip():
+            yield "", functools.partial(_text, content.decode(errors="replace").replace("\r\n", "\n"), model)
+        return
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if line.strip():
+            yield f"line {number}: ", functools.partial(_line, line, model)
+
+
+def _line(line: bytes, model: Any) -> tuple[list[int], list[bool]]:
+    try:
+        content = json.loads(line.decode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError("not a JSON object")
+    if content.get("error"):
+        raise ValueError("the record of a failed completion")
+    if "messages" in content and "prompt" not in content:
+        return _conversation(content["messages"], model)
+    if "prompt" not in content:
+        if "text" not in content and "tokens" not in content:
+            raise ValueError("it needs text, tokens, messages, or prompt and completion")
+        return _text(content.get("text", content.get("tokens")), model)
+    answer = next((content[key] for key in ("completion", "tokens", "text") if content.get(key) is not None), None)
+    if answer is None:
+        raise ValueError("it has a prompt and no completion")
+    prompt = _ids(content["prompt"], model)
+    ends = "completion" in content  # a record says itself whether it ended
+    completion = _ids(answer, model, special=False) + (list(model.eos_ids[:1]) if ends else [])
+    return prompt + completion, [False] * len(prompt) + [True] * len(completion)
+
+
+def _text(text: Any, model: Any) -> tuple[list[int], list[bool]]:
+    ids = _ids(text, model) + list(model.eos_ids[:1])
+    return ids, [True] * len(ids)
+
+
+def _ids(content: Any, model: Any, special: bool = True) -> list[int]:
+    """Token ids of text, ids or messages; `special`: with the tokens that open a text."""
+    if isinstance(content, list) and content and all(type(i) is int for i in content):
+        return content
+    if not content or not isinstance(content, (str, list)):
+        raise ValueError("empty text" if content in ("", []) else f"not text, token ids or messages: {content!r:.40}")
+    if model.tokenizer is None:
+        raise ValueError(f"{model.name} has no tokenizer, so it takes token ids only")
+    if special or not isinstance(content, str):
+        return encode_text(model.tokenizer, content, model.name)
+    return model.tokenizer(content, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def _conversation(messages: Any, model: Any) -> tuple[list[int], list[bool]]:
+    """Every message of the assistant is the completion of what came before it."""
+    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
+        raise ValueError("messages must be a list of objects")
+    turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+    if not turns or turns[0] == 0:
+        raise ValueError("messages without an answer of the assistant to something")
+    _ids(messages, model)  # says what is wrong with the messages or the template
+    ids: list[int] = []
+    mask: list[bool] = []
+    before = ""
+    for turn in turns:
+        prompt = _render(messages[:turn], model, add_generation_prompt=True)
+        answer = _render(messages[: turn + 1], model)
+        if not prompt.startswith(before) or not answer.startswith(prompt):
+            raise ValueError(f"the chat template of {model.name} rewrites earlier messages: give prompt and completion")
+        for text, trained in ((prompt[len(before) :], False), (answer[len(prompt) :], True)):
+            part = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] if text else []
+            ids += part
+            mask += [trained] * len(part)
+        before = answer
+    return ids, mask
+
+
+def _render(messages: list[dict[str, Any]], model: Any, **options: Any) -> str:
+    try:
+        return model.tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    except Exception as error:  # templates raise what they like
+        raise ValueError(f"the chat template of {model.name} cannot render these messages: {error}") from error
+
+
+def _check(ids: list[int], mask: list[bool], model: Any) -> None:
+    outside = [i for i in ids if not 0 <= i < model.lm.vocab_size]
+    if outside:
+        raise ValueError(f"token id {outside[0]} is outside the vocabulary of {model.lm.vocab_size}")
+    if len(ids) < 2 or not any(mask[1:]):
+        raise ValueError("nothing to predict in it")
+
+
+def _pack(texts: list[list[int]], seed: int) -> list[tuple[list[int], list[bool]]]:
+    """All texts in random order as one."""
+    order = np.random.default_rng(seed).permutation(len(texts))
+    ids = [i for at in order for i in texts[at]]
+    return [(ids, [True] * len(ids))] if ids else []
+
+
+def _cut(
+    packed: list[tuple[list[int], list[bool]]], examples: list[tuple[list[int], list[bool]]], length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of `length` tokens, those dropped in which nothing can be predicted."""
+    tokens, masks = [], []
+    for ids, mask in packed + examples:
+        size = -(-len(ids) // length) * length
+        tokens.append(np.pad(np.asarray(ids, np.int32), (0, size - len(ids))).reshape(-1, length))
+        masks.append(np.pad(np.asarray(mask, bool), (0, size - len(ids))).reshape(-1, length))
+    rows, mask = np.concatenate(tokens), np.concatenate(masks)
+    used = mask[:, 1:].any(axis=1)
+    if not used.any():
+        return rows, mask
+    return rows[used], mask[used]

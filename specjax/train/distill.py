@@ -1,0 +1,134 @@
+"""Distillation of a small language model into a better draft (DistillSpec, arXiv:2310.08461)."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax import decoder as decoding
+from specjax.lm import LM, Wants
+from specjax.sampling import Sampling
+from specjax.speculative import speculative
+from specjax.train.losses import ForwardKL, Loss, acceptance, agreement, masked_mean
+from specjax.train.objective import Batch, Objective, read
+from specjax.train.select import select
+
+if TYPE_CHECKING:
+    from specjax.models import LlamaLM
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Distill(Objective):
+    """Fits a draft model's next-token laws to the target's.
+
+    `target_params` are the target's parameters; with `keep` below 1 a pair of those and of the reference draft's.
+
+    Attributes:
+      target: the teacher.
+      draft: the model that is trained.
+      divergence: the loss.
+      temperature: divides both models' logits. The decoding temperature, where acceptance at it is the goal.
+      on_policy: the share of batches whose texts the draft writes itself, at temperature 1, in place of the data's.
+      prompt: tokens of the data's text that it goes on from, at least; a row's own prompt is kept whole.
+      keep: the share of tokens to train on, chosen by `select` against a reference draft.
+      eos_ids: tokens that end a text that the draft writes.
+    """
+
+    target: LM
+    draft: "LlamaLM"
+    divergence: Loss = ForwardKL()
+    temperature: float = 1.0
+    on_policy: float = 0.0
+    prompt: int = 16
+    keep: float = 1.0
+    eos_ids: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        if not 0 <= self.on_policy <= 1:
+            raise ValueError(f"distill: on_policy must lie in [0, 1], got {self.on_policy}")
+        if not 0 < self.keep <= 1:
+            raise ValueError(f"distill: keep must lie in (0, 1], got {self.keep}")
+        if not self.temperature > 0:
+            raise ValueError(f"distill: temperature must be positive, got {self.temperature}")
+        if self.prompt < 1:
+            raise ValueError(f"distill: prompt must be at least 1 token, got {self.prompt}")
+
+    def init(self, key, target_params):
+        """Random parameters of the draft."""
+        return self.draft.init(key)
+
+    def loss(self, params, target_params, batch, key):
+        target_params, reference_params = target_params if self.keep < 1 else (target_params, None)
+        batch = self._data(params, batch, key)
+        mask = batch.mask[:, 1:]
+        target = self._logits(self.target, target_params, batch)
+        draft = self._logits(self.draft, params, batch)
+        chosen = mask
+        if self.keep < 1:
+            chosen = select(target, draft, self._logits(self.draft, reference_params, batch), mask, self.keep)
+        metrics = {
+            "acceptance": masked_mean(acceptance(target, draft), mask),
+            "agreement": masked_mean(agreement(target, draft), mask),
+            "weight": chosen.sum(),
+        }
+        return self.divergence(target, draft, chosen), metrics
+
+    def _data(self, params: Any, batch: Batch, key: Array) -> Batch:
+        if self.on_policy == 0:
+            return batch
+        choice, noise = jax.random.split(key)
+        params = jax.lax.stop_gradient(params)
+
+        def write():
+            return continuations(self.draft, params, batch, noise, prompt=self.prompt, eos_ids=self.eos_ids)
+
+        return jax.lax.cond(jax.random.uniform(choice) < self.on_policy, write, lambda: batch)
+
+    def _logits(self, lm: LM, params: Any, batch: Batch) -> Array:
+        """Of slots 0 to T - 2, which score tokens 1 to T - 1."""
+        return read(lm, params, batch.tokens, Wants(logits=True)).logits[:, :-1] / self.temperature
+
+
+def continuations(
+    lm: LM, params: Any, batch: Batch, key: Array, *, prompt: int, eos_ids: tuple[int, ...] = ()
+) -> Batch:
+    """Rows whose texts a model has written itself, at temperature 1, from the beginnings of a batch's rows.
+
+    A row keeps its own prompt (the tokens before the first that is to be predicted), and at least `prompt` tokens where it
+    has more than that. The model writes up to the row's end or an EOS. A row with nothing to predict stays so.
+
+    Args:
+      lm: the model.
+      params: its parameters.
+      batch: the rows.
+      key: a typed key.
+      prompt: at least 1.
+      eos_ids: ids that end a text.
+    """
+    rows, length = batch.tokens.shape
+    slots = jnp.arange(length, dtype=jnp.int32)[None]
+    first = jnp.argmax(batch.mask, axis=1)
+    end = length - jnp.argmax(batch.mask[:, ::-1], axis=1)
+    start = jnp.maximum(first, jnp.minimum(prompt, end - 1))
+    start = jnp.clip(start, 1, length - 1).astype(jnp.int32)
+    decoder = speculative(lm)
+    models = {"target": params, "draft": None}
+    state = decoder.init(
+        models,
+        jnp.where(slots < start[:, None], batch.tokens, 0),
+        start,
+        jax.random.split(key, rows),
+        limit=jnp.full((rows,), length, jnp.int32),
+        sampling=Sampling.make(rows, temperature=1.0),
+        capacity=length + decoder.slack,
+        eos=jnp.tile(jnp.asarray(eos_ids, jnp.int32)[None], (rows, 1)) if eos_ids else None,
+    )
+    state = decoding.run(decoder, models, state)
+    written = slots < state.length[:, None]
+    return Batch(
+        jnp.where(written, state.tokens[:, :length], 0),
+        written & (slots >= start[:, None]) & batch.mask.any(axis=1)[:, None],
+    )

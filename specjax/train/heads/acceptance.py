@@ -1,0 +1,64 @@
+"""Training of SpecDec++'s acceptance head: how likely the target keeps a token of the draft (arXiv:2405.19715)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.draft.adaptive import Acceptance, accept_log_prob
+from specjax.lm import LM, Block, Wants
+from specjax.train.losses import masked_mean
+from specjax.train.objective import Batch, Objective, read
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainAcceptance(Objective):
+    """Target and draft are frozen: `target_params` is the pair of their parameters.
+
+    At every token of a text the draft draws another one after the same prefix. Its label is `min(1, p/q)`, the chance that
+    speculative sampling keeps it, and the head reads the draft's feature after it. (The paper draws whole responses, so that
+    later tokens follow drawn ones; here every drawn token follows the text, and none follows a rejected one.) Two-class
+    cross-entropy, rejection weighted `reject`, over the weighted mass of labels.
+
+    Attributes:
+      target: the target.
+      lm: the draft.
+      rule: whose head is trained.
+      reject: weight of a rejection; acceptance weighs 1.
+    """
+
+    target: LM
+    lm: LM
+    rule: Acceptance = Acceptance()
+    reject: float = 6.0
+
+    def init(self, key, target_params):
+        width = jax.eval_shape(lambda p: self.lm.embed(p, jnp.zeros((1, 1), jnp.int32)), target_params[1])
+        return self.rule.init_params(key, width.shape[-1])
+
+    def loss(self, params, target_params, batch: Batch, key):
+        label, features, mask = jax.lax.stop_gradient(self._drawn(target_params, batch, key))
+        log_accept = accept_log_prob(params, features)
+        log_reject = jnp.log1p(-jnp.exp(jnp.minimum(log_accept, -1e-6)))
+        mass = masked_mean(label + self.reject * (1 - label), mask)
+        loss = -masked_mean(label * log_accept + self.reject * (1 - label) * log_reject, mask) / jnp.maximum(mass, 1e-6)
+        error = masked_mean(jnp.abs(jnp.exp(log_accept) - label), mask)
+        return loss, {"acceptance": masked_mean(label, mask), "error": error, "weight": mask.sum()}
+
+    def _drawn(self, both, batch, key):
+        """Labels `[B, T - 1]`, features `[B, T - 1, E]` after the drawn tokens, and which of them count."""
+        tokens = batch.tokens
+        p = jax.nn.log_softmax(read(self.target, both[0], tokens, Wants(logits=True)).logits[:, :-1])
+        taught = read(self.lm, both[1], tokens, Wants(logits=True))
+        q = jax.nn.log_softmax(taught.logits[:, :-1])
+        drawn = jax.random.categorical(key, q).astype(jnp.int32)
+        pick = lambda law: jnp.take_along_axis(law, drawn[:, :, None], axis=2)[:, :, 0]
+        label = jnp.exp(jnp.minimum(pick(p) - pick(q), 0.0))
+        # a drawn token stands where the text's token t + 1 does, and sees the text before it and itself
+        rows, length = tokens.shape
+        positions = jnp.broadcast_to(1 + jnp.arange(length - 1)[None], drawn.shape)
+        text = jnp.arange(length)[None] < 1 + jnp.arange(length - 1)[:, None]
+        visible = jnp.concatenate([text, jnp.eye(length - 1, dtype=bool)], axis=1)[None]
+        block = Block(drawn, positions, jnp.zeros((rows,), jnp.int32), visible)
+        features = self.lm(both[1], block, None, wants=Wants(final=True), past=taught.delta).final
+        return label, features, batch.mask[:, 1:]

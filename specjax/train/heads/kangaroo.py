@@ -1,0 +1,53 @@
+"""Training of Kangaroo's adapter: a frozen target teaches its own early exit (arXiv:2404.18911, section 3.1)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.draft.kangaroo import Kangaroo
+from specjax.lm import Block, Wants
+from specjax.models.heads import kangaroo as head
+from specjax.train.losses import Divergence, ForwardKL, acceptance, agreement, masked_mean
+from specjax.train.objective import Objective, read
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainKangaroo(Objective):
+    """Fits the adapter's law to the target's, at every position of a text.
+
+    The paper's soft cross-entropy is the forward KL plus the target's entropy, which has no gradient.
+
+    Attributes:
+      drafter: a Kangaroo bound to the target.
+      divergence: between the laws.
+    """
+
+    drafter: Kangaroo
+    divergence: Divergence = ForwardKL()
+
+    def __post_init__(self):
+        if self.drafter.target is None:
+            raise ValueError("kangaroo: bind the drafter to its target first")
+
+    @property
+    def fields(self):
+        return {"exit_layer": self.drafter.exit_layer}
+
+    def init(self, key, target_params):
+        return self.drafter.init_params(key, target_params)
+
+    def loss(self, params, target_params, batch, key):
+        target, layer = self.drafter.target, self.drafter.exit_layer - 1
+        tokens = batch.tokens[:, :-1]  # slot t foretells token t + 1
+        taught = jax.lax.stop_gradient(read(target, target_params, tokens, Wants(logits=True, hidden=(layer,))))
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
+        block = Block(tokens, positions, jnp.zeros(tokens.shape[:1], jnp.int32))
+        features, _ = head.adapt(target.config, params, taught.hidden[layer], block, None)
+        logits = target.unembed(target_params, features)
+        mask = batch.mask[:, 1:]
+        metrics = {
+            "acceptance": masked_mean(acceptance(taught.logits, logits), mask),
+            "agreement": masked_mean(agreement(taught.logits, logits), mask),
+        }
+        return masked_mean(self.divergence.positions(taught.logits, logits), mask), metrics

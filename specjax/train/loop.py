@@ -1,0 +1,315 @@
+"""The training loop: any objective, optax, orbax checkpoints, and a run that goes on exactly where it was stopped."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from specjax.sharding import shardings
+from specjax.train.objective import Batch, Objective
+
+Array = jax.Array
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How parameters are updated: AdamW behind a clipped gradient, a linear warm-up and a cosine down to 0.
+
+    Attributes:
+      steps: updates.
+      learning_rate: the highest.
+      warmup: steps until then.
+      weight_decay: of AdamW.
+      clip: the largest gradient norm.
+      accumulate: parts that a batch is split into, one after the other, to save memory.
+      seed: of the parameters, the batches and whatever the objective draws.
+    """
+
+    steps: int
+    learning_rate: float = 1e-3
+    warmup: int = 0
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    accumulate: int = 1
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in ("steps", "accumulate"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a positive number, got {getattr(self, name)}")
+        if not 0 <= self.warmup < self.steps:
+            raise ValueError(f"warmup must lie between 0 and the {self.steps} steps, got {self.warmup}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
+
+    @property
+    def schedule(self) -> Callable[[Any], Any]:
+        """The learning rate of update 0, 1, ...; neither the first nor the last is 0."""
+        rate = optax.warmup_cosine_decay_schedule(0.0, self.learning_rate, self.warmup, self.steps + 1)
+        return lambda count: rate(count + 1)
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        return optax.chain(
+            optax.clip_by_global_norm(self.clip),
+            optax.adamw(self.schedule, b1=0.9, b2=0.95, weight_decay=self.weight_decay),
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """What a step takes and returns.
+
+    Attributes:
+      step: int32 scalar, updates made.
+      params: the objective's.
+      optimizer: optax's state.
+    """
+
+    step: Array
+    params: PyTree
+    optimizer: PyTree
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2,))
+def update(
+    objective: Objective, settings: Settings, state: TrainState, frozen: PyTree, batch: Batch
+) -> tuple[TrainState, dict[str, Array]]:
+    """One update. `state` is donated.
+
+    Gradients and metrics of the batch's parts are summed times their weight, and the weights too; they are divided once,
+    so the parts together give the whole batch's mean (exactly so for losses that are a mean over tokens).
+    """
+    key = jax.random.fold_in(jax.random.key(settings.seed), state.step)
+
+    def part(piece, key):
+        def weighted(params):
+            loss, metrics = objective.loss(params, frozen, piece, key)
+            weight = metrics.get("weight", piece.mask[:, 1:].sum())
+            weight = jax.lax.stop_gradient(jnp.asarray(weight, jnp.float32))
+            kept = {name: value for name, value in metrics.items() if name != "weight"} | {"loss": loss}
+            return weight * loss, ({name: weight * jnp.asarray(x, jnp.float32) for name, x in kept.items()}, weight)
+
+        grads, (sums, weight) = jax.grad(weighted, has_aux=True)(state.params)
+        return grads, sums, weight
+
+    count = settings.accumulate
+    if count == 1:
+        grads, sums, weight = part(batch, key)
+    else:
+        # strided parts: each holds rows of every shard
+        parts = jax.tree.map(lambda x: x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1), batch)
+        given = parts, jax.random.split(key, count)
+        shapes = jax.eval_shape(part, *jax.tree.map(lambda x: x[0], given))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        add = lambda total, each: (jax.tree.map(jnp.add, total, part(*each)), None)
+        grads, sums, weight = jax.lax.scan(add, zeros, given)[0]
+    share = 1 / jnp.where(weight > 0, weight, 1)
+    grads = jax.tree.map(lambda grad: (grad * share).astype(grad.dtype), grads)
+    metrics = {name: value * share for name, value in sums.items()}
+    changes, optimizer = settings.optimizer.update(grads, state.optimizer, state.params)
+    metrics |= {
+        "lr": jnp.asarray(settings.schedule(state.step), jnp.float32),
+        "grad_norm": optax.tree.norm(grads),
+        "tokens": weight,
+    }
+    return TrainState(state.step + 1, optax.apply_updates(state.params, changes), optimizer), metrics
+
+
+class NotFinite(ValueError):
+    """The loss or its gradient became NaN or infinite."""
+
+
+class Run:
+    """A training run in a folder: `checkpoints/`, `metrics.jsonl`.
+
+    Args:
+      folder: created where needed.
+      about: JSON values that the run's numbers depend on; a run can only be taken up with equal ones.
+      keep: how many of the latest checkpoints stay.
+      resume: whether to go on with the run in the folder.
+
+    Raises:
+      ValueError: without `resume`, where the folder has a run; with it, where there is none or it was another.
+    """
+
+    def __init__(self, folder: Path, about: dict[str, Any], *, keep: int = 2, resume: bool = False):
+        import orbax.checkpoint as ocp
+
+        self.folder = Path(folder).absolute()
+        self.about = json.loads(json.dumps(about))
+        self.position: dict[str, Any] = {}
+        self._args = ocp.args
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        )
+        had = (self.folder / "checkpoints").is_dir()
+        if resume and not had:
+            raise ValueError(f"nothing to resume: there are no checkpoints in {str(self.folder)!r}")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._manager = ocp.CheckpointManager(self.folder / "checkpoints", options=options)
+        self.latest: int | None = self._manager.latest_step()
+        if self.latest is not None and not resume:
+            raise ValueError(
+                f"{str(self.folder)!r} has a run stopped after step {self.latest}: resume it, or choose another folder"
+            )
+        if resume:
+            self._take_up()
+
+    def _take_up(self) -> None:
+        if self.latest is None:
+            raise ValueError(f"nothing to resume: there are no checkpoints in {str(self.folder)!r}")
+        args = self._args.Composite(run=self._args.JsonRestore())
+        self.position = self._manager.restore(self.latest, args=args)["run"]
+        for name in sorted({*self.about, *self.position["about"]}):
+            before, now = self.position["about"].get(name), self.about.get(name)
+            if before != now:
+                raise ValueError(
+                    f"cannot resume the run in {str(self.folder)!r}: "
+                    f"its {name} was {before!r:.200} and is {now!r:.200} now"
+                )
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    def save(self, state: TrainState, position: dict[str, Any]) -> None:
+        """Writes a checkpoint of this step."""
+        args = self._args.Composite(
+            state=self._args.StandardSave(state), run=self._args.JsonSave(position | {"about": self.about})
+        )
+        self._manager.save(int(state.step), args=args)
+        self._manager.wait_until_finished()
+
+    def restore(self, like: TrainState) -> TrainState:
+        """The latest checkpoint's state, laid out as `like`."""
+        args = self._args.Composite(state=self._args.StandardRestore(like))
+        return self._manager.restore(self.latest, args=args)["state"]
+
+    def close(self) -> None:
+        self._manager.close()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+
+def fit(
+    objective: Objective,
+    params: PyTree,
+    frozen: PyTree,
+    batches: Any,
+    settings: Settings,
+    run: Run,
+    *,
+    checkpoint_every: int = 500,
+    mesh: jax.sharding.Mesh | None = None,
+    on_step: Callable[[dict[str, float]], None] | None = None,
+) -> PyTree:
+    """Trains to the last step and returns the parameters.
+
+    A run that was stopped goes on from its latest checkpoint, and its losses are those of a run that was not: parameters,
+    optimizer and the place in the data are restored bit by bit, and keys come from the step's number.
+
+    Args:
+      objective: what to fit.
+      params: where to start; they are copied.
+      frozen: what the objective calls `target_params`.
+      batches: from `data.batches`.
+      settings: of the updates.
+      run: the folder.
+      checkpoint_every: steps between checkpoints; the last step always makes one.
+      mesh: splits each batch's rows over the axis `data`; parameters are replicated.
+      on_step: called with each step's metrics, which are also the lines of `metrics.jsonl`.
+
+    Raises:
+      NotFinite: (a ValueError) naming the step. Checkpoints before it stay.
+    """
+    state = TrainState(jnp.int32(0), jax.tree.map(jnp.copy, params), settings.optimizer.init(params))
+    if mesh is not None:
+        state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
+    start = tokens = 0
+    if run.latest is not None:
+        state, start, tokens = run.restore(state), run.latest, run.position["tokens"]
+        batches.set_state(run.position["batches"])
+    lines = run.metrics_file.read_text().splitlines() if start and run.metrics_file.exists() else []
+    # what a killed run wrote after its checkpoint comes again
+    run.metrics_file.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= start))
+    pending: tuple[int, dict[str, Array]] | None = None
+    with run.metrics_file.open("a") as log, _progress(settings.steps, start) as advance:
+
+        def settle():
+            nonlocal tokens, pending
+            if pending is None:
+                return
+            step, metrics = pending[0], {name: float(value) for name, value in jax.device_get(pending[1]).items()}
+            pending = None
+            bad = [name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])]
+            if bad:
+                what = {"loss": "loss", "grad_norm": "gradient"}[bad[0]]
+                raise NotFinite(
+                    f"the {what} of step {step} is not finite (NaN or infinite), so training stopped; checkpoints before it "
+                    "are kept. Lower the learning rate, or look at the data"
+                )
+            tokens += int(metrics["tokens"])
+            record = {"step": step, **metrics, "tokens": tokens}
+            log.write(json.dumps(record) + "\n")
+            log.flush()
+            advance(record)
+            if on_step is not None:
+                on_step(record)
+
+        for step in range(start + 1, settings.steps + 1):
+            batch = _place(next(batches), mesh, settings.accumulate)
+            state, metrics = update(objective, settings, state, frozen, batch)
+            settle()  # of the step before, while the device works on this one
+            pending = step, metrics
+            if step % checkpoint_every == 0 or step == settings.steps:
+                settle()
+                run.save(state, {"tokens": tokens, "batches": batches.get_state()})
+    return state.params
+
+
+def _place(arrays: dict[str, Any], mesh: jax.sharding.Mesh | None, parts: int) -> Batch:
+    rows = len(arrays["tokens"])
+    if rows % parts:
+        raise ValueError(f"a batch of {rows} rows cannot be split into {parts} equal parts")
+    if mesh is not None:
+        arrays = jax.device_put(arrays, shardings(mesh, dict.fromkeys(arrays, ("batch", None)), arrays))
+    return Batch(jnp.asarray(arrays["tokens"]), jnp.asarray(arrays["mask"]))
+
+
+@contextlib.contextmanager
+def _progress(total: int, done: int) -> Iterator[Callable[[dict[str, float]], None]]:
+    if not sys.stderr.isatty():
+        yield lambda record: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("train", total=total, completed=done)
+
+        def advance(record):
+            shown = [f"{name} {record[name]:.4f}" for name in ("loss", "acceptance") if name in record]
+            progress.update(task, completed=record["step"], description="  ".join(shown))
+
+        yield advance

@@ -1,0 +1,208 @@
+"""Losses that pull a draft's law q towards the target's law p, and the share of draft tokens that p accepts of q.
+
+All take logits `[B, T, V]` of both models for the same positions and a `mask` `[B, T]`, bool or non-negative weights, and
+give a float32 scalar: the mean over the masked positions of all the rows they are given (0 where there are none). Under
+`jax.jit` on a mesh those are the global batch's rows. Gradients belong to the draft's logits.
+"""
+
+import abc
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+TINY = 1e-20  # keeps a logarithm finite
+
+
+def masked_mean(values: Array, mask: Array) -> Array:
+    """The mean of `values` by weights `mask`, both `[B, T]`; 0 where no weight is left."""
+    weights = mask.astype(jnp.float32)
+    total = weights.sum()
+    return jnp.where(weights > 0, values * weights, 0.0).sum() / jnp.where(total > 0, total, 1.0)
+
+
+def acceptance(target_logits: Array, draft_logits: Array) -> Array:
+    """`sum_v min(p, q)` `[B, T]`: the chance that speculative sampling keeps a token of q (arXiv:2211.17192, section 3)."""
+    p, q = _laws(target_logits, draft_logits)
+    return jnp.minimum(p, q).sum(axis=-1)
+
+
+def agreement(target_logits: Array, draft_logits: Array) -> Array:
+    """Whether both models' likeliest tokens are the same, `[B, T]` float32: acceptance in greedy decoding."""
+    return (jnp.argmax(target_logits, axis=-1) == jnp.argmax(draft_logits, axis=-1)).astype(jnp.float32)
+
+
+class Loss(abc.ABC):
+    """A loss on logits. Implementations are frozen dataclasses; see `LOSSES`."""
+
+    @abc.abstractmethod
+    def __call__(self, target_logits: Array, draft_logits: Array, mask: Array, labels: Array | None = None) -> Array:
+        """The loss of a batch.
+
+        Args:
+          target_logits: `[B, T, V]`.
+          draft_logits: `[B, T, V]`.
+          mask: `[B, T]`, bool or weights.
+          labels: `[B, T]` int32, hard labels in place of the target's likeliest tokens. Read by `CrossEntropy` alone.
+        """
+
+
+class Divergence(Loss):
+    """A loss that is the mean of one number a position."""
+
+    @abc.abstractmethod
+    def positions(self, target_logits: Array, draft_logits: Array) -> Array:
+        """The number of every position, `[B, T]` float32."""
+
+    def __call__(self, target_logits, draft_logits, mask, labels=None):
+        return masked_mean(self.positions(target_logits, draft_logits), mask)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardKL(Divergence):
+    """`sum_v p (log p - log q)`. Covers all that the target may say."""
+
+    def positions(self, target_logits, draft_logits):
+        return _kl(_log_law(target_logits), _log_law(draft_logits))
+
+
+@dataclasses.dataclass(frozen=True)
+class ReverseKL(Divergence):
+    """`sum_v q (log q - log p)`. Keeps to what the target is likely to say."""
+
+    def positions(self, target_logits, draft_logits):
+        return _kl(_log_law(draft_logits), _log_law(target_logits))
+
+
+@dataclasses.dataclass(frozen=True)
+class JSD(Divergence):
+    """`beta KL(p, m) + (1 - beta) KL(q, m)` with `m = beta p + (1 - beta) q` (arXiv:2306.13649).
+
+    Attributes:
+      beta: in (0, 1); near 0 it behaves as the forward KL, near 1 as the reverse, each times a small factor.
+    """
+
+    beta: float = 0.5
+
+    def __post_init__(self):
+        if not 0 < self.beta < 1:
+            raise ValueError(f"loss jsd: beta must lie between 0 and 1, got {self.beta}")
+
+    def positions(self, target_logits, draft_logits):
+        log_p, log_q = _log_law(target_logits), _log_law(draft_logits)
+        # a floor: the gradient of a sum of two exact zeros would be NaN
+        middle = jnp.log(jnp.maximum(self.beta * jnp.exp(log_p) + (1 - self.beta) * jnp.exp(log_q), TINY))
+        return self.beta * _kl(log_p, middle) + (1 - self.beta) * _kl(log_q, middle)
+
+
+@dataclasses.dataclass(frozen=True)
+class TVD(Divergence):
+    """Total variation, `1/2 sum_v |p - q|`: one minus `acceptance`. Its gradient fades where q is far from p."""
+
+    def positions(self, target_logits, draft_logits):
+        p, q = _laws(target_logits, draft_logits)
+        return 0.5 * jnp.abs(p - q).sum(axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class TVDPP(Loss):
+    """TVD++ (arXiv:2403.00858) with its expectation over q taken in full rather than by samples.
+
+    The reward of a token is `r = 1[p > q]`, its advantage `A = (r - mu) / (sigma + 1e-6)` with mean and standard deviation
+    over all masked positions and the vocabulary, both held constant. The loss is `mean_t sum_v A (p - q)`, whose gradient
+    is the policy gradient `-mean_t E_q[A grad log q]`. Since p and q have equal sums the mean drops out: value and
+    gradient are those of `TVD` over sigma, so what this loss changes is the length of the step.
+    """
+
+    def __call__(self, target_logits, draft_logits, mask, labels=None):
+        p, q = _laws(target_logits, draft_logits)
+        reward = (jax.lax.stop_gradient(q) < p).astype(jnp.float32)
+        mean = masked_mean(reward.mean(axis=-1), mask)
+        spread = jnp.sqrt(masked_mean(jnp.square(reward - mean).mean(axis=-1), mask))
+        return masked_mean(((reward - mean) / (spread + 1e-6) * (p - q)).sum(axis=-1), mask)
+
+
+@dataclasses.dataclass(frozen=True)
+class LK(Loss):
+    """Losses on the batch's mean acceptance `a` itself (arXiv:2602.23881).
+
+    `alpha`: `-log a`. `lambda`: `w KL(p, q) + (1 - w) (1 - a)` with the constant `w = kl_scale exp(-kl_decay a)`, which
+    leads from the forward KL to total variation as acceptance grows.
+
+    Attributes:
+      kind: `alpha` or `lambda`.
+      kl_scale: in [0, 1], the KL's share at acceptance 0.
+      kl_decay: how fast it falls; the default leaves 5% of it at acceptance 1.
+    """
+
+    kind: str = "alpha"
+    kl_scale: float = 1.0
+    kl_decay: float = 3.0
+
+    def __post_init__(self):
+        if self.kind not in ("alpha", "lambda"):
+            raise ValueError(f"loss lk: kind must be alpha or lambda, got {self.kind!r}")
+        if not 0 <= self.kl_scale <= 1 or not self.kl_decay >= 0:
+            raise ValueError(
+                f"loss lk: kl_scale must lie in [0, 1] and kl_decay must not be negative, got {self.kl_scale}, "
+                f"{self.kl_decay}"
+            )
+
+    def __call__(self, target_logits, draft_logits, mask, labels=None):
+        mean = masked_mean(acceptance(target_logits, draft_logits), mask)
+        if self.kind == "alpha":
+            # without a single position there is nothing to accept, and nothing to lose
+            return jnp.where(jnp.any(mask > 0), -jnp.log(jnp.maximum(mean, TINY)), 0.0)
+        share = self.kl_scale * jnp.exp(-self.kl_decay * jax.lax.stop_gradient(mean))
+        return share * ForwardKL()(target_logits, draft_logits, mask) + (1 - share) * TVD()(
+            target_logits, draft_logits, mask
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossEntropy(Divergence):
+    """`-log q(y)` with y the target's likeliest token, or the given `labels`.
+
+    The likeliest token is what greedy verification asks for; on text that the target wrote greedily it is the text's own
+    next token, so this is sequence-level distillation there.
+    """
+
+    def positions(self, target_logits, draft_logits):
+        return self._of(draft_logits, jnp.argmax(target_logits, axis=-1))
+
+    def __call__(self, target_logits, draft_logits, mask, labels=None):
+        if labels is None:
+            return super().__call__(target_logits, draft_logits, mask)
+        return masked_mean(self._of(draft_logits, labels), mask)
+
+    def _of(self, draft_logits: Array, labels: Array) -> Array:
+        return -jnp.take_along_axis(_log_law(draft_logits), labels[..., None], axis=-1)[..., 0]
+
+
+LOSSES: dict[str, type[Loss]] = {
+    "forward_kl": ForwardKL,
+    "reverse_kl": ReverseKL,
+    "jsd": JSD,
+    "tvd": TVD,
+    "tvdpp": TVDPP,
+    "lk": LK,
+    "cross_entropy": CrossEntropy,
+}
+"""Every loss by name; its fields are set as in `jsd:beta=0.1`."""
+
+
+def _log_law(logits: Array) -> Array:
+    return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+
+
+def _laws(target_logits: Array, draft_logits: Array) -> tuple[Array, Array]:
+    return jnp.exp(_log_law(target_logits)), jnp.exp(_log_law(draft_logits))
+
+
+def _kl(log_a: Array, log_b: Array) -> Array:
+    """`sum_v a (log a - log b)`; a token that a never says counts nothing, not even in the gradient."""
+    said = log_a > -jnp.inf
+    log_a = jnp.where(said, log_a, 0.0)
+    return jnp.where(said, jnp.exp(log_a) * (log_a - jnp.where(said, log_b, 0.0)), 0.0).sum(axis=-1)

@@ -1,0 +1,70 @@
+"""What is trained: batches of text, and the objective that a drafter's parameters are fitted to.
+
+In the shape descriptions `B` denotes rows, `T` tokens a row, `V` the vocabulary.
+"""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.lm import LM, Block, Output, Wants
+
+Array = jax.Array
+PyTree = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Rows of text, padded on the right.
+
+    Attributes:
+      tokens: `[B, T]` int32; 0 where a row is padded.
+      mask: `[B, T]` bool, which tokens are real and to be predicted: not padding, not the prompt.
+    """
+
+    tokens: Array
+    mask: Array
+
+
+class Objective(abc.ABC):
+    """Parameters and the loss they are fitted to. Implementations are frozen dataclasses: static and hashable."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of the drafter that the parameters belong to, written beside them and read back with them."""
+        return {}
+
+    def export(self, params: PyTree) -> PyTree:
+        """Trained parameters as the drafter reads them."""
+        return params
+
+    @abc.abstractmethod
+    def init(self, key: Array, target_params: PyTree) -> PyTree:
+        """Parameters before training."""
+
+    @abc.abstractmethod
+    def loss(self, params: PyTree, target_params: PyTree, batch: Batch, key: Array) -> tuple[Array, dict[str, Array]]:
+        """The mean loss of a batch, differentiated in `params` alone.
+
+        Returns:
+          A scalar, and scalar metrics by name: `acceptance` is what progress shows, and `weight` is over how much the
+          scalar is a mean (left out: over `mask[:, 1:]`). Losses and metrics of several batches are averaged by it.
+        """
+
+
+def read(lm: LM, params: PyTree, tokens: Array, wants: Wants) -> Output:
+    """One causal pass over whole rows, without a cache.
+
+    Args:
+      lm: the model.
+      params: its parameters.
+      tokens: `[B, T]` int32. The logits of slot t score token t + 1.
+      wants: what to return.
+    """
+    batch, length = tokens.shape
+    positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], (batch, length))
+    return lm(params, Block(tokens, positions, jnp.zeros((batch,), jnp.int32)), None, wants=wants)

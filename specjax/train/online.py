@@ -1,0 +1,178 @@
+"""Online speculative decoding: the draft learns from the target's corrections while it serves (arXiv:2310.07177).
+
+The text never changes: the verifier decides it, and a draft's parameters only decide how fast. Parameters are exchanged
+between groups of requests, whose draft caches start empty, so no cache is ever of two minds.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from specjax.draft import ModelDrafter
+from specjax.engine import Engine
+from specjax.expand import Chain, Expander
+from specjax.lm import LM, Wants
+from specjax.train.losses import ForwardKL, Loss
+from specjax.train.objective import read
+
+Array = jax.Array
+PyTree = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Watched:
+    """The state of a `Watching` drafter.
+
+    Attributes:
+      draft: the `ModelDrafter`'s.
+      missed: `[B, L]` bool, tokens of the text that the target put where the draft had others to offer.
+    """
+
+    draft: Any
+    missed: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Watching(ModelDrafter):
+    """A `ModelDrafter` that notes where it was corrected: a step's last token, unless the whole depth was accepted."""
+
+    def init(self, params, batch, capacity) -> Any:
+        return Watched(super().init(params, batch, capacity), jnp.zeros((batch, capacity), bool))
+
+    def axes(self, draft) -> Any:
+        return Watched(super().axes(draft.draft), ("batch", None))
+
+    def prefill(self, params, draft, chunk, output) -> Any:
+        return dataclasses.replace(draft, draft=super().prefill(params, draft.draft, chunk, output))
+
+    def propose(self, params, draft, view, sampler):
+        proposal = super().propose(params, draft.draft, view, sampler)
+        return dataclasses.replace(proposal, draft=dataclasses.replace(draft, draft=proposal.draft))
+
+    def observe(self, params, draft, proposal, output, verdict):
+        corrected = (verdict.accepted < self.depth) & (verdict.accepted < verdict.committed)
+        # by the end of `propose` the draft has read the whole text before the step
+        at = jnp.where(corrected, draft.draft.length + verdict.accepted, draft.missed.shape[1])
+        missed = draft.missed.at[jnp.arange(at.shape[0]), at].set(True, mode="drop")
+        return dataclasses.replace(draft, missed=missed)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(5,))
+def update(
+    target: LM,
+    draft: LM,
+    divergence: Loss,
+    learning_rate: float,
+    params: PyTree,
+    optimizer: PyTree,
+    target_params: PyTree,
+    tokens: Array,
+    missed: Array,
+) -> tuple[PyTree, PyTree, Array]:
+    """One step of AdamW on the corrected tokens alone. `optimizer` is donated, `params` are not: they may be serving.
+
+    Args:
+      target: the teacher.
+      draft: the model that learns.
+      divergence: the loss between both laws of every corrected token, which the logits one place before it hold.
+      learning_rate: constant.
+      params: the draft's.
+      optimizer: optax's state.
+      target_params: the target's.
+      tokens: `[I, S]` int32 texts.
+      missed: `[I, S]` bool, at least one of them beyond slot 0.
+
+    Returns:
+      New parameters, the optimizer's new state, and the loss.
+    """
+    taught = read(target, target_params, tokens, Wants(logits=True)).logits[:, :-1]
+
+    def loss(params):
+        own = read(draft, params, tokens, Wants(logits=True)).logits[:, :-1]
+        return divergence(taught, own, missed[:, 1:])
+
+    value, grads = jax.value_and_grad(loss)(params)
+    changes, optimizer = _optimizer(learning_rate).update(grads, optimizer, params)
+    return optax.apply_updates(params, changes), optimizer, value
+
+
+def _optimizer(learning_rate: float) -> optax.GradientTransformation:
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(learning_rate, weight_decay=0.0))
+
+
+class OnlineEngine(Engine):
+    """An engine whose draft model is updated after every `interval` completed requests.
+
+    Completions are those of any other engine. Set `params["draft"]` aside, or save `draft_params`, to keep what was learnt.
+
+    Args:
+      model: as for `Engine`.
+      draft: what `specjax.models.load` returned for the draft.
+      expander: of the draft's tree; a chain where it is None.
+      interval: requests between updates.
+      learning_rate: constant.
+      divergence: the loss on corrected tokens; None is the forward KL, whose gradient is the cross-entropy's.
+      length: tokens of a text that are learnt from, its last ones.
+      options: of `Engine`.
+
+    Attributes:
+      losses: one an update, so far.
+      draft_params: the draft's parameters in float32.
+
+    Raises:
+      ValueError: see `Engine`; or on an interval, rate or length out of range.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        draft: Any,
+        expander: Expander | None = None,
+        *,
+        interval: int = 8,
+        learning_rate: float = 1e-4,
+        divergence: Loss | None = None,
+        length: int = 512,
+        **options: Any,
+    ):
+        if interval < 1 or length < 2 or not learning_rate > 0:
+            raise ValueError(
+                f"online: interval must be at least 1, length at least 2 and learning_rate positive, got {interval}, {length} "
+                f"and {learning_rate}"
+            )
+        super().__init__(model, (Watching(draft.lm, expander or Chain()), draft.params), **options)
+        self.draft, self.divergence = draft.lm, divergence or ForwardKL()
+        self.interval, self.learning_rate, self.length = interval, learning_rate, length
+        self.losses: list[float] = []
+        self.draft_params = jax.tree.map(lambda x: x.astype(jnp.float32), draft.params)
+        self._moments = _optimizer(learning_rate).init(self.draft_params)
+        self._buffer: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def finished(self, group, state):
+        tokens, lengths, missed = jax.device_get((state.tokens, state.length, state.draft.missed))
+        for row in range(len(group)):
+            end = int(lengths[row])
+            kept = slice(max(0, end - self.length), end)
+            pad = (0, self.length - (kept.stop - kept.start))
+            self._buffer.append((np.pad(tokens[row, kept], pad), np.pad(missed[row, kept], pad)))
+        while len(self._buffer) >= self.interval:
+            taken, self._buffer = self._buffer[: self.interval], self._buffer[self.interval :]
+            self._learn(*map(np.stack, zip(*taken, strict=True)))
+
+    def _learn(self, tokens: np.ndarray, missed: np.ndarray) -> None:
+        if not missed[:, 1:].any():  # nothing to learn from
+            return
+        self.draft_params, self._moments, loss = update(
+            self.model.lm, self.draft, self.divergence, self.learning_rate,
+            self.draft_params, self._moments, self.model.params, jnp.asarray(tokens), jnp.asarray(missed),
+        )  # fmt: skip
+        self.losses.append(float(loss))
+        # in the type and on the devices of those they replace: decoding is never compiled again
+        serve = lambda new, old: jax.device_put(new.astype(old.dtype), old.sharding)
+        self.params = {**self.params, "draft": jax.tree.map(serve, self.draft_params, self.params["draft"])}

@@ -1,0 +1,31 @@
+"""Which tokens a small draft should spend itself on (AdaSPEC, arXiv:2510.19779)."""
+
+import jax
+import jax.numpy as jnp
+
+from specjax.train.losses import ForwardKL
+
+Array = jax.Array
+
+
+def select(target_logits: Array, draft_logits: Array, reference_logits: Array, mask: Array, keep: float) -> Array:
+    """The masked tokens with the most room to improve: those of the largest `KL(p, q_draft) - KL(p, q_reference)`.
+
+    The reference is an earlier draft, distilled from the same start: what it could not learn is left out.
+
+    Args:
+      target_logits: `[B, T, V]`.
+      draft_logits: `[B, T, V]`.
+      reference_logits: `[B, T, V]`.
+      mask: `[B, T]` bool.
+      keep: the share of masked tokens to keep, to the nearest token; equal differences are kept together. 1 keeps all.
+
+    Returns:
+      `[B, T]` bool, without a gradient.
+    """
+    kl = ForwardKL().positions
+    room = kl(target_logits, draft_logits) - kl(target_logits, reference_logits)
+    room = jnp.where(mask, jax.lax.stop_gradient(room), -jnp.inf)
+    ranked = jnp.sort(room.reshape(-1), descending=True)
+    count = jnp.maximum(jnp.round(keep * mask.sum()).astype(jnp.int32), 1)
+    return mask & (room >= ranked[count - 1])

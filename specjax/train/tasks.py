@@ -1,0 +1,176 @@
+"""What `specjax train` can train: one line a drafter."""
+
+import argparse
+import dataclasses
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.draft import ModelDrafter
+from specjax.draft.head import most_frequent
+from specjax.expand import Chain
+from specjax.registry import DraftModel, entry_of, parse
+from specjax.train.distill import Distill
+from specjax.train.losses import LOSSES, Loss
+from specjax.train.objective import Objective
+
+if TYPE_CHECKING:
+    from specjax.train.data import Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What to train.
+
+    Attributes:
+      objective: the loss.
+      params: where it starts.
+      frozen: what the objective takes as `target_params`.
+      save: writes trained parameters to a folder.
+    """
+
+    objective: Objective
+    params: Any
+    frozen: Any
+    save: Callable[[Path, Any], None]
+
+
+Make = Callable[[Any, argparse.Namespace, Callable[[], "Rows"]], Task]
+
+
+def make_loss(line: str) -> Loss:
+    """A loss from its line of text, such as `jsd:beta=0.1`.
+
+    Raises:
+      ValueError: on an unknown name or field, naming those there are.
+    """
+    return parse("loss", {name: entry_of(kind, "", "") for name, kind in LOSSES.items()}, line)
+
+
+def _fields(line: str, *kinds: type) -> tuple[dict[str, Any], ...]:
+    """The fields that a line sets, for each of the dataclasses those that are its own."""
+    entries = [entry_of(kind, "", "") for kind in kinds]
+    known = {name: value for entry in entries for name, value in entry.fields.items()}
+    merged = dataclasses.replace(entries[0], fields=known, make=lambda **chosen: chosen)
+    chosen = parse("drafter", {line.partition(":")[0].strip(): merged}, line)
+    return tuple({name: value for name, value in chosen.items() if name in entry.fields} for entry in entries)
+
+
+def _divergence(args: argparse.Namespace) -> dict[str, Any]:
+    return {} if args.loss is None else {"divergence": make_loss(args.loss)}
+
+
+def _distill(target: Any, args: argparse.Namespace, read: Callable[[], "Rows"]) -> Task:
+    from specjax import models
+
+    if args.draft_vocabulary is not None:
+        raise ValueError("--draft-vocabulary is for heads; a draft model has the target's vocabulary")
+    (fields,) = _fields(args.drafter, Distill)
+    if (args.draft is None) == (args.draft_config is None):
+        raise ValueError("distill needs one of --draft (a small model) and --draft-config (a small model's shape)")
+    if (fields.get("keep", 1.0) < 1) != (args.reference is not None):
+        raise ValueError("distill: keep below 1 and --reference (a distilled copy of the draft) need each other")
+    full = dataclasses.replace(target, dtype="float32")  # the target's own type would swallow small updates
+    if args.draft is not None:
+        drafter, params = DraftModel(args.draft, Chain()).load(full)
+        lm: Any = drafter.lm
+    else:
+        lm = _shape(args.draft_config, target)
+        params = lm.init(jax.random.key(args.seed))
+    if args.length > lm.config.max_position_embeddings:
+        raise ValueError(
+            f"--length {args.length} is more than the draft's {lm.config.max_position_embeddings} positions"
+        )
+    frozen = target.params
+    if args.reference is not None:
+        reference, reference_params = DraftModel(args.reference, Chain()).load(full)
+        if reference.lm != lm:
+            raise ValueError(f"--reference {args.reference!r} is not a model of the draft's shape")
+        frozen = (target.params, reference_params)
+    objective = Distill(target.lm, lm, eos_ids=target.eos_ids, **fields, **_divergence(args))
+
+    def save(folder: Path, params: Any) -> None:
+        models.save(folder, lm, params, args.save_dtype, target.tokenizer, target.eos_ids)
+
+    return Task(objective, params, frozen, save)
+
+
+def _shape(file: str, target: Any) -> Any:
+    """The model of a config.json; its vocabulary and positions are the target's where it does not say."""
+    from specjax.models import LlamaLM, hf_config
+
+    try:
+        given = json.loads(Path(file).read_text())
+    except OSError as error:
+        raise ValueError(f"--draft-config {file!r}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"--draft-config {file!r} is not valid JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise ValueError(f"--draft-config {file!r} must hold a JSON object")
+    config = target.lm.config
+    shared = {"vocab_size": config.vocab_size, "max_position_embeddings": config.max_position_embeddings}
+    lm = LlamaLM(hf_config.from_hf({"model_type": "llama", "hidden_act": "silu"} | shared | given))
+    return ModelDrafter(lm).bind(target.lm).lm
+
+
+def head(name: str, drafter: str, objective: str) -> Make:
+    """Heads on the target's features: `drafter` and `objective` are `module:class`, imported when they are trained.
+
+    The objective is a dataclass whose field `drafter` is the bound drafter; `divergence`, where it has that, is the loss,
+    and `ids` the draft's vocabulary. Fields of both that are numbers, words or switches can be set in the line.
+    """
+
+    def make(target: Any, args: argparse.Namespace, read: Callable[[], "Rows"]) -> Task:
+        if args.draft or args.draft_config or args.reference:
+            raise ValueError(f"--draft, --draft-config and --reference are for distill, not for {name}")
+        drafter_kind, kind = _imported(drafter), _imported(objective)
+        known = {field.name for field in dataclasses.fields(kind)}
+        own, of_objective = _fields(args.drafter, drafter_kind, kind)
+        for option, field in (("loss", "divergence"), ("draft_vocabulary", "ids")):
+            if getattr(args, option) is not None and field not in known:
+                raise ValueError(f"--{option.replace('_', '-')} is not for {name}")
+        bound = drafter_kind(**own).bind(target.lm)
+        options = of_objective | _divergence(args)
+        if args.draft_vocabulary is not None:
+            rows = read()
+            counts = np.bincount(rows.tokens[rows.mask], minlength=target.lm.vocab_size)
+            options["ids"] = tuple(most_frequent(counts, args.draft_vocabulary, target.eos_ids).tolist())
+        made = kind(bound, **options)
+
+        def start(x):  # the target's own type would swallow small updates
+            return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+        params = jax.tree.map(start, made.init(jax.random.key(args.seed), target.params))
+
+        def save(folder: Path, params: Any) -> None:
+            from specjax.models.heads.folder import save_head
+
+            save_head(folder, name, made.fields, made.export(params), target, args.save_dtype)
+
+        return Task(made, params, target.params, save)
+
+    return make
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+OBJECTIVES: dict[str, Make] = {
+    "distill": _distill,
+    "medusa": head("medusa", "specjax.draft:Medusa", "specjax.train.heads.medusa:TrainMedusa"),
+    "hydra": head("hydra", "specjax.draft:Hydra", "specjax.train.heads.hydra:TrainHydra"),
+    "eagle1": head("eagle1", "specjax.draft:Eagle", "specjax.train.heads.eagle:TrainEagle"),
+    "eagle3": head("eagle3", "specjax.draft:Eagle3", "specjax.train.heads.eagle:TrainEagle3"),
+    "ppd": head("ppd", "specjax.draft:PPD", "specjax.train.heads.ppd:TrainPPD"),
+    "clover2": head("clover2", "specjax.draft:Clover2", "specjax.train.heads.clover2:TrainClover2"),
+    "kangaroo": head("kangaroo", "specjax.draft:Kangaroo", "specjax.train.heads.kangaroo:TrainKangaroo"),
+}
+"""Makes the task from a loaded target, the command's options and the data; for heads see `head`."""

@@ -1,0 +1,229 @@
+"""`specjax train`: from files to a folder that the drafters read, and what it refuses."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from specjax import cli, models
+from specjax.registry import build_drafter
+from specjax.train import tasks
+from specjax.train.loop import Run
+
+CONFIG = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+CONFIG |= {"num_key_value_heads": 1}
+SMALL = ["--steps", 4, "--batch-size", 4, "--length", 12, "--learning-rate", 0.01, "--checkpoint-every", 1]
+
+
+def save(folder, seed=0, vocab=32, width=16):
+    lm = models.LlamaLM(models.LlamaConfig(vocab, width, 24, 1, 2, 1, 8, max_position_embeddings=64))
+    models.save(folder, lm, jax.tree.map(lambda leaf: 3 * leaf, jax.jit(lm.init)(jax.random.key(seed))))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A target, a draft, data in token ids, and a draft's shape."""
+    folder = tmp_path_factory.mktemp("files")
+    rng = np.random.default_rng(0)
+    lines = [{"prompt": [1, 2], "tokens": rng.integers(1, 32, 9).tolist()} for _ in range(16)]
+    (folder / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"text": "words"}]))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    save(folder / "target", 1, width=32)
+    save(folder / "draft", 2)
+    return folder
+
+
+@pytest.fixture
+def train(capsys, files):
+    """Runs `specjax train` on the tiny target and gives its status and stderr; nothing may be on stdout."""
+
+    def go(*words, data=None):
+        data = files / "data.jsonl" if data is None else data
+        words = ["train", *words, "--target", files / "target", "--data", data]
+        status = cli.main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        assert out == ""
+        return status, err
+
+    return go
+
+
+@pytest.fixture
+def refused(train):
+    def go(*words, **options):
+        status, err = train(*words, **options)
+        assert status == 2 and err.startswith("specjax: error: ") and err.count("\n") == 1
+        return err
+
+    return go
+
+
+def losses(folder):
+    lines = (folder / "training" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def test_distill_writes_a_draft_that_the_registry_reads(train, files, tmp_path):
+    out, picture = tmp_path / "out", tmp_path / "loss.png"
+    words = ["distill:temperature=0.5", "--draft", files / "draft", "--output", out, *SMALL]
+    status, err = train(*words, "--loss", "jsd:beta=0.2", "--plot", picture)
+    assert status == 0, err
+    assert "16 rows of 12 tokens, 144 to predict, 4 steps of 4 rows" in err
+    assert "left out 1 lines of the data, the first: " in err and "has no tokenizer" in err
+    assert "over the first and the last 1 of 4 steps: loss" in err and f"written to {out}" in err
+    assert len(losses(out)) == 4 and picture.read_bytes().startswith(b"\x89PNG")
+    for name in ("step", "loss", "acceptance", "lr", "tokens"):
+        assert name in json.loads((out / "training" / "metrics.jsonl").read_text().splitlines()[-1])
+    before, after = models.load(files / "draft"), models.load(out)
+    assert after.lm == before.lm and after.dtype == "float32"
+    assert (after.params["embed"]["embedding"] != before.params["embed"]["embedding"]).any()
+    drafter, params = build_drafter(f"draft:model={out}", models.load(files / "target"))
+    assert drafter.lm == after.lm
+    jax.tree.map(np.testing.assert_array_equal, params, after.params)
+
+
+def test_a_run_goes_on_where_it_was_killed(train, refused, files, tmp_path, monkeypatch):
+    words = ["distill", "--draft-config", files / "config.json", "--output", tmp_path / "a", *SMALL]
+    assert train(*words)[0] == 0
+    words[4] = tmp_path / "b"
+    save, saved = Run.save, []
+
+    def killed(run, state, position):
+        save(run, state, position)
+        saved.append(int(state.step))
+        if saved == [1, 2, 3]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "save", killed)
+    status, err = train(*words)
+    assert status == 130 and err.endswith("specjax: interrupted\n")
+    assert saved == [1, 2, 3] and not (tmp_path / "b" / "config.json").exists()
+    assert "has a run stopped after step 3: resume it" in refused(*words)
+    assert "its learning_rate was 0.01 and is 0.1 now" in refused(*words, "--learning-rate", 0.1, "--resume")
+    assert "its objective was" in refused(*words, "--loss", "tvd", "--resume")
+    status, err = train(*words, "--resume")
+    assert status == 0 and "of 1 steps" in err
+    assert losses(tmp_path / "b") == losses(tmp_path / "a")
+    a, b = models.load(tmp_path / "a"), models.load(tmp_path / "b")
+    jax.tree.map(np.testing.assert_array_equal, a.params, b.params)
+
+
+@pytest.mark.slow
+def test_sigkill_in_the_midst_of_training(files, tmp_path):
+    """Wherever it strikes, between checkpoints or within one."""
+
+    def start(folder, *more):
+        words = [
+            "train",
+            "distill",
+            "--draft",
+            files / "draft",
+            "--target",
+            files / "target",
+            "--data",
+            files / "data.jsonl",
+        ]
+        words += ["--output", folder, *SMALL, "--steps", 300, "--checkpoint-every", 3, *more]
+        words = [sys.executable, "-m", "specjax", *map(str, words)]
+        return subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+
+    for folder, least in (("whole", None), ("killed", 40), ("killed", 150)):
+        taken_up = ["--resume"] if least == 150 else []
+        process = start(tmp_path / folder, *taken_up)
+        metrics = tmp_path / folder / "training" / "metrics.jsonl"
+        while least is not None and (not metrics.exists() or metrics.read_text().count("\n") < least):
+            assert process.poll() is None, process.stderr.read()
+        if least is not None:
+            process.kill()
+        _, err = process.communicate()
+        assert (process.returncode == 0) == (least is None), err
+    process = start(tmp_path / "killed", "--resume")
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole") and len(losses(tmp_path / "whole")) == 300
+    whole, killed = (models.load(tmp_path / folder).params for folder in ("whole", "killed"))
+    jax.tree.map(np.testing.assert_array_equal, whole, killed)
+
+
+def test_selection_needs_a_reference_of_the_drafts_shape(train, refused, files, tmp_path):
+    words = ["--draft", files / "draft", "--output", tmp_path / "out", *SMALL]
+    assert "keep below 1 and --reference" in refused("distill:keep=0.4", *words)
+    assert "keep below 1 and --reference" in refused("distill", *words, "--reference", files / "draft")
+    assert "not a model of the draft's shape" in refused("distill:keep=0.4", *words, "--reference", files / "target")
+    assert train("distill:keep=0.4", *words, "--reference", files / "draft")[0] == 0
+
+
+def test_heads_are_written_with_their_fields(train, refused, files, tmp_path, monkeypatch):
+    medusa = tasks.head("medusa", "specjax.draft:Medusa", "specjax.train.heads.medusa:TrainMedusa")
+    monkeypatch.setitem(tasks.OBJECTIVES, "medusa", medusa)
+    out = tmp_path / "out"
+    words = ["medusa:heads=4,decay=0.5", "--output", out, *SMALL]
+    assert "has no field 'frob'; it has heads, layers, decay" in refused("medusa:frob=1", *words[1:])
+    assert "are for distill, not for medusa" in refused(*words, "--draft", files / "draft")
+    assert "cannot keep 99 of 32" in refused(*words, "--draft-vocabulary", 99)
+    status, err = train(*words, "--draft-vocabulary", 16, "--save-dtype", "float16")
+    assert status == 0, err
+    config = json.loads((out / "config.json").read_text())
+    assert config["drafter"] == "medusa" and config["fields"] == {"heads": 4, "layers": 1}
+    assert config["torch_dtype"] == "float16"
+    drafter, params = build_drafter(f"medusa:model={out}", models.load(files / "target"))
+    assert drafter.heads == 4 and len(params["ids"]) == 16 and np.all(np.diff(params["ids"]) > 0)
+
+
+def test_nan_ends_the_run_with_one_line(train, tmp_path):
+    lm = models.LlamaLM(models.LlamaConfig(32, 16, 24, 1, 2, 1, 8, max_position_embeddings=64))
+    params = jax.jit(lm.init)(jax.random.key(0))
+    params["norm"]["scale"] = params["norm"]["scale"].at[0].set(np.nan)
+    models.save(tmp_path / "nan", lm, params)
+    out = tmp_path / "out"
+    status, err = train("distill", "--draft", tmp_path / "nan", "--output", out, *SMALL)
+    assert status == 1 and "error: the loss of step 1 is not finite" in err.splitlines()[-1]
+    assert not (out / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["frob"], "cannot train 'frob'; choose distill"),
+        (["distill"], "distill needs one of --draft (a small model) and --draft-config"),
+        (["distill:frob=1", "--draft", "{draft}"], "has no field 'frob'; it has temperature, on_policy, prompt, keep"),
+        (["distill:on_policy=2", "--draft", "{draft}"], "distill: on_policy must lie in [0, 1]"),
+        (["distill", "--draft", "{draft}", "--loss", "frob"], "unknown loss 'frob'; choose forward_kl"),
+        (["distill", "--draft", "{draft}", "--loss", "jsd:beta=1"], "loss jsd: beta must lie between 0 and 1"),
+        (["distill", "--draft", "pycode-draft"], "the draft model has 4096 tokens and the target 32"),
+        (["distill", "--draft", "{draft}", "--draft-vocabulary", "8"], "--draft-vocabulary is for heads"),
+        (["distill", "--draft-config", "{data}"], "is not valid JSON"),
+        (["distill", "--draft-config", "missing.json"], "--draft-config 'missing.json': No such file"),
+        (["distill", "--draft", "{draft}", "--length", "65"], "--length 65 is more than the 64 positions"),
+        (["distill", "--draft", "{draft}", "--length", "1"], "--length must be at least 2"),
+        (["distill", "--draft", "{draft}", "--steps", "0"], "steps must be at least 1"),
+        (["distill", "--draft", "{draft}", "--batch-size", "0"], "--batch-size must be at least 1"),
+        (["distill", "--draft", "{draft}", "--accumulate", "3"], "--accumulate 3 does not divide --batch-size 8"),
+        (["distill", "--draft", "{draft}", "--learning-rate", "-1"], "learning_rate must be a positive number"),
+        (["distill", "--draft", "{draft}", "--save-dtype", "int4"], "unknown dtype 'int4'"),
+        (["distill", "--draft", "{draft}", "--mesh", "data=3"], "asks for 3 devices"),
+        (["distill", "--draft", "{draft}", "--resume"], "nothing to resume"),
+        (["distill", "--draft", "{draft}", "--plot", "x.frob"], "--plot 'x.frob'"),
+    ],
+)
+def test_bad_input_is_one_line(refused, files, tmp_path, words, said):
+    names = {"{draft}": files / "draft", "{data}": files / "data.jsonl"}
+    assert said in refused("--length", 12, *(names.get(word, word) for word in words), "--output", tmp_path / "out")
+
+
+def test_output_and_data_that_cannot_be_used(refused, files, tmp_path):
+    words = ["distill", "--draft", files / "draft", "--length", 12, "--output"]
+    assert "is a file; give a folder" in refused(*words, files / "data.jsonl")
+    assert "holds a model already" in refused(*words, files / "draft")
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    assert f"{empty} has no usable line: it is empty" in refused(*words, tmp_path / "out", data=empty)
+
+
+def test_help(capsys):
+    assert cli.main(["train", "--help"]) == 0
+    assert "--checkpoint-every" in capsys.readouterr().out

@@ -1,0 +1,200 @@
+"""The loop: exact resume, exact means over parts of a batch, and what must stop it."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from train import tiny
+
+from specjax.sharding import make_mesh
+from specjax.train.data import batches
+from specjax.train.loop import NotFinite, Run, Settings, TrainState, fit, update
+from specjax.train.objective import Batch, Objective
+
+SETTINGS = Settings(steps=9, learning_rate=0.1, warmup=3, weight_decay=0.01, clip=0.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bigram(Objective):
+    """A table of next-token logits, with noise so that keys matter, and a place where it breaks."""
+
+    noise: float = 0.0
+    breaks: float = 0.0  # the loss below which it is NaN
+
+    def init(self, key, target_params):
+        return {"table": jax.random.normal(key, (32, 32))}
+
+    def loss(self, params, target_params, batch, key):
+        logits = params["table"][batch.tokens[:, :-1]]
+        logits = logits + self.noise * jax.random.normal(key, logits.shape) + target_params
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, batch.tokens[:, 1:])
+        mask = batch.mask[:, 1:]
+        value = jnp.where(mask, each, 0).sum() / jnp.maximum(mask.sum(), 1)
+        return jnp.where(value < self.breaks, jnp.nan, value), {"acceptance": jnp.exp(-value)}
+
+
+def train(folder, objective, *, settings=SETTINGS, resume=False, stop=None, rows=None, **options):
+    """Runs to the end, or dies in a step. Returns the parameters and every step's metrics."""
+    rows = rows or tiny.rows()
+    seen = []
+
+    def on_step(record):
+        seen.append(record)
+        if record["step"] == stop:
+            raise KeyboardInterrupt
+
+    params = objective.init(jax.random.key(settings.seed), 0.0)
+    with Run(folder, dataclasses.asdict(settings) | {"data": rows.digest}, resume=resume) as run:
+        stream = batches(rows, 6, settings.seed)
+        params = fit(
+            objective, params, jnp.float32(0), stream, settings, run, checkpoint_every=2, on_step=on_step, **options
+        )
+    return params, seen
+
+
+def log(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_killed_run_goes_on_bit_by_bit(tmp_path, accumulate):
+    objective, settings = Bigram(noise=0.3), dataclasses.replace(SETTINGS, accumulate=accumulate)
+    whole, losses = train(tmp_path / "whole", objective, settings=settings)
+    assert len(losses) == 9 == len(log(tmp_path / "whole"))
+    for stop in (5, 8):  # after the checkpoints of steps 4 and 6
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "killed", objective, settings=settings, stop=stop, resume=stop > 5)
+        assert log(tmp_path / "killed")[-1]["step"] == stop
+    resumed, rest = train(tmp_path / "killed", objective, settings=settings, resume=True)
+    assert [record["step"] for record in rest] == [7, 8, 9]
+    assert rest == losses[6:]
+    assert log(tmp_path / "killed") == log(tmp_path / "whole") == losses
+    assert np.array_equal(resumed["table"], whole["table"])
+    again, none = train(tmp_path / "killed", objective, settings=settings, resume=True)  # a finished run
+    assert not none and np.array_equal(again["table"], whole["table"])
+
+
+def test_what_cannot_be_resumed(tmp_path):
+    with pytest.raises(ValueError, match="nothing to resume: there are no checkpoints in"):
+        train(tmp_path / "a", Bigram(), resume=True)
+    train(tmp_path / "a", Bigram())
+    with pytest.raises(ValueError, match="has a run stopped after step 9: resume it, or choose another folder"):
+        train(tmp_path / "a", Bigram())
+    with pytest.raises(ValueError, match=r"its learning_rate was 0\.1 and is 0\.2 now"):
+        train(tmp_path / "a", Bigram(), settings=dataclasses.replace(SETTINGS, learning_rate=0.2), resume=True)
+    with pytest.raises(ValueError, match="its data was '.*' and is '.*' now"):
+        train(tmp_path / "a", Bigram(), rows=tiny.rows(seed=1), resume=True)
+
+
+def test_two_checkpoints_stay(tmp_path):
+    train(tmp_path, Bigram())
+    assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [8, 9]
+
+
+def test_nan_stops_before_the_checkpoint(tmp_path):
+    losses = [record["loss"] for record in train(tmp_path / "whole", Bigram())[1]]
+    bad = next(i for i in range(4, 9) if losses[i] < min(losses[:i])) + 1  # a step that is lower than all before
+    threshold = (losses[bad - 1] + min(losses[: bad - 1])) / 2
+    tmp_path = tmp_path / "broken"
+    with pytest.raises(
+        NotFinite, match=r"the loss of step \d is not finite .* checkpoints before it are kept"
+    ) as error:
+        train(tmp_path, Bigram(breaks=threshold))
+    assert f"step {bad} " in str(error.value)
+    kept = sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
+    assert kept[-1] == (bad - 1) // 2 * 2
+    assert log(tmp_path)[-1]["step"] == bad - 1
+    with Run(tmp_path, dataclasses.asdict(SETTINGS) | {"data": tiny.rows().digest}, resume=True) as run:
+        like = TrainState(jnp.int32(0), params := Bigram().init(jax.random.key(0), 0), SETTINGS.optimizer.init(params))
+        assert np.isfinite(run.restore(like).params["table"]).all()
+
+
+def one_update(settings, objective=None, rows=slice(None), mesh=None):
+    source = tiny.rows(12)
+    batch = Batch(jnp.asarray(source.tokens[rows]), jnp.asarray(source.mask[rows]))
+    params = {"table": jax.random.normal(jax.random.key(3), (32, 32))}
+    state = TrainState(jnp.int32(0), params, settings.optimizer.init(params))
+    return update(objective or Bigram(), settings, state, jnp.float32(0), batch)
+
+
+def test_parts_of_a_batch_give_the_mean_over_its_tokens():
+    settings = Settings(steps=10, clip=1e9)
+    (whole, one), (parts, four) = one_update(settings), one_update(dataclasses.replace(settings, accumulate=4))
+    counts = tiny.rows(12).mask[:, 1:].sum(axis=1)
+    assert len({int(counts[i::4].sum()) for i in range(4)}) > 1  # a mean of means would be another number
+    assert one["tokens"] == four["tokens"] == counts.sum()
+    for name in ("loss", "grad_norm"):
+        np.testing.assert_allclose(one[name], four[name], rtol=1e-5)
+    np.testing.assert_allclose(whole.params["table"], parts.params["table"], atol=1e-6)
+
+
+def test_the_update_is_adamw_behind_a_clipped_gradient():
+    settings = Settings(steps=10, learning_rate=0.1, warmup=2, weight_decay=0.1, clip=0.01)
+    state, metrics = one_update(settings)
+    params = {"table": jax.random.normal(jax.random.key(3), (32, 32))}
+    source = tiny.rows(12)
+    batch = Batch(jnp.asarray(source.tokens), jnp.asarray(source.mask))
+    grads = jax.grad(lambda p: Bigram().loss(p, 0.0, batch, jax.random.key(0))[0])(params)["table"]
+    norm = jnp.sqrt(jnp.square(grads).sum())
+    np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
+    clipped = grads * 0.01 / norm
+    # Adam's first step is the sign of the gradient, but for its epsilon
+    wanted = params["table"] - 0.05 * (clipped / (jnp.abs(clipped) + 1e-8) + 0.1 * params["table"])
+    np.testing.assert_allclose(state.params["table"], wanted, atol=1e-5)
+    assert metrics["lr"] == np.float32(0.05) and state.step == 1
+
+
+def test_the_rate_warms_up_and_falls_to_almost_nothing():
+    rates = [float(SETTINGS.schedule(step)) for step in range(9)]
+    np.testing.assert_allclose(rates[:3], [0.1 / 3, 0.2 / 3, 0.1], rtol=1e-6)
+    assert all(a > b > 0 for a, b in zip(rates[2:], rates[3:], strict=False))
+
+
+def test_a_mesh_changes_nothing_but_rounding(tmp_path):
+    mesh = make_mesh("data=2,model=4")
+    plain, losses = train(tmp_path / "plain", Bigram(noise=0.3))
+    spread, others = train(tmp_path / "mesh", Bigram(noise=0.3), mesh=mesh)
+    np.testing.assert_allclose([r["loss"] for r in losses], [r["loss"] for r in others], rtol=1e-5)
+    np.testing.assert_allclose(plain["table"], spread["table"], atol=1e-4)
+
+
+def test_the_callers_parameters_stay(tmp_path):
+    objective = Bigram()
+    params = objective.init(jax.random.key(0), 0.0)
+    before = np.asarray(params["table"]).copy()
+    with Run(tmp_path, {}) as run:
+        stream = batches(tiny.rows(), 6, 0)
+        fit(objective, params, jnp.float32(0), stream, Settings(steps=1), run)
+    assert np.array_equal(params["table"], before)
+
+
+def test_updates_do_not_compile_again():
+    before = update._cache_size()
+    settings = Settings(steps=11)
+    state = one_update(settings)[0]
+    source = tiny.rows(12)
+    batch = Batch(jnp.asarray(source.tokens), jnp.asarray(source.mask))
+    for _ in range(2):
+        state, _ = update(Bigram(), settings, state, jnp.float32(0), batch)
+    assert update._cache_size() == before + 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"accumulate": 0}, "accumulate must be at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate must be a positive number"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a positive number"),
+        ({"clip": float("inf")}, "clip must be a positive number"),
+        ({"warmup": 5}, "warmup must lie between 0 and the 5 steps"),
+        ({"weight_decay": -1.0}, "weight_decay must not be negative"),
+    ],
+)
+def test_settings_out_of_range(fields, said):
+    with pytest.raises(ValueError, match=said):
+        Settings(**({"steps": 5} | fields))

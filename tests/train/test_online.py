@@ -1,0 +1,151 @@
+"""Online learning of a draft: same text throughout, faster on what repeats, and only from corrections."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from train import tiny
+
+import specjax
+from specjax import decoder as decoding
+from specjax.engine import Engine
+from specjax.expand import Chain, TopK
+from specjax.lm import Wants
+from specjax.models import TabularLM
+from specjax.sampling import Sampling, row_keys
+from specjax.train import online
+from specjax.train.losses import TVD, ForwardKL
+from specjax.train.objective import read
+from specjax.train.online import OnlineEngine, Watching
+
+TARGET = tiny.model(tiny.TARGET, tiny.target_params())
+DRAFT = tiny.model(tiny.DRAFT, tiny.draft_params())
+PROMPTS = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+
+
+def requests(engine, temperature=0.0, prompts=PROMPTS):
+    return [engine.request(prompt, max_new_tokens=24, temperature=temperature) for prompt in prompts]
+
+
+def serve(engine, temperature=0.0, **options):
+    """Texts and tokens a step of a stream."""
+    records = list(engine.run(requests(engine, temperature), batch_size=1, capacity=128, **options))
+    return [record.tokens for record in records], sum(r.new_tokens for r in records) / sum(r.steps for r in records)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_text_stays_while_the_draft_gets_better_and_nothing_is_compiled_again(temperature):
+    plain, _ = serve(Engine(TARGET, "none"), temperature)
+    engine = OnlineEngine(TARGET, DRAFT, Chain(3), interval=2, learning_rate=2e-2, length=32)
+    speeds = []
+    for turn in range(16):
+        texts, speed = serve(engine, temperature)
+        assert texts == plain
+        speeds.append(speed)
+        if turn == 0:  # three records: one update, one record waits
+            assert len(engine.losses) == 1
+            programs = decoding.run_program._cache_size(), online.update._cache_size()
+    assert len(engine.losses) == 24
+    assert (decoding.run_program._cache_size(), online.update._cache_size()) == programs
+    assert speeds[-1] > speeds[0] + 0.5
+    assert engine.losses[-1] < 0.8 * engine.losses[0]
+    # the engine's parameters are the learnt ones; the caller's are as they were
+    jax.tree.map(np.testing.assert_array_equal, engine.params["draft"], engine.draft_params)
+    assert engine.params["draft"]["norm"]["scale"] is not DRAFT.params["norm"]["scale"]
+    jax.tree.map(np.testing.assert_array_equal, DRAFT.params, tiny.draft_params())
+
+
+def test_without_a_correction_there_is_no_update():
+    engine = OnlineEngine(TARGET, DRAFT, Chain(3), interval=1)
+    served = engine.params["draft"]
+    tokens = tiny.rows(2).tokens
+    engine._learn(tokens, np.zeros(tokens.shape, bool))
+    engine._learn(tokens, np.arange(16)[None] + 0 * tokens < 1)  # nothing stands before a text's first token
+    assert engine.losses == [] and engine.params["draft"] is served
+
+
+def test_missed_tokens_are_those_that_end_a_step_too_early():
+    markov = TabularLM(32)
+    decoder = specjax.speculative(markov, Watching(tiny.DRAFT, TopK(k=3, depth=2, nodes=6)))
+    models = {"target": markov.init(jax.random.key(0), 3.0), "draft": tiny.draft_params()}
+    prompts = jnp.asarray([[1, 2, 3, 4], [5, 6, 0, 0]])
+    lengths = jnp.asarray([4, 2])
+    eos = 11
+    make = jax.jit(
+        lambda keys: decoder.init(
+            models, prompts, lengths, keys, limit=lengths + jnp.asarray([17, 20]), capacity=32,
+            sampling=Sampling.make(2, temperature=1.0), eos=jnp.full((2, 1), eos, jnp.int32),
+        )
+    )  # fmt: skip
+    step = jax.jit(decoder.step)
+    missed = 0
+    for seed in range(4):
+        state = make(row_keys(seed, ["a", "b"]))
+        wanted = np.zeros((2, 32), bool)
+        while not bool(state.done.all()):
+            before = np.asarray(state.length)
+            state, info = step(models, state)
+            after = np.asarray(state.length)
+            for row in range(2):
+                accepted = int(info.verdict.accepted[row])
+                if after[row] == before[row] + accepted + 1 and accepted < 2:
+                    wanted[row, after[row] - 1] = True
+        assert np.array_equal(state.draft.missed, wanted)
+        missed += wanted.sum()
+    assert missed > 10
+
+
+def test_the_logits_before_a_corrected_token_are_taught():
+    tokens = jnp.asarray(tiny.rows(2).tokens)
+    missed = jnp.zeros(tokens.shape, bool).at[0, 5].set(True).at[1, 9].set(True).at[1, 0].set(True)
+    target, draft = tiny.TARGET, tiny.DRAFT
+    moments = lambda: online._optimizer(1e-3).init(tiny.draft_params())
+    args = (tiny.target_params(), tokens, missed)
+    new, _, loss = online.update(target, draft, ForwardKL(), 1e-3, tiny.draft_params(), moments(), *args)
+    laws = [
+        jax.nn.log_softmax(jax.jit(lambda p, lm=lm: read(lm, p, tokens, Wants(logits=True)).logits)(params))
+        for lm, params in ((target, tiny.target_params()), (draft, tiny.draft_params()))
+    ]
+    at = jnp.asarray([0, 1]), jnp.asarray([4, 8])  # slot 0 has nothing before it
+    log_p, log_q = (law[at] for law in laws)
+    np.testing.assert_allclose(loss, (jnp.exp(log_p) * (log_p - log_q)).sum(axis=-1).mean(), rtol=1e-5)
+    assert any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), new, tiny.draft_params())))
+    # what comes after the last corrected token is not even looked at
+    other = tokens.at[1, 9:].set(3).at[0, 5:].set(3)
+    again = online.update(
+        target, draft, ForwardKL(), 1e-3, tiny.draft_params(), moments(), tiny.target_params(), other, missed
+    )[0]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), new, again)
+
+
+def test_long_texts_are_learnt_from_at_their_end():
+    engine = OnlineEngine(TARGET, DRAFT, Chain(3), interval=4, length=8, divergence=TVD())
+    texts, _ = serve(engine)
+    assert len(engine._buffer) == 3 and engine.losses == []
+    for (tokens, missed), text in zip(engine._buffer, texts, strict=True):
+        assert tokens.tolist() == text[-8:] and missed.shape == (8,) and missed.any()
+    serve(engine)
+    assert len(engine.losses) == 1 and len(engine._buffer) == 2
+
+
+def test_a_half_precision_draft_learns_in_full_precision():
+    half = dataclasses.replace(DRAFT, params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), DRAFT.params))
+    engine = OnlineEngine(TARGET, half, Chain(3), learning_rate=1e-3)
+    tokens = tiny.rows(2).tokens
+    before = engine.draft_params
+    engine._learn(tokens, np.ones(tokens.shape, bool))
+    kinds = lambda tree: {leaf.dtype.name for leaf in jax.tree.leaves(tree)}
+    assert kinds(engine.params["draft"]) == {"bfloat16"} and kinds(engine.draft_params) == {"float32"}
+    moved = jax.tree.map(lambda a, b: bool((a != b).all()), before["norm"], engine.draft_params["norm"])
+    assert moved["scale"]  # by less than bfloat16 can tell near 1
+
+
+def test_bad_options():
+    for options in ({"interval": 0}, {"length": 1}, {"learning_rate": 0.0}):
+        with pytest.raises(ValueError, match="online: interval must be at least 1, length at least 2"):
+            OnlineEngine(TARGET, DRAFT, **options)
+    other = tiny.model(TabularLM(16), {})
+    with pytest.raises(ValueError, match="share one vocabulary"):
+        OnlineEngine(TARGET, other)

@@ -1,0 +1,41 @@
+"""Small models and texts for the tests of training."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.models import LlamaConfig, LlamaLM, Model
+from specjax.train.data import Rows
+
+TARGET = LlamaLM(LlamaConfig(32, 32, 48, 1, 4, 2, 8, max_position_embeddings=64))
+DRAFT = LlamaLM(dataclasses.replace(TARGET.config, hidden_size=16, intermediate_size=24, num_hidden_layers=1))
+
+
+@functools.cache
+def target_params():
+    """Random weights, sharpened so that the text has structure."""
+    return jax.tree.map(lambda leaf: 3 * leaf if leaf.ndim == 2 else leaf, jax.jit(TARGET.init)(jax.random.key(1)))
+
+
+@functools.cache
+def draft_params():
+    return jax.jit(DRAFT.init)(jax.random.key(2))
+
+
+def model(lm, params, **fields) -> Model:
+    return Model(lm, params, None, (), "tiny", Path("tiny"), jnp.dtype("float32"), **fields)
+
+
+@functools.cache
+def rows(count: int = 24, length: int = 16, seed: int = 0) -> Rows:
+    """Ragged texts of random tokens: some with a prompt, some padded."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(1, 32, (count, length)).astype(np.int32)
+    slots = np.arange(length)[None]
+    start = rng.integers(0, length // 3, (count, 1))
+    end = rng.integers(length // 2, length + 1, (count, 1))
+    return Rows(np.where(slots < end, tokens, 0), (slots >= start) & (slots < end))

@@ -1,0 +1,61 @@
+"""Static trees from measured acceptance: take the likeliest candidates first (Medusa, arXiv:2401.10774, section 2.3.3)."""
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Path = tuple[int, ...]
+
+
+def search_tree(accuracy: Any, nodes: int) -> tuple[Path, ...]:
+    """The tree of most expected accepted tokens, where levels are accepted independently.
+
+    Starting at the best candidate, it keeps adding the likeliest path among the next siblings and first children of what it
+    has. That is the best tree of its size wherever a better rank is accepted at least as often as a worse one.
+
+    Args:
+      accuracy: `[D, R]`, how often the candidate of a rank is the target's token at depths 1..D.
+      nodes: of the tree, the root included.
+
+    Returns:
+      Rank paths for `Topology.from_choices` or the `Static` expander, short ones first.
+
+    Raises:
+      ValueError: if the accuracies are not `[D, R]` shares, or so many nodes do not fit in D levels of R candidates.
+    """
+    accuracy = shares(accuracy)
+    depth, ranks = accuracy.shape
+    most = sum(ranks**level for level in range(depth + 1))
+    if not 2 <= nodes <= most:
+        raise ValueError(f"search_tree: {depth} levels of {ranks} candidates make 2 to {most} nodes, not {nodes}")
+    frontier: list[tuple[float, Path]] = [(-float(accuracy[0, 0]), (0,))]
+    chosen: list[Path] = []
+    while len(chosen) < nodes - 1:
+        _, path = heapq.heappop(frontier)
+        chosen.append(path)
+        if len(path) < depth:
+            child = (*path, 0)
+            heapq.heappush(frontier, (-chance(accuracy, child), child))
+        if path[-1] + 1 < ranks:
+            sibling = (*path[:-1], path[-1] + 1)
+            heapq.heappush(frontier, (-chance(accuracy, sibling), sibling))
+    return tuple(sorted(chosen, key=lambda path: (len(path), path)))
+
+
+def chance(accuracy: np.ndarray, path: Sequence[int]) -> float:
+    """The chance that every token of a rank path is accepted; 1 for the root's empty path."""
+    return float(np.prod([accuracy[level, rank] for level, rank in enumerate(path)]))
+
+
+def shares(accuracy: Any) -> np.ndarray:
+    """`accuracy` as a float array.
+
+    Raises:
+      ValueError: if it is not `[D, R]` of numbers in [0, 1] whose rows add up to at most 1.
+    """
+    array = np.asarray(accuracy, float)
+    if array.ndim != 2 or array.size == 0 or not (array >= 0).all() or not (array.sum(axis=1) <= 1 + 1e-6).all():
+        raise ValueError("accuracy must be [depth, rank] shares: each at least 0, a depth's at most 1 in sum")
+    return array

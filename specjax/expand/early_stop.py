@@ -7,14 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.expand.base import Expander, Grow, Level, ranking
+from specjax.expand.base import Expander, Grow, Level, candidates
 from specjax.sampling import Sampler
-from specjax.sampling.sampler import best
 from specjax.tree import Topology, Tree
 
 Array = jax.Array
-GoesOn = Callable[[int, Array], Array]
-"""`(depth, confidence [B]) -> [B]` bool: whether a row goes on below the token drawn at `depth`."""
+GoesOn = Callable[[int, Array, Any], Array]
+"""`(depth, confidence [B], carry) -> [B]` bool: whether a row goes on below the token drawn at `depth`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +42,7 @@ class EarlyStop(Expander):
     def topology(self) -> Topology:
         parents, ranks = [-1], [0]
         for depth in range(self.length):
-            parents += [max(1 + (depth - 1) * self.width, 0) if depth else 0] * self.width
+            parents += [1 + (depth - 1) * self.width if depth else 0] * self.width
             ranks += range(self.width)
         return Topology(tuple(parents), tuple(ranks))
 
@@ -77,8 +76,9 @@ class EarlyStop(Expander):
         *,
         keep_q: bool = False,
         goes_on: GoesOn | None = None,
-    ) -> tuple[Tree, Any]:
-        """As a call, and also hands back the carry: what a drafter computed for the nodes that it scored.
+    ) -> tuple[Tree, Any, Array]:
+        """As a call, and also hands back the carry (what a drafter computed for the nodes that it scored) and the confidence
+        `[B, length]` of the chain's tokens.
 
         A carry that keeps its shapes passes a level that is not computed unchanged; one that grows comes back as zeros,
         which nothing reads, since all levels below are left out too.
@@ -92,12 +92,12 @@ class EarlyStop(Expander):
           keep_q: whether to record the laws.
           goes_on: the stop rule in place of the threshold.
         """
-        goes_on = goes_on or (lambda depth, confidence: confidence >= self.threshold)
+        goes_on = goes_on or (lambda depth, confidence, carry: confidence >= self.threshold)
         alive = jnp.ones(root.shape, bool)
         picked = self._pick(logits, (), sampler, keep_q)
         levels, valid = [picked], [alive]
         for depth in range(1, self.length):
-            alive = alive & goes_on(depth, picked[1])
+            alive = alive & goes_on(depth, picked[1], carry)
             above = tuple(ids[:, 0] for ids, *_ in levels)
             level = Level(
                 tokens=above[-1][:, None],
@@ -116,22 +116,18 @@ class EarlyStop(Expander):
         ids = jnp.concatenate([ids for ids, *_ in levels], axis=1)
         kept = jnp.repeat(jnp.stack(valid, axis=1), self.width, axis=1) & (ids >= 0)
         kept = jnp.concatenate([jnp.ones((root.shape[0], 1), bool), kept], axis=1)
-        log_q = jnp.stack([law for *_, law in levels], axis=1) if keep_q else None
+        log_q = jnp.stack([law for *_, law in levels if law is not None], axis=1) if keep_q else None
         nodes = jnp.concatenate([root[:, None], ids], axis=1)
-        return Tree.of(self.topology, nodes, kept, log_q=log_q, children="coupled"), carry
+        tree = Tree.of(self.topology, nodes, kept, log_q=log_q, children="coupled")
+        return tree, carry, jnp.stack([confidence for _, confidence, _ in levels], axis=1)
 
     def _pick(self, logits, above, sampler, keep_q):
         """Candidates `[B, width]` (-1: none), the first one's confidence `[B]`, and its law `[B, V]` if wanted."""
         logits = logits[:, None]
         paths = (lambda: jnp.stack(above, axis=1)[:, None]) if above else None
-        scores, worth = ranking(sampler, logits, len(above), paths, coupled=True, tau=1.0)
-        if self.width == 1:
-            ids = best(scores)
-        else:
-            values, ids = jax.lax.top_k(scores[:, 0], self.width)
-            ids = jnp.where(jnp.isfinite(values), ids, -1)
-        law = sampler.log_law(logits, paths)[:, 0] if keep_q else None
-        return ids.astype(jnp.int32), jnp.exp(worth[:, 0].max(axis=-1)), law
+        few = candidates(sampler, logits, self.width, depth=len(above), paths=paths)
+        law = sampler.full(sampler.log_law(logits, paths)[:, 0]) if keep_q else None
+        return few.tokens[:, 0], jnp.exp(few.worth[:, 0, 0]), law
 
 
 def _when(pred, on, carry):

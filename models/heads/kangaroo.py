@@ -1,0 +1,68 @@
+"""Kangaroo's adapter (arXiv:2404.18911, section 3.1): one attention between two norms, and no MLP.
+
+It turns the target's residual stream after a few layers into features that the target's own head reads.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from flax import nnx
+
+from specjax.lm import Block
+from specjax.models.llama import Attention, KVCache, KVDelta, LlamaConfig, RMSNorm, init_kv, rope_tables
+
+Array = jax.Array
+
+
+class Adapter(nnx.Module):
+    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
+        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.attention = Attention(config, None, dtype, rngs)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _abstract(config: LlamaConfig):
+    return nnx.split(nnx.eval_shape(lambda: Adapter(config, jax.numpy.float32, nnx.Rngs(0))))
+
+
+def abstract(config: LlamaConfig) -> Any:
+    """The adapter's params as `jax.ShapeDtypeStruct`s."""
+    return nnx.to_pure_dict(_abstract(config)[1])
+
+
+def init(config: LlamaConfig, target_params: Any, layer: int) -> Any:
+    """Params to start training from: the target's own attention of `layer`, under its final norm."""
+    own = target_params["layers"][layer]
+    params = {"attention_norm": own["attention_norm"], "attention": own["attention"], "norm": target_params["norm"]}
+    return jax.tree.map(lambda x: x.copy(), params)
+
+
+def init_cache(config: LlamaConfig, batch: int, capacity: int, dtype: Any) -> KVCache:
+    """An empty cache of one layer."""
+    return init_kv(dataclasses.replace(config, num_hidden_layers=1), batch, capacity, dtype)
+
+
+def adapt(
+    config: LlamaConfig, params: Any, h: Array, block: Block, cache: KVCache | None, past: KVDelta | None = None
+) -> tuple[Array, KVDelta]:
+    """Features for the target's head, `[B, T, E]`, and the adapter's own keys and values.
+
+    Args:
+      config: the target's.
+      params: the adapter's.
+      h: `[B, T, E]`, the residual stream after the shared layers.
+      block: whose tokens are not read.
+      cache: of one layer, or None.
+      past: of one layer, or None.
+    """
+    own = {name: params[name] for name in abstract(config)}  # a trimmed head lies beside them
+    adapter = nnx.merge(_abstract(config)[0], own)
+    committed = None if cache is None else (cache.key[0], cache.value[0])
+    earlier = None if past is None else (past.key[0], past.value[0])
+    normed = adapter.attention_norm(h)
+    rope = rope_tables(config, block.positions)
+    attended, (key, value) = adapter.attention(normed, rope, block, committed, earlier, block.positions)
+    return adapter.norm(h + attended), KVDelta((key,), (value,), block.positions)

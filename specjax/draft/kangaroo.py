@@ -1,0 +1,148 @@
+"""Kangaroo: the target's first layers and a small adapter draft; the target goes on from there (arXiv:2404.18911)."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.draft import spine
+from specjax.draft.base import Proposal, Trained, TreeDrafter
+from specjax.draft.feature import head_config
+from specjax.draft.head import head_kernel
+from specjax.expand.early_stop import EarlyStop
+from specjax.lm import Partial, Wants
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pending:
+    """A proposal's own part of the drafter's state, until the verdict is known.
+
+    Attributes:
+      cache: the adapter's, of committed tokens only; slot s holds position s, as in the target's.
+      delta: the adapter's keys and values of the proposed chain, `[B, N, ...]` each.
+      start: `[B]` int32, the root's position.
+    """
+
+    cache: Any
+    delta: Any
+    start: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Kangaroo(TreeDrafter, Trained):
+    """Drafts a chain with layers `[0, exit_layer)`, the adapter and the target's head, and stops where it is unsure.
+
+    Every node passes the lower layers once: the target verifies with the others alone. The adapter's cache too takes over
+    what drafting computed, since an accepted node's features are the target's own. The state is that cache.
+
+    Attributes:
+      exit_layer: how many of the target's layers the draft shares.
+      length: the longest chain.
+      threshold: the confidence below which a row stops drafting.
+      target: filled in by `bind`.
+    """
+
+    exit_layer: int = 2
+    length: int = 6
+    threshold: float = 0.6
+    target: Any = None
+
+    def __post_init__(self):
+        EarlyStop(self.length, self.threshold)
+
+    @property
+    def expander(self) -> EarlyStop:
+        return EarlyStop(self.length, self.threshold)
+
+    @property
+    def prefill_wants(self) -> Wants:
+        return Wants(hidden=(self.exit_layer - 1,))
+
+    def bind(self, target):
+        if not 0 < self.exit_layer < target.num_layers:
+            raise ValueError(
+                f"kangaroo: exit_layer={self.exit_layer} must leave layers on both sides of a target of "
+                f"{target.num_layers}: choose 1 to {target.num_layers - 1}"
+            )
+        head_config(target, "kangaroo")
+        return dataclasses.replace(self, target=target)
+
+    def init_params(self, key, target_params):
+        """The target's next attention under its final norm: an early exit, to be trained on."""
+        from specjax.models.heads import kangaroo as head
+
+        return head.init(self.target.config, target_params, self.exit_layer)
+
+    def init(self, params, batch, capacity):
+        """
+        Raises:
+          ValueError: where the adapter's parameters are of another target.
+        """
+        from specjax.models.heads import kangaroo as head
+
+        shapes = lambda tree: {jax.tree_util.keystr(k): x.shape for k, x in jax.tree_util.tree_leaves_with_path(tree)}
+        wanted, got = shapes(head.abstract(self.target.config)), shapes(params["draft"])
+        wrong = [name for name, shape in wanted.items() if got.get(name) != shape]
+        if wrong:
+            raise ValueError(
+                f"kangaroo: the adapter is not made for this target: {wrong[0]} is {got.get(wrong[0], 'missing')}, "
+                f"and the target needs {wanted[wrong[0]]}"
+            )
+        return head.init_cache(self.target.config, batch, capacity, jax.tree.leaves(params["draft"])[0].dtype)
+
+    def axes(self, draft):
+        return self.target.cache_axes(draft)
+
+    def prefill(self, params, draft, chunk, output):
+        from specjax.models.heads import kangaroo as head
+
+        h = output.hidden[self.exit_layer - 1]
+        _, delta = head.adapt(self.target.config, params["draft"], h, chunk.block, draft)
+        return self.target.commit(draft, delta, None, chunk.block.positions[:, 0])
+
+    def trimmed(self, params, target_params, ids):
+        if "ids" in params:
+            raise ValueError("this head is trimmed already")
+        kernel = head_kernel(self.target, target_params, ids)
+        return self, {**params, "head": {"kernel": kernel}, "ids": jnp.asarray(ids, jnp.int32)}
+
+    def propose(self, params, draft, view, sampler):
+        from specjax.models.heads import kangaroo as head
+
+        target, weights, slots = self.target, params["target"], self.nodes
+
+        def enter(block, past):
+            """What the nodes leave behind, and their features. `past` is what the nodes above them left."""
+            _, below, own = past or (None, None, None)
+            h = target.embed(weights, block.tokens)
+            h, below = target.layers(weights, h, 0, self.exit_layer, block, view.cache, below)
+            features, own = head.adapt(target.config, params["draft"], h, block, draft, own)
+            return (h, below, own), features
+
+        def laws(features):
+            if "head" in params["draft"]:
+                return jnp.matmul(features, params["draft"]["head"]["kernel"], preferred_element_type=jnp.float32)
+            return target.unembed(weights, features)
+
+        def grow(past, level):
+            entries, features = enter(spine.block(view, level.tokens, [level.depth], slots), past)
+            return spine.put(past, entries, level.depth), laws(features)
+
+        first, features = enter(spine.block(view, view.root[:, None], [0], 0), None)
+        logits = laws(features)[:, 0]
+        sampler = sampler.restricted(params["draft"].get("ids"), target.vocab_size)
+        tree, past, _ = self.expander.run(
+            view.root, logits, grow, spine.room(first, slots), sampler, keep_q=view.keep_q
+        )
+        h, below, own = spine.complete(view, tree, past, lambda block, past: enter(block, past)[0])
+        pending = Pending(draft, own, view.length - 1)
+        return Proposal(tree, pending, partial=Partial(h, below, self.exit_layer))
+
+    def observe(self, params, draft, proposal, output, verdict):
+        # As in the step: a write that depends on the verdict comes after every read, and is made in place.
+        start = jnp.where(verdict.accepted >= 0, draft.start, 0)
+        return self.target.commit(draft.cache, draft.delta, None, start)

@@ -1,0 +1,144 @@
+"""SWIFT: the target drafts with some of its sublayers left out, which ones is found out on the way (arXiv:2410.06916)."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.draft import skip_search, spine
+from specjax.draft.base import Proposal, TreeDrafter
+from specjax.expand.early_stop import EarlyStop
+from specjax.lm import Block, Partial
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Swift(TreeDrafter):
+    """Training-free. Drafts a chain and the siblings of its nodes with the target's own layers and cache, and stops where it
+    is unsure.
+
+    Which sublayers are left out is data: each is a scalar branch, so the work is really saved, and no set compiles anew.
+    The draft's own keys and values live for one step. The first layer always runs and is the same for draft and target,
+    which therefore starts above it.
+
+    Until the search is over every step tries one set: it reads the last `window` tokens of the rows in one pass with that
+    set left out, and counts the positions where it would have drawn the token that came. The set is shared by all rows,
+    and so are the trials, which go on over inserted prompts. It may change speed and never text; since a row's draft
+    depends on the other rows through it, `is_chain` is False even of a chain (see `Drafter.is_chain`).
+
+    Attributes:
+      length: the longest chain.
+      threshold: the confidence below which a row stops drafting.
+      width: nodes a level, the chain's own and its siblings.
+      share: how many of the sublayers that may be skipped are skipped (the first and the last layer may not).
+      window: tokens a trial looks at; rows with less text wait.
+      enough: the score at which the search ends.
+      patience: trials without a better set after which it ends.
+      trials: trials after which it ends in any case.
+      guess_every: every so many trials a Gaussian process proposes the set, the others are random.
+      history: trials that the process remembers.
+      target: filled in by `bind`.
+    """
+
+    length: int = 6
+    threshold: float = 0.8
+    width: int = 2
+    share: float = 0.45
+    window: int = 32
+    enough: float = 0.95
+    patience: int = 300
+    trials: int = 1000
+    guess_every: int = 25
+    history: int = 64
+    target: Any = None
+
+    def __post_init__(self):
+        EarlyStop(self.length, self.threshold, self.width)
+        if not 0 <= self.share <= 1 or min(self.window, self.guess_every, self.history) < 1:
+            raise ValueError(f"swift needs a share in [0, 1] and window, guess_every, history >= 1, got {self}")
+
+    @property
+    def expander(self) -> EarlyStop:
+        return EarlyStop(self.length, self.threshold, self.width)
+
+    @property
+    def is_chain(self) -> bool:
+        return False
+
+    def bind(self, target):
+        if target.num_layers < 3:
+            raise ValueError(
+                f"swift skips layers between the first and the last, and the target has {target.num_layers}"
+            )
+        if self.width > target.vocab_size:
+            raise ValueError(f"swift: width={self.width} is more than the target's {target.vocab_size} tokens")
+        return dataclasses.replace(self, target=target)
+
+    def init(self, params, batch, capacity):
+        search = skip_search.start(self.target.num_layers, self.history)
+        return search if self._size else dataclasses.replace(search, best=jnp.zeros_like(search.best))
+
+    def axes(self, draft):
+        return jax.tree.map(lambda leaf: (None,) * leaf.ndim, draft)
+
+    @property
+    def _size(self) -> int:
+        return skip_search.sublayers(self.target.num_layers, self.share)
+
+    def propose(self, params, draft, view, sampler):
+        target, weights, slots = self.target, params["target"], self.length + 1
+        draft = self._search(params, draft, view, sampler)
+        skip = skip_search.mask(draft.best)
+
+        def lower(block, past):
+            h = target.embed(weights, block.tokens)
+            return target.layers(weights, h, 0, 1, block, view.cache, None if past is None else past[1])
+
+        def enter(block, past):
+            h, first = lower(block, past)
+            above = None if past is None else target.join(past[1], past[2])
+            top, rest = target.layers(weights, h, 1, target.num_layers, block, view.cache, above, skip)
+            return (h, first, rest), target.unembed(weights, target.norm(weights, top))
+
+        def grow(past, level):
+            entries, logits = enter(spine.block(view, level.tokens, [level.depth], slots), past)
+            return spine.put(past, entries, level.depth), logits
+
+        first, logits = enter(spine.block(view, view.root[:, None], [0], 0), None)
+        tree, past, _ = self.expander.run(
+            view.root, logits[:, 0], grow, spine.room(first, slots), sampler, keep_q=view.keep_q
+        )
+        h, below = spine.complete(view, tree, past[:2], lower)
+        return Proposal(tree, draft, partial=Partial(h, below, 1))
+
+    def _search(self, params, draft, view, sampler):
+        """One trial, where the search is not over and a row has text enough; otherwise nothing is computed."""
+        if not self._size or not self.trials:
+            return draft
+        over = (draft.score[0] >= self.enough) | (draft.idle[0] >= self.patience) | (draft.trials[0] >= self.trials)
+        ready = view.live & (view.length > self.window)
+        score = lambda chosen: self.matchness(params, skip_search.mask(chosen), view, sampler)
+        trial = lambda draft: skip_search.advance(draft, score, self._size, self.guess_every)
+        return jax.lax.cond(~over & jnp.any(ready), trial, lambda draft: draft, draft)
+
+    def matchness(self, params, skip, view, sampler) -> Array:
+        """The share of the last `window` tokens of the rows that have as many, that the model without the sublayers
+        `skip` `[L, 2]` would have drawn too. Scalar float32.
+
+        Draws take the positions' own noise, as decoding did; the repetition penalty goes by the text before the window.
+        """
+        target, weights, width = self.target, params["target"], self.window
+        ready = view.live & (view.length > width)
+        start = jnp.where(ready, view.length - 1 - width, 0)
+        positions = start[:, None] + jnp.arange(width)[None]
+        take = lambda at: jnp.take_along_axis(view.tokens, at, axis=1, mode="clip")
+        block = Block(take(positions), positions, start)
+        h = target.embed(weights, block.tokens)
+        h, _ = target.layers(weights, h, 0, target.num_layers, block, view.cache, None, skip)
+        logits = target.unembed(weights, target.norm(weights, h))
+        then = dataclasses.replace(sampler, length=start + 1)
+        depths = jnp.broadcast_to(jnp.arange(width)[None], positions.shape)
+        hits = (then.draw(logits, depths, None, width - 1) == take(positions + 1)) & ready[:, None]
+        return hits.sum() / (width * jnp.maximum(ready.sum(), 1)).astype(jnp.float32)

@@ -88,21 +88,31 @@ def read(path: pathlib.Path) -> str:
 
 
 def heldout_functions(limit: int) -> list[str]:
-    """Benchmark prompts: the openings of held-out functions, without their rest.
+    """Benchmark prompts: `function_openings` of the held-out files.
+
+    Raises:
+      ValueError: if `limit` is below 1.
+    """
+    return function_openings(heldout_files(), limit)
+
+
+def function_openings(files: list[pathlib.Path], limit: int) -> list[str]:
+    """The openings of functions, without their rest.
 
     A prompt is the class line of a method, the `def` with its docstring, and the first lines of the body, 200 to 500
     characters in all. It ends at the end of a line, before the newline, and at least two lines of the function follow.
     The prompts are taken file by file in turn, spread over each file, always the same for one Python version.
 
     Args:
-      limit: how many prompts; fewer come back where the held-out files hold fewer.
+      files: Python files.
+      limit: how many prompts; fewer come back where the files hold fewer.
 
     Raises:
       ValueError: if `limit` is below 1.
     """
     if limit < 1:
         raise ValueError(f"limit is {limit}; ask for at least one prompt")
-    by_file = [prompts for path in heldout_files() if (prompts := list(_prompts(read(path))))]
+    by_file = [prompts for path in files if (prompts := list(_prompts(read(path))))]
     rounds = -(-limit // max(1, len(by_file)))
     queues = [_spread(prompts, rounds) for prompts in by_file]
     taken = [queue[i] for i in range(rounds) for queue in queues if i < len(queue)]

@@ -1,0 +1,234 @@
+"""Drafts of adapted length: a chain that stops where going on does not pay (SpecDec++, arXiv:2405.19715).
+
+The rule decides from the draft's side alone, before a token's own score is known, so the classical rejection rule keeps
+its law. `rungs` makes a short draft cheap to verify, and levels that no live row needs are not computed.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.draft.base import TreeDrafter
+from specjax.expand.early_stop import EarlyStop, GoesOn
+from specjax.lm import LM
+from specjax.tree import Tree
+
+Array = jax.Array
+PyTree = Any
+Hidden = Callable[[Any], Array]
+"""From a drafter's carry to the features `[B, E]` that its last law was read from."""
+
+
+class Rule(abc.ABC):
+    """When a row stops drafting. Implementations are frozen dataclasses."""
+
+    needs_features = False
+    """Static: whether it reads the draft's features."""
+
+    def init(self, batch: int) -> PyTree:
+        """The rule's state; every leaf leads with `batch`."""
+        return ()
+
+    def init_params(self, key: Array, width: int) -> PyTree:
+        """Its parameters for features of that width; None where it has none."""
+        return None
+
+    @abc.abstractmethod
+    def start(self, params: PyTree, state: PyTree, length: int, hidden: Hidden | None) -> "GoesOn":
+        """The rule of one step, for chains of at most `length`."""
+
+    def observe(self, state: PyTree, tree: Tree, accepted: Array, live: Array) -> PyTree:
+        """Learns from a verdict: `accepted` `[B]` draft tokens in rows that are `live` `[B]`."""
+        return state
+
+
+@dataclasses.dataclass(frozen=True)
+class Confidence(Rule):
+    """Stops below the first token whose confidence (see `EarlyStop`) is under the threshold.
+
+    Attributes:
+      threshold: in [0, 1].
+    """
+
+    threshold: float = 0.4
+
+    def start(self, params, state, length, hidden):
+        return lambda depth, confidence, carry: confidence >= self.threshold
+
+
+@dataclasses.dataclass(frozen=True)
+class Acceptance(Rule):
+    """SpecDec++: stops once the chance that a token so far is rejected exceeds the threshold.
+
+    A head of residual blocks reads the draft's feature after a token and says how likely that token is accepted. The test
+    below token i covers tokens 1 to i - 1: token i was drafted before its own feature exists. `params` is {`blocks`:
+    [{`kernel` `[E, E]`, `bias` `[E]`}], `kernel` `[E, 2]`, `bias` `[2]`}; logit 1 is acceptance.
+
+    Attributes:
+      threshold: in [0, 1]; 0 stops after `shortest` tokens, 1 never stops.
+      shortest: tokens that are always drafted.
+      layers: residual blocks.
+    """
+
+    threshold: float = 0.7
+    shortest: int = 2
+    layers: int = 3
+    needs_features = True
+
+    def init_params(self, key, width):
+        keys = jax.random.split(key, self.layers + 1)
+        glorot = jax.nn.initializers.lecun_normal()
+        blocks = [{"kernel": glorot(k, (width, width)), "bias": jnp.zeros((width,))} for k in keys[:-1]]
+        return {"blocks": blocks, "kernel": glorot(keys[-1], (width, 2)), "bias": jnp.zeros((2,))}
+
+    def start(self, params, state, length, hidden):
+        survival: list[Array] = []  # by depth: the chance that all tokens judged so far are accepted
+
+        def goes_on(depth, confidence, carry):
+            if depth == 1:  # the root is committed
+                survival.append(jnp.ones_like(confidence))
+            else:
+                survival.append(survival[-1] * jnp.exp(accept_log_prob(params, hidden(carry))))
+            if depth < self.shortest:
+                return jnp.ones(confidence.shape, bool)
+            return 1 - survival[-1] <= self.threshold
+
+        return goes_on
+
+
+@dataclasses.dataclass(frozen=True)
+class Online(Rule):
+    """Drafts as many tokens as pay at the row's own acceptance so far.
+
+    With rate a and a draft pass at `cost` of a target pass, k tokens give `(1 + a + ... + a^k) / (1 + cost k)` tokens a
+    target pass; the best k is drafted (the form of SmartSpec's goodput, arXiv:2406.14066, at a fixed load).
+
+    Attributes:
+      cost: of a draft pass, over a target pass.
+      decay: what past evidence is multiplied by at every step.
+      prior: rate before any evidence, which weighs as one token.
+    """
+
+    cost: float = 0.2
+    decay: float = 0.9
+    prior: float = 0.7
+
+    def __post_init__(self):
+        if self.cost <= 0 or not 0 < self.decay <= 1 or not 0 < self.prior < 1:
+            raise ValueError(f"online needs cost > 0, decay in (0, 1] and prior in (0, 1), got {self}")
+
+    def init(self, batch):
+        return jnp.full((batch,), self.prior), jnp.ones((batch,))
+
+    def best(self, rate: Array, length: int) -> Array:
+        """The length `[B]`, 1 to `length`, that pays most at `rate` `[B]`."""
+        drafted = jnp.arange(1, length + 1)[None]
+        return 1 + jnp.argmax((1 + jnp.cumsum(rate[:, None] ** drafted, axis=1)) / (1 + self.cost * drafted), axis=1)
+
+    def start(self, params, state, length, hidden):
+        longest = self.best(state[0] / state[1], length)
+        return lambda depth, confidence, carry: depth < longest
+
+    def observe(self, state, tree, accepted, live):
+        drafted = tree.valid.sum(axis=1) - 1
+        judged = jnp.minimum(accepted + 1, drafted)  # accepted ones, and the first that was not
+        hits, count = (self.decay * old + new for old, new in zip(state, (accepted, judged), strict=True))
+        return jnp.where(live, hits, state[0]), jnp.where(live, count, state[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptive(TreeDrafter):
+    """A drafter whose chains end by a rule; see `adaptive`.
+
+    `params["draft"]` is {`drafter`: the drafter's own, `rule`: the rule's}.
+    """
+
+    drafter: TreeDrafter
+    rule: Rule
+    length: int = 8
+
+    needs_params = True
+
+    @property
+    def expander(self) -> EarlyStop:
+        return EarlyStop(self.length, 0.0)
+
+    @property
+    def wants(self):
+        return self.drafter.wants
+
+    @property
+    def prefill_wants(self):
+        return self.drafter.prefill_wants
+
+    def bind(self, target: LM):
+        inner: Any = self.drafter.growing(self.expander).bind(target)
+        if self.rule.needs_features and not inner.shows_features:
+            raise ValueError(
+                f"{type(self.rule).__name__} reads the draft's features, and {type(inner).__name__} shows none"
+            )
+        return dataclasses.replace(self, drafter=inner)
+
+    def init(self, params, batch, capacity):
+        return self.drafter.init(self._own(params), batch, capacity), self.rule.init(batch)
+
+    def axes(self, draft):
+        rule = jax.tree.map(lambda x: ("batch",) + (None,) * (x.ndim - 1), draft[1])
+        return self.drafter.axes(draft[0]), rule
+
+    def prefill(self, params, draft, chunk, output):
+        return self.drafter.prefill(self._own(params), draft[0], chunk, output), draft[1]
+
+    def propose(self, params, draft, view, sampler):
+        hidden = self.drafter.hidden if self.rule.needs_features else None
+        goes_on = self.rule.start(_part(params, "rule"), draft[1], self.length, hidden)
+        inner = self.drafter.growing(_Ruled(self.expander, goes_on))
+        proposal = inner.propose(self._own(params), draft[0], view, sampler)
+        return dataclasses.replace(proposal, draft=(proposal.draft, draft[1]))
+
+    def observe(self, params, draft, proposal, output, verdict):
+        inner = dataclasses.replace(proposal, draft=draft[0])
+        seen = self.drafter.observe(self._own(params), draft[0], inner, output, verdict)
+        return seen, self.rule.observe(draft[1], proposal.tree, verdict.accepted, verdict.committed > 0)
+
+    def _own(self, params):
+        return {**params, "draft": _part(params, "drafter")}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ruled:
+    """The chain of one step, with the rule bound to the rows' state."""
+
+    chain: EarlyStop
+    goes_on: GoesOn
+
+    def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
+        return self.chain.run(root, logits, grow, carry, sampler, keep_q=keep_q, goes_on=self.goes_on)[0]
+
+
+def adaptive(drafter: TreeDrafter, rule: Rule, length: int = 8) -> Adaptive:
+    """A drafter whose chain is at most `length` tokens and ends where the rule says. The text does not change.
+
+    Args:
+      drafter: any that leaves its tree to an expander; the chain takes that one's place.
+      rule: `Confidence`, `Acceptance` or `Online`.
+      length: the longest chain.
+    """
+    return Adaptive(drafter, rule, length)
+
+
+def accept_log_prob(params: PyTree, h: Array) -> Array:
+    """The acceptance head's log-probability `[...]` that a token is kept, from the feature `[..., E]` after it."""
+    row = lambda bias: jnp.reshape(bias, (1,) * (h.ndim - 1) + bias.shape)
+    h = h.astype(jnp.float32)
+    for block in params["blocks"]:
+        h = h + jax.nn.silu(h @ block["kernel"] + row(block["bias"]))
+    return jax.nn.log_softmax(h @ params["kernel"] + row(params["bias"]), axis=-1)[..., 1]
+
+
+def _part(params, name):
+    return None if params["draft"] is None else params["draft"][name]

@@ -1,0 +1,110 @@
+"""Drafts of adapted length: where each rule stops, and that a longer or shorter draft changes no text."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from laws import DRAFTERS, MIXED, TARGET, complete, params, plain, same
+
+from specjax.draft import Medusa, View
+from specjax.draft.adaptive import Acceptance, Confidence, Online, accept_log_prob, adaptive
+from specjax.sampling import Sampler
+from specjax.tree import Topology, Tree
+from specjax.verify import Rejection
+
+GREEDY = dataclasses.replace(MIXED, options=({"temperature": 0.0},) * 8)
+
+
+def bound(name, rule, length=5):
+    """A drafter of the table under a rule, and everyone's parameters."""
+    drafter = adaptive(DRAFTERS[name], rule, length).bind(TARGET)
+    model = params(name)
+    own = {"drafter": model["draft"], "rule": rule.init_params(jax.random.key(1), 64)}
+    return drafter, {**model, "draft": own}
+
+
+def drafted(drafter, model):
+    """Draft tokens `[steps, B]` of the first greedy steps."""
+    from watch import steps
+
+    decoder, states, _ = steps(drafter, model, 3, GREEDY)
+    propose = jax.jit(drafter.propose)
+    counts = []
+    for state in states:
+        view = View(state.tokens, state.length, ~state.done, state.cache, max_depth=drafter.depth)
+        sampler = Sampler(state.key, state.tokens, state.length, ~state.done, state.sampling)
+        counts.append(np.asarray(propose(model, state.draft, view, sampler).tree.valid).sum(axis=1) - 1)
+    return np.stack(counts)
+
+
+ENDS = [(Confidence(0.0), 5, 5), (Confidence(1.0), 1, 1)]
+ENDS += [(Acceptance(1.0), 5, 5), (Acceptance(0.0), 2, 2), (Acceptance(0.0, 1), 1, 2)]
+
+
+@pytest.mark.parametrize("rule,least,most", ENDS, ids=str)
+def test_thresholds_at_their_ends(rule, least, most):
+    """The root's own factor is 1, so a threshold of 0 lets the first token pass and stops below the second."""
+    counts = drafted(*bound("draft-chain", rule))
+    assert counts.min() >= least and counts.max() <= most
+
+
+@pytest.mark.parametrize("name", ["draft-chain", "eagle1"])
+@pytest.mark.parametrize("rule", [Confidence(0.5), Acceptance(0.6), Online(0.3)], ids=str)
+def test_any_rule_keeps_the_text(name, rule):
+    drafter, model = bound(name, rule)
+    got, state = complete(drafter, model=model)
+    same(got, plain())
+    assert (np.asarray(state.stats.accepted)[:, 1:]).sum() > 0 or name == "eagle1"
+
+
+def test_rejection_takes_a_chain_that_stops_early():
+    drafter, model = bound("draft-chain", Online(0.3))
+    got, _ = complete(drafter, GREEDY, Rejection(), model=model)
+    same(got, plain(GREEDY))
+
+
+def test_acceptance_stops_by_the_product_of_what_was_judged():
+    """Lengths follow from the head's own chances, one token late."""
+    rule = Acceptance(0.5, 1)
+    own = rule.init_params(jax.random.key(2), 4)
+    h = jax.random.normal(jax.random.key(3), (6, 3, 4))
+    goes_on = rule.start(own, (), 6, lambda carry: carry)
+    alive, lengths = np.ones(3, bool), np.ones(3, int)
+    survival = np.ones(3)
+    for depth in range(1, 6):
+        on = np.asarray(goes_on(depth, jnp.ones(3), h[depth]))
+        if depth > 1:
+            survival = survival * np.exp(np.asarray(accept_log_prob(own, h[depth])))
+        np.testing.assert_array_equal(on, 1 - survival <= 0.5)
+        alive = alive & on
+        lengths += alive
+    assert lengths.min() < 6
+
+
+def test_online_lengths():
+    rule = Online(cost=0.25)
+    best = lambda rate: int(rule.best(jnp.asarray([rate]), 8)[0])
+    found = [best(rate) for rate in (0.01, 0.3, 0.6, 0.8, 0.99)]
+    assert found[0] == 1 and found[-1] == 8 and found == sorted(found)
+    brute = [max(range(1, 9), key=lambda k: sum(0.8**i for i in range(k + 1)) / (1 + 0.25 * k))]
+    assert best(0.8) == brute[0]
+
+
+def test_online_evidence():
+    """Accepted tokens count as hits, the first rejected one as a miss, those after it as nothing."""
+    rule = Online(cost=0.25, decay=0.5, prior=0.5)
+    tokens = jnp.ones((4, 4), jnp.int32)
+    valid = jnp.arange(4)[None] < jnp.asarray([[4], [4], [2], [4]])
+    tree = Tree.of(Topology.chain(3), tokens, valid)
+    hits, count = rule.observe(rule.init(4), tree, jnp.asarray([0, 2, 1, 3]), jnp.asarray([True, True, True, False]))
+    np.testing.assert_allclose(hits, [0.25, 2.25, 1.25, 0.5])
+    np.testing.assert_allclose(count, [1.5, 3.5, 1.5, 1.0])
+
+
+def test_a_drafter_must_show_its_features():
+    with pytest.raises(ValueError, match="reads the draft's features, and Medusa shows none"):
+        adaptive(Medusa(heads=5), Acceptance(), 3).bind(TARGET)
+    with pytest.raises(ValueError, match="cost > 0"):
+        Online(cost=0.0)

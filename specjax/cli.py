@@ -203,7 +203,8 @@ def _summary(args: argparse.Namespace, engine: Any, records: list[Record]) -> No
     if engine.decoder.drafter.depth == 0:
         note(f"{tokens} new tokens in {steps} steps: plain decoding, 1.00 tokens a step, {speed}")
     else:
-        gain = f"{tokens / steps:.2f} tokens a step against 1.00 of plain decoding"
+        decoded = sum(record.tokens_per_step * record.steps for record in ran)  # those behind a stop string too
+        gain = f"{decoded / steps:.2f} tokens a step against 1.00 of plain decoding"
         note(f"{tokens} new tokens in {steps} steps: {gain}, {speed}, drafter {args.drafter}")
 
 
@@ -297,10 +298,24 @@ def train(args: argparse.Namespace) -> int:
     return command(args)
 
 
+def _datastore_options(parser: argparse.ArgumentParser) -> None:
+    from specjax.jobs.datastore import add_options
+
+    add_options(parser)
+
+
+def datastore(args: argparse.Namespace) -> int:
+    """`specjax datastore`."""
+    from specjax.jobs.datastore import command
+
+    return command(args)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None] | None, Callable[..., int]]] = {
     "generate": ("complete prompts", _generate_options, generate),
     "bench": ("plain decoding against drafters: speed, tokens a step, identical text", _bench_options, bench),
     "train": ("train a drafter for a target", _train_options, train),
+    "datastore": ("build a retrieval datastore from text files", _datastore_options, datastore),
     "drafters": ("list the drafters: fields, what they do, source", None, drafters),
     "verifiers": ("list the verifiers: fields, what they do, source", None, verifiers),
     "models": ("list the shipped models", None, models),

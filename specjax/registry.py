@@ -10,20 +10,27 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from specjax.draft import (
+    PPD,
     Clover2,
     Drafter,
+    DynamicExit,
     Eagle,
     Eagle3,
     Hydra,
+    Kangaroo,
+    Lookahead,
     Medusa,
     ModelDrafter,
     NoDrafter,
     PromptLookup,
+    Rest,
+    Stand,
+    Swift,
     TokenRecycling,
     Trained,
     fuse,
 )
-from specjax.expand import Chain, Expander, Static, TopK
+from specjax.expand import Chain, EarlyStop, Expander, Static, TopK
 from specjax.verify import Coupled, Rejection, Verifier
 
 
@@ -57,6 +64,7 @@ def _plain(kind: type) -> dict[str, Any]:
 
 EXPANDERS: dict[str, Entry] = {
     "chain": entry_of(Chain, "one token a level, drawn with the position's own noise", "arXiv:2211.17192"),
+    "early_stop": entry_of(EarlyStop, "a chain that ends where the draft is unsure", "arXiv:2404.18911, section 3.2"),
     "static": Entry(
         Static.from_counts,
         {"tree": "3 | 2 1 | 1 0 0 | 1 | 1"},
@@ -141,6 +149,29 @@ class DraftHead:
         return load_head(self.model, self.name, self.kind, target, mesh, **self.fields)
 
 
+@dataclasses.dataclass(frozen=True)
+class DraftStore:
+    """A retrieval drafter and its datastore.
+
+    Attributes:
+      drafter: not bound yet.
+      datastore: folder, shipped name or hub id.
+    """
+
+    drafter: Rest
+    datastore: str
+
+    def load(self, target: Any, mesh: Any = None) -> tuple[Drafter, Any]:
+        """See `Stored.load`."""
+        from specjax.models.heads.datastore import load_datastore
+
+        return self.drafter.bind(target.lm), load_datastore(self.datastore, target, mesh)
+
+
+def _rest(datastore: str = "pycode-rest", **chosen: Any) -> DraftStore:
+    return DraftStore(Rest(**chosen), datastore)
+
+
 def _draft(expander: Expander, model: str = "pycode-draft") -> DraftModel:
     return DraftModel(model, expander)
 
@@ -156,6 +187,13 @@ DRAFTERS: dict[str, Entry] = {
     "none": entry_of(NoDrafter, "plain decoding", "-"),
     "prompt_lookup": entry_of(PromptLookup, "copies what followed the last n-gram earlier in the text", "Saxena 2023"),
     "token_recycling": entry_of(TokenRecycling, "a table of each token's latest likely successors", "arXiv:2408.08696"),
+    "stand": entry_of(Stand, "a table of the target's average laws after its last tokens", "arXiv:2506.04708"),
+    "rest": Entry(
+        _rest,
+        {"datastore": "pycode-rest", **_plain(Rest)},
+        "what followed the last tokens in a datastore (`specjax datastore build`)",
+        "arXiv:2311.08252",
+    ),
     "draft": Entry(
         _draft,
         {"model": "pycode-draft"},
@@ -164,9 +202,9 @@ DRAFTERS: dict[str, Entry] = {
         "chain",
     ),
     "medusa": _head(
-        "medusa", Medusa, "heads that each guess one token further ahead", "arXiv:2401.10774", "static:tree=2 | 1 | 1"
+        "medusa", Medusa, "heads that each guess one token further ahead", "arXiv:2401.10774", "static:tree=2 | 1"
     ),
-    "hydra": _head("hydra", Hydra, "Medusa's heads made to see the tokens above", "arXiv:2402.05109", "chain:length=3"),
+    "hydra": _head("hydra", Hydra, "Medusa's heads made to see the tokens above", "arXiv:2402.05109", "chain:length=2"),
     "eagle1": _head("eagle1", Eagle, "autoregression on the target's features", "arXiv:2401.15077", "chain:length=3"),
     "eagle2": _head(
         "eagle1", Eagle, "EAGLE-1's head with a dynamic tree", "arXiv:2406.16858", "top_k:k=2,depth=3,nodes=6"
@@ -175,6 +213,13 @@ DRAFTERS: dict[str, Entry] = {
     "clover2": _head(
         "clover2", Clover2, "recurrent heads with attention to the last token", "arXiv:2408.00264", "chain:length=3"
     ),
+    "ppd": _head("ppd", PPD, "trained prompt tokens behind every node guess what follows it", "arXiv:2405.18628"),
+    "kangaroo": _head("kangaroo", Kangaroo, "the target's first layers and a small adapter", "arXiv:2404.18911"),
+    "swift": entry_of(
+        Swift, "the target with some layers left out, which ones it finds as it goes", "arXiv:2410.06916"
+    ),
+    "del": entry_of(DynamicExit, "the target's first layers, as many as pay", "arXiv:2504.05598"),
+    "lookahead": entry_of(Lookahead, "n-grams from a Jacobi window that the target reads beside", "arXiv:2402.02057"),
 }
 
 
@@ -195,7 +240,7 @@ def build_drafter(
         if len(drafter) != 2 or not isinstance(drafter[0], Drafter):
             raise ValueError("drafter must be a name, a drafter, or a pair of a drafter and its parameters")
         return drafter
-    if isinstance(drafter, (ModelDrafter, Trained)):
+    if isinstance(drafter, Drafter) and drafter.needs_params:
         raise ValueError(f"a {type(drafter).__name__} needs its parameters: give drafter=(drafter, params)")
     if isinstance(drafter, Drafter):
         return drafter, None

@@ -10,8 +10,30 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
-from specjax.draft import Drafter, ModelDrafter, NoDrafter, PromptLookup, TokenRecycling, Trained, fuse
-from specjax.expand import Chain, Static, TopK
+from specjax.draft import (
+    PPD,
+    Clover2,
+    Drafter,
+    DynamicExit,
+    Eagle,
+    Eagle3,
+    Hydra,
+    Kangaroo,
+    Lookahead,
+    Medusa,
+    ModelDrafter,
+    NoDrafter,
+    PromptLookup,
+    Rasd,
+    Rest,
+    Stand,
+    Swift,
+    TokenRecycling,
+    Trained,
+    fuse,
+)
+from specjax.draft.datastore import build
+from specjax.expand import Chain, EarlyStop, Static, TopK
 from specjax.models.llama import LlamaConfig, LlamaLM
 from specjax.sampling import Sampling, row_keys
 from specjax.verify import Coupled, Rejection, Verifier
@@ -35,16 +57,34 @@ DRAFTERS: dict[str, Drafter] = {
     "none": NoDrafter(),
     "prompt_lookup": PromptLookup(length=4),
     "token_recycling": TokenRecycling(k=4),
+    "stand": Stand("3 | 2 1 | 1", k=4, slots=64),
+    "rest": Rest(nodes=8, length=4, matches=16),
     "draft-chain": ModelDrafter(DRAFT, Chain(3)),
     "draft-static": ModelDrafter(DRAFT, Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))),
     "draft-top_k": ModelDrafter(DRAFT, TopK(k=3, depth=3, nodes=8)),
     "draft-eagle2": ModelDrafter(DRAFT, TopK(k=3, depth=3, nodes=8, coupled=False)),
+    "draft-early_stop": ModelDrafter(DRAFT, EarlyStop(4, 0.3)),
+    "lookahead": Lookahead(level=3, window=3, guesses=3, nodes=6, buckets=40),
+    "ppd": PPD("3 @ 3 1x3; 2 | 1 @ 2x2 1x2; 1 | 1 | 1 @ 1 0 2x2"),
+    "medusa": Medusa(),
+    "medusa-top_k": Medusa(TopK(k=2, depth=3, nodes=6)),
+    "hydra": Hydra(),
+    "hydra-prefix": Hydra(TopK(k=2, depth=3, nodes=6), prefix_layer=True),
+    "eagle1": Eagle(Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))),
+    "eagle2": Eagle(TopK(k=3, depth=3, nodes=8)),
+    "eagle3": Eagle3(Chain(3)),
+    "eagle3-top_k": Eagle3(TopK(k=3, depth=3, nodes=8), norm_before_fc=True, norm_before_residual=True),
+    "clover2": Clover2(TopK(k=2, depth=3, nodes=6)),
+    "kangaroo": Kangaroo(exit_layer=1, length=4, threshold=0.3),
+    "swift": Swift(3, 0.3, share=0.5, window=8, patience=6, guess_every=3, history=8),
+    "del": DynamicExit((1, 2), length=3),
     "fuse": fuse(TokenRecycling(k=4, tree="2 | 1 1"), ModelDrafter(DRAFT, Chain(2))),
+    "fuse-rasd": Rasd(ModelDrafter(DRAFT, TopK(k=2, depth=2, nodes=5)), Rest(nodes=6, length=4, matches=8), limit=8),
 }
 """The conformance table: one line a drafter and expander."""
 
 VERIFIERS: dict[str, Verifier] = {"coupled": Coupled(), "rejection": Rejection()}
-CHAINS = ("none", "prompt_lookup", "draft-chain")
+CHAINS = ("none", "prompt_lookup", "draft-chain", "draft-early_stop", "eagle3", "kangaroo")
 
 
 def draft_model(target):
@@ -52,9 +92,17 @@ def draft_model(target):
     return {**target, "layers": {i: target["layers"][i] for i in range(DRAFT.num_layers)}}
 
 
+def store():
+    """A datastore of what every other row will say."""
+    texts = [(*prompt, *text) for prompt, text in zip(MIXED.prompts, plain(), strict=True)]
+    return jax.tree.map(jnp.asarray, build(texts[::2], CONFIG.vocab_size))
+
+
 PARAMS: dict[str, Callable[[dict], Any]] = {
     **{name: draft_model for name in DRAFTERS if name.startswith("draft")},
     "fuse": lambda target: (None, draft_model(target)),
+    "rest": lambda target: store(),
+    "fuse-rasd": lambda target: (draft_model(target), store()),
 }
 """From the target's parameters to a drafter's, by its name; trained drafters make their own."""
 

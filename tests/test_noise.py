@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.sampling import Sampler, Sampling, row_keys
-from specjax.sampling.noise import ACCEPT, GUMBEL, RESIDUAL, gumbel, keys_at, uniform
+from specjax.sampling.noise import ACCEPT, GUMBEL, RESIDUAL, gumbel, gumbel_at, keys_at, uniform
 
 
 def bits(keys):
@@ -119,3 +119,10 @@ def test_noise_does_not_depend_on_the_other_rows():
     assert (whole[0] == turned[1]).all()
     mixed = scores(sampler(keys, [4, 2], temperature=[1.0, 0.0]), depth)
     assert (mixed[0] == whole[0]).all() and (mixed[1] == 0).all()
+
+
+def test_some_entries_of_the_noise_are_those_of_all_of_it():
+    keys, positions = row_keys(3, ["a", "b", "c"]), jnp.asarray([[3, 4], [7, 1], [100, 5]])
+    ids = jnp.asarray(np.random.default_rng(0).integers(0, 999, (3, 2, 50))).at[:, :, :2].set(jnp.asarray([0, 998]))
+    full = jax.jit(gumbel, static_argnums=2)(keys, positions, 999)
+    np.testing.assert_array_equal(jax.jit(gumbel_at)(keys, positions, ids), jnp.take_along_axis(full, ids, axis=2))

@@ -30,7 +30,7 @@ def read_text(row_text: tuple[int, ...], wants: Wants):
     """The target over one whole text, without a cache."""
     tokens = jnp.asarray([row_text], jnp.int32)
     block = Block(tokens, jnp.arange(len(row_text))[None], jnp.zeros((1,), jnp.int32))
-    return TARGET(params()["target"], block, None, wants=wants)
+    return jax.jit(lambda target, block: TARGET(target, block, None, wants=wants))(params()["target"], block)
 
 
 def row_texts(state):

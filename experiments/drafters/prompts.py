@@ -1,6 +1,6 @@
 """Prompts for the target to complete, from the files that it was trained on: openings of functions, one JSON line each.
 
-    python experiments/drafters/prompts.py --count 1500 > prompts.jsonl
+python experiments/drafters/prompts.py --count 1500 > prompts.jsonl
 """
 
 import argparse

@@ -50,7 +50,7 @@ def save_head(
     Raises:
       ModelError: when `folder` is a file, or on a bad `dtype`.
     """
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     kind = hub.resolve_dtype(dtype)
     tensors = {}
@@ -69,7 +69,7 @@ def save_head(
     folder.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".head-", dir=folder))
     try:
-        save_file(tensors, scratch / "model.safetensors", {"format": "pt"})
+        (scratch / "model.safetensors").write_bytes(save(tensors, {"format": "pt"}))
         (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         for file in ("model.safetensors", "config.json"):  # config.json comes last
             os.replace(scratch / file, folder / file)
@@ -112,7 +112,7 @@ def load_head(
     unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(kind)})
     if unknown:
         raise ModelError(f"{folder / 'config.json'}: {name} has no field {unknown[0]!r}")
-    drafter = kind(**{**fields, **chosen}).bind(target.lm)
+    drafter: Any = kind(**{**fields, **chosen}).bind(target.lm)
     if params is None:
         params = _read(title, folder, drafter, target)
     cast = lambda x: jnp.asarray(x, target.dtype if x.dtype.kind != "i" else jnp.int32)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from specjax.bench.run import Report
 
+MARKERS = ("o-", "s--", "^:")
+
 
 def table(report: Report) -> None:
     """Prints the table on stdout."""
@@ -12,7 +14,15 @@ def table(report: Report) -> None:
     from rich.table import Table
 
     rows = Table(title=report.about, title_justify="left")
-    for name in ("decoder", "tokens/step", "tokens/s", "ratio to plain", "step ratio", "identical text"):
+    for name in (
+        "decoder",
+        "tokens/step",
+        "tokens/s",
+        "ratio to plain",
+        "step ratio",
+        "identical text",
+        "accepted by depth",
+    ):
         rows.add_column(name, justify="left" if name == "decoder" else "right", no_wrap=True)
     for row in report.rows:
         rows.add_row(
@@ -22,15 +32,16 @@ def table(report: Report) -> None:
             f"{row.ratio_to_plain:.2f}",
             f"{row.step_ratio:.2f}",
             "yes" if row.identical_text else "no",
+            " ".join(f"{share:.2f}" for share in row.acceptance_by_depth),
         )
     plain = report.rows[0].tokens_per_second
     for peer in report.peers:
         same = "yes" if peer.identical_text else "no"
         ratio = f"{peer.tokens_per_second / plain:.2f}"
-        rows.add_row(f"{peer.peer} {peer.mode}", "", f"{peer.tokens_per_second:.1f}", ratio, "", same)
+        rows.add_row(f"{peer.peer} {peer.mode}", "", f"{peer.tokens_per_second:.1f}", ratio, "", same, "")
     console = Console(highlight=False)
     if not console.is_terminal:  # a file has no width to fit
-        console.width = 120
+        console.width = 160
     console.print(rows)
 
 
@@ -44,43 +55,33 @@ def check_plot(path: str) -> None:
         raise ValueError(f"--plot {path!r}: give a name that ends in .png, .svg or .pdf")
 
 
-def survival(accepted: tuple[int, ...]) -> list[float]:
-    """From counts of steps that accepted 0, 1, 2 ... tokens: the share that accepted at least 1, 2, ...
-
-    >>> survival((2, 1, 1))
-    [0.5, 0.25]
-    """
-    total = max(sum(accepted), 1)
-    return [sum(accepted[depth:]) / total for depth in range(1, len(accepted))]
-
-
 def plot(report: Report, path: str) -> None:
     """Writes two panels: speed over plain decoding, and acceptance by depth."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     plain = report.rows[0].tokens_per_second
-    bars = [(row.decoder, row.ratio_to_plain, f"C{i}") for i, row in enumerate(report.rows)]
+    bars = [(row.decoder, row.ratio_to_plain, f"C{i % 10}") for i, row in enumerate(report.rows)]
     bars += [(f"{peer.peer} {peer.mode}", peer.tokens_per_second / plain, "0.6") for peer in report.peers]
     names, heights, colours = zip(*bars, strict=True)
     drawn = left.bar(range(len(bars)), heights, color=colours)
-    left.bar_label(drawn, fmt="%.2f")
+    left.bar_label(drawn, fmt="%.2f", fontsize=8 if len(bars) > 8 else None)
     left.set_xticks(range(len(bars)), names, rotation=25, ha="right")
     left.axhline(1.0, color="0.3", linewidth=0.8)
     left.margins(y=0.1)
     left.set_ylabel("speed over plain decoding")
-    for i, (row, accepted) in enumerate(zip(report.rows, report.accepted, strict=True)):
-        share = survival(accepted)
+    for i, row in enumerate(report.rows):
+        share = row.acceptance_by_depth
         if share:
-            right.plot(range(1, len(share) + 1), share, "o-", color=f"C{i}", label=row.decoder)
+            right.plot(range(1, len(share) + 1), share, MARKERS[i // 10], color=f"C{i % 10}", label=row.decoder)
     right.set_ylim(0, 1)
     right.set_xlabel("accepted draft tokens, or more")
     right.set_ylabel("share of steps")
     if len(right.get_lines()):
-        right.legend()
+        right.legend(fontsize=7 if len(report.rows) > 8 else None, ncols=1 + len(report.rows) // 10)
         right.xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(report.about, fontsize=9)
     figure.savefig(path, dpi=120)

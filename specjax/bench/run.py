@@ -90,6 +90,7 @@ class Row:
       ratio_to_plain: its speed over plain decoding's.
       step_ratio: seconds a step, prefill apart, over plain decoding's.
       identical_text: whether every token equals plain decoding's.
+      acceptance_by_depth: the share of steps that accepted at least 1, 2, ... draft tokens.
     """
 
     decoder: str
@@ -98,6 +99,7 @@ class Row:
     ratio_to_plain: float
     step_ratio: float
     identical_text: bool
+    acceptance_by_depth: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,13 +119,11 @@ class Report:
     Attributes:
       rows: one a decoder; plain decoding (`none`) is the first.
       peers: one a peer's mode.
-      accepted: of each row, how many steps accepted 0, 1, 2 ... draft tokens.
       about: the setting in words.
     """
 
     rows: list[Row]
     peers: list[PeerRow]
-    accepted: list[tuple[int, ...]]
     about: str
 
     def to_json(self) -> dict[str, Any]:
@@ -188,11 +188,22 @@ def summarise(laps: dict[str, list[Lap]], peers: dict[str, tuple[str, str]], abo
             ratio_to_plain=round(speed[name] / speed["none"], 4),
             step_ratio=round(step[name] / step["none"], 4),
             identical_text=same[name],
+            acceptance_by_depth=survival(laps[name][0].accepted),
         )
         for name in ours
     ]
     others = [PeerRow(*peers[name], round(speed[name], 2), same[name]) for name in laps if name in peers]
-    return Report(rows, others, [laps[name][0].accepted for name in ours], about)
+    return Report(rows, others, about)
+
+
+def survival(accepted: tuple[int, ...]) -> tuple[float, ...]:
+    """From counts of steps that accepted 0, 1, 2 ... tokens: the share that accepted at least 1, 2, ...
+
+    >>> survival((2, 1, 1))
+    (0.5, 0.25)
+    """
+    total = max(sum(accepted), 1)
+    return tuple(round(sum(accepted[depth:]) / total, 4) for depth in range(1, len(accepted)))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -152,11 +152,17 @@ class Verdict:
     emitted: Any = None
 
 
+@dataclasses.dataclass(frozen=True)
 class Drafter(abc.ABC):
     """Proposes a tree. Implementations are frozen dataclasses: their fields are their hyperparameters.
 
     `params` is `{"target": ..., "draft": ...}` throughout.
     """
+
+    @property
+    def needs_params(self) -> bool:
+        """Static: whether `params["draft"]` must hold something."""
+        return False
 
     @property
     def wants(self) -> Wants:
@@ -180,7 +186,7 @@ class Drafter(abc.ABC):
 
     @property
     def is_chain(self) -> bool:
-        """Static: whether the tree is always a chain."""
+        """Static: whether the tree is always a chain, and a row's draft its own: what the classical rules ask for."""
         return self.nodes == self.depth + 1
 
     @property
@@ -217,7 +223,7 @@ class Drafter(abc.ABC):
     def propose(self, params: PyTree, draft: PyTree, view: View, sampler: Sampler) -> Proposal:
         """One tree a row, from committed tokens only."""
 
-    def trimmed(self, params: PyTree, target_params: PyTree, ids: Array) -> tuple["Drafter", PyTree]:
+    def trimmed(self, params: PyTree, target_params: PyTree, ids: Any) -> tuple["Drafter", PyTree]:
         """This drafter and its parameters with a head over the tokens `ids` `[U]` alone; see `specjax.draft.trim`.
 
         Raises:
@@ -230,10 +236,17 @@ class Drafter(abc.ABC):
         return draft
 
 
+@dataclasses.dataclass(frozen=True)
 class TreeDrafter(Drafter):
-    """A drafter that scores nodes and leaves the tree's shape to its field `expander`."""
+    """A drafter that scores nodes and leaves the tree's shape to its `expander`."""
 
-    expander: Expander
+    shows_features = False
+    """Static: whether there is a `hidden`."""
+
+    @property
+    @abc.abstractmethod
+    def expander(self) -> Expander:
+        """Turns next-token laws into a tree; a field, where the user may choose it."""
 
     @property
     def nodes(self) -> int:
@@ -251,9 +264,21 @@ class TreeDrafter(Drafter):
     def rungs(self) -> tuple[int, ...]:
         return self.expander.rungs
 
+    def growing(self, expander: Any) -> "TreeDrafter":
+        """The same drafter with another expander."""
+        changes = {"expander": expander}
+        return dataclasses.replace(self, **changes)
 
+    def hidden(self, carry: Any) -> Array:
+        """The features `[B, E]` that the last law of `grow` was read from."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
 class Trained(Drafter):
     """A drafter with parameters of its own that training makes, `params["draft"]`: nested dicts of arrays."""
+
+    needs_params = True
 
     @abc.abstractmethod
     def init_params(self, key: Array, target_params: PyTree) -> PyTree:

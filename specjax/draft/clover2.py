@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from specjax.draft.base import Proposal
 from specjax.draft.feature import FeatureDrafter, head_config
 from specjax.expand import Chain, Expander
-from specjax.lm import LM, Wants
+from specjax.lm import Wants
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,12 +21,10 @@ class Clover2(FeatureDrafter):
     Attributes:
       expander: turns next-token laws into a tree.
       layers: decoder layers before the heads.
-      target: filled in by `bind`.
     """
 
     expander: Expander = Chain()
     layers: int = 2
-    target: LM | None = None
 
     @property
     def feature_wants(self) -> Wants:

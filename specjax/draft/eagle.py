@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from specjax.draft.base import Proposal
 from specjax.draft.feature import FeatureDrafter, head_config
 from specjax.expand import Chain, Expander
-from specjax.lm import LM, Block, Wants
+from specjax.lm import Block, Wants
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,14 +23,14 @@ class Eagle(FeatureDrafter):
     Attributes:
       expander: turns next-token laws into a tree.
       config: the layer's `LlamaConfig`; None: the target's own sizes.
-      target: filled in by `bind`.
     """
 
     expander: Expander = Chain()
     config: Any = None
-    target: LM | None = None
 
-    feature_wants = Wants(final=True)
+    @property
+    def feature_wants(self) -> Wants:
+        return Wants(final=True)
 
     @property
     def feature_size(self) -> int:
@@ -92,3 +92,9 @@ class Eagle(FeatureDrafter):
     def reread(self, params, features, block, cache, past):
         """`read` over the head's own outputs in place of the target's features."""
         return self.read(params, features, block, cache, past)
+
+    shows_features = True
+
+    def hidden(self, carry):
+        """The features `[B, E]` that the last law was read from."""
+        return carry[1][:, -1]

@@ -32,14 +32,16 @@ class FeatureDraft:
     """
 
     cache: Any
-    length: Array
-    feature: Array
+    length: Any
+    feature: Any
 
 
+@dataclasses.dataclass(frozen=True)
 class FeatureDrafter(TreeDrafter, Trained):
     """Reads pairs of (feature, next token) from the target as they are committed; subclasses draft from the last one."""
 
-    target: LM | None
+    target: Any = dataclasses.field(default=None, kw_only=True)
+    """The target LM; filled in by `bind`."""
 
     @abc.abstractmethod
     def read(

@@ -11,17 +11,29 @@ from specjax.tree import Tree
 
 @dataclasses.dataclass(frozen=True)
 class Fused(Drafter):
-    """The union of two drafters' trees; the second one's nodes come after the first one's. See `fuse`.
+    """Two drafters' trees under one root; the second one's nodes come after the first one's. See `fuse`.
 
     Its `params["draft"]` is the pair of theirs, None for a part without parameters.
+
+    Attributes:
+      a: the first.
+      b: the second.
+      limit: None puts the trees side by side, in a fixed shape where both have one. A number merges them (`union`) and
+        keeps so many nodes.
     """
 
     a: Drafter
     b: Drafter
+    limit: int | None = None
+
+    def __post_init__(self):
+        if self.limit is not None and self.limit < 2:
+            raise ValueError(f"fuse needs a limit of at least 2 nodes (the root and one more), got {self.limit}")
 
     @property
     def nodes(self) -> int:
-        return self.a.nodes + self.b.nodes - 1
+        together = self.a.nodes + self.b.nodes - 1
+        return together if self.limit is None else min(self.limit, together)
 
     @property
     def depth(self) -> int:
@@ -32,6 +44,15 @@ class Fused(Drafter):
         return False
 
     @property
+    def needs_params(self) -> bool:
+        return self.a.needs_params or self.b.needs_params
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """A merged tree has its valid nodes first."""
+        return (self.nodes,) if self.limit is None else tuple(sorted({1, (self.nodes + 1) // 2, self.nodes}))
+
+    @property
     def wants(self) -> Wants:
         return self.a.wants | self.b.wants
 
@@ -40,7 +61,7 @@ class Fused(Drafter):
         return self.a.prefill_wants | self.b.prefill_wants
 
     def bind(self, target):
-        return Fused(self.a.bind(target), self.b.bind(target))
+        return dataclasses.replace(self, a=self.a.bind(target), b=self.b.bind(target))
 
     def init(self, params, batch, capacity):
         first, second = self._split(params)
@@ -60,7 +81,7 @@ class Fused(Drafter):
         for proposal in (first, second):
             if proposal.extra is not None or proposal.partial is not None:
                 raise ValueError("fuse takes drafters of plain trees: one of these adds extra slots or a partial stack")
-        return Proposal(_join(first.tree, second.tree), (first.draft, second.draft))
+        return Proposal(self._together(first.tree, second.tree), (first.draft, second.draft))
 
     def observe(self, params, draft, proposal, output, verdict):
         first, second = self._split(params)
@@ -69,14 +90,60 @@ class Fused(Drafter):
             self.b.observe(second, draft[1], proposal, output, verdict),
         )
 
+    def _together(self, a, b):
+        return _join(a, b) if self.limit is None else union(a, b, self.nodes)
+
     def _split(self, params):
         first, second = params["draft"] or (None, None)
         return {**params, "draft": first}, {**params, "draft": second}
 
 
-def fuse(a: Drafter, b: Drafter) -> Fused:
-    """One drafter from two. The text does not change; the step verifies both trees at once."""
-    return Fused(a, b)
+def fuse(a: Drafter, b: Drafter, limit: int | None = None) -> Fused:
+    """One drafter from two. The text does not change; the step verifies both trees at once.
+
+    Args:
+      a: the first.
+      b: the second.
+      limit: None for both trees as they are; a number of nodes for their union without duplicates, a's nodes going first.
+
+    Raises:
+      ValueError: on a limit below 2.
+    """
+    return Fused(a, b, limit)
+
+
+def union(a: Tree, b: Tree, nodes: int) -> Tree:
+    """Both trees merged by their longest common prefixes: no two siblings have one token.
+
+    Valid nodes come first, a's before b's. Where there are more than `nodes`, the last ones fall away, so what is kept is a
+    tree.
+
+    Args:
+      a: `[B, N]`.
+      b: `[B, M]`, with a's roots.
+      nodes: of the result.
+    """
+    tree = _join(a, b)
+    paths = tree.path_tokens()
+    same = jnp.all(paths[:, :, None] == paths[:, None], axis=-1) & tree.valid[:, :, None] & tree.valid[:, None]
+    index = jnp.arange(tree.nodes, dtype=jnp.int32)
+    first = jnp.where(same, index[None, None], tree.nodes).min(axis=2)  # of the nodes that say the same
+    stays = first == index[None]
+    slot = jnp.cumsum(stays, axis=1, dtype=jnp.int32) - 1
+    rows = jnp.arange(stays.shape[0])[:, None]
+    target = jnp.where(stays, slot, nodes)
+    source = jnp.zeros((stays.shape[0], nodes), jnp.int32).at[rows, target].set(index[None], mode="drop")
+    valid = jnp.arange(nodes)[None] <= slot[:, -1:]
+    take = lambda x, at: jnp.take_along_axis(x, at, axis=1)
+    above = jnp.maximum(take(tree.parent, source), 0)
+    parent = take(slot, jnp.minimum(take(first, above), tree.nodes - 1)).at[:, 0].set(-1)
+    return Tree(
+        tokens=jnp.where(valid, take(tree.tokens, source), -1),
+        parent=jnp.where(valid, parent, 0),
+        depth=jnp.where(valid, take(tree.depth, source), 1),
+        valid=valid,
+        max_depth=tree.max_depth,
+    )
 
 
 def _join(a: Tree, b: Tree) -> Tree:

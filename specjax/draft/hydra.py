@@ -1,6 +1,7 @@
 """Hydra and Hydra++: Medusa's heads made to see the tokens drafted before them (Ankner et al. 2024, arXiv:2402.05109)."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,8 @@ import jax.numpy as jnp
 from specjax.draft.base import Proposal
 from specjax.draft.feature import FeatureDrafter, head_config
 from specjax.draft.head import head_kernel
-from specjax.expand import Expander, Static
-from specjax.lm import LM, Wants
+from specjax.expand import Static
+from specjax.lm import Wants
 
 DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0))
 
@@ -23,26 +24,25 @@ class Hydra(FeatureDrafter):
     the target, and `prefix` with `prefix_layer`.
 
     Attributes:
-      expander: turns the heads' laws into a tree; no deeper than there are heads.
+      expander: turns the heads' laws into a tree; no deeper than there are heads. None: a small static tree.
       heads: how many.
       layers: residual blocks a head, the first of which takes the wide input.
       prefix_layer: Hydra++: one decoder layer and norm over the target's features, cached like one more layer.
-      target: filled in by `bind`.
     """
 
-    expander: Expander = Static(DEFAULT_CHOICES)
+    expander: Any = None
     heads: int = 3
     layers: int = 1
     prefix_layer: bool = False
-    target: LM | None = None
 
     feature_wants = Wants(final=True)
 
     def __post_init__(self):
-        if self.expander.depth > self.heads:
-            raise ValueError(
-                f"hydra: a tree of depth {self.expander.depth} needs as many heads, there are {self.heads}"
-            )
+        choices = tuple(choice for choice in DEFAULT_CHOICES if len(choice) <= self.heads)
+        expander = self.expander or Static(choices)
+        object.__setattr__(self, "expander", expander)
+        if expander.depth > self.heads:
+            raise ValueError(f"hydra: a tree of depth {expander.depth} needs as many heads, there are {self.heads}")
 
     @property
     def config(self):

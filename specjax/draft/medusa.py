@@ -1,6 +1,7 @@
 """Medusa: extra heads on the last feature, each guessing one token further ahead (Cai et al. 2024, arXiv:2401.10774)."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,8 @@ import jax.numpy as jnp
 from specjax.draft.base import Proposal
 from specjax.draft.feature import FeatureDrafter, head_config
 from specjax.draft.head import head_kernel
-from specjax.expand import Expander, Static
-from specjax.lm import LM, Wants
+from specjax.expand import Static
+from specjax.lm import Wants
 
 # Rank paths for 3 heads, few enough that a CPU reads them almost at the price of one token.
 DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0))
@@ -23,24 +24,23 @@ class Medusa(FeatureDrafter):
     the heads know fewer tokens than the target, `ids` `[U]`.
 
     Attributes:
-      expander: turns the heads' laws into a tree; no deeper than there are heads.
+      expander: turns the heads' laws into a tree; no deeper than there are heads. None: a small static tree.
       heads: how many.
       layers: residual blocks a head.
-      target: filled in by `bind`.
     """
 
-    expander: Expander = Static(DEFAULT_CHOICES)
+    expander: Any = None
     heads: int = 3
     layers: int = 1
-    target: LM | None = None
 
     feature_wants = Wants(final=True)
 
     def __post_init__(self):
-        if self.expander.depth > self.heads:
-            raise ValueError(
-                f"medusa: a tree of depth {self.expander.depth} needs as many heads, there are {self.heads}"
-            )
+        choices = tuple(choice for choice in DEFAULT_CHOICES if len(choice) <= self.heads)
+        expander = self.expander or Static(choices)
+        object.__setattr__(self, "expander", expander)
+        if expander.depth > self.heads:
+            raise ValueError(f"medusa: a tree of depth {expander.depth} needs as many heads, there are {self.heads}")
 
     @property
     def feature_size(self) -> int:

@@ -40,6 +40,8 @@ class ModelDrafter(TreeDrafter):
     lm: LM
     expander: Expander = Chain()
 
+    needs_params = True
+
     def bind(self, target):
         if self.lm.vocab_size != target.vocab_size:
             raise ValueError(
@@ -85,15 +87,23 @@ class ModelDrafter(TreeDrafter):
         final = jnp.take_along_axis(output.final, last[:, None, None], axis=1)
         logits = self.lm.unembed(params["draft"], final)[:, 0]
 
-        def grow(past, level):
+        def grow(carry, level):
+            past, _ = carry
             positions = view.length[:, None] - 1 + jnp.full(level.tokens.shape, level.depth)
             block = Block(level.tokens, positions, view.length, level.visible)
-            output = self.lm(params["draft"], block, cache, wants=Wants(logits=True), past=past)
-            if past is None:
-                return output.delta, output.logits
-            return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), past, output.delta), output.logits
+            output = self.lm(params["draft"], block, cache, wants=Wants(logits=True, final=True), past=past)
+            delta = output.delta
+            if past is not None:
+                delta = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), past, delta)
+            return (delta, output.final), output.logits
 
         if isinstance(self.lm, TrimmedLM):
             sampler = sampler.restricted(params["draft"]["ids"], self.lm.vocab_size)
-        tree = self.expander(view.root, logits, grow, None, sampler, keep_q=view.keep_q)
+        tree = self.expander(view.root, logits, grow, (None, final), sampler, keep_q=view.keep_q)
         return Proposal(tree, ModelDraft(cache, view.length))
+
+    shows_features = True
+
+    def hidden(self, carry):
+        """The features `[B, E]` that the last law was read from."""
+        return carry[1][:, -1]

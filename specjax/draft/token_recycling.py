@@ -74,7 +74,7 @@ class TokenRecycling(Drafter):
     def observe(self, params, draft, proposal, output, verdict):
         tree = proposal.tree
         live = (verdict.committed > 0)[:, None]
-        successors = output.topk[1][:, : tree.nodes].reshape(-1, self.k)
+        successors = output.topk[1][:, : tree.nodes, : self.k].reshape(-1, self.k)  # others may want more
         return refresh(draft, jnp.where(tree.valid & live, tree.tokens, -1).reshape(-1), successors)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from specjax.sampling.noise import ACCEPT, RESIDUAL, gumbel, uniform
+from specjax.sampling.noise import ACCEPT, RESIDUAL, gumbel, gumbel_at, uniform
 from specjax.sampling.params import Sampling
 from specjax.sampling.repetition import penalise, seen_tokens
 from specjax.sampling.warp import warp
@@ -107,6 +107,23 @@ class Sampler:
 
         sampled = jnp.any(self.live & (self.params.temperature > 0))
         return jax.lax.cond(sampled, noisy, lambda: self.penalised(logits, paths))
+
+    def scores_at(self, log_q: Array, ids: Array, depth: int) -> Array:
+        """Scores like `scores`, but of C candidates a node alone; of the warpers only the temperature.
+
+        Args:
+          log_q: `[B, F, C]` float32 log-probabilities; -inf where there is no candidate.
+          ids: `[B, F, C]` int32, their tokens; anything where there is none.
+          depth: static, of all F nodes.
+        """
+        sampled = (self.params.temperature > 0)[:, None, None]
+
+        def noisy():
+            g = gumbel_at(self.key, self.length[:, None] + depth, ids.reshape(ids.shape[0], 1, -1))
+            heat = jnp.where(sampled, self.params.temperature[:, None, None], 1)
+            return jnp.where(sampled, log_q / heat + g.reshape(ids.shape), log_q)
+
+        return jax.lax.cond(jnp.any(self.live & (self.params.temperature > 0)), noisy, lambda: log_q)
 
     def draw(self, logits: Array, depth: Array | int, paths: Paths | None = None, max_depth: int = 0) -> Array:
         """Tokens `[B, T]` int32, the coupled draw at every slot; -1 where no score is finite (NaN or all removed)."""

@@ -6,11 +6,11 @@ import jax
 import pytest
 
 from specjax import cli, models
-from specjax.bench import report as reporting
-from specjax.bench.run import Lap, PeerRow, Report, Row, measure, split_drafters, summarise
+from specjax.bench.run import Lap, PeerRow, Report, Row, measure, split_drafters, summarise, survival
 from specjax.models.llama import LlamaConfig, LlamaLM
 
 ROW = ["decoder", "tokens_per_step", "tokens_per_second", "ratio_to_plain", "step_ratio", "identical_text"]
+ROW += ["acceptance_by_depth"]
 PEER = ["peer", "mode", "tokens_per_second", "identical_text"]
 
 
@@ -95,11 +95,11 @@ def test_accounting():
         {"them": ("peer", "greedy")},
         "about",
     )
-    assert report.rows[0] == Row("none", 1.0, 2.0, 1.0, 1.0, True)
-    assert report.rows[1] == Row("fast", 2.0, 8.0, 4.0, 1.0, True)
-    assert report.rows[2] == Row("wrong", 1.0, 2.0, 1.0, 1.0, False)
+    assert report.rows[0] == Row("none", 1.0, 2.0, 1.0, 1.0, True, (0.6667,))
+    assert report.rows[1] == Row("fast", 2.0, 8.0, 4.0, 1.0, True, (0.6667,))
+    assert report.rows[2] == Row("wrong", 1.0, 2.0, 1.0, 1.0, False, (0.6667,))
     assert report.peers == [PeerRow("peer", "greedy", 1.0, True)]
-    assert len(report.accepted) == 3 and isinstance(report, Report)
+    assert len(report.rows) == 3 and isinstance(report, Report)
 
 
 def test_drafters_of_a_comma_list():
@@ -109,5 +109,5 @@ def test_drafters_of_a_comma_list():
 
 
 def test_survival():
-    assert reporting.survival((2, 1, 1)) == [0.5, 0.25]
-    assert reporting.survival((5,)) == []
+    assert survival((2, 1, 1)) == (0.5, 0.25)
+    assert survival((5,)) == ()

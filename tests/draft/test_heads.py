@@ -7,6 +7,7 @@ import pytest
 from laws import DRAFTERS, TARGET, complete, params, plain, same
 from watch import read_text, row_texts, steps
 
+import specjax
 from specjax.draft import Clover2, Hydra, Medusa, View
 from specjax.draft.hydra import head_law as hydra_law
 from specjax.draft.medusa import head_law as medusa_law
@@ -17,13 +18,13 @@ from specjax.sampling import Sampler
 TREE = Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)))
 
 
-def propose(drafter, model, count=2):
-    """The greedy tree after some steps, and the state it was drafted from."""
-    decoder, states, _ = steps(drafter, model, count)
-    state = states[-1]
+def propose(drafter, model, state=None):
+    """The tree of a state, by default the one after two steps, and that state."""
+    decoder = specjax.speculative(TARGET, drafter)
+    state = steps(drafter, model, 2)[1][-1] if state is None else state
     view = View(state.tokens, state.length, ~state.done, state.cache, max_depth=drafter.depth)
     sampler = Sampler(state.key, state.tokens, state.length, ~state.done, state.sampling)
-    return decoder.drafter.propose(model, state.draft, view, sampler).tree, state
+    return jax.jit(decoder.drafter.propose)(model, state.draft, view, sampler).tree, state
 
 
 def noisy(name, drafter):
@@ -51,7 +52,7 @@ def test_a_medusa_depth_listens_to_its_own_head():
     tree, state = propose(drafter, model)
     heads = list(model["draft"]["heads"])
     heads[0] = {**heads[0], "kernel": jnp.roll(heads[0]["kernel"], 7, axis=1)}
-    other, _ = propose(drafter, {**model, "draft": {"heads": heads}})
+    other, _ = propose(drafter, {**model, "draft": {"heads": heads}}, state)
     depth = np.asarray(tree.depth)[0]
     same_tokens = np.asarray(tree.tokens) == np.asarray(other.tokens)
     assert same_tokens[:, depth >= 2].all() and not same_tokens[0, depth == 1].all()
@@ -128,6 +129,7 @@ def test_without_values_clover_hears_a_token_in_the_augmenting_block_alone():
     assert not np.allclose(drafter.head.outputs(mute, h, a), drafter.head.outputs(mute, h, b))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [Medusa(TREE), Hydra(TREE), Clover2(TREE)])
 def test_noisy_heads_keep_the_text(drafter):
     got, _ = complete(drafter, model=noisy("medusa", drafter))

@@ -58,7 +58,7 @@ def test_extra_slots_come_after_the_nodes_and_no_node_sees_them(dynamic, embeddi
 @pytest.mark.parametrize(("first", "second"), [(False, False), (True, False), (True, True)])
 def test_fused_trees_hold_the_paths_of_both(first, second):
     a, b = tree_of(Topology.from_counts("2 | 1 2"), 1, first), tree_of(Topology.from_counts("1 | 2 | 1 1"), 2, second)
-    both = fuse(Fixed(a), Fixed(b)).propose({}, ((), ()), VIEW, None).tree
+    both = fuse(Fixed(a), Fixed(b)).propose({"draft": None}, ((), ()), VIEW, None).tree
     assert both.nodes == a.nodes + b.nodes - 1 and both.max_depth == 3
     assert (both.topology is None) == (first or second)
     for row in range(2):
@@ -77,4 +77,4 @@ def test_fuse_refuses_extra_slots():
     tree = tree_of(Topology.chain(2), 0)
     extra = Extra(jnp.zeros((2, 1), int), jnp.zeros((2, 1), int), jnp.ones((2, 1, 4), bool))
     with pytest.raises(ValueError, match="extra"):
-        fuse(Fixed(tree), Fixed(tree, extra)).propose({}, ((), ()), VIEW, None)
+        fuse(Fixed(tree), Fixed(tree, extra)).propose({"draft": None}, ((), ()), VIEW, None)

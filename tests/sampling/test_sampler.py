@@ -103,6 +103,19 @@ def test_log_law():
     np.testing.assert_allclose(np.exp(got[2]), oracle.softmax(oracle.warp(logits[2, 0], 0.5)), atol=1e-6)
 
 
+def test_scores_of_a_few_candidates_are_those_among_all():
+    logits = np.random.default_rng(5).normal(size=(4, 2, 30)).astype(np.float32)
+    log_q = jax.nn.log_softmax(jnp.asarray(logits))
+    ids = jnp.asarray(np.argsort(np.random.default_rng(6).random((4, 2, 30)), axis=2)[:, :, :5])
+    few = jnp.take_along_axis(log_q, ids, axis=2).at[:, :, 4].set(-jnp.inf)
+    for temperature in ([0.0, 1.0, 0.5, 2.0], 0.0):
+        sampler = make(4, temperature=temperature)
+        got = jax.jit(lambda s, q, i: s.scores_at(q, i, 3))(sampler, few, ids.at[:, :, 4].set(-1))
+        want = jnp.take_along_axis(sampler.scores(log_q, 3), ids, axis=2)
+        np.testing.assert_allclose(got[:, :, :4], want[:, :, :4], rtol=1e-5, atol=1e-6)
+        assert (got[:, :, 4] == -jnp.inf).all()
+
+
 # ---- what is paid for -----------------------------------------------------------------------------------------------
 
 COSTLY = {"sort", "top_k", "random_bits", "threefry2x32", "random_fold_in", "scatter"}

@@ -1,0 +1,48 @@
+"""The table of `README.md` from what `specjax bench --json` printed, and the picture of training from the metrics.
+
+python experiments/drafters/report.py
+"""
+
+import json
+import pathlib
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def table(name: str) -> None:
+    rows = json.loads((HERE / f"{name}.json").read_text())["rows"]
+    print(
+        f"\n{name}\n\n| drafter | tokens a step | tokens/s | ratio to plain | step ratio | accepted at least 1, 2, 3 ... |"
+    )
+    print("|---|---|---|---|---|---|")
+    for row in rows:
+        depth = " ".join(f"{share:.2f}" for share in row["acceptance_by_depth"])
+        speed = f"{row['tokens_per_second']:.0f} | {row['ratio_to_plain']:.2f} | {row['step_ratio']:.2f}"
+        print(f"| `{row['decoder']}` | {row['tokens_per_step']:.2f} | {speed} | {depth} |")
+    assert all(row["identical_text"] for row in rows)
+
+
+def curves() -> None:
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for file in sorted(HERE.glob("*.jsonl")):
+        records = [json.loads(line) for line in file.read_text().splitlines()]
+        size = max(len(records) // 20, 1)  # means over a twentieth of the run
+        means = [
+            sum(r["acceptance"] for r in records[i : i + size]) / size for i in range(0, len(records) - size + 1, size)
+        ]
+        axes.plot([records[i * size + size - 1]["tokens"] / 1e3 for i in range(len(means))], means, label=file.stem)
+    axes.set_xlabel("thousand tokens trained on")
+    axes.set_ylabel("chance that the first draft token is accepted")
+    axes.legend()
+    figure.savefig(HERE / "training.png", dpi=120)
+
+
+if __name__ == "__main__":
+    for name in ("greedy", "sampled"):
+        table(name)
+    curves()

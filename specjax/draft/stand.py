@@ -1,0 +1,240 @@
+"""STAND: an n-gram memory of the target's own laws, drafted from with the target's own noise (arXiv:2506.04708)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.draft.base import Drafter, Proposal
+from specjax.lm import Wants
+from specjax.tree import Topology, Tree
+
+Array = jax.Array
+
+CONTEXT = 3
+"""Tokens of the longest context; the memory has contexts of 3, 2 and 1 tokens (4-, 3- and 2-grams)."""
+
+_KEPT = np.triu(np.ones((CONTEXT, CONTEXT), bool))  # the longest context first, each without one more early token
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """A hash table from contexts to the target's average law after them, shared by all rows.
+
+    Attributes:
+      keys: `[S, 3]` int32 contexts, the latest token last, -1 in front of shorter ones and in empty slots.
+      ids: `[S, k]` int32, the likeliest next tokens, -1 where there are fewer.
+      probs: `[S, k]` float32, their average probabilities, 0 where there are fewer.
+      seen: `[S]` int32, how many laws the average is of.
+      tail: `[B, 3]` int32, each row's last committed tokens at its latest proposal; -1 before its text.
+    """
+
+    keys: Array
+    ids: Array
+    probs: Array
+    seen: Array
+    tail: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Stand(Drafter):
+    """A static tree filled from what the target said earlier after the same last 3, 2 or 1 tokens.
+
+    A node takes its longest known context. Its children are the best of `log q / temperature + g` with the position's
+    shared noise, so that a memory equal to the target's law proposes the target's own draws. A law is kept as the
+    probabilities of the k largest logits among themselves: all that drafting reads of it, without a softmax over V.
+
+    The memory is shared by the rows of a batch, since several completions of one prompt repeat each other's n-grams;
+    that changes speed, never text. It learns from the accepted path alone: those contexts are known to occur.
+
+    Attributes:
+      tree: child counts level by level (`Topology.from_counts`).
+      k: next tokens kept for a context.
+      slots: S, contexts held; where all `probes` places of a context are taken, the least seen gives way.
+      probes: places that a context may lie in.
+      vocab_size: filled in from the target.
+    """
+
+    tree: str = "2 | 1 1 | 1 | 1 | 1 | 1"
+    k: int = 10
+    slots: int = 1 << 16
+    probes: int = 4
+    vocab_size: int | None = None
+
+    def __post_init__(self):
+        if max(self.topology.ranks) >= self.k:
+            raise ValueError(f"stand: the tree uses rank {max(self.topology.ranks)}, but only k={self.k} are kept")
+        if not 1 <= self.probes <= self.slots:
+            raise ValueError(f"stand needs 1 <= probes <= slots, got {self.probes} and {self.slots}")
+
+    @property
+    def topology(self) -> Topology:
+        return Topology.from_counts(self.tree)
+
+    @property
+    def nodes(self) -> int:
+        return len(self.topology.parents)
+
+    @property
+    def depth(self) -> int:
+        return max(self.topology.depths)
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        return tuple(sorted({1, (self.nodes + 1) // 2, self.nodes}))
+
+    @property
+    def wants(self) -> Wants:
+        return Wants(topk=self.k)
+
+    def bind(self, target):
+        if self.k > target.vocab_size:
+            raise ValueError(f"stand: k={self.k} is more than the vocabulary's {target.vocab_size} tokens")
+        return dataclasses.replace(self, vocab_size=target.vocab_size)
+
+    def init(self, params, batch, capacity):
+        return Memory(
+            keys=jnp.full((self.slots, CONTEXT), -1, jnp.int32),
+            ids=jnp.full((self.slots, self.k), -1, jnp.int32),
+            probs=jnp.zeros((self.slots, self.k), jnp.float32),
+            seen=jnp.zeros((self.slots,), jnp.int32),
+            tail=jnp.full((batch, CONTEXT), -1, jnp.int32),
+        )
+
+    def axes(self, draft):
+        shared = jax.tree.map(lambda leaf: (None,) * leaf.ndim, draft)
+        return dataclasses.replace(shared, tail=("batch", None))
+
+    def propose(self, params, draft, view, sampler):
+        topology = self.topology
+        parents, ranks, depths = topology.parents, topology.ranks, topology.depths
+        back = view.length[:, None] - CONTEXT + jnp.arange(CONTEXT)[None]
+        tail = jnp.take_along_axis(view.tokens, jnp.maximum(back, 0), axis=1)
+        tail = jnp.where(back >= 0, tail, -1)
+        columns, last, laws = {0: view.root}, {0: tail}, []
+        for depth in range(self.depth):
+            frontier = [n for n in range(self.nodes) if depths[n] == depth and n in parents]
+            ids, probs = self._recall(draft, jnp.stack([last[n] for n in frontier], axis=1))
+            log_q = jnp.log(probs)
+            scores = sampler.scores_at(log_q, ids, depth)
+            if view.keep_q:  # asked for of chains alone
+                laws.append(drawn_from(log_q[:, 0], ids[:, 0], sampler.params.temperature, self.vocab_size or 0))
+            width = 1 + max(ranks[n] for n in range(1, self.nodes) if parents[n] in frontier)
+            values, order = jax.lax.top_k(scores, width)
+            best = jnp.where(values > -jnp.inf, jnp.take_along_axis(ids, order, axis=2), -1)
+            for n in range(1, self.nodes):
+                if parents[n] in frontier:
+                    columns[n] = best[:, frontier.index(parents[n]), ranks[n]]
+                    last[n] = jnp.concatenate([last[parents[n]][:, 1:], columns[n][:, None]], axis=1)
+        tokens = jnp.stack([columns[n] for n in range(self.nodes)], axis=1)
+        log_q = jnp.stack(laws, axis=1) if laws else None
+        tree = Tree.of(topology, tokens, tokens >= 0, log_q=log_q, children="coupled")
+        return Proposal(tree, dataclasses.replace(draft, tail=tail))
+
+    def observe(self, params, draft, proposal, output, verdict):
+        path = jnp.maximum(verdict.path, 0)
+        values, ids = (jnp.take_along_axis(x[..., : self.k], path[:, :, None], axis=1) for x in output.topk)
+        laws = jax.nn.softmax(values, axis=-1)
+        text = jnp.concatenate([draft.tail[:, :-1], jnp.take_along_axis(proposal.tree.tokens, path, axis=1)], axis=1)
+        steps = path.shape[1]
+        last = jnp.stack([text[:, i : i + steps] for i in range(CONTEXT)], axis=-1)  # [B, D + 1, 3]
+        # the law after a node counts where it decided a committed token
+        known = (jnp.arange(steps)[None] < verdict.committed[:, None]) & jnp.isfinite(laws).all(axis=-1)
+        keys, complete = contexts(last)
+        orders = keys.shape[2]
+        spread = lambda x: jnp.repeat(x.reshape(-1, self.k), orders, axis=0)
+        return self._learn(
+            draft, keys.reshape(-1, CONTEXT), (complete & known[:, :, None]).reshape(-1), spread(ids), spread(laws)
+        )
+
+    def _places(self, keys: Array) -> Array:
+        """The slots `[..., P]` in which `keys` `[..., 3]` may lie."""
+        mixed = jnp.zeros(keys.shape[:-1], jnp.uint32)
+        for i in range(CONTEXT):
+            mixed = (mixed ^ keys[..., i].astype(jnp.uint32)) * jnp.uint32(0x9E3779B1)
+            mixed = mixed ^ (mixed >> 15)
+        return jnp.stack([(mixed + i) % self.slots for i in range(self.probes)], axis=-1).astype(jnp.int32)
+
+    def _recall(self, memory: Memory, last: Array) -> tuple[Array, Array]:
+        """Candidates and probabilities `[B, F, k]` after nodes whose last tokens are `last` `[B, F, 3]`."""
+        keys, _ = contexts(last)
+        places = self._places(keys)
+        hit = jnp.all(memory.keys[places] == keys[..., None, :], axis=-1)
+        batch, count = last.shape[:2]
+        places, hit = places.reshape(batch, count, -1), hit.reshape(batch, count, -1)  # longest contexts first
+        slot = jnp.take_along_axis(places, jnp.argmax(hit, axis=-1)[..., None], axis=-1)[..., 0]
+        return memory.ids[slot], jnp.where(hit.any(axis=-1)[..., None], memory.probs[slot], 0)
+
+    def _learn(self, memory: Memory, keys: Array, known: Array, ids: Array, probs: Array) -> Memory:
+        """Averages M laws (`ids`, `probs` `[M, k]`) into the slots of `keys` `[M, 3]`, where `known` `[M]`.
+
+        All M are looked up in the memory as it was; of those that get the same slot the last one counts.
+        """
+        places = self._places(keys)
+        same = jnp.all(memory.keys[places] == keys[:, None, :], axis=-1)
+        seen = memory.seen[places]
+        choice = jnp.argmin(jnp.where(same, -1, seen), axis=1)[:, None]
+        pick = lambda x: jnp.take_along_axis(x, choice, axis=1)[:, 0]
+        slot, count = pick(places), pick(jnp.where(same, seen, 0))
+        ids, probs = average(memory.ids[slot], memory.probs[slot], count, ids, probs)
+        slot = jnp.where(known, slot, self.slots)
+        order = jnp.argsort(slot, stable=True)
+        sorted_slot = slot[order]
+        wins = sorted_slot != jnp.append(sorted_slot[1:], self.slots + 1)
+        target = jnp.where(wins, sorted_slot, self.slots)
+        put = lambda table, new: table.at[target].set(new[order], mode="drop")
+        return dataclasses.replace(
+            memory,
+            keys=put(memory.keys, keys),
+            ids=put(memory.ids, ids),
+            probs=put(memory.probs, probs),
+            seen=put(memory.seen, count + 1),
+        )
+
+
+def contexts(last: Array) -> tuple[Array, Array]:
+    """The contexts of `last` `[..., 3]`: its last 3, 2 and 1 tokens, `[..., 3, 3]`, and which have no -1, `[..., 3]`."""
+    last = last[..., None, :]
+    kept = _KEPT.reshape((1,) * (last.ndim - 2) + _KEPT.shape)
+    return jnp.where(kept, last, -1), jnp.all((last >= 0) | ~kept, axis=-1)
+
+
+def drawn_from(log_q: Array, ids: Array, temperature: Array, vocab: int) -> Array:
+    """The law of a node's best candidate over the vocabulary, `[B, V]` log-probabilities; one-hot in greedy rows.
+
+    Args:
+      log_q: `[B, k]`; -inf where there is no candidate.
+      ids: `[B, k]`, distinct but for -1.
+      temperature: `[B]`.
+      vocab: V.
+    """
+    heat = temperature[:, None]
+    greedy = jnp.where(jax.nn.one_hot(jnp.argmax(log_q, axis=1), ids.shape[1]) > 0, log_q, -jnp.inf)
+    scores = jnp.where(heat > 0, log_q / jnp.where(heat > 0, heat, 1), greedy)
+    some = scores.max(axis=1, keepdims=True) > -jnp.inf
+    law = jnp.where(some, jax.nn.log_softmax(jnp.where(some, scores, 0), axis=1), -jnp.inf)
+    rows = jnp.arange(ids.shape[0])[:, None]
+    return jnp.full((ids.shape[0], vocab), -jnp.inf).at[rows, jnp.where(ids >= 0, ids, vocab)].set(law, mode="drop")
+
+
+def average(ids: Array, probs: Array, count: Array, new_ids: Array, new_probs: Array) -> tuple[Array, Array]:
+    """The average of laws after one more, over the union of their tokens; the k likeliest stay.
+
+    Args:
+      ids: `[M, k]`, distinct but for -1.
+      probs: `[M, k]`, an average over `count` laws.
+      count: `[M]`; 0 forgets `ids`.
+      new_ids: `[M, k]`.
+      new_probs: `[M, k]`.
+    """
+    share = 1 / (count[:, None] + 1).astype(jnp.float32)
+    same = (ids[:, :, None] == new_ids[:, None, :]) & (count[:, None, None] > 0)
+    old = probs * (1 - share) + jnp.where(same, new_probs[:, None, :], 0).sum(axis=2) * share
+    old = jnp.where((count[:, None] > 0) & (ids >= 0), old, -1)
+    fresh = jnp.where(same.any(axis=1), -1, new_probs * share)
+    union = jnp.concatenate([old, fresh], axis=1)
+    best, order = jax.lax.top_k(union, ids.shape[1])
+    kept = jnp.take_along_axis(jnp.concatenate([ids, new_ids], axis=1), order, axis=1)
+    return jnp.where(best > 0, kept, -1).astype(jnp.int32), jnp.maximum(best, 0)

@@ -1,0 +1,83 @@
+"""`specjax datastore build`: a retrieval datastore for `--drafter rest` from text files."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add = parser.add_argument
+    add("action", choices=["build"], help="what to do")
+    add("files", nargs="+", metavar="FILE", help="text in UTF-8; of a folder, every text file in it")
+    add("--model", help="whose tokenizer: folder, shipped name or hub id (default: the shipped target)")
+    add("--output", required=True, metavar="FOLDER", help="where to write it; an older one is replaced")
+
+
+def command(args: argparse.Namespace) -> int:
+    """`specjax datastore`."""
+    from specjax.cli import bad_input, note
+
+    with bad_input():
+        files, skipped = read(args.files)
+        documents, size = build(files, args.model, args.output)
+    if skipped:
+        shown = ", ".join(map(str, skipped[:3])) + (", ..." if len(skipped) > 3 else "")
+        note(f"left out {len(skipped)} files that are empty or no UTF-8 text: {shown}")
+    note(f"{documents} documents, {size} tokens in {args.output}; use it with --drafter rest:datastore={args.output}")
+    return 0
+
+
+def read(paths: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """The texts of files, and of all files in folders (hidden ones left out), in order; and the files of no use.
+
+    Raises:
+      ValueError: where a path does not exist, a file that was named is no UTF-8 text, or nothing is left.
+    """
+    texts, skipped = [], []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise ValueError(f"there is no file or folder {str(path)!r}")
+        for file in _inside(path) if path.is_dir() else [path]:
+            try:
+                text = file.read_bytes().decode()
+            except UnicodeDecodeError as error:
+                if file == path:
+                    raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+                text = ""
+            if text.strip():
+                texts.append(text)
+            else:
+                skipped.append(file)
+    if not texts:
+        raise ValueError(f"no usable text in {', '.join(paths)}: give files of UTF-8 text")
+    return texts, skipped
+
+
+def _inside(folder: Path) -> list[Path]:
+    hidden = lambda file: any(part.startswith(".") for part in file.relative_to(folder).parts)
+    return sorted(file for file in folder.rglob("*") if file.is_file() and not hidden(file))
+
+
+def build(texts: Sequence[str], model: str | None, folder: str) -> tuple[int, int]:
+    """Tokenises texts, builds their datastore and saves it. Returns how many documents and tokens it holds.
+
+    Raises:
+      ValueError: where the model is unknown or has no tokenizer, or the folder cannot be written.
+    """
+    from specjax.draft import datastore
+    from specjax.engine import DEFAULT_MODEL
+    from specjax.models import hf_config, hub, tokenizer
+    from specjax.models.heads.datastore import save_datastore
+
+    name, home = hub.find(model or DEFAULT_MODEL, hub.shipped(), "model")
+    vocab_size = hf_config.from_hf(hub.read_json(home / "config.json")).vocab_size  # the weights are not needed
+    words = tokenizer.load(home)
+    if words is None:
+        raise ValueError(f"{name} has no tokenizer, so it cannot read text: give another --model")
+    if Path(folder).is_file():
+        raise ValueError(f"--output {folder!r} is a file; give a folder")
+    ids = [words(text, add_special_tokens=False, verbose=False)["input_ids"] for text in texts]
+    store = datastore.build(ids, vocab_size)
+    save_datastore(folder, store, name, vocab_size, words)
+    return len(ids), sum(map(len, ids))

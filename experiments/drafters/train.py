@@ -86,8 +86,6 @@ def main() -> None:
         own = dict(config["heads"][name])
         line = own.pop("line", name)
         options = {**config["options"], **own}
-        if name in ("ppd",):  # its prompt tokens read the target's own head
-            options.pop("draft-vocabulary")
         words = [word for key, value in options.items() for word in (f"--{key}", value)]
         output = args.work / name
         resume = ["--resume"] if output.exists() else []

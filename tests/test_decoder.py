@@ -63,7 +63,7 @@ def test_insert_into_finished_rows(name):
     decoder = specjax.speculative(TARGET, DRAFTERS[name])
     state = start(decoder, MIXED)
     state = dataclasses.replace(state, limit=jnp.where(jnp.arange(8) % 2 == 0, state.length + 5, state.limit))
-    state = decoding.run(decoder, params(), state, 6)
+    state = decoding.run(decoder, params(name), state, 6)
     state = dataclasses.replace(state, limit=state.limit)
     assert bool(state.done[::2].all()) and not bool(state.done.all())
     again = MIXED.pick(1, 3, 5, 7)  # the odd rows' prompts once more, now in the even rows
@@ -71,7 +71,7 @@ def test_insert_into_finished_rows(name):
     size = max(len(p) for p in again.prompts)
     state = decoding.insert(
         decoder,
-        params(),
+        params(name),
         state,
         jnp.asarray([0, 2, 4, 6]),
         fresh.tokens[:, :size],
@@ -82,7 +82,7 @@ def test_insert_into_finished_rows(name):
         eos=fresh.eos,
         width=16,
     )
-    got = texts(decoding.run(decoder, params(), state))
+    got = texts(decoding.run(decoder, params(name), state))
     same(got, [plain()[i] for i in (1, 1, 3, 3, 5, 5, 7, 7)])
 
 
@@ -169,7 +169,7 @@ def test_plain_decoding_has_no_tree_in_it():
     assert "log_q" not in text
     chain = specjax.speculative(TARGET, PromptLookup(length=1))
     bigger = jax.make_jaxpr(chain.step)(params(), start(chain, MIXED))
-    assert len(jaxpr.eqns) < len(bigger.eqns)
+    assert len(text) < len(str(bigger))
 
 
 def test_drafter_and_target_must_share_a_vocabulary():

@@ -15,6 +15,7 @@ from flax import nnx
 
 from specjax.kernels.tree_attention import tree_attention
 from specjax.lm import Block, Draw, Output, Partial, Wants
+from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes
 
 Array = jax.Array
 
@@ -56,36 +57,6 @@ class LlamaConfig:
     def window(self, layer: int) -> int | None:
         """The sliding window of a layer, or None where it attends to everything."""
         return self.sliding_window if not self.sliding_layers or self.sliding_layers[layer] else None
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class KVCache:
-    """Keys and values of the committed tokens; slot s of a row holds position s.
-
-    Attributes:
-      key: a tuple over layers of `[B, K, S, H]`.
-      value: as `key`.
-    """
-
-    key: tuple[Array, ...]
-    value: tuple[Array, ...]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class KVDelta:
-    """A block's keys and values, in the cache's type, with their positions.
-
-    Attributes:
-      key: a tuple over layers of `[B, T, K, H]`.
-      value: as `key`.
-      positions: `[B, T]` int32.
-    """
-
-    key: tuple[Array, ...]
-    value: tuple[Array, ...]
-    positions: Array
 
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
@@ -226,15 +197,19 @@ def rope_frequencies(config: LlamaConfig) -> Array:
 
 
 def rope_tables(config: LlamaConfig, positions: Array) -> tuple[Array, Array]:
-    """Cosines and sines `[B, T, 1, H / 2]` in float32."""
-    angles = positions[:, :, None, None].astype(jnp.float32) * rope_frequencies(config)[None, None, None, :]
-    return jnp.cos(angles), jnp.sin(angles)
+    """Cosines and signed sines `[B, T, 1, 2, H / 2]` in float32, for the first and the second half of a head.
+
+    Both are concatenations: XLA would fuse bare cosines into every layer's rotations, and compute them each time.
+    """
+    angles = positions[:, :, None, None, None].astype(jnp.float32) * rope_frequencies(config)[None, None, None, None]
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return jnp.concatenate([cos, cos], axis=3), jnp.concatenate([-sin, sin], axis=3)
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotary embedding of `[B, T, N, H]`, in the half-split layout of the Hugging Face weights."""
-    x1, x2 = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
+    """Rotary embedding of `[B, T, N, H]` by `rope_tables`, in the half-split layout of the Hugging Face weights."""
+    halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, x.shape[-1] // 2)
+    return (halves * cos + jnp.flip(halves, axis=-2) * sin).reshape(x.shape).astype(x.dtype)
 
 
 @functools.lru_cache(maxsize=64)
@@ -385,45 +360,6 @@ class LlamaLM:
 
     def cache_axes(self, cache: KVCache) -> KVCache:
         return kv_axes(cache)
-
-
-def init_kv(config: LlamaConfig, batch: int, capacity: int, dtype: Any) -> KVCache:
-    """An empty cache of `capacity` slots a row for the config's layers."""
-    shape = (batch, config.num_key_value_heads, capacity, config.head_dim)
-    make = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))
-    return KVCache(make(), make())
-
-
-def kv_axes(cache: KVCache) -> KVCache:
-    """Logical axis names of every leaf of a cache."""
-    return jax.tree.map(lambda _: ("batch", "kv_heads", None, None), cache)
-
-
-def commit_kv(cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> KVCache:
-    """See `specjax.lm.LM.commit`."""
-
-    def write(slots, new):  # [K, S, H], [T, K, H]
-        def row(slots, new, src, dst):
-            if src is not None:
-                new = new.at[src].get(mode="clip")
-            new = new.swapaxes(0, 1).astype(slots.dtype)
-            if dst.ndim == 0:
-                return jax.lax.dynamic_update_slice(slots, new, (0, dst, 0))
-            return slots.at[:, dst].set(new, mode="drop")
-
-        return jax.vmap(row, in_axes=(0, 0, None if src is None else 0, 0))(slots, new, src, dst)
-
-    return KVCache(
-        tuple(write(c, d) for c, d in zip(cache.key, delta.key, strict=True)),
-        tuple(write(c, d) for c, d in zip(cache.value, delta.value, strict=True)),
-    )
-
-
-def stack_past(past: KVDelta | None, delta: KVDelta) -> KVDelta:
-    """Uncommitted keys and values of two blocks, the earlier one first."""
-    if past is None:
-        return delta
-    return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), past, delta)
 
 
 _OUT_AXES = {"q": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp", "head": "vocab"}

@@ -139,8 +139,11 @@ class Speculative:
         dtype = jax.tree.leaves(state.cache)[0].dtype
         fresh = self.empty(params, count, capacity, dtype, state.eos.shape[1])
         kept = min(size, capacity)
+        axes = self.axes(state)
+        shared = lambda old, new, axes: new if axes[0] == "batch" else old
         fresh = dataclasses.replace(
             fresh,
+            draft=jax.tree.map(shared, state.draft, fresh.draft, axes.draft),  # what rows share learns from prompts too
             tokens=fresh.tokens.at[:, :kept].set(prompts[:, :kept]),
             length=lengths,
             finish=jnp.zeros((count,), jnp.int32),
@@ -153,9 +156,9 @@ class Speculative:
         fresh = self._prefill(params, fresh, size, width)
 
         def place(old, new, axes):
-            return old.at[rows].set(new, mode="drop") if axes[0] == "batch" else old
+            return old.at[rows].set(new, mode="drop") if axes[0] == "batch" else new
 
-        return self._constrain(jax.tree.map(place, state, fresh, self.axes(state)))
+        return self._constrain(jax.tree.map(place, state, fresh, axes))
 
     def init(
         self, params: PyTree, prompts: Array, lengths: Array, row_keys: Array, *, limit: Array, sampling: Sampling,

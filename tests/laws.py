@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import specjax
 from specjax.draft import (
@@ -55,7 +56,7 @@ CAPACITY = 96
 
 DRAFTERS: dict[str, Drafter] = {
     "none": NoDrafter(),
-    "prompt_lookup": PromptLookup(length=4),
+    "prompt_lookup": PromptLookup(length=4, min_ngram=1),
     "token_recycling": TokenRecycling(k=4),
     "stand": Stand("3 | 2 1 | 1", k=4, slots=64),
     "rest": Rest(nodes=8, length=4, matches=16),
@@ -85,6 +86,11 @@ DRAFTERS: dict[str, Drafter] = {
 
 VERIFIERS: dict[str, Verifier] = {"coupled": Coupled(), "rejection": Rejection()}
 CHAINS = ("none", "prompt_lookup", "draft-chain", "draft-early_stop", "eagle3", "kangaroo")
+
+
+def mostly_slow(values, *fast):
+    """Test parameters of which only `fast` are in the fast set."""
+    return [v if v in fast else pytest.param(v, marks=pytest.mark.slow) for v in values]
 
 
 def draft_model(target):

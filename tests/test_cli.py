@@ -103,6 +103,7 @@ def refused(run):
         (["generate", "x", "--num-return-sequences", "0"], "--num-return-sequences must be at least 1"),
         (["generate", "x", "--batch-size", "0"], "--batch-size must be at least 1"),
         (["generate", "x", "--dtype", "int4"], "unknown dtype 'int4'"),
+        (["generate", "x", "--drafter", "ppd+prompt_lookup"], "PPD adds slots of its own"),
         (["generate", "x", "--mesh", "data=3"], "asks for 3 devices and there are"),
         (["generate", "x", "--mesh", "frob=2"], "mesh 'frob=2'"),
         (["generate", "x", "--strict"], "--strict"),

@@ -7,7 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import CHAINS, DRAFTERS, MIXED, TARGET, VERIFIERS, complete, params, plain, same, start, texts
+from laws import (
+    CHAINS,
+    DRAFTERS,
+    MIXED,
+    TARGET,
+    VERIFIERS,
+    complete,
+    mostly_slow,
+    params,
+    plain,
+    same,
+    start,
+    texts,
+)
 
 import specjax
 from specjax import decoder as decoding
@@ -86,7 +99,7 @@ def test_no_retrace_and_no_host(name):
     assert (decoding.run_program._cache_size(), decoding.insert._cache_size()) == compiled
 
 
-@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize("name", mostly_slow(IN_PLACE, "none", "prompt_lookup", "eagle2"))
 def test_the_cache_is_updated_in_place(name):
     """No step copies a layer's cache, the target's or a draft's: `[B, K, S, H]` is written where it lies."""
     decoder = specjax.speculative(TARGET, DRAFTERS[name])
@@ -112,14 +125,14 @@ def test_garbage_beyond_the_text_is_never_read(name):
     same(texts(decoding.run(decoder, params(name), state)), plain())
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", mostly_slow(CHAINS, "draft-chain"))
 def test_rejection_is_greedy_at_temperature_zero(name):
     greedy = dataclasses.replace(MIXED, options=({"temperature": 0.0},) * 8)
     got, _ = complete(DRAFTERS[name], greedy, VERIFIERS["rejection"])
     same(got, plain(greedy))
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", mostly_slow(CHAINS, "draft-chain"))
 def test_rejection_does_not_depend_on_the_batch(name):
     got, _ = complete(DRAFTERS[name], MIXED, VERIFIERS["rejection"])
     alone, _ = complete(DRAFTERS[name], MIXED.pick(4), VERIFIERS["rejection"])

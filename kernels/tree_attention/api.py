@@ -1,10 +1,11 @@
 """The one door to tree attention: picks an implementation."""
 
+import functools
 from typing import Literal
 
 import jax
 
-from specjax.kernels.tree_attention import xla
+from specjax.kernels.tree_attention import blocked, xla
 
 
 def tree_attention(
@@ -21,7 +22,7 @@ def tree_attention(
     causal: bool = True,
     scale: float,
     window: int | None = None,
-    implementation: Literal["xla"] | None = None,
+    implementation: Literal["xla", "blocked"] | None = None,
 ) -> jax.Array:
     """Softmax attention of a block over each row's committed prefix and over the uncommitted keys.
 
@@ -40,27 +41,31 @@ def tree_attention(
       causal: without `visible`, whether a query sees later keys of its own block.
       scale: multiplies the scores.
       window: a query at position t sees keys at positions above t - window (sliding-window attention).
-      implementation: None picks the best one here.
+      implementation: `xla` scores prefix and block in one piece. `blocked` reads only the used blocks of the cache; without
+        a cache, or to be differentiated in reverse, use `xla`. None picks `blocked` for a cache on a CPU, else `xla`.
 
     Returns:
       `[B, T, K * G, H]` in the query's type. A query that sees nothing gets zeros.
 
     Raises:
-      ValueError: on an unknown implementation.
+      ValueError: on an unknown implementation, or `blocked` without a cache.
     """
-    if implementation not in (None, "xla"):
-        raise ValueError(f"tree_attention has no implementation {implementation!r}; choose 'xla' or None")
-    return xla.tree_attention(
-        query,
-        key,
-        value,
-        cache_key,
-        cache_value,
-        length,
-        visible=visible,
-        query_positions=query_positions,
-        key_positions=key_positions,
-        causal=causal,
-        scale=scale,
-        window=window,
-    )
+    options = {
+        "visible": visible,
+        "query_positions": query_positions,
+        "key_positions": key_positions,
+        "causal": causal,
+        "scale": scale,
+        "window": window,
+    }
+    whole, blocks = (functools.partial(kind.tree_attention, **options) for kind in (xla, blocked))
+    if implementation not in (None, "xla", "blocked"):
+        raise ValueError(f"tree_attention has no implementation {implementation!r}; choose 'xla', 'blocked' or None")
+    if cache_key is None or implementation == "xla":
+        if implementation == "blocked":
+            raise ValueError("blocked tree attention reads a cache, and there is none: choose 'xla' or None")
+        return whole(query, key, value, cache_key, cache_value, length)
+    operands = query, key, value, cache_key, cache_value, length
+    if implementation == "blocked":
+        return blocks(*operands)
+    return jax.lax.platform_dependent(*operands, cpu=blocks, default=whole)

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.lm import Block
-from specjax.models.llama import MLP, Attention, KVCache, KVDelta, LlamaConfig, RMSNorm, rms_norm, rope_tables
+from specjax.models.kv import KVCache, KVDelta
+from specjax.models.llama import MLP, Attention, LlamaConfig, RMSNorm, rms_norm, rope_tables
 
 Array = jax.Array
 

@@ -11,7 +11,8 @@ import jax
 from flax import nnx
 
 from specjax.lm import Block
-from specjax.models.llama import Attention, KVCache, KVDelta, LlamaConfig, RMSNorm, init_kv, rope_tables
+from specjax.models.kv import KVCache, KVDelta, init_kv
+from specjax.models.llama import Attention, LlamaConfig, RMSNorm, rope_tables
 
 Array = jax.Array
 

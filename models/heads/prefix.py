@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.lm import Block
-from specjax.models.llama import KVCache, KVDelta, Layer, LlamaConfig, RMSNorm, rope_tables
+from specjax.models.kv import KVCache, KVDelta
+from specjax.models.llama import Layer, LlamaConfig, RMSNorm, rope_tables
 
 Array = jax.Array
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax.draft.feature import layers_config
 from specjax.draft.head import check_ids
 from specjax.models import hf_config, weights
 from specjax.models.errors import ModelError
@@ -139,7 +140,7 @@ def _hydra(reader: _Reader, config: dict[str, Any], target: Any) -> tuple[dict[s
     if prefix:
         at = "prefix_embeding_layer"  # so spelt in the files
         _check_embedding(reader, f"{at}.embed_tokens.weight", target)
-        own = _one_layer(target.lm.config)
+        own = layers_config(target.lm, "hydra")
         layer = _layer(reader, f"{at}.layers.0", own, own.hidden_size)
         layer["attention_norm"] = reader.scale(f"{at}.layers.0.input_layernorm", size)
         params["prefix"] = {"layer": layer, "norm": reader.scale(f"{at}.norm", size)}
@@ -235,10 +236,6 @@ def _layer(reader: _Reader, at: str, config: Any, inputs: int) -> dict[str, Any]
     return {"attention": attention, "mlp": mlp, "mlp_norm": norm}
 
 
-def _one_layer(config: Any) -> Any:
-    return dataclasses.replace(config, num_hidden_layers=1, sliding_window=None, sliding_layers=())
-
-
 def _own_config(reader: _Reader, config: dict[str, Any], target: Any) -> Any:
     """The layer's config; width and vocabulary must be the target's.
 
@@ -262,7 +259,7 @@ def _own_config(reader: _Reader, config: dict[str, Any], target: Any) -> Any:
         raise ModelError(f"{reader.folder}: num_hidden_layers is {own.num_hidden_layers}; heads of one layer are read")
     biased = bool(config.get("qkv_bias", config.get("attention_bias", False)))
     normed = any(name.endswith("self_attn.q_norm.weight") for name in reader.tensors)
-    return dataclasses.replace(_one_layer(own), qkv_bias=biased, qk_norm=normed)
+    return dataclasses.replace(own, sliding_window=None, sliding_layers=(), qkv_bias=biased, qk_norm=normed)
 
 
 def _check_flags(reader: _Reader, config: dict[str, Any], *known: str) -> None:

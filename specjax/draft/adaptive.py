@@ -7,7 +7,7 @@ its law. `rungs` makes a short draft cheap to verify, and levels that no live ro
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,13 @@ Array = jax.Array
 PyTree = Any
 Hidden = Callable[[Any], Array]
 """From a drafter's carry to the features `[B, E]` that its last law was read from."""
+
+
+@runtime_checkable
+class ShowsFeatures(Protocol):
+    """A drafter that shows the features `[B, E]` its last law was read from, given the carry of `grow`."""
+
+    def hidden(self, carry: Any) -> Array: ...
 
 
 class Rule(abc.ABC):
@@ -81,9 +88,9 @@ class Acceptance(Rule):
 
     def init_params(self, key, width):
         keys = jax.random.split(key, self.layers + 1)
-        glorot = jax.nn.initializers.lecun_normal()
-        blocks = [{"kernel": glorot(k, (width, width)), "bias": jnp.zeros((width,))} for k in keys[:-1]]
-        return {"blocks": blocks, "kernel": glorot(keys[-1], (width, 2)), "bias": jnp.zeros((2,))}
+        normal = jax.nn.initializers.lecun_normal()
+        blocks = [{"kernel": normal(k, (width, width)), "bias": jnp.zeros((width,))} for k in keys[:-1]]
+        return {"blocks": blocks, "kernel": normal(keys[-1], (width, 2)), "bias": jnp.zeros((2,))}
 
     def start(self, params, state, length, hidden):
         survival: list[Array] = []  # by depth: the chance that all tokens judged so far are accepted
@@ -166,8 +173,12 @@ class Adaptive(TreeDrafter):
         return self.drafter.prefill_wants
 
     def bind(self, target: LM):
+        if "expander" not in {field.name for field in dataclasses.fields(self.drafter)}:
+            raise ValueError(
+                f"adaptive takes a drafter with an expander; {type(self.drafter).__name__} grows its own tree"
+            )
         inner: Any = self.drafter.growing(self.expander).bind(target)
-        if self.rule.needs_features and not inner.shows_features:
+        if self.rule.needs_features and not isinstance(inner, ShowsFeatures):
             raise ValueError(
                 f"{type(self.rule).__name__} reads the draft's features, and {type(inner).__name__} shows none"
             )
@@ -184,7 +195,7 @@ class Adaptive(TreeDrafter):
         return self.drafter.prefill(self._own(params), draft[0], chunk, output), draft[1]
 
     def propose(self, params, draft, view, sampler):
-        hidden = self.drafter.hidden if self.rule.needs_features else None
+        hidden = self.drafter.hidden if isinstance(self.drafter, ShowsFeatures) else None
         goes_on = self.rule.start(_part(params, "rule"), draft[1], self.length, hidden)
         inner = self.drafter.growing(_Ruled(self.expander, goes_on))
         proposal = inner.propose(self._own(params), draft[0], view, sampler)

@@ -97,6 +97,8 @@ class Proposal:
         """The proposal of its first `nodes` nodes alone. It must have no extra slots."""
         if nodes == self.tree.nodes:
             return self
+        if self.extra is not None:
+            raise ValueError("a proposal with extra slots is read whole: its drafter must have one rung")
         partial = self.partial
         if partial is not None:
             h, delta = jax.tree.map(lambda x: x[:, :nodes], (partial.h, partial.delta))
@@ -198,6 +200,11 @@ class Drafter(abc.ABC):
         """
         return (self.nodes,)
 
+    @property
+    def plain_tree(self) -> bool:
+        """Static: whether a proposal is a tree and nothing else, no extra slots and no partial stack."""
+        return True
+
     def bind(self, target: LM) -> "Drafter":
         """This drafter made ready for a target (itself, where there is nothing to fill in).
 
@@ -236,12 +243,14 @@ class Drafter(abc.ABC):
         return draft
 
 
+def ladder(nodes: int) -> tuple[int, ...]:
+    """Rungs for trees with valid nodes first: the root alone, a third of the nodes, all of them."""
+    return tuple(sorted({1, -(-nodes // 3), nodes}))
+
+
 @dataclasses.dataclass(frozen=True)
 class TreeDrafter(Drafter):
     """A drafter that scores nodes and leaves the tree's shape to its `expander`."""
-
-    shows_features = False
-    """Static: whether there is a `hidden`."""
 
     @property
     @abc.abstractmethod
@@ -268,10 +277,6 @@ class TreeDrafter(Drafter):
         """The same drafter with another expander."""
         changes = {"expander": expander}
         return dataclasses.replace(self, **changes)
-
-    def hidden(self, carry: Any) -> Array:
-        """The features `[B, E]` that the last law of `grow` was read from."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)

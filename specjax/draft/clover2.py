@@ -5,7 +5,8 @@ import dataclasses
 import jax.numpy as jnp
 
 from specjax.draft.base import Proposal
-from specjax.draft.feature import FeatureDrafter, head_config
+from specjax.draft.feature import FeatureDrafter, head_config, layers_config
+from specjax.draft.head import draft_logits
 from specjax.expand import Chain, Expander
 from specjax.lm import Wants
 
@@ -32,8 +33,7 @@ class Clover2(FeatureDrafter):
 
     @property
     def cache_config(self):
-        own = head_config(self.target, "clover2")
-        return dataclasses.replace(own, num_hidden_layers=self.layers, sliding_window=None)
+        return layers_config(self.target, "clover2", self.layers)
 
     @property
     def feature_size(self) -> int:
@@ -80,8 +80,4 @@ class Clover2(FeatureDrafter):
 
     def law(self, params, h, embeds):
         """The law `[B, T, U]` of a state, given the embedding of the token mixed in last; None for the first head."""
-        out = self.head.outputs(params["draft"], h, embeds)
-        head = params["draft"].get("head")
-        if head is None:
-            return self.target.unembed(params["target"], out)
-        return jnp.matmul(out, head["kernel"], preferred_element_type=jnp.float32)
+        return draft_logits(self.target, params, self.head.outputs(params["draft"], h, embeds))

@@ -101,6 +101,8 @@ class DynamicExit(TreeDrafter):
     def expander(self) -> EarlyStop:
         return EarlyStop(self.length)
 
+    plain_tree = False
+
     @property
     def is_chain(self) -> bool:
         return False

@@ -9,7 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from specjax.draft.base import Proposal
-from specjax.draft.feature import FeatureDrafter, head_config
+from specjax.draft.feature import FeatureDrafter, layers_config
+from specjax.draft.head import draft_logits
 from specjax.expand import Chain, Expander
 from specjax.lm import Block, Wants
 
@@ -48,7 +49,7 @@ class Eagle(FeatureDrafter):
         return EagleHead(self.config)
 
     def bind(self, target):
-        own = self.config or dataclasses.replace(head_config(target, "eagle"), num_hidden_layers=1, sliding_window=None)
+        own = self.config or layers_config(target, "eagle")
         size = getattr(getattr(target, "config", None), "hidden_size", own.hidden_size)
         if own.hidden_size != size:
             raise ValueError(f"the head reads features of width {own.hidden_size}, the target's are {size} wide")
@@ -65,7 +66,7 @@ class Eagle(FeatureDrafter):
         return self.head(params["draft"], embeds, features, block, cache, past)
 
     def propose(self, params, draft, view, sampler):
-        from specjax.models.llama import stack_past
+        from specjax.models.kv import stack_past
 
         def grow(carry, level):
             past, outputs = carry  # outputs of the last pair and of every scored node, [B, 1 + P, E]
@@ -84,16 +85,11 @@ class Eagle(FeatureDrafter):
 
     def logits(self, params, h):
         """The law `[B, T, U]` of a feature `[B, T, E]`, by the draft's own head or the target's."""
-        head = params["draft"].get("head")
-        if head is None:
-            return self.target.unembed(params["target"], h)
-        return jnp.matmul(h, head["kernel"], preferred_element_type=jnp.float32)
+        return draft_logits(self.target, params, h)
 
     def reread(self, params, features, block, cache, past):
         """`read` over the head's own outputs in place of the target's features."""
         return self.read(params, features, block, cache, past)
-
-    shows_features = True
 
     def hidden(self, carry):
         """The features `[B, E]` that the last law was read from."""

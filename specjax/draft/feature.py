@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from specjax.draft.base import Trained, TreeDrafter
 from specjax.draft.head import head_kernel
-from specjax.lm import LM, Block, Output, Wants
+from specjax.lm import Block, Output, Wants
 from specjax.sampling import Sampler
 
 Array = jax.Array
@@ -85,7 +85,7 @@ class FeatureDrafter(TreeDrafter, Trained):
         zeros = jnp.zeros((batch, self.feature_size), dtype)
         cache = None
         if self.cache_config is not None:
-            from specjax.models.llama import init_kv
+            from specjax.models.kv import init_kv
 
             cache = init_kv(self.cache_config, batch, capacity, dtype)
         return FeatureDraft(cache, jnp.zeros((batch,), jnp.int32), zeros)
@@ -115,8 +115,6 @@ class FeatureDrafter(TreeDrafter, Trained):
 
     def trimmed(self, params, target_params, ids):
         """Over the columns `ids` of the draft's own head, or of the target's where it has none."""
-        if "ids" in params:
-            raise ValueError("this head is trimmed already")
         kernel = params["head"]["kernel"] if "head" in params else head_kernel(self.target, target_params)
         return self, {**params, "head": {"kernel": kernel[:, ids]}, "ids": jnp.asarray(ids, jnp.int32)}
 
@@ -128,7 +126,7 @@ class FeatureDrafter(TreeDrafter, Trained):
 def _commit(cache, delta, dst):
     if cache is None:
         return None
-    from specjax.models.llama import commit_kv
+    from specjax.models.kv import commit_kv
 
     return commit_kv(cache, delta, None, dst)
 
@@ -138,7 +136,7 @@ def _row(x: Array, index: Array) -> Array:
     return jnp.take_along_axis(x, index[:, None, None], axis=1)[:, 0]
 
 
-def head_config(target: LM | None, what: str) -> Any:
+def head_config(target: Any, what: str) -> Any:
     """The target's `LlamaConfig`, from which a head takes its sizes.
 
     Raises:
@@ -148,3 +146,13 @@ def head_config(target: LM | None, what: str) -> Any:
     if config is None:
         raise ValueError(f"{what} needs a target of the Llama family, or its own config=LlamaConfig(...)")
     return config
+
+
+def layers_config(target: Any, what: str, layers: int = 1) -> Any:
+    """The `LlamaConfig` of a head's own layers: the target's sizes, without its sliding window.
+
+    Raises:
+      ValueError: see `head_config`.
+    """
+    config = head_config(target, what)
+    return dataclasses.replace(config, num_hidden_layers=layers, sliding_window=None, sliding_layers=())

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from specjax.draft.base import Drafter, Proposal
+from specjax.draft.base import Drafter, Proposal, ladder
 from specjax.lm import Wants
 from specjax.tree import Tree
 
@@ -50,7 +50,7 @@ class Fused(Drafter):
     @property
     def rungs(self) -> tuple[int, ...]:
         """A merged tree has its valid nodes first."""
-        return (self.nodes,) if self.limit is None else tuple(sorted({1, (self.nodes + 1) // 2, self.nodes}))
+        return (self.nodes,) if self.limit is None else ladder(self.nodes)
 
     @property
     def wants(self) -> Wants:
@@ -61,6 +61,12 @@ class Fused(Drafter):
         return self.a.prefill_wants | self.b.prefill_wants
 
     def bind(self, target):
+        for part in (self.a, self.b):
+            if not part.plain_tree:
+                raise ValueError(
+                    f"fuse takes drafters that propose a tree and nothing else; {type(part).__name__} adds slots of its own or "
+                    "a head start for the target: use it alone"
+                )
         return dataclasses.replace(self, a=self.a.bind(target), b=self.b.bind(target))
 
     def init(self, params, batch, capacity):
@@ -78,9 +84,6 @@ class Fused(Drafter):
         first, second = self._split(params)
         first = self.a.propose(first, draft[0], view, sampler)
         second = self.b.propose(second, draft[1], view, sampler)
-        for proposal in (first, second):
-            if proposal.extra is not None or proposal.partial is not None:
-                raise ValueError("fuse takes drafters of plain trees: one of these adds extra slots or a partial stack")
         return Proposal(self._together(first.tree, second.tree), (first.draft, second.draft))
 
     def observe(self, params, draft, proposal, output, verdict):

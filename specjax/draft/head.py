@@ -18,6 +18,20 @@ def head_kernel(lm: LM, params: Any, ids: Array | None = None) -> Array:
     return kernel if ids is None else kernel[:, ids]
 
 
+def draft_logits(target: LM, params: Any, h: Array) -> Array:
+    """A draft's law `[..., U]` float32 from features `[..., E]`: by its own `head`, or by the target's where it has none.
+
+    Args:
+      target: the target LM.
+      params: {"target": ..., "draft": ...}.
+      h: what the head reads.
+    """
+    head = params["draft"].get("head")
+    if head is None:
+        return target.unembed(params["target"], h)
+    return jnp.matmul(h, head["kernel"], preferred_element_type=jnp.float32)
+
+
 def check_ids(ids: Any, vocab_size: int) -> np.ndarray:
     """Draft ids `[U]`, checked.
 

@@ -1,72 +1,42 @@
 """Hydra and Hydra++: Medusa's heads made to see the tokens drafted before them (Ankner et al. 2024, arXiv:2402.05109)."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from specjax.draft.base import Proposal
-from specjax.draft.feature import FeatureDrafter, head_config
+from specjax.draft.feature import layers_config
 from specjax.draft.head import head_kernel
-from specjax.expand import Static
-from specjax.lm import Wants
-
-DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0))
+from specjax.draft.medusa import Medusa
 
 
 @dataclasses.dataclass(frozen=True)
-class Hydra(FeatureDrafter):
+class Hydra(Medusa):
     """Head i reads the feature, the root's embedding and those of the i tokens drafted above.
 
     `params["draft"]` is {`heads`: a list of {`input`: {`kernel`, `bias`, `shortcut`, `shortcut_bias`} from `(i + 2) E` to
     `E`, `blocks`: [{`kernel`, `bias`}], `kernel` `[E, U]`, `bias` `[U]`}}, `ids` `[U]` where the heads know fewer tokens than
     the target, and `prefix` with `prefix_layer`.
 
+    Of a head's residual blocks the first takes the wide input.
+
     Attributes:
-      expander: turns the heads' laws into a tree; no deeper than there are heads. None: a small static tree.
-      heads: how many.
-      layers: residual blocks a head, the first of which takes the wide input.
       prefix_layer: Hydra++: one decoder layer and norm over the target's features, cached like one more layer.
     """
 
-    expander: Any = None
-    heads: int = 3
-    layers: int = 1
     prefix_layer: bool = False
-
-    feature_wants = Wants(final=True)
-
-    def __post_init__(self):
-        choices = tuple(choice for choice in DEFAULT_CHOICES if len(choice) <= self.heads)
-        expander = self.expander or Static(choices)
-        object.__setattr__(self, "expander", expander)
-        if expander.depth > self.heads:
-            raise ValueError(f"hydra: a tree of depth {expander.depth} needs as many heads, there are {self.heads}")
-
-    @property
-    def config(self):
-        """Of the prefix layer: the target's sizes."""
-        return dataclasses.replace(head_config(self.target, "hydra"), num_hidden_layers=1, sliding_window=None)
 
     @property
     def cache_config(self):
-        return self.config if self.prefix_layer else None
-
-    @property
-    def feature_size(self) -> int:
-        return self.config.hidden_size
+        return layers_config(self.target, "Hydra") if self.prefix_layer else None
 
     @property
     def prefix(self):
         """The prefix layer's module, as functions."""
         from specjax.models.heads.prefix import PrefixHead
 
-        return PrefixHead(self.config)
-
-    def bind(self, target):
-        head_config(target, "hydra")
-        return dataclasses.replace(self, target=target)
+        return PrefixHead(layers_config(self.target, "Hydra"))
 
     def init_params(self, key, target_params):
         """The wide input starts as the feature alone, blocks as the identity, kernels as the target's head."""
@@ -89,19 +59,10 @@ class Hydra(FeatureDrafter):
         params = {"heads": [head(i) for i in range(self.heads)]}
         return {**params, "prefix": self.prefix.init(key, kernel.dtype)} if self.prefix_layer else params
 
-    def features(self, output):
-        return output.final
-
     def read(self, params, features, block, cache, past=None):
         if not self.prefix_layer:
-            return features, None
+            return super().read(params, features, block, cache, past)
         return self.prefix(params["draft"]["prefix"], features, block, cache)
-
-    def trimmed(self, params, target_params, ids):
-        if "ids" in params:
-            raise ValueError("this head is trimmed already")
-        heads = [{**head, "kernel": head["kernel"][:, ids], "bias": head["bias"][ids]} for head in params["heads"]]
-        return self, {**params, "heads": heads, "ids": jnp.asarray(ids, jnp.int32)}
 
     def propose(self, params, draft, view, sampler):
         own = params["draft"]

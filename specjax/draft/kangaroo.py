@@ -1,6 +1,7 @@
 """Kangaroo: the target's first layers and a small adapter draft; the target goes on from there (arXiv:2404.18911)."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from specjax.draft import spine
 from specjax.draft.base import Proposal, Trained, TreeDrafter
 from specjax.draft.feature import head_config
-from specjax.draft.head import head_kernel
+from specjax.draft.head import draft_logits, head_kernel
 from specjax.expand.early_stop import EarlyStop
 from specjax.lm import Partial, Wants
 
@@ -58,6 +59,8 @@ class Kangaroo(TreeDrafter, Trained):
     def expander(self) -> EarlyStop:
         return EarlyStop(self.length, self.threshold)
 
+    plain_tree = False
+
     @property
     def prefill_wants(self) -> Wants:
         return Wants(hidden=(self.exit_layer - 1,))
@@ -105,8 +108,6 @@ class Kangaroo(TreeDrafter, Trained):
         return self.target.commit(draft, delta, None, chunk.block.positions[:, 0])
 
     def trimmed(self, params, target_params, ids):
-        if "ids" in params:
-            raise ValueError("this head is trimmed already")
         kernel = head_kernel(self.target, target_params, ids)
         return self, {**params, "head": {"kernel": kernel}, "ids": jnp.asarray(ids, jnp.int32)}
 
@@ -123,10 +124,7 @@ class Kangaroo(TreeDrafter, Trained):
             features, own = head.adapt(target.config, params["draft"], h, block, draft, own)
             return (h, below, own), features
 
-        def laws(features):
-            if "head" in params["draft"]:
-                return jnp.matmul(features, params["draft"]["head"]["kernel"], preferred_element_type=jnp.float32)
-            return target.unembed(weights, features)
+        laws = functools.partial(draft_logits, target, params)
 
         def grow(past, level):
             entries, features = enter(spine.block(view, level.tokens, [level.depth], slots), past)

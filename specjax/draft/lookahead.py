@@ -80,6 +80,8 @@ class Lookahead(Drafter):
     def depth(self) -> int:
         return self.level - 1
 
+    plain_tree = False
+
     @property
     def is_chain(self) -> bool:
         return False

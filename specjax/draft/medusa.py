@@ -12,7 +12,6 @@ from specjax.draft.head import head_kernel
 from specjax.expand import Static
 from specjax.lm import Wants
 
-# Rank paths for 3 heads, few enough that a CPU reads them almost at the price of one token.
 DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0))
 
 
@@ -40,17 +39,18 @@ class Medusa(FeatureDrafter):
         expander = self.expander or Static(choices)
         object.__setattr__(self, "expander", expander)
         if expander.depth > self.heads:
-            raise ValueError(f"medusa: a tree of depth {expander.depth} needs as many heads, there are {self.heads}")
+            name = type(self).__name__.lower()
+            raise ValueError(f"{name}: a tree of depth {expander.depth} needs as many heads, there are {self.heads}")
 
     @property
     def feature_size(self) -> int:
-        return head_config(self.target, "medusa").hidden_size
+        return head_config(self.target, type(self).__name__).hidden_size
 
     def bind(self, target):
-        head_config(target, "medusa")
+        head_config(target, type(self).__name__)
         return dataclasses.replace(self, target=target)
 
-    def init_params(self, key, target_params):
+    def init_params(self, key, target_params) -> Any:
         """Blocks start as the identity but for their bias, kernels as the target's head."""
         size = self.feature_size
         kernel = head_kernel(self.target, target_params)
@@ -64,13 +64,12 @@ class Medusa(FeatureDrafter):
     def features(self, output):
         return output.final
 
-    def read(self, params, features, block, cache, past=None):
+    def read(self, params, features, block, cache, past=None) -> Any:
         return features, None
 
     def trimmed(self, params, target_params, ids):
-        if "ids" in params:
-            raise ValueError("this head is trimmed already")
-        heads = [{**head, "kernel": head["kernel"][:, ids]} for head in params["heads"]]
+        last = ("kernel", "bias")  # of a head's own output layer
+        heads = [{k: v[..., ids] if k in last else v for k, v in head.items()} for head in params["heads"]]
         return self, {**params, "heads": heads, "ids": jnp.asarray(ids, jnp.int32)}
 
     def propose(self, params, draft, view, sampler):

@@ -102,8 +102,6 @@ class ModelDrafter(TreeDrafter):
         tree = self.expander(view.root, logits, grow, (None, final), sampler, keep_q=view.keep_q)
         return Proposal(tree, ModelDraft(cache, view.length))
 
-    shows_features = True
-
     def hidden(self, carry):
         """The features `[B, E]` that the last law was read from."""
         return carry[1][:, -1]

@@ -73,6 +73,8 @@ class PPD(Trained):
     def depth(self) -> int:
         return int(self.tables.depth.max())
 
+    plain_tree = False
+
     @property
     def is_chain(self) -> bool:
         return False

@@ -1,11 +1,15 @@
-"""Prompt lookup decoding: find an earlier occurrence of the last n-gram and copy what followed (Saxena 2023)."""
+"""Prompt lookup decoding: find an earlier occurrence of the last n-gram and copy what followed (Saxena 2023).
+
+The longer the match, the likelier the copy: a match of m tokens proposes at most `factor * m` (SuffixDecoding,
+arXiv:2411.04975, bounds its drafts so). Unsure steps then cost little more than plain ones.
+"""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 
-from specjax.draft.base import Drafter, Proposal
+from specjax.draft.base import Drafter, Proposal, ladder
 from specjax.tree import Topology, Tree
 
 Array = jax.Array
@@ -16,18 +20,20 @@ class PromptLookup(Drafter):
     """A chain copied from the row's own text; no parameters, no state.
 
     Attributes:
-      length: how many tokens to propose.
+      length: how many tokens to propose, at most.
       ngram: the longest suffix that is looked up; shorter ones are tried where it does not occur.
       min_ngram: the shortest.
+      factor: how many tokens to propose for each one matched, at least 1.
     """
 
-    length: int = 8
-    ngram: int = 3
-    min_ngram: int = 1
+    length: int = 11
+    ngram: int = 4
+    min_ngram: int = 2
+    factor: float = 3.0
 
     def __post_init__(self):
-        if self.length < 1 or not 1 <= self.min_ngram <= self.ngram:
-            raise ValueError(f"prompt_lookup needs length >= 1 and 1 <= min_ngram <= ngram, got {self}")
+        if self.length < 1 or not 1 <= self.min_ngram <= self.ngram or not self.factor >= 1:
+            raise ValueError(f"prompt_lookup needs length >= 1, 1 <= min_ngram <= ngram and factor >= 1, got {self}")
 
     @property
     def nodes(self) -> int:
@@ -39,16 +45,17 @@ class PromptLookup(Drafter):
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        return (1, self.nodes)
+        return ladder(self.nodes)
 
     def propose(self, params, draft, view, sampler):
-        start, found = lookup(view.tokens, view.length, self.ngram, self.min_ngram)
+        start, matched = lookup(view.tokens, view.length, self.ngram, self.min_ngram)
         # A match closer to the end than `length` repeats with its own period, so nothing beyond the text is read.
         period = jnp.maximum(view.length - start, 1)
-        source = start[:, None] + jnp.arange(self.length)[None] % period[:, None]
+        steps = jnp.arange(self.nodes)[None]
+        source = start[:, None] + (steps[:, 1:] - 1) % period[:, None]
         copied = jnp.take_along_axis(view.tokens, source, axis=1)
         tokens = jnp.concatenate([view.root[:, None], copied], axis=1)
-        valid = jnp.broadcast_to(found[:, None], tokens.shape).at[:, 0].set(True)
+        valid = steps <= jnp.floor(self.factor * matched.astype(jnp.float32)).astype(jnp.int32)[:, None]
         return Proposal(Tree.of(Topology.chain(self.length), tokens, valid), draft)
 
 
@@ -64,7 +71,7 @@ def lookup(tokens: Array, length: Array, ngram: int, min_ngram: int) -> tuple[Ar
       min_ngram: the shortest accepted.
 
     Returns:
-      The index of the first token after the match `[B]`, below `length`, and whether there is a match `[B]`.
+      The index of the first token after the match `[B]`, below `length`, and how long the match is `[B]`, 0 without one.
     """
     size = tokens.shape[1]
     ends = jnp.arange(size)[None]  # a match that continues at index e covers [e - m, e)
@@ -77,4 +84,4 @@ def lookup(tokens: Array, length: Array, ngram: int, min_ngram: int) -> tuple[Ar
         run = run + matching
     score = jnp.where(run >= min_ngram, run * size + ends, -1)
     best = jnp.argmax(score, axis=1)
-    return best, jnp.take_along_axis(score, best[:, None], axis=1)[:, 0] >= 0
+    return best, jnp.maximum(jnp.take_along_axis(score, best[:, None], axis=1)[:, 0], 0) // size

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.draft.base import ladder
 from specjax.draft.fuse import Fused, union
 from specjax.tree import Tree
 
@@ -29,7 +30,7 @@ class Rasd(Fused):
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        return tuple(sorted({1, (self.nodes + 1) // 2, self.nodes}))
+        return ladder(self.nodes)
 
     def _together(self, a, b):
         return union(a, pruned(b, a, self.first), self.nodes)

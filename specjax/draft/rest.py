@@ -8,7 +8,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specjax.draft.base import Drafter, Proposal
+from specjax.draft.base import Drafter, Proposal, ladder
 from specjax.draft.datastore import SPAN
 from specjax.tree import Tree
 
@@ -61,7 +61,7 @@ class Rest(Drafter):
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        return tuple(sorted({1, (self.nodes + 1) // 2, self.nodes}))
+        return ladder(self.nodes)
 
     def bind(self, target):
         return dataclasses.replace(self, vocab_size=target.vocab_size)

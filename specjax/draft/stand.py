@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.draft.base import Drafter, Proposal
-from specjax.lm import Wants
-from specjax.tree import Topology, Tree
+from specjax.draft.base import Proposal, ladder
+from specjax.draft.table import TableDrafter
+from specjax.tree import Tree
 
 Array = jax.Array
 
@@ -39,7 +39,7 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stand(Drafter):
+class Stand(TableDrafter):
     """A static tree filled from what the target said earlier after the same last 3, 2 or 1 tokens.
 
     A node takes its longest known context. Its children are the best of `log q / temperature + g` with the position's
@@ -50,49 +50,24 @@ class Stand(Drafter):
     that changes speed, never text. It learns from the accepted path alone: those contexts are known to occur.
 
     Attributes:
-      tree: child counts level by level (`Topology.from_counts`).
       k: next tokens kept for a context.
       slots: S, contexts held; where all `probes` places of a context are taken, the least seen gives way.
       probes: places that a context may lie in.
-      vocab_size: filled in from the target.
     """
 
     tree: str = "2 | 1 1 | 1 | 1 | 1 | 1"
     k: int = 10
     slots: int = 1 << 16
     probes: int = 4
-    vocab_size: int | None = None
 
     def __post_init__(self):
-        if max(self.topology.ranks) >= self.k:
-            raise ValueError(f"stand: the tree uses rank {max(self.topology.ranks)}, but only k={self.k} are kept")
+        super().__post_init__()
         if not 1 <= self.probes <= self.slots:
             raise ValueError(f"stand needs 1 <= probes <= slots, got {self.probes} and {self.slots}")
 
     @property
-    def topology(self) -> Topology:
-        return Topology.from_counts(self.tree)
-
-    @property
-    def nodes(self) -> int:
-        return len(self.topology.parents)
-
-    @property
-    def depth(self) -> int:
-        return max(self.topology.depths)
-
-    @property
     def rungs(self) -> tuple[int, ...]:
-        return tuple(sorted({1, (self.nodes + 1) // 2, self.nodes}))
-
-    @property
-    def wants(self) -> Wants:
-        return Wants(topk=self.k)
-
-    def bind(self, target):
-        if self.k > target.vocab_size:
-            raise ValueError(f"stand: k={self.k} is more than the vocabulary's {target.vocab_size} tokens")
-        return dataclasses.replace(self, vocab_size=target.vocab_size)
+        return ladder(self.nodes)
 
     def init(self, params, batch, capacity):
         return Memory(
@@ -133,6 +108,15 @@ class Stand(Drafter):
         tree = Tree.of(topology, tokens, tokens >= 0, log_q=log_q, children="coupled")
         return Proposal(tree, dataclasses.replace(draft, tail=tail))
 
+    def prefill(self, params, draft, chunk, output):
+        tokens = chunk.block.tokens
+        text = jnp.concatenate([draft.tail, tokens], axis=1)
+        last = jnp.stack([text[:, 1 + i : 1 + i + tokens.shape[1]] for i in range(CONTEXT)], axis=-1)
+        certain = jnp.arange(self.k) == 0
+        ids = jnp.where(certain, chunk.following[..., None], -1)
+        laws = jnp.broadcast_to(certain.astype(jnp.float32), ids.shape)
+        return dataclasses.replace(self._learn_after(draft, last, chunk.real, ids, laws), tail=text[:, -CONTEXT:])
+
     def observe(self, params, draft, proposal, output, verdict):
         path = jnp.maximum(verdict.path, 0)
         values, ids = (jnp.take_along_axis(x[..., : self.k], path[:, :, None], axis=1) for x in output.topk)
@@ -142,12 +126,14 @@ class Stand(Drafter):
         last = jnp.stack([text[:, i : i + steps] for i in range(CONTEXT)], axis=-1)  # [B, D + 1, 3]
         # the law after a node counts where it decided a committed token
         known = (jnp.arange(steps)[None] < verdict.committed[:, None]) & jnp.isfinite(laws).all(axis=-1)
+        return self._learn_after(draft, last, known, ids, laws)
+
+    def _learn_after(self, memory: Memory, last: Array, known: Array, ids: Array, laws: Array) -> Memory:
+        """Learns laws (`ids`, `laws` `[B, T, k]`) after every context of `last` `[B, T, 3]`, where `known` `[B, T]`."""
         keys, complete = contexts(last)
-        orders = keys.shape[2]
-        spread = lambda x: jnp.repeat(x.reshape(-1, self.k), orders, axis=0)
-        return self._learn(
-            draft, keys.reshape(-1, CONTEXT), (complete & known[:, :, None]).reshape(-1), spread(ids), spread(laws)
-        )
+        spread = lambda x: jnp.repeat(x.reshape(-1, self.k), CONTEXT, axis=0)
+        learns = (complete & known[:, :, None]).reshape(-1)
+        return self._learn(memory, keys.reshape(-1, CONTEXT), learns, spread(ids), spread(laws))
 
     def _places(self, keys: Array) -> Array:
         """The slots `[..., P]` in which `keys` `[..., 3]` may lie."""

@@ -63,6 +63,8 @@ class Swift(TreeDrafter):
     def expander(self) -> EarlyStop:
         return EarlyStop(self.length, self.threshold, self.width)
 
+    plain_tree = False
+
     @property
     def is_chain(self) -> bool:
         return False

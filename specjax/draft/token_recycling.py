@@ -5,9 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specjax.draft.base import Drafter, Proposal
-from specjax.lm import Wants
-from specjax.tree import Topology, Tree
+from specjax.draft.base import Proposal
+from specjax.draft.table import TableDrafter
+from specjax.tree import Tree
 
 Array = jax.Array
 
@@ -18,43 +18,16 @@ PUBLISHED_TREE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenRecycling(Drafter):
+class TokenRecycling(TableDrafter):
     """A static tree filled by lookups in a `[V, k]` table that all rows share; sharing changes speed, never text.
 
     Attributes:
       k: successors kept for a token.
       tree: child counts level by level (`Topology.from_counts`); `PUBLISHED_TREE` has the paper's 80 nodes.
-      vocab_size: filled in from the target.
     """
 
     k: int = 8
     tree: str = "3 | 2 1 1 | 1x3 | 1x2 | 1 | 1"
-    vocab_size: int | None = None
-
-    def __post_init__(self):
-        if max(self.topology.ranks) >= self.k:
-            raise ValueError(f"token_recycling: the tree uses rank {max(self.topology.ranks)}, but only k={self.k}")
-
-    @property
-    def topology(self) -> Topology:
-        return Topology.from_counts(self.tree)
-
-    @property
-    def nodes(self) -> int:
-        return len(self.topology.parents)
-
-    @property
-    def depth(self) -> int:
-        return max(self.topology.depths)
-
-    @property
-    def wants(self) -> Wants:
-        return Wants(topk=self.k)
-
-    def bind(self, target):
-        if self.k > target.vocab_size:
-            raise ValueError(f"token_recycling: k={self.k} is more than the vocabulary's {target.vocab_size} tokens")
-        return dataclasses.replace(self, vocab_size=target.vocab_size)
 
     def init(self, params, batch, capacity):
         return jnp.full((self.vocab_size, self.k), -1, jnp.int32)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.draft.base import Drafter
+from specjax.draft.base import Drafter, TreeDrafter
 from specjax.draft.head import check_ids, head_kernel
 from specjax.lm import LM
 
@@ -74,15 +74,21 @@ def trim(drafter: Drafter, params: PyTree, ids: Any, vocab_size: int) -> tuple[D
       The drafter and its own parameters.
 
     Raises:
-      ValueError: on ids that are not increasing target ids, or a drafter without a head.
+      ValueError: on ids that are not increasing target ids or fewer than its tree takes, and on a drafter without a head or
+        with one that is trimmed already.
     """
-    return drafter.trimmed(params["draft"], params["target"], check_ids(ids, vocab_size))
+    ids = check_ids(ids, vocab_size)
+    if isinstance(params["draft"], dict) and "ids" in params["draft"]:
+        raise ValueError("this drafter's head is trimmed already: trim the one with all tokens")
+    if isinstance(drafter, TreeDrafter) and drafter.expander.width > ids.size:
+        raise ValueError(
+            f"the drafter takes {drafter.expander.width} candidates a node: keep more than {ids.size} tokens"
+        )
+    return drafter.trimmed(params["draft"], params["target"], ids)
 
 
 def trimmed_model(lm: LM, params: PyTree, ids: Any) -> tuple[TrimmedLM, PyTree]:
     """A draft LM and its parameters, with the columns `ids` of its head."""
-    if isinstance(lm, TrimmedLM):
-        raise ValueError("this draft model is trimmed already")
     return TrimmedLM(lm), {
         "lm": params,
         "head": {"kernel": head_kernel(lm, params, ids)},

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def prompt_lookup(text: Sequence[int], length: int, ngram: int, min_ngram: int) -> list[int]:
-    """Oracle: `length` tokens copied from after the most recent, longest earlier match of the text's end; [] if none.
+def prompt_lookup(text: Sequence[int], length: int, ngram: int, min_ngram: int, factor: float) -> list[int]:
+    """Oracle: tokens copied from after the most recent, longest earlier match of the text's end; [] if none.
 
+    At most `length`, and at most `factor` for each token of the match.
     A copy that reaches the end of the text goes on with what it has copied.
     """
     text = list(text)
@@ -15,7 +16,7 @@ def prompt_lookup(text: Sequence[int], length: int, ngram: int, min_ngram: int) 
         for end in range(len(text) - 1, size - 1, -1):
             if text[end - size : end] == text[len(text) - size :]:
                 grown = list(text)
-                for i in range(length):
+                for i in range(min(length, int(factor * size))):
                     grown.append(grown[end + i])
                 return grown[len(text) :]
     return []

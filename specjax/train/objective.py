@@ -65,6 +65,16 @@ def read(lm: LM, params: PyTree, tokens: Array, wants: Wants) -> Output:
       tokens: `[B, T]` int32. The logits of slot t score token t + 1.
       wants: what to return.
     """
+    return lm(params, whole(tokens), None, wants=wants)
+
+
+def whole(tokens: Array, visible: Array | None = None) -> Block:
+    """Rows from position 0 on, without a prefix.
+
+    Args:
+      tokens: `[B, T]` int32.
+      visible: see `Block`; None is causal.
+    """
     batch, length = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], (batch, length))
-    return lm(params, Block(tokens, positions, jnp.zeros((batch,), jnp.int32)), None, wants=wants)
+    return Block(tokens, positions, jnp.zeros((batch,), jnp.int32), visible)

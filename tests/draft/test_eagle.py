@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import DRAFTERS, MIXED, TARGET, complete, params, plain, same
+from laws import DRAFTERS, MIXED, TARGET, complete, mostly_slow, params, plain, same
 from watch import read_text, row_texts, steps
 
 from specjax.draft import Eagle, Eagle3
@@ -20,7 +20,7 @@ from specjax.sampling import Sampler
 NAMES = ("eagle1", "eagle2", "eagle3", "eagle3-top_k", "clover2")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, "eagle1", "eagle2"))
 def test_the_cache_is_a_fresh_pass_over_committed_pairs(name):
     drafter, model = DRAFTERS[name].bind(TARGET), params(name)
     _, states, _ = steps(drafter, model, 4)
@@ -106,8 +106,7 @@ def test_a_beam_of_one_is_the_chain():
     "name",
     [
         "eagle1",
-        "draft-chain",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("eagle3", "medusa", "hydra", "clover2")),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("draft-chain", "eagle3", "medusa", "hydra", "clover2")),
     ],
 )
 def test_trimmed_drafters_propose_kept_tokens_alone(name):
@@ -124,7 +123,7 @@ def test_trimmed_drafters_propose_kept_tokens_alone(name):
     assert drafted.size and np.isin(drafted, ids).all()
 
 
-@pytest.mark.parametrize("name", ["eagle1", "medusa", "draft-chain"])
+@pytest.mark.parametrize("name", mostly_slow(["eagle1", "medusa", "draft-chain"], "medusa"))
 def test_keeping_every_token_changes_no_draft(name):
     drafter, model = DRAFTERS[name].bind(TARGET), params(name)
     whole, own = drafter.trimmed(model["draft"], model["target"], np.arange(96))

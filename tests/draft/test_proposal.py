@@ -71,10 +71,3 @@ def test_fused_trees_hold_the_paths_of_both(first, second):
 def test_fuse_adds_up_what_its_drafters_say():
     fused = fuse(PromptLookup(length=5), TokenRecycling(tree="3 | 1"))
     assert fused.nodes == 6 + 5 - 1 and fused.depth == 5 and fused.wants.topk == 8
-
-
-def test_fuse_refuses_extra_slots():
-    tree = tree_of(Topology.chain(2), 0)
-    extra = Extra(jnp.zeros((2, 1), int), jnp.zeros((2, 1), int), jnp.ones((2, 1, 4), bool))
-    with pytest.raises(ValueError, match="extra"):
-        fuse(Fixed(tree), Fixed(tree, extra)).propose({"draft": None}, ((), ()), VIEW, None)

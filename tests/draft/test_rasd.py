@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.draft import ModelDrafter, PromptLookup, Rasd, Stand, TokenRecycling, fuse
+from specjax.draft import (
+    PPD,
+    DynamicExit,
+    Kangaroo,
+    Lookahead,
+    ModelDrafter,
+    PromptLookup,
+    Rasd,
+    Stand,
+    Swift,
+    TokenRecycling,
+    fuse,
+)
 from specjax.draft.fuse import union
 from specjax.draft.rasd import pruned
 from specjax.expand import Chain
@@ -145,10 +157,14 @@ def test_merged_drafters_change_speed_and_never_text():
 def test_sizes_and_bad_input():
     chain, table = ModelDrafter(LM, Chain(4)), TokenRecycling(k=4, tree="2 | 1")
     assert fuse(chain, table).nodes == 8 and fuse(chain, table).rungs == (8,)
-    assert fuse(chain, table, 6).nodes == 6 and fuse(chain, table, 6).rungs == (1, 3, 6)
+    assert fuse(chain, table, 6).nodes == 6 and fuse(chain, table, 6).rungs == (1, 2, 6)
     assert fuse(chain, table, 99).nodes == 8 == Rasd(chain, table).nodes
     assert Rasd(chain, table, 6).bind(LM) == Rasd(chain.bind(LM), table.bind(LM), 6)
     assert fuse(Stand(k=5), table).wants.topk == 5
     for wrong in (lambda: fuse(chain, table, 1), lambda: Rasd(chain, table, 1), lambda: Rasd(chain, table, first=0)):
         with pytest.raises(ValueError, match="needs"):
             wrong()
+    for beside in (Lookahead(), PPD(), Kangaroo(exit_layer=1), Swift(), DynamicExit()):
+        for parts in ((chain, beside), (beside, table)):
+            with pytest.raises(ValueError, match=f"{type(beside).__name__} adds slots of its own or a head start"):
+                fuse(*parts).bind(LM)

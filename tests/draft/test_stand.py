@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specjax
-from specjax.draft import Stand, TokenRecycling, Verdict, View, fuse
+from specjax.draft import Chunk, Stand, TokenRecycling, Verdict, View, fuse
 from specjax.draft.stand import average
-from specjax.lm import Output
+from specjax.lm import Block, Output
 from specjax.models.tabular import TabularLM, random
 from specjax.reference import stand as oracle
 from specjax.reference import statistics
@@ -135,6 +135,27 @@ def test_a_node_takes_its_longest_known_context_and_the_shared_noise(temperature
             assert tree.valid[row].tolist() == [token >= 0 for token in want]
             seen_lengths.add(next((len(c) for c in oracle.contexts(text) if c in laws), 0))
     assert {1, 2, 3} <= seen_lengths
+
+
+def test_a_prompt_read_in_chunks_is_learned_as_certain():
+    """Row by row and chunk by chunk: what followed every context of the real tokens, alone likely; -1 is no context."""
+    prefill = jax.jit(lambda memory, chunk: DRAFTER.prefill({}, memory, chunk, None))
+    rng = np.random.default_rng(0)
+    tokens, lengths, width = rng.integers(0, 6, (B, L)), (1, 6, 14), 5
+    memory, want = DRAFTER.init({}, B, L), {}
+    for start in range(0, 15, width):
+        columns = start + np.arange(width)
+        real = columns[None] < np.asarray(lengths)[:, None] - 1
+        block = Block(jnp.asarray(tokens[:, columns]), jnp.broadcast_to(columns[None], (B, width)), jnp.full(B, start))
+        memory = prefill(memory, Chunk(block, jnp.asarray(real), jnp.asarray(tokens[:, columns + 1])))
+        laws = [
+            (context, {int(tokens[row, at + 1]): 1.0})
+            for row in range(B) for at in columns if at < lengths[row] - 1
+            for context in oracle.contexts(tokens[row, : at + 1].tolist())
+        ]  # fmt: skip
+        want = oracle.learn(want, laws, K)
+    assert {len(context) for context in want} == {1, 2, 3}
+    same_memory(held(memory), want)
 
 
 def test_an_empty_memory_proposes_nothing():

@@ -36,7 +36,7 @@ def drafter(name, model):
     params = {**model.params, "layers": {i: model.params["layers"][i] for i in range(layers)}}
     made = {
         "none": NoDrafter(),
-        "prompt_lookup": PromptLookup(length=4),
+        "prompt_lookup": PromptLookup(length=4, min_ngram=1),
         "token_recycling": TokenRecycling(k=4),
         "chain": ModelDrafter(small, Chain(3)),
         "static": ModelDrafter(small, Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))),
@@ -96,7 +96,7 @@ def check(oracle, family, name, rows):
     margin.close()
 
 
-@pytest.mark.parametrize("name", ("none", "static"))
+@pytest.mark.parametrize("name", (pytest.param("none", marks=pytest.mark.slow), "static"))
 def test_ragged_batch(oracle, family, name):
     check(oracle, family, name, range(5))
 

@@ -178,7 +178,7 @@ def test_shipped_models_are_found_by_name(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "_PRETRAINED", saved.parent)
     monkeypatch.chdir(tmp_path)
     assert models.shipped() == {"tiny": saved} and models.load("tiny").name == "tiny"
-    with pytest.raises(ModelError, match=r"unknown model 'tinny'.*shipped models \(tiny\)"):
+    with pytest.raises(ModelError, match=r"unknown model 'tinny'.*shipped ones \(tiny\)"):
         models.load("tinny")
 
 

@@ -23,7 +23,7 @@ def batch():
     rng = np.random.default_rng(0)
     mask = np.arange(12)[None] < np.asarray([[12], [9], [5]])
     mask[:, :2] = False
-    return Batch(jnp.asarray(rng.integers(1, 32, (3, 12)), jnp.int32), jnp.asarray(mask))
+    return Batch(rng.integers(1, 32, (3, 12)).astype(np.int32), mask)
 
 
 @functools.cache

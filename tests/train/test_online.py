@@ -35,7 +35,7 @@ def serve(engine, temperature=0.0, **options):
     return [record.tokens for record in records], sum(r.new_tokens for r in records) / sum(r.steps for r in records)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.5])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 def test_text_stays_while_the_draft_gets_better_and_nothing_is_compiled_again(temperature):
     plain, _ = serve(Engine(TARGET, "none"), temperature)
     engine = OnlineEngine(TARGET, DRAFT, Chain(3), interval=2, learning_rate=2e-2, length=32)

@@ -11,7 +11,7 @@ import numpy as np
 from specjax.models import LlamaConfig, LlamaLM, Model
 from specjax.train.data import Rows
 
-TARGET = LlamaLM(LlamaConfig(32, 32, 48, 1, 4, 2, 8, max_position_embeddings=64))
+TARGET = LlamaLM(LlamaConfig(32, 32, 48, 2, 4, 2, 8, max_position_embeddings=64))
 DRAFT = LlamaLM(dataclasses.replace(TARGET.config, hidden_size=16, intermediate_size=24, num_hidden_layers=1))
 
 

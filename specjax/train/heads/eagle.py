@@ -5,39 +5,30 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specjax.draft.eagle import Eagle
-from specjax.draft.eagle3 import Eagle3
-from specjax.lm import Block
-from specjax.models.llama import stack_past
-from specjax.train.heads.teacher import Guess, Ids, score, teach, trimmed, with_ids
-from specjax.train.losses import Divergence, ForwardKL, masked_mean
-from specjax.train.objective import Objective
+from specjax.models.kv import stack_past
+from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
+from specjax.train.losses import masked_mean
+from specjax.train.objective import whole
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainEagle(Objective):
+class TrainEagle(HeadObjective):
     """The target is frozen. Pass s of `unroll` reads, in place of the target's feature, the layer's own output of s passes
     before, as a draft at depth s + 1 does, and is weighted `decay ** s` (EAGLE-3's training-time test; EAGLE-1 has one).
 
     Attributes:
-      drafter: bound to the target.
-      ids: the draft's vocabulary; empty: the target's.
       unroll: passes.
       decay: see above.
       feature_weight: of the smooth L1 distance between an output and the target's next feature; the laws weigh 1.
       noise: uniform noise of this half-width on the target's features.
-      divergence: between the laws.
     """
 
-    drafter: Eagle
-    ids: Ids = ()
     unroll: int = 1
     decay: float = 0.8
     feature_weight: float = 10.0
     noise: float = 0.1
-    divergence: Divergence = ForwardKL()
 
     def __post_init__(self):
         if self.unroll < 1 or self.noise < 0 or self.feature_weight < 0:
@@ -47,26 +38,17 @@ class TrainEagle(Objective):
     def fields(self):
         return {}
 
-    def init(self, key, target_params):
-        return trimmed(self.drafter, self.drafter.init_params(key, target_params), target_params, self.ids)
-
-    def export(self, params):
-        return with_ids(params, self.ids)
-
     def loss(self, params, target_params, batch, key):
         drafter = self.drafter
         teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
         own = {"target": target_params, "draft": params}
         features = drafter.features(teacher.output)
-        rows, length = batch.tokens.shape
         noisy = features + jax.random.uniform(key, features.shape, features.dtype, -self.noise, self.noise)
-        width = length - 1  # pairs (feature t, token t + 1)
-        tokens = batch.tokens[:, 1:]
-        positions = jnp.broadcast_to(jnp.arange(width)[None], (rows, width))
-        zero = jnp.zeros((rows,), jnp.int32)
+        tokens = batch.tokens[:, 1:]  # of pairs (feature t, token t + 1)
+        width = tokens.shape[1]
         loss, past, h, guesses = jnp.zeros(()), None, features[:, :-1], []
         for s in range(self.unroll):
-            block = Block(tokens, positions, zero, unrolled(width, s)[None])
+            block = whole(tokens, unrolled(width, s)[None])
             if s == 0:
                 h, delta = drafter.read(own, noisy[:, :-1], block, None)
             else:
@@ -85,7 +67,6 @@ class TrainEagle(Objective):
 class TrainEagle3(TrainEagle):
     """EAGLE-3: laws alone, unrolled."""
 
-    drafter: Eagle3
     unroll: int = 3
     feature_weight: float = 0.0
     noise: float = 0.0

@@ -4,48 +4,32 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from specjax.draft.hydra import Hydra, head_law
-from specjax.lm import Block
-from specjax.train.heads.teacher import Guess, Ids, score, teach, trimmed, with_ids
-from specjax.train.losses import Divergence, ForwardKL
-from specjax.train.objective import Objective
+from specjax.draft.hydra import head_law
+from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
+from specjax.train.objective import whole
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainHydra(Objective):
+class TrainHydra(HeadObjective):
     """The target is frozen; heads and the prefix layer learn its laws, weighted `decay ** i`.
 
     Attributes:
-      drafter: bound to the target.
-      ids: the draft's vocabulary; empty: the target's.
       decay: see above.
-      divergence: between the laws.
     """
 
-    drafter: Hydra
-    ids: Ids = ()
     decay: float = 0.8
-    divergence: Divergence = ForwardKL()
 
     @property
     def fields(self):
         drafter = self.drafter
         return {"heads": drafter.heads, "layers": drafter.layers, "prefix_layer": drafter.prefix_layer}
 
-    def init(self, key, target_params):
-        return trimmed(self.drafter, self.drafter.init_params(key, target_params), target_params, self.ids)
-
-    def export(self, params):
-        return with_ids(params, self.ids)
-
     def loss(self, params, target_params, batch, key):
         drafter = self.drafter
         teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
-        rows, length = batch.tokens.shape
-        positions = jnp.broadcast_to(jnp.arange(length)[None], (rows, length))
-        block = Block(batch.tokens, positions, jnp.zeros((rows,), jnp.int32))
+        length = batch.tokens.shape[1]
         own = {"target": target_params, "draft": params}
-        prefix, _ = drafter.read(own, teacher.output.final, block, None)
+        prefix, _ = drafter.read(own, teacher.output.final, whole(batch.tokens), None)
         embeds = drafter.target.embed(target_params, batch.tokens)
         guesses = []
         for i, head in enumerate(params["heads"]):

@@ -3,13 +3,12 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 
 from specjax.draft.kangaroo import Kangaroo
-from specjax.lm import Block, Wants
+from specjax.lm import Wants
 from specjax.models.heads import kangaroo as head
 from specjax.train.losses import Divergence, ForwardKL, acceptance, agreement, masked_mean
-from specjax.train.objective import Objective, read
+from specjax.train.objective import Objective, read, whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +40,7 @@ class TrainKangaroo(Objective):
         target, layer = self.drafter.target, self.drafter.exit_layer - 1
         tokens = batch.tokens[:, :-1]  # slot t foretells token t + 1
         taught = jax.lax.stop_gradient(read(target, target_params, tokens, Wants(logits=True, hidden=(layer,))))
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
-        block = Block(tokens, positions, jnp.zeros(tokens.shape[:1], jnp.int32))
-        features, _ = head.adapt(target.config, params, taught.hidden[layer], block, None)
+        features, _ = head.adapt(target.config, params, taught.hidden[layer], whole(tokens), None)
         logits = target.unembed(target_params, features)
         mask = batch.mask[:, 1:]
         metrics = {

@@ -1,14 +1,15 @@
 """What the objectives of heads share: a frozen target's laws, seen through the draft's vocabulary, some tokens ahead."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax.lm import Output, Wants
-from specjax.train.losses import Divergence, acceptance, agreement, masked_mean
-from specjax.train.objective import Batch, read
+from specjax.train.losses import Divergence, ForwardKL, acceptance, agreement, masked_mean
+from specjax.train.objective import Batch, Objective, read
 
 Array = jax.Array
 Ids = tuple[int, ...]
@@ -87,14 +88,27 @@ def score(teacher: Teacher, guesses: list[Guess], divergence: Divergence) -> tup
     return loss, metrics | {"weight": weight}
 
 
-def trimmed(drafter, params, target_params, ids: Ids):
-    """Fresh parameters over the columns `ids`, without the list itself, which is not trained."""
-    if not ids:
-        return params
-    own = drafter.trimmed(params, target_params, np.asarray(ids, np.int32))[1]
-    return {name: value for name, value in own.items() if name != "ids"}
+@dataclasses.dataclass(frozen=True)
+class HeadObjective(Objective):
+    """A head over a frozen target's features, perhaps over fewer tokens than the target knows.
 
+    Attributes:
+      drafter: bound to the target.
+      ids: the draft's vocabulary; empty: the target's.
+      divergence: between the laws.
+    """
 
-def with_ids(params, ids: Ids):
-    """Trained parameters as the drafter reads them."""
-    return {**params, "ids": np.asarray(ids, np.int32)} if ids else params
+    drafter: Any
+    ids: Ids = ()
+    divergence: Divergence = ForwardKL()
+
+    def init(self, key, target_params):
+        """Fresh parameters over the columns `ids`, without the list itself, which is not trained."""
+        params = self.drafter.init_params(key, target_params)
+        if not self.ids:
+            return params
+        own = self.drafter.trimmed(params, target_params, np.asarray(self.ids, np.int32))[1]
+        return {name: value for name, value in own.items() if name != "ids"}
+
+    def export(self, params):
+        return {**params, "ids": np.asarray(self.ids, np.int32)} if self.ids else params

@@ -1,0 +1,78 @@
+"""Keys and values: the cache of committed tokens, and what a block adds to it."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVCache:
+    """Keys and values of the committed tokens; slot s of a row holds position s.
+
+    Attributes:
+      key: a tuple over layers of `[B, K, S, H]`.
+      value: as `key`.
+    """
+
+    key: tuple[Array, ...]
+    value: tuple[Array, ...]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVDelta:
+    """A block's keys and values, in the cache's type, with their positions.
+
+    Attributes:
+      key: a tuple over layers of `[B, T, K, H]`.
+      value: as `key`.
+      positions: `[B, T]` int32.
+    """
+
+    key: tuple[Array, ...]
+    value: tuple[Array, ...]
+    positions: Array
+
+
+def init_kv(config: Any, batch: int, capacity: int, dtype: Any) -> KVCache:
+    """An empty cache of `capacity` slots a row for the config's layers."""
+    shape = (batch, config.num_key_value_heads, capacity, config.head_dim)
+    make = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))
+    return KVCache(make(), make())
+
+
+def kv_axes(cache: KVCache) -> KVCache:
+    """Logical axis names of every leaf of a cache."""
+    return jax.tree.map(lambda _: ("batch", "kv_heads", None, None), cache)
+
+
+def commit_kv(cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> KVCache:
+    """See `specjax.lm.LM.commit`."""
+
+    def write(slots, new):  # [K, S, H], [T, K, H]
+        def row(slots, new, src, dst):
+            if src is not None:
+                new = new.at[src].get(mode="clip")
+            new = new.swapaxes(0, 1).astype(slots.dtype)
+            if dst.ndim == 0:
+                return jax.lax.dynamic_update_slice(slots, new, (0, dst, 0))
+            return slots.at[:, dst].set(new, mode="drop")
+
+        return jax.vmap(row, in_axes=(0, 0, None if src is None else 0, 0))(slots, new, src, dst)
+
+    return KVCache(
+        tuple(write(c, d) for c, d in zip(cache.key, delta.key, strict=True)),
+        tuple(write(c, d) for c, d in zip(cache.value, delta.value, strict=True)),
+    )
+
+
+def stack_past(past: KVDelta | None, delta: KVDelta) -> KVDelta:
+    """Uncommitted keys and values of two blocks, the earlier one first."""
+    if past is None:
+        return delta
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), past, delta)

@@ -176,11 +176,13 @@ def _draft(expander: Expander, model: str = "pycode-draft") -> DraftModel:
     return DraftModel(model, expander)
 
 
-def _head(name: str, kind: type[Trained], summary: str, source: str, expander: str = "") -> Entry:
+def _head(
+    name: str, kind: type[Trained], summary: str, source: str, expander: str = "", **defaults: Any
+) -> Entry:  # fmt: skip
     """`name` is that of the head on disk and of its shipped folder."""
     default = f"pycode-{name}"
-    make = lambda model=default, **chosen: DraftHead(name, kind, model, chosen)
-    return Entry(make, {"model": default, **_plain(kind)}, summary, source, expander)
+    make = lambda model=default, **chosen: DraftHead(name, kind, model, {**defaults, **chosen})
+    return Entry(make, {"model": default, **_plain(kind), **defaults}, summary, source, expander)
 
 
 DRAFTERS: dict[str, Entry] = {
@@ -214,9 +216,23 @@ DRAFTERS: dict[str, Entry] = {
         "clover2", Clover2, "recurrent heads with attention to the last token", "arXiv:2408.00264", "chain:length=3"
     ),
     "ppd": _head("ppd", PPD, "trained prompt tokens behind every node guess what follows it", "arXiv:2405.18628"),
-    "kangaroo": _head("kangaroo", Kangaroo, "the target's first layers and a small adapter", "arXiv:2404.18911"),
+    "kangaroo": _head(
+        "kangaroo",
+        Kangaroo,
+        "the target's first layers and a small adapter",
+        "arXiv:2404.18911",
+        length=4,
+        threshold=0.3,
+    ),
     "swift": entry_of(
-        Swift, "the target with some layers left out, which ones it finds as it goes", "arXiv:2410.06916"
+        Swift,
+        "the target with some layers left out, which ones it finds as it goes",
+        "arXiv:2410.06916",
+        length=4,
+        width=1,
+        threshold=0.4,
+        trials=64,
+        patience=32,
     ),
     "del": entry_of(DynamicExit, "the target's first layers, as many as pay", "arXiv:2504.05598"),
     "lookahead": entry_of(Lookahead, "n-grams from a Jacobi window that the target reads beside", "arXiv:2402.02057"),

@@ -43,6 +43,6 @@ def curves() -> None:
 
 
 if __name__ == "__main__":
-    for name in ("greedy",):
+    for name in ("greedy", "sampled"):
         table(name)
     curves()

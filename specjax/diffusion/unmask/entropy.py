@@ -1,0 +1,20 @@
+"""Everything of little entropy: dParallel's decoding (arXiv:2509.26488)."""
+
+import dataclasses
+
+from specjax.diffusion.unmask.base import Choice, Unmask, negative_entropy
+
+
+@dataclasses.dataclass(frozen=True)
+class EntropyBound(Unmask):
+    """Commits every prediction whose law has at most this entropy.
+
+    Attributes:
+      bound: in nats; `log V` commits a block at once.
+    """
+
+    bound: float = 0.5
+
+    def __call__(self, guess, memory):
+        score = negative_entropy(guess)
+        return Choice(-score <= self.bound, score, guess.tokens), memory

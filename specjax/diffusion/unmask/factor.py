@@ -1,0 +1,33 @@
+"""The n surest while they hold together: Fast-dLLM's factor rule (arXiv:2505.22618, section 3.3, theorem 1)."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specjax.diffusion.unmask.base import Choice, Unmask, confidence, ranks
+
+
+@dataclasses.dataclass(frozen=True)
+class Factor(Unmask):
+    """Commits the n surest predictions with `(n + 1) (1 - c_n) <= factor`, c_n the n-th largest probability. At 1 the argmax of
+    the product of the marginals is that of any joint law that has them.
+
+    The published loop also takes the last candidate that fails; this is the rule as the theorem has it.
+
+    Attributes:
+      factor: f.
+    """
+
+    factor: float = 1.0
+
+    def __post_init__(self):
+        if not self.factor > 0:
+            raise ValueError(f"factor must be above 0, got {self.factor}")
+
+    def __call__(self, guess, memory):
+        score = confidence(guess)
+        fallen = -jnp.sort(jnp.where(guess.masked, -score, jnp.inf), axis=-1)
+        n = 1 + jnp.arange(score.shape[-1])[None]
+        holds = (n + 1) * (1 - fallen) <= self.factor
+        count = jnp.cumprod(holds.astype(jnp.int32), axis=-1).sum(axis=-1)
+        return Choice(ranks(score, guess.masked) < count[:, None], score, guess.tokens), memory

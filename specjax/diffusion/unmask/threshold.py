@@ -1,0 +1,20 @@
+"""Everything surer than a threshold: Fast-dLLM's confidence-aware parallel decoding (arXiv:2505.22618, section 3.3)."""
+
+import dataclasses
+
+from specjax.diffusion.unmask.base import Choice, Unmask, confidence
+
+
+@dataclasses.dataclass(frozen=True)
+class Threshold(Unmask):
+    """Commits every prediction of at least this probability.
+
+    Attributes:
+      threshold: tau; above 1 it is one token a step.
+    """
+
+    threshold: float = 0.9
+
+    def __call__(self, guess, memory):
+        score = confidence(guess)
+        return Choice(score >= self.threshold, score, guess.tokens), memory

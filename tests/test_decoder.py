@@ -203,7 +203,7 @@ def test_sampling_options_are_checked(options):
 class WithExtra(Drafter):
     """Prompt lookup with two junk slots beside the tree, one of them an embedding: they must change nothing."""
 
-    inner: PromptLookup = PromptLookup(length=3)
+    inner: PromptLookup = PromptLookup(length=3, min_ngram=1)
     nodes = 4
     depth = 3
 

@@ -6,6 +6,7 @@ from typing import Literal
 import jax
 
 from specjax.kernels.tree_attention import blocked, xla
+from specjax.kernels.tree_attention.parts import grouped, own_visible, ungrouped
 
 
 def tree_attention(
@@ -41,8 +42,8 @@ def tree_attention(
       causal: without `visible`, whether a query sees later keys of its own block.
       scale: multiplies the scores.
       window: a query at position t sees keys at positions above t - window (sliding-window attention).
-      implementation: `xla` scores prefix and block in one piece. `blocked` reads only the used blocks of the cache; without
-        a cache, or to be differentiated in reverse, use `xla`. None picks `blocked` for a cache on a CPU, else `xla`.
+      implementation: `xla` scores prefix and block in one piece, `blocked` reads only the used blocks of the cache. None
+        picks `blocked` for a cache on a CPU, else `xla`. Both can be differentiated.
 
     Returns:
       `[B, T, K * G, H]` in the query's type. A query that sees nothing gets zeros.
@@ -50,22 +51,38 @@ def tree_attention(
     Raises:
       ValueError: on an unknown implementation, or `blocked` without a cache.
     """
-    options = {
-        "visible": visible,
-        "query_positions": query_positions,
-        "key_positions": key_positions,
-        "causal": causal,
-        "scale": scale,
-        "window": window,
-    }
-    whole, blocks = (functools.partial(kind.tree_attention, **options) for kind in (xla, blocked))
     if implementation not in (None, "xla", "blocked"):
         raise ValueError(f"tree_attention has no implementation {implementation!r}; choose 'xla', 'blocked' or None")
-    if cache_key is None or implementation == "xla":
-        if implementation == "blocked":
-            raise ValueError("blocked tree attention reads a cache, and there is none: choose 'xla' or None")
-        return whole(query, key, value, cache_key, cache_value, length)
-    operands = query, key, value, cache_key, cache_value, length
+    if implementation == "blocked" and cache_key is None:
+        raise ValueError("blocked tree attention reads a cache, and there is none: choose 'xla' or None")
+    visible = own_visible(query.shape[1], key.shape[1], visible, query_positions, key_positions, causal, window)
+    operands = (
+        grouped(query, key.shape[2]), key.swapaxes(1, 2), value.swapaxes(1, 2), cache_key, cache_value, length, visible,
+        query_positions,
+    )  # fmt: skip
+    kind = "xla" if cache_key is None else implementation
+    return ungrouped(attend_with(kind, *operands, scale=scale, window=window), query)
+
+
+def attend_with(implementation, *operands, scale, window):
+    """Attention of grouped queries.
+
+    Args:
+      implementation: see `tree_attention`; not None without a cache.
+      *operands: queries `[B, K, T * G, H]`, keys and values `[B, K, P + T, H]`, those of the cache `[B, K, S, H]` or None,
+        `length` `[B]`, who sees whom `[B or 1, T or 1, P + T]`, and query positions `[B, T]` or None.
+      scale: see `tree_attention`.
+      window: likewise.
+
+    Returns:
+      `[B, K, T * G, H]` float32.
+    """
+    whole = functools.partial(xla.attend, scale=scale, window=window)
+    if implementation == "xla":
+        return whole(*operands)
+    # a loop of traced length has no reverse derivative, and the whole has the same one
+    blocks = jax.custom_jvp(functools.partial(blocked.attend, scale=scale, window=window))
+    blocks.defjvp(lambda primals, tangents: jax.jvp(whole, primals, tangents))
     if implementation == "blocked":
         return blocks(*operands)
     return jax.lax.platform_dependent(*operands, cpu=blocks, default=whole)

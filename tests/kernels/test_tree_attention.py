@@ -90,11 +90,28 @@ def test_only_used_blocks_are_read():
     assert not bool(jnp.isfinite(out).all())
 
 
-def test_the_default_is_blocked_for_a_cache_here_and_differentiable_without():
+def test_the_default_is_blocked_for_a_cache_here():
     operands, options = world(300, (0, 129, 300))
-    got = plain(*operands, **options)
-    np.testing.assert_array_equal(got, plain(*operands, **options, implementation="blocked"))
-    query, key, value, *_, length = operands
+    np.testing.assert_array_equal(plain(*operands, **options), plain(*operands, **options, implementation="blocked"))
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("kind", ["blocked", None])
+def test_all_ways_have_one_gradient(kind, window):
+    """Under jit, of everything that can be differentiated: queries, own keys and values, and the cache."""
+    operands, options = world(300, (0, 129, 300))
+
+    def gradients(kind):
+        loss = lambda *floats: (plain(*floats, operands[5], **options, window=window, implementation=kind) ** 2).sum()
+        return jax.jit(jax.grad(loss, argnums=range(5)))(*operands[:5])
+
+    for got, want in zip(gradients(kind), gradients("xla"), strict=True):
+        assert float(jnp.abs(want).max()) > 0
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_without_a_cache_it_can_be_differentiated():
+    (query, key, value, *_, length), _ = world(40, (0, 3, 40))
     loss = lambda query: tree_attention(query, key, value, None, None, length, scale=1.0).sum()
     assert bool(jnp.isfinite(jax.grad(loss)(query)).all())
 

@@ -1,4 +1,4 @@
-"""Causal self-attention with a hand-written gradient: what training on a CPU spends most of its time on.
+"""Self-attention with a hand-written gradient: what training on a CPU spends most of its time on.
 
 The library's attention serves ragged prefixes and trees; its gradient is what `jax.grad` makes of it, and slower.
 `swapped_in` puts this one in its place while the training step is traced.
@@ -45,8 +45,21 @@ def _backward(kept, grad):
 _attend.defvjp(_forward, _backward)
 
 
-def causal_attention(query, key, value, cache_key, cache_value, length, *, scale: float, **ignored) -> jax.Array:
-    """`tree_attention` for the one case of training: no prefix, no past, causal, no window.
+def dense_attention(
+    query,
+    key,
+    value,
+    cache_key,
+    cache_value,
+    length,
+    *,
+    scale: float,
+    causal: bool,
+    ahead: jax.Array | None = None,
+    **ignored,
+) -> jax.Array:
+    """`tree_attention` for the cases of training: no prefix, no past, no window; causal, or with `ahead` tokens to the
+    right in view (None: all of them).
 
     The query heads of a kv-head are folded into its rows, so that every product is one plain matrix product.
     """
@@ -55,17 +68,19 @@ def causal_attention(query, key, value, cache_key, cache_value, length, *, scale
     group = heads // kv_heads
     folded = query.reshape(batch, block, kv_heads, group, width).transpose(0, 2, 3, 1, 4)
     folded = folded.reshape(batch, kv_heads, group * block, width) * scale
-    visible = jnp.tile(jnp.tril(jnp.ones((block, block), bool)), (group, 1))
+    at = jnp.arange(block)
+    right = 0 if causal else block if ahead is None else ahead
+    visible = jnp.tile(at[None, :] - at[:, None] <= right, (group, 1))
     out = _attend(folded, key.swapaxes(1, 2), value.swapaxes(1, 2), visible)
     out = out.reshape(batch, kv_heads, group, block, width).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, block, heads, width)
 
 
 @contextlib.contextmanager
-def swapped_in() -> Iterator[None]:
-    """Models traced inside use `causal_attention`."""
+def swapped_in(ahead: jax.Array | None = None) -> Iterator[None]:
+    """Models traced inside use `dense_attention`; those that look ahead see `ahead` tokens to the right (None: all)."""
     before = llama.tree_attention
-    llama.tree_attention = causal_attention
+    llama.tree_attention = functools.partial(dense_attention, ahead=ahead)
     try:
         yield
     finally:

@@ -36,14 +36,14 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: pathlib.Path, max_length: int) -> None:
-    """Writes the files that `transformers.AutoTokenizer` reads."""
+def save_tokenizer(tokenizer: Tokenizer, folder: pathlib.Path, max_length: int, **special: str) -> None:
+    """Writes the files that `transformers.AutoTokenizer` reads; `special` tokens beside EOS, padding by default."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": EOS,
-        "pad_token": PAD,
+        **(special or {"pad_token": PAD}),
         "clean_up_tokenization_spaces": False,
         "add_bos_token": False,
         "add_eos_token": False,

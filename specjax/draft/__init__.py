@@ -4,6 +4,7 @@ from specjax.draft.adaptive import Acceptance, Adaptive, Confidence, Online, ada
 from specjax.draft.base import Chunk, Drafter, Extra, Proposal, Trained, Verdict, View
 from specjax.draft.clover2 import Clover2
 from specjax.draft.del_ import DynamicExit
+from specjax.draft.diffuspec import DiffuSpec
 from specjax.draft.eagle import Eagle
 from specjax.draft.eagle3 import Eagle3
 from specjax.draft.fuse import Fused, fuse
@@ -31,6 +32,7 @@ __all__ = [
     "trim",
     "Chunk",
     "Clover2",
+    "DiffuSpec",
     "Drafter",
     "DynamicExit",
     "Eagle",

@@ -244,8 +244,8 @@ class Drafter(abc.ABC):
 
 
 def ladder(nodes: int) -> tuple[int, ...]:
-    """Rungs for trees with valid nodes first: the root alone, a third of the nodes, all of them."""
-    return tuple(sorted({1, -(-nodes // 3), nodes}))
+    """Rungs for trees with valid nodes first: the root alone, a quarter of the nodes, half of them, all of them."""
+    return tuple(sorted({1, -(-nodes // 4), -(-nodes // 2), nodes}))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,6 +53,9 @@ class Clover2(FeatureDrafter):
     def init_params(self, key, target_params):
         """Decoder layers start as the target's last one, norms as its final one."""
         params = self.head.init(key)
+        from specjax.models.kv_heads import merged
+
+        target_params = merged(target_params, self.target.config, self.target.kv_copies)
         last = target_params["layers"][self.target.num_layers - 1]
         norm = target_params["norm"]
         return {**params, "layers": dict.fromkeys(range(self.layers), last), "norm": norm, "head_norm": norm}

@@ -77,8 +77,10 @@ class Kangaroo(TreeDrafter, Trained):
     def init_params(self, key, target_params):
         """The target's next attention under its final norm: an early exit, to be trained on."""
         from specjax.models.heads import kangaroo as head
+        from specjax.models.kv_heads import merged
 
-        return head.init(self.target.config, target_params, self.exit_layer)
+        once = merged(target_params, self.target.config, self.target.kv_copies)
+        return head.init(self.target.config, once, self.exit_layer)
 
     def init(self, params, batch, capacity):
         """

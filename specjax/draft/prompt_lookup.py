@@ -26,8 +26,8 @@ class PromptLookup(Drafter):
       factor: how many tokens to propose for each one matched, at least 1.
     """
 
-    length: int = 11
-    ngram: int = 4
+    length: int = 13
+    ngram: int = 6
     min_ngram: int = 2
     factor: float = 3.0
 

@@ -1,7 +1,7 @@
 """Online speculative decoding: the draft learns from the target's corrections while it serves (arXiv:2310.07177).
 
-The text never changes: the verifier decides it, and a draft's parameters only decide how fast. Parameters are exchanged
-between groups of requests, whose draft caches start empty, so no cache is ever of two minds.
+The text never changes: the verifier decides it, and a draft's parameters only decide how fast. Parameters are exchanged when
+requests end. A row that is still running keeps the draft cache that older parameters wrote, until its own request ends.
 """
 
 import dataclasses
@@ -154,9 +154,9 @@ class OnlineEngine(Engine):
         self._moments = _optimizer(learning_rate).init(self.draft_params)
         self._buffer: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def finished(self, group, state):
+    def finished(self, rows, state):
         tokens, lengths, missed = jax.device_get((state.tokens, state.length, state.draft.missed))
-        for row in range(len(group)):
+        for row in rows:
             end = int(lengths[row])
             kept = slice(max(0, end - self.length), end)
             pad = (0, self.length - (kept.stop - kept.start))

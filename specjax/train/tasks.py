@@ -71,6 +71,8 @@ def _distill(target: Any, args: argparse.Namespace, read: Callable[[], "Rows"]) 
 
     if args.draft_vocabulary is not None:
         raise ValueError("--draft-vocabulary is for heads; a draft model has the target's vocabulary")
+    if target.masked is not None:
+        raise ValueError(f"distill teaches a draft of an autoregressive model, and {target.name} is a diffusion model")
     (fields,) = _fields(args.drafter, Distill)
     if (args.draft is None) == (args.draft_config is None):
         raise ValueError("distill needs one of --draft (a small model) and --draft-config (a small model's shape)")
@@ -127,6 +129,8 @@ def head(name: str, drafter: str, objective: str) -> Make:
     """
 
     def make(target: Any, args: argparse.Namespace, read: Callable[[], "Rows"]) -> Task:
+        if target.masked is not None:
+            raise ValueError(f"{name} is a head for an autoregressive model, and {target.name} is a diffusion model")
         if args.draft or args.draft_config or args.reference:
             raise ValueError(f"--draft, --draft-config and --reference are for distill, not for {name}")
         drafter_kind, kind = _imported(drafter), _imported(objective)
@@ -158,6 +162,56 @@ def head(name: str, drafter: str, objective: str) -> Make:
     return make
 
 
+def masked(name: str, objective: str) -> Make:
+    """A diffusion model's own parameters; the objective is a `specjax.train.masked.MaskedObjective`."""
+
+    def make(target: Any, args: argparse.Namespace, read: Callable[[], "Rows"]) -> Task:
+        from specjax import models
+
+        _check_masked(name, target, args)
+        kind = _imported(objective)
+        (fields,) = _fields(args.drafter, kind)
+        made = kind(target.lm, target.masked.mask_id, target.masked.shift, **fields)
+        params = jax.tree.map(lambda x: x.astype(jnp.float32), target.params)  # small updates must not be swallowed
+
+        def save(folder: Path, params: Any) -> None:
+            models.save(folder, target.lm, params, args.save_dtype, target.tokenizer, target.eos_ids, target.masked)
+
+        return Task(made, params, None, save)
+
+    return make
+
+
+def _check_masked(name: str, target: Any, args: argparse.Namespace) -> None:
+    """Raises ValueError on options or a target that the training of a diffusion model cannot use."""
+    foreign = ("draft", "draft_config", "reference", "loss", "draft_vocabulary")
+    given = [option for option in foreign if getattr(args, option) is not None]
+    if given:
+        raise ValueError(f"--{given[0].replace('_', '-')} is not for {name}")
+    if target.masked is None:
+        raise ValueError(f"{name} trains a diffusion model, and {target.name} is an autoregressive one")
+    if target.masked.block:
+        raise ValueError(f"{name} trains models that see the whole canvas, and the blocks of {target.name} do not")
+
+
+def _learn2pd(target: Any, args: argparse.Namespace, read: Callable[[], "Rows"]) -> Task:
+    """The filter of a diffusion model, which stays as it is."""
+    from specjax.diffusion import Learn2PD
+    from specjax.models.heads.folder import save_head
+    from specjax.train.filter import TrainFilter
+
+    _check_masked("learn2pd", target, args)
+    of_policy, of_objective = _fields(args.drafter, Learn2PD, TrainFilter)
+    made = TrainFilter(
+        target.lm, target.masked.mask_id, target.masked.shift, policy=Learn2PD(**of_policy), **of_objective
+    )
+
+    def save(folder: Path, params: Any) -> None:
+        save_head(folder, "learn2pd", made.fields, made.export(params), target, args.save_dtype)
+
+    return Task(made, made.init(jax.random.key(args.seed), target.params), target.params, save)
+
+
 def _imported(path: str) -> Any:
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
@@ -171,6 +225,9 @@ OBJECTIVES: dict[str, Make] = {
     "eagle3": head("eagle3", "specjax.draft:Eagle3", "specjax.train.heads.eagle:TrainEagle3"),
     "ppd": head("ppd", "specjax.draft:PPD", "specjax.train.heads.ppd:TrainPPD"),
     "clover2": head("clover2", "specjax.draft:Clover2", "specjax.train.heads.clover2:TrainClover2"),
+    "diffusion": masked("diffusion", "specjax.train.masked:MaskedDiffusion"),
+    "learn2pd": _learn2pd,
+    "dparallel": masked("dparallel", "specjax.train.masked:CertaintyForcing"),
     "kangaroo": head("kangaroo", "specjax.draft:Kangaroo", "specjax.train.heads.kangaroo:TrainKangaroo"),
 }
 """Makes the task from a loaded target, the command's options and the data; for heads see `head`."""

@@ -39,21 +39,22 @@ def drafted(drafter, model):
     return np.stack(counts)
 
 
-ENDS = [(Confidence(1.0), 1, 1), (Acceptance(1.0), 5, 5)]
-SLOW_ENDS = [(Confidence(0.0), 5, 5), (Acceptance(0.0), 2, 2), (Acceptance(0.0, 1), 1, 2)]
+ENDS = [
+    (Acceptance(1.0), 5, 5), (Confidence(1.0), 1, 1), (Confidence(0.0), 5, 5), (Acceptance(0.0), 2, 2),
+    (Acceptance(0.0, 1), 1, 2),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "rule,least,most", [*ENDS, *(pytest.param(*e, marks=pytest.mark.slow) for e in SLOW_ENDS)], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rule,least,most", ENDS, ids=str)
 def test_thresholds_at_their_ends(rule, least, most):
     """The root's own factor is 1, so a threshold of 0 lets the first token pass and stops below the second."""
     counts = drafted(*bound("draft-chain", rule))
     assert counts.min() >= least and counts.max() <= most
 
 
-@pytest.mark.parametrize("name", mostly_slow(["draft-chain", "eagle1"], "eagle1"))
-@pytest.mark.parametrize("rule", mostly_slow([Confidence(0.5), Acceptance(0.6), Online(0.3)], Acceptance(0.6)), ids=str)
+@pytest.mark.parametrize("name", mostly_slow(["draft-chain", "eagle1"], "draft-chain"))
+@pytest.mark.parametrize("rule", mostly_slow([Confidence(0.5), Acceptance(0.6), Online(0.3)], Online(0.3)), ids=str)
 def test_any_rule_keeps_the_text(name, rule):
     drafter, model = bound(name, rule)
     got, state = complete(drafter, model=model)

@@ -20,7 +20,7 @@ from specjax.sampling import Sampler
 NAMES = ("eagle1", "eagle2", "eagle3", "eagle3-top_k", "clover2")
 
 
-@pytest.mark.parametrize("name", mostly_slow(NAMES, "eagle1", "eagle2"))
+@pytest.mark.parametrize("name", mostly_slow(NAMES, "eagle2"))
 def test_the_cache_is_a_fresh_pass_over_committed_pairs(name):
     drafter, model = DRAFTERS[name].bind(TARGET), params(name)
     _, states, _ = steps(drafter, model, 4)
@@ -38,6 +38,7 @@ def test_the_cache_is_a_fresh_pass_over_committed_pairs(name):
                 np.testing.assert_allclose(cache[row, :, :pairs], fresh[0].swapaxes(0, 1), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eagle1", "eagle3"])
 def test_a_draft_at_depth_s_is_pass_s_of_training(name):
     """Laws along a drafted chain, against the unrolled passes over the text made of prompt and draft."""
@@ -82,6 +83,7 @@ def _view(decoder, state):
     return view, Sampler(state.key, state.tokens, state.length, ~state.done, state.sampling)
 
 
+@pytest.mark.slow
 def test_only_target_features_pass_through_fc():
     """EAGLE-3's recurrent passes feed on the layer's own output: a poisoned fc must not reach them."""
     drafter, model = DRAFTERS["eagle3"].bind(TARGET), params("eagle3")
@@ -103,11 +105,7 @@ def test_a_beam_of_one_is_the_chain():
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "eagle1",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("draft-chain", "eagle3", "medusa", "hydra", "clover2")),
-    ],
+    "name", mostly_slow(("eagle1", "draft-chain", "eagle3", "medusa", "hydra", "clover2"), "medusa")
 )
 def test_trimmed_drafters_propose_kept_tokens_alone(name):
     drafter, model = DRAFTERS[name].bind(TARGET), params(name)

@@ -62,6 +62,7 @@ def test_a_medusa_depth_listens_to_its_own_head():
             np.testing.assert_allclose(state.draft.feature[row], final[-2], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix_layer", [False, True])
 def test_hydra_heads_see_their_ancestors_and_no_other_node(prefix_layer):
     """Every node's law, computed on its own from feature, root and ancestors, gives that node's children."""
@@ -95,6 +96,7 @@ def test_hydra_listens_to_the_drafted_token():
     assert not np.allclose(hydra_law(head, x), hydra_law(head, moved), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_prefix_layer_is_cached_like_one_more_layer():
     drafter, model = DRAFTERS["hydra-prefix"].bind(TARGET), params("hydra-prefix")
     _, states, _ = steps(drafter, model, 4)

@@ -157,7 +157,7 @@ def test_merged_drafters_change_speed_and_never_text():
 def test_sizes_and_bad_input():
     chain, table = ModelDrafter(LM, Chain(4)), TokenRecycling(k=4, tree="2 | 1")
     assert fuse(chain, table).nodes == 8 and fuse(chain, table).rungs == (8,)
-    assert fuse(chain, table, 6).nodes == 6 and fuse(chain, table, 6).rungs == (1, 2, 6)
+    assert fuse(chain, table, 6).nodes == 6 and fuse(chain, table, 6).rungs == (1, 2, 3, 6)
     assert fuse(chain, table, 99).nodes == 8 == Rasd(chain, table).nodes
     assert Rasd(chain, table, 6).bind(LM) == Rasd(chain.bind(LM), table.bind(LM), 6)
     assert fuse(Stand(k=5), table).wants.topk == 5

@@ -210,7 +210,7 @@ def test_a_store_of_the_targets_own_text_saves_steps_and_changes_none():
 
 
 def test_shapes_and_bad_input():
-    assert DRAFTER.depth == 4 and DRAFTER.rungs == (1, 3, 9) and not DRAFTER.is_chain
+    assert DRAFTER.depth == 4 and DRAFTER.rungs == (1, 3, 5, 9) and not DRAFTER.is_chain
     for wrong in ({"nodes": 1}, {"nodes": 99, "length": 2, "matches": 3}, {"length": 0}, {"matches": 0}):
         with pytest.raises(ValueError, match="nodes in"):
             Rest(**wrong)

@@ -69,6 +69,7 @@ def test_skipped_work_is_under_scalar_branches():
     assert not any(e.primitive.name == "dot_general" for e in eqns)
 
 
+@pytest.mark.slow
 def test_a_finished_search_costs_nothing(midway):
     """The trial's own products, over its window, are under one branch of the step."""
     decoder, state = midway

@@ -24,6 +24,7 @@ def batch():
     return Batch(jnp.asarray(tokens, jnp.int32), jnp.ones((4, 10), bool))
 
 
+@pytest.mark.slow
 def test_features_and_labels_of_drawn_tokens():
     key = jax.random.key(3)
     label, features, _ = OBJECTIVE._drawn(frozen(), batch(), key)

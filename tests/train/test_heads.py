@@ -37,7 +37,7 @@ def batch():
     return Batch(rng.integers(1, 32, (3, 14)).astype(np.int32), mask)
 
 
-@pytest.mark.parametrize("ids", [(), IDS], ids=["whole", "trimmed"])
+@pytest.mark.parametrize("ids", [(), pytest.param(IDS, marks=pytest.mark.slow)], ids=["whole", "trimmed"])
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_head_learns(name, ids):
     """On one batch the loss falls far; nothing of the target moves, and the draft's vocabulary is not trained."""

@@ -17,20 +17,26 @@ class Guess:
     """What the model predicts for a row's active block of W positions, after one forward pass.
 
     Attributes:
-      tokens: `[B, W]` int32, the predicted ids; never the mask id.
+      tokens: `[B, W]` int32, the predicted ids, never the mask id; -1 where the logits are not finite.
       log_law: `[B, W, V]` float32, the model's law: no temperature, no filters, no mask id.
       masked: `[B, W]` bool, the positions that may be committed.
+      committed: `[B, W]` bool, those committed in earlier passes over this block.
       step: `[B]` int32, forward passes over this block before this one.
       entry: `[B]` int32, how many positions were masked when the block began.
       noise: `[B, W]` float32 in [0, 1), this pass's uniforms.
+      sampled: `[B]` bool, whether the tokens were drawn; else they are the likeliest.
+      weights: `params["unmask"]`, of a policy that was trained, or None.
     """
 
     tokens: Array
     log_law: Array
     masked: Array
+    committed: Array
     step: Array
     entry: Array
     noise: Array
+    sampled: Array
+    weights: Any = None
 
 
 @jax.tree_util.register_dataclass
@@ -42,15 +48,42 @@ class Choice:
       commit: `[B, W]` bool; only masked positions count.
       score: `[B, W]` float32: where no masked position was chosen, the surest one is committed.
       tokens: `[B, W]` int32, what to write.
+      reopen: `[B, W]` bool, committed positions of the block that become open again, or None.
     """
 
     commit: Array
     score: Array
     tokens: Array
+    reopen: Array | None = None
 
 
 class Unmask(abc.ABC):
     """Chooses what to commit. Implementations are frozen dataclasses; where it chooses nothing, the surest is committed."""
+
+    @property
+    def revises(self) -> bool:
+        """Whether commits may be taken back, so that no token of a block is final before all are."""
+        return False
+
+    @property
+    def ends(self) -> bool:
+        """Whether a committed end of text ends the canvas there, before all that precedes it is known."""
+        return False
+
+    @property
+    def decoder(self) -> Any:
+        """The kind of `Diffusion` that decodes with it; None is that class itself."""
+        return None
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What the decoder's parameters must hold besides the target's."""
+        return ()
+
+    @property
+    def width(self) -> int:
+        """The block length that it was made for; 0: any."""
+        return 0
 
     def init(self, batch: int, width: int, vocab_size: int) -> Any:
         """What the policy remembers of a block: a pytree whose leaves lead with `[B]`; reset where a row enters a block."""

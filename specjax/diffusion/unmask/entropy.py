@@ -15,6 +15,10 @@ class EntropyBound(Unmask):
 
     bound: float = 0.5
 
+    def __post_init__(self):
+        if not self.bound >= 0:
+            raise ValueError(f"the entropy bound must be at least 0 nats, got {self.bound}")
+
     def __call__(self, guess, memory):
         score = negative_entropy(guess)
         return Choice(-score <= self.bound, score, guess.tokens), memory

@@ -21,14 +21,19 @@ class Fixed(Unmask):
 
     def __post_init__(self):
         if self.steps < 0 or self.rule not in RULES:
-            raise ValueError(f"fixed needs steps >= 0 and a rule of {', '.join(RULES)}, got {self}")
+            raise ValueError(f"steps must be at least 0, and rule one of {', '.join(RULES)}; got {self}")
 
     def __call__(self, guess, memory):
         score = RULES[self.rule](guess)
-        return Choice(ranks(score, guess.masked) < self.count(guess)[:, None], score, guess.tokens), memory
+        return Choice(
+            ranks(score, guess.masked) < self.count(guess.step, guess.entry)[:, None], score, guess.tokens
+        ), memory
 
-    def count(self, guess):
-        """How many tokens `[B]` this step commits: the block's masks over its steps, the earlier ones taking the rest."""
-        steps = jnp.where(self.steps > 0, self.steps, jnp.maximum(guess.entry, 1))
-        each, rest = guess.entry // steps, guess.entry % steps
-        return each + (guess.step < rest)
+    def count(self, step, entry):
+        """How many tokens `[B]` pass number `step` commits."""
+        return self.after(step + 1, entry) - self.after(step, entry)
+
+    def after(self, passes, entry):
+        """How many tokens `[B]` so many passes commit: a block's masks over its passes, the first ones taking the rest."""
+        steps = jnp.where(self.steps > 0, self.steps, jnp.maximum(entry, 1))
+        return jnp.minimum(entry // steps * passes + jnp.minimum(passes, entry % steps), entry)

@@ -15,6 +15,10 @@ class Threshold(Unmask):
 
     threshold: float = 0.9
 
+    def __post_init__(self):
+        if not self.threshold >= 0:
+            raise ValueError(f"threshold must be at least 0, got {self.threshold}")
+
     def __call__(self, guess, memory):
         score = confidence(guess)
         return Choice(score >= self.threshold, score, guess.tokens), memory

@@ -1,0 +1,214 @@
+"""The layers of DiffusionGemma's text model, as flax nnx modules: attention of two kinds, and experts beside a dense MLP.
+
+Shapes: `B` rows, `T` block tokens, `M` tokens of all rows, `E` width, `H` head width, `X` experts, `F` an expert's inner width.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.kernels.tree_attention import tree_attention
+from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
+from specjax.models.llama import rotate
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class View:
+    """Where the tokens of a pass stand, and what they see.
+
+    Attributes:
+      rope: `(cos, sin)` of sliding layers, and of full ones.
+      length: `[B]` int32, stored positions.
+      visible: `[B, T, T]` bool, who sees whom in the block; None for `causal` or all.
+      near: `[B, T]` int32, where a sliding window counts from: a token's own position, or, for every token of a canvas, the
+        end of what is stored.
+      scaled: `[B, 1, 1]` bool, whose layers end with the encoder's scalar.
+      causal: see `Block`.
+    """
+
+    rope: tuple[tuple[Array, Array], tuple[Array, Array]]
+    length: Array
+    visible: Array | None
+    near: Array
+    scaled: Array
+    causal: bool = dataclasses.field(default=True, metadata={"static": True})
+
+
+def rms_norm(x: Array, eps: float, scale: Array | None = None) -> Array:
+    """Normalises and scales the last axis in float32."""
+    x32 = x.astype(jnp.float32)
+    x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    if scale is not None:
+        x32 = x32 * jnp.reshape(scale.astype(jnp.float32), (1,) * (x.ndim - 1) + scale.shape)
+    return x32.astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """See `rms_norm`."""
+
+    def __init__(self, width: int, eps: float, dtype: Any):
+        self.scale = nnx.Param(jnp.ones((width,), dtype))
+        self.eps = eps
+
+    def __call__(self, x: Array) -> Array:
+        return rms_norm(x, self.eps, self.scale[...])
+
+
+def _linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Linear:
+    return nnx.Linear(inputs, outputs, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
+
+
+class Attention(nnx.Module):
+    """Scores are not scaled: queries, keys and values are normalised. Full layers take their values from their keys."""
+
+    def __init__(self, config: DiffusionGemmaConfig, layer: int, dtype: Any, rngs: nnx.Rngs):
+        c, heads = config, config.heads(layer)
+        self.q = _linear(c.hidden_size, c.num_attention_heads * heads.head_dim, dtype, rngs)
+        self.k = _linear(c.hidden_size, heads.num_key_value_heads * heads.head_dim, dtype, rngs)
+        if c.sliding_layers[layer]:
+            self.v = _linear(c.hidden_size, heads.num_key_value_heads * heads.head_dim, dtype, rngs)
+        self.o = _linear(c.num_attention_heads * heads.head_dim, c.hidden_size, dtype, rngs)
+        self.q_norm = RMSNorm(heads.head_dim, c.rms_norm_eps, dtype)
+        self.k_norm = RMSNorm(heads.head_dim, c.rms_norm_eps, dtype)
+        self.heads, self.eps = heads, c.rms_norm_eps
+        self.window = c.sliding_window if c.sliding_layers[layer] else None
+
+    def __call__(self, x: Array, view: View, cache: tuple[Array, Array] | None):
+        """`cache` is this layer's keys and values, or None. Returns the output and the block's own."""
+        batch, length, _ = x.shape
+        split = lambda y: y.reshape(batch, length, -1, self.heads.head_dim)
+        rope = view.rope[self.window is None]
+        q, k = split(self.q(x)), split(self.k(x))
+        v = k if self.window is None else split(self.v(x))
+        q, k = rotate(self.q_norm(q), *rope), rotate(self.k_norm(k), *rope)
+        v = rms_norm(v, self.eps)
+        if cache is not None:  # a block reads its own K/V as the cache will return them
+            k, v = k.astype(cache[0].dtype), v.astype(cache[1].dtype)
+        out = tree_attention(
+            q,
+            k,
+            v,
+            None if cache is None else cache[0],
+            None if cache is None else cache[1],
+            view.length,
+            visible=view.visible,
+            query_positions=view.near,
+            key_positions=view.near,
+            causal=view.causal,
+            scale=1.0,
+            window=self.window,
+        )
+        return self.o(out.reshape(batch, length, -1)), (k, v)
+
+
+class MLP(nnx.Module):
+    def __init__(self, config: DiffusionGemmaConfig, dtype: Any, rngs: nnx.Rngs):
+        self.gate = _linear(config.hidden_size, config.intermediate_size, dtype, rngs)
+        self.up = _linear(config.hidden_size, config.intermediate_size, dtype, rngs)
+        self.down = _linear(config.intermediate_size, config.hidden_size, dtype, rngs)
+
+    def __call__(self, x: Array) -> Array:
+        return self.down(nnx.gelu(self.gate(x)) * self.up(x))
+
+
+class Router(nnx.Module):
+    """Chooses each token's experts, and how much each of them counts."""
+
+    def __init__(self, config: DiffusionGemmaConfig, dtype: Any, rngs: nnx.Rngs):
+        self.proj = _linear(config.hidden_size, config.num_experts, dtype, rngs)
+        self.scale = nnx.Param(jnp.ones((config.hidden_size,), dtype))
+        self.per_expert_scale = nnx.Param(jnp.ones((config.num_experts,), dtype))
+        self.count, self.eps = config.top_k_experts, config.rms_norm_eps
+
+    def __call__(self, x: Array) -> tuple[Array, Array]:
+        """Of tokens `[M, E]` the weights and experts, `[M, k]` each."""
+        scores = self.proj(rms_norm(x, self.eps) * self.scale[...][None] * x.shape[-1] ** -0.5)
+        weights, experts = jax.lax.top_k(jax.nn.softmax(scores.astype(jnp.float32), axis=-1), self.count)
+        weights = weights / weights.sum(axis=-1, keepdims=True)
+        return weights * self.per_expert_scale[...][experts].astype(jnp.float32), experts
+
+
+class Experts(nnx.Module):
+    """Gated MLPs, each over the tokens that chose it.
+
+    Tokens are sorted by expert and multiplied group by group, however long a group is: none is dropped or padded, and what one
+    token gets does not depend on which experts the others chose.
+    """
+
+    def __init__(self, config: DiffusionGemmaConfig, dtype: Any, rngs: nnx.Rngs):
+        X, E, F = config.num_experts, config.hidden_size, config.moe_intermediate_size  # noqa: N806
+        self.gate_up = _Kernel((X, E, 2 * F), dtype, rngs)
+        self.down = _Kernel((X, F, E), dtype, rngs)
+
+    def __call__(self, x: Array, weights: Array, experts: Array) -> Array:
+        """Tokens `[M, E]` through their experts `[M, k]`, summed by weight."""
+        tokens, each = experts.shape
+        chosen = experts.reshape(-1)
+        order = jnp.argsort(chosen, stable=True)
+        gate_up, down = self.gate_up.kernel[...], self.down.kernel[...]
+        sizes = jnp.zeros((gate_up.shape[0],), jnp.int32).at[chosen].add(1)
+        gate, up = jnp.split(jax.lax.ragged_dot(x[order // each], gate_up, sizes), 2, axis=-1)
+        out = jax.lax.ragged_dot(nnx.gelu(gate) * up, down, sizes)
+        out = out[jnp.argsort(order)].reshape(tokens, each, -1).astype(jnp.float32)
+        return jnp.sum(out * weights[:, :, None], axis=1).astype(x.dtype)
+
+
+class _Kernel(nnx.Module):
+    def __init__(self, shape: tuple[int, ...], dtype: Any, rngs: nnx.Rngs):
+        self.kernel = nnx.Param(nnx.initializers.lecun_normal(batch_axis=0)(rngs.params(), shape, dtype))
+
+
+class Layer(nnx.Module):
+    """The norms have the Hugging Face names."""
+
+    def __init__(self, config: DiffusionGemmaConfig, layer: int, dtype: Any, rngs: nnx.Rngs):
+        norm = lambda: RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.attention = Attention(config, layer, dtype, rngs)
+        self.mlp = MLP(config, dtype, rngs)
+        self.router = Router(config, dtype, rngs)
+        self.experts = Experts(config, dtype, rngs)
+        self.input_layernorm, self.post_attention_layernorm = norm(), norm()
+        self.pre_feedforward_layernorm, self.post_feedforward_layernorm = norm(), norm()
+        self.pre_feedforward_layernorm_2 = norm()
+        self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2 = norm(), norm()
+        self.encoder_scale = nnx.Param(jnp.ones((1,), dtype))
+        self.decoder_scale = nnx.Param(jnp.ones((1,), dtype))
+
+    def __call__(self, x: Array, view: View, cache: tuple[Array, Array] | None):
+        attended, kv = self.attention(self.input_layernorm(x), view, cache)
+        x = x + self.post_attention_layernorm(attended)
+        dense = self.post_feedforward_layernorm_1(self.mlp(self.pre_feedforward_layernorm(x)))
+        flat = x.reshape(-1, x.shape[-1])
+        mixed = self.experts(self.pre_feedforward_layernorm_2(flat), *self.router(flat)).reshape(x.shape)
+        x = x + self.post_feedforward_layernorm(dense + self.post_feedforward_layernorm_2(mixed))
+        scale = lambda of: of[...][None, None]
+        return x * jnp.where(view.scaled, scale(self.encoder_scale), scale(self.decoder_scale)), kv
+
+
+class SelfConditioning(MLP):
+    """Adds what a gated MLP makes of a soft embedding to a token's own."""
+
+    def __init__(self, config: DiffusionGemmaConfig, dtype: Any, rngs: nnx.Rngs):
+        super().__init__(config, dtype, rngs)
+        self.pre_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.eps = config.rms_norm_eps
+
+    def join(self, own: Array, soft: Array) -> Array:
+        """Embeddings and soft embeddings, `[B, T, E]`, to the decoder's inputs."""
+        return rms_norm(own + self(self.pre_norm(soft)), self.eps)
+
+
+def rope_tables(heads: Heads, positions: Array) -> tuple[Array, Array]:
+    """See `specjax.models.llama.rope_tables`; pairs that are not rotated have frequency 0."""
+    exponent = jnp.arange(0, heads.head_dim, 2, dtype=jnp.float32) / heads.head_dim
+    rotated = jnp.arange(heads.head_dim // 2) < heads.rotated
+    frequencies = jnp.where(rotated, 1.0 / heads.rope_theta**exponent, 0.0) / heads.rope_factor
+    angles = positions[:, :, None, None, None].astype(jnp.float32) * frequencies[None, None, None, None]
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return jnp.concatenate([cos, cos], axis=3), jnp.concatenate([-sin, sin], axis=3)

@@ -1,0 +1,81 @@
+"""The contract of a cache policy: which positions of the canvas a forward pass computes anew.
+
+The keys and values of the others are those of the pass that computed them last, when other tokens may have been known. That is
+what every cache of a bidirectional model approximates (Fast-dLLM, arXiv:2505.22618, section 3.2).
+"""
+
+import abc
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Canvas:
+    """What a cache policy may look at. `L` denotes the canvas.
+
+    Attributes:
+      masked: `[B, L]` bool, the open positions below each row's limit.
+      fresh: `[B, L]` bool, the positions that the last step committed.
+      inside: `[B, L]` bool, the active block.
+      prompt_length: `[B]` int32, where the first block begins.
+      start: `[B]` int32, where the active block begins.
+      width: of a block; the last one of a row may be shorter.
+      step: `[B]` int32, forward passes over the active block before this one.
+      passes: `[B]` int32, forward passes before this one.
+    """
+
+    masked: Array
+    fresh: Array
+    inside: Array
+    prompt_length: Array
+    start: Array
+    step: Array
+    passes: Array
+    width: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def at(self) -> Array:
+        """`[1, L]` int32, the positions."""
+        return jnp.arange(self.masked.shape[1], dtype=jnp.int32)[None]
+
+
+class Cache(abc.ABC):
+    """Chooses what to compute anew. Implementations are frozen dataclasses.
+
+    Whatever it says, a row's first pass computes everything, and every pass what its logits are read from.
+    """
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is ever reused; without, no keys and values are stored."""
+        return True
+
+    @abc.abstractmethod
+    def active(self, canvas: Canvas) -> Array:
+        """The positions to compute anew, `[B, L]` bool."""
+
+
+def every(canvas: Canvas, when: Array) -> Array:
+    """All positions of the rows `when` `[B]`, none of the others, `[B, L]` bool."""
+    return jnp.broadcast_to(when[:, None], canvas.masked.shape)
+
+
+def widths(block: int, capacity: int) -> tuple[int, ...]:
+    """Static sizes of a pass: the block and its neighbour, and their doubles up to the canvas."""
+    sizes, size = [], block + 1
+    while size < capacity:
+        sizes.append(size)
+        size = 2 * size
+    return tuple(sizes)
+
+
+def positions_of(active: Array, width: int) -> Array:
+    """The first `width` active positions `[B, width]` int32; L where there are no more."""
+    size = active.shape[1]
+    at = jnp.where(active, jnp.arange(size, dtype=jnp.int32)[None], size)
+    return jnp.sort(at, axis=1)[:, :width]

@@ -1,0 +1,50 @@
+"""Fast-dLLM's caches: of the prefix, or of all but the block, as they were when the block began (arXiv:2505.22618, 3.2)."""
+
+import dataclasses
+
+from specjax.diffusion.cache.base import Cache, every
+
+
+@dataclasses.dataclass(frozen=True)
+class Dual(Cache):
+    """Reuses everything outside the active block; the pass that enters a block computes all.
+
+    Attributes:
+      refresh: passes over a block between two that compute everything; 0: the first alone does. 1 is no cache.
+    """
+
+    refresh: int = 0
+
+    def __post_init__(self):
+        check_refresh(self, 0)
+
+    def active(self, canvas):
+        return canvas.inside | every(canvas, due(canvas.step, self.refresh))
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefix(Cache):
+    """Reuses what lies before the active block; the block and all that follows are computed anew.
+
+    Attributes:
+      refresh: as in `Dual`.
+    """
+
+    refresh: int = 0
+
+    def __post_init__(self):
+        check_refresh(self, 0)
+
+    def active(self, canvas):
+        return (canvas.at >= canvas.start[:, None]) | every(canvas, due(canvas.step, self.refresh))
+
+
+def check_refresh(policy, least):
+    """Raises ValueError where a policy's `refresh` is below the least."""
+    if policy.refresh < least:
+        raise ValueError(f"refresh must be at least {least}, got {policy}")
+
+
+def due(step, every):
+    """Whether pass number `step` is the first, or a multiple of `every` where that is not 0."""
+    return (step == 0) | (step % every == 0) if every else step == 0

@@ -1,0 +1,326 @@
+"""Block diffusion over canvases of random tokens (DiffusionGemma): no mask, every token may change until its canvas is final.
+
+A canvas begins as random tokens. A pass predicts all of it; the sampler keeps the surest predictions, the other positions
+get random tokens anew, and the next pass sees a soft embedding of this one's laws (self-conditioning). A final canvas is the
+likeliest tokens of its last pass. It is read once more as text, causally, its keys and values are stored, and the next canvas
+follows.
+
+In the shape descriptions `B` denotes rows, `R` inserted rows, `W` the canvas, `L` the text buffer, `V` the vocabulary and `E`
+the model width.
+"""
+
+import dataclasses
+from typing import Any, Protocol, Self
+
+import jax
+import jax.numpy as jnp
+
+from specjax.diffusion.decoder import draws
+from specjax.diffusion.renoise import EntropyRenoise
+from specjax.lm import LM, Block, Output, Wants
+from specjax.sampling import Sampling
+from specjax.sampling.noise import keys_at
+from specjax.sampling.sampler import best
+from specjax.sampling.warp import warp
+from specjax.sharding.ambient import on_mesh
+from specjax.sharding.rules import constrain
+from specjax.state import Finish, Rows, Stats
+
+Array = jax.Array
+PyTree = Any
+
+NOISE = 5  # the purpose of the random tokens, beside those of `specjax.diffusion.decoder`
+
+
+class CanvasLM(LM, Protocol):
+    """A model that reads text as an `LM`, causally, and canvases behind it."""
+
+    def read(
+        self, params: PyTree, tokens: Array, positions: Array, cache: PyTree, soft: Array, settled: Array
+    ) -> Output:
+        """One block a row, behind what the cache holds before its first position: `final`, and a `delta`.
+
+        Args:
+          params: the parameters.
+          tokens: `[B, W]` int32.
+          positions: `[B, W]` int32, in sequence.
+          cache: of the text.
+          soft: `[B, W, E]`, of the last pass over the canvas; 0 before the first.
+          settled: `[B]` bool: the row's tokens are text, read as `__call__` does; only then the delta may be stored.
+        """
+        ...
+
+    def soften(self, params: PyTree, log_law: Array) -> Array:
+        """Mean embeddings `[B, W, E]` under the laws `[B, W, V]`, for the next pass."""
+        ...
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CanvasState(Rows):
+    """The rows of a canvas decoder; `tokens` are text, and garbage from `length` on.
+
+    Attributes:
+      stored: `[B]` int32, how many of them the cache holds; of a running row all, or all but the last canvas.
+      step: `[B]` int32, passes over the canvas so far.
+      canvas: `[B, W]` int32, what the next pass reads.
+      soft: `[B, W, E]`, what it knows of the last one.
+      memory: the sampler's.
+      cache: keys and values of the text.
+    """
+
+    stored: Array
+    step: Array
+    canvas: Array
+    soft: Array
+    memory: PyTree
+    cache: PyTree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CanvasInfo:
+    """What one step did; nothing here is needed by the next one.
+
+    Attributes:
+      start: `[B]` int32, the first position of the block that was read.
+      kept: `[B, W]` bool, the predictions that the next pass reads.
+      finished: `[B]` bool, whose canvas became text.
+    """
+
+    start: Array
+    kept: Array
+    finished: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class CanvasDiffusion:
+    """A decoder of canvases. Static and hashable: pure functions `empty`, `insert` and `step`, none of them jitted.
+
+    A step is a pass over one block a row: its canvas, or a final one that is not stored yet. Canvases follow the prompt,
+    wherever it ends; the last one is read whole, and cut at the row's limit.
+
+    The random token at a position is a function of the row's key, the position and the pass, and so is the noise of a draw:
+    neither the batch nor the mesh changes them. At temperature 0 predictions are the likeliest tokens; else they are drawn from
+    the law that the sampler's own temperature leaves, warped by the row's options: 1 is the published sampler.
+
+    Attributes:
+      target: the model.
+      policy: the sampler.
+      block_length: W.
+      mesh: keeps the state on its shardings: rows over `data`, the cache's heads over `model`.
+    """
+
+    target: CanvasLM
+    policy: EntropyRenoise = EntropyRenoise()
+    block_length: int = 256
+    mesh: jax.sharding.Mesh | None = None
+
+    completes_only = True
+    """Whether nothing may be known behind a prompt."""
+
+    def checked(self) -> Self:
+        """Itself.
+
+        Raises:
+          ValueError: on an empty canvas.
+        """
+        if self.block_length < 1:
+            raise ValueError(f"block_length must be at least 1, got {self.block_length}")
+        return self
+
+    @property
+    def slack(self) -> int:
+        """Text slots needed beyond the longest text: none."""
+        return 0
+
+    def empty(
+        self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1
+    ) -> CanvasState:
+        """A state of finished rows, to be filled by `insert`; see `Speculative.empty`."""
+        zeros, width = jnp.zeros((batch,), jnp.int32), self.block_length
+        canvas = jnp.zeros((batch, width), jnp.int32)
+        dtype = jax.tree.leaves(params["target"])[0].dtype if cache_dtype is None else cache_dtype
+        feature = jax.eval_shape(self.target.embed, params["target"], canvas)
+        state = CanvasState(
+            tokens=jnp.zeros((batch, capacity), jnp.int32),
+            length=zeros,
+            finish=zeros + Finish.LENGTH,
+            key=jax.vmap(lambda i: jax.random.key(i, impl="threefry2x32"))(zeros),
+            stats=Stats(zeros, jnp.zeros((batch, width + 1), jnp.int32)),
+            prompt_length=zeros,
+            limit=zeros,
+            eos=jnp.full((batch, eos_width), -1, jnp.int32),
+            sampling=Sampling.make(batch),
+            stored=zeros,
+            step=zeros,
+            canvas=canvas,
+            soft=jnp.zeros(feature.shape, feature.dtype),
+            memory=self.policy.init(batch, width),
+            cache=self.target.init_cache(batch, capacity, dtype),
+        )
+        return self._constrain(state)
+
+    @on_mesh
+    def insert(
+        self,
+        params: PyTree,
+        state: CanvasState,
+        rows: Array,
+        prompts: Array,
+        lengths: Array,
+        row_keys: Array,
+        *,
+        limit: Array,
+        sampling: Sampling,
+        eos: Array | None = None,
+        width: int | None = None,
+    ) -> CanvasState:
+        """Puts new prompts into rows, whatever those held, and stores their keys and values.
+
+        Args:
+          params: the parameters.
+          state: of B rows.
+          rows: `[R]` int32, where they go; B or more drops one (padding).
+          prompts: `[R, P]` int32, right-padded.
+          lengths: `[R]` int32, at least 1.
+          row_keys: `[R]` typed keys (`specjax.sampling.row_keys`).
+          limit: `[R]` int32, the text length at which a row stops, at most L.
+          sampling: of R rows; of the options temperature, top-k, top-p and min-p are used.
+          eos: `[R, K]` int32, -1 padded, or None.
+          width: tokens of the prompt that are read together; None: all.
+        """
+        count, size = prompts.shape
+        capacity = state.tokens.shape[1]
+        dtype = jax.tree.leaves(state.cache)[0].dtype
+        fresh = self.empty(params, count, capacity, dtype, state.eos.shape[1])
+        kept = min(size, capacity)
+        limit = jnp.clip(limit, lengths, capacity)
+        fresh = dataclasses.replace(
+            fresh,
+            tokens=fresh.tokens.at[:, :kept].set(prompts[:, :kept]),
+            length=lengths,
+            finish=jnp.where(lengths < limit, Finish.RUNNING, Finish.LENGTH).astype(jnp.int32),
+            key=row_keys,
+            prompt_length=lengths,
+            limit=limit,
+            eos=fresh.eos if eos is None else eos,
+            sampling=sampling,
+            stored=lengths,
+            canvas=self._noise(row_keys, fresh.step, self._positions(lengths)),
+            cache=self._prefill(params["target"], fresh.cache, prompts, lengths, min(width or size, size), capacity),
+        )
+        place = lambda old, new: old.at[rows].set(new, mode="drop")
+        return self._constrain(jax.tree.map(place, state, fresh))
+
+    def _prefill(self, weights, cache, prompts, lengths, width, capacity):
+        """A cache that holds the prompts, read `width` tokens at a time."""
+        padded = jnp.pad(prompts, ((0, 0), (0, width)))
+
+        def read(i, cache):
+            tokens = jax.lax.dynamic_slice_in_dim(padded, i * width, width, axis=1)
+            at = jnp.broadcast_to(i * width + jnp.arange(width, dtype=jnp.int32)[None], tokens.shape)
+            delta = self.target(weights, Block(tokens, at, at[:, 0]), cache, wants=Wants()).delta
+            return self.target.commit(cache, delta, None, jnp.where(at < lengths[:, None], at, capacity))
+
+        return jax.lax.fori_loop(0, -(-jnp.max(lengths) // width), read, cache)
+
+    def axes(self, state: CanvasState) -> CanvasState:
+        """Logical axis names of every leaf of the state."""
+        axes = jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), state)
+        return dataclasses.replace(axes, cache=self.target.cache_axes(state.cache))
+
+    def _constrain(self, state: CanvasState) -> CanvasState:
+        return constrain(self.mesh, self.axes(state), state, self.target.axis_counts())
+
+    def _positions(self, start: Array) -> Array:
+        return start[:, None] + jnp.arange(self.block_length, dtype=jnp.int32)[None]
+
+    def _noise(self, keys: Array, step: Array, at: Array) -> Array:
+        """The random tokens `[B, W]` that a pass reads at positions `at` `[B, W]`, with `step` `[B]` passes before it."""
+        folded = keys_at(jax.vmap(jax.random.fold_in)(keys, step), at, NOISE)
+        draw = lambda key: jax.random.randint(key, (), 0, self.target.vocab_size, jnp.int32)
+        return jax.vmap(jax.vmap(draw))(folded)
+
+    @on_mesh
+    def step(self, params: PyTree, state: CanvasState) -> tuple[CanvasState, CanvasInfo]:
+        """One pass over a block of every row: it renews the canvas, makes it text, or stores that text."""
+        weights, capacity = params["target"], state.tokens.shape[1]
+        live = ~state.done
+        storing = live & (state.stored < state.length)
+        at = self._positions(state.stored)
+        text = jnp.take_along_axis(state.tokens, at, axis=1, mode="clip")
+        with jax.named_scope("target"):
+            read = jnp.where(storing[:, None], text, state.canvas)
+            output = self.target.read(weights, read, at, state.cache, state.soft, storing)
+            logits = self.target.unembed(weights, output.final)
+        with jax.named_scope("predict"):
+            scores = logits / self.policy.heat(state.step)[:, None, None]
+            likeliest = best(scores)
+            drawn = self._draw(state, at, scores, likeliest)
+            log_law = jax.nn.log_softmax(scores, axis=-1)
+        failed = live & jnp.any(likeliest < 0, axis=1)
+        with jax.named_scope("renoise"):
+            keep, final, memory = self.policy(log_law, likeliest, state.step, state.memory)
+        storing = storing & ~failed
+        working = live & ~storing & ~failed
+        finished = working & final
+        renewed = working & ~finished
+        keep = keep & renewed[:, None]
+        with jax.named_scope("target"):
+            soft = self.target.soften(weights, log_law)
+            cache = self.target.commit(state.cache, output.delta, None, jnp.where(storing[:, None], at, capacity))
+        step = jnp.where(finished, 0, state.step + working)
+        noise = self._noise(state.key, step, at + self.block_length * finished[:, None])
+
+        def next_of(new, blank, old):
+            """`new` in rows whose canvas goes on, `blank` in those that begin another one."""
+            wide = lambda mask: jnp.expand_dims(mask, tuple(range(1, new.ndim)))
+            return jnp.where(wide(renewed), new, jnp.where(wide(finished), blank, old))
+
+        blank = self.policy.init(*state.canvas.shape)
+        state = dataclasses.replace(
+            self._finish(state, at, likeliest, finished, failed),
+            stored=state.stored + self.block_length * storing,
+            step=step,
+            canvas=next_of(jnp.where(keep, drawn, noise), noise, state.canvas),
+            soft=next_of(soft, jnp.zeros_like(soft), state.soft),
+            memory=jax.tree.map(next_of, memory, blank, state.memory),
+            cache=cache,
+        )
+        return self._constrain(state), CanvasInfo(at[:, 0], keep, finished)
+
+    def _draw(self, state, at, scores, likeliest):
+        """Predictions `[B, W]`: the likeliest tokens, or in sampled rows a draw."""
+        live, sampled = ~state.done, state.sampling.temperature > 0
+
+        def draw():
+            keys = jax.vmap(jax.random.fold_in)(state.key, state.step)
+            drawn = draws(warp(scores, state.sampling, live), keys, at, sampled)
+            return jnp.where(sampled[:, None], drawn, likeliest)
+
+        return jax.lax.cond(jnp.any(live & sampled), draw, lambda: likeliest)
+
+    def _finish(self, state, at, likeliest, finished, failed) -> CanvasState:
+        """The state with the tokens of finished canvases as text, cut at the limit and behind an end of text."""
+        live = ~state.done
+        real = at < state.limit[:, None]
+        tokens = jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))(
+            state.tokens, jnp.where(finished[:, None] & real, at, state.tokens.shape[1]), likeliest
+        )
+        count = jnp.where(finished, real.sum(axis=1), 0)
+        ends = jnp.any(likeliest[:, :, None] == state.eos[:, None, :], axis=2) & real & finished[:, None]
+        eos = ends.any(axis=1)
+        count = jnp.where(eos, jnp.argmax(ends, axis=1) + 1, count).astype(jnp.int32)
+        length = state.length + count
+        finish = jnp.where(length >= state.limit, Finish.LENGTH, Finish.RUNNING)
+        finish = jnp.where(failed, Finish.ERROR, jnp.where(eos, Finish.EOS, finish))
+        steps = live.astype(jnp.int32)
+        committed = jnp.arange(self.block_length + 1)[None] == count[:, None]
+        return dataclasses.replace(
+            state,
+            tokens=tokens,
+            length=length,
+            finish=jnp.where(live, finish, state.finish).astype(jnp.int32),
+            stats=Stats(state.stats.steps + steps, state.stats.accepted + steps[:, None] * committed),
+        )

@@ -1,0 +1,40 @@
+"""A diffusion decoder from its parts."""
+
+import jax
+
+from specjax.diffusion.block import BlockDiffusion
+from specjax.diffusion.cache import Cache, NoCache
+from specjax.diffusion.decoder import Diffusion
+from specjax.diffusion.unmask import Threshold, Unmask
+from specjax.lm import LM
+
+
+def diffusion(
+    target: LM, mask_id: int, policy: Unmask | None = None, cache: Cache | None = None, *, block_length: int = 32,
+    shift: bool = False, cfg_scale: float = 0.0, causal_blocks: bool = False, sub_block: int = 0,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Diffusion:  # fmt: skip
+    """A masked-diffusion decoder from its parts.
+
+    Args:
+      target: the model.
+      mask_id: see `Diffusion`.
+      policy: what to commit; None is `Threshold()`.
+      cache: what to compute anew; None is everything.
+      block_length: see `Diffusion`.
+      shift: see `Diffusion`.
+      cfg_scale: see `Diffusion`.
+      causal_blocks: whether the model's blocks do not see later ones (`BlockDiffusion`).
+      sub_block: see `BlockDiffusion`.
+      mesh: see `Diffusion`.
+
+    Raises:
+      ValueError: on a mask id outside the vocabulary, an empty block, or parts that do not go together.
+    """
+    policy = policy or Threshold()
+    parts = (target, mask_id, policy, cache or NoCache(), block_length, shift, cfg_scale, mesh)
+    if causal_blocks:
+        return BlockDiffusion(*parts, sub_block).checked()
+    if sub_block:
+        raise ValueError("sub_block is for models whose blocks do not see later ones (causal_blocks)")
+    return (policy.decoder or Diffusion)(*parts).checked()

@@ -1,0 +1,52 @@
+"""Dream's sampler: a linear schedule over the whole block (Ye et al. 2025, arXiv:2508.15487)."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specjax.diffusion.unmask.base import RULES, Choice, Unmask, ranks
+
+
+@dataclasses.dataclass(frozen=True)
+class Dream(Unmask):
+    """Noise falls linearly from 1 to `eps` in `steps` passes; each commits the share of open positions by which it falls.
+
+    `origin` commits every position with that probability; the others commit as many of the surest, rounded down, and all
+    that is open in the last pass. Counts are each row's own, where the original takes the mean over its batch. A pass in
+    which nothing would be committed still commits one.
+
+    Attributes:
+      steps: passes a block.
+      rule: `origin`, or a key of `RULES` (`low_confidence` is Dream's `maskgit_plus`, `margin` its `topk_margin`).
+      eps: the noise that is left.
+      alg_temp: above 0, the positions are drawn without replacement in proportion to `exp(sureness / alg_temp)`. Not for
+        `origin`, which is not sure of anything.
+    """
+
+    steps: int = 32
+    rule: str = "origin"
+    eps: float = 1e-3
+    alg_temp: float = 0.0
+
+    def __post_init__(self):
+        if self.steps < 1 or self.rule not in ("origin", *RULES) or not 0 <= self.eps < 1:
+            raise ValueError(
+                f"dream needs steps >= 1, eps in [0, 1) and a rule of origin, {', '.join(RULES)}, got {self}"
+            )
+        if not self.alg_temp >= 0 or (self.alg_temp and self.rule in ("origin", "random")):
+            raise ValueError(
+                f"dream needs alg_temp >= 0, and a rule that is sure of something where it is not 0, got {self}"
+            )
+
+    def __call__(self, guess, memory):
+        step = guess.step.astype(jnp.float32)
+        now, then = (1 - (1 - self.eps) * (step + offset) / self.steps for offset in (0, 1))
+        share = jnp.where(guess.step >= self.steps - 1, 1.0, 1 - then / now)
+        if self.rule == "origin":
+            return Choice(guess.noise < share[:, None], -guess.noise, guess.tokens), memory
+        # a hair above the product, so that a whole number is not rounded down by the last bit
+        count = jnp.floor(guess.masked.sum(axis=-1) * share + 1e-4).astype(jnp.int32)
+        score = RULES[self.rule](guess)
+        if self.alg_temp:  # the largest of noisy scores are such a draw (Gumbel top-k)
+            score = score / self.alg_temp - jnp.log(-jnp.log(guess.noise))
+        return Choice(ranks(score, guess.masked) < count[:, None], score, guess.tokens), memory

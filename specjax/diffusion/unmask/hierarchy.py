@@ -1,0 +1,37 @@
+"""One token from every run of masks: the hierarchical decoder of dInfer (2025)."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specjax.diffusion.unmask.base import Choice, Unmask, confidence
+
+
+@dataclasses.dataclass(frozen=True)
+class Hierarchy(Unmask):
+    """Commits what is sure, and of each run of neighbouring open positions the surest, where it is at least `low`.
+
+    Commits far from each other depend on each other least.
+
+    Attributes:
+      threshold: probability at which a prediction is committed anyway.
+      low: probability asked of a run's surest; 1 or more is `Threshold`.
+    """
+
+    threshold: float = 0.9
+    low: float = 0.4
+
+    def __post_init__(self):
+        if not (self.threshold >= 0 and self.low >= 0):
+            raise ValueError(f"hierarchy needs threshold >= 0 and low >= 0, got {self}")
+
+    def __call__(self, guess, memory):
+        score = confidence(guess)
+        run = jnp.cumsum(~guess.masked, axis=-1)
+        place = jnp.arange(run.shape[-1])
+        beaten = (score[:, None, :] > score[:, :, None]) | (
+            (score[:, None, :] == score[:, :, None]) & (place[None, None, :] < place[None, :, None])
+        )
+        rival = (run[:, None, :] == run[:, :, None]) & guess.masked[:, None, :]
+        first = ~jnp.any(rival & beaten, axis=-1)
+        return Choice((score >= self.threshold) | (first & (score >= self.low)), score, guess.tokens), memory

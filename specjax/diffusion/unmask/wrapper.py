@@ -1,0 +1,40 @@
+"""What policies that stand before another one share."""
+
+import dataclasses
+from typing import Any
+
+from specjax.diffusion.unmask.base import Unmask
+from specjax.diffusion.unmask.threshold import Threshold
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrapper(Unmask):
+    """Stands before another policy. Where a subclass remembers nothing, its memory is that of `inner`.
+
+    Attributes:
+      inner: decides; it revises nothing and needs no decoder of its own.
+    """
+
+    inner: Unmask = Threshold()
+
+    def __post_init__(self):
+        if self.inner.revises or self.inner.decoder is not None:
+            raise ValueError(
+                f"{type(self).__name__} cannot stand before {type(self.inner).__name__}, which decides over more than one pass"
+            )
+
+    @property
+    def ends(self):
+        return self.inner.ends
+
+    @property
+    def needs(self):
+        return self.inner.needs
+
+    @property
+    def width(self):
+        return self.inner.width
+
+    def init(self, batch: int, width: int, vocab_size: int) -> Any:
+        """See `Unmask.init`."""
+        return self.inner.init(batch, width, vocab_size)

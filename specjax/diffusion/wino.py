@@ -1,0 +1,123 @@
+"""WINO: commits at a low threshold, and opens again what a second look finds unlikely (Hong et al. 2025, arXiv:2507.18578).
+
+The second look costs no pass of its own: behind the canvas stands a shadow of the active block, masks at the same positions. A
+shadow sees all of the canvas but its own twin, and nothing of the canvas sees a shadow.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.diffusion.decoder import Diffusion, at_least_one, widened
+from specjax.diffusion.unmask.base import Choice, Guess, Unmask, confidence, ranks
+from specjax.lm import Block, Wants
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Review(Guess):
+    """A guess with a second look.
+
+    Attributes:
+      again: `[B, W]` float32, the probability of every known token of the block where it is hidden from itself.
+    """
+
+    again: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Wino(Unmask):
+    """Commits the surest above `threshold`, a share of what is open at most, and opens committed tokens below `back` again.
+
+    Fewer are opened than the pass before committed, so a block takes at most as many passes as it has positions.
+
+    Attributes:
+      threshold: tau.
+      back: tau_back; 0 opens nothing again.
+      share: of the open positions, what one pass may commit, between `fewest` and `most`.
+      fewest: see `share`.
+      most: see `share`.
+    """
+
+    threshold: float = 0.6
+    back: float = 0.9
+    share: float = 0.7
+    fewest: int = 5
+    most: int = 20
+
+    def __post_init__(self):
+        if not (self.threshold >= 0 and self.back >= 0 and 0 < self.share <= 1 and 1 <= self.fewest <= self.most):
+            raise ValueError(f"wino needs threshold and back >= 0, share in (0, 1] and 1 <= fewest <= most, got {self}")
+
+    @property
+    def revises(self):
+        return True
+
+    @property
+    def decoder(self):
+        return WinoDecoder
+
+    def init(self, batch, width, vocab_size):
+        """How many tokens the last pass committed `[B]`; a block's first pass has nothing to open again."""
+        return jnp.zeros((batch,), jnp.int32)
+
+    def __call__(self, guess: Review, memory):
+        score = confidence(guess)
+        sure = guess.masked & (score > self.threshold)
+        left = guess.masked.sum(axis=1)
+        cap = jnp.clip(jnp.floor(self.share * left + 1e-4).astype(jnp.int32), self.fewest, self.most)
+        commit = at_least_one(ranks(score, sure) < cap[:, None], score, guess.masked)
+        count = commit.sum(axis=1)
+        doubted = guess.committed & (guess.again < self.back) & (count > 1)[:, None]
+        few = ranks(-guess.again, doubted) < (memory - 1)[:, None]
+        return Choice(commit, score, guess.tokens, doubted & few), count.astype(jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class WinoDecoder(Diffusion):
+    """A `Diffusion` decoder whose policy is `Wino`."""
+
+    policy: Wino = Wino()
+
+    def checked(self):
+        if self.cache.keeps or self.cfg_scale:
+            raise ValueError("wino takes neither a cache nor guidance yet: choose the cache none and cfg_scale 0")
+        if self.shift:
+            raise ValueError(
+                "wino hides a token from its own position, and this model's output at position i - 1 is for position i "
+                "(Dream's shift): choose another policy"
+            )
+        return super().checked()
+
+    def _predict(self, params, state, at, masked):
+        batch, size = state.tokens.shape
+        width = self.block_length
+        everywhere = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], (batch, size))
+        real = everywhere < state.limit[:, None]
+        of_shadows = at < state.limit[:, None]
+        canvas = jnp.concatenate([real, jnp.zeros((batch, width), bool)], axis=1)
+        twin = at[:, :, None] == everywhere[:, None, :]
+        shadow = jnp.concatenate(
+            [real[:, None] & ~twin, jnp.broadcast_to(of_shadows[:, None], (batch, width, width))], axis=2
+        )
+        block = Block(
+            jnp.concatenate([state.tokens, jnp.full((batch, width), self.mask_id)], axis=1),
+            jnp.concatenate([everywhere, at], axis=1),
+            jnp.zeros_like(state.limit),
+            jnp.concatenate([jnp.broadcast_to(canvas[:, None], (batch, size, size + width)), shadow], axis=1),
+            causal=False,
+        )
+        with jax.named_scope("target"):
+            final = self.target(params["target"], block, None, wants=Wants(final=True)).final
+            own = jnp.take_along_axis(final, at[:, :, None], axis=1, mode="clip")
+            unembed = lambda features: self._without_mask(self.target.unembed(params["target"], features))
+            logits, hidden = unembed(own), unembed(final[:, size:])
+        guess = self._guess(state, at, masked, logits)
+        known = jnp.take_along_axis(state.tokens, at, axis=1, mode="clip")
+        law = jax.nn.log_softmax(hidden, axis=-1)
+        again = jnp.exp(jnp.take_along_axis(law, known[:, :, None], axis=2, mode="clip")[:, :, 0])
+        return widened(Review, guess, again=again), state

@@ -1,0 +1,167 @@
+"""DiffuSpec: a diffusion language model drafts for an autoregressive target (Li et al. 2025, arXiv:2510.02358).
+
+One pass of the diffusion model over mask tokens behind the text gives a law for every position ahead, each without a view of
+the others' tokens. Paths through that lattice are searched left to right by the drafter's expander, with a small causal model
+beside the laws: what followed a token earlier in the row's own text. How far ahead is proposed follows what was accepted.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.draft.base import Proposal, TreeDrafter, ladder
+from specjax.expand import Chain, Expander
+from specjax.lm import LM, Block, Wants
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DiffuSpecDraft:
+    """The diffusion model's world.
+
+    Attributes:
+      cache: the diffusion model's cache of committed tokens, each as it was when it was committed.
+      length: `[B]` int32, tokens in it.
+      reach: `[B]` float32, the running mean of accepted tokens.
+    """
+
+    cache: Any
+    length: Any
+    reach: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class DiffuSpec(TreeDrafter):
+    """Drafts with `params["draft"]`, the parameters of the diffusion model `lm`, through any expander.
+
+    The law of the token at depth d behind a parent t is `(prior p_d(v) + n(t, v)) / (prior + n(t))`, where p_d is the diffusion
+    model's and n counts how often v followed t in the row's text. The causal model of the paper is an n-gram model of a corpus;
+    this one needs none.
+
+    A committed token's keys and values are those of the pass that first saw it (Fast-dLLM's prefix cache; with the masks behind
+    it, but for the prompt's), so that a step reads the new tokens and the masks alone.
+
+    Attributes:
+      lm: the diffusion model.
+      mask_id: its mask; never proposed.
+      expander: turns the laws into a tree.
+      shift: the model's output at position i - 1 is for position i (Dream), not that at i (LLaDA).
+      prior: what the diffusion model's law weighs, in observed pairs.
+      decay: what the running mean of accepted tokens keeps of itself at every step.
+      ahead: how many tokens beyond that mean are proposed; as large as the expander is deep, it adapts nothing.
+    """
+
+    lm: LM
+    mask_id: int
+    expander: Expander = Chain()
+    shift: bool = False
+    prior: float = 4.0
+    decay: float = 0.5
+    ahead: int = 2
+
+    needs_params = True
+
+    def __post_init__(self):
+        if not (self.prior > 0 and 0 <= self.decay < 1 and self.ahead >= 1):
+            raise ValueError(f"diffuspec needs prior > 0, decay in [0, 1) and ahead >= 1, got {self}")
+
+    @property
+    def rungs(self):
+        return ladder(self.nodes) if self.expander.is_chain else self.expander.rungs
+
+    def bind(self, target):
+        if self.lm.vocab_size != target.vocab_size:
+            raise ValueError(
+                f"the diffusion model has {self.lm.vocab_size} tokens and the target {target.vocab_size}: they must share "
+                "one vocabulary"
+            )
+        if not 0 <= self.mask_id < self.lm.vocab_size:
+            raise ValueError(f"mask_id {self.mask_id} is outside the vocabulary of {self.lm.vocab_size} tokens")
+        if self.expander.width >= self.lm.vocab_size:
+            raise ValueError(
+                f"the expander takes {self.expander.width} candidates a node: fewer than the vocabulary holds"
+            )
+        return self
+
+    def init(self, params, batch, capacity):
+        dtype = jax.tree.leaves(params["draft"])[0].dtype
+        full = jnp.full((batch,), float(self.depth))
+        return DiffuSpecDraft(self.lm.init_cache(batch, capacity, dtype), jnp.zeros((batch,), jnp.int32), full)
+
+    def axes(self, draft):
+        return DiffuSpecDraft(self.lm.cache_axes(draft.cache), ("batch",), ("batch",))
+
+    def prefill(self, params, draft, chunk, output):
+        block = Block(
+            chunk.block.tokens, chunk.block.positions, draft.length, self._seen(draft, chunk.real), causal=False
+        )
+        delta = self.lm(params["draft"], block, draft.cache, wants=Wants()).delta
+        cache = self.lm.commit(draft.cache, delta, None, draft.length)
+        return dataclasses.replace(draft, cache=cache, length=draft.length + chunk.real.sum(axis=1, dtype=jnp.int32))
+
+    def _seen(self, draft, real):
+        """Who sees whom `[B, T, T]`: all that is real, and everything itself."""
+        return real[:, None, :] | jnp.eye(real.shape[1], dtype=bool)[None]
+
+    def propose(self, params, draft, view, sampler):
+        cache, laws = self._read(params, draft, view)
+        pairs = (
+            view.tokens[:, :-1],
+            view.tokens[:, 1:],
+            jnp.arange(1, view.tokens.shape[1])[None] < view.length[:, None],
+        )
+
+        def behind(law, parents):
+            """Log-laws `[B, F, V]` behind the parents `[B, F]`, from the diffusion model's `[B, V]`."""
+            seen = followers(*pairs, parents, law.shape[-1])
+            total = self.prior + seen.sum(axis=-1, keepdims=True)
+            return jnp.log(self.prior * jnp.exp(law)[:, None] + seen) - jnp.log(total)
+
+        def grow(carry, level):
+            return carry, behind(laws[:, level.depth], level.tokens)
+
+        tree = self.expander(
+            view.root, behind(laws[:, 0], view.root[:, None])[:, 0], grow, None, sampler, keep_q=view.keep_q
+        )
+        limit = jnp.round(draft.reach).astype(jnp.int32) + self.ahead
+        tree = dataclasses.replace(tree, valid=tree.valid & (tree.depth <= limit[:, None]))
+        return Proposal(tree, dataclasses.replace(draft, cache=cache, length=view.length))
+
+    def _read(self, params, draft, view):
+        """One pass over what the last step committed and the masks behind it: the cache, and log-laws `[B, D, V]`."""
+        batch, width, ahead = view.tokens.shape[0], view.max_depth + 1, self.depth
+        at = draft.length[:, None] + jnp.arange(width)[None]
+        masks = view.length[:, None] + jnp.arange(ahead)[None]
+        tokens = jnp.concatenate(
+            [jnp.take_along_axis(view.tokens, at, axis=1, mode="clip"), jnp.full((batch, ahead), self.mask_id)], axis=1
+        )
+        real = jnp.concatenate([at < view.length[:, None], jnp.ones((batch, ahead), bool)], axis=1)
+        block = Block(tokens, jnp.concatenate([at, masks], axis=1), draft.length, self._seen(draft, real), causal=False)
+        output = self.lm(params["draft"], block, draft.cache, wants=Wants(final=True))
+        # the write depends on the read, so that the cache is updated in place; see `ModelDrafter.propose`
+        after = jnp.where(jnp.isnan(output.final[:, 0, 0]), 0, draft.length)
+        cache = self.lm.commit(draft.cache, jax.tree.map(lambda x: x[:, :width], output.delta), None, after)
+        last = jnp.clip(view.length - draft.length - 1, 0, width - 1)
+        of_root = jnp.take_along_axis(output.final, last[:, None, None], axis=1)
+        of_masks = output.final[:, width:]
+        final = jnp.concatenate([of_root, of_masks[:, :-1]], axis=1) if self.shift else of_masks
+        logits = self.lm.unembed(params["draft"], final)
+        return cache, jax.nn.log_softmax(logits.at[:, :, self.mask_id].set(-jnp.inf), axis=-1)
+
+    def observe(self, params, draft, proposal, output, verdict):
+        reach = self.decay * draft.reach + (1 - self.decay) * verdict.accepted
+        return dataclasses.replace(draft, reach=jnp.where(verdict.committed > 0, reach, draft.reach))
+
+
+def followers(before: Array, after: Array, real: Array, parents: Array, vocab_size: int) -> Array:
+    """How often each token followed each of `parents` `[B, F]` among the `real` pairs `[B, P]`: `[B, F, V]` float32."""
+    hits = (before[:, None] == parents[:, :, None]) & real[:, None]
+
+    def count(hits, after):
+        return jnp.zeros((vocab_size,)).at[after].add(hits.astype(jnp.float32), mode="drop")
+
+    return jax.vmap(jax.vmap(count, in_axes=(0, None)))(hits, jnp.maximum(after, 0))

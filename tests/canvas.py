@@ -1,0 +1,71 @@
+"""A small masked-diffusion model with random weights, four rows to complete, and their texts."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import decoder as decoding
+from specjax.diffusion import diffusion
+from specjax.diffusion.decoder import CHOOSE
+from specjax.lm import Block, Wants
+from specjax.models import LlamaConfig, LlamaLM
+from specjax.sampling import Sampling, row_keys
+from specjax.sampling.noise import uniform
+
+MASK, V, L = 23, 24, 32
+LM = LlamaLM(LlamaConfig(V, 32, 48, 2, 4, 2, 8, max_position_embeddings=64, tie_word_embeddings=True))
+PROMPTS = ((3, 1, 4), (1, 5), (9, 2, 6, 5, 3), (5, MASK, MASK, 8, 9, 7, MASK, 2))  # the last one has open spans
+LIMITS = (19, 22, 17, 14)
+
+
+@functools.cache
+def params():
+    """Random weights, sharpened so that some predictions are sure and others are not."""
+    return {"target": jax.tree.map(lambda x: 4 * x if x.ndim == 2 else x, jax.jit(LM.init)(jax.random.key(3)))}
+
+
+def make(policy=None, block_length=8, shift=False):
+    return diffusion(LM, MASK, policy, block_length=block_length, shift=shift)
+
+
+def begin(decoder, rows=range(4), temperature=0.0, eos=None, limits=LIMITS, capacity=L, model=None):
+    model = model or params()
+    prompts = np.full((len(rows), 8), 0, np.int32)
+    for i, row in enumerate(rows):
+        prompts[i, : len(PROMPTS[row])] = PROMPTS[row]
+    state = decoding.empty(decoder, model, len(rows), capacity, None, 1)
+    return decoding.insert(
+        decoder, model, state, jnp.arange(len(rows)), jnp.asarray(prompts),
+        jnp.asarray([len(PROMPTS[row]) for row in rows]), row_keys(0, [str(row) for row in rows]),
+        limit=jnp.asarray([limits[row] for row in rows]), sampling=Sampling.make(len(rows), temperature=temperature),
+        eos=None if eos is None else jnp.full((len(rows), 1), eos), width=None,
+    )  # fmt: skip
+
+
+def texts(state):
+    return [np.asarray(state.tokens)[i, : int(n)].tolist() for i, n in enumerate(state.length)]
+
+
+@functools.cache
+def _forward(size):
+    positions = jnp.arange(size)[None]
+    return jax.jit(
+        lambda tokens: LM(
+            params()["target"], Block(tokens[None], positions, jnp.zeros(1, int), causal=False), None,
+            wants=Wants(logits=True),
+        ).logits[0]
+    )  # fmt: skip
+
+
+def forward(canvas):
+    """Logits `[L, V]` of a whole canvas, in one plain pass."""
+    return _forward(len(canvas))(jnp.asarray(canvas))
+
+
+def uniform_of(row):
+    """The noise that a policy meets in a row: a function of position and pass."""
+    key = row_keys(0, [str(i) for i in range(4)])[row]
+    of_pass = lambda step: jax.random.fold_in(key, step)[None]
+    return lambda at, step: float(uniform(of_pass(step), jnp.asarray([[at]]), CHOOSE)[0, 0])

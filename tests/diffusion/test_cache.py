@@ -1,0 +1,165 @@
+"""Cache policies: what they reuse, and that reusing nothing is the uncached sampler."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from canvas import LIMITS, LM, MASK, PROMPTS, begin, make, params, texts
+from laws import mostly_slow
+
+import specjax
+from specjax.diffusion import Dual, Fixed, Freeze, Greedy, Interval, NoCache, Prefix, Threshold, Vicinity
+from specjax.diffusion.cache import Canvas, Delayed
+from specjax.lm import Block, Wants
+from specjax.state import Finish
+
+POLICIES = {
+    "dual": Dual(), "prefix": Prefix(), "delayed": Delayed(3), "greedy": Greedy(2, 2), "freeze": Freeze(),
+    "freeze-window": Freeze(4), "interval": Interval(5, 3), "vicinity": Vicinity(2, 2, 1),
+}  # fmt: skip
+ALWAYS = {
+    "dual": Dual(1), "prefix": Prefix(1), "delayed": Delayed(1), "greedy": Greedy(1), "interval": Interval(1, 1),
+    "vicinity": Vicinity(warmup=99),
+}  # fmt: skip
+
+
+def cached(cache, policy=None, **settings):
+    return dataclasses.replace(make(policy or Fixed(2), **settings), cache=cache)
+
+
+def complete(decoder, rows=range(4), **settings):
+    return specjax.run(decoder, params(), begin(decoder, rows, **settings))
+
+
+@pytest.mark.parametrize("name", mostly_slow(ALWAYS, "prefix", "delayed", "interval"))
+def test_always_refreshing_is_no_cache(name):
+    shift = name in ("dual", "prefix")
+    got, want = (complete(cached(cache, shift=shift)) for cache in (ALWAYS[name], NoCache()))
+    assert texts(got) == texts(want)
+    assert got.stats.steps.tolist() == want.stats.steps.tolist()
+
+
+@pytest.mark.parametrize("name", mostly_slow(POLICIES, "dual"))
+def test_rows_do_not_see_each_other(name):
+    """And all of them are filled in."""
+    decoder = cached(POLICIES[name], Threshold(0.4))
+    state = complete(decoder)
+    apart = [text for rows in ((0, 1), (2, 3)) for text in texts(complete(decoder, rows))]
+    assert apart == texts(state)
+    assert set(state.finish.tolist()) == {Finish.LENGTH} and not any(MASK in text for text in texts(state))
+
+
+@functools.cache
+def partial_pass(size):
+    """One pass that computes `active` positions of a canvas anew: logits everywhere, and the caches after it."""
+
+    @jax.jit
+    def run(tokens, active, cache):
+        at = jnp.arange(size)[None]
+        visible = jnp.broadcast_to(active[None, None], (1, size, size))
+        block = Block(tokens[None], at, jnp.asarray([size]), visible, unseen=active[None], causal=False)
+        output = LM(params()["target"], block, cache, wants=Wants(logits=True))
+        return output.logits[0], LM.commit(cache, output.delta, None, jnp.where(active, at, size))
+
+    return run
+
+
+def oracle(prompt, limit, block, suffix, shift):
+    """Fast-dLLM's loop for one row, as the paper tells it: the whole canvas once a block, then the block, or what follows."""
+    tokens = np.full(limit, MASK)
+    tokens[: len(prompt)] = prompt
+    lo = len(prompt)
+    while lo < limit:
+        hi, cache = min(lo + block, limit), LM.init_cache(1, limit)
+        entering, half = True, -(-(hi - lo) // 2)  # two passes a block, the first half of it first
+        while (tokens[lo:hi] == MASK).any():
+            active = np.full(limit, entering)
+            active[lo : hi if suffix else limit] = True
+            if shift and tokens[lo] == MASK:
+                active[lo - 1] = True
+            logits, cache = partial_pass(limit)(jnp.asarray(tokens), jnp.asarray(active), cache)
+            logits = np.asarray(logits, np.float64)
+            logits[:, MASK] = -np.inf
+            blanks = [i for i in range(lo, hi) if tokens[i] == MASK]
+            rows = logits[[i - shift for i in blanks]]
+            law = np.exp(rows - rows.max(1, keepdims=True))
+            sure = (law / law.sum(1, keepdims=True)).max(1)
+            for j in np.argsort(-sure, kind="stable")[:half]:
+                tokens[blanks[j]] = rows[j].argmax()
+            entering = False
+        lo = hi
+    return tokens.tolist()
+
+
+@pytest.mark.parametrize("shift", (False, pytest.param(True, marks=pytest.mark.slow)), ids=("own", "shifted"))
+@pytest.mark.parametrize("cache", (Dual(), Prefix()), ids=("dual", "prefix"))
+def test_fast_dllm_against_its_loop(cache, shift):
+    decoder = cached(cache, Fixed(2), shift=shift)
+    state = complete(decoder, rows=[0, 1, 2])
+    for row in range(3):
+        want = oracle(PROMPTS[row], LIMITS[row], 8, isinstance(cache, Dual), int(shift))
+        assert texts(state)[row] == want
+
+
+def test_a_pass_over_everything_writes_the_caches_of_a_fresh_pass():
+    decoder = cached(Dual(), Fixed(2))
+    before = begin(decoder)
+    tokens = before.tokens
+    after = jax.jit(decoder.step)(params(), before)[0]
+    at = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
+    visible = (at < before.limit[:, None])[:, None]
+    block = Block(tokens, at, jnp.zeros(4, jnp.int32), visible, causal=False)
+    fresh = LM(params()["target"], block, None, wants=Wants()).delta
+    for layer in range(LM.num_layers):
+        np.testing.assert_allclose(after.cache.key[layer], fresh.key[layer].swapaxes(1, 2), rtol=1e-5, atol=1e-5)
+
+
+def canvas(**changes):
+    """Twelve positions: a prompt of three, blocks of four, the first of them half done."""
+    masked = jnp.asarray([[0, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 0]], bool)
+    fields = dict(
+        masked=masked, fresh=jnp.zeros((1, 12), bool).at[0, 6].set(True),
+        inside=jnp.asarray([[0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0]], bool), prompt_length=jnp.asarray([3]),
+        start=jnp.asarray([3]), step=jnp.asarray([2]), passes=jnp.asarray([2]), width=4,
+    )  # fmt: skip
+    return Canvas(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("cache", "want"),
+    (
+        (Dual(), "000111100000"), (Prefix(), "000111111111"), (Delayed(), "000011111110"),
+        (Greedy(8, 1), "000011110000"), (Freeze(), "000111111111"), (Freeze(2), "000111111000"),
+        (Interval(9, 9), "000111100000"), (Interval(9, 2), "000111111111"), (Interval(2, 9), "111111100000"),
+        (Vicinity(1, 2, 1), "001111111000"), (NoCache(), "111111111111"),
+    ),
+    ids=str,
+)  # fmt: skip
+def test_what_is_computed_anew(cache, want):
+    assert "".join(str(int(x)) for x in cache.active(canvas())[0]) == want
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    (
+        (Dual, (-1,)),
+        (Prefix, (-1,)),
+        (Delayed, (0,)),
+        (Greedy, (2, -1)),
+        (Freeze, (-5,)),
+        (Interval, (0,)),
+        (Vicinity, (-1,)),
+    ),
+)
+def test_fields_out_of_range(kind, fields):
+    with pytest.raises(ValueError, match="at least|>="):
+        kind(*fields)
+
+
+def test_entering_a_block_freezes_the_one_before():
+    entering = canvas(start=jnp.asarray([7]), step=jnp.asarray([0]))
+    assert "".join(str(int(x)) for x in Freeze().active(entering)[0]) == "000111111111"
+    assert bool(Dual().active(entering).all())

@@ -1,0 +1,188 @@
+"""Diffusion models through the engine and the command line: completing, infilling, and what is refused."""
+
+import json
+
+import jax
+import pytest
+
+from specjax import cli, models
+from specjax.engine import Engine
+from specjax.models import LlamaConfig, LlamaLM, Masked
+from specjax.registry import CACHES, UNMASKS, make_cache, make_unmask
+
+MASK = 23
+CONFIG = LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=64)
+
+
+def save(folder, diffusion, config=CONFIG):
+    lm = LlamaLM(config)
+    params = jax.tree.map(lambda leaf: 4 * leaf, lm.init(jax.random.key(0)))
+    models.save(folder, lm, params, eos_ids=(0,), diffusion=diffusion)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A diffusion model without a tokenizer."""
+    return save(tmp_path_factory.mktemp("models") / "tiny", Masked(MASK, False))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("models") / "plain", None)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny):
+    return Engine(str(tiny), unmask="threshold:threshold=0.5", cache="dual", block_length=8)
+
+
+def test_completing_does_not_depend_on_the_batch(engine):
+    requests = [engine.request(ids, max_new_tokens=16) for ids in ([1, 2, 3], [4], [5, 6], [7, 8, 9, 10])]
+    together = list(engine.run(requests, batch_size=4, ignore_eos=True))
+    assert [r.tokens for r in engine.run(requests, batch_size=1, ignore_eos=True)] == [r.tokens for r in together]
+    for record in together:
+        assert record.new_tokens == 16 and MASK not in record.tokens and record.finish_reason == "length"
+        assert sum(n * count for n, count in enumerate(record.accepted)) == 16
+        assert record.steps == sum(record.accepted) <= 16
+
+
+def test_filling_in_before_a_suffix(engine):
+    request = engine.request([1, 2], suffix=[9, 8, 7], max_new_tokens=5)
+    (record,) = engine.run([request], ignore_eos=True)
+    assert record.new_tokens == len(record.tokens) == 5 and record.suffix == [9, 8, 7]
+    (other,) = engine.run([engine.request([1, 2], suffix=[3, 3, 3], max_new_tokens=5)], ignore_eos=True)
+    (open_end,) = engine.run([engine.request([1, 2], max_new_tokens=5)], ignore_eos=True)
+    assert record.tokens != other.tokens != open_end.tokens  # the suffix is seen
+
+
+def test_a_stream_brings_the_new_text_alone(engine):
+    from specjax.decoder import stream
+
+    request = engine.request([1, 2], suffix=[9, 8, 7], max_new_tokens=5)
+    state = engine.start([request], ignore_eos=True)
+    tokens = [t for progress in stream(engine.decoder, engine.params, state, 1) for t in progress.tokens[0]]
+    (record,) = engine.run([request], ignore_eos=True)
+    assert tokens[:5] == record.tokens and tokens[5:] == [9, 8, 7]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "said"),
+    (
+        ([1, MASK], {}, r"the prompt holds the mask token \(id 23\)"),
+        ([1], {"suffix": [MASK]}, "the suffix holds the mask token"),
+        ([1], {"suffix": []}, "the suffix is empty"),
+        (
+            [1],
+            {"suffix": [2] * 60, "max_new_tokens": 8},
+            "the suffix is too long: 1 tokens of prompt, 8 new ones and 60",
+        ),
+        ([1], {"max_new_tokens": 20}, "no multiple of the block length 8: ask for 16 or 24"),
+        ([1], {"repetition_penalty": 1.2}, "no repetition_penalty"),
+        ([1], {"max_new_tokens": 0}, "max_new_tokens"),
+    ),
+)
+def test_a_bad_request_is_one_clear_error(engine, prompt, options, said):
+    with pytest.raises(ValueError, match=said):
+        engine.request(prompt, **options)
+
+
+@pytest.mark.parametrize(
+    ("which", "options", "said"),
+    (
+        (
+            "tiny",
+            {"drafter": "prompt_lookup"},
+            "tiny is a diffusion model: drafter is a setting of an autoregressive one",
+        ),
+        ("tiny", {"logprobs": True}, "logprobs is a setting of an autoregressive one"),
+        ("plain", {"unmask": "threshold"}, "plain is an autoregressive model: unmask is a setting of a diffusion one"),
+        ("plain", {"block_length": 8}, "it takes drafter, verifier, logprobs"),
+        ("tiny", {"unmask": "frob"}, "unknown unmask policy 'frob'; choose threshold"),
+        ("tiny", {"unmask": "fixed+threshold"}, "'fixed' cannot stand before another"),
+        ("tiny", {"cache": "frob"}, "unknown cache 'frob'; choose none"),
+        ("tiny", {"block_length": 0}, "block_length must be at least 1"),
+        ("plain", {"cfg_scale": 0.0}, "cfg_scale is a setting of a diffusion one"),
+        ("tiny", {"unmask": "credit+free_dave"}, "Credit cannot stand before FreeDave"),
+    ),
+)
+def test_settings_of_the_other_kind_of_model(request, which, options, said):
+    with pytest.raises(ValueError, match=said):
+        Engine(str(request.getfixturevalue(which)), **options)
+
+
+def test_a_diffusion_model_is_no_draft(tiny, plain):
+    with pytest.raises(ValueError, match="is a diffusion model: pick an autoregressive one"):
+        Engine(str(plain), f"draft:model={tiny}")
+
+
+def test_a_suffix_needs_a_diffusion_model(plain):
+    with pytest.raises(ValueError, match="cannot fill in before a suffix"):
+        Engine(str(plain), "none").request([1], suffix=[2])
+
+
+def test_the_registry_makes_every_policy():
+    for name in UNMASKS:
+        assert make_unmask(name) == UNMASKS[name].make()
+    for name in CACHES:
+        assert make_cache(name) == CACHES[name].make()
+    composed = make_unmask("credit:alpha=0.5+prophet+threshold:threshold=0.8")
+    assert composed.alpha == 0.5 and composed.inner.inner.threshold == 0.8
+
+
+def run(capsys, *words):
+    status = cli.main(list(words))
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_generate_takes_a_file_with_suffixes(tiny, tmp_path, capsys):
+    lines = [
+        {"prompt": [1, 2], "suffix": [5], "max_new_tokens": 3, "id": "a"},
+        {"prompt": [3], "suffix": 7},
+        {"prompt": [4]},
+    ]
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ("--input", str(source), "--json", "--max-new-tokens", "8", "--block-length", "4", "--ignore-eos")
+    status, out, err = run(capsys, "generate", "--model", str(tiny), *words)
+    records = [json.loads(line) for line in out.splitlines()]
+    assert status == 1 and "suffix must be a string or a list of token ids" in err
+    assert [len(r["tokens"]) for r in records] == [3, 0, 8] and records[0]["suffix"] == [5]
+    assert "forward passes" in err
+    status, out, _ = run(capsys, "generate", "--model", str(tiny), *(w for w in words if w != "--json"))
+    assert status == 1 and out.count("==>") == 2  # ids for text, without a tokenizer
+
+
+def test_the_command_line_says_what_does_not_go_together(tiny, plain, capsys):
+    status, _, err = run(capsys, "generate", "--model", str(tiny), "--drafter", "none", "x")
+    assert status == 2 and "diffusion model" in err
+    status, _, err = run(capsys, "bench", "--model", str(plain), "--unmask", "fixed")
+    assert status == 2 and "--unmask is not for it" in err
+
+
+@pytest.mark.slow
+def test_bench_compares_policies_and_caches(tiny, tmp_path, capsys):
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": [1, 2]}\n{"prompt": [3]}\n')
+    words = ("--input", str(source), "--json", "--max-new-tokens", "8", "--block-length", "4", "--repeats", "1")
+    policies = ("--unmask", "fixed,threshold:threshold=0.3", "--cache", "none,dual:refresh=1")
+    status, out, _ = run(capsys, "bench", "--model", str(tiny), *words, *policies)
+    rows = {row["decoder"]: row for row in json.loads(out)["rows"]}
+    assert status == 0 and list(rows)[0] == "fixed/none" and len(rows) == 4
+    assert rows["fixed/none"]["tokens_per_step"] == 1.0 and rows["fixed/dual:refresh=1"]["identical_text"]
+    assert rows["threshold:threshold=0.3/none"]["tokens_per_step"] > 1
+
+
+def test_bench_leaves_out_pairs_that_do_not_go_together(tiny, tmp_path, capsys):
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": [1, 2], "suffix": [3]}\n')
+    words = ("--input", str(source), "--json", "--max-new-tokens", "4", "--block-length", "4", "--repeats", "1")
+    status, out, err = run(capsys, "bench", "--model", str(tiny), *words, "--unmask", "free_dave:drafts=2")
+    rows = [row["decoder"] for row in json.loads(out)["rows"]]
+    assert status == 0 and rows == ["fixed/none", "free_dave:drafts=2/none"] and err.count("left out") == 2
+
+
+def test_policies_are_listed(capsys):
+    status, out, _ = run(capsys, "policies")
+    assert status == 0 and all(name in out for name in (*UNMASKS, *CACHES))

@@ -1,0 +1,211 @@
+"""Every further unmask policy against its oracle, and what each of them promises."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from canvas import LIMITS, LM, MASK, PROMPTS, begin, forward, make, params, texts, uniform_of
+from laws import mostly_slow
+
+import specjax
+from specjax.diffusion import (
+    Credit,
+    Dream,
+    EndOfText,
+    Fixed,
+    FreeDave,
+    Hierarchy,
+    Prophet,
+    ReMDM,
+    RunningConfidence,
+    SlowFast,
+    Threshold,
+)  # fmt: skip
+from specjax.diffusion.unmask import Guess
+from specjax.reference import diffusion as oracle
+from specjax.state import Finish
+
+POLICIES = {
+    "credit": lambda: (Credit(Threshold(0.6)), oracle.credit(oracle.threshold(0.6), 0.7, 0.8, 0.2)),
+    "prophet": lambda: (Prophet(Fixed(), 3.0, 1.5, 0.8), oracle.prophet(oracle.fixed(0, "low_confidence"), 3.0, 1.5, 0.8)),
+    "hierarchy": lambda: (Hierarchy(0.7, 0.3), oracle.hierarchy(0.7, 0.3)),
+    "slow_fast": lambda: (SlowFast(2, 0.3, 1.0, 0.4), oracle.slow_fast(2, 0.3, 1.0, 0.4)),
+    "dream-origin": lambda: (Dream(5), oracle.dream(5, "origin", 1e-3)),
+    "dream-entropy": lambda: (Dream(3, "entropy"), oracle.dream(3, "entropy", 1e-3)),
+    "dream-drawn": lambda: (Dream(3, "entropy", alg_temp=0.3), oracle.dream(3, "entropy", 1e-3, 0.3)),
+    "dream-margin": lambda: (Dream(12, "margin"), oracle.dream(12, "margin", 1e-3)),
+    "remdm": lambda: (ReMDM(3, 2, 0.6), oracle.remdm(3, 2, 0.6)),
+    "rcr": lambda: (RunningConfidence(3), oracle.running_confidence(3)),
+}  # fmt: skip
+
+
+def wanted(row, block_length, pick, shift):
+    canvas = [*PROMPTS[row], *[MASK] * (LIMITS[row] - len(PROMPTS[row]))]
+    return oracle.generate(forward, canvas, MASK, block_length, pick, shift=shift, uniforms=uniform_of(row))
+
+
+@pytest.mark.parametrize(
+    ("block_length", "shift"), ((8, False), pytest.param(5, True, marks=pytest.mark.slow)), ids=("8", "5-shifted")
+)
+@pytest.mark.parametrize("name", mostly_slow(POLICIES, "credit", "prophet", "dream-drawn", "rcr"))
+def test_equal_to_the_oracle(name, block_length, shift):
+    policy, pick = POLICIES[name]()
+    decoder = make(policy, block_length, shift)
+    state = specjax.run(decoder, params(), begin(decoder))
+    for row, (text, steps) in enumerate(zip(texts(state), state.stats.steps.tolist(), strict=True)):
+        assert (text, steps) == wanted(row, block_length, pick, shift)
+
+
+def guess(laws, masked=None, step=0, entry=None):
+    """A row of open positions with these laws `[W][V]`."""
+    laws = jnp.asarray([laws], jnp.float32)
+    masked = jnp.ones(laws.shape[:2], bool) if masked is None else jnp.asarray([masked])
+    return Guess(
+        tokens=jnp.argmax(laws, axis=-1).astype(jnp.int32), log_law=jnp.log(laws), masked=masked, committed=~masked,
+        step=jnp.asarray([step]), entry=jnp.asarray([laws.shape[1] if entry is None else entry]),
+        noise=jnp.zeros(laws.shape[:2]), sampled=jnp.zeros((1,), bool),
+    )  # fmt: skip
+
+
+def test_credit_grows_to_its_limit_with_constant_laws():
+    """The card's check: the raised gap grows to alpha log(1 + p^gamma / (1 - beta)); alpha 0 is the inner policy."""
+    policy, law = Credit(), [[0.5, 0.3, 0.2]]
+    memory, gaps = policy.init(1, 1, 3), []
+    for step in range(60):
+        _, memory = policy(guess(law, step=step), memory)
+        gaps.append(float(policy.alpha * np.log1p(memory[0][0, 0, 0])))
+    assert np.all(np.diff(gaps) > -1e-6)
+    np.testing.assert_allclose(gaps[-1], 0.7 * np.log(1 + 0.5**0.2 / (1 - 0.8)), rtol=1e-4)
+    assert float(memory[0][0, 0, 1:].sum()) == 0
+
+
+def test_credit_without_weight_is_the_inner_policy():
+    for policies in ((Credit(Threshold(0.5), alpha=0.0), Threshold(0.5)), (Hierarchy(0.5, 1.1), Threshold(0.5))):
+        got, want = (specjax.run(make(p), params(), begin(make(p))) for p in policies)
+        assert texts(got) == texts(want) and got.stats.steps.tolist() == want.stats.steps.tolist()
+
+
+def test_prophet_at_its_ends():
+    """No gap is wide enough: the inner policy; every gap is: one pass a block."""
+    never, inner = make(Prophet(Fixed(), *[np.inf] * 3)), make(Fixed())
+    assert texts(specjax.run(never, params(), begin(never))) == texts(specjax.run(inner, params(), begin(inner)))
+    always = make(Prophet(Fixed(), *[-np.inf] * 3))
+    state = specjax.run(always, params(), begin(always))
+    assert state.stats.steps.tolist() == [2, 3, 2, 2 if PROMPTS[3].index(MASK) + 8 < LIMITS[3] else 1]
+
+
+def test_credit_leaves_drawn_tokens_alone():
+    drawn = dataclasses.replace(guess([[0.5, 0.4, 0.1]]), sampled=jnp.ones((1,), bool))
+    memory = (jnp.asarray([[[0.0, 4.0, 0.0]]]), ())
+    assert Credit()(drawn, memory)[0].tokens.tolist() == [[0]]
+    assert Credit()(guess([[0.5, 0.4, 0.1]]), memory)[0].tokens.tolist() == [[1]]
+
+
+def test_hierarchy_commits_one_of_every_run():
+    laws = [[0.5, 0.5 - 1e-3, 1e-3], [0.6, 0.3, 0.1], [0.9, 0.05, 0.05], [0.45, 0.44, 0.11], [0.95, 0.03, 0.02]]
+    choice, _ = Hierarchy(0.93, 0.4)(guess(laws, masked=[True, True, False, True, True]), ())
+    assert choice.commit[0].tolist()[:2] == [False, True] and choice.commit[0].tolist()[3:] == [False, True]
+
+
+def test_dream_draws_positions_in_proportion():
+    """Of 20,000 draws of one of three positions, each falls as often as its law says, within four standard errors."""
+    count, sureness = 20_000, np.asarray([0.9, 0.6, 0.5])
+    laws = np.stack([[p, 1 - p, 1e-9] for p in sureness])
+    noise = jnp.asarray(np.random.default_rng(0).uniform(size=(count, 3)), jnp.float32)
+    many = dataclasses.replace(jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), guess(laws)), noise=noise)
+    choice, _ = Dream(2, "low_confidence", alg_temp=0.2)(many, ())
+    law = np.exp(sureness / 0.2) / np.exp(sureness / 0.2).sum()
+    assert (choice.commit.sum(axis=1) == 1).all()
+    seen = np.asarray(choice.commit.mean(axis=0))
+    assert (np.abs(seen - law) < 4 * np.sqrt(law * (1 - law) / count)).all(), (seen, law)
+
+
+def test_dream_is_sure_where_it_draws():
+    for rule in ("origin", "random"):
+        with pytest.raises(ValueError, match="alg_temp"):
+            Dream(3, rule, alg_temp=0.5)
+
+
+def test_dream_leaves_no_mask_after_its_last_pass():
+    for rule in ("origin", "low_confidence"):
+        decoder = make(Dream(4, rule), 16)
+        state = specjax.run(decoder, params(), begin(decoder))
+        blocks = [-(-(limit - first) // 16) for limit, first in zip(LIMITS, (3, 2, 5, 1), strict=True)]
+        assert all(steps <= 4 * count for steps, count in zip(state.stats.steps.tolist(), blocks, strict=True))
+        assert not any(MASK in text for text in texts(state))
+
+
+def test_a_committed_end_of_text_ends_the_canvas():
+    """Whatever is still open before it; no row's canvas shrinks otherwise, and without an end nothing changes."""
+    decoder, plain = make(EndOfText(Threshold(0.6)), 16), make(Threshold(0.6), 16)
+    whole = texts(specjax.run(plain, params(), begin(plain)))
+    assert texts(specjax.run(decoder, params(), begin(decoder))) == whole
+    shrunk = 0
+    for eos in sorted(set(whole[0][8:]) | set(whole[1][8:])):
+        step, state = jax.jit(decoder.step), begin(decoder, eos=eos)
+        while not state.done.all():
+            before = state
+            state, _ = step(params(), state)
+            for row, limit in enumerate(state.limit.tolist()):
+                new = np.asarray(state.tokens)[row]
+                given = ~np.asarray(state.opened)[row]
+                ends = [at for at in range(int(before.limit[row])) if new[at] == eos and not given[at]]
+                assert limit == (ends[0] + 1 if ends and not before.done[row] else int(before.limit[row]))
+                shrunk += bool(ends) and MASK in new[: ends[0]]
+        for row, text in enumerate(texts(state)):
+            new = [token for token, opened in zip(text, state.opened[row].tolist(), strict=False) if opened]
+            assert state.finish[row] == (Finish.EOS if eos in new else Finish.LENGTH) and eos not in new[:-1]
+            assert MASK not in text
+    assert shrunk  # some ends were committed while positions before them were open
+
+
+@pytest.mark.parametrize(
+    ("policy", "block"),
+    (
+        (RunningConfidence(4), 8),
+        pytest.param(ReMDM(3, 2, 0.6), 8, marks=pytest.mark.slow),
+        pytest.param(RunningConfidence(), 3, marks=pytest.mark.slow),
+    ),
+    ids=str,
+)
+def test_what_may_be_taken_back_is_not_streamed(policy, block):
+    """Tokens only count as known when their block is finished, and the prompt's stay."""
+    decoder = make(policy, block)
+    step, state = jax.jit(decoder.step), begin(decoder)
+    seen = [list(text) for text in texts(state)]
+    reopened = 0
+    for _ in range(40):
+        before = state
+        state, _ = step(params(), state)
+        reopened += int(((state.tokens == MASK) & (before.tokens != MASK)).sum())
+        for row, text in enumerate(texts(state)):
+            assert len(text) >= len(seen[row]) and text[: len(seen[row])] == seen[row]
+            seen[row] = text
+    assert (reopened > 0 or block == 3) and set(state.finish.tolist()) == {Finish.LENGTH}
+    assert all(
+        got == given
+        for text, p in zip(seen, PROMPTS, strict=True)
+        for got, given in zip(text, p, strict=False)
+        if given != MASK
+    )
+
+
+@pytest.mark.parametrize(
+    ("make_it", "said"),
+    [
+        (lambda: Credit(ReMDM()), "Credit cannot stand before ReMDM"), (lambda: Prophet(FreeDave()), "stand before FreeDave"),
+        (lambda: Threshold(float("nan")), "at least 0"), (lambda: SlowFast(0), "explore >= 1"),
+        (lambda: Credit(beta=2.0), "beta in"), (lambda: Dream(0), "steps >= 1"), (lambda: Dream(rule="frob"), "origin"),
+        (lambda: ReMDM(count=0), "count >= 1"), (lambda: RunningConfidence(-1), "steps must be at least 0"),
+    ],
+)  # fmt: skip
+def test_bad_settings(make_it, said):
+    with pytest.raises(ValueError, match=said):
+        make_it()
+
+
+def test_a_decoder_of_policies_is_hashable():
+    assert hash(make(Credit(Prophet(Threshold())))) == hash(make(Credit(Prophet(Threshold()))))
+    assert dataclasses.replace(make(Credit()), target=LM) == make(Credit())

@@ -1,0 +1,162 @@
+"""Training of diffusion models: the losses' formulas, whose gradients reach what, and the command."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from laws import mostly_slow
+
+from specjax import cli, models
+from specjax.lm import Output
+from specjax.models import LlamaConfig, LlamaLM, Masked
+from specjax.train.masked import CertaintyForcing, MaskedDiffusion, surprise
+from specjax.train.objective import Batch
+
+V, T, MASK = 9, 12, 8
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 8, (3, T)))
+ANSWER = jnp.asarray([[0] * 2 + [1] * 10, [0] * 4 + [1] * 6 + [0] * 2, [0] * 1 + [1] * 11], bool)
+BATCH = Batch(TOKENS, ANSWER)
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A model whose logits are its parameters `[B, T, V]`; it remembers what it was shown."""
+
+    def __call__(self, params, block, cache, *, wants):
+        Table.shown = block
+        return Output(None, logits=params)
+
+
+def table(seed=0):
+    return 2 * jax.random.normal(jax.random.key(seed), (3, T, V))
+
+
+def test_lladas_loss_with_everything_masked():
+    objective = MaskedDiffusion(Table(), MASK, False, eps=1.0)
+    loss, metrics = objective.loss(table(), None, BATCH, jax.random.key(0))
+    each = surprise(table().at[:, :, MASK].set(-jnp.inf), TOKENS)
+    np.testing.assert_allclose(loss, jnp.mean(each[ANSWER]), rtol=1e-5)
+    np.testing.assert_array_equal(Table.shown.tokens == MASK, ANSWER)
+    assert int(metrics["weight"]) == int(ANSWER.sum())
+    # padding behind the answer is not seen, the prompt is
+    assert Table.shown.visible[1, 0].tolist() == [True] * 10 + [False] * 2
+
+
+def test_lladas_loss_weighs_by_the_rate_that_was_drawn():
+    """Over many draws its mean is the loss with everything masked, since this model does not look at its input."""
+    objective = MaskedDiffusion(Table(), MASK, False, eps=0.05)
+    losses = jax.vmap(lambda key: objective.loss(table(), None, BATCH, key)[0])(
+        jax.random.split(jax.random.key(1), 4000)
+    )
+    want = jnp.mean(surprise(table().at[:, :, MASK].set(-jnp.inf), TOKENS)[ANSWER])
+    assert abs(losses.mean() - want) < 4 * losses.std() / np.sqrt(len(losses))
+
+
+def test_a_shifted_model_is_read_one_position_earlier():
+    objective = MaskedDiffusion(Table(), MASK, True)
+    got = objective.logits(table(), TOKENS, ANSWER)[:, 1:]
+    np.testing.assert_array_equal(got[..., :MASK], table()[:, :-1, :MASK])
+    assert bool(jnp.all(got[..., MASK] == -jnp.inf))
+
+
+@pytest.mark.parametrize("block", (4, 0))
+def test_a_block_is_learned_and_what_follows_is_open(block):
+    objective = CertaintyForcing(Table(), MASK, False, block_length=block)
+    for seed in range(8):
+        inside, after = objective.parts(ANSWER, jax.random.key(seed))
+        assert not bool((inside & after).any()) and not bool(((inside | after) & ~ANSWER).any())
+        for row in range(3):
+            at = np.flatnonzero(inside[row])
+            assert 1 <= len(at) <= (block or T) and at[-1] - at[0] == len(at) - 1
+            rest = np.flatnonzero(ANSWER[row] & ~inside[row])
+            np.testing.assert_array_equal(np.flatnonzero(after[row]), rest[rest > at[-1]])
+
+
+def test_certainty_is_forced_where_the_prediction_is_right_and_nowhere_else():
+    """The card's check: the entropy term has no gradient at positions that are predicted wrongly."""
+    key, params = jax.random.key(3), table()
+    grads = [
+        jax.grad(lambda p, w=weight: CertaintyForcing(Table(), MASK, False, 0, weight=w).loss(p, None, BATCH, key)[0])(
+            params
+        )
+        for weight in (0.0, 3.0)
+    ]
+    right = ANSWER & (jnp.argmax(params.at[:, :, MASK].set(-jnp.inf), axis=-1) == TOKENS)
+    changed = jnp.any(grads[0] != grads[1], axis=-1)
+    assert bool(right.any()) and bool((ANSWER & ~right).any())
+    np.testing.assert_array_equal(changed, right)
+
+
+def test_certainty_forcing_is_its_formula():
+    objective = CertaintyForcing(Table(), MASK, False, 0, weight=1.5, temperature=0.7)
+    loss, metrics = objective.loss(table(), None, BATCH, jax.random.key(5))
+    logits = np.asarray(table(), np.float64)[..., :MASK]
+    law = np.exp(logits / 0.7) / np.exp(logits / 0.7).sum(-1, keepdims=True)
+    entropy = -(law * np.log(law)).sum(-1)
+    right = np.asarray(ANSWER) & (logits.argmax(-1) == np.asarray(TOKENS))
+    each = np.asarray(surprise(table()[..., :MASK], TOKENS))
+    first = np.asarray(ANSWER & (jax.random.uniform(jax.random.split(jax.random.key(5))[1], TOKENS.shape) < 0.5))
+    want = each[first].mean() + each[np.asarray(ANSWER) & ~first].mean() + 1.5 * entropy[right].mean()
+    np.testing.assert_allclose(loss, want, rtol=1e-5)
+    np.testing.assert_allclose(metrics["entropy"], entropy[right].mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("fields", ({"share": 1.0}, {"temperature": 0.0}, {"weight": -1.0}, {"block_length": -1}))
+def test_fields_out_of_range(fields):
+    with pytest.raises(ValueError, match="dparallel needs"):
+        CertaintyForcing(Table(), MASK, False, **fields)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A diffusion model, one that is none, and data that repeats itself."""
+    folder = tmp_path_factory.mktemp("files")
+    lm = LlamaLM(LlamaConfig(V, 16, 24, 1, 2, 2, 8, max_position_embeddings=64))
+    models.save(folder / "masked", lm, jax.jit(lm.init)(jax.random.key(0)), diffusion=Masked(MASK, False))
+    own = LlamaLM(dataclasses.replace(lm.config, qk_norm=True))
+    models.save(folder / "blocks", own, jax.jit(own.init)(jax.random.key(0)), diffusion=Masked(MASK, False, 4))
+    models.save(folder / "plain", lm, jax.jit(lm.init)(jax.random.key(0)))
+    lines = [{"prompt": [1, 2], "tokens": [3, 4, 5, 6, 3, 4, 5, 6]}] * 16
+    (folder / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.mark.parametrize("name", mostly_slow(("diffusion", "dparallel:block_length=4"), "diffusion"))
+def test_training_makes_a_model_that_is_read_back(files, tmp_path, capsys, name):
+    words = ["train", name, "--target", files / "masked", "--data", files / "data.jsonl", "--output", tmp_path / "out"]
+    options = ["--steps", 200, "--batch-size", 4, "--length", 10, "--learning-rate", 0.02, "--checkpoint-every", 200]
+    assert cli.main([str(word) for word in [*words, *options]]) == 0
+    losses = [
+        json.loads(line)["loss"] for line in (tmp_path / "out" / "training" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert np.mean(losses[-10:]) < 0.6 * np.mean(losses[:5])
+    from specjax.engine import Engine
+
+    engine = Engine(str(tmp_path / "out"), unmask="fixed", block_length=4)
+    (record,) = engine.run([engine.request([1, 2], max_new_tokens=8)])
+    assert engine.model.masked == Masked(MASK, False) and record.tokens == [3, 4, 5, 6, 3, 4, 5, 6]
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "more", "said"),
+    (
+        ("diffusion", "plain", [], "diffusion trains a diffusion model, and plain is an autoregressive one"),
+        (
+            "dparallel",
+            "blocks",
+            [],
+            "dparallel trains models that see the whole canvas, and the blocks of blocks do not",
+        ),
+        ("medusa", "masked", [], "medusa is a head for an autoregressive model"),
+        ("distill", "masked", ["--draft", "pycode-draft"], "distill teaches a draft of an autoregressive model"),
+        ("dparallel", "masked", ["--loss", "jsd"], "--loss is not for dparallel"),
+    ),
+)
+def test_targets_of_the_other_kind(files, tmp_path, capsys, name, target, more, said):
+    words = ["train", name, "--target", files / target, "--data", files / "data.jsonl", "--output", tmp_path / "out"]
+    assert cli.main([str(word) for word in [*words, "--steps", 1, "--length", 10, *more]]) == 2
+    assert said in capsys.readouterr().err

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.kernels.kv_commit import kv_commit
+
 Array = jax.Array
 
 
@@ -53,22 +55,9 @@ def kv_axes(cache: KVCache) -> KVCache:
 
 def commit_kv(cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> KVCache:
     """See `specjax.lm.LM.commit`."""
-
-    def write(slots, new):  # [K, S, H], [T, K, H]
-        def row(slots, new, src, dst):
-            if src is not None:
-                new = new.at[src].get(mode="clip")
-            new = new.swapaxes(0, 1).astype(slots.dtype)
-            if dst.ndim == 0:
-                return jax.lax.dynamic_update_slice(slots, new, (0, dst, 0))
-            return slots.at[:, dst].set(new, mode="drop")
-
-        return jax.vmap(row, in_axes=(0, 0, None if src is None else 0, 0))(slots, new, src, dst)
-
-    return KVCache(
-        tuple(write(c, d) for c, d in zip(cache.key, delta.key, strict=True)),
-        tuple(write(c, d) for c, d in zip(cache.value, delta.value, strict=True)),
-    )
+    layers = len(cache.key)
+    written = kv_commit((*cache.key, *cache.value), (*delta.key, *delta.value), src, dst)
+    return KVCache(written[:layers], written[layers:])
 
 
 def stack_past(past: KVDelta | None, delta: KVDelta) -> KVDelta:

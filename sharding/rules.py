@@ -25,12 +25,22 @@ def partition(
       axes: a logical name, or None, for every dimension.
       shape: the array's.
       counts: units of an axis that must stay whole (heads), where they are not the dimension's size.
+
+    Raises:
+      ValueError: where two dimensions would be split over one mesh axis.
     """
-    spec = []
+    spec: list[str | None] = []
     for name, size in zip(axes, shape, strict=True):
         target = RULES.get(name or "")
         whole = target in mesh.shape and size % mesh.shape[target] == 0
-        spec.append(target if whole and counts.get(name or "", size) % mesh.shape[target] == 0 else None)
+        if not whole or counts.get(name or "", size) % mesh.shape[target]:
+            target = None
+        if target and target in spec:
+            first = axes[spec.index(target)]
+            raise ValueError(
+                f"the axes {first!r} and {name!r} of an array {shape} both want the mesh axis {target!r}: unname one"
+            )
+        spec.append(target)
     return PartitionSpec(*spec)
 
 
@@ -46,3 +56,25 @@ def shardings(mesh: Mesh, axes: Any, tree: Any, counts: dict[str, int] | None = 
     return jax.tree.map(
         lambda leaf, names: NamedSharding(mesh, partition(mesh, names, leaf.shape, counts or {})), tree, axes
     )
+
+
+def placed(tree: Any, places: Any) -> Any:
+    """`ShapeDtypeStruct`s with shardings, for programs that are compiled and not run.
+
+    Args:
+      tree: arrays or `ShapeDtypeStruct`s.
+      places: a pytree like `tree`, of shardings.
+    """
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
+
+
+def constrain(mesh: Mesh | None, axes: Any, tree: Any, counts: dict[str, int] | None = None) -> Any:
+    """The tree, kept on its shardings inside jit, so that calls take and return one layout; as it is without a mesh.
+
+    Args:
+      mesh: where it lies, or None.
+      axes: see `shardings`.
+      tree: of arrays.
+      counts: likewise.
+    """
+    return tree if mesh is None else jax.lax.with_sharding_constraint(tree, shardings(mesh, axes, tree, counts))

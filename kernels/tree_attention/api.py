@@ -1,12 +1,15 @@
 """The one door to tree attention: picks an implementation."""
 
 import functools
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 
-from specjax.kernels.tree_attention import blocked, xla
+from specjax.kernels.tree_attention import lowered, xla
 from specjax.kernels.tree_attention.parts import grouped, own_visible, ungrouped
+
+Implementation = Literal["xla", "blocked", "pallas", "pallas_tpu_interpreted", "pallas_gpu_interpreted"]
+INTERPRETED = {"pallas_tpu_interpreted": "tpu", "pallas_gpu_interpreted": "cuda"}
 
 
 def tree_attention(
@@ -20,10 +23,14 @@ def tree_attention(
     visible: jax.Array | None = None,
     query_positions: jax.Array | None = None,
     key_positions: jax.Array | None = None,
+    unseen: jax.Array | None = None,
     causal: bool = True,
     scale: float,
     window: int | None = None,
-    implementation: Literal["xla", "blocked"] | None = None,
+    soft_cap: float | None = None,
+    key_scale: jax.Array | None = None,
+    value_scale: jax.Array | None = None,
+    implementation: Implementation | None = None,
 ) -> jax.Array:
     """Softmax attention of a block over each row's committed prefix and over the uncommitted keys.
 
@@ -39,50 +46,63 @@ def tree_attention(
       visible: `[B, T, P + T]` bool, or None for `causal`/full.
       query_positions: `[B, T]` int32, read only under a `window`.
       key_positions: `[B, P + T]` int32, read only under a `window`.
+      unseen: `[B, S]` bool, cache slots below `length` that no query sees: holes, where the block holds newer keys.
       causal: without `visible`, whether a query sees later keys of its own block.
       scale: multiplies the scores.
       window: a query at position t sees keys at positions above t - window (sliding-window attention).
-      implementation: `xla` scores prefix and block in one piece, `blocked` reads only the used blocks of the cache. None
-        picks `blocked` for a cache on a CPU, else `xla`. Both can be differentiated.
+      soft_cap: keeps the scores within this distance of zero, by a tanh (Gemma 2).
+      key_scale: `[B, K, S]`, what the numbers of an int8 or fp8 `cache_key` are times; the block's own keys are plain
+        numbers, as the cache will return them.
+      value_scale: as `key_scale`.
+      implementation: `xla` scores prefix and block in one piece, `blocked` reads only the used blocks of the cache,
+        `pallas` is a kernel for TPUs or NVIDIA GPUs that does so for every row. None picks, when the program is lowered,
+        `blocked` for a CPU and `pallas` where it can be used, else `xla`; without a cache it is always `xla`. The
+        `pallas_*_interpreted` are the kernels in an interpreter, on any platform: slow, for tests. All but these can
+        be differentiated.
 
     Returns:
       `[B, T, K * G, H]` in the query's type. A query that sees nothing gets zeros.
 
     Raises:
-      ValueError: on an unknown implementation, or `blocked` without a cache.
+      ValueError: on an unknown implementation, or one other than `xla` without a cache; on one scale without the other; and
+        where `pallas` is named, when the program is lowered for a platform or shapes that it cannot serve.
     """
-    if implementation not in (None, "xla", "blocked"):
-        raise ValueError(f"tree_attention has no implementation {implementation!r}; choose 'xla', 'blocked' or None")
-    if implementation == "blocked" and cache_key is None:
-        raise ValueError("blocked tree attention reads a cache, and there is none: choose 'xla' or None")
+    if implementation is not None and implementation not in get_args(Implementation):
+        raise ValueError(
+            f"tree_attention has no implementation {implementation!r}; choose 'xla', 'blocked', 'pallas' or None"
+        )
+    if implementation not in (None, "xla") and cache_key is None:
+        raise ValueError(f"{implementation} tree attention reads a cache, and there is none: choose 'xla' or None")
+    if (key_scale is None) != (value_scale is None):
+        raise ValueError("tree_attention needs the scales of keys and of values together, or neither")
     visible = own_visible(query.shape[1], key.shape[1], visible, query_positions, key_positions, causal, window)
     operands = (
         grouped(query, key.shape[2]), key.swapaxes(1, 2), value.swapaxes(1, 2), cache_key, cache_value, length, visible,
-        query_positions,
+        query_positions, unseen, key_scale, value_scale,
     )  # fmt: skip
     kind = "xla" if cache_key is None else implementation
-    return ungrouped(attend_with(kind, *operands, scale=scale, window=window), query)
+    return ungrouped(attend_with(kind, *operands, scale=scale, window=window, soft_cap=soft_cap), query)
 
 
-def attend_with(implementation, *operands, scale, window):
+def attend_with(implementation, *operands, **options):
     """Attention of grouped queries.
 
     Args:
       implementation: see `tree_attention`; not None without a cache.
       *operands: queries `[B, K, T * G, H]`, keys and values `[B, K, P + T, H]`, those of the cache `[B, K, S, H]` or None,
-        `length` `[B]`, who sees whom `[B or 1, T or 1, P + T]`, and query positions `[B, T]` or None.
-      scale: see `tree_attention`.
-      window: likewise.
+        `length` `[B]`, who sees whom `[B or 1, T or 1, P + T]`, query positions `[B, T]` or None, holes `[B, S]` or None,
+        and the scales of quantised caches `[B, K, S]` or None.
+      **options: scale, window and soft_cap, see `tree_attention`.
 
     Returns:
       `[B, K, T * G, H]` float32.
     """
-    whole = functools.partial(xla.attend, scale=scale, window=window)
+    whole = functools.partial(xla.attend, **options)
     if implementation == "xla":
         return whole(*operands)
-    # a loop of traced length has no reverse derivative, and the whole has the same one
-    blocks = jax.custom_jvp(functools.partial(blocked.attend, scale=scale, window=window))
-    blocks.defjvp(lambda primals, tangents: jax.jvp(whole, primals, tangents))
-    if implementation == "blocked":
-        return blocks(*operands)
-    return jax.lax.platform_dependent(*operands, cpu=blocks, default=whole)
+    if implementation in INTERPRETED:
+        return lowered.interpreted(INTERPRETED[implementation], operands, **options)
+    # kernels and loops of traced length have no reverse derivative, and the whole has the same one
+    way = jax.custom_jvp(lambda *operands: lowered.attend(implementation, operands, **options))
+    way.defjvp(lambda primals, tangents: jax.jvp(whole, primals, tangents))
+    return way(*operands)

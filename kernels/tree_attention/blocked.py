@@ -8,35 +8,35 @@ see add exactly nothing to it, however many there are.
 import jax
 import jax.numpy as jnp
 
-from specjax.kernels.tree_attention.parts import MASKED, mix, prefix_visible, scores
+from specjax.kernels.tree_attention.parts import MASKED, mix, prefix_visible, running, scores
 
 BLOCK = 128
 """Cache slots read at a time."""
 
 
-def attend(queries, key, value, cache_key, cache_value, length, visible, query_positions, *, scale, window):
+def attend(
+    queries, key, value, cache_key, cache_value, length, visible, query_positions, unseen, key_scale, value_scale,
+    *, scale, window, soft_cap,
+):  # fmt: skip
     """See `api.attend_with`. Needs a cache."""
     capacity = cache_key.shape[2]
     size = min(BLOCK, capacity)
 
-    def add(carry, scored, value):
-        peak, total, out = carry
-        new = jnp.maximum(peak, scored.max(axis=-1, keepdims=True))
-        weights = jnp.where(scored > MASKED / 2, jnp.exp(scored - new), 0.0)
-        keep = jnp.exp(peak - new)
-        total = total * keep + weights.sum(axis=-1, keepdims=True)
-        return new, total, out * keep + mix(weights.astype(value.dtype), value)
+    def add(carry, scored, value, value_scale=None, dtype=None):
+        (peak, total), weights, keep = running(carry[:2], scored)
+        return peak, total, carry[2] * keep + mix(weights, value, value_scale, dtype)
 
     def read(i, carry):
         start = jnp.minimum(i * size, capacity - size)  # the last block may begin inside the one before
-        keys, values = (jax.lax.dynamic_slice_in_dim(x, start, size, axis=2) for x in (cache_key, cache_value))
+        cut = lambda x, axis: None if x is None else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
         slots = start + jnp.arange(size)[None]
-        seen = prefix_visible(slots, length, query_positions, window) & (slots >= i * size)[None]
-        return add(carry, scores(queries, keys, seen, scale), values)
+        seen = prefix_visible(slots, length, query_positions, cut(unseen, 1), window) & (slots >= i * size)[None]
+        scored = scores(queries, cut(cache_key, 2), seen, scale, soft_cap, cut(key_scale, 2))
+        return add(carry, scored, cut(cache_value, 2), cut(value_scale, 2), value.dtype)
 
     shape = queries.shape
     nothing = jnp.full((*shape[:3], 1), MASKED), jnp.zeros((*shape[:3], 1)), jnp.zeros(shape)
-    carry = add(nothing, scores(queries, key, visible, scale), value)
+    carry = add(nothing, scores(queries, key, visible, scale, soft_cap), value)
     first = 0 if window is None else jnp.maximum(jnp.min(query_positions) - window + 1, 0) // size
     last = -(-jnp.max(jnp.minimum(length, capacity)) // size)
     _, total, out = jax.lax.fori_loop(first, last, read, carry)

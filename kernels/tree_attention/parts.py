@@ -30,20 +30,93 @@ def own_visible(block, keys, visible, query_positions, key_positions, causal, wi
     return visible
 
 
-def prefix_visible(slots, length, query_positions, window):
-    """Which cache `slots` `[1, S]` a query sees, `[B, T or 1, S]` bool."""
+def prefix_visible(slots, length, query_positions, unseen, window):
+    """Which cache `slots` `[1, S]` a query sees, `[B, T or 1, S]` bool; none of those in `unseen` `[B, S]`."""
     seen = (slots < length[:, None])[:, None, :]
+    seen = seen if unseen is None else seen & ~unseen[:, None, :]
     return seen if window is None else seen & (query_positions[:, :, None] - slots[None] < window)
 
 
-def scores(query, key, visible, scale):
-    """Queries `[B, K, M, H]` times keys `[B, K, S, H]`, MASKED where not `visible` `[B or 1, T or 1, S]`: `[B, K, M, S]`."""
+def capped(scores, soft_cap):
+    """Scores kept within `soft_cap` of zero by a tanh, or as they are (Gemma 2, arXiv:2408.00118, section 2)."""
+    return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
+
+
+def scores(query, key, visible, scale, soft_cap, key_scale=None):
+    """Queries `[B, K, M, H]` times keys `[B, K, S, H]`, MASKED where not `visible` `[B or 1, T or 1, S]`: `[B, K, M, S]`.
+
+    Where there is a `key_scale` `[B, K, S]`, the keys are quantised and meant times it.
+    """
+    key = key if key_scale is None else key.astype(query.dtype)
     product = jax.lax.dot_general(query, key, (((3,), (3,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32)
+    product = product if key_scale is None else product * key_scale[:, :, None]
     if visible.shape[1] > 1:
         visible = jnp.repeat(visible, query.shape[2] // visible.shape[1], axis=1)
-    return jnp.where(visible[:, None], product * scale, MASKED)
+    return jnp.where(visible[:, None], capped(product * scale, soft_cap), MASKED)
 
 
-def mix(weights, value):
-    """`[B, K, M, S]` and `[B, K, S, H]` to `[B, K, M, H]`."""
+def mix(weights, value, value_scale=None, dtype=None):
+    """`[B, K, M, S]` and `[B, K, S, H]` to `[B, K, M, H]`, in the values' type, or `dtype` where those are quantised."""
+    if value_scale is not None:
+        weights, value = weights * value_scale[:, :, None], value.astype(dtype)
+    weights = weights.astype(value.dtype)
     return jax.lax.dot_general(weights, value, (((3,), (2,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32)
+
+
+def running(carry, scored):
+    """The running softmax's next peak and total, the weights of new scores, and what the old sums are worth.
+
+    Args:
+      carry: peak and total so far, `[..., M, 1]` float32; MASKED and 0 where nothing was seen.
+      scored: `[..., M, S]`.
+
+    Returns:
+      `(peak, total), weights [..., M, S], keep [..., M, 1]`.
+    """
+    peak, total = carry
+    new = jnp.maximum(peak, jnp.max(scored, axis=-1, keepdims=True))
+    weights = jnp.where(scored > MASKED / 2, jnp.exp(scored - new), 0.0)
+    keep = jnp.exp(peak - new)
+    return (new, total * keep + jnp.sum(weights, axis=-1, keepdims=True)), weights, keep
+
+
+def packed(visible):
+    """A mask `[..., n]` as int32 words `[..., ceil(n / 32)]`: bit i of word w is key 32 w + i."""
+    pad = -visible.shape[-1] % 32
+    bits = jnp.pad(visible, [(0, 0)] * (visible.ndim - 1) + [(0, pad)]).reshape(*visible.shape[:-1], -1, 32)
+    shifts = jnp.arange(32, dtype=jnp.uint32).reshape((1,) * (bits.ndim - 1) + (32,))
+    words = jnp.sum(bits.astype(jnp.uint32) << shifts, axis=-1, dtype=jnp.uint32)
+    return jax.lax.bitcast_convert_type(words, jnp.int32)
+
+
+def unpacked(words):
+    """Words `[M, W]` as a mask `[M, 32 W]`, by selects along the lanes, since kernels have no gather."""
+    rows, count = words.shape
+    key = jax.lax.broadcasted_iota(jnp.int32, (rows, 32 * count), 1)
+    chosen = jnp.broadcast_to(words[:, :1], key.shape)
+    for w in range(1, count):
+        chosen = jnp.where(key >= 32 * w, words[:, w : w + 1], chosen)
+    return ((chosen >> (key & 31)) & 1) == 1
+
+
+def query_facts(visible, query_positions, batch, rows):
+    """What a kernel must know of every query of a kv-head, `[B, M, W]` or, with positions, `[B, M, W + 1]` int32.
+
+    The words of `visible` `[B or 1, T or 1, P + T]` come first, then the position.
+    """
+    facts = packed(visible)
+    if query_positions is not None:
+        facts = jnp.broadcast_to(facts, (*query_positions.shape, facts.shape[2]))
+        facts = jnp.concatenate([facts, query_positions[:, :, None]], axis=-1)
+    facts = jnp.repeat(facts, rows // facts.shape[1], axis=1)
+    return jnp.broadcast_to(facts, (batch, *facts.shape[1:]))
+
+
+def product(a, b, axes):
+    """For kernels: the product over one axis of each, in float32; operands of two types meet in the wider."""
+    wide = jnp.promote_types(a.dtype, b.dtype)
+    precision = jax.lax.Precision.HIGHEST if wide == jnp.float32 else jax.lax.Precision.DEFAULT
+    return jax.lax.dot_general(
+        a.astype(wide), b.astype(wide), (((axes[0],), (axes[1],)), ((), ())),
+        precision=precision, preferred_element_type=jnp.float32,
+    )  # fmt: skip

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.random import threefry_2x32
+
+from specjax.kernels.verify.gumbel import gumbel_noise
 
 Array = jax.Array
 
@@ -63,24 +64,16 @@ def keys_at(keys: Array, positions: Array, purpose: int) -> Array:
 
 def gumbel(keys: Array, positions: Array, vocab: int, purpose: int = GUMBEL) -> Array:
     """Standard Gumbel vectors `[B, T, V]`, one per position."""
-    draw = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, (vocab,), jnp.float32)))
-    return draw(keys_at(keys, positions, purpose))
+    return gumbel_at(keys, positions, jnp.arange(vocab)[None, None], purpose)
 
 
-def gumbel_at(keys: Array, positions: Array, ids: Array) -> Array:
-    """The entries `ids` `[B, T, C]` of the shared Gumbel vectors `[B, T, V]`, and no others are made.
+def gumbel_at(keys: Array, positions: Array, ids: Array, purpose: int = GUMBEL) -> Array:
+    """The entries `ids` `[B, T, C]` of the Gumbel vectors `[B, T, V]`, and no others are made.
 
     A threefry draw is a function of the key and its index, so a few entries cost as much as they are many.
     """
-
-    def draw(words, ids):
-        counts = jnp.stack([jnp.zeros_like(ids), ids]).astype(jnp.uint32)
-        high, low = threefry_2x32((words[0], words[1]), counts)
-        unit = jax.lax.bitcast_convert_type((high ^ low) >> 9 | jnp.uint32(0x3F800000), jnp.float32) - 1
-        tiny = jnp.finfo(jnp.float32).tiny
-        return -jnp.log(-jnp.log(jnp.maximum(tiny, unit * (1 - tiny) + tiny)))
-
-    return jax.vmap(jax.vmap(draw))(jax.random.key_data(keys_at(keys, positions, GUMBEL)), ids)
+    words = jax.random.key_data(keys_at(keys, positions, purpose))[:, :, None]
+    return gumbel_noise(words[..., 0], words[..., 1], ids)
 
 
 def uniform(keys: Array, positions: Array, purpose: int = ACCEPT) -> Array:

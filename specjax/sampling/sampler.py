@@ -6,7 +6,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from specjax.sampling.noise import ACCEPT, RESIDUAL, gumbel, gumbel_at, uniform
+from specjax.kernels.verify import gumbel_argmax
+from specjax.sampling.noise import ACCEPT, GUMBEL, RESIDUAL, gumbel, gumbel_at, keys_at, uniform
 from specjax.sampling.params import Sampling
 from specjax.sampling.repetition import penalise, seen_tokens
 from specjax.sampling.warp import warp
@@ -126,12 +127,22 @@ class Sampler:
         return jax.lax.cond(jnp.any(self.live & (self.params.temperature > 0)), noisy, lambda: log_q)
 
     def draw(self, logits: Array, depth: Array | int, paths: Paths | None = None, max_depth: int = 0) -> Array:
-        """Tokens `[B, T]` int32, the coupled draw at every slot; -1 where no score is finite (NaN or all removed)."""
+        """Tokens `[B, T]` int32, the coupled draw at every slot; -1 where no score is finite (NaN or all removed).
+
+        The argmax of `scores`, whose noise is never an array.
+        """
+        hot = self.params.temperature > 0
+
+        def noisy():
+            depths = jnp.full(logits.shape[:2], depth) if isinstance(depth, int) else depth
+            first, count = (depth, 1) if isinstance(depth, int) else (0, max_depth + 1)
+            keys = keys_at(self.key, self.length[:, None] + first + jnp.arange(count)[None], GUMBEL)
+            return gumbel_argmax(self.warped(logits, paths), keys, depths - first, hot, columns=self.ids)[0]
 
         def slow():
-            return best(self.scores(logits, depth, paths, max_depth))
+            return jax.lax.cond(jnp.any(self.live & hot), noisy, lambda: best(self.penalised(logits, paths)))
 
-        uses = (self.params.temperature > 0) | (self.params.repetition_penalty != 1)
+        uses = hot | (self.params.repetition_penalty != 1)
         return jax.lax.cond(jnp.any(self.live & uses), slow, lambda: best(logits))
 
     def uniform(self, count: int) -> Array:
@@ -146,9 +157,11 @@ class Sampler:
 def best(scores: Array) -> Array:
     """Argmax `[B, T]` with ties to the lowest id; -1 where the largest score is not finite (NaN counts as the largest).
 
-    Two plain reductions: they vectorise on a CPU, where `jnp.argmax` compares pairs one by one.
+    Two plain reductions: they vectorise on a CPU, where `jnp.argmax` compares pairs one by one. XLA's maximum over many
+    numbers may lose a NaN there, so the second one looks for it.
     """
     peak = scores.max(axis=-1, keepdims=True)
     ids = jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
-    index = jnp.where(scores == peak, ids, scores.shape[-1]).min(axis=-1)
+    rest = jnp.where(jnp.isnan(scores), -1, scores.shape[-1])
+    index = jnp.where(scores == peak, ids, rest).min(axis=-1)
     return jnp.where(jnp.isfinite(peak[..., 0]), index, -1)

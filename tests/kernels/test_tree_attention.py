@@ -1,4 +1,4 @@
-"""Tree attention: the blocked way against the one in one piece, and what must never matter."""
+"""Tree attention: every implementation against the definition in float64, and what must never matter."""
 
 import functools
 
@@ -7,43 +7,87 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.draft import PromptLookup
 from specjax.kernels.tree_attention import blocked, tree_attention
+from specjax.kernels.tree_attention.reference import reference
+from specjax.models.llama import LlamaConfig, LlamaLM
+from specjax.sampling import Sampling, row_keys
+from specjax.speculative import speculative
 
-B, T, K, G, H = 3, 5, 2, 2, 8
-attend = jax.jit(tree_attention, static_argnames=("causal", "scale", "window", "implementation"))
+B, T, K, G, H = 3, 5, 2, 2, 16
+WAYS = ["xla", "blocked", "pallas_tpu_interpreted", "pallas_gpu_interpreted"]
+static = ("causal", "scale", "window", "soft_cap", "implementation")
+attend = jax.jit(tree_attention, static_argnames=static)
 plain = functools.partial(attend, scale=H**-0.5)
 
 
-def world(capacity, lengths, past=0, dtype=jnp.float32, seed=0):
+def world(capacity, lengths, past=0, dtype=jnp.float32, seed=0, block=T, heads=K, group=G):
     """Operands with finite garbage beyond the lengths, and the options that place them."""
     rng = np.random.default_rng(seed)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
-    operands = draw(B, T, K * G, H), draw(B, past + T, K, H), draw(B, past + T, K, H)
-    cache = draw(B, K, capacity, H) * 3, draw(B, K, capacity, H) * 3
+    operands = (draw(B, block, heads * group, H), *(draw(B, past + block, heads, H) for _ in range(2)))
     length = jnp.asarray(lengths, jnp.int32)
-    positions = length[:, None] + jnp.arange(past + T)[None]
-    visible = jnp.asarray(rng.random((B, T, past + T)) < 0.6) | jnp.eye(T, past + T, past, dtype=bool)[None]
+    beyond = (jnp.arange(capacity)[None] >= length[:, None])[:, None, :, None]
+    cache = (jnp.where(beyond, draw(B, heads, capacity, H) * 1e30, draw(B, heads, capacity, H) * 2) for _ in range(2))
+    positions = length[:, None] + jnp.arange(past + block)[None]
+    visible = jnp.asarray(rng.random((B, block, past + block)) < 0.6)
+    visible = visible | jnp.eye(block, past + block, past, dtype=bool)[None]
     return (*operands, *cache, length), {
         "visible": visible, "query_positions": positions[:, past:], "key_positions": positions,
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("window", [None, 7, 150])
-@pytest.mark.parametrize(
-    ("capacity", "lengths", "past"),
-    [
-        (300, (0, 129, 300), 0),
-        (128, (1, 128, 64), 2),
-        (40, (0, 0, 0), 1),
-        (40, (3, 40, 17), 0),
-        (260, (260, 5, 131), 3),
-    ],
-)
-def test_blocks_are_the_whole(capacity, lengths, past, window):
-    operands, options = world(capacity, lengths, past)
-    whole = plain(*operands, **options, window=window, implementation="xla")
-    blocks = plain(*operands, **options, window=window, implementation="blocked")
-    np.testing.assert_allclose(blocks, whole, rtol=2e-5, atol=2e-6)
+def holes(capacity):
+    return jnp.asarray(np.random.default_rng(1).random((B, capacity)) < 0.4)
+
+
+def quantised(cache, dtype):
+    """A cache in 8 bits, and its scale for every slot and head; the garbage beyond the lengths is garbage still."""
+    top = 127 if dtype == jnp.int8 else float(jnp.finfo(dtype).max)
+    scale = jnp.max(jnp.abs(cache), axis=-1) / top
+    return (cache / scale[..., None]).astype(dtype), scale
+
+
+def check(operands, options, way, **settings):
+    """Against the definition, as exactly as the operands' type allows."""
+    got = plain(*operands, **options, **settings, implementation=way)
+    want = reference(*operands, **options, **settings, scale=H**-0.5)
+    assert got.dtype == operands[0].dtype
+    tolerance = 1e-5 if got.dtype == jnp.float32 else 0.03
+    np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=tolerance, atol=tolerance)
+    return got
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ragged_rows_and_a_query_that_sees_nothing(way):
+    """Rows without a prefix, with a part of their last block, and full, where blocks do not divide the capacity."""
+    operands, options = world(300, (0, 129, 300), group=4)
+    options["visible"] = options["visible"].at[0, 2].set(False)
+    got = check(operands, options, way)
+    assert (got[0, 2] == 0).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_past_of_several_words_a_window_a_cap_and_holes(way):
+    operands, options = world(256, (256, 5, 131), past=61, group=1)
+    check(operands, options | {"unseen": holes(256)}, way, window=100, soft_cap=2.0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_query_in_half_precision(way):
+    operands, options = world(640, (40, 129, 600), dtype=jnp.bfloat16, block=1, heads=1, group=8)
+    check(operands, options, way)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.float8_e4m3fn])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_quantised_cache(way, dtype):
+    """The definition reads the same 8-bit numbers and scales, so only the order of rounding differs."""
+    (*new, cache_key, cache_value, length), options = world(100, (0, 64, 100), block=3)
+    cut = lambda x: jnp.clip(x, -1e9, 1e9)
+    (cache_key, key_scale), (cache_value, value_scale) = (quantised(cut(x), dtype) for x in (cache_key, cache_value))
+    scales = {"key_scale": key_scale, "value_scale": value_scale}
+    check((*new, cache_key, cache_value, length), options | scales, way)
 
 
 def test_the_mask_of_a_chain_and_none():
@@ -51,6 +95,24 @@ def test_the_mask_of_a_chain_and_none():
     for causal in (True, False):
         whole, blocks = (plain(*operands, causal=causal, implementation=kind) for kind in ("xla", "blocked"))
         np.testing.assert_allclose(blocks, whole, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "blocked"])
+@pytest.mark.parametrize("capacity", (40, 260))
+def test_holes_of_the_prefix_are_not_seen(implementation, capacity):
+    """The same as the seen slots alone, given as uncommitted keys; what the holes hold never matters."""
+    lengths = (capacity, capacity - 7, 3)
+    (query, key, value, cache_key, cache_value, length), options = world(capacity, lengths)
+    unseen = holes(capacity).at[2].set(True)
+    spoilt = (jnp.where(unseen[:, None, :, None], 1e4, x) for x in (cache_key, cache_value))
+    got = plain(query, key, value, *spoilt, length, **options, unseen=unseen, implementation=implementation)
+    seen = ~unseen & (jnp.arange(capacity)[None] < length[:, None])
+    visible = jnp.concatenate([jnp.broadcast_to(seen[:, None], (B, T, capacity)), options["visible"]], axis=-1)
+    keys, values = (
+        jnp.concatenate([old.swapaxes(1, 2), new], axis=1) for old, new in ((cache_key, key), (cache_value, value))
+    )
+    want = plain(query, keys, values, None, None, length, visible=visible)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5)
 
 
 def test_neither_capacity_nor_other_rows_nor_garbage_change_a_bit():
@@ -116,9 +178,69 @@ def test_without_a_cache_it_can_be_differentiated():
     assert bool(jnp.isfinite(jax.grad(loss)(query)).all())
 
 
+@pytest.mark.slow
+def test_a_decoder_writes_the_same_with_kernels():
+    """Greedy, with a drafter's trees of several shapes, in one batch of ragged prompts."""
+    config = LlamaConfig(40, 32, 32, 1, 4, 2, 16, max_position_embeddings=64)
+    params = LlamaLM(config).init(jax.random.key(0))
+    prompts = jnp.asarray(np.random.default_rng(0).integers(0, 5, (2, 9)))
+    lengths, limit = jnp.asarray([9, 1]), jnp.asarray([15, 7])
+
+    keys = row_keys(0, ["a", "b"])
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def generate(kind, params, lengths, limit):
+        decoder = speculative(lm := LlamaLM(config, kind), PromptLookup(length=3).bind(lm))
+        both = {"target": params, "draft": None}
+        state = decoder.init(
+            both, prompts, lengths, keys, limit=limit, sampling=Sampling.make(2, temperature=0.0), capacity=24
+        )
+        return jax.lax.fori_loop(0, 6, lambda _, state: decoder.step(both, state)[0], state).tokens
+
+    want = generate("xla", params, lengths, limit)
+    assert len(np.unique(want[0, 9:15])) > 1
+    for kind in WAYS[2:]:
+        got = generate(kind, params, lengths, limit)
+        np.testing.assert_array_equal(got[0, :15], want[0, :15])
+        np.testing.assert_array_equal(got[1, :7], want[1, :7])
+
+
+def test_a_kernel_is_mapped_over_the_ambient_mesh():
+    """Rows over `data`, heads over `model`."""
+    operands, options = world(100, (0, 64, 100))
+    chips = np.array(jax.devices()[: B * K]).reshape(B, K)
+    mesh = jax.sharding.Mesh(chips, ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    want = plain(*operands, **options, implementation="xla")
+
+    @jax.jit
+    def mapped(*operands):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return plain(*operands, **options, implementation="pallas_gpu_interpreted")
+
+    operands = jax.device_put(operands, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    np.testing.assert_allclose(mapped(*operands), want, rtol=1e-5, atol=1e-5)
+
+
+def test_it_can_be_mapped_over_another_axis():
+    """`jax.vmap` over layers' caches, with one query for all."""
+    operands, options = world(32, (0, 7, 32))
+    query, key, value, *cache, length = operands
+    many = [jnp.stack([x, 2 * x]) for x in cache]
+    way = lambda k, v: tree_attention(query, key, value, k, v, length, **options, scale=H**-0.5, window=9)
+    got = jax.jit(jax.vmap(way))(*many)
+    for i in range(2):
+        np.testing.assert_allclose(got[i], way(many[0][i], many[1][i]), rtol=1e-5, atol=1e-5)
+
+
+def test_a_platform_without_a_kernel_says_so():
+    operands, options = world(40, (0, 3, 40))
+    with pytest.raises(ValueError, match="made for TPUs and NVIDIA GPUs.*choose 'xla' or None"):
+        plain(*operands, **options, implementation="pallas")
+
+
 def test_bad_implementations():
     (query, key, value, *_, length), _ = world(40, (0, 3, 40))
-    with pytest.raises(ValueError, match="no implementation 'frob'; choose 'xla', 'blocked' or None"):
+    with pytest.raises(ValueError, match="no implementation 'frob'; choose 'xla', 'blocked', 'pallas' or None"):
         tree_attention(query, key, value, None, None, length, scale=1.0, implementation="frob")
     with pytest.raises(ValueError, match="there is none"):
         tree_attention(query, key, value, None, None, length, scale=1.0, implementation="blocked")

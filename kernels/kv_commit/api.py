@@ -1,0 +1,45 @@
+"""The one door to the cache write: picks an implementation."""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import jax
+
+from specjax.kernels.kv_commit import xla
+
+Implementation = Literal["xla", "pallas", "pallas_tpu_interpreted"]
+
+
+def kv_commit(
+    caches: Sequence[jax.Array],
+    news: Sequence[jax.Array],
+    src: jax.Array | None,
+    dst: jax.Array,
+    *,
+    implementation: Implementation | None = None,
+) -> tuple[jax.Array, ...]:
+    """The caches with the slots `src` of a block's keys or values written at `dst`, in place where they are donated.
+
+    In the shape descriptions `T` denotes the block's slots, `M` those that are written, `S` the cache's.
+
+    Args:
+      caches: `[B, K, S, H]` each, of one shape and type: the keys and values of some layers.
+      news: as many, `[B, T, K, H]`; cast to the caches' type.
+      src: `[B, M]` int32, clipped to the block; None: all of it in order, M = T.
+      dst: `[B]` int32 starts one run of M slots a row (moved back into the cache where it would leave it), or `[B, M]` int32
+        names every slot, and those out of range are dropped. Negative ones count from the end. Named slots must differ.
+      implementation: `xla`, or the TPU kernel, `pallas`, which writes runs on one device (wrap it in `shard_map` on more).
+        None is `xla`: its compiled programs touch no more of the caches than they write. `pallas_tpu_interpreted` is the
+        kernel in an interpreter: slow, for tests.
+
+    Raises:
+      ValueError: on an unknown implementation, or where the kernel cannot serve these operands; says why.
+    """
+    if implementation is not None and implementation not in get_args(Implementation):
+        raise ValueError(f"kv_commit has no implementation {implementation!r}; choose 'xla', 'pallas' or None")
+    if implementation in (None, "xla"):
+        return tuple(xla.commit(cache, new, src, dst) for cache, new in zip(caches, news, strict=True))
+    from specjax.kernels.kv_commit import tpu  # Pallas takes long to import
+
+    interpret = implementation == "pallas_tpu_interpreted"
+    return tpu.commit(tuple(caches), tuple(news), src, dst, interpret=interpret)

@@ -1,0 +1,150 @@
+"""Tree attention on an NVIDIA GPU: Triton programs that share out a row's prefix, and a merge of what they found.
+
+With few queries there are too few rows and kv-heads to fill a GPU, so the used part of every row's cache is split as well
+(Flash-Decoding, Dao et al. 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html). A part leaves its peak, its total
+and its weighted sum; these and the block's own, which XLA computes, meet by their log-sum-exps.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from specjax.kernels.tree_attention.parts import MASKED, capped, mix, product, running, scores
+
+BLOCK = 64
+"""Cache slots a program reads at a time."""
+PROGRAMS = 264
+"""How many programs are wanted: two for each of an H100's multiprocessors."""
+SPLIT = 256
+"""The fewest slots of the capacity a part is worth: what it leaves behind must be small beside what it reads."""
+TILE = (16, 64)
+"""The fewest and the most queries of a program; tensor cores take no fewer than 16."""
+
+
+def refusal(queries, *_) -> str | None:
+    """Why the kernel cannot take such operands, or None."""
+    width = queries.shape[3]
+    if width < 16 or width & (width - 1):
+        return f"on a GPU the head width has to be a power of two of at least 16, not {width}"
+    return None
+
+
+def attend(
+    queries, key, value, cache_key, cache_value, length, visible, query_positions, unseen, key_scale, value_scale,
+    *, scale, window, soft_cap, interpret=False,
+):  # fmt: skip
+    """See `api.attend_with`. `interpret` runs it on any platform, slowly."""
+    batch, heads, rows, width = queries.shape
+    capacity = cache_key.shape[2]
+    tile = min(max(pl.next_power_of_2(rows), TILE[0]), TILE[1])
+    tiles = pl.cdiv(rows, tile)
+    splits = max(1, min(pl.cdiv(capacity, SPLIT), PROGRAMS // (batch * heads * tiles)))
+
+    used = jnp.minimum(length, capacity)
+    first = jnp.zeros_like(used)
+    if window is not None:
+        first = jnp.maximum(jnp.min(query_positions, axis=1) - window + 1, 0) // BLOCK * BLOCK
+    blocks = pl.cdiv(jnp.maximum(used - first, 0), BLOCK)
+    ranges = jnp.stack(
+        [first, pl.cdiv(blocks, splits) * BLOCK, used], axis=1
+    )  # where it starts, slots a part, where it ends
+
+    whole = lambda x: pl.BlockSpec((None, None, *x.shape[2:]), lambda b, k, p: (b, k) + (0,) * (x.ndim - 2))
+    tiled = lambda columns: pl.BlockSpec((None, None, tile, columns), lambda b, k, p: (b, k, p % tiles, 0))
+    part = lambda columns: pl.BlockSpec(
+        (None, None, None, tile, columns), lambda b, k, p: (b, k, p // tiles, p % tiles, 0)
+    )
+    pad = tiles * tile - rows
+    operands = {
+        "ranges": (ranges, pl.BlockSpec((None, 3), lambda b, k, p: (b, 0))),
+        "query": (jnp.pad(queries, ((0, 0), (0, 0), (0, pad), (0, 0))), tiled(width)),
+        "cache_key": (cache_key, whole(cache_key)),
+        "cache_value": (cache_value, whole(cache_value)),
+    }
+    if window is not None:
+        positions = jnp.pad(jnp.repeat(query_positions, rows // query_positions.shape[1], axis=1), ((0, 0), (0, pad)))
+        operands["positions"] = positions[:, :, None], pl.BlockSpec((None, tile, 1), lambda b, k, p: (b, p % tiles, 0))
+    if unseen is not None:
+        operands["unseen"] = unseen.astype(jnp.int8), pl.BlockSpec((None, capacity), lambda b, k, p: (b, 0))
+    if key_scale is not None:
+        operands["key_scale"] = key_scale, whole(key_scale)
+        operands["value_scale"] = value_scale, whole(value_scale)
+    found = jax.ShapeDtypeStruct((batch, heads, splits, tiles * tile, 1), jnp.float32)
+    sums = jax.ShapeDtypeStruct((batch, heads, splits, tiles * tile, width), jnp.float32)
+    kernel = functools.partial(
+        _kernel, names=tuple(operands), tiles=tiles, scale=scale, window=window, soft_cap=soft_cap, plain=value.dtype
+    )
+    *parts, mixed = pl.pallas_call(
+        kernel,
+        out_shape=(found, found, sums),
+        grid=(batch, heads, splits * tiles),
+        in_specs=[spec for _, spec in operands.values()],
+        out_specs=(part(1), part(1), part(width)),
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+        interpret=interpret,
+        name="tree_attention",
+    )(*(x for x, _ in operands.values()))
+
+    nothing = jnp.full((batch, heads, rows, 1), MASKED), jnp.zeros((batch, heads, rows, 1))
+    own, weights, _ = running(nothing, scores(queries, key, visible, scale, soft_cap))
+    peak, total, mixed = (
+        jnp.concatenate([x[:, :, None], y[:, :, :, :rows]], axis=2)
+        for x, y in zip((*own, mix(weights, value)), (*parts, mixed), strict=True)
+    )
+    worth = jnp.exp(peak - jnp.max(peak, axis=2, keepdims=True))
+    return jnp.sum(mixed * worth, axis=2) / jnp.maximum(jnp.sum(total * worth, axis=2), 1e-30)
+
+
+def _kernel(*refs, names, tiles, scale, window, soft_cap, plain):
+    """Refs in the order of `names`, then this part's peak `[M, 1]`, total `[M, 1]` and weighted sum `[M, H]`.
+
+    ranges `[3]`, query `[M, H]`, cache_key and cache_value `[S, H]`, and where given positions `[M, 1]`, unseen `[S]`,
+    key_scale and value_scale `[S]`.
+    """
+    ref = dict(zip(names, refs, strict=False))
+    peak_ref, total_ref, sum_ref = refs[len(names) :]
+    size, used = ref["ranges"][1], ref["ranges"][2]
+    begin = ref["ranges"][0] + pl.program_id(2) // tiles * size
+    end = jnp.minimum(begin + size, used)
+    query = ref["query"][...]
+
+    def read(i, carry):
+        start = begin + i * BLOCK
+        slots = start + jax.lax.iota(jnp.int32, BLOCK)
+        inside = slots < end
+
+        def load(name):  # nothing that lies beyond the row's length is read
+            where = (pl.ds(start, BLOCK),) + (slice(None),) * (len(ref[name].shape) - 1)
+            mask = jnp.broadcast_to(inside.reshape((BLOCK,) + (1,) * (len(where) - 1)), (BLOCK, *ref[name].shape[1:]))
+            return triton.load(ref[name].at[where], mask=mask, other=jnp.zeros((), ref[name].dtype))
+
+        key, value = load("cache_key"), load("cache_value")
+        key_scale = value_scale = None
+        if "key_scale" in ref:
+            key, value = key.astype(query.dtype), value.astype(plain)
+            key_scale, value_scale = load("key_scale")[None], load("value_scale")[None]
+        scored = product(query, key, (1, 1)) * scale
+        if key_scale is not None:
+            scored = scored * key_scale
+        seen = inside[None]
+        if "unseen" in ref:
+            seen = seen & (load("unseen") == 0)[None]
+        if window is not None:
+            seen = seen & (ref["positions"][...] - slots[None] < window)
+        found, weights, keep = running(carry[:2], jnp.where(seen, capped(scored, soft_cap), MASKED))
+        if value_scale is not None:
+            weights = weights * value_scale
+        return *found, carry[2] * keep + product(weights.astype(value.dtype), value, (1, 0))
+
+    rows = query.shape[0]
+    nothing = (
+        jnp.full((rows, 1), MASKED, jnp.float32),
+        jnp.zeros((rows, 1), jnp.float32),
+        jnp.zeros(query.shape, jnp.float32),
+    )
+    peak_ref[...], total_ref[...], sum_ref[...] = jax.lax.fori_loop(
+        0, pl.cdiv(jnp.maximum(end - begin, 0), BLOCK), read, nothing
+    )

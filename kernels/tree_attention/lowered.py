@@ -1,0 +1,120 @@
+"""Tree attention as one operation, which becomes an implementation when it is lowered and the platform is known.
+
+So one traced program serves every platform, as by `jax.lax.platform_dependent`, but nothing is traced for those that it is not
+compiled for (tracing a kernel takes longer than the rest of a layer), and a platform that cannot serve it says so.
+"""
+
+import functools
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from specjax.kernels.tree_attention import blocked, xla
+from specjax.kernels.tree_attention.mapped import per_device
+
+Array = jax.Array
+
+PLATFORMS = ("cpu", "tpu", "cuda")
+attend_p = Primitive("tree_attention")
+attend_p.def_impl(jax.jit(attend_p.bind, static_argnames=("implementation", "present", "mesh", "options")))
+attend_p.def_abstract_eval(lambda query, *_, **__: jax.core.ShapedArray(query.shape, jax.numpy.float32))
+
+
+def attend(implementation: str | None, operands: tuple[Array | None, ...], **options) -> Array:
+    """See `api.attend_with`, which takes None, `blocked` and `pallas` to here."""
+    present = tuple(x is not None for x in operands)
+    given = [x for x in operands if x is not None]
+    mesh = jax.sharding.get_abstract_mesh()
+    return attend_p.bind(
+        *given, implementation=implementation, present=present, mesh=mesh, options=tuple(options.items())
+    )
+
+
+def interpreted(platform: str, operands: tuple[Array | None, ...], **options) -> Array:
+    """A platform's kernel in Pallas' interpreter, whose effects keep it from being a part of the operation.
+
+    Raises:
+      ValueError: where it does not take such operands.
+    """
+    kernel, why = _kernel(platform, operands)
+    if kernel is None or why is not None:
+        raise ValueError(_REFUSED.format(why))
+    run = functools.partial(kernel, **options, interpret=True)
+    return per_device(run, jax.sharding.get_abstract_mesh())(*operands)
+
+
+def chosen(implementation: str | None, platform: str, operands: tuple[Array | None, ...], options: dict, mesh, devices):
+    """The function of the operands that serves a platform.
+
+    Args:
+      implementation: see `tree_attention`.
+      platform: which.
+      operands: see `api.attend_with`.
+      options: likewise.
+      mesh: the ambient mesh where the operation was traced, maybe empty.
+      devices: how many devices the program runs on.
+
+    Raises:
+      ValueError: where `pallas` is named and cannot be used.
+    """
+    if implementation == "blocked" or (implementation is None and platform == "cpu"):
+        return functools.partial(blocked.attend, **options)
+    kernel, why = _kernel(platform, operands)
+    if kernel is not None and devices > 1 and mesh.empty:
+        why = f"the program runs on {devices} devices, and no mesh is set where it is traced (jax.set_mesh)"
+    if kernel is not None and why is None:
+        return per_device(functools.partial(kernel, **options), mesh)
+    if implementation is None:
+        return functools.partial(xla.attend, **options)
+    raise ValueError(_REFUSED.format(why))
+
+
+_REFUSED = "the Pallas kernel of tree attention cannot be used: {}; choose 'xla' or None"
+
+
+def _kernel(platform, operands):
+    """The kernel of a platform or None, and why it cannot be used or None."""
+    if platform == "tpu":
+        from specjax.kernels.tree_attention import tpu
+
+        return tpu.attend, tpu.refusal(*operands)
+    if platform == "cuda":
+        from specjax.kernels.tree_attention import gpu
+
+        return gpu.attend, gpu.refusal(*operands)
+    return None, "it is made for TPUs and NVIDIA GPUs, and the program is compiled for another platform"
+
+
+def served(platform: str, devices: int, *, implementation, present, mesh, options):
+    """What the operation becomes on a platform, as a function of its operands; the rest are its parameters."""
+
+    def run(*given):
+        rest = iter(given)
+        operands = tuple(next(rest) if there else None for there in present)
+        return chosen(implementation, platform, operands, dict(options), mesh, devices)(*operands)
+
+    return run
+
+
+def _lower(ctx, *values, platform, **params):
+    devices = getattr(ctx.module_context.axis_context, "num_devices", 1)
+    return mlir.lower_fun(served(platform, devices, **params), multiple_results=False)(ctx, *values)
+
+
+def _batch(values, axes, *, implementation, present, mesh, options):
+    """Under `jax.vmap`: the XLA implementation, which any mapped axis may stand before."""
+    if implementation == "pallas":
+        raise ValueError(_REFUSED.format("jax.vmap maps over it"))
+
+    def run(*given):
+        rest = iter(given)
+        return xla.attend(*(next(rest) if there else None for there in present), **dict(options))
+
+    return jax.vmap(run, in_axes=axes)(*values), 0
+
+
+batching.primitive_batchers[attend_p] = _batch
+for _platform in PLATFORMS:
+    mlir.register_lowering(attend_p, functools.partial(_lower, platform=_platform), platform=_platform)
+mlir.register_lowering(attend_p, functools.partial(_lower, platform="other"))

@@ -1,0 +1,42 @@
+"""The definition of tree attention, in loops and float64: slow, obvious, and what every implementation is compared with."""
+
+import numpy as np
+
+
+def reference(
+    query, key, value, cache_key, cache_value, length, *, visible=None, query_positions=None, key_positions=None,
+    unseen=None, causal=True, scale, window=None, soft_cap=None, key_scale=None, value_scale=None,
+):  # fmt: skip
+    """Takes what `tree_attention` takes, and returns `[B, T, K * G, H]` in float64."""
+    exact = lambda x: np.asarray(x).astype(np.float64)
+    query, key, value = exact(query), exact(key), exact(value)
+    empty = np.zeros((query.shape[0], key.shape[2], 0, query.shape[3]))
+    cache_key, cache_value = (empty if x is None else exact(x) for x in (cache_key, cache_value))
+    if key_scale is not None:
+        cache_key, cache_value = cache_key * exact(key_scale)[..., None], cache_value * exact(value_scale)[..., None]
+    visible, unseen = (None if x is None else np.asarray(x) for x in (visible, unseen))
+    batch, block, heads, width = query.shape
+    kv_heads, past = key.shape[2], key.shape[1] - block
+    length = np.asarray(length)
+    at = np.zeros((batch, block), int) if query_positions is None else np.asarray(query_positions)
+    own_at = np.zeros((batch, past + block), int) if key_positions is None else np.asarray(key_positions)
+    out = np.zeros((batch, block, heads, width))
+    for b, t, n in np.ndindex(batch, block, heads):
+        k = n // (heads // kv_heads)
+        near = lambda position, b=b, t=t: window is None or at[b, t] - position < window
+        keys, values = [], []
+        for s in range(min(int(length[b]), cache_key.shape[2])):
+            if near(s) and not (unseen is not None and unseen[b, s]):
+                keys.append(cache_key[b, k, s])
+                values.append(cache_value[b, k, s])
+        for i in range(past + block):
+            seen = visible[b, t, i] if visible is not None else (not causal or i - past <= t)
+            if seen and near(own_at[b, i]):
+                keys.append(key[b, i, k])
+                values.append(value[b, i, k])
+        if keys:
+            scores = np.stack(keys) @ query[b, t, n] * scale
+            scores = scores if soft_cap is None else soft_cap * np.tanh(scores / soft_cap)
+            weights = np.exp(scores - scores.max())
+            out[b, t, n] = weights / weights.sum() @ np.stack(values)
+    return out

@@ -1,0 +1,47 @@
+"""Copies of kv-heads, for meshes that are wider than a model has kv-heads.
+
+Heads are split over a mesh axis. Where that has more chips than there are kv-heads, every chip would have to hold all of them.
+With copies side by side, one to a chip, it holds the one that its query heads share; the numbers are the same.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+_COPIED = ("k", "v")  # the modules whose outputs are kv-heads
+
+
+def copies_for(config: Any, mesh: jax.sharding.Mesh | None) -> int:
+    """How many copies of every kv-head let the mesh split them; 1 where that helps nothing."""
+    parts = 1 if mesh is None else mesh.shape["model"]
+    kv = config.num_key_value_heads
+    return parts // kv if parts > kv and parts % kv == 0 and config.num_attention_heads % parts == 0 else 1
+
+
+def copied(params: Any, config: Any, copies: int) -> Any:
+    """Parameters with copies of every kv-head, from those without.
+
+    Args:
+      params: of a `LlamaLM`.
+      config: its own, without copies.
+      copies: how many; 1 changes nothing.
+    """
+    repeat = lambda heads: jnp.repeat(heads, copies, axis=-2)
+    return params if copies == 1 else _change(params, config.num_key_value_heads, repeat)
+
+
+def merged(params: Any, config: Any, copies: int) -> Any:
+    """Parameters without the copies; the inverse of `copied`."""
+    first = lambda heads: heads[..., ::copies, :]
+    return params if copies == 1 else _change(params, config.num_key_value_heads * copies, first)
+
+
+def _change(params, heads, function):
+    def change(path, x):
+        if len(path) < 2 or path[-2].key not in _COPIED:
+            return x
+        split = x.reshape(*x.shape[:-1], heads, -1)
+        return function(split).reshape(*x.shape[:-1], -1)
+
+    return jax.tree_util.tree_map_with_path(change, params)

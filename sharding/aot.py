@@ -1,0 +1,163 @@
+"""Devices of TPU slices and of H100 machines that are not there, to compile for ahead of time.
+
+`jax.jit(f).lower(...)` of `ShapeDtypeStruct`s whose shardings lie on such devices runs the real compiler of the platform. The
+result says what it needs and can be read, but not run.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What its maker publishes about one chip.
+
+    Attributes:
+      name: as written in a topology.
+      hbm_bytes: memory.
+      hbm_bandwidth: bytes a second.
+      flops: dense bfloat16 operations a second.
+      ici_bandwidth: bytes a second between a chip and its neighbours, all links and both directions together.
+      dimensions: of a slice.
+      slices: usual slices, smallest first.
+      source: where the figures come from.
+    """
+
+    name: str
+    hbm_bytes: int
+    hbm_bandwidth: float
+    flops: float
+    ici_bandwidth: float
+    dimensions: int
+    slices: tuple[str, ...]
+    source: str
+
+
+_FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_CUBE = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8")
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("v5e", 16 << 30, 819e9, 197e12, 400e9, 2, _FLAT, "docs.cloud.google.com/tpu/docs/v5e"),
+        Chip("v5p", 95 << 30, 2765e9, 459e12, 1200e9, 3, _CUBE, "docs.cloud.google.com/tpu/docs/v5p"),
+        Chip("v6e", 32 << 30, 1640e9, 918e12, 800e9, 2, _FLAT, "docs.cloud.google.com/tpu/docs/v6e"),
+        Chip("h100", 80 * 10**9, 3350e9, 989e12, 900e9, 1, ("1", "2", "4", "8"), "NVIDIA H100 SXM5 data sheet"),
+    )
+}
+
+# what XLA's GPU compiler asks of a device it cannot see: CUDA's tables for compute capability 9.0, and the data sheet
+_H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  memory_bandwidth: 3350000000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 80000000000
+  cuda_compute_capability { major: 9 }
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 1 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
+def chip_of(topology: str) -> Chip:
+    """The chip of a topology such as `v5e:2x2`.
+
+    Raises:
+      ValueError: where the line names no chip of ours, or no slice of it.
+    """
+    name, _, shape = topology.partition(":")
+    if name not in CHIPS:
+        raise ValueError(
+            f"unknown topology {topology!r}: give CHIP:SLICE with a chip of {', '.join(CHIPS)}, such as v5e:2x2"
+        )
+    chip = CHIPS[name]
+    if not re.fullmatch(r"[1-9]\d*" + r"x[1-9]\d*" * (chip.dimensions - 1), shape):
+        raise ValueError(f"topology {topology!r}: {shape!r} is no slice of {name}; there are {', '.join(chip.slices)}")
+    return chip
+
+
+def devices(topology: str) -> list[Any]:
+    """The devices of a topology, none of which has to exist: `v5e:2x2`, `v5p:2x2x4`, `v6e:4x4`, `h100:8`.
+
+    Raises:
+      ValueError: on an unknown topology, or without the compiler of its platform; says what to install.
+    """
+    return list(_devices(topology, chip_of(topology)))
+
+
+@functools.cache
+def _devices(topology: str, chip: Chip) -> tuple[Any, ...]:
+    gpu = chip.name == "h100"
+    module = "jax_cuda12_plugin" if gpu else "libtpu"
+    if importlib.util.find_spec(module) is None:
+        raise ValueError(f"compiling for {chip.name} needs {module}: pip install 'specjax[aot]'")
+    from jax.experimental import topologies
+
+    shape = topology.partition(":")[2]
+    slices = ", ".join(chip.slices)
+    if gpu:
+        if shape not in chip.slices:
+            raise ValueError(f"topology {topology!r}: an H100 machine has {slices} GPUs")
+        options = {"target_config": _H100, "topology": f"1x1x{shape}"}
+        try:
+            return tuple(topologies.get_topology_desc(platform="cuda", topology_name="h100", **options).devices)
+        except NotImplementedError as error:  # JAX looked for a card, found none, and left the plugin out
+            raise ValueError(
+                "compiling for h100 needs JAX to start without looking for a GPU: set JAX_PLATFORMS=cpu"
+            ) from error
+    alone = {"chips_per_host_bounds": (1, 1, 1)} if set(shape.split("x")) == {"1"} else {}
+    try:
+        with _libtpu():
+            return tuple(topologies.get_topology_desc(platform="tpu", topology_name=topology, **alone).devices)
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"topology {topology!r}: usual slices are {slices}, and libtpu says {reason}") from error
+
+
+def compiled(lowered: Any) -> Any:
+    """A lowered program, compiled for such devices.
+
+    It stays out of JAX's persistent cache, where programs are written that take longer than a set time to compile: it could
+    not be loaded again without its devices.
+    """
+    setting = "jax_persistent_cache_min_compile_time_secs"
+    usual = getattr(jax.config, setting)
+    jax.config.update(setting, float("inf"))
+    try:
+        return lowered.compile()
+    finally:
+        jax.config.update(setting, usual)
+
+
+@contextlib.contextmanager
+def _libtpu() -> Iterator[None]:
+    """What libtpu reads from the environment when it is loaded: to look for no TPU, and to share the machine.
+
+    It takes a lock on the machine's TPUs, which there is no need for: several processes may compile at a time.
+    """
+    wanted = {
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_MIN_LOG_LEVEL": "3",
+        "TPU_STDERR_LOG_LEVEL": "3",
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update({name: value for name, value in wanted.items() if before[name] is None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)

@@ -1,0 +1,104 @@
+"""The cache write against one slot at a time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.kernels.kv_commit import kv_commit
+from specjax.kernels.kv_commit.reference import commit
+from specjax.models.kv import KVCache, KVDelta, commit_kv
+
+B, K, S, H, T = 3, 2, 64, 16, 5
+write = jax.jit(kv_commit, static_argnames="implementation")
+EVERY = ["xla", "pallas_tpu_interpreted"]
+
+
+def world(dtype=jnp.float32, capacity=S, arrays=2, seed=0):
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape) * 50, dtype)
+    return [draw(B, K, capacity, H) for _ in range(arrays)], [draw(B, T, K, H) for _ in range(arrays)]
+
+
+def same(caches, news, src, dst, **options):
+    before = [np.array(x) for x in caches]
+    for cache, new, got in zip(before, news, write(caches, news, src, dst, **options), strict=True):
+        assert got.dtype == cache.dtype
+        np.testing.assert_array_equal(np.asarray(got), commit(cache, new, src, dst))
+
+
+SRC = {
+    "all": None,
+    "path": jnp.asarray([[0, 2, 4], [0, 1, 3], [0, 0, 0]], jnp.int32),
+    "outside": jnp.asarray([[0, 9, 2], [-1, 1, 4], [3, 2, -7]], jnp.int32),
+}
+RUNS = {"ragged": (0, 13, 40), "across tiles": (6, 15, 31), "at the end": (59, 61, 60), "outside": (64, 200, -4)}
+
+
+@pytest.mark.parametrize("implementation", EVERY)
+@pytest.mark.parametrize("start", RUNS.values(), ids=RUNS)
+def test_runs(start, implementation):
+    for name, src in SRC.items():
+        if implementation == "xla" or name != "outside" or start == RUNS["ragged"]:
+            same(*world(), src, jnp.asarray(start, jnp.int32), implementation=implementation)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn])
+@pytest.mark.parametrize("implementation", EVERY)
+def test_types(dtype, implementation):
+    same(*world(dtype), SRC["path"], jnp.asarray([7, 30, 61], jnp.int32), implementation=implementation)
+
+
+@pytest.mark.parametrize("src", [None, jnp.tile(jnp.arange(T)[None, ::-1], (B, 1))], ids=["all", "reversed"])
+def test_named_slots(src):
+    """Out of range drops, negative counts from the end."""
+    dst = jnp.asarray([[5, 64, 3, 63, 0], [64, 99, 200, 64, 65], [1, -1, -65, 2, -2]], jnp.int32)
+    same(*world(), src, dst)
+
+
+@pytest.mark.parametrize("implementation", EVERY)
+def test_poison_stays_where_it_is(implementation):
+    """Rejected nodes and other slots may hold anything: none of it reaches a slot that it was not written to."""
+    caches, news = world()
+    for bad in (jnp.nan, jnp.inf):
+        poisoned = [x.at[:, :, 20:].set(bad) for x in caches], [x.at[:, 3:].set(bad) for x in news]
+        got = write(
+            *poisoned, jnp.asarray([[0, 2], [1, 0], [2, 2]]), jnp.asarray([3, 9, 15]), implementation=implementation
+        )
+        for x in got:
+            assert np.isfinite(np.asarray(x)[:, :, :20]).all() and not np.isfinite(np.asarray(x)[:, :, 20:]).any()
+
+
+def test_rows_more_than_fit_at_a_time(monkeypatch):
+    from specjax.kernels.kv_commit import tpu
+
+    monkeypatch.setattr(tpu, "VMEM_BYTES", 2 * 2 * (16 + 5) * 2 * 128 * 4)  # two of three rows
+    same(*world(), SRC["path"], jnp.asarray([1, 23, 44], jnp.int32), implementation="pallas_tpu_interpreted")
+
+
+def test_a_cache_is_written_in_place():
+    """The donated cache is the result's memory, and nothing of its size is made beside it."""
+    caches, news = world(capacity=4096, arrays=4)
+    cache, delta = (
+        KVCache(*map(tuple, (caches[:2], caches[2:]))),
+        KVDelta(*map(tuple, (news[:2], news[2:])), SRC["path"]),
+    )
+    named = jnp.asarray(np.random.default_rng(0).permutation(4096)[: B * 3].reshape(B, 3))
+    for dst in (jnp.asarray([1, 2, 3]), named):
+        compiled = jax.jit(commit_kv, donate_argnums=0).lower(cache, delta, SRC["path"], dst).compile()
+        memory = compiled.memory_analysis()
+        assert memory.alias_size_in_bytes == sum(x.nbytes for x in caches)
+        assert memory.temp_size_in_bytes < caches[0].nbytes / 4
+
+
+def test_bad_input():
+    caches, news = world()
+    with pytest.raises(ValueError, match="no implementation 'triton'"):
+        kv_commit(caches, news, None, jnp.zeros(B, int), implementation="triton")
+    with pytest.raises(ValueError, match="scattered slots are XLA's"):
+        kv_commit(caches, news, None, jnp.zeros((B, T), int), implementation="pallas")
+    caches, news = world(capacity=60)
+    with pytest.raises(ValueError, match="whole tiles of 8 slots"):
+        kv_commit(caches, news, None, jnp.zeros(B, int), implementation="pallas")
+    with pytest.raises(ValueError, match="one shape and type"):
+        kv_commit([caches[0][:, :, :56], world()[0][0]], news, None, jnp.zeros(B, int), implementation="pallas")

@@ -1,0 +1,31 @@
+"""The `config.json` of models that are often asked for, as far as they decide a program: to plan with and no network."""
+
+from typing import Any
+
+_LLAMA = {
+    "model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": False,
+    "rope_scaling": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}  # fmt: skip
+_QWEN = {
+    "model_type": "qwen3", "vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128,
+    "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "rope_scaling": None,
+    "tie_word_embeddings": False, "use_sliding_window": False,
+}  # fmt: skip
+
+
+def _sized(family: dict[str, Any], width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
+    sizes = {"hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers, "num_attention_heads": heads}
+    return family | sizes
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "meta-llama/Llama-3.1-8B": _sized(_LLAMA, 4096, 14336, 32, 32),
+    "meta-llama/Llama-3.1-70B": _sized(_LLAMA, 8192, 28672, 80, 64),
+    "Qwen/Qwen3-8B": _sized(_QWEN, 4096, 12288, 36, 32),
+    "Qwen/Qwen3-32B": _sized(_QWEN, 5120, 25600, 64, 64),
+}
+"""By hub name. Instruction-tuned versions have the same."""

@@ -1,0 +1,105 @@
+"""What a slice and a mesh can take, and the nearest that can where they cannot."""
+
+import contextlib
+import math
+from typing import Any
+
+from jax.sharding import AbstractMesh, AxisType
+
+from specjax.plan import step
+from specjax.sharding.aot import Chip
+from specjax.sharding.mesh import AXES, axis_sizes
+from specjax.sharding.rules import placed, shardings
+
+
+def chips_of(topology: str) -> int:
+    """How many chips it has."""
+    return math.prod(int(size) for size in topology.partition(":")[2].split("x"))
+
+
+def check_mesh(spec: str | None, topology: str, config: Any, batch: int) -> str:
+    """The mesh line; without one, all chips on the model axis.
+
+    Raises:
+      ValueError: where the mesh is not the slice's, or heads or rows do not divide over it; says what would.
+    """
+    chips = chips_of(topology)
+    if spec is None:
+        model = max(n for n in range(1, chips + 1) if chips % n == 0 and config.num_attention_heads % n == 0)
+        spec = f"data={chips // model},model={model}"
+    sizes = axis_sizes(spec)
+    heads, kinds = config.num_attention_heads, [n for n in range(1, chips + 1) if chips % n == 0]
+    if sizes["data"] * sizes["model"] != chips:
+        raise ValueError(f"mesh {spec!r} has {sizes['data'] * sizes['model']} chips and {topology} has {chips}: "
+                         f"give data={max(chips // sizes['model'], 1)},model={min(sizes['model'], chips)}"
+                         if chips % sizes["model"] == 0 else
+                         f"mesh {spec!r} has {sizes['data'] * sizes['model']} chips and {topology} has {chips}: "
+                         f"give data=1,model={chips}")  # fmt: skip
+    if heads % sizes["model"]:
+        near = max(n for n in kinds if heads % n == 0 and n <= sizes["model"])
+        raise ValueError(f"{heads} attention heads do not divide over model={sizes['model']}: "
+                         f"give data={chips // near},model={near}")  # fmt: skip
+    if batch % sizes["data"]:
+        near = -(-batch // sizes["data"]) * sizes["data"]
+        raise ValueError(f"a batch of {batch} does not divide over data={sizes['data']}: give {near}")
+    return spec
+
+
+def check_context(model: Any, context: int) -> None:
+    """Raises ValueError where a model was not made for so long a text."""
+    longest = model.lm.config.max_position_embeddings
+    if context > longest:
+        raise ValueError(
+            f"{model.name} was made for {longest} positions: give a context of at most that, not {context}"
+        )
+
+
+def too_deep(chip: Chip, said: str) -> str:
+    """Why it does not fit where the compiler found no room for its temporaries, which nobody can then size."""
+    return (
+        f"the compiler runs out of a {chip.name}'s memory ({said}): try fewer rows, a shorter context or a larger slice"
+    )
+
+
+def reason(setup: step.Setup, model: Any, chip: Chip, topology: str, held: step.Sizes, spare: float) -> str:
+    """Why it does not fit, and what does: a larger slice, fewer rows, a shorter context.
+
+    Args:
+      setup: the decoder, its parameters and state.
+      model: its target.
+      chip: of the topology.
+      topology: such as `v5e:2x2`.
+      held: what lies on a chip.
+      spare: bytes of temporaries, which are taken to stay as they are.
+    """
+    rows, context = setup.state.tokens.shape
+    need, have = (held.arguments + spare) / 1e9, chip.hbm_bytes / 1e9
+    room = chip.hbm_bytes - spare - held.weights
+    share = (held.cache + held.state) / (rows * context)  # bytes a slot
+    ways = []
+    for name in (f"{chip.name}:{shape}" for shape in chip.slices):
+        if chips_of(name) <= chips_of(topology):
+            continue
+        with contextlib.suppress(ValueError):  # a slice over which the heads or the rows do not divide
+            mesh = check_mesh(None, name, model.lm.config, rows)
+            if _arguments(setup, model, mesh) + spare <= chip.hbm_bytes:
+                ways.append(f"--topology {name} --mesh {mesh}")
+                break
+    data = next(iter(setup.state.tokens.sharding.mesh.shape.values()))
+    fewer = int(room / (share * context)) // data * data
+    ways += [f"--batch {fewer}"] if fewer >= 1 else []
+    shorter = int(room / (share * rows)) // 128 * 128
+    ways += [f"--context {shorter}"] if shorter >= 128 else []
+    text = f"it needs {need:.1f} GB a chip and {topology} has {have:.1f}"
+    return f"{text}; this fits: {', or '.join(ways)}" if ways else f"{text}; no slice of {chip.name} takes it"
+
+
+def _arguments(setup: step.Setup, model: Any, spec: str) -> int:
+    """Bytes a chip before a step on another mesh, whose devices nobody asks for."""
+    sizes = axis_sizes(spec)
+    mesh: Any = AbstractMesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    counts, target = model.lm.axis_counts(), setup.params["target"]
+    moved = placed(target, shardings(mesh, model.lm.axes(target), target, counts))
+    state = placed(setup.state, shardings(mesh, setup.decoder.axes(setup.state), setup.state, counts))
+    besides = step.chip_bytes({name: part for name, part in setup.params.items() if name != "target"})
+    return step.chip_bytes((moved, state)) + besides

@@ -1,0 +1,415 @@
+"""What a compiled program moves: memory traffic and collectives, read off its optimized HLO text.
+
+Every buffer in a chip's main memory counts once for each operation that reads or writes it; buffers that the compiler keeps
+on the chip (a memory space `S(n)` in the layout) cost nothing. `cost_analysis` counts those as well, and a whole operand where
+a slice of it is read.
+
+- A fusion is one operation: what happens inside it stays on the chip. An operand of which it only takes slices, or gathers,
+  counts as much as it takes.
+- A dynamic-update-slice, alone or as the result of a fusion, writes its slice; XLA makes it in place, or puts a copy before
+  it, which then counts.
+- A loop counts its body as often as the compiler knows it to run, else once. A conditional counts its costliest branch.
+- Bytes are those of the shape, without the padding of a layout.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+COLLECTIVES = (
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast",
+    "ragged-all-to-all",
+)  # fmt: skip
+_FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
+    "opt-barrier", "optimization-barrier", "add-dependency", "domain", "get-dimension-size",
+}  # fmt: skip
+_FREE_CALLS = {"ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding", "SPMDFullToShardShape"}
+_BITS = re.compile(r"[a-z]+?(\d+)")
+_LEAF = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
+_SPACE = re.compile(r"S\((\d+)\)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_SUMMED = re.compile(r'lhs_contracting_dim(?:s|ensions"?:)[={\[]+([^}\]]*)')
+_CALLED = re.compile(
+    r"(?:calls|to_apply|body|true_computation|false_computation|branch_computations)=\{?([^,}]+(?:, ?%[^,}]+)*)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """One array of a value: its type, shape and memory space (0: main memory)."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    space: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        found = _BITS.match(self.dtype)  # a token has none
+        bits = 8 if self.dtype == "pred" else int(found[1]) if found else 0
+        return math.ceil(math.prod(self.dims) * bits / 8)
+
+    @property
+    def hbm(self) -> int:
+        """Bytes, where it lies in main memory; else 0."""
+        return self.size if self.space == 0 else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """A line of HLO."""
+
+    name: str
+    opcode: str
+    value: tuple[Buffer, ...]
+    operands: tuple[str, ...]
+    rest: str
+
+    @functools.cached_property
+    def source(self) -> str:
+        """What it was traced from."""
+        found = re.search(r'op_name="([^"]*)"', self.rest)
+        return found[1] if found else ""
+
+    @functools.cached_property
+    def target(self) -> str:
+        """Of a custom call."""
+        found = re.search(r'custom_call_target="([^"]*)"', self.rest)
+        return found[1] if found else ""
+
+    @functools.cached_property
+    def called(self) -> tuple[str, ...]:
+        """The computations that it runs."""
+        names = [name for group in _CALLED.findall(self.rest) for name in re.findall(r"%?([\w.\-]+)", group)]
+        return tuple(dict.fromkeys(names))
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """Its operations by name, in order, and the one whose value it has."""
+
+    ops: dict[str, Op]
+    root: str
+
+    @functools.cached_property
+    def users(self) -> dict[str, list[Op]]:
+        """Who reads a value."""
+        found: dict[str, list[Op]] = {name: [] for name in self.ops}
+        for op in self.ops.values():
+            for name in dict.fromkeys(op.operands):
+                found.setdefault(name, []).append(op)
+        return found
+
+    def value(self, name: str) -> tuple[Buffer, ...]:
+        return self.ops[name].value if name in self.ops else ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A module."""
+
+    computations: dict[str, Computation]
+    entry: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """What one operation moves, each time that it runs.
+
+    Attributes:
+      op: the operation.
+      read: bytes from main memory.
+      written: bytes to it.
+      times: how often it runs.
+      moved: of a collective, the bytes that it exchanges, wherever they lie.
+      flops: of its matrix products.
+      kernel_flops: of a Pallas call, what the compiler's own count leaves out.
+    """
+
+    op: Op
+    read: int
+    written: int
+    times: int = 1
+    moved: int = 0
+    flops: int = 0
+    kernel_flops: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes in all, over all its runs."""
+        return (self.read + self.written) * self.times
+
+
+Kernel = Callable[[Op, Sequence[tuple[Buffer, ...]]], "tuple[int, int, int] | None"]
+"""Says what a Pallas call reads, writes and computes, from the call and its operands' buffers; None where it does not know."""
+
+
+def parse(text: str) -> Program:
+    """Reads the text of `compiled.as_text()`.
+
+    Raises:
+      ValueError: where there is no entry computation.
+    """
+    computations, entry = {}, None
+    name, ops, root = None, {}, ""
+    for line in text.splitlines():
+        if line[:1] not in (" ", "}", "") and line.endswith("{") and "->" in line:
+            first = line.split(" ", 1)
+            name = (first[1] if first[0] == "ENTRY" else line).split(" ", 1)[0].split("(")[0].lstrip("%")
+            entry = name if first[0] == "ENTRY" else entry
+            ops, root = {}, ""
+        elif line.startswith("}") and name is not None:
+            computations[name] = Computation(ops, root)
+            name = None
+        elif name is not None and " = " in line:
+            op = _op(line)
+            ops[op.name] = op
+            if line.lstrip().startswith("ROOT "):
+                root = op.name
+    if entry is None:
+        raise ValueError("this is no HLO module: it has no ENTRY computation")
+    return Program(computations, entry)
+
+
+def _op(line: str) -> Op:
+    left, right = line.strip().split(" = ", 1)
+    name = left.removeprefix("ROOT ").lstrip("%")
+    end = _closing(right, 0) + 1 if right.startswith("(") else right.index(" ")
+    shape, right = right[:end], right[end:].lstrip()
+    at = right.index("(")
+    close = _closing(right, at)
+    inside = right[at + 1 : close]
+    operands = () if right[:at] in ("constant", "parameter") else tuple(re.findall(r"%([\w.\-]+)", inside))
+    rest = inside if right[:at] == "parameter" else right[close + 1 :]  # a parameter's number
+    return Op(name, right[:at], _buffers(shape), operands, rest)
+
+
+def _closing(text: str, at: int) -> int:
+    depth = 0
+    for i in range(at, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[i], 0)
+        if depth == 0:
+            return i
+    raise ValueError(f"a parenthesis is not closed in {text[:80]!r}")
+
+
+def _buffers(shape: str) -> tuple[Buffer, ...]:
+    found = []
+    for dtype, dims, layout in _LEAF.findall(shape):
+        space = _SPACE.search(layout)
+        sizes = tuple(int(d.lstrip("<=")) for d in dims.split(",") if d)
+        found.append(Buffer(dtype, sizes, int(space[1]) if space else 0))
+    return tuple(found)
+
+
+def accesses(program: Program, kernel: Kernel | None = None) -> list[Access]:
+    """Everything that moves when the program runs once, on one chip."""
+    return list(_run(program, program.entry, 1, kernel))
+
+
+def _run(program: Program, name: str, times: int, kernel: Kernel | None) -> Iterator[Access]:
+    here = program.computations[name]
+    for op in here.ops.values():
+        if op.opcode == "while":
+            trips = _TRIPS.search(op.rest)
+            body = re.findall(r"body=%?([\w.\-]+)", op.rest)
+            yield from _run(program, body[0], times * (int(trips[1]) if trips else 1), kernel)
+        elif op.opcode == "conditional":
+            branches = [list(_run(program, branch, times, kernel)) for branch in op.called]
+            yield from max(branches, key=lambda found: sum(access.total for access in found))
+        elif op.opcode in ("call", "async-start"):
+            for called in op.called:
+                yield from _run(program, called, times, kernel)
+        else:
+            found = _access(program, here, op, times, kernel)
+            if found is not None:
+                yield dataclasses.replace(found, flops=_flops(program, here, op))
+            if op.opcode == "fusion":  # a collective that runs beside other work is wrapped in one
+                yield from (a for called in op.called for a in _wrapped(program, called, times))
+
+
+def _flops(program: Program, here: Computation, op: Op) -> int:
+    """Of matrix products, two for every product of two numbers; those inside a fusion as well."""
+    if op.opcode == "fusion":
+        return sum(_flops(program, inside, each) for inside in map(program.computations.get, op.called) if inside
+                   for each in inside.ops.values())  # fmt: skip
+    summed = _SUMMED.search(op.rest)
+    if (
+        summed is None
+        or not op.operands
+        or (op.opcode != "dot" and "gemm" not in op.target and "matmul" not in op.target)
+    ):
+        return 0
+    sizes = here.value(op.operands[0])[0].dims
+    return 2 * math.prod(op.value[0].dims) * math.prod(sizes[int(d)] for d in re.findall(r"\d+", summed[1]))
+
+
+def _wrapped(program: Program, name: str, times: int) -> Iterator[Access]:
+    here = program.computations[name]
+    for op in here.ops.values():
+        if _kind(op):
+            yield Access(op, 0, 0, times, _moved(here, op))
+        elif op.opcode in ("fusion", "call", "async-start"):
+            for called in op.called:
+                yield from _wrapped(program, called, times)
+
+
+def _kind(op: Op) -> str | None:
+    kind = op.opcode.removesuffix("-start")
+    return kind if kind in COLLECTIVES else None
+
+
+def _moved(here: Computation, op: Op) -> int:
+    return max(sum(b.size for name in op.operands for b in here.value(name)), _result(here, op, lambda b: b.size))
+
+
+def _result(here: Computation, op: Op, size: Callable[[Buffer], int]) -> int:
+    """Of what it makes; a `-start` may also hand on its operands."""
+    own = list(op.value)
+    if op.opcode.endswith("-start"):
+        given = [b for name in op.operands for b in here.value(name)]
+        handed = len(own) > len(given) and op.opcode not in ("copy-start", "slice-start")
+        own = own[len(given) :] if handed else own
+    return sum(size(b) for b in own if b.dims or len(own) == 1)
+
+
+def _access(program: Program, here: Computation, op: Op, times: int, kernel: Kernel | None) -> Access | None:
+    operands = [here.value(name) for name in dict.fromkeys(op.operands)]
+    given = sum(b.hbm for value in operands for b in value)
+    made = sum(b.hbm for b in op.value)
+    kind = op.opcode
+    if kind in _FREE or kind.endswith(("-done", "-update")) or op.target in _FREE_CALLS:
+        return None
+    if _kind(op):
+        moved = _moved(here, op)
+        return Access(op, given, _result(here, op, lambda b: b.hbm), times, moved)
+    if kind == "fusion":
+        return _fusion(program, here, op, times)
+    if kind in ("copy-start", "slice-start"):  # (destination, source, ...) and ((source), destination, ...)
+        source, target = (op.value[1], op.value[0]) if kind == "copy-start" else (op.value[0], op.value[1])
+        return Access(op, target.size if source.space == 0 else 0, target.hbm, times)
+    if kind in ("dynamic-slice", "slice", "gather"):
+        taken = made if operands[0][0].space == 0 else 0
+        size = sum(b.size for b in op.value)
+        rest = sum(b.hbm for value in operands[1:] for b in value)
+        return Access(op, (taken or (size if operands[0][0].space == 0 else 0)) + rest, made, times)
+    if kind in ("dynamic-update-slice", "scatter"):
+        update = here.value(op.operands[1 if kind == "dynamic-update-slice" else -1])
+        rest = sum(b.hbm for name in op.operands[1:] for b in here.value(name))
+        target = sum(b.size for b in update) if op.value[0].space == 0 else 0
+        return Access(op, rest + (target if kind == "scatter" else 0), target, times)
+    if kind == "custom-call" and kernel is not None:
+        found = kernel(op, [here.value(name) for name in op.operands])
+        if found is not None:
+            return Access(op, found[0], found[1], times, kernel_flops=found[2])
+    return Access(op, given, made, times)
+
+
+def _fusion(program: Program, here: Computation, op: Op, times: int) -> Access:
+    inside = program.computations[op.called[0]]
+    parameters = {int(line.rest): line.name for line in inside.ops.values() if line.opcode == "parameter"}
+    read = 0
+    seen = set()
+    for index, name in enumerate(op.operands):
+        buffers = here.value(name)
+        if name in seen or not buffers or buffers[0].space:
+            continue
+        seen.add(name)
+        read += min(_taken(inside, parameters[index], buffers[0]), sum(b.hbm for b in buffers))
+    roots = _roots(inside, inside.root)
+    written = 0
+    for buffer, root in zip(op.value, roots, strict=False):
+        if buffer.space:
+            continue
+        written += min(_placed(inside, root, buffer), buffer.size)
+    return Access(op, read, written, times)
+
+
+def _roots(inside: Computation, name: str) -> list[str]:
+    op = inside.ops[name]
+    return [root for part in op.operands for root in _roots(inside, part)] if op.opcode == "tuple" else [name]
+
+
+def _origin(inside: Computation, name: str) -> Op:
+    op = inside.ops[name]
+    while op.opcode in ("bitcast", "reshape") and op.operands:
+        op = inside.ops[op.operands[0]]
+    return op
+
+
+def _taken(inside: Computation, name: str, whole: Buffer) -> int:
+    """Bytes that a fusion reads of an operand."""
+    total = 0
+    for user in inside.users[name]:
+        first = user.operands[0] == name and name not in user.operands[1:]
+        size = sum(b.size for b in user.value)
+        if user.opcode in ("bitcast", "reshape"):
+            total += _taken(inside, user.name, whole)
+        elif user.opcode in ("dynamic-slice", "slice", "gather") and first:
+            total += size
+        elif user.opcode == "dynamic-update-slice" and first:
+            total += 0
+        elif user.opcode == "scatter" and first:
+            total += sum(b.size for b in inside.value(user.operands[-1]))
+        else:
+            return whole.size
+    return total
+
+
+def _placed(inside: Computation, name: str, buffer: Buffer) -> int:
+    """Bytes that a fusion writes of a result."""
+    op = _origin(inside, name)
+    if op.opcode == "parameter":
+        return 0
+    if op.opcode in ("dynamic-update-slice", "scatter") and _origin(inside, op.operands[0]).opcode == "parameter":
+        return sum(b.size for b in inside.value(op.operands[1 if op.opcode == "dynamic-update-slice" else -1]))
+    return buffer.size
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """The sums.
+
+    Attributes:
+      bytes: read and written in main memory.
+      collectives: of every kind, how many run and how many bytes they exchange.
+      flops: of matrix products, where they are written as such (on a TPU they are not).
+      kernel_flops: of Pallas calls that declare none.
+      accesses: one by one.
+    """
+
+    bytes: int
+    collectives: dict[str, dict[str, int]]
+    flops: int
+    kernel_flops: int
+    accesses: tuple[Access, ...]
+
+    def written(self, dims: Sequence[int]) -> list[Access]:
+        """Who writes a whole array of this shape to main memory: copies."""
+        return [
+            access for access in self.accesses
+            if any(b.dims == tuple(dims) and 0 < b.hbm <= access.written for b in access.op.value)
+        ]  # fmt: skip
+
+
+def traffic(text: str, kernel: Kernel | None = None) -> Traffic:
+    """The traffic of a compiled program, from `compiled.as_text()`.
+
+    Args:
+      text: of one chip's program.
+      kernel: knows the Pallas calls; without it they count their operands and results whole.
+    """
+    found = accesses(parse(text), kernel)
+    collectives: dict[str, dict[str, int]] = {}
+    for access in found:
+        kind = _kind(access.op)
+        if kind:
+            entry = collectives.setdefault(kind, {"count": 0, "bytes": 0})
+            entry["count"] += access.times
+            entry["bytes"] += access.moved * access.times
+    flops = sum(access.flops * access.times for access in found)
+    inside = sum(access.kernel_flops * access.times for access in found)
+    return Traffic(sum(access.total for access in found), collectives, flops, inside, tuple(found))

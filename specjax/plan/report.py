@@ -1,0 +1,172 @@
+"""A plan in words, as JSON and as a picture."""
+
+import math
+from typing import Any
+
+from specjax.plan.step import Cost, Setup, Sizes
+from specjax.sharding.aot import Chip
+
+GB = 1e9
+
+
+def record(
+    asked: dict[str, Any], chip: Chip, mesh: Any, setup: Setup, held: Sizes, cost: Cost | None, tokens_per_step: float,
+    layers: tuple[int, ...], reason: str | None,
+) -> dict[str, Any]:  # fmt: skip
+    """What `--json` prints. All bytes, operations and collectives are those of one chip and one step.
+
+    Args:
+      asked: what the plan is for.
+      chip: of the topology.
+      mesh: the mesh.
+      setup: the decoder.
+      held: what lies on a chip.
+      cost: None where nothing was compiled.
+      tokens_per_step: tokens that a row commits a step.
+      layers: of the programs that were compiled.
+      reason: why it does not fit; None where it does.
+    """
+    rows, drafter = setup.state.tokens.shape[0], getattr(setup.decoder, "drafter", None)
+    memory = {"weights": held.weights, "cache": held.cache, "state": held.state}
+    if cost is not None:
+        memory["temporaries"] = round(cost.temporaries)
+    memory |= {"total": sum(memory.values()), "limit": chip.hbm_bytes}
+    own = {
+        **asked,
+        "nodes": drafter.nodes if drafter is not None else setup.decoder.block_length,
+        "mesh": dict(mesh.shape),
+        "chips": mesh.size,
+        "fits": reason is None,
+        "reason": reason,
+        "bytes_per_chip": memory,
+        "ideal_bytes": held.ideal,
+    }
+    if cost is None:
+        return own
+    seconds = roofline(chip, cost, mesh.shape["model"])
+    return own | {
+        "bytes_accessed": round(cost.bytes),
+        "bytes_over_ideal": round(cost.bytes / held.ideal, 4),
+        "flops": round(cost.flops),
+        "collectives": {kind: {k: round(v) for k, v in entry.items()} for kind, entry in cost.collectives.items()},
+        "seconds": seconds,
+        "tokens_per_step": tokens_per_step,
+        "tokens_per_second": round(rows * tokens_per_step / seconds["step"], 1),
+        "compiled_layers": list(layers),
+    }
+
+
+def roofline(chip: Chip, cost: Cost, parts: int) -> dict[str, float]:
+    """Seconds of one step, each as if nothing else took any: memory, compute, collectives over a ring of `parts` chips; and of
+    the step, the longer of memory and compute, and then the collectives. No latencies."""
+    passes = {"all-reduce": 4.0}
+    exchanged = sum(entry["bytes"] * passes.get(kind, 2.0) for kind, entry in cost.collectives.items())
+    memory, compute = cost.bytes / chip.hbm_bandwidth, cost.flops / chip.flops
+    links = exchanged * (parts - 1) / parts / chip.ici_bandwidth
+    return {"memory": memory, "compute": compute, "collectives": links, "step": max(memory, compute) + links}
+
+
+def table(records: list[dict[str, Any]], chip: Chip) -> str:
+    """A record in full, or several as a table; and what the figures rest on."""
+    lines = []
+    if len(records) == 1:
+        lines += _single(records[0])
+    else:
+        head = (
+            "drafter",
+            "nodes",
+            "batch",
+            "context",
+            "fits",
+            "GB/chip",
+            "GB read",
+            "over ideal",
+            "GFLOP",
+            "ms",
+            "tokens/s",
+        )
+        rows = [head, *(_row(r) for r in records)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines += [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        ]
+    lines.append(
+        f"{chip.name}: {chip.hbm_bytes / GB:.1f} GB, {chip.hbm_bandwidth / GB:.0f} GB/s, "
+        f"{chip.flops / 1e12:.0f} TFLOP/s bfloat16, {chip.ici_bandwidth / GB:.0f} GB/s between chips ({chip.source})"
+    )
+    done = [r for r in records if "compiled_layers" in r]
+    if any(len(r["compiled_layers"]) > 1 for r in done):
+        low, high = next(r["compiled_layers"] for r in done if len(r["compiled_layers"]) > 1)
+        lines.append(f"compiled with {low} and {high} layers, the rest on the line through them (--whole compiles all)")
+    return "\n".join(lines) + "\n"
+
+
+def _row(r: dict[str, Any]) -> tuple[str, ...]:
+    total = f"{r['bytes_per_chip']['total'] / GB:.2f}"
+    first = (r["decoding"], str(r["nodes"]), str(r["batch"]), str(r["context"]), "yes" if r["fits"] else "no", total)
+    if "seconds" not in r:
+        return (*first, "", "", "", "", "")
+    return (
+        *first, f"{r['bytes_accessed'] / GB:.2f}", f"{r['bytes_over_ideal']:.2f}", f"{r['flops'] / GB:.0f}",
+        f"{1e3 * r['seconds']['step']:.2f}", f"{r['tokens_per_second']:.0f}",
+    )  # fmt: skip
+
+
+def _single(r: dict[str, Any]) -> list[str]:
+    mesh = ",".join(f"{axis}={size}" for axis, size in r["mesh"].items())
+    memory = {name: size for name, size in r["bytes_per_chip"].items() if name not in ("total", "limit")}
+    parts = ", ".join(f"{name} {size / GB:.3f}" for name, size in memory.items())
+    lines = [
+        f"{r['model']} {r['dtype']} on {r['topology']}, {r['chips']} chips, mesh {mesh}",
+        f"step       {r['decoding']}, {r['nodes']} nodes, batch {r['batch']}, context {r['context']}",
+        f"memory     {r['bytes_per_chip']['total'] / GB:.3f} GB a chip: {parts}",
+        f"fits       {'yes' if r['fits'] else 'no'}, a chip has {r['bytes_per_chip']['limit'] / GB:.3f} GB",
+    ]
+    if "seconds" not in r:
+        return lines
+    kinds = ", ".join(
+        f"{e['count']} {kind} of {e['bytes'] / 1e6:.2f} MB in all" for kind, e in r["collectives"].items()
+    )
+    seconds = {name: 1e3 * value for name, value in r["seconds"].items()}
+    return [
+        *lines,
+        f"traffic    {r['bytes_accessed'] / GB:.3f} GB a chip and step, {r['bytes_over_ideal']:.2f} times the ideal "
+        f"{r['ideal_bytes'] / GB:.3f} GB (weights and live cache once)",
+        f"compute    {r['flops'] / GB:.1f} GFLOP a chip and step",
+        f"collective {kinds or 'none'}",
+        f"roofline   {seconds['step']:.3f} ms a step: memory {seconds['memory']:.3f}, compute {seconds['compute']:.3f}, "
+        f"collectives {seconds['collectives']:.3f}",
+        f"speed      {r['tokens_per_second']:.0f} tokens/s at {r['tokens_per_step']:g} tokens a step and row",
+    ]
+
+
+def plot(records: list[dict[str, Any]], chip: Chip, file: str) -> None:
+    """Memory a chip, and the time of a step by what takes it, of every record."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    labels = [f"{r['decoding'].partition(':')[0]}\nN {r['nodes']}, batch {r['batch']}" for r in records]
+    figure = Figure(figsize=(5 + 1.6 * len(records), 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    bottom = [0.0] * len(records)
+    for part in ("weights", "cache", "state", "temporaries"):
+        heights = [r["bytes_per_chip"].get(part, 0) / GB for r in records]
+        left.bar(labels, heights, bottom=bottom, label=part)
+        bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
+    left.axhline(chip.hbm_bytes / GB, color="black", linestyle="--", label=f"{chip.name}: {chip.hbm_bytes / GB:.1f} GB")
+    left.set(title="Memory", ylabel="GB a chip")
+    for part in ("memory", "compute", "collectives"):
+        offset = 0.27 * (("memory", "compute", "collectives").index(part) - 1)
+        values = [1e3 * r.get("seconds", {}).get(part, math.nan) for r in records]
+        right.bar([i + offset for i in range(len(records))], values, 0.27, label=part)
+    right.plot(
+        [i - 0.27 for i in range(len(records))], [1e3 * r["ideal_bytes"] / chip.hbm_bandwidth for r in records], "k_",
+        markersize=24, label="weights and live cache once",
+    )  # fmt: skip
+    right.set_xticks(range(len(records)), labels)
+    right.set(title="Roofline", ylabel="ms a step")
+    for axes in (left, right):
+        axes.legend(fontsize=8)
+    figure.suptitle(f"{records[0]['model']} on {records[0]['topology']}, context {records[0]['context']}")
+    figure.savefig(file, dpi=110)

@@ -1,0 +1,203 @@
+"""A decoder's step without weights and without its hardware: compiled ahead of time, and what it costs a chip.
+
+In the shape descriptions `B` denotes rows and `L` the slots of text and cache a row has.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax import assemble as assembly
+from specjax.models import hub
+from specjax.plan.hlo import Traffic, traffic
+from specjax.plan.pallas import kernels
+from specjax.sampling import Sampling
+from specjax.sharding.aot import compiled as compile_ahead
+from specjax.sharding.rules import placed, shardings
+
+LAYERS = (2, 4)
+"""Layers of the two programs from which a deeper model is extrapolated."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """A decoder with the shapes and shardings of its parameters and state.
+
+    Attributes:
+      decoder: what `specjax.assemble.assemble` made.
+      params: `ShapeDtypeStruct`s.
+      state: likewise.
+      live: the committed tokens of a full row, L less what a step writes beyond them.
+    """
+
+    decoder: Any
+    params: Any
+    state: Any
+    live: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Bytes a chip, and what a step must read of them at least."""
+
+    weights: int
+    cache: int
+    state: int
+    ideal: int
+
+    @property
+    def arguments(self) -> int:
+        return self.weights + self.cache + self.state
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one step takes on one chip.
+
+    Attributes:
+      temporaries: bytes.
+      bytes: read from and written to main memory.
+      flops: as the compiler counts them; on a GPU, which has no such count, those of the matrix products. Pallas kernels that
+        declare none count those of their grid.
+      collectives: of every kind, how many and how many bytes they exchange.
+    """
+
+    temporaries: float
+    bytes: float
+    flops: float
+    collectives: Mapping[str, Mapping[str, float]]
+
+
+def prepare(model: Any, plan: assembly.Plan, mesh: Any, batch: int, context: int) -> Setup:
+    """A decoder over B = `batch` rows of L = `context` slots.
+
+    Args:
+      model: what `specjax.models.abstract` returned for this mesh.
+      plan: how to decode.
+      mesh: of devices that need not exist.
+      batch: B.
+      context: L.
+
+    Raises:
+      ValueError: where the model cannot be decoded like this.
+    """
+    decoder, params = assembly.assemble(model, plan, mesh)
+    live = context - decoder.slack
+    if live < 2:
+        raise ValueError(f"a context of {context} slots is too short: a step of this decoder takes {decoder.slack}")
+    bare = dataclasses.replace(decoder, mesh=None)
+    state = jax.eval_shape(lambda params: bare.empty(params, batch, context, model.dtype), params)
+    places = shardings(mesh, decoder.axes(state), state, model.lm.axis_counts())
+    return Setup(decoder, params, placed(state, places), live)
+
+
+def sizes(setup: Setup) -> Sizes:
+    """What lies on one chip before a step."""
+    cache = chip_bytes(setup.state.cache)
+    weights = chip_bytes(setup.params)
+    context = setup.state.tokens.shape[1]
+    return Sizes(weights, cache, chip_bytes(setup.state) - cache, weights + cache * setup.live // context)
+
+
+def chip_bytes(tree: Any) -> int:
+    """Bytes of a chip's shards."""
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+        size = 8 if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf.dtype.itemsize
+        total += math.prod(shape) * size
+    return total
+
+
+def step_of(setup: Setup, sampled: bool = False) -> Any:
+    """The decoder's step, as a function of params and state.
+
+    Args:
+      setup: see `prepare`.
+      sampled: whether rows may sample. Without it the step is that of a greedy batch: the compiler drops the branches for
+        temperature, filters and penalties, which such a batch never takes.
+    """
+    if sampled:
+        return setup.decoder.step
+
+    def greedy(params, state):
+        plain = dataclasses.replace(state, sampling=Sampling.make(state.tokens.shape[0]))
+        new, info = setup.decoder.step(params, plain)
+        return dataclasses.replace(new, sampling=state.sampling), info
+
+    return greedy
+
+
+def compiled(setup: Setup, sampled: bool = False) -> tuple[Any, Traffic]:
+    """The compiled step, its state donated, and its traffic at full rows."""
+    step = step_of(setup, sampled)
+    program = compile_ahead(jax.jit(step, donate_argnums=1).lower(setup.params, setup.state))
+    rows = np.full(setup.state.length.shape, setup.live, np.int32)
+    state = dataclasses.replace(setup.state, length=rows, limit=rows)
+    chips = setup.state.length.sharding.device_set
+    platform, devices = "tpu" if next(iter(chips)).platform == "tpu" else "cuda", len(chips)
+    return program, traffic(program.as_text() or "", kernels(step, (setup.params, state), platform, devices))
+
+
+def cost_of(program: Any, moved: Traffic) -> Cost:
+    """The cost of a compiled step; see `compiled`."""
+    memory = program.memory_analysis()
+    spare = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    analysis = program.cost_analysis()
+    flops = moved.flops if analysis is None else analysis["flops"]  # there is no analysis for a GPU
+    flops += moved.kernel_flops
+    temporaries = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes + spare
+    return Cost(temporaries, moved.bytes, flops, moved.collectives)
+
+
+def extrapolated(costs: list[Cost], at: tuple[int, ...], layers: int) -> Cost:
+    """The cost of a model of `layers` layers on the line through those of two shallower ones.
+
+    Args:
+      costs: of the two.
+      at: their layers.
+      layers: more.
+    """
+    low, high = costs
+    share = (layers - at[0]) / (at[1] - at[0])
+    line = lambda a, b: a + share * (b - a)
+    kinds = sorted({*low.collectives, *high.collectives})
+    zero = {"count": 0, "bytes": 0}
+    return Cost(
+        max(line(low.temporaries, high.temporaries), high.temporaries),
+        line(low.bytes, high.bytes),
+        line(low.flops, high.flops),
+        {
+            kind: {
+                key: line(low.collectives.get(kind, zero)[key], high.collectives.get(kind, zero)[key]) for key in zero
+            }
+            for kind in kinds
+        },
+    )
+
+
+def model_cost(
+    model: Any, plan: assembly.Plan, mesh: Any, setup: Setup, whole: bool, sampled: bool
+) -> tuple[Cost, tuple[int, ...]]:
+    """The cost of a model's step, and the layers of the programs that were compiled for it.
+
+    A deep model is extrapolated, since compiling it takes many minutes and its layers are alike: unless `whole`, or where its
+    layers are of two kinds, or the drafter reads or runs particular ones.
+    """
+    layers = model.lm.num_layers
+    config = model.lm.config
+    alike = len({config.window(i) for i in range(layers)}) == 1
+    if whole or layers <= LAYERS[1] or not alike or _reads_layers(setup.decoder):
+        return cost_of(*compiled(setup, sampled)), (layers,)
+    batch, context = setup.state.tokens.shape
+    parts = [prepare(hub.with_layers(model, count, mesh), plan, mesh, batch, context) for count in LAYERS]
+    return extrapolated([cost_of(*compiled(part, sampled)) for part in parts], LAYERS, layers), LAYERS
+
+
+def _reads_layers(decoder: Any) -> bool:
+    drafter = getattr(decoder, "drafter", None)
+    return drafter is not None and (bool(drafter.wants.hidden) or not drafter.plain_tree)

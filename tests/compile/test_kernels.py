@@ -1,0 +1,109 @@
+"""Every kernel at real shapes goes through the real compilers of TPUs and of an H100, on a machine without either."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from specjax.kernels.tree_attention import tree_attention
+from specjax.sharding.aot import compiled, devices
+
+NEEDS = {"v": "libtpu", "h": "jax_cuda12_plugin"}
+MODELS = {"llama-3-8b": (32, 8, 128), "llama-3-70b": (64, 8, 128)}
+"""Query heads, kv-heads and their width; Qwen3-32B has those of Llama-3-70B."""
+TPUS = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")
+
+
+def layer_on(topology, model, slots, capacity, *, split=(1, 1), batch=4, past=0, options=None, dtype=None, holes=False):
+    """One layer's attention, compiled for the first devices of a topology; rows over `data`, heads over `model`."""
+    module = NEEDS[topology[0]]
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"compiling for {topology} needs {module}: pip install -e '.[aot]'")
+    chips = np.array(devices(topology)[: split[0] * split[1]]).reshape(split)
+    mesh = Mesh(chips, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def given(shape, dtype, *spec):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec("data", *spec)))
+
+    heads, kv_heads, width = MODELS[model]
+    new = given((batch, past + slots, kv_heads, width), jnp.bfloat16, None, "model")
+    cache = given((batch, kv_heads, capacity, width), dtype or jnp.bfloat16, "model")
+    positions = [given((batch, size), jnp.int32) for size in (slots, past + slots)]
+    scales = [None if dtype is None else given((batch, kv_heads, capacity), jnp.float32, "model")] * 2
+    arrays = (
+        given((batch, slots, heads, width), jnp.bfloat16, None, "model"), new, new, cache, cache,
+        given((batch,), jnp.int32), given((batch, slots, past + slots), bool), *positions,
+        given((batch, capacity), bool) if holes else None, *scales,
+    )  # fmt: skip
+
+    def layer(*arrays):
+        names = ("visible", "query_positions", "key_positions", "unseen", "key_scale", "value_scale")
+        given = dict(zip(names, arrays[6:], strict=True))
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return tree_attention(*arrays[:6], **given, scale=width**-0.5, implementation="pallas", **(options or {}))
+
+    program = compiled(jax.jit(layer).lower(*arrays))
+    assert "custom-call" in program.as_text() or "custom_call" in program.as_text()
+    return program
+
+
+def gathers(program):
+    return [line for line in program.as_text().splitlines() if " all-gather" in line or " all-to-all" in line]
+
+
+@pytest.mark.parametrize("topology", ["v5e:2x2", "h100:8"])
+def test_verification_compiles(topology):
+    layer_on(topology, "llama-3-8b", 16, 2048)
+
+
+@pytest.mark.parametrize("topology", ["v5e:2x2", "h100:8"])
+def test_heads_over_four_chips_gather_nothing(topology):
+    program = layer_on(topology, "llama-3-8b", 16, 2048, split=(1, 4))
+    assert gathers(program) == []
+    # a chip holds a quarter of the cache, and of what it needs beside its arguments nothing is as large as that
+    quarter = 4 * 2 * 2048 * 128 * 2
+    used = program.memory_analysis()
+    assert 2 * quarter < used.argument_size_in_bytes < 2.2 * quarter
+    assert used.temp_size_in_bytes < quarter
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", [*TPUS, "h100:8"])
+@pytest.mark.parametrize("capacity", [2048, 32768])
+@pytest.mark.parametrize("slots", [1, 16, 64])
+@pytest.mark.parametrize("model", MODELS)
+def test_every_shape_compiles(topology, model, slots, capacity):
+    layer_on(topology, model, slots, capacity)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", [*TPUS, "h100:8"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"options": {"window": 1024, "soft_cap": 50.0}, "capacity": 2000},
+        {"past": 64, "slots": 64, "holes": True},
+        {"dtype": jnp.int8},
+        {"dtype": jnp.float8_e4m3fn},
+        {"split": (2, 2)},
+    ],
+    ids=["window, cap, uneven", "past and holes", "int8", "fp8", "rows and heads"],
+)
+def test_every_option_compiles(topology, settings):
+    program = layer_on(topology, "llama-3-8b", **({"slots": 16, "capacity": 2048} | settings))
+    assert gathers(program) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["v5e:2x2", "h100:8"])
+def test_what_a_kernel_cannot_serve_is_said(topology):
+    wrong = {"v": ({"past": 300}, "may hold 256 keys, not 316"), "h": ({"model": "odd"}, "power of two")}[topology[0]]
+    MODELS["odd"] = (8, 8, 96)
+    try:
+        with pytest.raises(ValueError, match=wrong[1]):
+            layer_on(topology, **({"model": "llama-3-8b", "slots": 16, "capacity": 2048} | wrong[0]))
+    finally:
+        del MODELS["odd"]

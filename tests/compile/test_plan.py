@@ -1,0 +1,199 @@
+"""`specjax plan`: real programs of the TPU compiler, which needs the extra `aot`; without it those tests are skipped."""
+
+import dataclasses
+import importlib.util
+import json
+
+import jax
+import pytest
+
+from specjax import cli, models
+from specjax.assemble import Plan
+from specjax.draft import PromptLookup
+from specjax.models import hub
+from specjax.plan import fit, step
+from specjax.sharding import aot, make_mesh
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="compiles for a TPU: pip install 'specjax[aot]'"
+)
+SMALL = {
+    "model_type": "llama", "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 8192, "rope_theta": 10000.0,
+}  # fmt: skip
+
+
+class FullChain(PromptLookup):
+    """Always reads all 16 nodes: the costliest branch of a step, the one that a plan counts, and nothing else to compile."""
+
+    @property
+    def rungs(self):
+        return (self.nodes,)
+
+
+def setup_of(name, topology, layers, config=None):
+    devices = aot.devices(topology)
+    mesh = make_mesh(f"model={len(devices)}", devices)
+    model = models.abstract(name, "bfloat16", mesh, config)
+    model = hub.with_layers(model, layers, mesh)
+    return step.prepare(model, Plan(FullChain(length=15)), mesh, batch=8, context=8192)
+
+
+def check(setup):
+    """No copy of a cache, nothing gathered, two reductions a layer; returns the cost, the traffic and what a chip holds."""
+    program, traffic = step.compiled(setup)
+    layers, held = setup.decoder.target.num_layers, step.sizes(setup)
+    assert program.memory_analysis().alias_size_in_bytes >= held.cache
+    cache = setup.state.cache.key[0]
+    assert traffic.written(cache.sharding.shard_shape(cache.shape)) == []
+    # besides the layers': the looked-up embeddings, and the greatest logit and its index
+    assert {kind: entry["count"] for kind, entry in traffic.collectives.items()} == {"all-reduce": 2 * layers + 3}
+    rows = 8 * 16 * setup.decoder.target.config.hidden_size * 2
+    assert traffic.collectives["all-reduce"]["bytes"] < (4 * layers + 2) * rows  # activations only, in float32 at most
+    return step.cost_of(program, traffic), traffic, held
+
+
+def must_read(setup, held):
+    """The ideal without the embedding table, of which a step only reads a few rows."""
+    return held.ideal - step.chip_bytes(setup.params["target"]["embed"])
+
+
+@needs_libtpu
+def test_a_step_reads_weights_and_live_cache_once(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    setup = setup_of("small", "v5e:2x2", 2, tmp_path)
+    cost, traffic, held = check(setup)
+    need = must_read(setup, held)
+    assert need <= traffic.bytes <= 1.15 * need
+    assert cost.bytes == traffic.bytes and cost.temporaries < held.cache
+    # two operations a weight (of two bytes) and node, but for the table, which is only looked up; and four a number of the
+    # head's width, node, query head and slot
+    products = 8 * 16 * (held.weights - step.chip_bytes(setup.params["target"]["embed"]))
+    attention = 2 * 4 * 8 * 16 * 2 * 128 * 8192
+    assert 0.98 * (products + attention) < cost.flops < 1.15 * (products + attention)
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_llama_8b_on_four_chips():
+    """Two and four layers, of which the whole is extrapolated."""
+    found = [
+        (setup, *check(setup)) for setup in (setup_of("meta-llama/Llama-3.1-8B", "v5e:2x2", n) for n in step.LAYERS)
+    ]
+    line = lambda values: values[0] + (32 - 2) / (4 - 2) * (values[1] - values[0])
+    moved = line([traffic.bytes for _, _, traffic, _ in found])
+    need = line([must_read(setup, held) for setup, _, _, held in found])
+    assert need <= moved <= 1.15 * need
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_llama_70b_on_sixteen_chips():
+    """Eight kv-heads on sixteen chips: each has one of them, and another chip has the same. Here the compiler keeps float32
+    activations in main memory as well, which costs more than the small share of the weights leaves room for."""
+    setup = setup_of("meta-llama/Llama-3.1-70B", "v5p:2x2x4", 2)
+    assert setup.decoder.target.kv_copies == 2
+    cache = setup.state.cache.key[0]
+    assert cache.sharding.shard_shape(cache.shape) == (8, 1, 8192, 128)
+    _, traffic, _ = check(setup)
+    live = cache.sharding.shard_shape(cache.shape)[0] * setup.live * 128 * 2
+    reads = [access.read for access in traffic.accesses if access.op.target == "tpu_custom_call"]
+    assert len(reads) == 2 and all(2 * live <= read <= 1.05 * 2 * live for read in reads)  # keys and values once
+
+
+@pytest.fixture
+def plan(capsys):
+    """Runs the command and gives its exit status, stdout and stderr."""
+
+    def go(*words):
+        status = cli.main(["plan", *map(str, words)])
+        return status, *capsys.readouterr()
+
+    return go
+
+
+TINY = ("--model", "pycode-draft", "--topology", "v5e:1x1", "--context", 256)
+
+
+@needs_libtpu
+def test_the_command_prints_json_and_draws(plan, tmp_path):
+    picture = tmp_path / "plan.png"
+    status, out, err = plan(
+        *TINY, "--drafter", "none", "--batch", "1,4", "--json", "--tokens-per-step", 2, "--plot", picture
+    )
+    assert status == 0, err
+    one, four = map(json.loads, out.splitlines())
+    for record in (one, four):
+        memory = record["bytes_per_chip"]
+        assert record["fits"] and record["chips"] == 1 and record["nodes"] == 1 and record["collectives"] == {}
+        assert memory["total"] == sum(memory[part] for part in ("weights", "cache", "state", "temporaries"))
+        seconds = record["seconds"]
+        assert seconds["memory"] == pytest.approx(record["bytes_accessed"] / 819e9, rel=1e-3)
+        assert record["tokens_per_second"] == pytest.approx(record["batch"] * 2 / seconds["step"], rel=1e-3)
+    assert four["bytes_per_chip"]["cache"] == 4 * one["bytes_per_chip"]["cache"]
+    assert four["flops"] > 2 * one["flops"] and four["ideal_bytes"] > one["ideal_bytes"]
+    assert picture.stat().st_size > 1000
+
+
+@needs_libtpu
+def test_what_does_not_fit_says_what_does(plan):
+    status, out, err = plan("--model", "meta-llama/Llama-3.1-8B", "--topology", "v5e:1x1", "--json")
+    record = json.loads(out)
+    assert status == 2 and not record["fits"] and "bytes_accessed" not in record
+    assert record["bytes_per_chip"]["total"] > record["bytes_per_chip"]["limit"]
+    assert err.count("\n") == 1 and "--topology v5e:2x2 --mesh data=1,model=4" in err and "--batch 1" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--topology", "v9:1"), "v5e, v5p, v6e, h100"),
+        (("--topology", "v5e:2x2x2"), "no slice of v5e"),
+        (("--model", "no/such"), "meta-llama/Llama-3.1-8B"),
+        (("--mesh", "data=1,model=8"), "give data=1,model=4"),
+        (("--mesh", "rows=4"), "data, model"),
+        (("--mesh", "data=4,model=1", "--batch", 6), "give 8"),
+        (("--batch", "many"), "1,8,32"),
+        (("--context", 10**6), "131072"),
+        (("--tokens-per-step", 0), "--tokens-per-step"),
+        (("--config", "nowhere.json"), "nowhere.json"),
+    ],
+    ids=lambda words: " ".join(map(str, words)) if isinstance(words, tuple) else "",
+)
+def test_bad_input_is_one_line(plan, words, says):
+    usual = {"--model": "meta-llama/Llama-3.1-8B", "--topology": "v5e:2x2"}
+    usual |= dict(zip(words[::2], words[1::2], strict=True))
+    status, out, err = plan(*(word for pair in usual.items() for word in pair))
+    assert (status, out) == (2, "") and err.startswith("specjax: error: ") and err.count("\n") == 1 and says in err
+
+
+def test_a_missing_compiler_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    aot._devices.cache_clear()
+    with pytest.raises(ValueError, match=r"pip install 'specjax\[aot\]'"):
+        aot.devices("v6e:2x2")
+    with pytest.raises(ValueError, match=r"pip install 'specjax\[aot\]'"):
+        aot.devices("h100:8")
+
+
+def test_heads_divide_over_the_default_mesh():
+    config = models.abstract("pycode").lm.config  # 8 heads
+    assert fit.check_mesh(None, "v5e:4x4", config, 8) == "data=2,model=8"
+    with pytest.raises(ValueError, match="8 attention heads do not divide over model=16: give data=2,model=8"):
+        fit.check_mesh("model=16", "v5e:4x4", config, 8)
+
+
+@pytest.mark.parametrize("name", ("meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B"))
+def test_built_in_configurations(name):
+    """Their published numbers of parameters, in billions."""
+    wanted = {"meta-llama/Llama-3.1-8B": 8.03, "Qwen/Qwen3-8B": 8.19}
+    count = sum(leaf.size for leaf in jax.tree.leaves(models.abstract(name).params))
+    assert count / 1e9 == pytest.approx(wanted[name], abs=0.01)
+
+
+def test_costs_are_extrapolated_on_a_line():
+    low = step.Cost(10, 100, 1000, {"all-reduce": {"count": 7, "bytes": 70}})
+    high = dataclasses.replace(low, bytes=160, flops=1800, collectives={"all-reduce": {"count": 11, "bytes": 110}})
+    found = step.extrapolated([low, high], (2, 4), 32)
+    assert (found.bytes, found.flops, found.temporaries) == (100 + 15 * 60, 1000 + 15 * 800, 10)
+    assert found.collectives == {"all-reduce": {"count": 67, "bytes": 670}}

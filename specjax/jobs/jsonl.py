@@ -30,6 +30,7 @@ class Line:
       prompt: text, token ids or chat messages; None where there is none that can be shown.
       id: the caller's name for it, or None.
       options: the generation options that it sets.
+      suffix: what follows the new text: a string or token ids, or None.
       unknown: fields that mean nothing here.
       error: what is wrong with it, or None.
     """
@@ -40,6 +41,7 @@ class Line:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     error: str | None = None
+    suffix: Any = None
 
 
 def read(path: str | os.PathLike[str]) -> list[Line]:
@@ -57,7 +59,7 @@ def read(path: str | os.PathLike[str]) -> list[Line]:
 
 
 def parse(number: int, line: bytes) -> Line:
-    """One line: an object with `prompt` or `messages`, and optionally `id` and generation options."""
+    """One line of JSON; see `from_object`."""
     try:
         content = json.loads(line.decode())
     except UnicodeDecodeError as error:
@@ -66,17 +68,22 @@ def parse(number: int, line: bytes) -> Line:
         return Line(number, error=f"not valid JSON: {error}")
     if not isinstance(content, dict):
         return Line(number, error=f"not a JSON object but {_kind(content)}")
+    return from_object(number, content)
+
+
+def from_object(number: int, content: dict[str, Any]) -> Line:
+    """A line from an object with `prompt` or `messages`, and optionally `id`, `suffix` and generation options."""
     prompt = content.get("prompt", content.get("messages"))
     prompt = prompt if isinstance(prompt, (str, list)) else None
     name = content.get("id")
     name = str(name) if isinstance(name, (str, int)) and not isinstance(name, bool) else None
-    unknown = tuple(key for key in content if key not in ("prompt", "messages", "id", *OPTIONS))
+    unknown = tuple(key for key in content if key not in ("prompt", "messages", "id", "suffix", *OPTIONS))
     try:
         _check(content)
         options = {key: _option(key, content[key]) for key in OPTIONS if content.get(key) is not None}
     except LineError as error:
         return Line(number, prompt, name, unknown=unknown, error=str(error))
-    return Line(number, prompt, name, options, unknown)
+    return Line(number, prompt, name, options, unknown, suffix=content.get("suffix"))
 
 
 def _check(content: dict[str, Any]) -> None:
@@ -92,6 +99,14 @@ def _check(content: dict[str, Any]) -> None:
         raise LineError(f"prompt must be a string or a list of token ids, got {_kind(prompt)}")
     if not prompt:
         raise LineError(f"the {'prompt is' if key == 'prompt' else 'messages are'} empty")
+    suffix = content.get("suffix")
+    ids = suffix if isinstance(suffix, list) else []
+    if (
+        not isinstance(suffix, (str, list, type(None)))
+        or not all(type(item) is int for item in ids)
+        or suffix in ("", [])
+    ):
+        raise LineError(f"suffix must be a string or a list of token ids, and not empty, got {_kind(suffix)}")
     name = content.get("id")
     if isinstance(name, bool) or not isinstance(name, (str, int, type(None))):
         raise LineError(f"id must be a string or an integer, got {_kind(name)}")
@@ -123,7 +138,7 @@ def _kind(value: Any) -> str:
     if isinstance(value, list):
         kinds = {type(item) for item in value}
         return "a list" + (f" with {names.get(next(iter(kinds)), 'a list')}" if len(kinds) == 1 else " of mixed things")
-    return names[type(value)]
+    return names.get(type(value), f"a {type(value).__name__}")  # tables hold other things too
 
 
 def to_requests(lines: Sequence[Line], engine: Any, defaults: dict[str, Any]) -> Iterator[Request | Record]:
@@ -138,7 +153,7 @@ def to_requests(lines: Sequence[Line], engine: Any, defaults: dict[str, Any]) ->
         if line.error is None:
             try:
                 options = {**defaults, **line.options}
-                yield engine.request(line.prompt, id=line.id, line=line.number, **options)
+                yield engine.request(line.prompt, suffix=line.suffix, id=line.id, line=line.number, **options)
                 continue
             except ValueError as error:
                 reason = str(error)

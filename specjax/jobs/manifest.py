@@ -1,0 +1,70 @@
+"""What makes two runs the same job, as one JSON object: model, decoding, sampling, seed, input and order."""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_SAMPLES, _SAMPLE_BYTES = 16, 4096
+_NOT_IN_WORDS = object()
+
+
+def fingerprint(folder: Path) -> str:
+    """A cheap hash of a model folder: its configuration and tokenizer whole; of every weights file the size, the header and a
+    few stretches, so that two trainings of one architecture differ."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.suffix in (".json", ".jinja", ".txt", ".model"):
+            digest.update(f"{file.name}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
+        elif file.suffix == ".safetensors":
+            digest.update(f"{file.name}\n".encode() + _weights(file))
+    return digest.hexdigest()[:32]
+
+
+def _weights(file: Path) -> bytes:
+    size = file.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with file.open("rb") as data:
+        header = 8 + int.from_bytes(data.read(8), "little")
+        data.seek(0)
+        digest.update(data.read(min(header, size)))
+        for i in range(_SAMPLES):
+            data.seek(header + max(0, size - header - _SAMPLE_BYTES) * i // (_SAMPLES - 1))
+            digest.update(data.read(_SAMPLE_BYTES))
+    return digest.digest()
+
+
+def named_folders(lines: Sequence[Any]) -> dict[str, str]:
+    """A fingerprint of every folder that a line such as `eagle1:model=FOLDER` names."""
+    values = [value for line in lines if isinstance(line, str) for value in re.findall(r"=([^,+]+)", line)]
+    return {value: fingerprint(Path(value)) for value in values if Path(value).is_dir()}
+
+
+def hash_json(content: Any) -> str:
+    """The sha256 of a value as JSON."""
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Where two manifests differ, one phrase a field.
+
+    >>> differences({"seed": 0, "input": {"sha256": "a"}}, {"seed": 1, "input": {"sha256": "a"}})
+    ['seed (0 there, 1 here)']
+    """
+    found = []
+    for key in dict.fromkeys([*old, *new]):
+        before, after = old.get(key, _NOT_IN_WORDS), new.get(key, _NOT_IN_WORDS)
+        if isinstance(before, dict) and isinstance(after, dict):
+            found += differences(before, after, f"{prefix}{key} ")
+        elif before != after:
+            found.append(f"{prefix}{key} ({_words(before)} there, {_words(after)} here)")
+    return found
+
+
+def _words(value: Any) -> str:
+    if value is _NOT_IN_WORDS:
+        return "not given"
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:16] + "..." + text[-8:]

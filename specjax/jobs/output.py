@@ -1,0 +1,221 @@
+"""A job's output file: records are appended as they come, each once, and a killed job goes on where it was.
+
+Beside the file lies a manifest, `FILE.job.json`, of what the job is. The file itself says how far it got: every complete line
+is a finished record; a line without its newline was torn by a kill and is cut off.
+"""
+
+import contextlib
+import json
+import os
+import stat
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from specjax.jobs.jsonl import dumps
+from specjax.jobs.manifest import differences
+from specjax.request import Record, Request
+
+SYNC_RECORDS, SYNC_SECONDS = 8, 2.0
+Item = Request | Record
+
+
+class OutputError(Exception):
+    """An output file that cannot be written any more, in one line."""
+
+
+def manifest_path(path: str | os.PathLike[str]) -> Path:
+    """Where the manifest of an output lies."""
+    return Path(f"{os.path.realpath(path)}.job.json")
+
+
+def check(path: str | os.PathLike[str]) -> None:
+    """Raises ValueError where an output exists that no job can go on with: it has content and no manifest."""
+    if _regular(path) and os.path.getsize(path) and not manifest_path(path).exists():
+        raise ValueError(
+            f"the output file {str(path)!r} exists, and there is no {manifest_path(path).name!r} beside it to go on from: "
+            "move it away or choose another --output"
+        )
+
+
+def _regular(path: str | os.PathLike[str]) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+class Output:
+    """An open output file.
+
+    Records reach the disk (fsync) every 8 records or 2 seconds, whichever is first. A device or a pipe is written to as it is:
+    it has no manifest, and nothing to go on from.
+
+    Args:
+      path: the file.
+      manifest: what the job is, JSON.
+      items: everything that the job writes a record for, in the order of the input.
+      ordered: whether records are in that order.
+
+    Attributes:
+      done: by index of an item that has its record already, whether that is an error record.
+      resumable: whether it is a file, and no device or pipe.
+
+    Raises:
+      ValueError: where the file belongs to another job (the message says what differs), holds what this one did not write, or
+        is being written by another process.
+      OSError: where it cannot be opened.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], manifest: dict[str, Any], items: Sequence[Item], ordered: bool = True
+    ):
+        self.path = str(path)
+        self.done: dict[int, bool] = {}
+        # a pipe that this process could read from too would never break
+        mode = os.O_RDWR | os.O_CREAT if _regular(path) or not os.path.exists(path) else os.O_WRONLY
+        self._file = os.open(path, mode | os.O_CLOEXEC, 0o666)
+        self.resumable = stat.S_ISREG(os.fstat(self._file).st_mode)
+        self._size = self._unsynced = 0
+        self._synced = time.monotonic()
+        try:
+            if self.resumable:
+                _lock(self._file, self.path)
+                if os.fstat(self._file).st_size:
+                    self._go_on(manifest, items, ordered)
+                else:
+                    replace(manifest_path(path), json.dumps(manifest, indent=2).encode() + b"\n")
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def _go_on(self, manifest, items, ordered):
+        check(self.path)
+        kept = manifest_path(self.path)
+        try:
+            old = json.loads(kept.read_text())
+        except ValueError:
+            old = None
+        if not isinstance(old, dict):
+            raise ValueError(f"{str(kept)!r} is not the manifest of a job: move it and {self.path!r} away")
+        wrong = differences(old, manifest)
+        if wrong:
+            raise ValueError(
+                f"the output file {self.path!r} belongs to another job, which differs in {'; '.join(wrong)}: "
+                "choose another --output, or move it and its .job.json away"
+            )
+        places = {_place(item.line, item.sample): index for index, item in enumerate(items)}
+        with open(self.path, "rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.endswith(b"\n"):
+                    break
+                record = _parse(line)
+                index = number - 1 if ordered else places.get(_place(record.get("line"), record.get("sample")), -1)
+                if not 0 <= index < len(items) or index in self.done or not _is_of(record, items[index]):
+                    raise ValueError(
+                        f"line {number} of the output file {self.path!r} is not a record of this job: it was changed; "
+                        "move it and its .job.json away"
+                    )
+                self.done[index] = record.get("finish_reason") == "error"
+                self._size += len(line)
+        os.ftruncate(self._file, self._size)
+        os.lseek(self._file, self._size, os.SEEK_SET)
+
+    def append(self, record: Record) -> None:
+        """Writes one record.
+
+        Raises:
+          OutputError: where that cannot be done; what is there then still ends with a whole record.
+        """
+        rest = memoryview((dumps(record.to_json()) + "\n").encode())
+        size = len(rest)
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError as error:
+            if self.resumable:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._file, self._size)
+            raise self._failed(error) from error
+        self._size += size
+        self._unsynced += 1
+        if self._unsynced >= SYNC_RECORDS:
+            self.sync()
+
+    def tick(self) -> None:
+        """To be called now and then: brings to the disk what has waited long enough."""
+        if self._unsynced and time.monotonic() - self._synced >= SYNC_SECONDS:
+            self.sync()
+
+    def sync(self) -> None:
+        """Brings everything to the disk.
+
+        Raises:
+          OutputError: where that cannot be done.
+        """
+        try:
+            if self.resumable:
+                os.fsync(self._file)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._unsynced, self._synced = 0, time.monotonic()
+
+    def _failed(self, error: OSError) -> Exception:
+        if isinstance(error, BrokenPipeError):
+            return error
+        return OutputError(f"cannot write the output file {self.path!r}: {error.strerror or error}")
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._file)
+
+
+def _place(line: int | None, sample: int | None) -> tuple[int | None, int]:
+    return line, sample or 0
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _is_of(record: dict[str, Any], item: Item) -> bool:
+    own = {"prompt": item.prompt, "id": item.id, "line": item.line, "sample": item.sample}
+    return "finish_reason" in record and json.loads(dumps(own)) == {name: record.get(name) for name in own}
+
+
+def _lock(file: int, path: str) -> None:
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ValueError(f"another process is writing the output file {path!r}") from error
+    except OSError:  # a file system without locks
+        return
+
+
+def replace(path: str | os.PathLike[str], content: bytes) -> None:
+    """Writes a file as a whole or not at all, and has it on the disk.
+
+    Raises:
+      OSError: where that cannot be done.
+    """
+    path = Path(path)
+    scratch = path.with_name(path.name + ".tmp")
+    with scratch.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,83 @@
+"""Prompts and records as Parquet tables (extra `parquet`). A job writes JSON lines first, and the table at its end."""
+
+import json
+import os
+from typing import Any
+
+from specjax.jobs import jsonl
+from specjax.jobs.output import replace
+
+
+def is_parquet(path: str | None) -> bool:
+    """Whether a file is named as a Parquet table."""
+    return path is not None and path.endswith(".parquet")
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow.parquet
+
+        return pyarrow
+    except ImportError as error:
+        raise ValueError("Parquet files need pyarrow: pip install 'specjax[parquet]'") from error
+
+
+def check() -> None:
+    """Raises ValueError where pyarrow is not installed."""
+    _pyarrow()
+
+
+def read(path: str | os.PathLike[str]) -> list[jsonl.Line]:
+    """The rows of a table as the lines of an input file: its columns are their fields, and nulls are left out.
+
+    Raises:
+      ValueError: when the file is missing or is no table.
+    """
+    pyarrow = _pyarrow()
+    try:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ValueError(f"cannot read the input file {str(path)!r}: {error}") from error
+    given = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    return [_line(number, row) for number, row in enumerate(given, start=1)]
+
+
+def _line(number: int, row: dict[str, Any]) -> jsonl.Line:
+    try:
+        json.dumps(row)
+    except TypeError as error:
+        return jsonl.Line(number, error=f"a value that JSON does not have: {error}")
+    return jsonl.from_object(number, row)
+
+
+def write(path: str | os.PathLike[str], journal: str | os.PathLike[str]) -> None:
+    """Writes the records of a file of JSON lines as one table, as a whole or not at all.
+
+    A column whose values have no common type holds them as JSON.
+
+    Raises:
+      OSError: where that cannot be done.
+    """
+    pyarrow = _pyarrow()
+    with open(journal, encoding="utf-8") as lines:
+        records = [json.loads(line) for line in lines]
+    names = dict.fromkeys(name for record in records for name in record)
+
+    def column(name):
+        values = [record.get(name) for record in records]
+        try:
+            return pyarrow.array(values)
+        except (pyarrow.ArrowException, ValueError, OverflowError):
+            return as_json(values)
+
+    def as_json(values):
+        return pyarrow.array([None if value is None else json.dumps(value) for value in values])
+
+    table = pyarrow.table({name: column(name) for name in names})
+    empty = [field.name for field in table.schema if "struct<>" in str(field.type)]  # which the format cannot hold
+    for name in empty:
+        at = table.schema.get_field_index(name)
+        table = table.set_column(at, name, as_json([record.get(name) for record in records]))
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(table, sink)
+    replace(path, sink.getvalue().to_pybytes())

@@ -1,0 +1,272 @@
+"""The rows of a batch, refilled as their requests end: the loop under `Engine.run` and under jobs.
+
+In the shape descriptions `B` denotes rows (slots), `R` inserted rows, `P` prompt columns.
+"""
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import decoder as decoding
+from specjax.request import Record, Request, sampling_of
+from specjax.speculative import prefill_width
+from specjax.state import Finish
+from specjax.text import find_stop, new_text
+
+STEPS_PER_CALL = 32
+WATCHED_STEPS = 8  # a call, where text is looked at as it comes
+REFILL_SHARE = 16  # a call ends when one row in so many is free, so that hundreds of rows do not end a call each step
+_RECORDED = ("tokens", "prompt_length", "length", "finish", "stats", "logprobs")  # fields of a state that records need
+REASONS = {Finish.EOS: "eos", Finish.LENGTH: "length", Finish.STOP: "stop", Finish.ERROR: "error"}
+
+OnText = Callable[[int, str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """What one call on the device brought.
+
+    Attributes:
+      finished: the index of every request that ended, and its record.
+      new_tokens: tokens that the call committed, over all rows.
+      steps: passes that rows took part in, over all rows.
+      passes: passes of the batch. `steps / (passes * B)` is how full the slots were.
+    """
+
+    finished: list[tuple[int, Record]]
+    new_tokens: int
+    steps: int
+    passes: int
+
+
+def in_order(turns: Iterator[Turn]) -> Iterator[Record]:
+    """The records of turns by their index; those that end early wait."""
+    early: dict[int, Record] = {}
+    due = 0
+    for turn in turns:
+        early.update(turn.finished)
+        while due in early:
+            yield early.pop(due)
+            due += 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Slots:
+    """Rows of one shape and how requests enter them.
+
+    Attributes:
+      engine: a `specjax.engine.Engine`.
+      count: B.
+      capacity: text buffer slots of a row.
+      eos: ids that end a text.
+    """
+
+    engine: Any
+    count: int
+    capacity: int
+    eos: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """B, as the mesh divides it."""
+        mesh = self.engine.mesh
+        width = 1 if mesh is None else mesh.shape["data"]
+        return -(-self.count // width) * width
+
+    @property
+    def share(self) -> int:
+        """How many rows enter together."""
+        return max(1, self.rows // REFILL_SHARE)
+
+    def empty(self) -> Any:
+        """A state of free rows."""
+        dtype = jax.tree.leaves(self.engine.model.params)[0].dtype
+        width = max(len(self.eos), 1)
+        return decoding.empty(self.engine.decoder, self.engine.params, self.rows, self.capacity, dtype, width)
+
+    def insert(self, state: Any, rows: Sequence[int], requests: Sequence[Request], keys: np.ndarray) -> Any:
+        """Requests into rows, a few at a time: one compiled shape a prefill width (of the widest, one for every multiple of
+        it), and what one row holds does not depend on which others enter."""
+        widths = [prefill_width(len(self.engine.given(request))) for request in requests]
+        for width in sorted(set(widths)):
+            chosen = [i for i, own in enumerate(widths) if own == width]
+            for at in range(0, len(chosen), self.share):
+                part = chosen[at : at + self.share]
+                state = self._insert(state, [rows[i] for i in part], [requests[i] for i in part], keys[part], width)
+        return state
+
+    def _insert(self, state, rows, requests, keys, width):
+        # unused places repeat the first request and are dropped
+        spare = self.share - len(rows)
+        rows, requests = [*rows, *[self.rows] * spare], [*requests, *requests[:1] * spare]
+        keys = np.concatenate([keys, np.repeat(keys[:1], spare, axis=0)])
+        given = [self.engine.given(request) for request in requests]
+        size = 1 + -(-(max(map(len, given)) - 1) // width) * width
+        prompts = np.zeros((self.share, size), np.int32)
+        for row, ids in enumerate(given):
+            prompts[row, : len(ids)] = ids
+        ends = [len(r.ids) + r.max_new_tokens + len(r.suffix_ids) for r in requests]
+        return decoding.insert(
+            self.engine.decoder,
+            self.engine.params,
+            state,
+            np.asarray(rows),
+            prompts,
+            np.asarray([len(ids) for ids in given], np.int32),
+            jax.random.wrap_key_data(jnp.asarray(keys)),
+            limit=np.minimum(ends, self.engine.max_length).astype(np.int32),
+            sampling=sampling_of(requests),
+            eos=np.broadcast_to(np.asarray(self.eos or (-1,), np.int32), (self.share, max(len(self.eos), 1))),
+            width=width,
+        )
+
+
+def serve(
+    engine: Any,
+    requests: Sequence[Request],
+    keys: np.ndarray,
+    *,
+    slots: int,
+    capacity: int,
+    stop: tuple[str, ...] = (),
+    eos: tuple[int, ...] = (),
+    on_text: OnText | None = None,
+) -> Iterator[Turn]:
+    """Completes requests in a fixed number of rows. The device runs on its own until a row ends or a number of steps is over.
+
+    Args:
+      engine: a `specjax.engine.Engine`.
+      requests: at least one; they enter in this order.
+      keys: key data `[R, 2]`, one a request.
+      slots: B.
+      capacity: text buffer slots of a row, enough for every request.
+      stop: strings that end a text.
+      eos: ids that end a text.
+      on_text: see `Engine.run`.
+    """
+    of = Slots(engine, slots, capacity, eos)
+    timing = engine.timing
+    began = time.perf_counter()
+    state = decoding.run(engine.decoder, engine.params, of.empty(), 0)  # compiles: the timing sees only decoding
+    jax.block_until_ready(state)
+    timing.compile_seconds += time.perf_counter() - began
+    waiting = collections.deque(range(len(requests)))
+    held: dict[int, int] = {}  # row: index of its request
+    length, steps = np.zeros(of.rows, np.int64), np.zeros(of.rows, np.int64)
+    watch = _Watch(engine.model.tokenizer, stop, on_text) if stop or on_text else None
+    while waiting or held:
+        free = [row for row in range(of.rows) if row not in held][: len(waiting)]
+        if free:
+            began = time.perf_counter()
+            new = [waiting.popleft() for _ in free]
+            state = of.insert(state, free, [requests[i] for i in new], keys[new])
+            jax.block_until_ready(state)
+            held |= zip(free, new, strict=True)
+            length[free], steps[free] = np.asarray(state.length)[free], 0
+            timing.prefill_seconds += time.perf_counter() - began
+        began = time.perf_counter()
+        count = STEPS_PER_CALL if watch is None else WATCHED_STEPS
+        state = decoding.run(engine.decoder, engine.params, state, count, len(held) - of.share + 1)
+        host = SimpleNamespace(**jax.device_get({name: getattr(state, name, None) for name in _RECORDED}))
+        timing.decode_seconds += time.perf_counter() - began
+        rows = list(held)
+        ended = [row for row in rows if host.finish[row] != Finish.RUNNING]
+        if watch is not None:
+            stopped = watch(host, {row: (held[row], requests[held[row]]) for row in rows})
+            if stopped:
+                host.finish = host.finish.copy()
+                host.finish[stopped] = Finish.STOP
+                state = dataclasses.replace(state, finish=jax.device_put(host.finish, state.finish.sharding))
+                ended += stopped
+        if ended:
+            engine.finished(ended, state)
+        finished = [(held[row], _record(engine, requests[held[row]], host, row, stop)) for row in ended]
+        timing.new_tokens += sum(record.new_tokens for _, record in finished)
+        timing.steps += sum(record.steps for _, record in finished)
+        ends = [host.prompt_length[row] + requests[held[row]].max_new_tokens for row in rows]  # a suffix follows
+        known = np.minimum(host.length[rows], ends)
+        moved, took = known - length[rows], host.stats.steps[rows] - steps[rows]
+        length[rows], steps[rows] = known, host.stats.steps[rows]
+        for row in ended:
+            del held[row]
+        yield Turn(finished, int(moved.sum()), int(took.sum()), int(took.max()))
+
+
+class _Watch:
+    """Finds stop strings in running rows, and hands out text as it comes."""
+
+    def __init__(self, tokenizer: Any, stop: tuple[str, ...], on_text: OnText | None):
+        self.tokenizer, self.stop, self.on_text = tokenizer, stop, on_text
+        self.shown: collections.Counter[int] = collections.Counter()
+
+    def __call__(self, host: Any, held: dict[int, tuple[int, Request]]) -> list[int]:
+        """The running rows that wrote a stop string."""
+        stopped = []
+        for row, (index, request) in held.items():
+            text = new_text(self.tokenizer, request.ids, _new_tokens(request, host, row))
+            running, cut = host.finish[row] == Finish.RUNNING, find_stop(text, self.stop)
+            if running and cut is not None:
+                stopped.append(row)
+            if self.on_text is not None and text is not None:
+                end = len(text) if cut is None else cut
+                if running and cut is None:  # a stop string may be half written, and so may a character
+                    end = min(end - max((len(s) - 1 for s in self.stop), default=0), len(text.rstrip("\ufffd")))
+                if end > self.shown[index]:
+                    self.on_text(index, text[self.shown[index] : end])
+                    self.shown[index] = end
+        return stopped
+
+
+def _new_tokens(request: Request, host: Any, row: int) -> list[int]:
+    begin = int(host.prompt_length[row])
+    return host.tokens[row, begin : min(int(host.length[row]), begin + request.max_new_tokens)].tolist()  # no suffix
+
+
+def _record(engine: Any, request: Request, host: Any, row: int, stop: Sequence[str]) -> Record:
+    tokenizer = engine.model.tokenizer
+    tokens = _new_tokens(request, host, row)
+    decoded = len(tokens)
+    reason = REASONS[Finish(int(host.finish[row]))]
+    text = new_text(tokenizer, request.ids, tokens)
+    cut = find_stop(text, stop)
+    if cut is not None:
+        reason = "stop"
+        # the tokens end where the stop string is complete, however far the last call went on
+        count = next(
+            n for n in range(1, len(tokens) + 1)
+            if find_stop(new_text(tokenizer, request.ids, tokens[:n]), stop) is not None
+        )  # fmt: skip
+        tokens = tokens[:count]
+        text = new_text(tokenizer, request.ids, tokens) or ""
+        text = text[: find_stop(text, stop)]
+    steps = int(host.stats.steps[row])
+    error = None
+    if reason == "error":
+        error = f"the model's logits were not finite (NaN or infinite) after {len(tokens)} new tokens"
+    probs = host.logprobs
+    begin = int(host.prompt_length[row])
+    span = slice(begin, begin + len(tokens))
+    return Record(
+        prompt=request.prompt,
+        text=text,
+        tokens=tokens,
+        finish_reason=reason,
+        new_tokens=len(tokens),
+        steps=steps,
+        tokens_per_step=round(decoded / steps, 4) if steps else 0.0,
+        id=request.id,
+        line=request.line,
+        logprobs=None if probs is None else probs.raw[row, span].tolist(),
+        warped_logprobs=None if probs is None else probs.warped[row, span].tolist(),
+        accepted=host.stats.accepted[row].tolist(),
+        suffix=request.suffix,
+        error=error,
+        sample=request.sample,
+    )

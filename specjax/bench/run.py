@@ -84,13 +84,13 @@ class Row:
     """What a decoder did; the fields of the JSON output.
 
     Attributes:
-      decoder: its registry line.
-      tokens_per_step: new tokens a target pass.
+      decoder: its registry line; of a diffusion model unmask and cache policy.
+      tokens_per_step: new tokens a forward pass of the target.
       tokens_per_second: median of the rounds.
       ratio_to_plain: its speed over plain decoding's.
       step_ratio: seconds a step, prefill apart, over plain decoding's.
       identical_text: whether every token equals plain decoding's.
-      acceptance_by_depth: the share of steps that accepted at least 1, 2, ... draft tokens.
+      acceptance_by_depth: the share of steps that accepted at least 1, 2, ... draft tokens (diffusion: committed so many).
     """
 
     decoder: str
@@ -117,7 +117,7 @@ class Report:
     """A whole run.
 
     Attributes:
-      rows: one a decoder; plain decoding (`none`) is the first.
+      rows: one a decoder; plain decoding (one token a step, without a cache of its own for diffusion) is the first.
       peers: one a peer's mode.
       about: the setting in words.
     """
@@ -137,6 +137,8 @@ class Report:
 def split_drafters(lines: Sequence[str]) -> list[str]:
     """Registry lines from a comma list; `prompt_lookup:length=8,ngram=3,none` holds two.
 
+    >>> split_drafters(["credit:alpha=1,beta=1+threshold:threshold=0.8,fixed"])
+    ['credit:alpha=1,beta=1+threshold:threshold=0.8', 'fixed']
     >>> split_drafters(["prompt_lookup:length=8,ngram=3,none", "draft"])
     ['prompt_lookup:length=8,ngram=3', 'none', 'draft']
     """
@@ -144,7 +146,7 @@ def split_drafters(lines: Sequence[str]) -> list[str]:
     for line in lines:
         fresh = True
         for part in line.split(","):
-            if not fresh and "=" in part and ":" not in part:
+            if not fresh and "=" in part and ":" not in part.partition("=")[0]:
                 found[-1] += "," + part
             else:
                 found.append(part.strip())
@@ -172,12 +174,13 @@ def measure(contestants: dict[str, Contestant], repeats: int, advance: Callable[
 
 
 def summarise(laps: dict[str, list[Lap]], peers: dict[str, tuple[str, str]], about: str) -> Report:
-    """Rows from laps. `none` must be among them; `peers` maps a contestant to its peer and mode."""
+    """Rows from laps. The first is plain decoding; `peers` maps a contestant to its peer and mode."""
+    base = next(iter(laps))
     speed = {name: statistics.median(lap.count / lap.seconds for lap in own) for name, own in laps.items()}
     step = {
         name: statistics.median(lap.decode_seconds / max(lap.steps, 1) for lap in own) for name, own in laps.items()
     }  # fmt: skip
-    plain = laps["none"][0].tokens
+    plain = laps[base][0].tokens
     same = {name: all(lap.tokens == plain for lap in own) for name, own in laps.items()}
     ours = [name for name in laps if name not in peers]
     rows = [
@@ -185,8 +188,8 @@ def summarise(laps: dict[str, list[Lap]], peers: dict[str, tuple[str, str]], abo
             decoder=name,
             tokens_per_step=round(laps[name][0].count / max(laps[name][0].steps, 1), 4),
             tokens_per_second=round(speed[name], 2),
-            ratio_to_plain=round(speed[name] / speed["none"], 4),
-            step_ratio=round(step[name] / step["none"], 4),
+            ratio_to_plain=round(speed[name] / speed[base], 4),
+            step_ratio=round(step[name] / step[base], 4),
             identical_text=same[name],
             acceptance_by_depth=survival(laps[name][0].accepted),
         )
@@ -206,13 +209,27 @@ def survival(accepted: tuple[int, ...]) -> tuple[float, ...]:
     return tuple(round(sum(accepted[depth:]) / total, 4) for depth in range(1, len(accepted)))
 
 
+SUITES = "parallel: ParallelBench's list tasks; order: in which step each position behind the first prompt became known"
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `specjax bench`."""
     from specjax.cli import add_model_options
 
     add_model_options(parser)
     add = parser.add_argument
+    add("suite", nargs="?", choices=("speed", "parallel", "order"), default="speed", help=SUITES)
+    add("--tasks", metavar="A,B,...", help="of the suite parallel (default: all)")
+    add("--samples", type=int, default=100, metavar="N", help="questions a task of the suite parallel")
     add("--drafter", action="append", metavar="NAME", help="may be repeated or a comma list; plain is always run")
+    add("--unmask", action="append", metavar="POLICY", help="of a diffusion model; likewise (default: threshold)")
+    add(
+        "--cache",
+        action="append",
+        metavar="POLICY",
+        help="of a diffusion model; likewise (default: none, prefix and dual)",
+    )
+    add("--block-length", type=int, metavar="N", help="of a diffusion model (default: 32)")
     add("--prompts", type=int, default=20, metavar="N", help="how many held-out functions, or lines of --input")
     add("--input", metavar="FILE.jsonl", help="prompts from a file")
     add("--peer", choices=["transformers"], help="run it over the same folder, greedy and with prompt lookup")
@@ -227,10 +244,16 @@ def command(args: argparse.Namespace) -> int:
     from specjax.cli import bad_input, note
 
     with bad_input():
+        check_suite(args)
+    if args.suite != "speed":
+        from specjax.bench import order, parallel_run
+
+        return {"parallel": parallel_run, "order": order}[args.suite].command(args)
+    with bad_input():
         contestants, peers, about, skipped = prepare(args)
     for reason in skipped:
         note(reason)
-    with _progress(len(contestants) * (args.repeats + 1)) as advance:
+    with progress(len(contestants) * (args.repeats + 1)) as advance:
         report = summarise(measure(contestants, args.repeats, advance), peers, about)
     from specjax.bench import report as reporting
 
@@ -243,6 +266,17 @@ def command(args: argparse.Namespace) -> int:
     return 0
 
 
+def check_suite(args: argparse.Namespace) -> None:
+    """Raises ValueError on an option of another suite, or a count below 1."""
+    foreign = {"parallel": ("input", "peer", "plot"), "order": ("tasks", "peer"), "speed": ("tasks",)}[args.suite]
+    wrong = [name for name in foreign if getattr(args, name) is not None]
+    if wrong:
+        raise ValueError(f"--{wrong[0]} is not for the suite {args.suite}")
+    for name in ("prompts", "repeats", "batch_size", "samples"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+
+
 def prepare(args: argparse.Namespace) -> tuple[dict[str, Contestant], dict[str, tuple[str, str]], str, list[str]]:
     """Contestants by name, which of them are peers, the setting in words, and why a default drafter was left out.
 
@@ -251,33 +285,18 @@ def prepare(args: argparse.Namespace) -> tuple[dict[str, Contestant], dict[str, 
     """
     from specjax.bench import report as reporting
 
-    for name in ("prompts", "repeats", "batch_size"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
     if args.peer and (args.temperature > 0 or args.batch_size > 1):
         raise ValueError("--peer compares greedy decoding at batch 1: leave out --temperature and --batch-size")
     if args.plot:
         reporting.check_plot(args.plot)
-    texts = _prompts(args)
+    texts, suffixes = prompts_of(args)
 
-    from specjax.engine import check_options
-    from specjax.registry import DRAFTERS
-
-    options = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": args.seed}
-    check_options(options)
-    chosen = split_drafters(args.drafter or ["all"])
-    drafters = list(dict.fromkeys(["none", *(d for c in chosen for d in (DRAFTERS if c == "all" else [c]))]))
-    engines, skipped = _engines(args, drafters, optional=not args.drafter)
-    plain = engines["none"]
-    requests = [plain.request(text, **options) for text in texts]
-    for number, request in enumerate(requests, start=1):
-        if len(request.ids) + args.max_new_tokens > plain.max_length:
-            raise ValueError(
-                f"prompt {number} has {len(request.ids)} tokens: with {args.max_new_tokens} new ones it is longer than "
-                f"the {plain.max_length} that {plain.model.name} was made for; lower --max-new-tokens"
-            )
+    engines, skipped = engines_of(args)
+    of_engines = requests_of(args, engines, texts, suffixes, skipped)
+    plain = next(iter(engines.values()))
+    requests = next(iter(of_engines.values()))
     contestants: dict[str, Contestant] = {
-        name: Ours(engine, requests, args.batch_size, engine.capacity(requests)) for name, engine in engines.items()
+        name: Ours(engines[name], own, args.batch_size, engines[name].capacity(own)) for name, own in of_engines.items()
     }
     peers: dict[str, tuple[str, str]] = {}
     if args.peer:
@@ -297,40 +316,122 @@ def prepare(args: argparse.Namespace) -> tuple[dict[str, Contestant], dict[str, 
     return contestants, peers, about, skipped
 
 
-def _engines(args: argparse.Namespace, drafters: list[str], optional: bool) -> tuple[dict[str, Any], list[str]]:
+def requests_of(
+    args: argparse.Namespace, engines: dict[str, Any], texts: list[Any], suffixes: list[Any], skipped: list[str]
+) -> dict[str, list[Any]]:
+    """The requests of every engine that takes them, by its name; why another does not is added to `skipped`.
+
+    Raises:
+      ValueError: where the first engine takes them not, or a text would be longer than the model was made for.
+    """
+    from specjax.request import check_options
+
+    options = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": args.seed}
+    check_options(options)
+    found: dict[str, list[Any]] = {}
+    for name, engine in engines.items():
+        try:
+            found[name] = [
+                engine.request(text, suffix=after, **options) for text, after in zip(texts, suffixes, strict=True)
+            ]
+        except ValueError as error:
+            if not found:
+                raise
+            skipped.append(f"left out {name}: {error}")
+    plain = next(iter(engines.values()))
+    for number, request in enumerate(next(iter(found.values())), start=1):
+        if len(request.ids) + args.max_new_tokens > plain.max_length:
+            raise ValueError(
+                f"prompt {number} has {len(request.ids)} tokens: with {args.max_new_tokens} new ones it is longer than "
+                f"the {plain.max_length} that {plain.model.name} was made for; lower --max-new-tokens"
+            )
+    return found
+
+
+def engines_of(args: argparse.Namespace, baseline: bool = True) -> tuple[dict[str, Any], list[str]]:
+    """Engines by name, and why a default drafter was left out; with `baseline` plain decoding is the first."""
     from specjax import models
-    from specjax.engine import DEFAULT_MODEL, Engine
+    from specjax.engine import DEFAULT_MODEL
     from specjax.sharding import make_mesh
 
     model = models.load(
         DEFAULT_MODEL if args.model is None else args.model, dtype=args.dtype, mesh=make_mesh(args.mesh)
     )
+    if model.canvas:
+        raise ValueError(
+            f"bench compares policies of models with a mask, and {model.name} has none: `specjax generate` reports its passes"
+        )
+    foreign = ("drafter", "peer") if model.masked else ("unmask", "cache", "block_length")
+    wrong = [name for name in foreign if getattr(args, name) is not None]
+    if wrong:
+        kind = "a diffusion" if model.masked else "an autoregressive"
+        raise ValueError(f"{model.name} is {kind} model: --{wrong[0].replace('_', '-')} is not for it")
+    return (_masked_engines if model.masked else _drafting_engines)(args, model, baseline)
+
+
+def _drafting_engines(args: argparse.Namespace, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
+    from specjax.engine import Engine
+    from specjax.registry import DRAFTERS
+
     engines, skipped = {}, []
-    for drafter in drafters:
+    for drafter in dict.fromkeys([*["none"][:baseline], *_every(args.drafter or ["all"], DRAFTERS)]):
         try:
             engines[drafter] = Engine(model, drafter, mesh=args.mesh)
         except ValueError as error:
-            if not optional:
+            if args.drafter:
                 raise
             skipped.append(f"left out {drafter}: {error}")
     return engines, skipped
 
 
-def _prompts(args: argparse.Namespace) -> list[Any]:
+def _masked_engines(args: argparse.Namespace, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
+    from specjax.engine import Engine
+    from specjax.registry import CACHES, UNMASKS
+
+    chosen = [
+        (unmask, cache)
+        for unmask in _every(args.unmask or ["threshold"], UNMASKS)
+        for cache in _every(args.cache or ["none", "prefix", "dual"], CACHES)
+    ]
+    engines, skipped = {}, []
+    failed: dict[str, ValueError] = {}
+    for unmask, cache in dict.fromkeys([*[("fixed", "none")][:baseline], *chosen]):
+        try:
+            engines[f"{unmask}/{cache}"] = Engine(
+                model, unmask=unmask, cache=cache, block_length=args.block_length, mesh=args.mesh
+            )
+        except ValueError as error:
+            if args.cache and "all" not in [*args.cache, *(args.unmask or [])]:
+                raise
+            skipped.append(f"left out {unmask}/{cache}: {error}")
+            failed.setdefault(unmask, error)
+    useless = [error for unmask, error in failed.items() if not any(name.startswith(f"{unmask}/") for name in engines)]
+    if useless and (not engines or "all" not in (args.unmask or [])):
+        raise useless[0]
+    return engines, skipped
+
+
+def _every(lines: Sequence[str], table: dict[str, Any]) -> list[str]:
+    return [name for line in split_drafters(lines) for name in (table if line == "all" else [line])]
+
+
+def prompts_of(args: argparse.Namespace) -> tuple[list[Any], list[Any]]:
+    """Prompts, and what follows each new text (None: nothing)."""
     if not args.input:
         from specjax.bench.stdlib import heldout_functions
 
-        return list(heldout_functions(args.prompts))
+        texts = list(heldout_functions(args.prompts))
+        return texts, [None] * len(texts)
     lines = jsonl.read(args.input)[: args.prompts]
     bad = [line for line in lines if line.error]
     if bad or not lines:
         why = f"line {bad[0].number}: {bad[0].error}" if bad else "it has no valid line"
         raise ValueError(f"{args.input}: {why}")
-    return [line.prompt for line in lines]
+    return [line.prompt for line in lines], [line.suffix for line in lines]
 
 
 @contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
+def progress(total: int) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda name: None
         return

@@ -25,6 +25,7 @@ def words(tmp_path_factory):
     return ["bench", *map(str, options)]
 
 
+@pytest.mark.slow
 def test_json_is_the_rows_and_nothing_else(words, capsys):
     assert cli.main([*words, "--json", "--repeats", "2"]) == 0
     out, err = capsys.readouterr()

@@ -1,0 +1,205 @@
+"""`python -m specjax.bench.jobs`: what refilling slots is worth where texts have different lengths.
+
+The same prompts (openings of held-out functions) with `max_new_tokens` between 8 and 256, drawn uniformly once, go through
+slots with refill, through static batches of as many rows, each of which waits for its longest text, and, where torch is
+installed, through `transformers.generate` in the same batches. Greedy, EOS ignored; only tokens that were asked for count.
+Everyone is compiled first, then rounds alternate; the clock runs from token ids to token ids, prefill included.
+"""
+
+import argparse
+import dataclasses
+import importlib.util
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from specjax.bench.run import Lap, measure
+from specjax.jobs import jsonl
+
+LEAST, MOST = 8, 256
+
+
+@dataclasses.dataclass
+class Ours:
+    """An engine over the requests, with refill or in static batches.
+
+    Attributes:
+      engine: a `specjax.engine.Engine`.
+      requests: what to complete.
+      slots: rows.
+      static: whether a batch ends before the next one begins.
+      occupancy: of the last lap: the share of row passes that served a running request.
+    """
+
+    engine: Any
+    requests: list[Any]
+    slots: int
+    static: bool
+    occupancy: float = 0.0
+
+    def warm(self) -> None:
+        """Compiles: one token of every prompt meets every prefill width."""
+        self._run([dataclasses.replace(request, max_new_tokens=1) for request in self.requests])
+
+    def lap(self) -> Lap:
+        began = time.perf_counter()
+        tokens = self._run(self.requests)
+        return Lap(tokens, time.perf_counter() - began)
+
+    def _run(self, requests):
+        capacity = self.engine.capacity(self.requests)
+        size = self.slots if self.static else len(requests)
+        tokens, steps, passes = [], 0, 0
+        for start in range(0, len(requests), size):
+            records = {}
+            for turn in self.engine.turns(
+                requests[start : start + size], slots=self.slots, capacity=capacity, ignore_eos=True
+            ):
+                records.update(turn.finished)
+                steps, passes = steps + turn.steps, passes + turn.passes
+            tokens += [records[i].tokens for i in range(len(records))]
+        self.occupancy = steps / (self.slots * passes)
+        return tokens
+
+
+@dataclasses.dataclass
+class Peer:
+    """`transformers.generate` in static batches, padded on the left.
+
+    Attributes:
+      model: from `TransformersPeer.load`.
+      requests: what to complete.
+      size: rows of a batch.
+    """
+
+    model: Any
+    requests: list[Any]
+    size: int
+
+    def warm(self) -> None:
+        self._complete(self.requests[: self.size], 4)
+
+    def lap(self) -> Lap:
+        began = time.perf_counter()
+        parts = [self.requests[i : i + self.size] for i in range(0, len(self.requests), self.size)]
+        tokens = [row for part in parts for row in self._complete(part, max(r.max_new_tokens for r in part))]
+        return Lap(tokens, time.perf_counter() - began)
+
+    def _complete(self, requests, count):
+        import torch
+
+        width = max(len(r.ids) for r in requests)
+        ids = torch.tensor([[0] * (width - len(r.ids)) + list(r.ids) for r in requests])
+        mask = torch.tensor([[0] * (width - len(r.ids)) + [1] * len(r.ids) for r in requests])
+        with torch.inference_mode():
+            out = self.model.generate(ids, attention_mask=mask, do_sample=False, use_cache=True, max_new_tokens=count)
+        rows = out[:, width:].tolist()
+        return [row[: r.max_new_tokens] for row, r in zip(rows, requests, strict=True)]
+
+
+def lengths(count: int, multiple: int = 1) -> list[int]:
+    """New tokens of every record: uniform between 8 and 256, rounded up to a multiple; always the same."""
+    rng = random.Random(0)
+    return [-(-rng.randint(LEAST, MOST) // multiple) * multiple for _ in range(count)]
+
+
+def compare(engine: Any, prompts: Sequence[Any], slots: int, repeats: int, peer: bool) -> dict[str, Any]:
+    """Tokens a second of all, ratios, occupancy and whether texts agree.
+
+    Args:
+      engine: a `specjax.engine.Engine`.
+      prompts: one a record.
+      slots: rows.
+      repeats: rounds.
+      peer: whether to run transformers too.
+
+    Raises:
+      ValueError: where a text would be longer than the model was made for.
+    """
+    counts = lengths(len(prompts), engine.decoder.block_length if engine.model.masked else 1)
+    requests = [engine.request(p, max_new_tokens=n) for p, n in zip(prompts, counts, strict=True)]
+    longest = max(len(r.ids) + r.max_new_tokens for r in requests)
+    if longest > engine.max_length:
+        raise ValueError(f"a text of {longest} tokens is longer than the {engine.max_length} of {engine.model.name}")
+    contestants: dict[str, Any] = {
+        "refill": Ours(engine, requests, slots, static=False),
+        "static": Ours(engine, requests, slots, static=True),
+    }
+    if peer:
+        from specjax.bench.peer import TransformersPeer
+
+        model = TransformersPeer.load(engine.model.path, engine.model.dtype.name)
+        contestants["transformers"] = Peer(model, requests, slots)
+    laps = measure(contestants, repeats, lambda name: None)
+    speed = {name: statistics.median(lap.count / lap.seconds for lap in own) for name, own in laps.items()}
+    texts = {name: own[0].tokens for name, own in laps.items()}
+    same = lambda name: sum(a == b for a, b in zip(texts["refill"], texts[name], strict=True))
+    return {
+        "model": engine.model.name,
+        "records": len(requests),
+        "slots": slots,
+        "tokens": sum(map(len, texts["refill"])),
+        "rows": [
+            {
+                "decoder": name,
+                "tokens_per_second": round(speed[name], 1),
+                "refill_ratio": round(speed["refill"] / speed[name], 3),
+                "occupancy": round(c.occupancy, 4) if isinstance(c, Ours) else None,
+                "equal_texts": same(name),
+            }
+            for name, c in contestants.items()
+        ],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the comparison and prints it."""
+    from specjax.cli import Parser, run_command
+
+    parser = Parser(prog="python -m specjax.bench.jobs", description="What refilling slots is worth.")
+    parser.add_argument("--model", help="default: the shipped target")
+    parser.add_argument("--drafter", help="of an autoregressive model (default: none)")
+    parser.add_argument("--records", type=int, default=128)
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    return run_command(lambda: command(parser.parse_args(argv)))
+
+
+def command(args: argparse.Namespace) -> int:
+    """Measures and prints."""
+    from specjax import models
+    from specjax.bench.stdlib import heldout_functions
+    from specjax.cli import bad_input
+    from specjax.engine import DEFAULT_MODEL, Engine
+
+    with bad_input():
+        if min(args.records, args.slots, args.repeats) < 1:
+            raise ValueError("--records, --slots and --repeats must be at least 1")
+        model = models.load(args.model or DEFAULT_MODEL)
+        plain = args.drafter or (None if model.masked else "none")
+        engine = Engine(model, plain)
+        peer = importlib.util.find_spec("torch") is not None and model.masked is None
+        report = compare(engine, heldout_functions(args.records), args.slots, args.repeats, peer)
+    if args.json:
+        sys.stdout.write(jsonl.dumps(report) + "\n")
+        return 0
+    drafter = "" if engine.model.masked else f", drafter {args.drafter or 'none'}"
+    print(
+        f"{report['model']}{drafter}: {report['records']} records of {LEAST} to {MOST} new tokens, {report['tokens']} in all, "
+        f"{args.slots} slots, median of {args.repeats}"
+    )
+    for row in report["rows"]:
+        full = "" if row["occupancy"] is None else f", slots {row['occupancy']:.0%} full"
+        print(
+            f"{row['decoder']:13}{row['tokens_per_second']:8.1f} tokens/s, refill is {row['refill_ratio']:.2f} times that"
+            f"{full}, {row['equal_texts']} of {report['records']} texts equal"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

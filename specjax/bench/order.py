@@ -1,0 +1,109 @@
+"""`specjax bench order`: in which pass each position became known, policy by policy."""
+
+import argparse
+import dataclasses
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.jobs import jsonl
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One policy's way through a canvas.
+
+    Attributes:
+      decoder: its name.
+      passes: forward passes in all.
+      order: of every position behind the prompt, the step that wrote its final token, from 1; 0 where it was given. A step is a
+        pass, but with `free_dave`, whose first step only reads.
+    """
+
+    decoder: str
+    passes: int
+    order: tuple[int, ...]
+
+
+def unmask_order(decoder: Any, params: Any, state: Any) -> tuple[np.ndarray, Any]:
+    """Steps a diffusion decoder to the end: `[B, L]` int32, the step that wrote each final token (0: given), and the state."""
+    step = jax.jit(decoder.step)
+    before = np.asarray(state.tokens)
+    order, count = np.zeros(before.shape, np.int32), 0
+    while not np.asarray(state.done).all():
+        state, _ = step(params, state)
+        count += 1
+        now = np.asarray(state.tokens)
+        order[(now != before) & (now != decoder.mask_id)] = count
+        before = now
+    return order, state
+
+
+def command(args: argparse.Namespace) -> int:
+    """Runs the suite for parsed options; returns the exit status."""
+    from specjax.bench.report import check_plot
+    from specjax.bench.run import engines_of, progress, prompts_of, requests_of
+    from specjax.cli import bad_input, note
+
+    with bad_input():
+        if args.plot:
+            check_plot(args.plot)
+        (text, *_), (suffix, *_) = prompts_of(args)
+        engines, skipped = engines_of(args)
+        if next(iter(engines.values())).model.masked is None:
+            raise ValueError("the suite order is for diffusion models: an autoregressive one writes from left to right")
+        requests = requests_of(args, engines, [text], [suffix], skipped)
+    for reason in skipped:
+        note(reason)
+    rows = []
+    with progress(len(requests)) as advance:
+        for name in requests:
+            engine = engines[name]
+            (request,) = requests[name]
+            state = engine.start([request], ignore_eos=True)
+            order, state = unmask_order(engine.decoder, engine.params, state)
+            behind = order[0, len(request.ids) :][: request.max_new_tokens + len(request.suffix_ids)]
+            rows.append(Row(name, int(state.stats.steps[0]), tuple(behind.tolist())))
+            advance(name)
+    if args.json:
+        sys.stdout.write(jsonl.dumps({"rows": [dataclasses.asdict(row) for row in rows]}) + "\n")
+    else:
+        table(rows)
+    if args.plot:
+        plot(rows, args.plot)
+    return 0
+
+
+def table(rows: list[Row]) -> None:
+    """Prints passes and the order on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(title="the step that wrote each position; 0: given", title_justify="left")
+    shown.add_column("decoder", no_wrap=True)
+    shown.add_column("passes", justify="right")
+    shown.add_column("order")
+    for row in rows:
+        shown.add_row(row.decoder, str(row.passes), " ".join(map(str, row.order)))
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a file has no width to fit
+        console.width = 160
+    console.print(shown)
+
+
+def plot(rows: list[Row], path: str) -> None:
+    """Writes a heat map: a line a policy, a column a position, coloured by the step."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 1.2 + 0.32 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    values = np.ma.masked_equal(np.asarray([row.order for row in rows]), 0)
+    image = axes.imshow(values, aspect="auto", interpolation="nearest", cmap="viridis")
+    axes.set_yticks(range(len(rows)), [f"{row.decoder} ({row.passes})" for row in rows], fontsize=8)
+    axes.set_xlabel("position behind the prompt; in brackets: passes")
+    figure.colorbar(image, ax=axes, label="step", pad=0.01)
+    figure.savefig(path, dpi=120)

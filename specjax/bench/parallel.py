@@ -1,0 +1,229 @@
+"""ParallelBench's list tasks: how much a text suffers when its tokens are decoded in parallel (Kang et al. 2025).
+
+Copying, reversing, sorting and edits at a given index have one right answer, so nothing is lost when its tokens are guessed
+apart. A shuffle, or an edit at a random place, has many: tokens that do not know of each other mix them up.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+FIRST = (
+    "Ada",
+    "Ben",
+    "Carla",
+    "David",
+    "Elena",
+    "Farid",
+    "Grace",
+    "Henry",
+    "Irene",
+    "Jamal",
+    "Keiko",
+    "Liam",
+    "Mara",
+    "Noah",
+)
+LAST = (
+    "Adler",
+    "Brooks",
+    "Castro",
+    "Dixon",
+    "Evans",
+    "Fischer",
+    "Garcia",
+    "Hughes",
+    "Ivanov",
+    "Jensen",
+    "Khan",
+    "Larsen",
+)
+LENGTHS, SAMPLES = (3, 4, 5, 6), 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One question.
+
+    Attributes:
+      task: its name.
+      items: the given list.
+      answer: a right answer; where there are several, one of them.
+      word: the name to insert or to put in place of another, or None.
+      index: the place of an edit, from 0, or None.
+      example: another question of the task, whose answer is shown; None in an example.
+    """
+
+    task: str
+    items: tuple[str, ...]
+    answer: tuple[str, ...]
+    word: str | None = None
+    index: int | None = None
+    example: "Sample | None" = None
+
+    @property
+    def question(self) -> str:
+        """The question in words."""
+        place = f" {self.index}" if self.index is not None else ""
+        asked = TASKS[self.task].asked.format(word=self.word, place=place)
+        return (
+            "These people wait in line at a service desk, the first in front, places counted from 0:\n"
+            f"{render(self.items)}\n{asked} Answer with the new list and nothing else."
+        )
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The example, then the question, as chat messages."""
+        shown = (
+            [] if self.example is None else [*self.example.messages, _said("assistant", render(self.example.answer))]
+        )
+        return [*shown, _said("user", self.question)]
+
+
+def _said(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A kind of question.
+
+    Attributes:
+      asked: the operation in words, with `{word}` and `{place}`.
+      solve: from items, word, index and a generator to a right answer.
+      right: whether an answer is right, from it and the question.
+      word: whether a name is given.
+      places: how many places an index may take for n items; None: no index is given.
+    """
+
+    asked: str
+    solve: Callable[..., tuple[str, ...]]
+    right: Callable[[tuple[str, ...], Sample], bool]
+    word: bool = False
+    places: Callable[[int], int] | None = None
+
+
+def _exact(answer: tuple[str, ...], sample: Sample) -> bool:
+    return answer == sample.answer
+
+
+def _shuffled(items, word, index, rng):
+    while True:
+        order = tuple(items[i] for i in rng.permutation(len(items)))
+        if order != items:
+            return order
+
+
+def _inserted(items, word, index, rng):
+    return (*items[:index], word, *items[index:])
+
+
+def _removed(items, word, index, rng):
+    return (*items[:index], *items[index + 1 :])
+
+
+def _replaced(items, word, index, rng):
+    return (*items[:index], word, *items[index + 1 :])
+
+
+def _any_insert(answer, sample):
+    if sample.word not in answer:
+        return False
+    at = answer.index(sample.word)
+    return (*answer[:at], *answer[at + 1 :]) == sample.items
+
+
+def _any_removal(answer, sample):
+    return any(answer == _removed(sample.items, None, i, None) for i in range(len(sample.items)))
+
+
+def _any_replacement(answer, sample):
+    return any(answer == _replaced(sample.items, sample.word, i, None) for i in range(len(sample.items)))
+
+
+def _anywhere(edit: Callable[..., tuple[str, ...]], places: Callable[[int], int]) -> Callable[..., tuple[str, ...]]:
+    return lambda items, word, index, rng: edit(items, word, int(rng.integers(places(len(items)))), rng)
+
+
+_between, _one_of = (lambda n: n + 1), (lambda n: n)
+TASKS: dict[str, Task] = {
+    "copy": Task("Nothing has changed: repeat the list.", lambda items, *_: items, _exact),
+    "reverse": Task("The line turns around: the last is now in front.", lambda items, *_: items[::-1], _exact),
+    "sort": Task("The line is put in alphabetical order.", lambda items, *_: tuple(sorted(items)), _exact),
+    "shuffle": Task(
+        "The line is shuffled into any other order.",
+        _shuffled,
+        lambda answer, sample: sorted(answer) == sorted(sample.items) and answer != sample.items,
+    ),
+    "insert_index": Task("{word} joins the line at place{place}.", _inserted, _exact, True, _between),
+    "insert_random": Task("{word} joins the line at any place.", _anywhere(_inserted, _between), _any_insert, True),
+    "remove_index": Task("The person at place{place} leaves.", _removed, _exact, places=_one_of),
+    "remove_random": Task("Any one person leaves.", _anywhere(_removed, _one_of), _any_removal),
+    "replace_index": Task("{word} takes the place of the person at place{place}.", _replaced, _exact, True, _one_of),
+    "replace_random": Task(
+        "{word} takes the place of any one person.", _anywhere(_replaced, _one_of), _any_replacement, True
+    ),
+}
+
+
+def render(items: tuple[str, ...]) -> str:
+    """A list as it is written.
+
+    >>> render(("Ada Khan", "Ben Dixon"))
+    '["Ada Khan", "Ben Dixon"]'
+    """
+    return "[" + ", ".join(f'"{item}"' for item in items) + "]"
+
+
+def seed_of(task: str) -> int:
+    """The seed of a task, from its name."""
+    return int(hashlib.sha256(task.encode()).hexdigest(), 16) % 65535
+
+
+def samples(task: str, count: int = SAMPLES, lengths: tuple[int, ...] = LENGTHS) -> list[Sample]:
+    """The questions of a task, equally many of each length, the same ones every time.
+
+    Raises:
+      ValueError: on an unknown task.
+    """
+    if task not in TASKS:
+        raise ValueError(f"unknown task {task!r}; choose {', '.join(TASKS)}")
+    rng = np.random.default_rng(seed_of(task))
+    names = [f"{first} {last}" for first, last in itertools.product(FIRST, LAST)]
+
+    def draw(length, example):
+        kind = TASKS[task]
+        *items, spare = (names[i] for i in rng.choice(len(names), length + 1, replace=False))
+        word = spare if kind.word else None
+        index = int(rng.integers(kind.places(length))) if kind.places else None
+        return Sample(task, tuple(items), kind.solve(tuple(items), word, index, rng), word, index, example)
+
+    return [draw(lengths[i * len(lengths) // count], draw(lengths[0], None)) for i in range(count)]
+
+
+def read_answer(text: str, strict: bool = False) -> tuple[str, ...] | None:
+    """The list in an answer: what stands between its last `[` and the `]` after that.
+
+    Args:
+      text: what the model wrote.
+      strict: whether brackets, quotes and `, ` between items must be there; None where they are not.
+
+    >>> read_answer('the line: ["Ada Khan", Ben Dixon]')
+    ('Ada Khan', 'Ben Dixon')
+    """
+    start = text.rfind("[") + 1
+    end = text.find("]", start)
+    inner = text[start:] if end < 0 else text[start:end]
+    if strict and (not start or end < 0 or not re.fullmatch(r'"[^"]*"(, "[^"]*")*', inner)):
+        return None
+    return tuple(item.strip().strip("\"'").strip() for item in inner.split(",")) if inner.strip() else ()
+
+
+def right(sample: Sample, text: str, strict: bool = False) -> bool:
+    """Whether a text answers the question."""
+    answer = read_answer(text, strict)
+    return answer is not None and TASKS[sample.task].right(answer, sample)

@@ -1,0 +1,31 @@
+"""The comparison of refilled slots with static batches."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from specjax import models
+from specjax.bench import jobs
+from specjax.engine import Engine
+from specjax.models import LlamaConfig, LlamaLM
+
+
+def test_refill_fills_slots_and_changes_no_text():
+    lm = LlamaLM(LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=320))
+    model = models.Model(lm, lm.init(jax.random.key(0)), None, (), "toy", None, np.dtype("float32"))
+    engine = Engine(model, "none")
+    report = jobs.compare(engine, [[1 + i] for i in range(8)], slots=2, repeats=1, peer=False)
+    refill, static = report["rows"]
+    assert report["tokens"] == sum(jobs.lengths(8)) and refill["equal_texts"] == static["equal_texts"] == 8
+    # a static batch of two takes as many passes as its longer text is long
+    pairs = np.reshape(jobs.lengths(8), (4, 2))
+    assert static["occupancy"] == round(pairs.sum() / (2 * pairs.max(axis=1).sum()), 4) < refill["occupancy"] <= 1
+    short = LlamaLM(dataclasses.replace(lm.config, max_position_embeddings=64))
+    with pytest.raises(ValueError, match="longer than the 64"):
+        jobs.compare(Engine(dataclasses.replace(model, lm=short), "none"), [[1]], slots=1, repeats=1, peer=False)
+
+
+def test_lengths_are_multiples_of_a_block():
+    assert all(n % 32 == 0 and 8 <= n <= 256 for n in jobs.lengths(50, 32))

@@ -1,0 +1,169 @@
+"""ParallelBench's questions and scores, and the exact price of independence."""
+
+import itertools
+import json
+import math
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from specjax import cli, models
+from specjax.bench import independence
+from specjax.bench.parallel import TASKS, read_answer, render, right, samples
+from specjax.models import LlamaConfig, LlamaLM, Masked
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_solver_gets_everything_right(task):
+    questions = samples(task)
+    assert len(questions) == 100 and questions == samples(task)
+    assert sorted({len(q.items) for q in questions}) == [3, 4, 5, 6]
+    for question in questions:
+        assert right(question, f"Sure: {render(question.answer)}", strict=True)
+        assert question.word is None or question.word not in question.items
+        assert question.example.items != question.items and len(question.messages) == 3
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if task != "copy"])
+def test_the_given_list_is_no_answer(task):
+    changed = [q for q in samples(task) if q.answer != q.items]
+    assert len(changed) > 70 and not any(right(q, render(q.items)) for q in changed)
+
+
+def test_tasks_with_many_answers_take_each_and_no_other():
+    question = next(q for q in samples("insert_random") if len(q.items) == 3)
+    for at in range(4):
+        assert right(question, render((*question.items[:at], question.word, *question.items[at:])))
+    assert not right(question, render((question.word, *question.items[::-1])))
+    question = next(q for q in samples("remove_random") if len(q.items) == 4)
+    rights = [c for n in range(5) for c in itertools.permutations(question.items, n) if right(question, render(c))]
+    assert rights == list(itertools.combinations(question.items, 3))
+    question = next(q for q in samples("replace_random") if len(q.items) == 3)
+    a, b, c = question.items
+    assert right(question, render((a, question.word, c))) and not right(question, render((a, question.word, b)))
+
+
+def test_guessing_a_shuffle_token_by_token():
+    """The card's check: of 27 equally likely answers on three items 5 are right."""
+    question = next(q for q in samples("shuffle") if len(q.items) == 3)
+    assert sum(right(question, render(answer)) for answer in itertools.product(question.items, repeat=3)) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "loose", "strict"),
+    (
+        ('["A B", "C D"]', ("A B", "C D"), ("A B", "C D")),
+        ('first [x] then ["A"] end', ("A",), ("A",)),
+        ("[A, 'B']", ("A", "B"), None),
+        ('"A", "B"', ("A", "B"), None),
+        ('["A","B"]', ("A", "B"), None),
+        ("[]", (), None),
+    ),
+)
+def test_reading_answers(text, loose, strict):
+    assert read_answer(text) == loose and read_answer(text, strict=True) == strict
+
+
+def test_an_unknown_task():
+    with pytest.raises(ValueError, match="unknown task 'frob'; choose copy"):
+        samples("frob")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A diffusion model that writes anything, with the shipped tokenizer."""
+    shipped = models.shipped()["pycode"]
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    lm = LlamaLM(LlamaConfig(4096, 16, 16, 1, 2, 1, 8, max_position_embeddings=512, tie_word_embeddings=True))
+    models.save(folder, lm, lm.init(jax.random.key(0)), eos_ids=(0,), diffusion=Masked(1, False))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(shipped / name, folder)
+    return str(folder)
+
+
+def test_the_command_scores_every_task_and_decoder(tiny, capsys):
+    words = [
+        "bench",
+        "parallel",
+        "--model",
+        tiny,
+        "--tasks",
+        "copy,shuffle",
+        "--samples",
+        "4",
+        "--unmask",
+        "fixed:steps=2,fixed:steps=4",
+    ]
+    status = cli.main([*words, "--cache", "none", "--max-new-tokens", "32", "--json"])
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert status == 0 and [row["decoder"] for row in rows] == ["fixed:steps=2/none", "fixed:steps=4/none"]
+    assert all(set(row["accuracy"]) == {"copy", "shuffle"} and row["accuracy"]["copy"] == 0 for row in rows)
+    assert [row["tokens_per_pass"] for row in rows] == [16.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    (
+        (["parallel", "--tasks", "frob"], "unknown task 'frob'; choose copy"),
+        (["parallel", "--samples", "0"], "--samples must be at least 1"),
+        (["parallel", "--plot", "x.png"], "--plot is not for the suite parallel"),
+        (["--tasks", "copy"], "--tasks is not for the suite speed"),
+    ),
+)
+def test_what_the_command_cannot_use(tiny, capsys, words, said):
+    assert cli.main(["bench", *words, "--model", tiny]) == 2
+    assert said in capsys.readouterr().err
+
+
+def everything(laws):
+    return set(laws)
+
+
+@pytest.mark.parametrize("n", (3, 4))
+def test_prices_of_one_pass_have_their_closed_forms(n):
+    h = lambda *p: float(-sum(x * math.log(x) for x in p if x > 0))
+    binary = lambda p: h(p, 1 - p)
+    want = {
+        independence.permutations: n * math.log(n) - math.log(math.factorial(n)),
+        independence.replace_one: n * binary(1 / n) - math.log(n),
+        independence.remove_one: sum(binary((j + 1) / n) for j in range(n - 1)) - math.log(n),
+        independence.insert_one: sum(h(1 / (n + 1), (n - j) / (n + 1), j / (n + 1)) for j in range(n + 1))
+        - math.log(n + 1),
+    }
+    valid = {independence.permutations: math.factorial(n) / n**n, independence.replace_one: (1 - 1 / n) ** (n - 1)}
+    for make, nats in want.items():
+        joint = make(n)
+        out = independence.decoded(joint, everything)
+        np.testing.assert_allclose(independence.price(joint, [range(joint.ndim)]), nats, atol=1e-12)
+        np.testing.assert_allclose(independence.divergence(joint, out), nats, atol=1e-12)
+        np.testing.assert_allclose(out.sum(), 1)
+        if make in valid:
+            np.testing.assert_allclose(independence.validity(joint, out), valid[make])
+
+
+def test_which_positions_matter_more_than_how_many():
+    """A chain's every other token first: the rest is then free. One token a pass costs nothing."""
+    joint = independence.chain(5, 0.1)
+    spaced, halves = [(0, 2, 4), (1, 3)], [(0, 1, 2), (3, 4)]
+    np.testing.assert_allclose(independence.price(joint, spaced), 2 * 0.2218, atol=1e-4)
+    assert independence.price(joint, spaced) < independence.price(joint, halves)
+    assert abs(independence.price(joint, [(i,) for i in range(5)])) < 1e-12
+
+
+def test_a_higher_threshold_costs_less():
+    """KL of threshold decoding falls as the threshold rises, to 0 at one token a pass."""
+    joint = 0.7 * independence.chain(4, 0.2) + 0.3 * independence.chain(4, 0.05)[::-1]
+
+    def threshold(tau):
+        def policy(laws):
+            sure = {i for i, law in laws.items() if law.max() >= tau}
+            return sure or {max(laws, key=lambda i: laws[i].max())}
+
+        return policy
+
+    costs = [
+        independence.divergence(joint, independence.decoded(joint, threshold(tau))) for tau in (0.0, 0.8, 0.9, 1.1)
+    ]
+    assert all(a >= b - 1e-12 for a, b in itertools.pairwise(costs)) and costs[0] > 0.1 and abs(costs[-1]) < 1e-12

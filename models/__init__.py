@@ -7,35 +7,50 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specjax.models.diffusion_gemma import DiffusionGemmaLM
     from specjax.models.errors import ModelError
-    from specjax.models.hub import Model, load, resolve_dtype, save, shipped
+    from specjax.models.gemma_config import DiffusionGemmaConfig
+    from specjax.models.hub import Model, abstract, load, resolve_dtype, save, shipped, spread
     from specjax.models.llama import LlamaConfig, LlamaLM, RopeScaling
+    from specjax.models.masked import Canvas, Masked
     from specjax.models.tabular import TabularLM
 
 _HOME = {
+    "Canvas": "masked",
+    "DiffusionGemmaConfig": "gemma_config",
+    "DiffusionGemmaLM": "diffusion_gemma",
     "ModelError": "errors",
     "Model": "hub",
+    "abstract": "hub",
     "load": "hub",
     "resolve_dtype": "hub",
     "save": "hub",
     "shipped": "hub",
+    "spread": "hub",
     "LlamaConfig": "llama",
     "LlamaLM": "llama",
+    "Masked": "masked",
     "RopeScaling": "llama",
     "TabularLM": "tabular",
 }
 
 __all__ = [
+    "Canvas",
+    "DiffusionGemmaConfig",
+    "DiffusionGemmaLM",
     "LlamaConfig",
     "LlamaLM",
+    "Masked",
     "Model",
     "ModelError",
     "RopeScaling",
     "TabularLM",
+    "abstract",
     "load",
     "resolve_dtype",
     "save",
     "shipped",
+    "spread",
 ]
 
 

@@ -12,8 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.models import hf_config, tokenizer, weights
+from specjax.models import gemma_config, gemma_names, hf_config, tokenizer, weights
+from specjax.models import masked as masked_config
+from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
+from specjax.models.kv_heads import copied, copies_for, merged
 from specjax.models.llama import LlamaLM
 
 _PRETRAINED = Path(__file__).resolve().parent / "pretrained"
@@ -34,15 +37,27 @@ class Model:
       name: what `load` was asked for, or the folder's name.
       path: the folder that was read.
       dtype: the type of the parameters.
+      masked: how it is used for diffusion, a `Canvas` where it has no mask; None for an autoregressive model.
     """
 
-    lm: LlamaLM
+    lm: LlamaLM | DiffusionGemmaLM
     params: Any
     tokenizer: Any
     eos_ids: tuple[int, ...]
     name: str
     path: Path
     dtype: Any
+    masked: masked_config.Masked | None = None
+
+    @property
+    def abstract(self) -> bool:
+        """Whether its parameters are shapes only (see `specjax.models.abstract`)."""
+        return isinstance(jax.tree.leaves(self.params)[0], jax.ShapeDtypeStruct)
+
+    @property
+    def canvas(self) -> masked_config.Canvas | None:
+        """How it is used for diffusion, where it has canvases of random tokens and no mask."""
+        return self.masked if isinstance(self.masked, masked_config.Canvas) else None
 
 
 def shipped() -> dict[str, Path]:
@@ -85,35 +100,135 @@ def load(folder_or_hub_id: str | os.PathLike[str], dtype: Any = None, mesh: jax.
     if not config_file.is_file():
         raise ModelError(f"{folder} has no config.json; give a Hugging Face model folder")
     raw = read_json(config_file)
-    try:
-        lm = LlamaLM(hf_config.from_hf(raw))
-    except ModelError:
-        raise
-    except (TypeError, AttributeError, ValueError) as error:
-        raise ModelError(f"{config_file} has a field of the wrong kind: {error}") from error
-    if lm.config.head_dim % 2:
-        raise ModelError(f"{config_file}: head_dim must be even, got {lm.config.head_dim}")
-    abstract = lm.abstract(dtype)
-    arrays = weights.match(weights.read_folder(folder), abstract, lm.config.tie_word_embeddings)
+    lm, diffusion = _architecture(raw, config_file)
+    shapes = lm.abstract(dtype)
+    tensors = weights.read_folder(folder)
+    if isinstance(lm, DiffusionGemmaLM):
+        arrays = weights.match(gemma_names.text_tensors(tensors), shapes, False, layout=gemma_names.hf_name)
+    else:
+        # conversions of LLaDA exist under Llama's names
+        own = masked_config.kind_of(raw) == "llada" and "model.embed_tokens.weight" not in tensors
+        names = masked_config.llada_name if own else str
+        arrays = weights.match(tensors, shapes, lm.config.tie_word_embeddings, names)
     if mesh is None:
         params = jax.tree.map(lambda array: weights.place(array, dtype, None), arrays)
     else:
         from specjax.sharding import rules
 
-        shardings = rules.shardings(mesh, lm.axes(abstract), abstract, lm.axis_counts())
+        shardings = rules.shardings(mesh, lm.axes(shapes), shapes, lm.axis_counts())
         params = jax.tree.map(lambda array, sharding: weights.place(array, dtype, sharding), arrays, shardings)
-    return Model(lm, params, tokenizer.load(folder), _eos_ids(folder, raw), name, folder, dtype)
+        lm, params = spread(lm, params, mesh)
+    return Model(lm, params, tokenizer.load(folder), _eos_ids(folder, raw), name, folder, dtype, diffusion)
+
+
+def abstract(
+    asked: str | os.PathLike[str],
+    dtype: Any = None,
+    mesh: jax.sharding.Mesh | None = None,
+    config: str | os.PathLike[str] | None = None,
+) -> Model:
+    """A model without its weights: parameters are `ShapeDtypeStruct`s, with the shardings that `load` would give them.
+
+    Args:
+      asked: a folder with a `config.json`, a shipped name, or a hub name of `published_configs`; with `config`, any name.
+      dtype: see `load`; None is bfloat16.
+      mesh: see `load`. Its devices need not exist.
+      config: a `config.json`, or its folder.
+
+    Raises:
+      ModelError: where there is no such config, or the architecture is not supported.
+    """
+    from specjax.models.published_configs import CONFIGS
+
+    ours = shipped()
+    path = Path(asked if config is None else config)
+    if config is None and not path.exists() and str(asked) in CONFIGS:
+        raw, path = CONFIGS[str(asked)], Path("config.json")
+    else:
+        path = ours[str(asked)] if config is None and not path.exists() and str(asked) in ours else path
+        path = path / "config.json" if path.is_dir() else path
+        if not path.is_file():
+            known = ", ".join((*CONFIGS, *ours))
+            raise ModelError(f"no configuration {str(path)!r}: give a config.json or its folder, or a model of {known}")
+        raw = read_json(path)
+    lm, diffusion = _architecture(raw, path)
+    if not isinstance(lm, LlamaLM):
+        raise ModelError(
+            f"{path}: a model without its weights can be a Llama or a masked-diffusion one, not a DiffusionGemma"
+        )
+    dtype = resolve_dtype("bfloat16" if dtype is None else dtype)
+    lm = dataclasses.replace(lm, kv_copies=copies_for(lm.config, mesh))
+    return Model(lm, _shapes(lm, dtype, mesh), None, (), str(asked), path.parent, dtype, diffusion)
+
+
+def with_layers(model: Model, layers: int, mesh: jax.sharding.Mesh | None = None) -> Model:
+    """The first layers of a model that has no weights.
+
+    Args:
+      model: what `abstract` returned.
+      layers: how many.
+      mesh: see `abstract`.
+    """
+    lm: Any = model.lm
+    shorter = {"num_hidden_layers": layers, "sliding_layers": lm.config.sliding_layers[:layers]}
+    lm = dataclasses.replace(lm, config=dataclasses.replace(lm.config, **shorter))
+    return dataclasses.replace(model, lm=lm, params=_shapes(lm, model.dtype, mesh))
+
+
+def spread(lm: Any, params: Any, mesh: jax.sharding.Mesh) -> tuple[Any, Any]:
+    """A model on the shardings of a mesh; one of the Llama family with as many copies of its kv-heads as those need."""
+    from specjax.sharding import rules
+
+    if not isinstance(lm, LlamaLM):
+        return lm, jax.device_put(params, rules.shardings(mesh, lm.axes(params), params, lm.axis_counts()))
+    copies = copies_for(lm.config, mesh)
+    change = copies != lm.kv_copies
+    laid = lambda params: copied(merged(params, lm.config, lm.kv_copies), lm.config, copies) if change else params
+    wide = dataclasses.replace(lm, kv_copies=copies)
+    shapes = jax.eval_shape(laid, params)
+    places = rules.shardings(mesh, wide.axes(shapes), shapes, wide.axis_counts())
+    return wide, jax.jit(laid, out_shardings=places)(params) if change else jax.device_put(params, places)
+
+
+def _shapes(lm: LlamaLM, dtype: Any, mesh: jax.sharding.Mesh | None) -> Any:
+    from specjax.sharding import rules
+
+    params = lm.abstract(dtype)
+    if mesh is None:
+        return params
+    return rules.placed(params, rules.shardings(mesh, lm.axes(params), params, lm.axis_counts()))
+
+
+def _architecture(raw: dict[str, Any], file: Path) -> tuple[LlamaLM | DiffusionGemmaLM, masked_config.Masked | None]:
+    """The model of a parsed `config.json`, and how it is used for diffusion."""
+    try:
+        return _described(raw, file)
+    except ModelError:
+        raise
+    except (TypeError, AttributeError, ValueError, KeyError) as error:
+        raise ModelError(f"{file} has a field of the wrong kind: {error}") from error
+
+
+def _described(raw, file):
+    if gemma_config.describes(raw):
+        shape, canvas = gemma_config.from_hf(raw, _generation(file.parent))
+        return DiffusionGemmaLM(shape), canvas
+    config, diffusion = masked_config.from_hf(raw) if masked_config.kind_of(raw) else (hf_config.from_hf(raw), None)
+    if config.head_dim % 2:
+        raise ModelError(f"{file}: head_dim must be even, got {config.head_dim}")
+    return LlamaLM(config), diffusion
 
 
 def save(
     folder: str | os.PathLike[str],
-    lm: LlamaLM,
+    lm: LlamaLM | DiffusionGemmaLM,
     params: Any,
     dtype: Any = None,
     tokenizer: Any = None,
     eos_ids: tuple[int, ...] = (),
+    diffusion: masked_config.Masked | None = None,
 ) -> None:
-    """Writes a folder that `load` and `transformers.AutoModelForCausalLM` open.
+    """Writes a folder that `load` and, if autoregressive, `transformers.AutoModelForCausalLM` open.
 
     Every file is written beside its final place and then renamed; an older file of the same name is replaced.
 
@@ -124,16 +239,32 @@ def save(
       dtype: the type to write; None keeps each parameter's own.
       tokenizer: a transformers tokenizer, or None.
       eos_ids: end-of-sequence ids for both config files.
+      diffusion: how it is used for masked diffusion: written in Fast-dLLM v2's (`block`) or Dream's layout
+        where `shift` is set, else in SDAR's (`block`) or LLaDA's. DiffusionGemma has a `Canvas`.
 
     Raises:
       ModelError: when no supported architecture expresses the config, on a bad `dtype`, or when `folder` is a file.
     """
     dtype = None if dtype is None else resolve_dtype(dtype)
+    if isinstance(lm, LlamaLM):
+        params = merged(params, lm.config, lm.kv_copies)
     ids = [int(i) for i in eos_ids]
     eos = {"eos_token_id": None if not ids else ids[0] if len(ids) == 1 else ids}
     bos = {"bos_token_id": getattr(tokenizer, "bos_token_id", None)}
     written = jnp.dtype(jax.tree.leaves(params)[0].dtype if dtype is None else dtype)
-    config = {**hf_config.to_hf(lm.config), **bos, **eos, "torch_dtype": written.name}
+    names, layout, sampler = str, weights.hf_name, {}
+    if isinstance(lm, DiffusionGemmaLM):
+        if not isinstance(diffusion, masked_config.Canvas):
+            raise ModelError("a DiffusionGemma model is saved with its canvas: diffusion=Canvas(...)")
+        (shape, sampler), layout = gemma_config.to_hf(lm.config, diffusion), gemma_names.hf_name
+    elif isinstance(diffusion, masked_config.Canvas):
+        raise ModelError("a Canvas is how DiffusionGemma is used; a model of the Llama family has a Masked")
+    elif diffusion is None:
+        shape = hf_config.to_hf(lm.config)
+    else:
+        shape = masked_config.to_hf(lm.config, diffusion)
+        names = str if diffusion.shift or diffusion.block else masked_config.llada_name
+    config = {**shape, **bos, **eos, "torch_dtype": written.name}
 
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
@@ -141,10 +272,10 @@ def save(
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        weights.write(scratch / "model.safetensors", params, dtype)
+        weights.write(scratch / "model.safetensors", params, dtype, names, layout)
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
-        for name, content in (("generation_config.json", bos | eos), ("config.json", config)):
+        for name, content in (("generation_config.json", bos | eos | sampler), ("config.json", config)):
             (scratch / name).write_text(json.dumps(content, indent=2) + "\n")
         folder.mkdir(exist_ok=True)
         for file in sorted(scratch.iterdir(), key=lambda file: file.name == "config.json"):  # config.json comes last
@@ -204,10 +335,15 @@ def read_json(file: Path) -> dict[str, Any]:
     return content
 
 
+def _generation(folder: Path) -> dict[str, Any]:
+    """`generation_config.json`; empty where there is none."""
+    file = folder / "generation_config.json"
+    return read_json(file) if file.is_file() else {}
+
+
 def _eos_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    generation = folder / "generation_config.json"
     ids: dict[int, None] = {}
-    for content in ([read_json(generation)] if generation.is_file() else []) + [config]:
+    for content in (_generation(folder), config, config.get("text_config") or {}):
         eos = content.get("eos_token_id")
         for i in eos if isinstance(eos, list) else [] if eos is None else [eos]:
             if not isinstance(i, int) or i < 0:

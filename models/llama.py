@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.kernels.tree_attention import tree_attention
+from specjax.kernels.tree_attention import Implementation, tree_attention
 from specjax.lm import Block, Draw, Output, Partial, Wants
 from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes
+from specjax.models.kv_heads import copied
+from specjax.models.param_axes import param_axes
 
 Array = jax.Array
 
@@ -78,10 +80,11 @@ class RMSNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """`inputs` is the width of what it reads, where that is not the model's."""
+    """`inputs` is the width of what it reads, where that is not the model's; `kernel` the way to compute it."""
 
     def __init__(
-        self, config: LlamaConfig, window: int | None, dtype: Any, rngs: nnx.Rngs, inputs: int | None = None
+        self, config: LlamaConfig, window: int | None, dtype: Any, rngs: nnx.Rngs, inputs: int | None = None,
+        kernel: Implementation | None = None,
     ):  # fmt: skip
         c = config
         inputs = inputs or c.hidden_size
@@ -93,7 +96,7 @@ class Attention(nnx.Module):
         if c.qk_norm:
             self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps, dtype)
             self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps, dtype)
-        self.config, self.window = config, window
+        self.config, self.window, self.kernel = config, window, kernel
 
     def __call__(self, x, rope, block: Block, cache, past, positions):
         """`cache`, `past` are this layer's (key, value) pairs or None. Returns the output and the block's (key, value)."""
@@ -121,9 +124,11 @@ class Attention(nnx.Module):
             visible=block.visible,
             query_positions=block.positions,
             key_positions=positions,
+            unseen=block.unseen,
             causal=block.causal,
             scale=c.head_dim**-0.5,
             window=self.window,
+            implementation=self.kernel,
         )
         return self.o(out.reshape(batch, length, -1)), (k, v)
 
@@ -140,9 +145,11 @@ class MLP(nnx.Module):
 
 
 class Layer(nnx.Module):
-    def __init__(self, config: LlamaConfig, window: int | None, dtype: Any, rngs: nnx.Rngs):
+    def __init__(
+        self, config: LlamaConfig, window: int | None, dtype: Any, rngs: nnx.Rngs, kernel: Implementation | None = None
+    ):  # fmt: skip
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.attention = Attention(config, window, dtype, rngs)
+        self.attention = Attention(config, window, dtype, rngs, kernel=kernel)
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.mlp = MLP(config, dtype, rngs)
 
@@ -167,9 +174,10 @@ class Layer(nnx.Module):
 class Llama(nnx.Module):
     """The whole stack. `LlamaLM` splits it into a static graph and a params pytree."""
 
-    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs, kernel: Implementation | None = None):
+        layer = lambda i: Layer(config, config.window(i), dtype, rngs, kernel)
         self.embed = nnx.Embed(config.vocab_size, config.hidden_size, param_dtype=dtype, dtype=dtype, rngs=rngs)
-        self.layers = nnx.List([Layer(config, config.window(i), dtype, rngs) for i in range(config.num_hidden_layers)])
+        self.layers = nnx.List([layer(i) for i in range(config.num_hidden_layers)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         if not config.tie_word_embeddings:
             self.head = nnx.Linear(
@@ -213,15 +221,28 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
 
 
 @functools.lru_cache(maxsize=64)
-def _graph(config: LlamaConfig):
-    return nnx.split(nnx.eval_shape(lambda: Llama(config, jnp.float32, nnx.Rngs(0))))[0]
+def _graph(config: LlamaConfig, kernel: Implementation | None):
+    return nnx.split(nnx.eval_shape(lambda: Llama(config, jnp.float32, nnx.Rngs(0), kernel)))[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class LlamaLM:
-    """The Llama family behind `specjax.lm.LM`: functions of a params pytree (nested dicts of arrays)."""
+    """The Llama family behind `specjax.lm.LM`: functions of a params pytree (nested dicts of arrays).
+
+    Attributes:
+      config: its shape.
+      attention: the way to compute attention, see `implementation` of `specjax.kernels.tree_attention`.
+      kv_copies: copies of every kv-head, side by side in parameters and cache (`specjax.models.kv_heads`).
+    """
 
     config: LlamaConfig
+    attention: Implementation | None = None
+    kv_copies: int = 1
+
+    @property
+    def laid_out(self) -> LlamaConfig:
+        """The config with the copies of its kv-heads."""
+        return dataclasses.replace(self.config, num_key_value_heads=self.config.num_key_value_heads * self.kv_copies)
 
     @property
     def vocab_size(self) -> int:
@@ -233,16 +254,17 @@ class LlamaLM:
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
         """Random parameters of the given type."""
-        return nnx.to_pure_dict(nnx.split(Llama(self.config, dtype, nnx.Rngs(key)))[1])
+        plain = nnx.to_pure_dict(nnx.split(Llama(self.config, dtype, nnx.Rngs(key)))[1])
+        return copied(plain, self.config, self.kv_copies)
 
     def abstract(self, dtype: Any = jnp.float32) -> Any:
         """The params pytree as `jax.ShapeDtypeStruct`s."""
-        split = nnx.split(nnx.eval_shape(lambda: Llama(self.config, dtype, nnx.Rngs(0))))
+        split = nnx.split(nnx.eval_shape(lambda: Llama(self.laid_out, dtype, nnx.Rngs(0))))
         return nnx.to_pure_dict(split[1])
 
     def bind(self, params: Any) -> Llama:
         """The nnx module that holds these parameters."""
-        return nnx.merge(_graph(self.config), params)
+        return nnx.merge(_graph(self.laid_out, self.attention), params)
 
     def __call__(
         self,
@@ -337,14 +359,14 @@ class LlamaLM:
         """Normed features `[B, T, E]` to logits `[B, T, V]` in float32."""
         with jax.named_scope("head"):
             if self.config.tie_word_embeddings:
-                weight, spec = params["embed"]["embedding"], "bte,ve->btv"
-            else:
-                weight, spec = params["head"]["kernel"], "bte,ev->btv"
-            return jnp.einsum(spec, h, weight, preferred_element_type=jnp.float32)
+                table = params["embed"]["embedding"]
+                logits = jax.lax.dot_general(table, h, (((1,), (2,)), ((), ())), preferred_element_type=jnp.float32)
+                return jnp.moveaxis(logits, 0, 2)
+            return jnp.einsum("bte,ev->btv", h, params["head"]["kernel"], preferred_element_type=jnp.float32)
 
     def init_cache(self, batch: int, capacity: int, dtype: Any = jnp.float32) -> KVCache:
         """An empty cache of `capacity` slots a row."""
-        return init_kv(self.config, batch, capacity, dtype)
+        return init_kv(self.laid_out, batch, capacity, dtype)
 
     def commit(self, cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> KVCache:
         """See `specjax.lm.LM.commit`."""
@@ -352,26 +374,11 @@ class LlamaLM:
 
     def axes(self, params: Any) -> Any:
         """Logical axes of every parameter, by the name of the module that holds it."""
-        return jax.tree_util.tree_map_with_path(lambda path, x: _axes([k.key for k in path], x.ndim), params)
+        return param_axes(params)
 
     def axis_counts(self) -> dict[str, int]:
         """How many units an axis splits into, where that is not its size (whole heads)."""
-        return {"heads": self.config.num_attention_heads, "kv_heads": self.config.num_key_value_heads}
+        return {"heads": self.config.num_attention_heads, "kv_heads": self.laid_out.num_key_value_heads}
 
     def cache_axes(self, cache: KVCache) -> KVCache:
         return kv_axes(cache)
-
-
-_OUT_AXES = {"q": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp", "head": "vocab"}
-_IN_AXES = {"o": "heads", "down": "mlp"}
-
-
-def _axes(path: list, ndim: int) -> tuple[str | None, ...]:
-    module, kind = path[-2], path[-1]
-    if kind == "embedding":
-        return ("vocab", "embed")
-    if kind == "kernel":
-        return (_IN_AXES.get(module, "embed"), _OUT_AXES.get(module, "embed"))
-    if kind == "bias":
-        return (_OUT_AXES.get(module, "embed"),)
-    return (None,) * ndim

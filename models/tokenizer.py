@@ -1,5 +1,8 @@
 """Tokenizers come from transformers; a folder without one works with ids."""
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,22 @@ def load(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder))
+        with _unbothered_by_config():
+            return AutoTokenizer.from_pretrained(str(folder))
     except Exception as error:  # the tokenizers library raises bare Exception on a malformed file
         raise ModelError(f"{folder}: the tokenizer files cannot be read ({error}); fetch or remove them") from error
+
+
+@contextlib.contextmanager
+def _unbothered_by_config() -> Iterator[None]:
+    """transformers reads config.json beside the tokenizer's own files, and warns of model types that it does not know."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        logging.set_verbosity(before)

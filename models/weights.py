@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,14 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
     return f"{module}.{kind}", keys[-1] == "kernel"
 
 
-def match(tensors: dict[str, Tensor], abstract: Any, tied: bool) -> Any:
+Names = Callable[[str], str]
+"""From a tensor's name in Llama's layout to that in another."""
+
+Layout = Callable[[tuple[Any, ...]], tuple[str, bool]]
+"""From a parameter's path to its tensor's name, and whether its matrices are stored transposed; see `hf_name`."""
+
+
+def match(tensors: dict[str, Tensor], abstract: Any, tied: bool, names: Names = str, layout: Layout = hf_name) -> Any:
     """For every leaf of `abstract` the memory-mapped matrix of its shape.
 
     Raises:
@@ -146,8 +154,9 @@ def match(tensors: dict[str, Tensor], abstract: Any, tied: bool) -> Any:
     wanted, problems = {}, []
 
     def find(path, leaf):
-        name, transposed = hf_name(path)
-        shape = leaf.shape[::-1] if transposed else leaf.shape
+        name, transposed = layout(path)
+        name = names(name)
+        shape = _stored(leaf.shape, transposed)
         wanted[name] = None
         if name not in tensors:
             problems.append(f"missing {name} {list(shape)}")
@@ -156,19 +165,24 @@ def match(tensors: dict[str, Tensor], abstract: Any, tied: bool) -> Any:
         elif tensors[name].shape != shape:
             problems.append(f"{name} has shape {list(tensors[name].shape)}, config.json says {list(shape)}")
         else:
-            return lambda: tensors[name].array().T if transposed else tensors[name].array()
+            return lambda: tensors[name].array().swapaxes(-1, -2) if transposed else tensors[name].array()
 
     readers = jax.tree_util.tree_map_with_path(find, abstract)
     spare = [name for name in tensors if name not in wanted and not _HARMLESS.search(name)]
-    if tied and "lm_head.weight" in spare and not problems:  # old checkpoints store the tied matrix twice
-        spare.remove("lm_head.weight")
-        if not np.array_equal(tensors["lm_head.weight"].array(), tensors["model.embed_tokens.weight"].array()):
-            problems.append("lm_head.weight differs from model.embed_tokens.weight, but tie_word_embeddings is true")
+    head, table = names("lm_head.weight"), names("model.embed_tokens.weight")
+    if tied and head in spare and not problems:  # old checkpoints store the tied matrix twice
+        spare.remove(head)
+        if not np.array_equal(tensors[head].array(), tensors[table].array()):
+            problems.append(f"{head} differs from {table}, but tie_word_embeddings is true")
     problems += [f"unused {name} {list(tensors[name].shape)}" for name in spare]
     if problems:
         more = f"; and {len(problems) - 12} more" if len(problems) > 12 else ""
         raise ModelError(f"the weights do not fit config.json: {'; '.join(problems[:12])}{more}")
     return jax.tree.map(lambda reader: reader(), readers)
+
+
+def _stored(shape: tuple[int, ...], transposed: bool) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
 
 
 def place(array: np.ndarray, dtype: Any, sharding: jax.sharding.Sharding | None) -> jax.Array:
@@ -180,12 +194,12 @@ def place(array: np.ndarray, dtype: Any, sharding: jax.sharding.Sharding | None)
     )
 
 
-def write(file: Path, params: Any, dtype: Any) -> None:
+def write(file: Path, params: Any, dtype: Any, names: Names = str, layout: Layout = hf_name) -> None:
     """Writes a params pytree as one safetensors file under the Hugging Face names, one parameter at a time."""
     leaves = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        name, transposed = hf_name(path)
-        leaves[name] = (leaf, transposed)
+        name, transposed = layout(path)
+        leaves[names(name)] = (leaf, transposed)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
     offset = 0
     for name in sorted(leaves):
@@ -193,7 +207,7 @@ def write(file: Path, params: Any, dtype: Any) -> None:
         kind = np.dtype(leaf.dtype if dtype is None else dtype)
         if kind not in _CODES:
             raise ModelError(f"{name} cannot be written as {kind}; choose float32, bfloat16 or float16")
-        shape = leaf.shape[::-1] if transposed else leaf.shape
+        shape = _stored(leaf.shape, transposed)
         size = math.prod(shape) * kind.itemsize
         header[name] = {"dtype": _CODES[kind], "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
@@ -204,7 +218,7 @@ def write(file: Path, params: Any, dtype: Any) -> None:
         for name in sorted(leaves):
             leaf, transposed = leaves[name]
             array = np.asarray(leaf)
-            array = array.T if transposed else array
+            array = array.swapaxes(-1, -2) if transposed else array
             stream.write(np.array(array, leaf.dtype if dtype is None else dtype, order="C").tobytes())
         stream.flush()
         os.fsync(stream.fileno())

@@ -27,11 +27,20 @@ def bad_input() -> Iterator[None]:
         raise BadInput(str(error)) from error
 
 
+class Formatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the defaults that say something."""
+
+    def _get_help_string(self, action):
+        if action.default is None or action.default is False or action.default == []:
+            return action.help
+        return super()._get_help_string(action)
+
+
 class Parser(argparse.ArgumentParser):
     """Reports a mistake in one line; no abbreviated options."""
 
     def __init__(self, **kwargs: Any):
-        super().__init__(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **kwargs)
+        super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(f"{message} (see {self.prog} --help)")
@@ -84,6 +93,18 @@ def _list_entries(table: dict[str, Any]) -> int:
         fields = ",".join(f"{field}={value}" for field, value in own.items())
         rows.append((f"{name}:{fields}" if fields else name, f"{entry.summary} [{entry.source}]"))
     return _columns(rows)
+
+
+def policies(args: argparse.Namespace) -> int:
+    """`specjax policies`."""
+    from specjax.registry import CACHES, SAMPLERS, UNMASKS
+
+    write("--unmask\n")
+    _list_entries(UNMASKS)
+    write("--unmask, of models without a mask\n")
+    _list_entries(SAMPLERS)
+    write("--cache\n")
+    return _list_entries(CACHES)
 
 
 def models(args: argparse.Namespace) -> int:
@@ -150,13 +171,32 @@ def datastore(args: argparse.Namespace) -> int:
     return command(args)
 
 
+def _plan_options(parser: argparse.ArgumentParser) -> None:
+    from specjax.plan.command import add_options
+
+    add_options(parser)
+
+
+def plan(args: argparse.Namespace) -> int:
+    """`specjax plan`."""
+    from specjax.plan.command import command
+
+    return command(args)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None] | None, Callable[..., int]]] = {
     "generate": ("complete prompts", _generate_options, generate),
     "bench": ("plain decoding against drafters: speed, tokens a step, identical text", _bench_options, bench),
     "train": ("train a drafter for a target", _train_options, train),
     "datastore": ("build a retrieval datastore from text files", _datastore_options, datastore),
+    "plan": (
+        "compile a step for a TPU slice or an H100 machine without either, and say what it costs",
+        _plan_options,
+        plan,
+    ),
     "drafters": ("list the drafters: fields, what they do, source", None, drafters),
     "verifiers": ("list the verifiers: fields, what they do, source", None, verifiers),
+    "policies": ("list the unmask and cache policies of diffusion models", None, policies),
     "models": ("list the shipped models", None, models),
 }
 

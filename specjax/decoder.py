@@ -31,21 +31,26 @@ class Decoder(Protocol):
 NO_LIMIT = 2**31 - 1
 
 
-def run(decoder: Decoder, params: PyTree, state: Any, max_steps: jax.Array | int = NO_LIMIT) -> Any:
-    """Steps until every row is done, or `max_steps` times, in one `lax.while_loop`. `state` is donated.
+def run(
+    decoder: Decoder, params: PyTree, state: Any, max_steps: jax.Array | int = NO_LIMIT, min_live: jax.Array | int = 1
+) -> Any:
+    """Steps until fewer than `min_live` rows are running, or `max_steps` times, in one `lax.while_loop`. `state` is donated.
 
-    One program a decoder and state shape, whatever `max_steps`; `run_program` is that program, to lower or to compile.
+    One program a decoder and state shape, whatever the two numbers; `run_program` is that program, to lower or to compile.
     """
-    return run_program(decoder, params, state, jnp.asarray(max_steps, jnp.int32))
+    return run_program(decoder, params, state, jnp.asarray(max_steps, jnp.int32), jnp.asarray(min_live, jnp.int32))
 
 
 @functools.partial(jax.jit, static_argnums=(0,), donate_argnums=(2,))
-def run_program(decoder: Decoder, params: PyTree, state: Any, max_steps: jax.Array) -> Any:
+def run_program(
+    decoder: Decoder, params: PyTree, state: Any, max_steps: jax.Array, min_live: jax.Array | int = 1
+) -> Any:
     """`run` as a jitted function of arrays."""
+    least = jnp.maximum(min_live, 1)
 
     def more(carry):
         count, state = carry
-        return (count < max_steps) & ~jnp.all(state.done)
+        return (count < max_steps) & (jnp.sum(~state.done) >= least)
 
     def body(carry):
         count, state = carry

@@ -2,31 +2,22 @@
 
 import dataclasses
 import operator
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from specjax import decoder as decoding
+from specjax.assemble import Plan, assemble
 from specjax.draft import Drafter
-from specjax.registry import build_drafter, make_verifier
-from specjax.request import Record, Request
-from specjax.sampling import Sampling, row_keys
-from specjax.sharding import make_mesh, shardings
-from specjax.speculative import prefill_width, speculative
-from specjax.state import Finish
-from specjax.text import encode_text, find_stop, new_text
+from specjax.request import Record, Request, check_options
+from specjax.sampling import row_keys
+from specjax.sharding import make_mesh
+from specjax.slots import OnText, Slots, Turn, in_order, serve
+from specjax.text import check_unicode, encode_text
 from specjax.verify import Verifier
 
 DEFAULT_MODEL = "pycode"
-DEFAULT_DRAFTER = "prompt_lookup"
-STEPS_PER_CALL = 8
-REASONS = {Finish.EOS: "eos", Finish.LENGTH: "length", Finish.STOP: "stop", Finish.ERROR: "error"}
-
-OnText = Callable[[int, str], None]
 
 
 @dataclasses.dataclass
@@ -45,12 +36,19 @@ class Timing:
 
 
 class Engine:
-    """A model with a drafter and a verifier, ready to complete requests.
+    """A model and how to decode with it, ready to complete requests.
+
+    Drafter, verifier and log-probabilities are for autoregressive models; unmask and cache policy and the block length for
+    diffusion models. What is None takes its default (`specjax.assemble`).
 
     Args:
       model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target.
       drafter: a registry line such as `"prompt_lookup:length=8"`, a drafter, or a pair of drafter and its parameters.
       verifier: a registry line or a verifier.
+      unmask: a registry line such as `"credit+threshold:threshold=0.8"`, or a policy.
+      cache: a registry line, or a policy.
+      block_length: positions that are decoded together.
+      cfg_scale: classifier-free guidance; 0 is off.
       dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere.
       mesh: a mesh, or a line such as `"data=2,model=4"`.
       logprobs: whether records carry log-probabilities.
@@ -62,9 +60,13 @@ class Engine:
     def __init__(
         self,
         model: Any = None,
-        drafter: str | Drafter | tuple[Drafter, Any] = DEFAULT_DRAFTER,
-        verifier: str | Verifier = "coupled",
+        drafter: str | Drafter | tuple[Drafter, Any] | None = None,
+        verifier: str | Verifier | None = None,
         *,
+        unmask: Any = None,
+        cache: Any = None,
+        block_length: int | None = None,
+        cfg_scale: float | None = None,
         dtype: Any = None,
         mesh: Any = None,
         logprobs: bool = False,
@@ -72,20 +74,17 @@ class Engine:
         from specjax import models
 
         self.mesh = make_mesh(mesh)
-        if isinstance(verifier, str):
-            verifier = make_verifier(verifier)
         if not isinstance(model, models.Model):
             model = models.load(DEFAULT_MODEL if model is None else model, dtype=dtype, mesh=self.mesh)
         elif dtype is not None and models.resolve_dtype(dtype) != model.dtype:
             kind = models.resolve_dtype(dtype)
             model = dataclasses.replace(model, params=jax.tree.map(lambda x: x.astype(kind), model.params), dtype=kind)
         if self.mesh is not None:
-            axes = shardings(self.mesh, model.lm.axes(model.params), model.params, model.lm.axis_counts())
-            model = dataclasses.replace(model, params=jax.device_put(model.params, axes))
+            lm, params = models.spread(model.lm, model.params, self.mesh)
+            model = dataclasses.replace(model, lm=lm, params=params)
         self.model = model
-        drafter, draft_params = build_drafter(drafter or "none", model, mesh=self.mesh)
-        self.decoder = speculative(model.lm, drafter, verifier, logprobs=logprobs, mesh=self.mesh)
-        self.params = {"target": model.params, "draft": draft_params}
+        plan = Plan(drafter, verifier, unmask, cache, block_length, cfg_scale, logprobs)
+        self.decoder, self.params = assemble(model, plan, self.mesh)
         self.timing = Timing()
 
     @property
@@ -93,18 +92,19 @@ class Engine:
         """The longest text, prompt and output, that the model was made for."""
         return self.model.lm.config.max_position_embeddings
 
-    def encode(self, prompt: str | Sequence[Any]) -> tuple[int, ...]:
+    def encode(self, prompt: str | Sequence[Any], what: str = "prompt") -> tuple[int, ...]:
         """A prompt's token ids, special tokens added as the tokenizer does.
 
         Args:
           prompt: text, token ids, or chat messages (`{"role": ..., "content": ...}`) for the tokenizer's chat template.
+          what: its name in errors.
 
         Raises:
           ValueError: on an empty prompt, ids outside the vocabulary, text without a tokenizer, messages without a chat
             template, or a prompt that leaves no room for a token.
         """
         if not isinstance(prompt, (str, list, tuple, np.ndarray)):
-            raise ValueError(f"a prompt is a string, a list of token ids or a list of chat messages, not {prompt!r}")
+            raise ValueError(f"a {what} is a string, a list of token ids or a list of chat messages, not {prompt!r}")
         if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
             if self.model.tokenizer is None:
                 raise ValueError(f"{self.model.name} has no tokenizer: give prompts as lists of token ids")
@@ -113,32 +113,89 @@ class Engine:
             try:
                 ids = [operator.index(i) for i in prompt]
             except TypeError as error:
-                raise ValueError("a prompt is a string, a list of token ids or a list of chat messages") from error
+                raise ValueError(f"a {what} is a string, a list of token ids or a list of chat messages") from error
         if not ids:
-            raise ValueError("the prompt is empty: give at least one token")
+            raise ValueError(f"the {what} is empty: give at least one token")
         vocab = self.model.lm.vocab_size
         outside = [i for i in ids if not 0 <= i < vocab]
         if outside:
-            raise ValueError(f"prompt id {outside[0]} is outside the vocabulary of {vocab} tokens")
+            raise ValueError(f"{what} id {outside[0]} is outside the vocabulary of {vocab} tokens")
+        if self.model.masked and self.model.masked.mask_id in ids:
+            raise ValueError(
+                f"the {what} holds the mask token (id {self.model.masked.mask_id}), which stands for a position to fill in; "
+                "leave it out, and give what follows the open span as suffix"
+            )
+        if self.model.canvas and self.model.canvas.image_id in ids:
+            raise ValueError(
+                f"the {what} holds an image (token id {self.model.canvas.image_id}), and of {self.model.name} only the text "
+                "part is read: leave images out"
+            )
         if len(ids) >= self.max_length:
             raise ValueError(
-                f"the prompt has {len(ids)} tokens, which is more than {self.model.name} has room for: its capacity is "
-                f"{self.max_length} positions, prompt and output together; shorten the prompt"
+                f"the {what} has {len(ids)} tokens, which is more than {self.model.name} has room for: its capacity is "
+                f"{self.max_length} positions, prompt and output together; shorten the {what}"
             )
         return tuple(ids)
 
-    def request(self, prompt: str | Sequence[Any], **options: Any) -> Request:
+    def request(self, prompt: str | Sequence[Any], *, suffix: Any = None, **options: Any) -> Request:
         """A checked request; options are the fields of `Request`.
 
+        Args:
+          prompt: see `encode`.
+          suffix: what follows the new text: a string or token ids. Diffusion models fill in between.
+          **options: of `Request`.
+
         Raises:
-          ValueError: on an unusable prompt or option.
+          ValueError: on an unusable prompt, suffix or option.
         """
         check_options(options)
-        return Request(prompt, self.encode(prompt), **options)
+        request = Request(prompt, self.encode(prompt), **options)
+        if self.model.masked:
+            return self._masked_request(request, suffix, self.model.masked.block > 0)
+        if suffix is not None:
+            raise ValueError(f"{self.model.name} is an autoregressive model, which cannot fill in before a suffix")
+        return request
+
+    def _masked_request(self, request: Request, suffix: Any, any_length: bool) -> Request:
+        if request.repetition_penalty != 1:
+            raise ValueError("diffusion models have no repetition_penalty: leave it at 1")
+        block, count = self.decoder.block_length, request.max_new_tokens
+        if suffix is None:
+            if count > block and count % block and not any_length:
+                raise ValueError(
+                    f"{count} new tokens are no multiple of the block length {block}: ask for {count // block * block} or "
+                    f"{-(-count // block) * block}, or set the block length"
+                )
+            return request
+        if self.decoder.completes_only:
+            raise ValueError(
+                f"{self.model.name} with {type(self.decoder).__name__} writes from left to right: it cannot fill in before a "
+                "suffix"
+            )
+        tokenizer = self.model.tokenizer
+        if isinstance(suffix, str):
+            check_unicode(suffix, "suffix")
+        if isinstance(suffix, str) and tokenizer is not None:  # in the middle of a text: no special tokens
+            after = self.encode(tokenizer(suffix, add_special_tokens=False, verbose=False)["input_ids"], "suffix")
+        else:
+            after = self.encode(suffix, "suffix")
+        total = len(request.ids) + count + len(after)
+        if total > self.max_length:
+            raise ValueError(
+                f"the suffix is too long: {len(request.ids)} tokens of prompt, {count} new ones and {len(after)} of suffix are "
+                f"more than the {self.max_length} positions of {self.model.name}"
+            )
+        return dataclasses.replace(request, suffix=suffix, suffix_ids=after)
+
+    def given(self, request: Request) -> tuple[int, ...]:
+        """What a row begins with: the prompt, or with a suffix the whole canvas."""
+        if self.model.masked is None or not request.suffix_ids:
+            return request.ids
+        return (*request.ids, *[self.model.masked.mask_id] * request.max_new_tokens, *request.suffix_ids)
 
     def capacity(self, requests: Sequence[Request]) -> int:
         """Text buffer slots that hold the longest of these requests, rounded up so that few sizes compile."""
-        longest = max(min(len(r.ids) + r.max_new_tokens, self.max_length) for r in requests)
+        longest = max(min(len(r.ids) + r.max_new_tokens + len(r.suffix_ids), self.max_length) for r in requests)
         return -(-(longest + self.decoder.slack) // 128) * 128
 
     def check_stop(self, stop: Sequence[str]) -> None:
@@ -158,7 +215,7 @@ class Engine:
         on_text: OnText | None = None,
         capacity: int | None = None,
     ) -> Iterator[Record]:
-        """Completes requests in order, `batch_size` rows at a time.
+        """Completes requests and yields their records in order. A row whose request ended takes up the next one at once.
 
         A record's text depends on the model, its prompt (or id), its options and its seed, not on the batch.
 
@@ -173,190 +230,79 @@ class Engine:
         Raises:
           ValueError: see `check_stop`.
         """
-        self.check_stop(stop)
-        capacity = capacity or (self.capacity(requests) if requests else 0)
-        return self._groups(requests, batch_size, tuple(stop), ignore_eos, on_text, capacity)
-
-    def _groups(self, requests, batch_size, stop, ignore_eos, on_text, capacity) -> Iterator[Record]:
-        if not requests:
-            return
-        keys = row_keys([r.seed for r in requests], [r.id if r.id is not None else r.ids for r in requests])
-        batch = min(batch_size, len(requests))
-        if self.mesh is not None:
-            batch = -(-batch // self.mesh.shape["data"]) * self.mesh.shape["data"]
-        eos = () if ignore_eos else self.model.eos_ids
-        for start in range(0, len(requests), batch):
-            group = list(requests[start : start + batch])
-            state = self._fill(group, keys[start : start + batch], batch, capacity, eos)
-            yield from self._decode(group, state, start, stop, eos, on_text)
-
-    def _fill(self, group, keys, batch, capacity, eos):
-        """A state that holds the group; records of one prefill width go in together."""
-        began = time.perf_counter()
-        dtype = jax.tree.leaves(self.model.params)[0].dtype
-        state = decoding.empty(self.decoder, self.params, batch, capacity, dtype, max(len(eos), 1))
-        widths = [prefill_width(len(r.ids)) for r in group]
-        for width in sorted(set(widths)):
-            chosen = [i for i, w in enumerate(widths) if w == width]
-            size = max(len(group[i].ids) - 1 for i in chosen)
-            size = 1 + -(-size // width) * width
-            # one compiled shape a width: unused places repeat the first prompt and are dropped
-            places = chosen + [batch] * (batch - len(chosen))
-            requests = [group[i] for i in chosen] + [group[chosen[0]]] * (batch - len(chosen))
-            prompts = np.zeros((batch, size), np.int32)
-            for row, request in enumerate(requests):
-                prompts[row, : len(request.ids)] = request.ids
-            lengths = np.asarray([len(r.ids) for r in requests], np.int32)
-            limit = [min(len(r.ids) + r.max_new_tokens, self.max_length) for r in requests]
-            state = decoding.insert(
-                self.decoder,
-                self.params,
-                state,
-                jnp.asarray(places),
-                jnp.asarray(prompts),
-                jnp.asarray(lengths),
-                keys[jnp.asarray([i if i < batch else chosen[0] for i in places])],
-                limit=jnp.asarray(limit, jnp.int32),
-                sampling=_sampling(requests),
-                eos=jnp.broadcast_to(jnp.asarray(eos or (-1,), jnp.int32)[None], (batch, max(len(eos), 1))),
-                width=width,
-            )
-        jax.block_until_ready(state)
-        self.timing.prefill_seconds += time.perf_counter() - began
-        return state
-
-    def _decode(self, group, state, start, stop, eos, on_text) -> Iterator[Record]:
-        began = time.perf_counter()
-        state = decoding.run(self.decoder, self.params, state, 0)  # compiles: the timing sees only decoding
-        jax.block_until_ready(state)
-        compiled = time.perf_counter()
-        self.timing.compile_seconds += compiled - began
-        if stop or on_text:
-            state = self._watch(group, state, start, stop, on_text)
-        else:
-            state = decoding.run(self.decoder, self.params, state)
-        host = jax.device_get(dataclasses.replace(state, cache=None, draft=None, key=None))
-        self.timing.decode_seconds += time.perf_counter() - compiled
-        self.finished(group, state)
-        for row, request in enumerate(group):
-            record = self._record(request, host, row, stop)
-            self.timing.new_tokens += record.new_tokens
-            self.timing.steps += record.steps
-            yield record
-
-    def finished(self, group: Sequence[Request], state: Any) -> None:
-        """Called with every group of requests and their final state, whose first rows are theirs; does nothing here."""
-
-    def _watch(self, group, state, start, stop, on_text):
-        """Decodes a few steps a call, finding stop strings and handing out text as it comes."""
-        tokens: list[list[int]] = [[] for _ in group]
-        shown = [0] * len(group)
-        stream = decoding.stream(self.decoder, self.params, state, STEPS_PER_CALL)
-        progress = next(stream, None)
-        while progress is not None:
-            state = progress.state
-            stopped = np.zeros(len(progress.finish), bool)
-            for row, request in enumerate(group):
-                tokens[row] += progress.tokens[row]
-                text = new_text(self.model.tokenizer, request.ids, tokens[row])
-                running = progress.finish[row] == Finish.RUNNING
-                cut = find_stop(text, stop)
-                stopped[row] = running and cut is not None
-                if on_text and text is not None:
-                    # a stop string may be half written, and so may a character
-                    held = max((len(s) for s in stop), default=1) - 1 if running and cut is None else 0
-                    end = len(text) - held if cut is None else cut
-                    if running and cut is None:
-                        end = min(end, len(text.rstrip("\ufffd")))
-                    if end > shown[row]:
-                        on_text(start + row, text[shown[row] : end])
-                        shown[row] = end
-            if stopped.any():
-                finish = jnp.where(jnp.asarray(stopped), int(Finish.STOP), state.finish)
-                state = dataclasses.replace(state, finish=finish)
-                progress = _advance(stream, state)
-            else:
-                progress = next(stream, None)
-        return state
-
-    def _record(self, request: Request, host: Any, row: int, stop: Sequence[str]) -> Record:
-        begin, end = int(host.prompt_length[row]), int(host.length[row])
-        tokens = host.tokens[row, begin:end].tolist()
-        reason = REASONS[Finish(int(host.finish[row]))]
-        text = new_text(self.model.tokenizer, request.ids, tokens)
-        cut = find_stop(text, stop)
-        if cut is not None:
-            reason = "stop"
-            # the tokens end where the stop string is complete, however far the last call went on
-            count = next(
-                n for n in range(1, len(tokens) + 1)
-                if find_stop(new_text(self.model.tokenizer, request.ids, tokens[:n]), stop) is not None
-            )  # fmt: skip
-            tokens = tokens[:count]
-            text = new_text(self.model.tokenizer, request.ids, tokens) or ""
-            text = text[: find_stop(text, stop)]
-        steps = int(host.stats.steps[row])
-        error = None
-        if reason == "error":
-            error = f"the model's logits were not finite (NaN or infinite) after {len(tokens)} new tokens"
-        probs = host.logprobs
-        span = slice(begin, begin + len(tokens))
-        return Record(
-            prompt=request.prompt,
-            text=text,
-            tokens=tokens,
-            finish_reason=reason,
-            new_tokens=len(tokens),
-            steps=steps,
-            tokens_per_step=round((end - begin) / steps, 4) if steps else 0.0,
-            id=request.id,
-            line=request.line,
-            logprobs=None if probs is None else probs.raw[row, span].tolist(),
-            warped_logprobs=None if probs is None else probs.warped[row, span].tolist(),
-            accepted=host.stats.accepted[row].tolist(),
-            error=error,
+        slots = min(batch_size, len(requests))
+        return in_order(
+            self.turns(requests, slots=slots, stop=stop, ignore_eos=ignore_eos, on_text=on_text, capacity=capacity)
         )
 
+    def turns(
+        self,
+        requests: Sequence[Request],
+        *,
+        slots: int = 8,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        on_text: OnText | None = None,
+        capacity: int | None = None,
+        keys: np.ndarray | None = None,
+    ) -> Iterator[Turn]:
+        """`run` as it happens: what every call on the device brought, with records as they finish.
 
-def _sampling(requests: Sequence[Request]) -> Sampling:
-    return Sampling.make(len(requests), **{n: [getattr(r, n) for r in requests] for n in _SAMPLING})
+        Args:
+          requests: see `run`.
+          slots: rows of the batch, however few requests there are.
+          stop: see `run`.
+          ignore_eos: see `run`.
+          on_text: see `run`.
+          capacity: see `run`.
+          keys: `self.keys` of these requests. Those of a part of a longer list are that part of the list's keys, so that
+            equal prompts are told apart as they are in the whole.
 
+        Raises:
+          ValueError: see `check_stop`; on fewer than one row.
+        """
+        self.check_stop(stop)
+        if not requests:
+            return iter(())
+        if slots < 1:
+            raise ValueError(f"at least one row must decode, got {slots}")
+        return serve(
+            self,
+            list(requests),
+            self.keys(requests) if keys is None else keys,
+            slots=slots,
+            capacity=capacity or self.capacity(requests),
+            stop=tuple(stop),
+            eos=() if ignore_eos else self.model.eos_ids,
+            on_text=on_text,
+        )
 
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    def start(self, requests: Sequence[Request], *, ignore_eos: bool = False) -> Any:
+        """A state that holds these requests, one a row: for programs that step it themselves."""
+        eos = () if ignore_eos else self.model.eos_ids
+        slots = Slots(self, len(requests), self.capacity(requests), eos)
+        return slots.insert(slots.empty(), range(len(requests)), list(requests), self.keys(requests))
 
+    def keys(self, requests: Sequence[Request]) -> np.ndarray:
+        """Key data `[R, 2]` of the requests' row keys, on the host. Equal requests differ by their order."""
+        keys = row_keys([r.seed for r in requests], [r.id if r.id is not None else self.given(r) for r in requests])
+        return np.asarray(jax.random.key_data(keys))
 
-def check_options(options: dict[str, Any]) -> None:
-    """Checks the options of a request.
-
-    Raises:
-      ValueError: naming the option that is out of range, and its range.
-    """
-    count, seed = options.get("max_new_tokens", 1), options.get("seed", 0)
-    if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
-        raise ValueError(f"max_new_tokens must be an integer >= 1, got {count!r}")
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise ValueError(f"seed must be an integer, got {seed!r}")
-    chosen = {name: options[name] for name in _SAMPLING if name in options}
-    for name, value in chosen.items():  # before they are rounded to 32 bits
-        large = 2**31 if name == "top_k" else 1e38
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not abs(value) < large:
-            raise ValueError(f"{name} must be a finite number below {large:g}, got {value!r:.40}")
-    Sampling.make(1, **chosen)
-
-
-def _advance(stream, state):
-    try:
-        return stream.send(state)
-    except StopIteration:
-        return None
+    def finished(self, rows: Sequence[int], state: Any) -> None:
+        """Called with the rows of `state` whose requests have just ended; does nothing here."""
 
 
 def generate(
     model: Any = None,
     prompts: str | Sequence[Any] = (),
     *,
-    drafter: str | Drafter | tuple[Drafter, Any] = DEFAULT_DRAFTER,
-    verifier: str | Verifier = "coupled",
+    drafter: str | Drafter | tuple[Drafter, Any] | None = None,
+    verifier: str | Verifier | None = None,
+    unmask: Any = None,
+    cache: Any = None,
+    block_length: int | None = None,
+    cfg_scale: float | None = None,
+    suffix: Any = None,
     max_new_tokens: int = 128,
     temperature: float = 0.0,
     top_k: int = 0,
@@ -381,6 +327,11 @@ def generate(
       prompts: a string, a list of strings, or lists of token ids.
       drafter: a registry line such as `"prompt_lookup:length=8"`, a drafter, or a pair of drafter and its parameters.
       verifier: a registry line or a verifier.
+      unmask: of a diffusion model: a registry line or a policy.
+      cache: of a diffusion model: a registry line or a policy.
+      block_length: of a diffusion model.
+      cfg_scale: of a diffusion model: classifier-free guidance, 0 is off.
+      suffix: of a diffusion model: what follows the new text, a string or token ids; `max_new_tokens` are filled in before it.
       max_new_tokens: at least 1.
       temperature: 0 is greedy.
       top_k: 0 is off.
@@ -408,13 +359,16 @@ def generate(
         raise ValueError(
             f"num_return_sequences and batch_size must be at least 1, got {num_return_sequences}, {batch_size}"
         )
-    engine = Engine(model, drafter, verifier, dtype=dtype, mesh=mesh, logprobs=logprobs)
+    engine = Engine(
+        model, drafter, verifier, unmask=unmask, cache=cache, block_length=block_length, cfg_scale=cfg_scale, dtype=dtype,
+        mesh=mesh, logprobs=logprobs,
+    )  # fmt: skip
     if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], (int, np.integer, dict))):
         prompts = [prompts]
     options = dict(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, seed=seed,
     )  # fmt: skip
-    requests = [engine.request(p, **options) for p in prompts for _ in range(num_return_sequences)]
+    requests = [engine.request(p, suffix=suffix, **options) for p in prompts for _ in range(num_return_sequences)]
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     return list(engine.run(requests, batch_size=batch_size, stop=stop, ignore_eos=ignore_eos))

@@ -28,6 +28,7 @@ class Block:
       visible: bool `[B, T, P + T]` over the uncommitted past and the block itself, or None for `causal`/full.
       embeddings: `[B, T, E]` inputs that replace the embedding of the tokens marked in `embedded`, or None.
       embedded: `[B, T]` bool, who uses `embeddings`.
+      unseen: `[B, S]` bool, committed slots below `length` that no query sees, since the block holds them anew; or None.
       causal: without `visible`: a query sees all of the past, and the block up to itself (True) or all of it (False).
     """
 
@@ -37,6 +38,7 @@ class Block:
     visible: Array | None = None
     embeddings: Array | None = None
     embedded: Array | None = None
+    unseen: Array | None = None
     causal: bool = dataclasses.field(default=True, metadata={"static": True})
 
 

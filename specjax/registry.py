@@ -1,17 +1,24 @@
-"""Names for drafters, expanders and verifiers, so that a line of text can choose one and set its fields.
+"""Names for drafters, expanders, verifiers and diffusion policies, so that a line of text can choose one and set its fields.
 
 `prompt_lookup:length=8,ngram=3` sets fields; `prompt_lookup+token_recycling` fuses two drafters. A drafter that grows its
-tree with an expander takes `expander=NAME` and that expander's fields.
+tree with an expander takes `expander=NAME` and that expander's fields. `credit+threshold:threshold=0.8` puts one unmask policy
+in front of another.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from specjax.diffusion import cache, unmask
+from specjax.diffusion.free_dave import FreeDave
+from specjax.diffusion.guided import Guided
+from specjax.diffusion.renoise import EntropyRenoise
+from specjax.diffusion.wino import Wino
 from specjax.draft import (
     PPD,
     Clover2,
+    DiffuSpec,
     Drafter,
     DynamicExit,
     Eagle,
@@ -87,6 +94,118 @@ VERIFIERS: dict[str, Entry] = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Guide:
+    """An unmask policy with a guide that is loaded when the diffusion model is known.
+
+    Attributes:
+      model: folder, shipped name or hub id of an autoregressive model.
+      top: see `Guided`.
+    """
+
+    model: str = "pycode"
+    top: int = 1
+
+    def load(self, target: Any, mesh: Any = None) -> tuple[Guided, dict[str, Any]]:
+        """The policy, and what the decoder's parameters hold besides.
+
+        Raises:
+          ValueError: where it cannot be loaded, or has another vocabulary.
+        """
+        guide = companion(self.model, target, mesh)
+        if guide.masked is not None:
+            raise ValueError(f"the guide {guide.name!r} is a diffusion model: pick an autoregressive one")
+        policy = Guided(guide.lm, self.top)
+        if guide.lm.vocab_size == target.lm.vocab_size:
+            check_vocabulary(guide, target, besides=target.masked.mask_id)
+        return policy, {"guide": guide.params}
+
+
+@dataclasses.dataclass(frozen=True)
+class Filter:
+    """A trained unmask policy, loaded when the diffusion model is known.
+
+    Attributes:
+      model: folder or hub id of the filter (`specjax train learn2pd`).
+      threshold: see `Learn2PD`.
+      before: policies that stand before it, the first one foremost.
+    """
+
+    model: str = ""
+    threshold: float = unmask.Learn2PD.threshold
+    before: tuple[unmask.Wrapper, ...] = ()
+
+    def load(self, target: Any, mesh: Any = None) -> tuple[unmask.Unmask, dict[str, Any]]:
+        """The policy, and what the decoder's parameters hold besides.
+
+        Raises:
+          ValueError: where it cannot be loaded, or belongs to another model.
+        """
+        from specjax.models.heads.folder import abstract_head, load_head
+
+        if target.abstract:
+            policy, params = abstract_head(unmask.Learn2PD, target, mesh, threshold=self.threshold)
+        elif not self.model:
+            raise ValueError(
+                "learn2pd needs a filter: train one (`specjax train learn2pd`) and name it with model=FOLDER"
+            )
+        else:
+            policy, params = load_head(self.model, "learn2pd", unmask.Learn2PD, target, mesh, threshold=self.threshold)
+        return stacked(self.before, policy), {"unmask": params}
+
+
+UNMASKS: dict[str, Entry] = {
+    "threshold": entry_of(unmask.Threshold, "all that is surer than a threshold", "arXiv:2505.22618, section 3.3"),
+    "fixed": entry_of(unmask.Fixed, "LLaDA's sampler: as many a pass that a block takes `steps`", "arXiv:2502.09992"),
+    "free_dave": entry_of(FreeDave, "fixed, several steps a pass: the same text; no cache", "arXiv:2510.00294"),
+    "dream": entry_of(unmask.Dream, "Dream's sampler: a linear schedule", "arXiv:2508.15487"),
+    "factor": entry_of(unmask.Factor, "the n surest while (n + 1)(1 - c_n) <= factor", "arXiv:2505.22618, section 3.3"),
+    "entropy": entry_of(unmask.EntropyBound, "all of at most so much entropy", "arXiv:2509.26488"),
+    "local_leap": entry_of(unmask.LocalLeap, "a lower threshold near very sure tokens", "arXiv:2510.07081"),
+    "hierarchy": entry_of(unmask.Hierarchy, "what is sure, and one token of every run of masks", "dInfer 2025"),
+    "slow_fast": entry_of(
+        unmask.SlowFast, "one token a pass until predictions settle, then all sure ones", "arXiv:2506.10848"
+    ),
+    "credit": entry_of(
+        unmask.Credit, "raises what earlier passes predicted; put before another policy", "arXiv:2510.06133"
+    ),
+    "prophet": entry_of(unmask.Prophet, "commits a settled block whole; put before another policy", "arXiv:2508.19982"),
+    "end_of_text": entry_of(
+        unmask.EndOfText, "a committed end of text ends the canvas; put before another policy", "arXiv:2509.25188"
+    ),
+    "guided": entry_of(
+        Guide, "what an autoregressive model would have said too, from left to right", "arXiv:2505.21467"
+    ),
+    "learn2pd": entry_of(Filter, "what a trained filter finds final", "arXiv:2509.25188"),
+    "remdm": entry_of(unmask.ReMDM, "one token a pass, late ones redo the least sure", "arXiv:2503.00307"),
+    "wino": entry_of(Wino, "commits boldly, opens what a second look doubts; no cache", "arXiv:2507.18578"),
+    "rcr": entry_of(unmask.RunningConfidence, "writes all, opens the least sure again", "ParallelBench 2025"),
+}
+
+SAMPLERS: dict[str, Entry] = {
+    "entropy_renoise": entry_of(
+        EntropyRenoise, "keeps what is surest together, random tokens elsewhere", "arXiv:2505.24857, DiffusionGemma"
+    ),
+}
+
+CACHES: dict[str, Entry] = {
+    "none": entry_of(cache.NoCache, "computes the whole canvas in every pass; exact", "-"),
+    "prefix": entry_of(
+        cache.Prefix, "reuses what lies before the block, while it lasts", "arXiv:2505.22618, section 3.2"
+    ),
+    "dual": entry_of(cache.Dual, "reuses all but the block, while it lasts", "arXiv:2505.22618, section 3.2"),
+    "delayed": entry_of(
+        cache.Delayed, "reuses known tokens, from one pass after they became known", "arXiv:2505.15781"
+    ),
+    "greedy": entry_of(
+        cache.Greedy, "the same, and of the open ones only the block's and neighbours", "arXiv:2505.15781"
+    ),
+    "freeze": entry_of(cache.Freeze, "freezes finished blocks for good", "arXiv:2505.21467"),
+    "interval": entry_of(cache.Interval, "refreshes prompt and response at intervals of their own", "arXiv:2506.06295"),
+    "vicinity": entry_of(cache.Vicinity, "computes the block and its neighbours", "dInfer 2025"),
+}
+
+
 class Stored(Protocol):
     """A drafter whose parameters lie in a folder: loaded when the target is known."""
 
@@ -113,17 +232,58 @@ class DraftModel:
 
     def load(self, target: Any, mesh: Any = None) -> tuple[ModelDrafter, Any]:
         """See `Stored.load`."""
-        from specjax import models
-
-        draft = models.load(self.model, dtype=target.dtype, mesh=mesh)
+        draft = companion(self.model, target, mesh)
+        if draft.masked is not None:
+            raise ValueError(f"the draft model {draft.name!r} is a diffusion model: pick an autoregressive one")
         drafter = ModelDrafter(draft.lm, self.expander).bind(target.lm)
-        if target.tokenizer is not None and draft.tokenizer is not None:
-            if target.tokenizer.get_vocab() != draft.tokenizer.get_vocab():
-                raise ValueError(
-                    f"the draft model {draft.name!r} has another vocabulary than {target.name!r} (same size, other "
-                    "tokens): pick a draft with the target's tokenizer"
-                )
+        check_vocabulary(draft, target)
         return drafter, draft.params
+
+
+@dataclasses.dataclass(frozen=True)
+class DiffusionDraft:
+    """A diffusion model as the draft.
+
+    Attributes:
+      model: folder, shipped name or hub id.
+      expander: how its tree grows.
+      fields: of `DiffuSpec`, as they were set; the mask and the shift are the model's.
+    """
+
+    model: str
+    expander: Expander
+    fields: dict[str, Any]
+
+    def load(self, target: Any, mesh: Any = None) -> tuple[DiffuSpec, Any]:
+        """See `Stored.load`."""
+        draft = companion(self.model, target, mesh)
+        if draft.masked is None:
+            raise ValueError(f"diffuspec drafts with a diffusion model; {draft.name!r} is autoregressive (use draft)")
+        how = draft.masked
+        if how.block:
+            raise ValueError(f"diffuspec reads the whole text, and the blocks of {draft.name!r} do not see later ones")
+        drafter = DiffuSpec(draft.lm, how.mask_id, self.expander, how.shift, **self.fields).bind(target.lm)
+        check_vocabulary(draft, target, besides=how.mask_id)
+        return drafter, draft.params
+
+
+def companion(name: str, target: Any, mesh: Any) -> Any:
+    """Another model, loaded as the target was: without weights where that has none."""
+    from specjax import models
+
+    return (models.abstract if target.abstract else models.load)(name, dtype=target.dtype, mesh=mesh)
+
+
+def check_vocabulary(draft: Any, target: Any, besides: int = -1) -> None:
+    """Raises ValueError where two models' tokenizers differ in a token; the one of id `besides` may."""
+    if target.tokenizer is None or draft.tokenizer is None:
+        return
+    ours, theirs = ({i: t for t, i in model.tokenizer.get_vocab().items() if i != besides} for model in (draft, target))
+    if any(ours[i] != theirs[i] for i in ours.keys() & theirs.keys()):
+        raise ValueError(
+            f"the draft model {draft.name!r} has another vocabulary than {target.name!r} (same size, other tokens): pick a "
+            "draft with the target's tokenizer"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +304,10 @@ class DraftHead:
 
     def load(self, target: Any, mesh: Any = None) -> tuple[Drafter, Any]:
         """See `Stored.load`."""
-        from specjax.models.heads.folder import load_head
+        from specjax.models.heads.folder import abstract_head, load_head
 
+        if target.abstract:
+            return abstract_head(self.kind, target, mesh, **self.fields)
         return load_head(self.model, self.name, self.kind, target, mesh, **self.fields)
 
 
@@ -165,6 +327,8 @@ class DraftStore:
         """See `Stored.load`."""
         from specjax.models.heads.datastore import load_datastore
 
+        if target.abstract:
+            raise ValueError("rest reads a datastore, which a configuration does not describe: choose another drafter")
         return self.drafter.bind(target.lm), load_datastore(self.datastore, target, mesh)
 
 
@@ -174,6 +338,10 @@ def _rest(datastore: str = "pycode-rest", **chosen: Any) -> DraftStore:
 
 def _draft(expander: Expander, model: str = "pycode-draft") -> DraftModel:
     return DraftModel(model, expander)
+
+
+def _diffuspec(expander: Expander, model: str = "pycode-diffusion", **chosen: Any) -> DiffusionDraft:
+    return DiffusionDraft(model, expander, chosen)
 
 
 def _head(
@@ -201,6 +369,13 @@ DRAFTERS: dict[str, Entry] = {
         {"model": "pycode-draft"},
         "a small model of the same vocabulary",
         "arXiv:2211.17192, arXiv:2302.01318",
+        "chain",
+    ),
+    "diffuspec": Entry(
+        _diffuspec,
+        {"model": "pycode-diffusion", "prior": DiffuSpec.prior, "decay": DiffuSpec.decay, "ahead": DiffuSpec.ahead},
+        "a diffusion model's laws for all positions ahead, from one pass",
+        "arXiv:2510.02358",
         "chain",
     ),
     "medusa": _head(
@@ -277,6 +452,53 @@ def make_verifier(spec: str) -> Verifier:
       ValueError: on an unknown name or field, naming those there are.
     """
     return parse("verifier", VERIFIERS, spec)
+
+
+def make_unmask(spec: str) -> "unmask.Unmask | Guide | Filter":
+    """An unmask policy from its line of text; `a+b` puts a in front of b.
+
+    Raises:
+      ValueError: on an unknown name or field, naming those there are, or a policy that stands in front of none.
+    """
+    *outer, inner = spec.split("+")
+    policy = parse("unmask policy", UNMASKS, inner)
+    if outer and isinstance(policy, Guide):
+        raise ValueError(f"nothing stands before {inner.strip()!r}, which decides over more than one pass")
+    before = tuple(parse("unmask policy", UNMASKS, part) for part in outer)
+    for part, wrapper in zip(outer, before, strict=True):
+        if not isinstance(wrapper, unmask.Wrapper):
+            able = ", ".join(name for name, entry in UNMASKS.items() if isinstance(entry.make(), unmask.Wrapper))
+            raise ValueError(f"unmask policy {part.strip()!r} cannot stand before another; {able} can")
+    if isinstance(policy, Filter):
+        return dataclasses.replace(policy, before=before)
+    return stacked(before, policy)
+
+
+def stacked(before: Sequence[unmask.Wrapper], policy: unmask.Unmask) -> unmask.Unmask:
+    """A policy with others before it, the first one foremost."""
+    for wrapper in reversed(before):
+        policy = dataclasses.replace(wrapper, inner=policy)
+    return policy
+
+
+def make_sampler(spec: str, own: EntropyRenoise) -> EntropyRenoise:
+    """The sampler of a model without a mask, from its line of text; what the line leaves out is as in `own`.
+
+    Raises:
+      ValueError: on an unknown name or field, naming those there are.
+    """
+    make = lambda **chosen: dataclasses.replace(own, **chosen)
+    table = {name: dataclasses.replace(entry, make=make) for name, entry in SAMPLERS.items()}
+    return parse("sampler of a model without a mask", table, spec)
+
+
+def make_cache(spec: str) -> cache.Cache:
+    """A cache policy from its line of text.
+
+    Raises:
+      ValueError: on an unknown name or field, naming those there are.
+    """
+    return parse("cache", CACHES, spec)
 
 
 def parse(kind: str, table: dict[str, Entry], spec: str) -> Any:

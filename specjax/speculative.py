@@ -14,25 +14,23 @@ from specjax.draft.base import Chunk, Drafter, Proposal, Verdict, View
 from specjax.draft.none import NoDrafter
 from specjax.lm import LM, Block, Output, Wants
 from specjax.sampling import Sampler, Sampling
-from specjax.sharding.rules import shardings
+from specjax.sharding.ambient import on_mesh
+from specjax.sharding.rules import constrain
 from specjax.state import DecodeState, Finish, LogProbs, Stats, StepInfo
 from specjax.verify import Coupled, Verifier
 
 Array = jax.Array
 PyTree = Any
 
-PREFILL_CHUNK = 256
+PREFILL_WIDTHS = (16, 32, 64, 96, 128, 192, 256)
 
 
 def prefill_width(prompt_length: int) -> int:
-    """The prefill chunk of a record: a power of two from 16 to `PREFILL_CHUNK`, by its own length alone.
+    """The prefill chunk of a record: the first of `PREFILL_WIDTHS` that holds its prompt, or the last, by its own length alone.
 
     Records of one width may be inserted together; their numbers do not depend on what else is in the batch.
     """
-    width = 16
-    while width < min(prompt_length - 1, PREFILL_CHUNK):
-        width *= 2
-    return width
+    return next((width for width in PREFILL_WIDTHS if width >= prompt_length - 1), PREFILL_WIDTHS[-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +61,7 @@ class Speculative:
         )
 
     def _constrain(self, state: DecodeState) -> DecodeState:
-        """Keeps the state on its shardings, so that every call takes and returns the same layout."""
-        if self.mesh is None:
-            return state
-        counts = self.target.axis_counts()
-        return jax.lax.with_sharding_constraint(state, shardings(self.mesh, self.axes(state), state, counts))
+        return constrain(self.mesh, self.axes(state), state, self.target.axis_counts())
 
     @property
     def slack(self) -> int:
@@ -105,6 +99,7 @@ class Speculative:
         )
         return self._constrain(state)
 
+    @on_mesh
     def insert(
         self,
         params: PyTree,
@@ -208,6 +203,7 @@ class Speculative:
             carry = chunk(whole * width, capacity - whole * width, carry)
         return dataclasses.replace(state, cache=carry[0], draft=carry[1])
 
+    @on_mesh
     def step(self, params: PyTree, state: DecodeState) -> tuple[DecodeState, StepInfo]:
         """One target pass: every live row commits at least one token."""
         live = ~state.done

@@ -33,7 +33,7 @@ class Stats:
 
     Attributes:
       steps: `[B]` int32, target passes.
-      accepted: `[B, D + 1]` int32, how many steps accepted 0, 1, ... D draft tokens.
+      accepted: `[B, D + 1]` int32, how many steps accepted 0, 1, ... D draft tokens (diffusion: committed so many tokens).
     """
 
     steps: Array
@@ -56,12 +56,12 @@ class LogProbs:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class DecodeState:
-    """The rows being decoded.
+class Rows:
+    """What every decoder's state has of its rows.
 
     Attributes:
-      tokens: `[B, L]` int32, prompt and output; garbage from `length` on.
-      length: `[B]` int32, committed tokens. The last of them is the root: its cache entry does not exist yet.
+      tokens: `[B, L]` int32, prompt and output.
+      length: `[B]` int32, committed tokens.
       finish: `[B]` int32, a `Finish` value.
       key: `[B]` typed row keys.
       stats: counters.
@@ -69,9 +69,6 @@ class DecodeState:
       limit: `[B]` int32, the length at which a row stops.
       eos: `[B, K]` int32, ids that end a row; -1 padded.
       sampling: the rows' sampling parameters.
-      cache: the target's cache; opaque.
-      draft: the drafter's state; opaque.
-      logprobs: log-probabilities, or None where they were not asked for.
     """
 
     tokens: Array
@@ -83,14 +80,28 @@ class DecodeState:
     limit: Array
     eos: Array
     sampling: Sampling
-    cache: PyTree
-    draft: PyTree
-    logprobs: LogProbs | None = None
 
     @property
     def done(self) -> Array:
         """`[B]` bool."""
         return self.finish != Finish.RUNNING
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DecodeState(Rows):
+    """The rows of the autoregressive decoder: `tokens` are garbage from `length` on, and the last committed token is the root,
+    whose cache entry does not exist yet.
+
+    Attributes:
+      cache: the target's cache; opaque.
+      draft: the drafter's state; opaque.
+      logprobs: log-probabilities, or None where they were not asked for.
+    """
+
+    cache: PyTree
+    draft: PyTree
+    logprobs: LogProbs | None = None
 
 
 @jax.tree_util.register_dataclass

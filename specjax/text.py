@@ -17,10 +17,7 @@ def encode_text(tokenizer: Any, prompt: str | Sequence[dict[str, Any]], model: s
       ValueError: on text that is not Unicode, or messages that there is no template for or that it cannot render.
     """
     if isinstance(prompt, str):
-        try:
-            prompt.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"the prompt is not valid Unicode: {error.reason} at character {error.start}") from error
+        check_unicode(prompt, "prompt")
         return tokenizer(prompt, verbose=False)["input_ids"] if prompt else []
     if not all(isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in prompt):
         raise ValueError("every message must be an object with a role (a string) and content")
@@ -32,6 +29,14 @@ def encode_text(tokenizer: Any, prompt: str | Sequence[dict[str, Any]], model: s
         raise ValueError(f"the chat template of {model} cannot render these messages: {_line(error)}") from error
     # the template writes special tokens itself
     return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] if text else []
+
+
+def check_unicode(text: str, what: str) -> None:
+    """Raises ValueError, naming `what`, where a text is not Unicode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the {what} is not valid Unicode: {error.reason} at character {error.start}") from error
 
 
 def _line(error: Exception) -> str:

@@ -14,6 +14,7 @@ import specjax
 from specjax.draft import (
     PPD,
     Clover2,
+    DiffuSpec,
     Drafter,
     DynamicExit,
     Eagle,
@@ -65,6 +66,8 @@ DRAFTERS: dict[str, Drafter] = {
     "draft-top_k": ModelDrafter(DRAFT, TopK(k=3, depth=3, nodes=8)),
     "draft-eagle2": ModelDrafter(DRAFT, TopK(k=3, depth=3, nodes=8, coupled=False)),
     "draft-early_stop": ModelDrafter(DRAFT, EarlyStop(4, 0.3)),
+    "diffuspec": DiffuSpec(DRAFT, 95, Chain(4)),
+    "diffuspec-top_k": DiffuSpec(DRAFT, 95, TopK(k=3, depth=3, nodes=8), shift=True),
     "lookahead": Lookahead(level=3, window=3, guesses=3, nodes=6, buckets=40),
     "ppd": PPD("3 @ 3 1x3; 2 | 1 @ 2x2 1x2; 1 | 1 | 1 @ 1 0 2x2"),
     "medusa": Medusa(),
@@ -85,7 +88,7 @@ DRAFTERS: dict[str, Drafter] = {
 """The conformance table: one line a drafter and expander."""
 
 VERIFIERS: dict[str, Verifier] = {"coupled": Coupled(), "rejection": Rejection()}
-CHAINS = ("none", "prompt_lookup", "draft-chain", "draft-early_stop", "eagle3", "kangaroo")
+CHAINS = ("none", "prompt_lookup", "draft-chain", "draft-early_stop", "diffuspec", "eagle3", "kangaroo")
 
 
 def mostly_slow(values, *fast):
@@ -105,7 +108,7 @@ def store():
 
 
 PARAMS: dict[str, Callable[[dict], Any]] = {
-    **{name: draft_model for name in DRAFTERS if name.startswith("draft")},
+    **{name: draft_model for name in DRAFTERS if name.startswith(("draft", "diffuspec"))},
     "fuse": lambda target: (None, draft_model(target)),
     "rest": lambda target: store(),
     "fuse-rasd": lambda target: (draft_model(target), store()),

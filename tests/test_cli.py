@@ -213,6 +213,7 @@ def test_strict_stops_before_any_work(refused, tiny, tmp_path):
     assert "line 2: prompt id 77" in refused("generate", "--input", path, "--model", tiny, "--strict")
 
 
+@pytest.mark.slow
 def test_a_records_text_does_not_depend_on_its_batch(records, tiny, tmp_path):
     lines = [{"prompt": [n, n + 1], "temperature": 0.5 * n, "seed": n} for n in range(4)]
     path = write_lines(tmp_path / "in.jsonl", *lines)
@@ -222,6 +223,7 @@ def test_a_records_text_does_not_depend_on_its_batch(records, tiny, tmp_path):
     assert [r["tokens"] for r in together] == [r["tokens"] for r in alone]
 
 
+@pytest.mark.slow
 def test_several_eos_ids(records, tiny, tmp_path):
     path = write_lines(tmp_path / "in.jsonl", {"prompt": [1, 2, 3]})
     words = ["--input", path, "--max-new-tokens", 12, "--temperature", 2]
@@ -236,6 +238,7 @@ def test_several_eos_ids(records, tiny, tmp_path):
     assert (record["finish_reason"], record["tokens"]) == ("length", tokens)
 
 
+@pytest.mark.slow
 def test_num_return_sequences(records, tiny, tmp_path):
     path = write_lines(tmp_path / "in.jsonl", {"prompt": [1, 2], "id": "a"}, {"prompt": [3]})
     words = ["--input", path, "--model", tiny, "--max-new-tokens", 8, "--temperature", 1.5]
@@ -246,6 +249,7 @@ def test_num_return_sequences(records, tiny, tmp_path):
     assert [r["tokens"] for r in one] == [three[0]["tokens"], three[3]["tokens"]]
 
 
+@pytest.mark.slow
 def test_logprobs(records, tiny, tmp_path):
     path = write_lines(tmp_path / "in.jsonl", {"prompt": [1, 2]})
     _, (record,) = records("--input", path, "--model", tiny, "--max-new-tokens", 8, "--logprobs")
@@ -268,6 +272,7 @@ def test_nan_logits_end_that_row_with_an_error(run, tmp_path):
     assert f"specjax: error: {path}, line 2: the model's logits were not finite" in err
 
 
+@pytest.mark.slow
 def test_streamed_text_is_the_records_text(run, records):
     status, (record,) = records(PROMPT, *FEW)
     assert status == 0 and record["prompt"] == PROMPT and record["new_tokens"] == 24
@@ -278,6 +283,7 @@ def test_streamed_text_is_the_records_text(run, records):
     assert (status, out) == (0, PROMPT + record["text"] + "\n") and "plain decoding" in err
 
 
+@pytest.mark.slow
 def test_stop_strings_across_token_borders(run, records):
     _, (record,) = records(PROMPT, *FEW)
     tokenizer = models.load("pycode").tokenizer

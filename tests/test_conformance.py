@@ -31,14 +31,11 @@ IN_PLACE = ("none", "prompt_lookup", "draft-top_k", "draft-early_stop", "hydra-p
 """One of each way to use a cache: a program has to be compiled for this law alone."""
 
 
-def rows_of_the_table():
-    """Every drafter once in the fast set; the same ones with other expanders or parts in the slow one."""
-    for name in DRAFTERS:
-        variant = name.removesuffix("-chain").count("-")
-        yield pytest.param(name, marks=pytest.mark.slow) if variant else name
+QUICK = ("none", "prompt_lookup", "token_recycling", "stand", "draft-chain", "medusa", "eagle2", "kangaroo", "ppd")
+"""In the fast set one drafter of each kind; in the slow one all others, and the same ones with other expanders or parts."""
 
 
-@pytest.fixture(params=rows_of_the_table(), scope="module")
+@pytest.fixture(params=mostly_slow(DRAFTERS, *QUICK), scope="module")
 def name(request):
     return request.param
 
@@ -73,6 +70,7 @@ def test_steps_are_saved_or_equal(name, finished):
 
 
 @pytest.mark.parametrize("row", (0, 2, 5))
+@pytest.mark.parametrize("name", mostly_slow(DRAFTERS, "prompt_lookup", "eagle1", "fuse"))
 def test_a_row_alone_is_a_row_in_a_batch(name, row):
     """Greedy, top-p and top-k rows, each decoded alone in its slot's absence."""
     alone, _ = complete(DRAFTERS[name], MIXED.pick(row))

@@ -8,7 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import CAPACITY, DRAFT, DRAFTERS, MIXED, TARGET, Rows, complete, params, plain, same, start, texts
+from laws import (
+    CAPACITY,
+    DRAFT,
+    DRAFTERS,
+    MIXED,
+    TARGET,
+    Rows,
+    complete,
+    mostly_slow,
+    params,
+    plain,
+    same,
+    start,
+    texts,
+)
 
 import specjax
 from specjax import decoder as decoding
@@ -57,7 +71,7 @@ def test_step_equals_run(decoder):
     same(got, plain())
 
 
-@pytest.mark.parametrize("name", ("none", "token_recycling", "draft-top_k", "fuse"))
+@pytest.mark.parametrize("name", mostly_slow(["none", "token_recycling", "draft-top_k", "fuse"], "none", "draft-top_k"))
 def test_insert_into_finished_rows(name):
     """Rows refilled half way give what they give in a fresh batch, and their neighbours go on undisturbed."""
     decoder = specjax.speculative(TARGET, DRAFTERS[name])
@@ -86,7 +100,8 @@ def test_insert_into_finished_rows(name):
     same(got, [plain()[i] for i in (1, 1, 3, 3, 5, 5, 7, 7)])
 
 
-@pytest.mark.parametrize("width", (16, 64))
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [16, 64])
 def test_prefill_chunks_that_do_not_divide_the_buffer(width):
     """Prompts of 40 tokens in a buffer of 60: the last chunk is cut, and the text is that of one wide pass."""
     long = Rows(tuple(tuple((7 * i + 3 * j) % 96 for j in range(40 - i)) for i in range(2)), ("a", "b"), ({}, {}), 8)
@@ -114,7 +129,7 @@ def test_limits_are_exact():
     assert (np.asarray(state.finish) == Finish.LENGTH).all()
 
 
-@pytest.mark.parametrize("name", ("prompt_lookup", "draft-top_k"))
+@pytest.mark.parametrize("name", mostly_slow(["prompt_lookup", "draft-top_k"], "prompt_lookup"))
 def test_logprobs_equal_plain(name):
     """Raw and warped log-probabilities of the text do not depend on how it was found."""
 
@@ -134,6 +149,7 @@ def test_logprobs_equal_plain(name):
     assert not np.allclose(np.asarray(reference.logprobs.raw[2]), np.asarray(reference.logprobs.warped[2]), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_logprobs_equal_a_fresh_pass():
     decoder = specjax.speculative(TARGET, DRAFTERS["draft-chain"], logprobs=True)
     state = decoding.run(decoder, params(), start(decoder, MIXED))

@@ -1,19 +1,23 @@
-"""The README's Python runs as written."""
+"""The Python of the README and of the page on diffusion models runs as written."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+ROOT = Path(__file__).parents[1]
+BLOCKS = {
+    f"{page}-{i}": block
+    for page in ("README.md", "docs/diffusion.md")
+    for i, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL))
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", BLOCKS, ids=[f"block-{i}" for i in range(len(BLOCKS))])
-def test_block(block):
+@pytest.mark.parametrize("name", BLOCKS)
+def test_block(name):
     names: dict = {}
-    exec(compile(block, str(README), "exec"), names)
+    exec(compile(BLOCKS[name], name, "exec"), names)
     if "state" in names:
         assert bool(names["state"].done.all())
     else:

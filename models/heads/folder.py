@@ -78,14 +78,14 @@ def save_head(
 
 
 def load_head(
-    asked: str | os.PathLike[str], name: str, kind: type[Trained], target: Any, mesh: Any = None, **chosen: Any
-) -> tuple[Trained, Any]:
-    """A trained drafter, bound to its target, and its parameters in the target's type.
+    asked: str | os.PathLike[str], name: str, kind: type[Any], target: Any, mesh: Any = None, **chosen: Any
+) -> tuple[Any, Any]:
+    """A trained drafter (or unmask policy), bound to its target, and its parameters in the target's type.
 
     Args:
       asked: a folder, the name of a shipped head, or a hub id; ours or of a published layout.
       name: the drafter's registry name.
-      kind: its class.
+      kind: its class, with `bind(lm)` and `init_params(key, target_params)`.
       target: what `specjax.models.load` returned.
       mesh: where to place the parameters, a copy on every device.
       chosen: fields that the user set, the expander among them.
@@ -121,6 +121,25 @@ def load_head(
         replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         params = jax.device_put(params, replicated)
     return drafter, params
+
+
+def abstract_head(kind: type[Any], target: Any, mesh: Any = None, **chosen: Any) -> tuple[Any, Any]:
+    """An untrained drafter (or unmask policy) for a target without weights: its parameters are `ShapeDtypeStruct`s, with the
+    sharding that `load_head` gives.
+
+    Args:
+      kind: see `load_head`.
+      target: what `specjax.models.abstract` returned.
+      mesh: see `load_head`.
+      chosen: fields of the drafter.
+    """
+    drafter: Any = kind(**chosen).bind(target.lm)
+    shapes = jax.eval_shape(drafter.init_params, jax.eval_shape(lambda: jax.random.key(0)), target.params)
+    place = None if mesh is None else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    cast = lambda x: jax.ShapeDtypeStruct(
+        x.shape, target.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.int32, sharding=place
+    )
+    return drafter, jax.tree.map(cast, shapes)
 
 
 def _check_target(title: str, made_for: dict[str, Any], target: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from laws import Rows, start, texts
+from laws import Rows, mostly_slow, start, texts
 from margin import Margin, teacher_forced
 
 import specjax
@@ -16,6 +16,7 @@ from specjax.expand import Chain, Static, TopK
 from specjax.models.llama import LlamaLM
 
 STORIES = Path(__file__).parents[2].parent / "shared" / "data" / "stories260K"
+FAMILIES = ("llama2", "llama3", "mistral", "qwen2", "qwen3")
 LENGTHS = (3, 9, 14, 21, 1)
 NEW = 24
 DRAFTERS = ("none", "prompt_lookup", "token_recycling", "chain", "static", "top_k", "eagle2", "fuse")
@@ -96,18 +97,21 @@ def check(oracle, family, name, rows):
     margin.close()
 
 
-@pytest.mark.parametrize("name", (pytest.param("none", marks=pytest.mark.slow), "static"))
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, "qwen3"), scope="module")
+@pytest.mark.parametrize("name", mostly_slow(["none", "static"], "static"))
 def test_ragged_batch(oracle, family, name):
     check(oracle, family, name, range(5))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES, scope="module")
 @pytest.mark.parametrize("name", [n for n in DRAFTERS if n not in ("none", "static")])
 def test_ragged_batch_of_every_drafter(oracle, family, name):
     check(oracle, family, name, range(5))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES, scope="module")
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_one_row(oracle, family, name):
     check(oracle, family, name, [2])
@@ -131,8 +135,3 @@ def test_stories(name):
     for n, text in zip(begin, got, strict=True):
         margin.compare(text, known[n : n + 120], logits, n)
     margin.close()
-
-
-def pytest_generate_tests(metafunc):
-    if "family" in metafunc.fixturenames:
-        metafunc.parametrize("family", ("llama2", "llama3", "mistral", "qwen2", "qwen3"), scope="module")

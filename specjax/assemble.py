@@ -1,0 +1,136 @@
+"""From a loaded model and lines of text to its decoder and parameters, whichever kind of model it is."""
+
+import dataclasses
+from typing import Any
+
+from specjax.draft import Drafter
+from specjax.registry import Filter, Guide, build_drafter, make_cache, make_sampler, make_unmask, make_verifier
+from specjax.speculative import speculative
+from specjax.verify import Verifier
+
+DEFAULT_DRAFTER = "prompt_lookup"
+DEFAULT_VERIFIER = "coupled"
+DEFAULT_UNMASK = "threshold"
+DEFAULT_CACHE = "prefix"
+DEFAULT_BLOCK = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How to decode, as the user said it; what is None takes the default of the model's kind.
+
+    Attributes:
+      drafter: of an autoregressive model: a registry line, a drafter, or a pair of drafter and its parameters.
+      verifier: of an autoregressive model: a registry line or a verifier.
+      unmask: of a diffusion model: a registry line, a policy, or a pair of policy and the parameters it needs besides; where it
+        has no mask, its sampler.
+      cache: of a diffusion model: a registry line or a policy.
+      block_length: of a diffusion model.
+      cfg_scale: of a diffusion model.
+      logprobs: whether records carry log-probabilities; of an autoregressive model.
+    """
+
+    drafter: "str | Drafter | tuple[Drafter, Any] | None" = None
+    verifier: "str | Verifier | None" = None
+    unmask: Any = None
+    cache: Any = None
+    block_length: int | None = None
+    cfg_scale: float | None = None
+    logprobs: bool = False
+
+
+def assemble(model: Any, plan: Plan, mesh: Any = None) -> tuple[Any, Any]:
+    """A decoder and its parameters.
+
+    Args:
+      model: what `specjax.models.load` returned.
+      plan: how to decode.
+      mesh: where parameters lie.
+
+    Raises:
+      ValueError: one line that says what cannot be used, and what can; a setting of the other kind of model among it.
+    """
+    fields = {
+        "an autoregressive": ("drafter", "verifier", "logprobs"),
+        "a diffusion": ("unmask", "cache", "block_length", "cfg_scale"),
+    }
+    kind, other = ("a diffusion", "an autoregressive") if model.masked else ("an autoregressive", "a diffusion")
+    wrong = [field for field in fields[other] if getattr(plan, field) is not None and getattr(plan, field) is not False]
+    if wrong:
+        raise ValueError(
+            f"{model.name} is {kind} model: {wrong[0]} is a setting of {other} one; it takes {', '.join(fields[kind])}"
+        )
+    make = _canvas if model.canvas else _diffusion if model.masked else _autoregressive
+    return make(model, plan, mesh)
+
+
+def _autoregressive(model, plan, mesh):
+    verifier = DEFAULT_VERIFIER if plan.verifier is None else plan.verifier
+    if isinstance(verifier, str):
+        verifier = make_verifier(verifier)
+    chosen = DEFAULT_DRAFTER if plan.drafter is None else plan.drafter or "none"
+    drafter, draft_params = build_drafter(chosen, model, mesh=mesh)
+    decoder = speculative(model.lm, drafter, verifier, logprobs=plan.logprobs, mesh=mesh)
+    return decoder, {"target": model.params, "draft": draft_params}
+
+
+def _canvas(model, plan, mesh):
+    from specjax.diffusion import CanvasDiffusion, EntropyRenoise, NoCache
+
+    canvas = model.canvas
+    cache = make_cache(plan.cache) if isinstance(plan.cache, str) else plan.cache
+    if plan.cfg_scale or not isinstance(cache, (NoCache, type(None))):
+        raise ValueError(
+            f"{model.name} keeps an exact cache of its text, and reads no second canvas: choose the cache none, and cfg_scale 0"
+        )
+    if plan.block_length not in (None, canvas.block):
+        raise ValueError(
+            f"{model.name} was made for canvases of {canvas.block} tokens, not of {plan.block_length}: leave the block length "
+            "out"
+        )
+    sampler = EntropyRenoise(**dict(canvas.sampling)) if plan.unmask is None else plan.unmask
+    if isinstance(sampler, str):
+        sampler = make_sampler(sampler, EntropyRenoise(**dict(canvas.sampling)))
+    if not isinstance(sampler, EntropyRenoise):
+        raise ValueError(
+            f"{model.name} has canvases of random tokens and no mask: unmask must be an EntropyRenoise, or its line of text"
+        )
+    return CanvasDiffusion(model.lm, sampler, canvas.block, mesh).checked(), {"target": model.params}
+
+
+def _diffusion(model, plan, mesh):
+    from specjax.diffusion import Unmask, diffusion
+
+    unmask = DEFAULT_UNMASK if plan.unmask is None else plan.unmask
+    unmask = make_unmask(unmask) if isinstance(unmask, str) else unmask
+    params = {"target": model.params}
+    if isinstance(unmask, (Guide, Filter)):
+        unmask = unmask.load(model, mesh)
+    unmask, besides = unmask if isinstance(unmask, tuple) and len(unmask) == 2 else (unmask, {})
+    if not isinstance(unmask, Unmask) or not isinstance(besides, dict):
+        raise ValueError(
+            "unmask must be a line of text, a policy, or a pair of a policy and a dict of the parameters it needs"
+        )
+    params |= besides
+    missing = [name for name in unmask.needs if name not in params]
+    if missing:
+        raise ValueError(
+            f"{type(unmask).__name__} needs parameters of its own: give unmask=(policy, {{{missing[0]!r}: params}}), or a line "
+            "that names a folder"
+        )
+    cache = plan.cache
+    if cache is None:
+        cache = "none" if unmask.decoder is not None or plan.cfg_scale or model.masked.block else DEFAULT_CACHE
+    usual = unmask.width or model.masked.block or DEFAULT_BLOCK
+    decoder = diffusion(
+        model.lm,
+        model.masked.mask_id,
+        unmask,
+        make_cache(cache) if isinstance(cache, str) else cache,
+        block_length=usual if plan.block_length is None else plan.block_length,
+        shift=model.masked.shift,
+        causal_blocks=model.masked.block > 0,
+        cfg_scale=plan.cfg_scale or 0.0,
+        mesh=mesh,
+    )
+    return decoder, params

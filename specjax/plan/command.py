@@ -14,7 +14,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topology", required=True, help="v5e:4x4, v5p:2x2x4, v6e:2x2, h100:8, ...")
     parser.add_argument("--mesh", help="chips by axis, such as data=2,model=8 (default: all of them model)")
     parser.add_argument("--batch", default="8", help="rows, or several numbers for a table: 1,8,32")
-    parser.add_argument("--context", type=int, default=8192, help="slots of text and cache a row")
+    parser.add_argument(
+        "--context", type=int, help="slots of text and cache a row (default: 8192, or all that the model was made for)"
+    )
     parser.add_argument("--drafter", action="append", default=[], help="as of generate; several make a table")
     parser.add_argument("--verifier", help="as of generate")
     parser.add_argument("--unmask", help="of a diffusion model, as of generate")
@@ -40,7 +42,7 @@ def command(args: argparse.Namespace) -> int:
     with bad_input():
         chip = chip_of(args.topology)
         batches = _batches(args.batch)
-        if args.context < 1 or not args.tokens_per_step > 0:
+        if (args.context is not None and args.context < 1) or not args.tokens_per_step > 0:
             raise ValueError("--context must be at least 1 and --tokens-per-step above 0")
         if args.plot:
             check_plot(args.plot)
@@ -80,13 +82,13 @@ def _one(args: argparse.Namespace, chip: Any, drafter: str | None, batch: int) -
     with bad_input():
         model = models.abstract(args.model, args.dtype, config=config)
         spec = fit.check_mesh(args.mesh, args.topology, model.lm.config, batch)
-        fit.check_context(model, args.context)
+        context = fit.context_for(model, args.context)
         devices = aot.devices(args.topology)
         mesh = make_mesh(spec, devices)
         model = models.abstract(args.model, args.dtype, mesh, config)
-        setup = step.prepare(model, plan, mesh, batch, args.context)
+        setup = step.prepare(model, plan, mesh, batch, context)
     asked = {
-        "model": args.model, "dtype": args.dtype, "topology": args.topology, "batch": batch, "context": args.context,
+        "model": args.model, "dtype": args.dtype, "topology": args.topology, "batch": batch, "context": context,
         "decoding": _decoding(setup.decoder, drafter, args),
     }  # fmt: skip
     held = step.sizes(setup)

@@ -45,13 +45,20 @@ def check_mesh(spec: str | None, topology: str, config: Any, batch: int) -> str:
     return spec
 
 
-def check_context(model: Any, context: int) -> None:
-    """Raises ValueError where a model was not made for so long a text."""
+def context_for(model: Any, context: int | None) -> int:
+    """The context, or the default one.
+
+    Raises:
+      ValueError: where a model was not made for so long a text.
+    """
     longest = model.lm.config.max_position_embeddings
+    if context is None:
+        return min(8192, longest)
     if context > longest:
         raise ValueError(
             f"{model.name} was made for {longest} positions: give a context of at most that, not {context}"
         )
+    return context
 
 
 def too_deep(chip: Chip, said: str) -> str:

@@ -1,4 +1,4 @@
-"""The cache write where a mesh splits a cache's slots: every device writes those that it holds, and nothing of the cache travels.
+"""The cache write where a mesh splits a cache's slots: a device writes those that it holds, and nothing of the cache travels.
 
 What is written does travel: where a block's tokens are split, all its keys and values reach every device of the axis.
 """

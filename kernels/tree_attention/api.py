@@ -51,7 +51,7 @@ def tree_attention(
       unseen: `[B, S]` bool, cache slots below `length` that no query sees: holes, where the block holds newer keys.
       causal: without `visible`, whether a query sees later keys of its own block.
       split: whether the ambient mesh may split the queries over its axis `context`. Where it does, and divides T and S, keys
-        and cache go round a ring in XLA, whatever the implementation; only without `visible`.
+        and cache go round a ring in XLA, whatever the implementation, and there is no gradient; only without `visible`.
       scale: multiplies the scores.
       window: a query at position t sees keys at positions above t - window (sliding-window attention).
       soft_cap: keeps the scores within this distance of zero, by a tanh (Gemma 2).
@@ -69,7 +69,8 @@ def tree_attention(
 
     Raises:
       ValueError: on an unknown implementation, or one other than `xla` without a cache; on one scale without the other; on a
-        mask of a `split` block; and where `pallas` is named, when the program is lowered for a platform or shapes that it cannot serve.
+        mask of a `split` block; and where `pallas` is named, when the program is lowered for a platform or shapes that it
+        cannot serve.
     """
     if implementation is not None and implementation not in get_args(Implementation):
         raise ValueError(

@@ -9,7 +9,7 @@ MASKED = -1e30  # finite: a query that sees nothing must not make NaN
 
 
 class Found(NamedTuple):
-    """What queries found among some of the keys that they see. Softmaxes over several parts of the keys are put together from it.
+    """What queries found among some of the keys that they see, from which softmaxes over several parts are put together.
 
     Attributes:
       peak: `[B, K, M, 1]` float32, the highest score; MASKED where nothing was seen.

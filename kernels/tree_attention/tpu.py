@@ -106,8 +106,8 @@ def _call(
 
 
 def _kernel(used_ref, first_ref, count_ref, *refs, names, ragged, scale, window, soft_cap):
-    """Refs in the order of `names`, then the results, `[M, H]` or sums `[M, H]`, peak `[M, 1]` and total `[M, 1]`, and last peak,
-    total and sums so far.
+    """Refs in the order of `names`, then the result `[M, H]`, or sums `[M, H]`, peak and total `[M, 1]`, and then peak, total
+    and sums so far.
 
     query `[M, H]`, key and value `[32 W, H]`, facts `[M, W or W + 1]`, cache_key and cache_value `[block, H]`, and where
     given unseen, key_scale and value_scale `[1, block]`.

@@ -29,8 +29,8 @@ def make_mesh(spec: "str | jax.sharding.Mesh | None", devices: Sequence[Any] | N
         if unknown:
             raise ValueError(f"a mesh has the axes {', '.join(AXES)}, or some of them; {unknown[0]!r} is none of these")
         names = (*spec.axis_names, *(name for name in AXES if name not in spec.axis_names))
-        devices = np.reshape(spec.devices, (*spec.devices.shape, *[1] * (len(names) - spec.devices.ndim)))
-        return jax.sharding.Mesh(devices, names, axis_types=(AxisType.Auto,) * len(AXES))
+        chips = np.reshape(spec.devices, (*spec.devices.shape, *[1] * (len(names) - spec.devices.ndim)))
+        return jax.sharding.Mesh(chips, names, axis_types=(AxisType.Auto,) * len(AXES))
     if not isinstance(spec, str):
         raise ValueError(f"a mesh is a jax.sharding.Mesh or a line such as 'data=2,model=4', not {spec!r}")
     sizes = axis_sizes(spec)

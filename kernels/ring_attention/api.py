@@ -83,12 +83,13 @@ def _local(queries, key, value, *, axis, group, keys, is_causal, scale, block):
 
     def visit(found, held, owner):
         first = owner * size
+        key, value = held
 
         def seen(index):
             real = (first + index < keys)[None, None]
             return real & (first + index[None, None] <= at[None, :, None]) if is_causal else real
 
-        look = lambda found: ring.read(found, queries, *held, seen, scale=scale, block=block)
+        look = lambda found: ring.read(found, queries, key, value, seen, scale=scale, block=block)
         return jax.lax.cond(first <= at[-1], look, lambda found: found, found) if is_causal else look(found)
 
     found = nothing(queries.shape)

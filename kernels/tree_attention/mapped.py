@@ -44,7 +44,7 @@ def slots_axis(mesh, operands):
     """The mesh axis over which the cache's slots lie split; None where they do not."""
     if mesh.empty or mesh.size == 1 or mesh.manual_axes or operands[CACHE] is None:
         return None
-    axis = _specs(mesh, operands)[CACHE][2]
+    axis = partition(mesh, AXES[CACHE], operands[CACHE].shape, {})[2]
     return None if axis is None or mesh.shape[axis] == 1 else axis
 
 

@@ -2,7 +2,7 @@
 
 Every device keeps its queries, and a part in n of the work: the block's keys and the parts of the cache go round a ring of n
 devices (`specjax.kernels.ring_attention`). So a block of n times the tokens costs a device what one costs without a mesh; what
-travels is the cache, once a block, which is why blocks that are split should be wide.
+travels is the cache, once a block but the first, which is why blocks that are split should be wide.
 """
 
 import functools
@@ -50,15 +50,16 @@ def attend(*operands, causal, scale, window, soft_cap):
         None if x is None else partition(mesh, axes, x.shape, {}) for axes, x in zip(AXES, operands, strict=True)
     )
     local = functools.partial(
-        _local, axis=RULES["tokens"], group=group, causal=causal, scale=scale, window=window, soft_cap=soft_cap
-    )
+        _local, axis=RULES["tokens"], everyone=mesh.axis_names, group=group, causal=causal, scale=scale, window=window,
+        soft_cap=soft_cap,
+    )  # fmt: skip
     with jax.sharding.use_abstract_mesh(mesh):
         return jax.shard_map(local, in_specs=specs, out_specs=specs[0], check_vma=False)(*operands)
 
 
 def _local(
     queries, key, value, cache_key, cache_value, length, query_positions, key_positions, unseen, key_scale, value_scale,
-    *, axis, group, causal, scale, window, soft_cap,
+    *, axis, everyone, group, causal, scale, window, soft_cap,
 ):  # fmt: skip
     tokens, slots = key.shape[2], cache_key.shape[2]
     at = jax.lax.axis_index(axis) * tokens + jnp.arange(queries.shape[2] // group)
@@ -87,4 +88,9 @@ def _local(
         )  # fmt: skip
 
     found = ring.around(axis, (key, value, key_positions), own, nothing(queries.shape))
-    return finished(ring.around(axis, (cache_key, cache_value, unseen, key_scale, value_scale), prefix, found))
+    cache = cache_key, cache_value, unseen, key_scale, value_scale
+    # a prompt's first block finds an empty cache; all devices must agree on it, rows that others hold included
+    used = jax.lax.pmax(jnp.max(length), everyone) > 0
+    return finished(
+        jax.lax.cond(used, lambda found: ring.around(axis, cache, prefix, found), lambda found: found, found)
+    )

@@ -22,7 +22,7 @@ MESHES = {
     "data=2,context=2,model=2": "draft-top_k",
 }
 CAPACITY = 500
-WIDTH = 512  # of a prefill chunk: the buffer is shorter, and a device's part of the cache shorter still
+WIDTH = 256  # of a prefill chunk: the second one is cut where the buffer ends
 
 
 def _prompt(length):

@@ -50,7 +50,7 @@ def init_kv(config: Any, batch: int, capacity: int, dtype: Any) -> KVCache:
 
 def kv_axes(cache: KVCache) -> KVCache:
     """Logical axis names of every leaf of a cache."""
-    return jax.tree.map(lambda _: ("batch", "kv_heads", None, None), cache)
+    return jax.tree.map(lambda _: ("batch", "kv_heads", "slots", None), cache)
 
 
 def commit_kv(cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> KVCache:

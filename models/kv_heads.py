@@ -9,12 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.sharding import rules
+
 _COPIED = ("k", "v")  # the modules whose outputs are kv-heads
 
 
 def copies_for(config: Any, mesh: jax.sharding.Mesh | None) -> int:
     """How many copies of every kv-head let the mesh split them; 1 where that helps nothing."""
-    parts = 1 if mesh is None else mesh.shape["model"]
+    parts = rules.parts(mesh, "heads")
     kv = config.num_key_value_heads
     return parts // kv if parts > kv and parts % kv == 0 and config.num_attention_heads % parts == 0 else 1
 

@@ -18,6 +18,7 @@ from specjax.lm import Block, Draw, Output, Partial, Wants
 from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes
 from specjax.models.kv_heads import copied
 from specjax.models.param_axes import param_axes
+from specjax.sharding.ambient import split_tokens
 
 Array = jax.Array
 
@@ -126,6 +127,7 @@ class Attention(nnx.Module):
             key_positions=positions,
             unseen=block.unseen,
             causal=block.causal,
+            split=block.split,
             scale=c.head_dim**-0.5,
             window=self.window,
             implementation=self.kernel,
@@ -342,6 +344,7 @@ class LlamaLM:
                 layer_cache = None if cache is None else (cache.key[i], cache.value[i])
                 layer_past = None if past is None else (past.key[i], past.value[i])
                 left_out = None if skip is None else skip[i]
+                h = split_tokens(h) if block.split else h
                 h, (k, v) = model.layers[i](h, rope, block, layer_cache, layer_past, positions, left_out)
             keys.append(k)
             values.append(v)

@@ -5,6 +5,8 @@ import functools
 
 import jax
 
+from specjax.sharding.rules import partition, parts
+
 
 def on_mesh(method):
     """A method that is traced under its object's `mesh`; as it is where that is None."""
@@ -16,3 +18,18 @@ def on_mesh(method):
             return method(self, *args, **kwargs)
 
     return traced
+
+
+def known_mesh() -> jax.sharding.AbstractMesh | None:
+    """The ambient mesh where it splits what is traced; None without one, on one device, and inside `shard_map`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty or mesh.size == 1 or mesh.manual_axes else mesh
+
+
+def split_tokens(x: jax.Array) -> jax.Array:
+    """`[B, T, ...]`, its tokens kept split as the ambient mesh says; as it is where nothing splits them."""
+    mesh = known_mesh()
+    if mesh is None or parts(mesh, "tokens") == 1:
+        return x
+    spec = partition(mesh, ("batch", "tokens") + (None,) * (x.ndim - 2), x.shape, {})
+    return jax.lax.with_sharding_constraint(x, jax.sharding.NamedSharding(mesh, spec))

@@ -5,16 +5,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType
 
-AXES = ("data", "model")
+AXES = ("data", "model", "context")
+"""Rows, weights and heads, cache slots: every mesh here has all three, of size 1 where unused."""
 
 
 def make_mesh(spec: "str | jax.sharding.Mesh | None", devices: Sequence[Any] | None = None) -> jax.sharding.Mesh | None:
-    """A mesh over all devices from `"data=2,model=4"`; an axis that is not named has size 1.
+    """A mesh over all devices from `"data=2,model=2,context=2"`; an axis that is not named has size 1.
 
     Args:
-      spec: the line, a mesh, or None for none.
+      spec: the line, a mesh (which gets the axes that it lacks, of size 1), or None for none.
       devices: those of `specjax.sharding.aot.devices`, say; None: those there are.
 
     Raises:
@@ -23,9 +25,12 @@ def make_mesh(spec: "str | jax.sharding.Mesh | None", devices: Sequence[Any] | N
     if spec is None:
         return spec
     if isinstance(spec, jax.sharding.Mesh):
-        if set(spec.axis_names) != set(AXES):
-            raise ValueError(f"a mesh needs the axes {', '.join(AXES)} (of size 1 where unused), not {spec.axis_names}")
-        return jax.sharding.Mesh(spec.devices, spec.axis_names, axis_types=(AxisType.Auto,) * len(AXES))
+        unknown = [name for name in spec.axis_names if name not in AXES]
+        if unknown:
+            raise ValueError(f"a mesh has the axes {', '.join(AXES)}, or some of them; {unknown[0]!r} is none of these")
+        names = (*spec.axis_names, *(name for name in AXES if name not in spec.axis_names))
+        chips = np.reshape(spec.devices, (*spec.devices.shape, *[1] * (len(names) - spec.devices.ndim)))
+        return jax.sharding.Mesh(chips, names, axis_types=(AxisType.Auto,) * len(AXES))
     if not isinstance(spec, str):
         raise ValueError(f"a mesh is a jax.sharding.Mesh or a line such as 'data=2,model=4', not {spec!r}")
     sizes = axis_sizes(spec)

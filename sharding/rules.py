@@ -3,7 +3,7 @@
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 RULES: dict[str, str] = {
     "batch": "data",
@@ -11,12 +11,28 @@ RULES: dict[str, str] = {
     "heads": "model",
     "kv_heads": "model",
     "mlp": "model",
+    "slots": "context",
+    "tokens": "context",
 }
-"""Mesh axis of each logical axis; a name that is not here is replicated."""
+"""Mesh axis of each logical axis; a name that is not here is replicated.
+
+`slots` are a cache's, `tokens` those of a block that `Block.split` lets a mesh split.
+"""
+
+
+def parts(mesh: Mesh | AbstractMesh | None, name: str) -> int:
+    """How many parts a mesh makes of a logical axis that divides; 1 without a mesh."""
+    return 1 if mesh is None else mesh.shape.get(RULES[name], 1)
+
+
+def rounded(mesh: Mesh | AbstractMesh | None, name: str, size: int) -> int:
+    """A size of a logical axis, rounded up to what the mesh divides."""
+    count = parts(mesh, name)
+    return -(-size // count) * count
 
 
 def partition(
-    mesh: Mesh, axes: tuple[str | None, ...], shape: tuple[int, ...], counts: dict[str, int]
+    mesh: Mesh | AbstractMesh, axes: tuple[str | None, ...], shape: tuple[int, ...], counts: dict[str, int]
 ) -> PartitionSpec:
     """How one array is split. A dimension that its mesh axis does not divide is replicated.
 

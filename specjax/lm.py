@@ -30,6 +30,7 @@ class Block:
       embedded: `[B, T]` bool, who uses `embeddings`.
       unseen: `[B, S]` bool, committed slots below `length` that no query sees, since the block holds them anew; or None.
       causal: without `visible`: a query sees all of the past, and the block up to itself (True) or all of it (False).
+      split: whether a mesh may split its tokens (its axis `context` does), as those of a long prompt; only without `visible`.
     """
 
     tokens: Array
@@ -40,6 +41,7 @@ class Block:
     embedded: Array | None = None
     unseen: Array | None = None
     causal: bool = dataclasses.field(default=True, metadata={"static": True})
+    split: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 @dataclasses.dataclass(frozen=True)

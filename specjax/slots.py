@@ -16,6 +16,7 @@ import numpy as np
 
 from specjax import decoder as decoding
 from specjax.request import Record, Request, sampling_of
+from specjax.sharding.rules import parts, rounded
 from specjax.speculative import prefill_width
 from specjax.state import Finish
 from specjax.text import find_stop, new_text
@@ -76,9 +77,7 @@ class Slots:
     @property
     def rows(self) -> int:
         """B, as the mesh divides it."""
-        mesh = self.engine.mesh
-        width = 1 if mesh is None else mesh.shape["data"]
-        return -(-self.count // width) * width
+        return rounded(self.engine.mesh, "batch", self.count)
 
     @property
     def share(self) -> int:
@@ -94,7 +93,8 @@ class Slots:
     def insert(self, state: Any, rows: Sequence[int], requests: Sequence[Request], keys: np.ndarray) -> Any:
         """Requests into rows, a few at a time: one compiled shape a prefill width (of the widest, one for every multiple of
         it), and what one row holds does not depend on which others enter."""
-        widths = [prefill_width(len(self.engine.given(request))) for request in requests]
+        split = parts(self.engine.mesh, "tokens")
+        widths = [prefill_width(len(self.engine.given(request)), split) for request in requests]
         for width in sorted(set(widths)):
             chosen = [i for i, own in enumerate(widths) if own == width]
             for at in range(0, len(chosen), self.share):

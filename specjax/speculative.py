@@ -15,7 +15,7 @@ from specjax.draft.none import NoDrafter
 from specjax.lm import LM, Block, Output, Wants
 from specjax.sampling import Sampler, Sampling
 from specjax.sharding.ambient import on_mesh
-from specjax.sharding.rules import constrain
+from specjax.sharding.rules import constrain, parts, rounded
 from specjax.state import DecodeState, Finish, LogProbs, Stats, StepInfo
 from specjax.verify import Coupled, Verifier
 
@@ -25,12 +25,17 @@ PyTree = Any
 PREFILL_WIDTHS = (16, 32, 64, 96, 128, 192, 256)
 
 
-def prefill_width(prompt_length: int) -> int:
+def prefill_width(prompt_length: int, parts: int = 1) -> int:
     """The prefill chunk of a record: the first of `PREFILL_WIDTHS` that holds its prompt, or the last, by its own length alone.
 
     Records of one width may be inserted together; their numbers do not depend on what else is in the batch.
+
+    Args:
+      prompt_length: its tokens.
+      parts: in how many a mesh splits a chunk's tokens: each is as wide.
     """
-    return next((width for width in PREFILL_WIDTHS if width >= prompt_length - 1), PREFILL_WIDTHS[-1])
+    share = -(-(prompt_length - 1) // parts)
+    return parts * next((width for width in PREFILL_WIDTHS if width >= share), PREFILL_WIDTHS[-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +81,11 @@ class Speculative:
         Args:
           params: the parameters.
           batch: B.
-          capacity: L, at least the longest row's limit plus `slack`.
+          capacity: L, at least the longest row's limit plus `slack`; rounded up to what the mesh splits the cache into.
           cache_dtype: the type of the target's cache; None: that of its parameters.
           eos_width: how many EOS ids a row may have.
         """
+        capacity = rounded(self.mesh, "slots", capacity)
         dtype = cache_dtype or jax.tree.leaves(params["target"])[0].dtype
         zeros = jnp.zeros((batch,), jnp.int32)
         buffer = jnp.zeros((batch, capacity), jnp.float32)
@@ -130,7 +136,7 @@ class Speculative:
         """
         count, size = prompts.shape
         capacity = state.tokens.shape[1]
-        width = min(width or prefill_width(size), capacity)
+        width = min(width or prefill_width(size, parts(self.mesh, "tokens")), capacity)
         dtype = jax.tree.leaves(state.cache)[0].dtype
         fresh = self.empty(params, count, capacity, dtype, state.eos.shape[1])
         kept = min(size, capacity)
@@ -186,7 +192,7 @@ class Speculative:
             positions = jnp.broadcast_to(columns[None], tokens.shape)
             real = positions < state.length[:, None] - 1
             # every row writes the same slots; those past its prompt are garbage that its length hides
-            block = Block(tokens, positions, jnp.minimum(start, state.length - 1))
+            block = Block(tokens, positions, jnp.minimum(start, state.length - 1), split=True)
             output = self.target(params["target"], block, cache, wants=self.drafter.prefill_wants)
             cache = self.target.commit(cache, output.delta, None, jnp.full((tokens.shape[0],), start))
             following = jnp.take(state.tokens, columns + 1, axis=1, mode="clip")

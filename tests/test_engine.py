@@ -39,9 +39,9 @@ def test_none_is_plain_and_dtype_casts(model):
     assert record.steps == record.new_tokens == 4
 
 
-def test_a_mesh_needs_both_axes(model):
-    mesh = jax.make_mesh((8,), ("model",))
-    with pytest.raises(ValueError, match="needs the axes"):
+def test_a_mesh_of_other_axes_is_refused(model):
+    mesh = jax.make_mesh((8,), ("rows",))
+    with pytest.raises(ValueError, match="data, model, context, or some of them; 'rows' is none of these"):
         specjax.generate(model, [[1, 2]], mesh=mesh)
 
 

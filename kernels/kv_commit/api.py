@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 import jax
 
-from specjax.kernels.kv_commit import xla
+from specjax.kernels.kv_commit import sharded
 
 Implementation = Literal["xla", "pallas", "pallas_tpu_interpreted"]
 
@@ -29,7 +29,8 @@ def kv_commit(
       dst: `[B]` int32 starts one run of M slots a row (moved back into the cache where it would leave it), or `[B, M]` int32
         names every slot, and those out of range are dropped. Negative ones count from the end. Named slots must differ.
       implementation: `xla`, or the TPU kernel, `pallas`, which writes runs on one device (wrap it in `shard_map` on more).
-        None is `xla`: its compiled programs touch no more of the caches than they write. `pallas_tpu_interpreted` is the
+        None is `xla`: its compiled programs touch no more of the caches than they write. Where the ambient mesh splits the
+        slots (`specjax.sharding.RULES`), that writes each on the device that holds it. `pallas_tpu_interpreted` is the
         kernel in an interpreter: slow, for tests.
 
     Raises:
@@ -38,7 +39,7 @@ def kv_commit(
     if implementation is not None and implementation not in get_args(Implementation):
         raise ValueError(f"kv_commit has no implementation {implementation!r}; choose 'xla', 'pallas' or None")
     if implementation in (None, "xla"):
-        return tuple(xla.commit(cache, new, src, dst) for cache, new in zip(caches, news, strict=True))
+        return sharded.commit(tuple(caches), tuple(news), src, dst)
     from specjax.kernels.kv_commit import tpu  # Pallas takes long to import
 
     interpret = implementation == "pallas_tpu_interpreted"

@@ -1,11 +1,12 @@
 """The one door to tree attention: picks an implementation."""
 
-import functools
 from typing import Literal, get_args
 
 import jax
 
 from specjax.kernels.tree_attention import lowered, xla
+from specjax.kernels.tree_attention import split as ring
+from specjax.kernels.tree_attention.mapped import over_slots
 from specjax.kernels.tree_attention.parts import grouped, own_visible, ungrouped
 
 Implementation = Literal["xla", "blocked", "pallas", "pallas_tpu_interpreted", "pallas_gpu_interpreted"]
@@ -25,6 +26,7 @@ def tree_attention(
     key_positions: jax.Array | None = None,
     unseen: jax.Array | None = None,
     causal: bool = True,
+    split: bool = False,
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
@@ -48,6 +50,8 @@ def tree_attention(
       key_positions: `[B, P + T]` int32, read only under a `window`.
       unseen: `[B, S]` bool, cache slots below `length` that no query sees: holes, where the block holds newer keys.
       causal: without `visible`, whether a query sees later keys of its own block.
+      split: whether the ambient mesh may split the queries over its axis `context`. Where it does, and divides T and S, keys
+        and cache go round a ring in XLA, whatever the implementation, and there is no gradient; only without `visible`.
       scale: multiplies the scores.
       window: a query at position t sees keys at positions above t - window (sliding-window attention).
       soft_cap: keeps the scores within this distance of zero, by a tanh (Gemma 2).
@@ -64,8 +68,9 @@ def tree_attention(
       `[B, T, K * G, H]` in the query's type. A query that sees nothing gets zeros.
 
     Raises:
-      ValueError: on an unknown implementation, or one other than `xla` without a cache; on one scale without the other; and
-        where `pallas` is named, when the program is lowered for a platform or shapes that it cannot serve.
+      ValueError: on an unknown implementation, or one other than `xla` without a cache; on one scale without the other; on a
+        mask of a `split` block; and where `pallas` is named, when the program is lowered for a platform or shapes that it
+        cannot serve.
     """
     if implementation is not None and implementation not in get_args(Implementation):
         raise ValueError(
@@ -75,6 +80,15 @@ def tree_attention(
         raise ValueError(f"{implementation} tree attention reads a cache, and there is none: choose 'xla' or None")
     if (key_scale is None) != (value_scale is None):
         raise ValueError("tree_attention needs the scales of keys and of values together, or neither")
+    if split and visible is not None:
+        raise ValueError("a split block of tree_attention is causal or full: give visible or split, not both")
+    if split and ring.splits(query, key, cache_key):
+        out = ring.attend(
+            grouped(query, key.shape[2]), key.swapaxes(1, 2), value.swapaxes(1, 2), cache_key, cache_value, length,
+            query_positions, key_positions, unseen, key_scale, value_scale,
+            causal=causal, scale=scale, window=window, soft_cap=soft_cap,
+        )  # fmt: skip
+        return ungrouped(out, query)
     visible = own_visible(query.shape[1], key.shape[1], visible, query_positions, key_positions, causal, window)
     operands = (
         grouped(query, key.shape[2]), key.swapaxes(1, 2), value.swapaxes(1, 2), cache_key, cache_value, length, visible,
@@ -97,7 +111,7 @@ def attend_with(implementation, *operands, **options):
     Returns:
       `[B, K, T * G, H]` float32.
     """
-    whole = functools.partial(xla.attend, **options)
+    whole = over_slots(xla, jax.sharding.get_abstract_mesh(), **options)
     if implementation == "xla":
         return whole(*operands)
     if implementation in INTERPRETED:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from specjax.kernels.tree_attention.parts import MASKED, capped, mix, product, running, scores
+from specjax.kernels.tree_attention.parts import MASKED, Found, capped, finished, mix, nothing, product, running, scores
 
 BLOCK = 64
 """Cache slots a program reads at a time."""
@@ -32,11 +32,16 @@ def refusal(queries, *_) -> str | None:
     return None
 
 
-def attend(
+def attend(*operands, **options):
+    """See `api.attend_with`. `interpret` runs it on any platform, slowly."""
+    return finished(find(*operands, **options))
+
+
+def find(
     queries, key, value, cache_key, cache_value, length, visible, query_positions, unseen, key_scale, value_scale,
     *, scale, window, soft_cap, interpret=False,
 ):  # fmt: skip
-    """See `api.attend_with`. `interpret` runs it on any platform, slowly."""
+    """The same as `Found`."""
     batch, heads, rows, width = queries.shape
     capacity = cache_key.shape[2]
     tile = min(max(pl.next_power_of_2(rows), TILE[0]), TILE[1])
@@ -88,14 +93,14 @@ def attend(
         name="tree_attention",
     )(*(x for x, _ in operands.values()))
 
-    nothing = jnp.full((batch, heads, rows, 1), MASKED), jnp.zeros((batch, heads, rows, 1))
-    own, weights, _ = running(nothing, scores(queries, key, visible, scale, soft_cap))
+    own, weights, _ = running(nothing(queries.shape)[:2], scores(queries, key, visible, scale, soft_cap))
     peak, total, mixed = (
         jnp.concatenate([x[:, :, None], y[:, :, :, :rows]], axis=2)
         for x, y in zip((*own, mix(weights, value)), (*parts, mixed), strict=True)
     )
-    worth = jnp.exp(peak - jnp.max(peak, axis=2, keepdims=True))
-    return jnp.sum(mixed * worth, axis=2) / jnp.maximum(jnp.sum(total * worth, axis=2), 1e-30)
+    top = jnp.max(peak, axis=2)
+    worth = jnp.exp(peak - top[:, :, None])
+    return Found(top, jnp.sum(total * worth, axis=2), jnp.sum(mixed * worth, axis=2))
 
 
 def _kernel(*refs, names, tiles, scale, window, soft_cap, plain):
@@ -140,11 +145,11 @@ def _kernel(*refs, names, tiles, scale, window, soft_cap, plain):
         return *found, carry[2] * keep + product(weights.astype(value.dtype), value, (1, 0))
 
     rows = query.shape[0]
-    nothing = (
+    empty = (
         jnp.full((rows, 1), MASKED, jnp.float32),
         jnp.zeros((rows, 1), jnp.float32),
         jnp.zeros(query.shape, jnp.float32),
     )
     peak_ref[...], total_ref[...], sum_ref[...] = jax.lax.fori_loop(
-        0, pl.cdiv(jnp.maximum(end - begin, 0), BLOCK), read, nothing
+        0, pl.cdiv(jnp.maximum(end - begin, 0), BLOCK), read, empty
     )

@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from specjax.kernels.tree_attention import blocked, xla
-from specjax.kernels.tree_attention.mapped import per_device
+from specjax.kernels.tree_attention.mapped import over_slots, per_device
 
 Array = jax.Array
 
@@ -40,8 +40,7 @@ def interpreted(platform: str, operands: tuple[Array | None, ...], **options) ->
     kernel, why = _kernel(platform, operands)
     if kernel is None or why is not None:
         raise ValueError(_REFUSED.format(why))
-    run = functools.partial(kernel, **options, interpret=True)
-    return per_device(run, jax.sharding.get_abstract_mesh())(*operands)
+    return per_device(kernel, jax.sharding.get_abstract_mesh(), **options, interpret=True)(*operands)
 
 
 def chosen(implementation: str | None, platform: str, operands: tuple[Array | None, ...], options: dict, mesh, devices):
@@ -59,14 +58,14 @@ def chosen(implementation: str | None, platform: str, operands: tuple[Array | No
       ValueError: where `pallas` is named and cannot be used.
     """
     if implementation == "blocked" or (implementation is None and platform == "cpu"):
-        return functools.partial(blocked.attend, **options)
+        return over_slots(blocked, mesh, **options)
     kernel, why = _kernel(platform, operands)
     if kernel is not None and devices > 1 and mesh.empty:
         why = f"the program runs on {devices} devices, and no mesh is set where it is traced (jax.set_mesh)"
     if kernel is not None and why is None:
-        return per_device(functools.partial(kernel, **options), mesh)
+        return per_device(kernel, mesh, **options)
     if implementation is None:
-        return functools.partial(xla.attend, **options)
+        return over_slots(xla, mesh, **options)
     raise ValueError(_REFUSED.format(why))
 
 
@@ -74,15 +73,15 @@ _REFUSED = "the Pallas kernel of tree attention cannot be used: {}; choose 'xla'
 
 
 def _kernel(platform, operands):
-    """The kernel of a platform or None, and why it cannot be used or None."""
+    """The module of a platform's kernel or None, and why it cannot be used or None."""
     if platform == "tpu":
         from specjax.kernels.tree_attention import tpu
 
-        return tpu.attend, tpu.refusal(*operands)
+        return tpu, tpu.refusal(*operands)
     if platform == "cuda":
         from specjax.kernels.tree_attention import gpu
 
-        return gpu.attend, gpu.refusal(*operands)
+        return gpu, gpu.refusal(*operands)
     return None, "it is made for TPUs and NVIDIA GPUs, and the program is compiled for another platform"
 
 

@@ -1,9 +1,42 @@
 """What the implementations share: who sees whom, and the two products. `M` is T * G, the queries of one kv-head."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 MASKED = -1e30  # finite: a query that sees nothing must not make NaN
+
+
+class Found(NamedTuple):
+    """What queries found among some of the keys that they see, from which softmaxes over several parts are put together.
+
+    Attributes:
+      peak: `[B, K, M, 1]` float32, the highest score; MASKED where nothing was seen.
+      total: `[B, K, M, 1]` float32, the weights `exp(score - peak)` in all.
+      sums: `[B, K, M, H]` float32, the values times their weights.
+    """
+
+    peak: jax.Array
+    total: jax.Array
+    sums: jax.Array
+
+
+def nothing(shape):
+    """What queries of this shape found before they looked."""
+    return Found(jnp.full((*shape[:-1], 1), MASKED), jnp.zeros((*shape[:-1], 1)), jnp.zeros(shape))
+
+
+def finished(found):
+    """The attention `[B, K, M, H]` float32; zeros for a query that saw nothing."""
+    return found.sums / jnp.maximum(found.total, 1e-30)
+
+
+def merged(found, axis):
+    """What the devices of a mesh axis found together, inside `shard_map`."""
+    peak = jax.lax.pmax(jax.lax.stop_gradient(found.peak), axis)
+    worth = jnp.exp(found.peak - peak)
+    return Found(peak, *jax.lax.psum((found.total * worth, found.sums * worth), axis))
 
 
 def grouped(query, kv_heads):

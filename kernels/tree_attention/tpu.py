@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from specjax.kernels.tree_attention.parts import MASKED, capped, product, query_facts, running, unpacked
+from specjax.kernels.tree_attention.parts import MASKED, Found, capped, product, query_facts, running, unpacked
 
 BLOCKS = (512, 256, 128)
 """Cache slots read at a time: the first that divides the capacity."""
@@ -28,11 +28,22 @@ def refusal(queries, key, *_) -> str | None:
     return None
 
 
-def attend(
-    queries, key, value, cache_key, cache_value, length, visible, query_positions, unseen, key_scale, value_scale,
-    *, scale, window, soft_cap, interpret=False,
-):  # fmt: skip
+def attend(*operands, **options):
     """See `api.attend_with`. `interpret` runs it on any platform, slowly, with a TPU's memory spaces emulated."""
+    return _call(*operands, **options, whole=True)[0]
+
+
+def find(*operands, **options):
+    """The same as `Found`."""
+    sums, peak, total = _call(*operands, **options, whole=False)
+    return Found(peak, total, sums)
+
+
+def _call(
+    queries, key, value, cache_key, cache_value, length, visible, query_positions, unseen, key_scale, value_scale,
+    *, scale, window, soft_cap, whole, interpret=False,
+):  # fmt: skip
+    """The finished attention, or where it is not `whole` sums, peaks and totals."""
     batch, heads, rows, width = queries.shape
     capacity = cache_key.shape[2]
     size = min(capacity, next((size for size in BLOCKS if capacity % size == 0), BLOCKS[0]))
@@ -56,13 +67,13 @@ def attend(
 
         return pl.BlockSpec(shape, at)
 
-    whole = lambda x: spec((None, None, *x.shape[2:]), "b", "k", 0, 0)
+    every = lambda x: spec((None, None, *x.shape[2:]), "b", "k", 0, 0)
     cached = spec((None, None, size, width), "b", "k", "s", 0)
     scales = spec((None, None, 1, size), "b", "k", 0, "s")
     operands = {
-        "query": (queries, whole(queries)),
-        "key": (key, whole(key)),
-        "value": (value, whole(value)),
+        "query": (queries, every(queries)),
+        "key": (key, every(key)),
+        "value": (value, every(value)),
         "facts": (facts, spec((None, *facts.shape[1:]), "b", 0, 0)),
         "cache_key": (cache_key, cached),
         "cache_value": (cache_value, cached),
@@ -72,17 +83,20 @@ def attend(
     if key_scale is not None:
         operands["key_scale"] = key_scale.astype(jnp.float32)[:, :, None], scales
         operands["value_scale"] = value_scale.astype(jnp.float32)[:, :, None], scales
+    results = [jax.ShapeDtypeStruct(queries.shape, jnp.float32)]
+    if not whole:
+        results += [jax.ShapeDtypeStruct((batch, heads, rows, 1), jnp.float32)] * 2
     kernel = functools.partial(
         _kernel, names=tuple(operands), ragged=capacity % size != 0, scale=scale, window=window, soft_cap=soft_cap
     )
     return pl.pallas_call(
         kernel,
-        out_shape=jax.ShapeDtypeStruct(queries.shape, jnp.float32),
+        out_shape=results,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(batch, heads, jnp.maximum(jnp.max(count), 1)),
             in_specs=[spec for _, spec in operands.values()],
-            out_specs=whole(queries),
+            out_specs=[every(x) for x in results],
             scratch_shapes=[pltpu.VMEM((rows, columns), jnp.float32) for columns in (1, 1, width)],
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
@@ -92,13 +106,15 @@ def attend(
 
 
 def _kernel(used_ref, first_ref, count_ref, *refs, names, ragged, scale, window, soft_cap):
-    """Refs in the order of `names`, then the result `[M, H]`, and peak `[M, 1]`, total `[M, 1]` and sums `[M, H]` so far.
+    """Refs in the order of `names`, then the result `[M, H]`, or sums `[M, H]`, peak and total `[M, 1]`, and then peak, total
+    and sums so far.
 
     query `[M, H]`, key and value `[32 W, H]`, facts `[M, W or W + 1]`, cache_key and cache_value `[block, H]`, and where
     given unseen, key_scale and value_scale `[1, block]`.
     """
     ref = dict(zip(names, refs, strict=False))
-    out_ref, peak_ref, total_ref, sum_ref = refs[len(names) :]
+    out_ref, *stats = refs[len(names) : -3]
+    peak_ref, total_ref, sum_ref = refs[-3:]
     row, block = pl.program_id(0), pl.program_id(2)
     words = ref["key"].shape[0] // 32
 
@@ -147,4 +163,7 @@ def _kernel(used_ref, first_ref, count_ref, *refs, names, ragged, scale, window,
 
     @pl.when(block == pl.num_programs(2) - 1)
     def finish():
-        out_ref[...] = sum_ref[...] / jnp.maximum(total_ref[...], 1e-30)
+        if stats:
+            out_ref[...], stats[0][...], stats[1][...] = sum_ref[...], peak_ref[...], total_ref[...]
+        else:
+            out_ref[...] = sum_ref[...] / jnp.maximum(total_ref[...], 1e-30)

@@ -23,7 +23,7 @@ from specjax.sampling.noise import keys_at
 from specjax.sampling.sampler import best
 from specjax.sampling.warp import warp
 from specjax.sharding.ambient import on_mesh
-from specjax.sharding.rules import constrain
+from specjax.sharding.rules import constrain, rounded
 from specjax.state import Finish, Rows, Stats
 
 Array = jax.Array
@@ -108,7 +108,7 @@ class CanvasDiffusion:
       target: the model.
       policy: the sampler.
       block_length: W.
-      mesh: keeps the state on its shardings: rows over `data`, the cache's heads over `model`.
+      mesh: keeps the state on its shardings: rows over `data`, the cache's heads over `model`, its slots over `context`.
     """
 
     target: CanvasLM
@@ -138,6 +138,7 @@ class CanvasDiffusion:
         self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1
     ) -> CanvasState:
         """A state of finished rows, to be filled by `insert`; see `Speculative.empty`."""
+        capacity = rounded(self.mesh, "slots", capacity)
         zeros, width = jnp.zeros((batch,), jnp.int32), self.block_length
         canvas = jnp.zeros((batch, width), jnp.int32)
         dtype = jax.tree.leaves(params["target"])[0].dtype if cache_dtype is None else cache_dtype

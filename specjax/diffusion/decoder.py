@@ -20,7 +20,7 @@ from specjax.sampling.noise import keys_at, uniform
 from specjax.sampling.sampler import best
 from specjax.sampling.warp import warp
 from specjax.sharding.ambient import on_mesh
-from specjax.sharding.rules import constrain
+from specjax.sharding.rules import constrain, rounded
 from specjax.state import Finish, Rows, Stats
 
 Array = jax.Array
@@ -91,7 +91,7 @@ class Diffusion:
       shift: the model's output at position i - 1 is for position i (Dream), not that at i (LLaDA).
       cfg_scale: classifier-free guidance: logits are `u + (1 + cfg_scale)(c - u)`, where u are those without what was given
         (LLaDA's `generate`). A pass then reads two canvases a row. 0 is off.
-      mesh: keeps the state on its shardings: rows over `data`, the cache's heads over `model`.
+      mesh: keeps the state on its shardings: rows over `data`, the cache's heads over `model`, its slots over `context`.
     """
 
     target: LM
@@ -136,6 +136,7 @@ class Diffusion:
         self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1
     ) -> DiffusionState:
         """A state of finished rows, to be filled by `insert`; see `Speculative.empty`."""
+        capacity = rounded(self.mesh, "slots", capacity)
         return self._constrain(self._empty(params, batch, capacity, cache_dtype, eos_width))
 
     def _empty(self, params, batch, capacity, cache_dtype, eos_width) -> DiffusionState:

@@ -91,11 +91,11 @@ class FeatureDrafter(TreeDrafter, Trained):
         return FeatureDraft(cache, jnp.zeros((batch,), jnp.int32), zeros)
 
     def axes(self, draft):
-        kv = ("batch", "kv_heads", None, None)
+        kv = ("batch", "kv_heads", "slots", None)
         return FeatureDraft(jax.tree.map(lambda _: kv, draft.cache), ("batch",), ("batch", None))
 
     def prefill(self, params, draft, chunk, output):
-        block = Block(chunk.following, chunk.block.positions, chunk.block.length)
+        block = dataclasses.replace(chunk.block, tokens=chunk.following)
         h, delta = self.read(params, self.features(output), block, draft.cache)
         count = chunk.real.sum(axis=1, dtype=jnp.int32)
         feature = jnp.where((count > 0)[:, None], _row(h, jnp.maximum(count - 1, 0)), draft.feature)

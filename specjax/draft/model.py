@@ -63,7 +63,7 @@ class ModelDrafter(TreeDrafter):
         return ModelDraft(self.lm.cache_axes(draft.cache), ("batch",))
 
     def prefill(self, params, draft, chunk, output):
-        own = Block(chunk.block.tokens, chunk.block.positions, draft.length)
+        own = dataclasses.replace(chunk.block, length=draft.length)
         delta = self.lm(params["draft"], own, draft.cache, wants=Wants()).delta
         cache = self.lm.commit(draft.cache, delta, None, draft.length)
         return ModelDraft(cache, draft.length + chunk.real.sum(axis=1, dtype=jnp.int32))

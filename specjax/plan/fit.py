@@ -29,12 +29,12 @@ def check_mesh(spec: str | None, topology: str, config: Any, batch: int) -> str:
         spec = f"data={chips // model},model={model}"
     sizes = axis_sizes(spec)
     heads, kinds = config.num_attention_heads, [n for n in range(1, chips + 1) if chips % n == 0]
-    if sizes["data"] * sizes["model"] != chips:
-        raise ValueError(f"mesh {spec!r} has {sizes['data'] * sizes['model']} chips and {topology} has {chips}: "
-                         f"give data={max(chips // sizes['model'], 1)},model={min(sizes['model'], chips)}"
-                         if chips % sizes["model"] == 0 else
-                         f"mesh {spec!r} has {sizes['data'] * sizes['model']} chips and {topology} has {chips}: "
-                         f"give data=1,model={chips}")  # fmt: skip
+    if math.prod(sizes.values()) != chips:
+        kept = {name: sizes[name] for name in ("model", "context") if sizes[name] > 1}
+        whole = chips % math.prod(kept.values()) == 0
+        near = {"data": chips // math.prod(kept.values()), **kept} if whole else {"data": 1, "model": chips}
+        raise ValueError(f"mesh {spec!r} has {math.prod(sizes.values())} chips and {topology} has {chips}: "
+                         f"give {','.join(f'{name}={size}' for name, size in near.items())}")  # fmt: skip
     if heads % sizes["model"]:
         near = max(n for n in kinds if heads % n == 0 and n <= sizes["model"])
         raise ValueError(f"{heads} attention heads do not divide over model={sizes['model']}: "
@@ -92,7 +92,7 @@ def reason(setup: step.Setup, model: Any, chip: Chip, topology: str, held: step.
             if _arguments(setup, model, mesh) + spare <= chip.hbm_bytes:
                 ways.append(f"--topology {name} --mesh {mesh}")
                 break
-    data = next(iter(setup.state.tokens.sharding.mesh.shape.values()))
+    data = setup.state.tokens.sharding.mesh.shape["data"]
     fewer = int(room / (share * context)) // data * data
     ways += [f"--batch {fewer}"] if fewer >= 1 else []
     shorter = int(room / (share * rows)) // 128 * 128

@@ -43,7 +43,7 @@ def record(
     }
     if cost is None:
         return own
-    seconds = roofline(chip, cost, mesh.shape["model"])
+    seconds = roofline(chip, cost, mesh.size // mesh.shape["data"])
     return own | {
         "bytes_accessed": round(cost.bytes),
         "bytes_over_ideal": round(cost.bytes / held.ideal, 4),
@@ -57,8 +57,8 @@ def record(
 
 
 def roofline(chip: Chip, cost: Cost, parts: int) -> dict[str, float]:
-    """Seconds of one step, each as if nothing else took any: memory, compute, collectives over a ring of `parts` chips; and of
-    the step, the longer of memory and compute, and then the collectives. No latencies."""
+    """Seconds of one step, each as if nothing else took any: memory, compute, collectives over a ring of the `parts`
+    chips that share rows; and of the step, the longer of memory and compute, and then the collectives. No latencies."""
     passes = {"all-reduce": 4.0}
     exchanged = sum(entry["bytes"] * passes.get(kind, 2.0) for kind, entry in cost.collectives.items())
     memory, compute = cost.bytes / chip.hbm_bandwidth, cost.flops / chip.flops

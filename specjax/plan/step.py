@@ -17,7 +17,7 @@ from specjax.plan.hlo import Traffic, traffic
 from specjax.plan.pallas import kernels
 from specjax.sampling import Sampling
 from specjax.sharding.aot import compiled as compile_ahead
-from specjax.sharding.rules import placed, shardings
+from specjax.sharding.rules import placed, rounded, shardings
 
 LAYERS = (2, 4)
 """Layers of the two programs from which a deeper model is extrapolated."""
@@ -80,12 +80,13 @@ def prepare(model: Any, plan: assembly.Plan, mesh: Any, batch: int, context: int
       plan: how to decode.
       mesh: of devices that need not exist.
       batch: B.
-      context: L.
+      context: L, rounded up to what the mesh splits the cache into.
 
     Raises:
       ValueError: where the model cannot be decoded like this.
     """
     decoder, params = assembly.assemble(model, plan, mesh)
+    context = rounded(mesh, "slots", context)
     live = context - decoder.slack
     if live < 2:
         raise ValueError(f"a context of {context} slots is too short: a step of this decoder takes {decoder.slack}")

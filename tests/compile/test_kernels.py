@@ -1,6 +1,7 @@
 """Every kernel at real shapes goes through the real compilers of TPUs and of an H100, on a machine without either."""
 
 import importlib.util
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from specjax.kernels.tree_attention import tree_attention
+from specjax.plan.hlo import traffic
 from specjax.sharding.aot import compiled, devices
 
 NEEDS = {"v": "libtpu", "h": "jax_cuda12_plugin"}
@@ -17,26 +19,29 @@ MODELS = {"llama-3-8b": (32, 8, 128), "llama-3-70b": (64, 8, 128)}
 TPUS = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")
 
 
-def layer_on(topology, model, slots, capacity, *, split=(1, 1), batch=4, past=0, options=None, dtype=None, holes=False):
-    """One layer's attention, compiled for the first devices of a topology; rows over `data`, heads over `model`."""
+def layer_on(
+    topology, model, slots, capacity, *, split=(1, 1, 1), batch=4, past=0, options=None, dtype=None, holes=False
+):
+    """One layer's attention, compiled for the first devices of a topology: rows over `data`, heads over `model`, cache slots
+    over `context`."""
     module = NEEDS[topology[0]]
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"compiling for {topology} needs {module}: pip install -e '.[aot]'")
-    chips = np.array(devices(topology)[: split[0] * split[1]]).reshape(split)
-    mesh = Mesh(chips, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    chips = np.array(devices(topology)[: math.prod(split)]).reshape(split)
+    mesh = Mesh(chips, ("data", "model", "context"), axis_types=(AxisType.Auto,) * 3)
 
     def given(shape, dtype, *spec):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec("data", *spec)))
 
     heads, kv_heads, width = MODELS[model]
     new = given((batch, past + slots, kv_heads, width), jnp.bfloat16, None, "model")
-    cache = given((batch, kv_heads, capacity, width), dtype or jnp.bfloat16, "model")
+    cache = given((batch, kv_heads, capacity, width), dtype or jnp.bfloat16, "model", "context")
     positions = [given((batch, size), jnp.int32) for size in (slots, past + slots)]
-    scales = [None if dtype is None else given((batch, kv_heads, capacity), jnp.float32, "model")] * 2
+    scales = [None if dtype is None else given((batch, kv_heads, capacity), jnp.float32, "model", "context")] * 2
     arrays = (
         given((batch, slots, heads, width), jnp.bfloat16, None, "model"), new, new, cache, cache,
         given((batch,), jnp.int32), given((batch, slots, past + slots), bool), *positions,
-        given((batch, capacity), bool) if holes else None, *scales,
+        given((batch, capacity), bool, "context") if holes else None, *scales,
     )  # fmt: skip
 
     def layer(*arrays):
@@ -61,13 +66,22 @@ def test_verification_compiles(topology):
 
 @pytest.mark.parametrize("topology", ["v5e:2x2", "h100:8"])
 def test_heads_over_four_chips_gather_nothing(topology):
-    program = layer_on(topology, "llama-3-8b", 16, 2048, split=(1, 4))
+    program = layer_on(topology, "llama-3-8b", 16, 2048, split=(1, 4, 1))
     assert gathers(program) == []
     # a chip holds a quarter of the cache, and of what it needs beside its arguments nothing is as large as that
     quarter = 4 * 2 * 2048 * 128 * 2
     used = program.memory_analysis()
     assert 2 * quarter < used.argument_size_in_bytes < 2.2 * quarter
     assert used.temp_size_in_bytes < quarter
+
+
+@pytest.mark.parametrize("topology", ["v5e:2x2", "h100:8"])
+def test_slots_over_four_chips_gather_nothing(topology):
+    """What they exchange is as long as the block's queries."""
+    program = layer_on(topology, "llama-3-8b", 16, 8192, split=(1, 1, 4))
+    moved = [a.moved for a in traffic(program.as_text()).accesses if a.moved]
+    assert gathers(program) == [] and moved
+    assert max(moved) <= 4 * 16 * 32 * (128 + 1) * 4
 
 
 @pytest.mark.slow
@@ -88,9 +102,11 @@ def test_every_shape_compiles(topology, model, slots, capacity):
         {"past": 64, "slots": 64, "holes": True},
         {"dtype": jnp.int8},
         {"dtype": jnp.float8_e4m3fn},
-        {"split": (2, 2)},
+        {"split": (2, 2, 1)},
+        {"split": (1, 2, 2), "options": {"window": 1024}, "holes": True},
+        {"split": (1, 1, 4), "dtype": jnp.int8},
     ],
-    ids=["window, cap, uneven", "past and holes", "int8", "fp8", "rows and heads"],
+    ids=["window, cap, uneven", "past and holes", "int8", "fp8", "rows and heads", "heads and slots", "slots, int8"],
 )
 def test_every_option_compiles(topology, settings):
     program = layer_on(topology, "llama-3-8b", **({"slots": 16, "capacity": 2048} | settings))

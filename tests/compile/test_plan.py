@@ -136,6 +136,19 @@ def test_the_command_prints_json_and_draws(plan, tmp_path):
 
 
 @needs_libtpu
+def test_a_cache_split_by_its_slots(plan):
+    """A chip holds a quarter of it, and exchanges what is as long as the queries."""
+    words = ("--model", "pycode-draft", "--drafter", "none", "--batch", 2, "--context", 512, "--json")
+    split, whole = (json.loads(plan(*words, *more)[1]) for more in (
+        ("--topology", "v5e:2x2", "--mesh", "context=4"), ("--topology", "v5e:1x1"),
+    ))  # fmt: skip
+    memory, alone = split["bytes_per_chip"], whole["bytes_per_chip"]
+    assert 4 * memory["cache"] == alone["cache"] and memory["weights"] == alone["weights"]
+    assert set(split["collectives"]) == {"all-reduce"}
+    assert split["collectives"]["all-reduce"]["bytes"] < memory["cache"] / 8
+
+
+@needs_libtpu
 def test_what_does_not_fit_says_what_does(plan):
     status, out, err = plan("--model", "meta-llama/Llama-3.1-8B", "--topology", "v5e:1x1", "--json")
     record = json.loads(out)
@@ -151,7 +164,9 @@ def test_what_does_not_fit_says_what_does(plan):
         (("--topology", "v5e:2x2x2"), "no slice of v5e"),
         (("--model", "no/such"), "meta-llama/Llama-3.1-8B"),
         (("--mesh", "data=1,model=8"), "give data=1,model=4"),
-        (("--mesh", "rows=4"), "data, model"),
+        (("--mesh", "rows=4"), "data, model, context"),
+        (("--mesh", "context=8"), "give data=1,model=4"),
+        (("--mesh", "model=2,context=4"), "give data=1,model=4"),
         (("--mesh", "data=4,model=1", "--batch", 6), "give 8"),
         (("--batch", "many"), "1,8,32"),
         (("--context", 10**6), "131072"),

@@ -4,10 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
 from specjax.kernels.kv_commit import kv_commit
 from specjax.kernels.kv_commit.reference import commit
 from specjax.models.kv import KVCache, KVDelta, commit_kv
+from specjax.plan import hlo
+from specjax.sharding import make_mesh
 
 B, K, S, H, T = 3, 2, 64, 16, 5
 write = jax.jit(kv_commit, static_argnames="implementation")
@@ -54,6 +57,32 @@ def test_named_slots(src):
     """Out of range drops, negative counts from the end."""
     dst = jnp.asarray([[5, 64, 3, 63, 0], [64, 99, 200, 64, 65], [1, -1, -65, 2, -2]], jnp.int32)
     same(*world(), src, dst)
+
+
+@pytest.mark.parametrize("capacity", (64, 16), ids=("shards", "shards shorter than a run"))
+def test_split_slots(capacity):
+    """Every device writes its own slots: runs within one and across several, named slots, what lies outside."""
+    mesh = make_mesh("context=4,model=2")
+    cache, everywhere = (NamedSharding(mesh, jax.P(*spec)) for spec in ((None, "model", "context"), ()))
+
+    def check(src, dst):
+        caches, news = world(capacity=capacity)
+        wanted = [commit(old, new, src, dst) for old, new in zip(map(np.array, caches), news, strict=True)]
+        given = jax.device_put(caches, cache), *jax.device_put((news, src, dst), everywhere)
+        with jax.set_mesh(mesh):
+            program = write.lower(*given).compile()
+        for got, want in zip(program(*given), wanted, strict=True):
+            np.testing.assert_array_equal(np.asarray(got), want)
+            assert got.sharding == cache
+        return program.as_text()
+
+    for start in ((0, capacity // 4 - 2, capacity - 1), (capacity + 9, -4, capacity // 2)):
+        for src in SRC.values():
+            check(src, jnp.asarray(start, jnp.int32))
+    last = capacity - 1
+    named = [[5, capacity, 3, last, 0], [capacity] * 5, [1, -1, -1 - capacity, 2, -2]]
+    text = check(None, jnp.asarray(named, jnp.int32))
+    assert not any(f" {kind}" in text for kind in hlo.COLLECTIVES)
 
 
 @pytest.mark.parametrize("implementation", EVERY)

@@ -6,17 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from laws import mostly_slow
 
 from specjax.draft import PromptLookup
 from specjax.kernels.tree_attention import blocked, tree_attention
 from specjax.kernels.tree_attention.reference import reference
 from specjax.models.llama import LlamaConfig, LlamaLM
 from specjax.sampling import Sampling, row_keys
+from specjax.sharding import make_mesh
 from specjax.speculative import speculative
 
 B, T, K, G, H = 3, 5, 2, 2, 16
 WAYS = ["xla", "blocked", "pallas_tpu_interpreted", "pallas_gpu_interpreted"]
-static = ("causal", "scale", "window", "soft_cap", "implementation")
+static = ("causal", "split", "scale", "window", "soft_cap", "implementation")
 attend = jax.jit(tree_attention, static_argnames=static)
 plain = functools.partial(attend, scale=H**-0.5)
 
@@ -219,6 +221,57 @@ def test_a_kernel_is_mapped_over_the_ambient_mesh():
 
     operands = jax.device_put(operands, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
     np.testing.assert_allclose(mapped(*operands), want, rtol=1e-5, atol=1e-5)
+
+
+def on(mesh, *operands, **settings):
+    """Tree attention of replicated operands, traced under a mesh."""
+    mesh = make_mesh(mesh)
+
+    @jax.jit
+    def mapped(*operands):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return plain(*operands, **settings)
+
+    return mapped(*jax.device_put(operands, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())))
+
+
+@pytest.mark.parametrize("way", mostly_slow(WAYS, "xla", "blocked"))
+@pytest.mark.parametrize("window", mostly_slow([None, 20], 20))
+def test_split_slots_are_seen_where_they_lie(way, window):
+    """A row within one shard, one that fills all, and an empty one; a query that sees nothing; holes; a past."""
+    operands, options = world(96, (9, 96, 0), past=3)
+    options["visible"] = options["visible"].at[2, 1].set(False)
+    options |= {"unseen": holes(96), "window": window}
+    got = on("context=4,model=2", *operands, **options, implementation=way)
+    np.testing.assert_allclose(got, reference(*operands, **options, scale=H**-0.5), rtol=1e-5, atol=1e-5)
+    assert (got[2, 1] == 0).all()
+
+
+def test_scales_of_split_slots():
+    (*new, cache_key, cache_value, length), options = world(64, (0, 33, 64))
+    cut = lambda x: jnp.clip(x, -1e9, 1e9)
+    (cache_key, key_scale), (cache_value, value_scale) = (quantised(cut(x), jnp.int8) for x in (cache_key, cache_value))
+    options |= {"key_scale": key_scale, "value_scale": value_scale}
+    got = on("context=8", *new, cache_key, cache_value, length, **options)
+    want = reference(*new, cache_key, cache_value, length, **options, scale=H**-0.5)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", mostly_slow([None, 20], 20))
+def test_a_split_block_goes_round(causal, window):
+    operands, options = world(96, (9, 96, 0), block=24)
+    del options["visible"]
+    options |= {"causal": causal, "window": window, "unseen": holes(96)}
+    got = on("context=4,model=2", *operands, **options, split=True)
+    np.testing.assert_allclose(got, reference(*operands, **options, scale=H**-0.5), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got, plain(*operands, **options, split=True), rtol=1e-5, atol=1e-5)  # without a mesh
+
+
+def test_a_split_block_has_no_mask():
+    operands, options = world(40, (0, 3, 40))
+    with pytest.raises(ValueError, match="give visible or split, not both"):
+        plain(*operands, **options, split=True)
 
 
 def test_it_can_be_mapped_over_another_axis():

@@ -1,0 +1,5 @@
+"""Attention over a sequence that a mesh splits: queries stay, keys and values go round."""
+
+from specjax.kernels.ring_attention.api import ring_attention
+
+__all__ = ["ring_attention"]

@@ -1,0 +1,167 @@
+"""Caches split by their slots: the text stays, the cache lies apart, and nothing of it travels in a step."""
+
+import dataclasses
+import functools
+
+import canvas
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from laws import CONFIG, DRAFTERS, MIXED, TARGET, Rows, complete, params, plain, same, start, texts
+
+import specjax
+from specjax.diffusion import Prefix, Threshold, diffusion
+from specjax.plan import fit, hlo
+from specjax.sharding import make_mesh, shardings
+from specjax.speculative import prefill_width
+
+MESHES = {
+    "context=8": "none",
+    "context=4,model=2": "eagle3",
+    "data=2,context=2,model=2": "draft-top_k",
+}
+CAPACITY = 500
+WIDTH = 256  # of a prefill chunk: the second one is cut where the buffer ends
+
+
+def _prompt(length):
+    return tuple(np.resize(np.random.default_rng(length).integers(1, 96, 11), length).tolist())
+
+
+LONG = Rows(
+    tuple(map(_prompt, (430, 5, 301, 120))),
+    ("a", "b", "c", "d"),
+    ({"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 0.8}, {"repetition_penalty": 1.3}),
+    new_tokens=16,
+)
+"""Greedy and sampled, long and short."""
+
+
+def test_a_mesh_gets_the_axes_that_it_lacks():
+    devices = np.asarray(jax.devices()).reshape(2, 4)
+    for names, shape in (
+        (("model", "data"), {"model": 2, "data": 4}),
+        (("context", "data"), {"context": 2, "data": 4}),
+    ):
+        mesh = make_mesh(jax.sharding.Mesh(devices, names))
+        assert {**dict.fromkeys(("data", "model", "context"), 1), **shape} == dict(mesh.shape)
+        assert (mesh.devices.reshape(2, 4) == devices).all()
+    assert make_mesh("context=2,data=4").shape == {"data": 4, "model": 1, "context": 2}
+
+
+def test_a_capacity_is_rounded_up():
+    mesh = make_mesh("context=8")
+    abstract = jax.eval_shape(lambda: TARGET.init(jax.random.key(0)))
+    for decoder in (
+        specjax.speculative(TARGET, mesh=mesh),
+        diffusion(TARGET, 95, Threshold(), cache=Prefix(), mesh=mesh),
+    ):
+        state = jax.eval_shape(lambda decoder=decoder: decoder.empty({"target": abstract}, 2, 90))
+        assert state.tokens.shape == (2, 96) and state.cache.key[0].shape[2] == 96
+
+
+def test_a_split_chunk_is_as_wide_for_every_device():
+    assert [prefill_width(n, 4) for n in (1, 65, 66, 1025, 9999)] == [64, 64, 128, 1024, 1024]
+    assert [prefill_width(n) for n in (1, 17, 18, 257, 9999)] == [16, 16, 32, 256, 256]
+
+
+def test_ragged_rows_on_eight_devices():
+    mesh = make_mesh("context=8")
+    got, state = complete(DRAFTERS["none"], MIXED, model=placed(mesh, "none"), mesh=mesh)
+    same(got, plain())
+    assert state.cache.key[0].addressable_shards[0].data.shape == (8, 4, 12, 8)
+
+
+def placed(mesh, name):
+    """The parameters of a drafter of the table and of its target on the mesh; those of heads are replicated."""
+    model = params(name)
+    whole = jax.tree.map(lambda x: (None,) * x.ndim, model)
+    axes = {**whole, "target": TARGET.axes(model["target"])}
+    return jax.tree.map(jax.device_put, model, shardings(mesh, axes, model, TARGET.axis_counts()))
+
+
+@functools.cache
+def alone(name):
+    """One device's text, and what the prefill needs beside its arguments."""
+    decoder = specjax.speculative(TARGET, DRAFTERS[name])
+    state, spare = filled(decoder, params(name))
+    return texts(specjax.decoder.run(decoder, params(name), state)), spare
+
+
+def filled(decoder, model):
+    """A state of long prompts, and the bytes of temporaries a device that their prefill takes."""
+    insert, seen = specjax.decoder.insert, []
+
+    def watched(*args, **kwargs):
+        program = insert.lower(*args, **kwargs).compile()
+        seen.append(program.memory_analysis().temp_size_in_bytes)
+        return program(*args[1:], **{k: v for k, v in kwargs.items() if k != "width"})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(specjax.decoder, "insert", watched)
+        return start(decoder, LONG, model=model, capacity=CAPACITY, width=WIDTH), seen[0]
+
+
+def exchanged(text):
+    """The shapes of what a compiled program's collectives exchange."""
+    ops = [op for part in hlo.parse(text).computations.values() for op in part.ops.values()]
+    return {b.dims for op in ops if op.opcode.removesuffix("-start") in hlo.COLLECTIVES for b in op.value}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", MESHES)
+def test_long_prompts_go_round_and_the_cache_stays(spec):
+    name, mesh = MESHES[spec], make_mesh(spec)
+    decoder, model = specjax.speculative(TARGET, DRAFTERS[name], mesh=mesh), placed(mesh, MESHES[spec])
+    want, spare = alone(name)
+    state, split_spare = filled(decoder, model)
+    count = mesh.shape["context"]
+    slots = -(-CAPACITY // count)
+    share = (4 // mesh.shape["data"], 4 // mesh.shape["model"], slots, 8)
+    assert {x.addressable_shards[0].data.shape for x in jax.tree.leaves(state.cache)} == {share}
+    assert split_spare < 1.5 * spare / count  # one part in n, and what travels
+
+    steps = jnp.int32(2**31 - 1), jnp.int32(1)
+    program = specjax.decoder.run_program.lower(decoder, model, state, *steps).compile()
+    held = (x for x in jax.tree.leaves((model, state.cache)) if x.ndim > 1)
+    parts = {shape for x in held for shape in (x.shape, x.addressable_shards[0].data.shape)}
+    messages = exchanged(program.as_text())
+    assert messages and not parts & messages
+    assert not any(set(shape[2:]) & {slots, count * slots} for shape in messages)  # nor by a few heads or rows
+    same(texts(program(model, state, *steps)), want)
+
+
+@pytest.mark.slow
+def test_generate_rounds_and_splits():
+    """Three devices divide no power of two: the engine's buffers are rounded up, and prompts split all the same."""
+    model = specjax.models.Model(TARGET, params("none")["target"], None, (), "toy", None, np.dtype("float32"))
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:3]), ("context",))
+    prompts = [list(range(1, 90)), list(range(80, 2, -1))]
+    asked = {"prompts": prompts, "drafter": None, "max_new_tokens": 12}
+    assert [r.tokens for r in specjax.generate(model, mesh=mesh, **asked)] == [
+        r.tokens for r in specjax.generate(model, **asked)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ("prefix", "blocks"))
+def test_a_diffusion_models_text(kind):
+    """A canvas whose keys are all in a split cache, and blocks behind a growing one."""
+    mesh = make_mesh("data=2,context=4")
+    decoder = canvas.make(Threshold(0.5))
+    decoder = dataclasses.replace(decoder, cache=Prefix())
+    if kind == "blocks":
+        decoder = diffusion(canvas.LM, canvas.MASK, Threshold(0.4), block_length=4, causal_blocks=True)
+    rows = range(3) if kind == "blocks" else range(4)
+    want = canvas.texts(specjax.run(decoder, canvas.params(), canvas.begin(decoder, rows)))
+    state = specjax.run(split := dataclasses.replace(decoder, mesh=mesh), canvas.params(), canvas.begin(split, rows))
+    assert canvas.texts(state) == want
+    assert state.cache.key[0].addressable_shards[0].data.shape[2] == canvas.L // 4
+
+
+def test_a_plan_takes_the_axis():
+    config = dataclasses.replace(CONFIG, num_attention_heads=32)
+    assert fit.check_mesh("context=4,model=4", "v5e:4x4", config, 8) == "context=4,model=4"
+    with pytest.raises(ValueError, match=r"has 8 chips and v5e:4x4 has 16: give data=2,model=2,context=4"):
+        fit.check_mesh("context=4,model=2", "v5e:4x4", config, 8)

@@ -73,17 +73,38 @@ def restore(folder: Path, abstract: Any, places: Any = None) -> Any:
     except Exception as error:  # a damaged file raises what tensorstore, JSON or Orbax raise
         raise _unreadable(path, error) from error
     _check(stored, wanted)
+    found = {}
+    try:
+        for limit, names in _groups(wanted, stored, where).items():
+            found |= _read(ocp, path, limit, {name: wanted[name] for name in names}, where)
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    return jax.tree_util.tree_map_with_path(lambda path, _: found[_name(path)], abstract)
+
+
+def _read(ocp: Any, path: Path, limit: int, wanted: dict[str, Any], where: dict[str, Any]) -> dict[str, jax.Array]:
+    """Some of the arrays; `limit` bounds the bytes being read at a time."""
     args = {
         name: ocp.ArrayRestoreArgs(sharding=where[name], dtype=leaf.dtype, global_shape=leaf.shape)
         for name, leaf in wanted.items()
     }
-    try:
-        with ocp.Checkpointer(_handler(ocp, wanted, stored, where)) as checkpointer:
-            given = ocp.args.PyTreeRestore(_nested(wanted), restore_args=_nested(args))
-            found = flatten_dict(checkpointer.restore(path, args=given), sep=".")
-    except Exception as error:
-        raise _unreadable(path, error) from error
-    return jax.tree_util.tree_map_with_path(lambda path, _: found[_name(path)], abstract)
+    given = ocp.args.PyTreeRestore(_nested(wanted), restore_args=_nested(args), partial_restore=True)
+    handler = ocp.BasePyTreeCheckpointHandler(restore_concurrent_bytes=limit)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(handler_impl=handler)) as checkpointer:
+        return flatten_dict(checkpointer.restore(path, args=given), sep=".")
+
+
+def _groups(wanted: dict[str, Any], stored: dict[str, Any], where: dict[str, Any]) -> dict[int, list[str]]:
+    """Names by the bytes that may be in flight with them, which are memory beside the shards: a 16th of those of this host,
+    or the whole of a larger array, for which Orbax asks room where chunks lie across its shards."""
+    held = lambda name: len(where[name].addressable_devices) * math.prod(where[name].shard_shape(wanted[name].shape))
+    own = sum(held(name) * jnp.dtype(leaf.dtype).itemsize for name, leaf in wanted.items())
+    groups: dict[int, list[str]] = {}
+    for name, leaf in wanted.items():
+        wide = max(jnp.dtype(kind).itemsize for kind in (leaf.dtype, stored[name].dtype))
+        limit = max(_IN_FLIGHT, own // 16, math.prod(leaf.shape) * wide + 1)
+        groups.setdefault(limit, []).append(name)
+    return groups
 
 
 def _stored(ocp: Any, path: Path) -> dict[str, Any]:
@@ -103,16 +124,6 @@ def _check(stored: dict[str, Any], wanted: dict[str, Any]) -> None:
             problems.append(f"{name} has type {own.dtype}, weights are floating-point numbers")
     if problems:
         raise ModelError(f"the checkpoint does not fit config.json: {listed(problems)}")
-
-
-def _handler(ocp: Any, wanted: dict[str, Any], stored: dict[str, Any], where: dict[str, Any]) -> Any:
-    """What is in flight bounds the memory beside the shards; Orbax asks for room for the largest array at least."""
-    wide = lambda name: max(jnp.dtype(leaf.dtype).itemsize for leaf in (wanted[name], stored[name]))
-    whole = {name: math.prod(leaf.shape) * wide(name) for name, leaf in wanted.items()}
-    held = lambda name: len(where[name].addressable_devices) * math.prod(where[name].shard_shape(wanted[name].shape))
-    own = sum(held(name) * leaf.dtype.itemsize for name, leaf in wanted.items())
-    limit = max(_IN_FLIGHT, *whole.values(), own // 16)
-    return ocp.PyTreeCheckpointHandler(handler_impl=ocp.BasePyTreeCheckpointHandler(restore_concurrent_bytes=limit))
 
 
 def _unreadable(path: Path, error: Exception) -> ModelError:

@@ -10,9 +10,11 @@ if TYPE_CHECKING:
     from specjax.models.diffusion_gemma import DiffusionGemmaLM
     from specjax.models.errors import ModelError
     from specjax.models.gemma_config import DiffusionGemmaConfig
-    from specjax.models.hub import Model, abstract, load, resolve_dtype, save, shipped, spread
+    from specjax.models.hub import Model, abstract, load, resolve_dtype, shipped
     from specjax.models.llama import LlamaConfig, LlamaLM, RopeScaling
     from specjax.models.masked import Canvas, Masked
+    from specjax.models.placement import spread
+    from specjax.models.saving import save
     from specjax.models.tabular import TabularLM
 
 _HOME = {
@@ -24,9 +26,9 @@ _HOME = {
     "abstract": "hub",
     "load": "hub",
     "resolve_dtype": "hub",
-    "save": "hub",
+    "save": "saving",
     "shipped": "hub",
-    "spread": "hub",
+    "spread": "placement",
     "LlamaConfig": "llama",
     "LlamaLM": "llama",
     "Masked": "masked",

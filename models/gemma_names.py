@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import numpy as np
-
 from specjax.models.errors import ModelError
-from specjax.models.weights import Tensor
+from specjax.models.reading import equal
+from specjax.models.tensors import Tensor
 
 _ENCODER = "model.encoder.language_model."
 _VISION = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
@@ -45,11 +44,15 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
     return f"model.decoder.{module}{last}", keys[-1] == "kernel"
 
 
-def text_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def text_tensors(tensors: dict[str, Tensor], share: tuple[int, int] = (0, 1)) -> dict[str, Tensor]:
     """The tensors of the text model under the decoder's names, each once; those of the part that reads images are left out.
 
     The encoder shares all but its layers' scalars with the decoder, and so does the head with the embedding. A file may hold
     them under either name, or both.
+
+    Args:
+      tensors: of the folder, by name.
+      share: the part of what is stored twice that is compared here, see `specjax.models.reading.equal`.
 
     Raises:
       ModelError: where what is shared differs.
@@ -64,6 +67,6 @@ def text_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             continue
         tensor = found.pop(name)
         kept = found.setdefault(shared, tensor)
-        if kept is not tensor and not np.array_equal(kept.array(), tensor.array()):
+        if kept is not tensor and not equal(kept, tensor, share):
             raise ModelError(f"{name} differs from {shared}, but tie_word_embeddings is true")
     return found

@@ -1,23 +1,24 @@
-"""`load` and `save`: Hugging Face folders, shipped models and hub ids in, Hugging Face folders out."""
+"""`load`: Hugging Face folders, folders with an Orbax checkpoint, shipped models and hub ids."""
 
 import dataclasses
 import json
 import os
 import re
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from specjax.models import gemma_config, gemma_names, hf_config, tokenizer, weights
+from specjax.models import gemma_config, gemma_names, hf_config, orbax_folder, reading, tokenizer, weights
 from specjax.models import masked as masked_config
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
-from specjax.models.kv_heads import copied, copies_for, merged
+from specjax.models.kv_heads import copies_for
 from specjax.models.llama import LlamaLM
+from specjax.models.placement import share_of, stored_places, widened, with_copies
+from specjax.models.progress import bar
+from specjax.models.tensors import read_folder
 
 _PRETRAINED = Path(__file__).resolve().parent / "pretrained"
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -83,12 +84,12 @@ def resolve_dtype(dtype: Any = None) -> Any:
 
 
 def load(folder_or_hub_id: str | os.PathLike[str], dtype: Any = None, mesh: jax.sharding.Mesh | None = None) -> Model:
-    """Reads a model: a Hugging Face folder, the name of a shipped model, or a Hugging Face hub id.
+    """Reads a model: a folder, of Hugging Face or of `save`, the name of a shipped model, or a Hugging Face hub id.
 
     Args:
       folder_or_hub_id: a folder goes before a shipped name, and that before the hub.
       dtype: the type of the parameters; None is float32 on a CPU and bfloat16 elsewhere.
-      mesh: places every parameter by `specjax.sharding.rules`, reading only the slices of this host's shards.
+      mesh: places every parameter by `specjax.sharding.rules`, reading only the byte ranges of this host's shards.
 
     Raises:
       ModelError: (a ValueError) when there is no such model, the folder is incomplete, the architecture is not
@@ -98,27 +99,32 @@ def load(folder_or_hub_id: str | os.PathLike[str], dtype: Any = None, mesh: jax.
     name, folder = find(folder_or_hub_id, shipped(), "model")
     config_file = folder / "config.json"
     if not config_file.is_file():
+        orbax_folder.check_whole(folder)
         raise ModelError(f"{folder} has no config.json; give a Hugging Face model folder")
     raw = read_json(config_file)
     lm, diffusion = _architecture(raw, config_file)
-    shapes = lm.abstract(dtype)
-    tensors = weights.read_folder(folder)
-    if isinstance(lm, DiffusionGemmaLM):
-        arrays = weights.match(gemma_names.text_tensors(tensors), shapes, False, layout=gemma_names.hf_name)
+    wide = widened(lm, mesh)
+    model = Model(wide, None, tokenizer.load(folder), _eos_ids(folder, raw), name, folder, dtype, diffusion)
+    places = None if mesh is None else stored_places(wide, mesh)
+    if orbax_folder.is_one(folder):
+        params = orbax_folder.restore(folder, lm.abstract(dtype), places)
     else:
-        # conversions of LLaDA exist under Llama's names
-        own = masked_config.kind_of(raw) == "llada" and "model.embed_tokens.weight" not in tensors
-        names = masked_config.llada_name if own else str
-        arrays = weights.match(tensors, shapes, lm.config.tie_word_embeddings, names)
-    if mesh is None:
-        params = jax.tree.map(lambda array: weights.place(array, dtype, None), arrays)
-    else:
-        from specjax.sharding import rules
+        sources = _sources(lm, raw, folder, dtype, share_of(mesh))
+        with bar(f"loading {name}", len(jax.tree.leaves(sources))) as advance:
+            params = reading.read(sources, dtype, places, advance)
+    return dataclasses.replace(model, params=params if mesh is None else with_copies(wide, params, mesh))
 
-        shardings = rules.shardings(mesh, lm.axes(shapes), shapes, lm.axis_counts())
-        params = jax.tree.map(lambda array, sharding: weights.place(array, dtype, sharding), arrays, shardings)
-        lm, params = spread(lm, params, mesh)
-    return Model(lm, params, tokenizer.load(folder), _eos_ids(folder, raw), name, folder, dtype, diffusion)
+
+def _sources(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any], folder: Path, dtype: Any, share: Any) -> Any:
+    """Where every parameter is stored in a Hugging Face folder."""
+    shapes, tensors = lm.abstract(dtype), read_folder(folder)
+    if isinstance(lm, DiffusionGemmaLM):
+        text = gemma_names.text_tensors(tensors, share)
+        return weights.match(text, shapes, False, layout=gemma_names.hf_name)
+    # conversions of LLaDA exist under Llama's names
+    own = masked_config.kind_of(raw) == "llada" and "model.embed_tokens.weight" not in tensors
+    names = masked_config.llada_name if own else str
+    return weights.match(tensors, shapes, lm.config.tie_word_embeddings, names, share=share)
 
 
 def abstract(
@@ -175,21 +181,6 @@ def with_layers(model: Model, layers: int, mesh: jax.sharding.Mesh | None = None
     return dataclasses.replace(model, lm=lm, params=_shapes(lm, model.dtype, mesh))
 
 
-def spread(lm: Any, params: Any, mesh: jax.sharding.Mesh) -> tuple[Any, Any]:
-    """A model on the shardings of a mesh; one of the Llama family with as many copies of its kv-heads as those need."""
-    from specjax.sharding import rules
-
-    if not isinstance(lm, LlamaLM):
-        return lm, jax.device_put(params, rules.shardings(mesh, lm.axes(params), params, lm.axis_counts()))
-    copies = copies_for(lm.config, mesh)
-    change = copies != lm.kv_copies
-    laid = lambda params: copied(merged(params, lm.config, lm.kv_copies), lm.config, copies) if change else params
-    wide = dataclasses.replace(lm, kv_copies=copies)
-    shapes = jax.eval_shape(laid, params)
-    places = rules.shardings(mesh, wide.axes(shapes), shapes, wide.axis_counts())
-    return wide, jax.jit(laid, out_shardings=places)(params) if change else jax.device_put(params, places)
-
-
 def _shapes(lm: LlamaLM, dtype: Any, mesh: jax.sharding.Mesh | None) -> Any:
     from specjax.sharding import rules
 
@@ -217,71 +208,6 @@ def _described(raw, file):
     if config.head_dim % 2:
         raise ModelError(f"{file}: head_dim must be even, got {config.head_dim}")
     return LlamaLM(config), diffusion
-
-
-def save(
-    folder: str | os.PathLike[str],
-    lm: LlamaLM | DiffusionGemmaLM,
-    params: Any,
-    dtype: Any = None,
-    tokenizer: Any = None,
-    eos_ids: tuple[int, ...] = (),
-    diffusion: masked_config.Masked | None = None,
-) -> None:
-    """Writes a folder that `load` and, if autoregressive, `transformers.AutoModelForCausalLM` open.
-
-    Every file is written beside its final place and then renamed; an older file of the same name is replaced.
-
-    Args:
-      folder: created where needed.
-      lm: the model.
-      params: its parameters.
-      dtype: the type to write; None keeps each parameter's own.
-      tokenizer: a transformers tokenizer, or None.
-      eos_ids: end-of-sequence ids for both config files.
-      diffusion: how it is used for masked diffusion: written in Fast-dLLM v2's (`block`) or Dream's layout
-        where `shift` is set, else in SDAR's (`block`) or LLaDA's. DiffusionGemma has a `Canvas`.
-
-    Raises:
-      ModelError: when no supported architecture expresses the config, on a bad `dtype`, or when `folder` is a file.
-    """
-    dtype = None if dtype is None else resolve_dtype(dtype)
-    if isinstance(lm, LlamaLM):
-        params = merged(params, lm.config, lm.kv_copies)
-    ids = [int(i) for i in eos_ids]
-    eos = {"eos_token_id": None if not ids else ids[0] if len(ids) == 1 else ids}
-    bos = {"bos_token_id": getattr(tokenizer, "bos_token_id", None)}
-    written = jnp.dtype(jax.tree.leaves(params)[0].dtype if dtype is None else dtype)
-    names, layout, sampler = str, weights.hf_name, {}
-    if isinstance(lm, DiffusionGemmaLM):
-        if not isinstance(diffusion, masked_config.Canvas):
-            raise ModelError("a DiffusionGemma model is saved with its canvas: diffusion=Canvas(...)")
-        (shape, sampler), layout = gemma_config.to_hf(lm.config, diffusion), gemma_names.hf_name
-    elif isinstance(diffusion, masked_config.Canvas):
-        raise ModelError("a Canvas is how DiffusionGemma is used; a model of the Llama family has a Masked")
-    elif diffusion is None:
-        shape = hf_config.to_hf(lm.config)
-    else:
-        shape = masked_config.to_hf(lm.config, diffusion)
-        names = str if diffusion.shift or diffusion.block else masked_config.llada_name
-    config = {**shape, **bos, **eos, "torch_dtype": written.name}
-
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise ModelError(f"{folder} is a file; give a folder to save to")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        weights.write(scratch / "model.safetensors", params, dtype, names, layout)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(scratch)
-        for name, content in (("generation_config.json", bos | eos | sampler), ("config.json", config)):
-            (scratch / name).write_text(json.dumps(content, indent=2) + "\n")
-        folder.mkdir(exist_ok=True)
-        for file in sorted(scratch.iterdir(), key=lambda file: file.name == "config.json"):  # config.json comes last
-            os.replace(file, folder / file.name)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def find(asked: str | os.PathLike[str], ours: dict[str, Path], what: str) -> tuple[str, Path]:

@@ -39,9 +39,14 @@ def merged(params: Any, config: Any, copies: int) -> Any:
     return params if copies == 1 else _change(params, config.num_key_value_heads * copies, first)
 
 
+def is_copied(path: tuple[Any, ...]) -> bool:
+    """Whether the parameter at this path of a params pytree has an output for every kv-head."""
+    return len(path) > 1 and path[-2].key in _COPIED
+
+
 def _change(params, heads, function):
     def change(path, x):
-        if len(path) < 2 or path[-2].key not in _COPIED:
+        if not is_copied(path):
             return x
         split = x.reshape(*x.shape[:-1], heads, -1)
         return function(split).reshape(*x.shape[:-1], -1)

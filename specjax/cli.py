@@ -112,13 +112,13 @@ def models(args: argparse.Namespace) -> int:
     import json
     import math
 
-    from specjax.models import shipped, weights
+    from specjax.models import shipped, tensors
 
     rows = []
     with bad_input():
         for name, folder in shipped().items():
             config = json.loads((folder / "config.json").read_text())
-            count = sum(math.prod(tensor.shape) for tensor in weights.read_folder(folder).values())
+            count = sum(math.prod(tensor.shape) for tensor in tensors.read_folder(folder).values())
             shape = f"{config['num_hidden_layers']} layers of width {config['hidden_size']}"
             about = f"{config['model_type']}, {shape}, vocabulary {config['vocab_size']}"
             rows.append((name, f"{count / 1e6:.2f}M parameters", f"{about} [{folder}]"))
@@ -171,6 +171,19 @@ def datastore(args: argparse.Namespace) -> int:
     return command(args)
 
 
+def _convert_options(parser: argparse.ArgumentParser) -> None:
+    from specjax.jobs.convert import add_options
+
+    add_options(parser)
+
+
+def convert(args: argparse.Namespace) -> int:
+    """`specjax convert`."""
+    from specjax.jobs.convert import command
+
+    return command(args)
+
+
 def _plan_options(parser: argparse.ArgumentParser) -> None:
     from specjax.plan.command import add_options
 
@@ -189,6 +202,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None] | None,
     "bench": ("plain decoding against drafters: speed, tokens a step, identical text", _bench_options, bench),
     "train": ("train a drafter for a target", _train_options, train),
     "datastore": ("build a retrieval datastore from text files", _datastore_options, datastore),
+    "convert": ("write a model as an Orbax checkpoint, or in another type", _convert_options, convert),
     "plan": (
         "compile a step for a TPU slice or an H100 machine without either, and say what it costs",
         _plan_options,

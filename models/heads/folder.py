@@ -15,8 +15,9 @@ import numpy as np
 
 from specjax.draft.base import Trained
 from specjax.draft.head import check_ids
-from specjax.models import hub, weights
+from specjax.models import hub
 from specjax.models.errors import ModelError
+from specjax.models.tensors import read_folder
 
 _SHIPPED = Path(__file__).resolve().parent.parent / "pretrained" / "heads"
 
@@ -151,11 +152,11 @@ def _check_target(title: str, made_for: dict[str, Any], target: Any) -> None:
 
 
 def _read(title: str, folder: Path, drafter: Trained, target: Any) -> Any:
-    tensors = weights.read_folder(folder)
+    stored = read_folder(folder)
     ids = None
-    if "ids" in tensors:
+    if "ids" in stored:
         try:
-            ids = check_ids(tensors["ids"].array(), target.lm.vocab_size)
+            ids = check_ids(stored["ids"].array(), target.lm.vocab_size)
         except ValueError as error:
             raise ModelError(f"{title}: {error}") from error
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -166,7 +167,7 @@ def _read(title: str, folder: Path, drafter: Trained, target: Any) -> Any:
 
     def find(path, leaf):
         own = _name(path)
-        found = tensors.pop(own, None)
+        found = stored.pop(own, None)
         if found is None:
             problems.append(f"missing {own} {list(leaf.shape)}")
         elif found.shape != leaf.shape:
@@ -175,7 +176,7 @@ def _read(title: str, folder: Path, drafter: Trained, target: Any) -> Any:
             return found.array()
 
     params = jax.tree_util.tree_map_with_path(find, shapes)
-    problems += [f"unknown {own} {list(tensor.shape)}" for own, tensor in tensors.items()]
+    problems += [f"unknown {own} {list(tensor.shape)}" for own, tensor in stored.items()]
     if problems:
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise ModelError(f"{title} does not fit: {'; '.join(problems[:8])}{more}")

@@ -13,8 +13,9 @@ import numpy as np
 
 from specjax.draft.feature import layers_config
 from specjax.draft.head import check_ids
-from specjax.models import hf_config, weights
+from specjax.models import hf_config
 from specjax.models.errors import ModelError
+from specjax.models.tensors import read_header
 
 _FILES = ("model", "pytorch_model", "medusa_lm_head", "hydra_lm_head")
 _ATTENTION = ("q", "k", "v", "o")
@@ -286,7 +287,7 @@ def _read(folder: Path) -> dict[str, np.ndarray]:
     for stem in _FILES:
         file = folder / f"{stem}.safetensors"
         if file.is_file():
-            found = {name: tensor.array() for name, tensor in weights.read_header(file).items()}
+            found = {name: tensor.array() for name, tensor in read_header(file).items()}
             return {name: array for name, array in found.items() if not re.search(r"rotary_emb\.inv_freq$", name)}
         for suffix in (".bin", ".pt"):
             if (folder / f"{stem}{suffix}").is_file():

@@ -12,26 +12,33 @@ _NOT_IN_WORDS = object()
 
 
 def fingerprint(folder: Path) -> str:
-    """A cheap hash of a model folder: its configuration and tokenizer whole; of every weights file the size, the header and a
-    few stretches, so that two trainings of one architecture differ."""
+    """A cheap hash of a model folder: its configuration and tokenizer whole; of every weights file (safetensors, or those of an
+    Orbax checkpoint) the size, the beginning and a few stretches, so that two trainings of one architecture differ."""
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         if file.suffix in (".json", ".jinja", ".txt", ".model"):
             digest.update(f"{file.name}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
         elif file.suffix == ".safetensors":
-            digest.update(f"{file.name}\n".encode() + _weights(file))
+            digest.update(f"{file.name}\n".encode() + _stretches(file, _header_bytes(file)))
+        elif file.name == "params" and file.is_dir():
+            for part in sorted(part for part in file.rglob("*") if part.is_file()):
+                digest.update(f"{part.relative_to(folder)}\n".encode() + _stretches(part, _SAMPLE_BYTES))
     return digest.hexdigest()[:32]
 
 
-def _weights(file: Path) -> bytes:
+def _header_bytes(file: Path) -> int:
+    with file.open("rb") as data:
+        return 8 + int.from_bytes(data.read(8), "little")
+
+
+def _stretches(file: Path, start: int) -> bytes:
+    """Of a file's size, its first bytes, and stretches of the rest."""
     size = file.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with file.open("rb") as data:
-        header = 8 + int.from_bytes(data.read(8), "little")
-        data.seek(0)
-        digest.update(data.read(min(header, size)))
+        digest.update(data.read(min(start, size)))
         for i in range(_SAMPLES):
-            data.seek(header + max(0, size - header - _SAMPLE_BYTES) * i // (_SAMPLES - 1))
+            data.seek(start + max(0, size - start - _SAMPLE_BYTES) * i // (_SAMPLES - 1))
             digest.update(data.read(_SAMPLE_BYTES))
     return digest.digest()
 

@@ -11,7 +11,7 @@ from gemma import IMAGE, V, W, saved, theirs
 
 from specjax import models
 from specjax.lm import Block, Wants
-from specjax.models import Canvas, Masked, ModelError, gemma_config, weights
+from specjax.models import Canvas, Masked, ModelError, gemma_config, tensors
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +115,8 @@ def test_a_folder_gives_back_what_was_saved(model, folder, tmp_path):
     assert again.lm == model.lm and model.masked == Canvas(-1, False, W, IMAGE)
     assert all(map(np.array_equal, jax.tree.leaves(again.params), jax.tree.leaves(model.params)))
     vision = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
-    own = {name for name in weights.read_folder(folder) if not name.startswith(vision)}
-    assert set(weights.read_folder(tmp_path / "ours")) == own
+    own = {name for name in tensors.read_folder(folder) if not name.startswith(vision)}
+    assert set(tensors.read_folder(tmp_path / "ours")) == own
 
 
 def test_shared_tensors_are_read_under_either_name(model, folder, tmp_path):

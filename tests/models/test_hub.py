@@ -13,7 +13,7 @@ import pytest
 
 from specjax import models
 from specjax.lm import Block, Wants
-from specjax.models import LlamaConfig, LlamaLM, ModelError, RopeScaling, hf_config, hub, weights
+from specjax.models import LlamaConfig, LlamaLM, ModelError, RopeScaling, hf_config, hub, tensors
 
 IDS = np.random.default_rng(0).integers(0, 128, (2, 12))
 TINY = LlamaConfig(
@@ -334,7 +334,7 @@ def test_broken_files(tiny):
 
 
 def test_broken_index(tiny):
-    names = list(weights.read_header(tiny / "model.safetensors"))
+    names = list(tensors.read_header(tiny / "model.safetensors"))
     (tiny / "model.safetensors").rename(tiny / "model-1.safetensors")
     index = tiny / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "model-1.safetensors")}))

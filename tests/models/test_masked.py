@@ -11,7 +11,7 @@ import pytest
 
 from specjax import models
 from specjax.lm import Block, Wants
-from specjax.models import LlamaConfig, LlamaLM, Masked, ModelError, masked, weights
+from specjax.models import LlamaConfig, LlamaLM, Masked, ModelError, masked, tensors, weights
 
 LLADA = LlamaConfig(24, 16, 20, 2, 2, 2, 8, max_position_embeddings=32, rms_norm_eps=1e-5, rope_theta=5e5)
 DREAM = dataclasses.replace(LLADA, num_key_value_heads=1, rms_norm_eps=1e-6, rope_theta=1e6, qkv_bias=True)
@@ -62,7 +62,7 @@ def test_a_folder_gives_back_what_was_saved(folder):
 
 
 def test_names_are_the_published_ones(folder):
-    names, config = set(weights.read_folder(folder)), json.loads((folder / "config.json").read_text())
+    names, config = set(tensors.read_folder(folder)), json.loads((folder / "config.json").read_text())
     if folder.name == "dream":
         assert config["architectures"] == ["DreamModel"] and config["model_type"] == "Dream"
         assert {

@@ -1,0 +1,79 @@
+"""Where a model's parameters lie on a mesh, with the copies of kv-heads that it asks for."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from specjax.models.kv_heads import copies_for, is_copied, merged
+from specjax.models.llama import LlamaLM
+from specjax.sharding import rules
+
+
+def spread(lm: Any, params: Any, mesh: jax.sharding.Mesh) -> tuple[Any, Any]:
+    """A model on the shardings of a mesh; one of the Llama family with as many copies of its kv-heads as those need."""
+    wide = widened(lm, mesh)
+    if wide == lm:
+        return lm, jax.device_put(params, places_of(lm, mesh))
+    stored = merged(params, lm.config, lm.kv_copies)
+    return wide, with_copies(wide, jax.device_put(stored, stored_places(wide, mesh)), mesh)
+
+
+def widened(lm: Any, mesh: jax.sharding.Mesh | None) -> Any:
+    """The model with as many copies of its kv-heads as a mesh needs."""
+    return dataclasses.replace(lm, kv_copies=copies_for(lm.config, mesh)) if isinstance(lm, LlamaLM) else lm
+
+
+def places_of(lm: Any, mesh: jax.sharding.Mesh) -> Any:
+    """Shardings of a model's parameters."""
+    shapes = lm.abstract()
+    return rules.shardings(mesh, lm.axes(shapes), shapes, lm.axis_counts())
+
+
+def stored_places(lm: Any, mesh: jax.sharding.Mesh) -> Any:
+    """Shardings of the parameters as they are stored, without copies of kv-heads: every device has what it has with them.
+
+    A device holds one copy of a kv-head. It is the same head on a mesh whose model axis has a part for every kv-head, and
+    whose devices in a part differ in the copy alone.
+
+    Args:
+      lm: what `widened` returned.
+      mesh: that mesh.
+    """
+    places, copies = places_of(lm, mesh), getattr(lm, "kv_copies", 1)
+    if copies == 1:
+        return places
+    axis = mesh.axis_names.index("model")
+    sizes, names = list(mesh.devices.shape), list(mesh.axis_names)
+    sizes[axis : axis + 1], names[axis : axis + 1] = [sizes[axis] // copies, copies], ["model", "copy"]
+    types = (jax.sharding.AxisType.Auto,) * len(names)
+    heads = places_of(
+        dataclasses.replace(lm, kv_copies=1), jax.sharding.Mesh(mesh.devices.reshape(sizes), tuple(names), types)
+    )
+    choose = lambda path, place, head: head if is_copied(path) else place
+    return jax.tree_util.tree_map_with_path(choose, places, heads)
+
+
+def with_copies(lm: Any, params: Any, mesh: jax.sharding.Mesh) -> Any:
+    """Parameters with copies of kv-heads, from those on `stored_places`. No number moves.
+
+    Args:
+      lm: what `widened` returned.
+      params: without copies.
+      mesh: that mesh.
+    """
+    if getattr(lm, "kv_copies", 1) == 1:
+        return params
+
+    def named_anew(path, x, wide, place):
+        own = [shard.data for shard in x.addressable_shards]
+        return jax.make_array_from_single_device_arrays(wide.shape, place, own) if is_copied(path) else x
+
+    return jax.tree_util.tree_map_with_path(named_anew, params, lm.abstract(), places_of(lm, mesh))
+
+
+def share_of(mesh: jax.sharding.Mesh | None) -> tuple[int, int]:
+    """This process among those of a mesh: its number, and how many they are."""
+    processes = [] if mesh is None else sorted({device.process_index for device in mesh.devices.flat})
+    own = jax.process_index() if processes else 0
+    return (processes.index(own), len(processes)) if own in processes else (0, 1)

@@ -1,0 +1,203 @@
+"""Parameters from byte ranges of safetensors files: a host reads what its devices own, and that once.
+
+A range is read a piece at a time, converted and laid out straight into the memory of the array that it belongs to. Besides
+its own shards a host so holds a few pieces, and where devices have memory of their own, the few arrays that are on the way.
+"""
+
+import concurrent.futures
+import dataclasses
+import io
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.models.errors import ModelError
+from specjax.models.tensors import Tensor
+
+PIECE = 1 << 20
+"""Bytes that are read at a time; rows of a matrix that is transposed should stay in a core's cache."""
+READERS = 4
+"""Parameters that are read at a time."""
+
+Box = tuple[tuple[int, int], ...]
+"""First and one past the last index of every dimension."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a parameter is stored.
+
+    Attributes:
+      tensor: the whole of it.
+      transposed: whether its last two dimensions are the other way round in the file.
+    """
+
+    tensor: Tensor
+    transposed: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The parameter's."""
+        return stored_shape(self.tensor.shape, self.transposed)
+
+
+def stored_shape(shape: tuple[int, ...], transposed: bool) -> tuple[int, ...]:
+    """The shape in the file of a parameter of this shape, and the other way round."""
+    return (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
+
+
+def read(sources: Any, dtype: Any, places: Any = None, advance: Callable[[int], None] = lambda parameters: None) -> Any:
+    """Arrays from their sources.
+
+    Args:
+      sources: a pytree of `Source`s.
+      dtype: of the arrays.
+      places: a pytree like it, of shardings; None: the default device.
+      advance: called with the number of parameters that were read since the last call.
+
+    Raises:
+      ModelError: where a file ends before it should.
+    """
+    leaves, tree = jax.tree.flatten(sources)
+    where = [None] * len(leaves) if places is None else jax.tree.leaves(places)
+    arrays = []
+    with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+        for array in pool.map(lambda source, place: place_one(source, dtype, place), leaves, where):
+            arrays.append(array)
+            advance(1)
+    return jax.tree.unflatten(tree, arrays)
+
+
+def place_one(source: Source, dtype: Any, place: jax.sharding.Sharding | None) -> jax.Array:
+    """One array, once it lies on its devices: of every slice that several of them hold, the file is read once."""
+    whole = tuple((0, size) for size in source.shape)
+    owners: dict[Box, list[Any]] = {whole: [None]}
+    if place is not None:
+        owners = {}
+        for device, index in place.addressable_devices_indices_map(source.shape).items():
+            owners.setdefault(_box(index, source.shape), []).append(device)
+    buffers = {box: _aligned(tuple(stop - start for start, stop in box), np.dtype(dtype)) for box in owners}
+    turn = lambda x: x.swapaxes(-1, -2) if source.transposed else x
+    fill(source.tensor, [(stored_shape(box, source.transposed), turn(own)) for box, own in buffers.items()])
+    arrays = [jax.device_put(buffers[box], device) for box, devices in owners.items() for device in devices]
+    jax.block_until_ready(arrays)
+    return arrays[0] if place is None else jax.make_array_from_single_device_arrays(source.shape, place, arrays)
+
+
+def fill(tensor: Tensor, wanted: Sequence[tuple[Box, np.ndarray]]) -> None:
+    """Reads boxes of a tensor, indexed as stored, into arrays of their shapes, in the arrays' type.
+
+    Boxes of the same rows are read together.
+
+    Raises:
+      ModelError: where the file ends before it should.
+    """
+    flat = max(0, 2 - len(tensor.shape))  # a vector is a matrix of one row
+    shape = (1,) * flat + tensor.shape
+    groups: dict[Box, list[tuple[tuple[int, int], np.ndarray]]] = {}
+    for box, own in wanted:
+        *rows, columns = ((0, 1),) * flat + box
+        groups.setdefault(tuple(rows), []).append((columns, own[(None,) * flat]))
+    with open(tensor.file, "rb", buffering=0) as stream:
+        for rows, parts in groups.items():
+            for start, stop in _joined([columns for columns, own in parts if own.size]):
+                inside = [(a - start, b - start, own) for (a, b), own in parts if start <= a and b <= stop]
+                _fill_columns(stream, tensor, shape, rows, (start, stop), inside)
+
+
+def _fill_columns(stream, tensor, shape, rows, columns, parts) -> None:
+    """`parts`: which of these columns go into which array."""
+    kind, (*lead, (first, last)) = tensor.kind, rows
+    start, width = columns[0], columns[1] - columns[0]
+    step = max(1, PIECE // (width * kind.itemsize))
+    room = np.empty((min(step, last - first), width), kind)
+    for outer in itertools.product(*(range(*span) for span in lead)):
+        within = tuple(i - span[0] for i, span in zip(outer, lead, strict=True))
+        above = sum(i * math.prod(shape[n + 1 :]) for n, i in enumerate(outer))
+        for row in range(first, last, step):
+            piece = room[: min(step, last - row)]
+            begin = above + row * shape[-1] + start
+            if width == shape[-1]:
+                _read_exactly(stream, tensor, begin, piece)
+            else:
+                for i, one in enumerate(piece):
+                    _read_exactly(stream, tensor, begin + i * shape[-1], one)
+            at = slice(row - first, row - first + len(piece))
+            for a, b, own in parts:
+                _copy(piece[:, a:b], own[within][at])
+
+
+def equal(a: Tensor, b: Tensor, share: tuple[int, int] = (0, 1)) -> bool:
+    """Whether two tensors hold the same numbers, read a piece at a time.
+
+    Args:
+      a: one.
+      b: another.
+      share: of (i, n), every nth piece beginning with the ith is compared.
+    """
+    if a.shape != b.shape:
+        return False
+    count, (first, of) = math.prod(a.shape), share
+    step = PIECE // 8
+    with open(a.file, "rb", buffering=0) as one, open(b.file, "rb", buffering=0) as other:
+        for begin in range(first * step, count, of * step):
+            size = min(step, count - begin)
+            ours, theirs = np.empty(size, a.kind), np.empty(size, b.kind)
+            _read_exactly(one, a, begin, ours)
+            _read_exactly(other, b, begin, theirs)
+            if not np.array_equal(ours, theirs):
+                return False
+    return True
+
+
+def _read_exactly(stream: io.RawIOBase, tensor: Tensor, element: int, into: np.ndarray) -> None:
+    """Fills a contiguous array with what follows an element of the tensor."""
+    stream.seek(tensor.offset + element * tensor.kind.itemsize)
+    left = memoryview(into.reshape(-1).view(np.uint8))
+    while left:
+        count = stream.readinto(left)
+        if not count:
+            raise ModelError(f"{tensor.file} is truncated: {tensor.name} lies outside it; fetch it again")
+        left = left[count:]
+
+
+def _copy(numbers: np.ndarray, into: np.ndarray) -> None:
+    if numbers.dtype == into.dtype:  # numpy copies its own types faster than those of ml_dtypes, and without its lock
+        bits = np.dtype(f"u{numbers.dtype.itemsize}")
+        into.view(bits)[...] = numbers.view(bits)
+    else:
+        into[...] = numbers.astype(into.dtype)
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array that XLA takes for a CPU's as it is, without a copy: it begins at a multiple of 64 bytes."""
+    size = math.prod(shape) * dtype.itemsize
+    room = np.empty(size + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    return room[start : start + size].view(dtype).reshape(shape)
+
+
+def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The spans in order, those that meet as one.
+
+    >>> list(_joined([(4, 6), (0, 2), (2, 4), (8, 9)]))
+    [(0, 6), (8, 9)]
+    """
+    start, stop = None, None
+    for a, b in sorted(spans):
+        if stop is not None and a <= stop:
+            stop = max(stop, b)
+            continue
+        if stop is not None:
+            yield start, stop
+        start, stop = a, b
+    if stop is not None:
+        yield start, stop

@@ -1,0 +1,155 @@
+"""`save`: a model's parameters, tokenizer and configuration as a folder that `load` opens."""
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.models import gemma_config, gemma_names, hf_config, orbax_folder, weights
+from specjax.models import masked as masked_config
+from specjax.models.diffusion_gemma import DiffusionGemmaLM
+from specjax.models.errors import ModelError
+from specjax.models.hub import resolve_dtype
+from specjax.models.kv_heads import merged
+from specjax.models.llama import LlamaLM
+
+LAYOUTS = ("safetensors", "orbax")
+
+
+def save(
+    folder: str | os.PathLike[str],
+    lm: LlamaLM | DiffusionGemmaLM,
+    params: Any,
+    dtype: Any = None,
+    tokenizer: Any = None,
+    eos_ids: tuple[int, ...] = (),
+    diffusion: masked_config.Masked | None = None,
+    layout: str = "safetensors",
+) -> None:
+    """Writes a folder that `load` opens on any mesh and, if autoregressive and in safetensors, `transformers` too.
+
+    In safetensors every file is written beside its final place and then renamed, and an older file of the same name is
+    replaced. A folder with an Orbax checkpoint must be new; `config.json` comes last, without which it does not load. Under
+    several processes all of them call this, for a folder that all of them see.
+
+    Args:
+      folder: created where needed.
+      lm: the model.
+      params: its parameters, on any mesh.
+      dtype: the type to write; None keeps each parameter's own.
+      tokenizer: a transformers tokenizer, or None.
+      eos_ids: end-of-sequence ids for both config files.
+      diffusion: how it is used for masked diffusion: written in Fast-dLLM v2's (`block`) or Dream's layout
+        where `shift` is set, else in SDAR's (`block`) or LLaDA's. DiffusionGemma has a `Canvas`.
+      layout: `safetensors` for one file of Hugging Face's names, which one process writes; or `orbax` for a checkpoint that
+        every process writes its own part of.
+
+    Raises:
+      ModelError: when no supported architecture expresses the config, on a bad `dtype` or `layout`, when `folder` is a file
+        or, for `orbax`, holds something, or when other processes have a part of what is to be written in safetensors.
+    """
+    dtype = None if dtype is None else resolve_dtype(dtype)
+    folder = Path(folder)
+    check_layout(layout)
+    if folder.exists() and not folder.is_dir():
+        raise ModelError(f"{folder} is a file; give a folder to save to")
+    if layout == "orbax":
+        check_new(folder)
+    ids = [int(i) for i in eos_ids]
+    eos = {"eos_token_id": None if not ids else ids[0] if len(ids) == 1 else ids}
+    bos = {"bos_token_id": getattr(tokenizer, "bos_token_id", None)}
+    written = jnp.dtype(jax.tree.leaves(params)[0].dtype if dtype is None else dtype)
+    shape, sampler, names, paths = _described(lm, diffusion)
+    config = {**shape, **bos, **eos, "torch_dtype": written.name}
+    if isinstance(lm, LlamaLM):
+        params = merged(params, lm.config, lm.kv_copies)
+
+    def write_rest(scratch: Path) -> None:
+        if tokenizer is not None:
+            tokenizer.save_pretrained(scratch)
+        for name, content in (("generation_config.json", bos | eos | sampler), ("config.json", config)):
+            (scratch / name).write_text(json.dumps(content, indent=2) + "\n")
+
+    if layout == "orbax":
+        _save_orbax(folder, params, dtype, write_rest)
+        return
+    if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)):
+        raise ModelError("several processes hold these parameters, and one writes safetensors: save them as orbax")
+    with _beside(folder) as scratch:
+        weights.write(scratch / "model.safetensors", params, dtype, names, paths)
+        write_rest(scratch)
+
+
+def check_layout(layout: str) -> None:
+    """Raises ModelError on a layout that is none."""
+    if layout not in LAYOUTS:
+        raise ModelError(f"unknown layout {layout!r}; choose {', '.join(LAYOUTS)}")
+
+
+def check_new(folder: Path) -> None:
+    """Raises ModelError where a folder holds something."""
+    if folder.exists() and not folder.is_dir():
+        raise ModelError(f"{folder} is a file; give a folder to save to")
+    if folder.is_dir() and any(folder.iterdir()):
+        orbax_folder.check_whole(folder)
+        raise ModelError(f"{folder} exists and is not empty; choose another folder, or delete it first")
+
+
+def _described(lm, diffusion):
+    """`config.json`'s shape, `generation_config.json`'s sampler, and the names of tensors in safetensors."""
+    if isinstance(lm, DiffusionGemmaLM):
+        if not isinstance(diffusion, masked_config.Canvas):
+            raise ModelError("a DiffusionGemma model is saved with its canvas: diffusion=Canvas(...)")
+        return *gemma_config.to_hf(lm.config, diffusion), str, gemma_names.hf_name
+    if isinstance(diffusion, masked_config.Canvas):
+        raise ModelError("a Canvas is how DiffusionGemma is used; a model of the Llama family has a Masked")
+    if diffusion is None:
+        return hf_config.to_hf(lm.config), {}, str, weights.hf_name
+    names = str if diffusion.shift or diffusion.block else masked_config.llada_name
+    return masked_config.to_hf(lm.config, diffusion), {}, names, weights.hf_name
+
+
+@contextlib.contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """An empty folder whose files are moved to `folder` at the end, `config.json` last."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        yield scratch
+        folder.mkdir(exist_ok=True)
+        for file in sorted(scratch.iterdir(), key=lambda file: file.name == "config.json"):
+            os.replace(file, folder / file.name)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _save_orbax(folder: Path, params: Any, dtype: Any, write_rest: Callable[[Path], None]) -> None:
+    first = jax.process_index() == 0
+    _wait_for_all(f"{folder} is free")
+    if first:
+        folder.mkdir(parents=True, exist_ok=True)
+    _wait_for_all(f"{folder} is there")
+    try:
+        orbax_folder.write(folder, params, dtype)
+        if first:
+            with _beside(folder) as scratch:
+                write_rest(scratch)
+    except BaseException:
+        if first:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    _wait_for_all(f"{folder} is whole")
+
+
+def _wait_for_all(what: str) -> None:
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(what)

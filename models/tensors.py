@@ -1,0 +1,114 @@
+"""What safetensors files hold: names, types, shapes and where each tensor's bytes lie."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from specjax.models.errors import ModelError
+
+FLOATS: dict[str, np.dtype] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+"""Types of weights, by safetensors' names."""
+INTEGERS = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64), "BOOL": np.dtype(bool)}
+"""Types that only draft heads have."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """One tensor of a file, of which nothing was read. `specjax.models.reading` reads parts of it, `array()` maps it whole."""
+
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+    @property
+    def kind(self) -> np.dtype:
+        """The type of its numbers.
+
+        Raises:
+          ModelError: when it is none that we know.
+        """
+        types = FLOATS | INTEGERS
+        if self.dtype not in types:
+            raise ModelError(f"{self.file}: {self.name} has type {self.dtype}; supported are {', '.join(FLOATS)}")
+        return types[self.dtype]
+
+    def array(self) -> np.ndarray:
+        """A read-only view of the file.
+
+        Raises:
+          ModelError: when the type is none that we know.
+        """
+        kind = self.kind
+        raw = np.memmap(self.file, np.uint8, "r", self.offset, (self.size,)) if self.size else np.empty(0, np.uint8)
+        return np.asarray(raw).view(kind).reshape(self.shape)
+
+
+def read_header(file: Path) -> dict[str, Tensor]:
+    """The tensors of one safetensors file.
+
+    Raises:
+      ModelError: when the file is truncated or is no safetensors file.
+    """
+    total = file.stat().st_size
+    with open(file, "rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if total < 8 or length > total - 8:
+            raise ModelError(f"{file} is truncated or is not a safetensors file; fetch it again")
+        text = stream.read(length)
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        tensors = {
+            name: Tensor(
+                name, file, str(entry["dtype"]), tuple(map(int, entry["shape"])), 8 + length + begin, end - begin
+            )
+            for name, entry in header.items()
+            for begin, end in [map(int, entry["data_offsets"])]
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{file} has a malformed safetensors header; fetch it again") from error
+    for tensor in tensors.values():
+        dtype = (FLOATS | INTEGERS).get(tensor.dtype)
+        if tensor.size < 0 or tensor.offset < 8 + length or tensor.offset + tensor.size > total:
+            raise ModelError(f"{file} is truncated: {tensor.name} lies outside it; fetch it again")
+        if dtype is not None and tensor.size != math.prod(tensor.shape) * dtype.itemsize:
+            raise ModelError(f"{file}: {tensor.name} of shape {tensor.shape} does not fill its {tensor.size} bytes")
+    return tensors
+
+
+def read_folder(folder: Path) -> dict[str, Tensor]:
+    """All tensors of `model.safetensors`, or of the shards that `model.safetensors.index.json` names.
+
+    Raises:
+      ModelError: when there are no weights, a shard is missing, or a file is malformed.
+    """
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return read_header(single)
+    if not index.is_file():
+        hint = "; convert its .bin weights to safetensors first" if list(folder.glob("*.bin")) else ""
+        raise ModelError(f"{folder} has neither model.safetensors nor model.safetensors.index.json{hint}")
+    try:
+        places = {str(name): str(shard) for name, shard in json.loads(index.read_text())["weight_map"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index} is malformed: it needs a weight_map from tensor names to files") from error
+    shards = sorted(set(places.values()))
+    absent = [shard for shard in shards if Path(shard).name != shard or not (folder / shard).is_file()]
+    if absent:
+        raise ModelError(f"{index} names files that are not in the folder: {', '.join(absent)}; fetch them")
+    headers = {shard: read_header(folder / shard) for shard in shards}
+    tensors: dict[str, Tensor] = {}
+    for header in headers.values():
+        tensors |= header
+    return tensors | {name: headers[shard][name] for name, shard in places.items() if name in headers[shard]}

@@ -1,0 +1,183 @@
+"""Weights as an Orbax checkpoint: the same parameters and text on any mesh, and one clear error for each bad folder."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from laws import CONFIG, TARGET, params
+
+from specjax import cli, models
+from specjax.engine import Engine
+from specjax.jobs.manifest import fingerprint
+from specjax.models import ModelError, orbax_folder, saving
+from specjax.models.kv_heads import merged
+from specjax.sharding import make_mesh
+
+MESHES = (None, "model=8", "data=8")
+TOY = params()["target"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The toy model of the laws, saved from a mesh."""
+    folder = tmp_path_factory.mktemp("orbax") / "toy"
+    lm, spread = models.spread(TARGET, TOY, make_mesh("data=2,model=4"))
+    models.save(folder, lm, spread, eos_ids=(95,), layout="orbax")
+    return folder
+
+
+@pytest.fixture
+def toy(saved, tmp_path):
+    """A folder that a test may spoil."""
+    return shutil.copytree(saved, tmp_path / "toy")
+
+
+def edit(folder, **changes):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize("spec", MESHES)
+def test_parameters_are_the_same_on_every_mesh(saved, spec):
+    mesh = make_mesh(spec)
+    model = models.load(saved, mesh=mesh)
+    assert (model.lm.config, model.eos_ids, model.name) == (CONFIG, (95,), "toy")
+    assert model.lm.kv_copies == (2 if spec == "model=8" else 1)
+    same(merged(model.params, CONFIG, model.lm.kv_copies), TOY)
+    if mesh is not None:
+        _, spread = models.spread(TARGET, TOY, mesh)
+        assert jax.tree.all(jax.tree.map(lambda a, b: a.sharding == b.sharding, model.params, spread))
+
+
+def test_types_change_when_written_and_when_read(saved, tmp_path):
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), TOY)
+    read = models.load(saved, dtype="bfloat16")
+    assert read.params["norm"]["scale"].dtype == jnp.bfloat16
+    same(read.params, half)
+    wide = models.load(saved, mesh=make_mesh("model=8"))  # with copies of kv-heads, which are not written
+    models.save(tmp_path / "half", wide.lm, wide.params, dtype="bfloat16", layout="orbax")
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    same(models.load(tmp_path / "half").params, jax.tree.map(lambda x: x.astype(jnp.float32), half))
+
+
+@pytest.mark.slow
+def test_text_is_the_same_on_every_mesh(saved):
+    plain = models.Model(TARGET, TOY, None, (), "toy", saved, np.dtype("float32"))
+    texts = []
+    for model, spec in ((plain, None), *((str(saved), spec) for spec in MESHES)):
+        engine = Engine(model, "prompt_lookup", mesh=spec)
+        asked = [engine.request(prompt, max_new_tokens=12) for prompt in ([3, 1, 4, 1, 5, 9, 2, 6], [5, 6, 7])]
+        texts.append([record.tokens for record in engine.run(asked, ignore_eos=True)])
+    assert texts[0] == texts[1] == texts[2] == texts[3]
+
+
+@pytest.mark.slow
+def test_two_hosts_save_and_restore_together(tmp_path):
+    models.save(tmp_path / "plain", TARGET, TOY)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    worker = Path(__file__).with_name("two_hosts.py")
+    words = [sys.executable, "-W", "error::UserWarning", str(worker), str(tmp_path), str(port)]
+    running = [subprocess.Popen([*words, str(i)], stdout=subprocess.PIPE, text=True) for i in range(2)]
+    try:
+        said = [json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    for one in said:
+        assert one["copies"] == 2 and one["same"] == 4 * len(jax.tree.leaves(TOY))
+        assert "one writes safetensors: save them as orbax" in one["refused"]
+    same(models.load(tmp_path / "orbax").params, TOY)
+
+
+def test_folders_that_are_not_free(saved, tmp_path):
+    save = lambda folder, **more: models.save(folder, TARGET, TOY, layout="orbax", **more)
+    with pytest.raises(ModelError, match="toy exists and is not empty; choose another folder"):
+        save(saved)
+    with pytest.raises(ModelError, match="config.json is a file"):
+        save(saved / "config.json")
+    with pytest.raises(ModelError, match="unknown layout 'zip'; choose safetensors, orbax"):
+        models.save(tmp_path / "it", TARGET, TOY, layout="zip")
+    assert not (tmp_path / "it").exists()
+
+
+def test_what_was_interrupted_does_not_load(toy, tmp_path, monkeypatch):
+    (toy / "config.json").unlink()  # killed before the last file
+    with pytest.raises(ModelError, match="toy is half written: saving it was interrupted; delete it"):
+        models.load(toy)
+    with pytest.raises(ModelError, match="is half written"):
+        models.save(toy, TARGET, TOY, layout="orbax")
+    (toy / "params").rename(toy / "params.orbax-checkpoint-tmp")  # killed while Orbax wrote
+    with pytest.raises(ModelError, match="is half written"):
+        models.load(toy)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(saving, "_beside", stop)
+    with pytest.raises(KeyboardInterrupt):
+        models.save(tmp_path / "new", TARGET, TOY, layout="orbax")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_config_that_does_not_fit_names_every_parameter(toy):
+    edit(toy, vocab_size=97, tie_word_embeddings=False)
+    with pytest.raises(ModelError) as error:
+        models.load(toy)
+    text = str(error.value)
+    assert "embed.embedding has shape [96, 64], config.json says [97, 64]" in text
+    assert "missing head.kernel [64, 97]" in text and "\n" not in text
+    edit(toy, vocab_size=96, tie_word_embeddings=True, num_hidden_layers=2)
+    with pytest.raises(ModelError, match=r"does not fit config.json: unknown layers.2.attention.k.kernel \[64, 32\]"):
+        models.load(toy)
+
+
+def test_a_damaged_checkpoint(toy):
+    for name in ("_METADATA", "manifest.ocdbt"):
+        file = toy / "params" / name
+        content = file.read_bytes()
+        file.write_bytes(b"{")
+        with pytest.raises(ModelError, match=r"params is not a whole Orbax checkpoint \(.*\); save the model again"):
+            models.load(toy)
+        file.write_bytes(content)
+    assert models.load(toy).lm.config == CONFIG
+
+
+def test_a_fingerprint_sees_other_weights(saved, toy, tmp_path):
+    assert fingerprint(saved) == fingerprint(toy)
+    models.save(tmp_path / "other", TARGET, jax.tree.map(lambda x: 2 * x, TOY), layout="orbax")
+    shutil.rmtree(toy / "params")
+    shutil.copytree(tmp_path / "other" / "params", toy / "params")
+    assert fingerprint(saved) != fingerprint(toy)
+
+
+def test_convert(tmp_path, capsys):
+    there, back = tmp_path / "orbax", tmp_path / "again"
+    assert cli.main(["convert", "pycode-draft", str(there), "--dtype", "float32"]) == 0
+    assert f"pycode-draft is in {there} (orbax, float32); use it with --model {there}" in capsys.readouterr().err
+    assert orbax_folder.is_one(there)
+    wanted, got = models.load("pycode-draft"), models.load(there)
+    same(got.params, wanted.params)
+    assert (got.lm, got.eos_ids) == (wanted.lm, wanted.eos_ids)
+    assert got.tokenizer("def f(x):")["input_ids"] == wanted.tokenizer("def f(x):")["input_ids"]
+    assert cli.main(["convert", str(there), str(back), "--layout", "safetensors", "--mesh", "model=8"]) == 0
+    same(models.load(back).params, wanted.params)
+    capsys.readouterr()
+    assert cli.main(["convert", "pycode-draft", str(there)]) == 2
+    assert (
+        capsys.readouterr().err.strip().endswith("exists and is not empty; choose another folder, or delete it first")
+    )
+    assert cli.main(["convert", "pycode-draft", str(tmp_path / "x"), "--layout", "zip"]) == 2

@@ -1,0 +1,42 @@
+"""One of two processes that save a model together as an Orbax checkpoint and restore it onto another mesh.
+
+`python two_hosts.py FOLDER PORT INDEX`: reads FOLDER/plain, writes FOLDER/orbax, and prints a line of JSON.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+
+def main(folder, port, index):
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 4)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"localhost:{port}", 2, int(index))
+
+    from specjax import models
+    from specjax.sharding import make_mesh
+
+    home = Path(folder)
+    wide = models.load(home / "plain", dtype="float32", mesh=make_mesh("model=8"))
+    models.save(home / "orbax", wide.lm, wide.params, eos_ids=wide.eos_ids, layout="orbax")
+    again = models.load(home / "orbax", dtype="float32", mesh=make_mesh("data=4,model=2"))
+    plain = models.load(home / "plain", dtype="float32")
+    same = 0
+    for ours, wanted in zip(jax.tree.leaves(again.params), jax.tree.leaves(plain.params), strict=True):
+        for shard in ours.addressable_shards:
+            np.testing.assert_array_equal(np.asarray(shard.data), np.asarray(wanted)[shard.index])
+            same += 1
+    refused = ""
+    try:
+        models.save(home / "one-file", wide.lm, wide.params)
+    except models.ModelError as error:
+        refused = str(error)
+    print(json.dumps({"copies": wide.lm.kv_copies, "same": same, "refused": refused}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

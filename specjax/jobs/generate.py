@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from specjax.cli import BadInput, add_model_options, bad_input, note
-from specjax.jobs import jsonl, parquet
+from specjax.jobs import hosts, jsonl, parquet
 from specjax.jobs.manifest import fingerprint, hash_json, named_folders
 from specjax.jobs.output import Item, Output, check
-from specjax.jobs.run import complete
+from specjax.jobs.run import complete, follow
 from specjax.request import Record
+from specjax.sharding.distributed import is_first
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -50,16 +51,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--strict", action="store_true", help="stop at the first bad line of --input, before any work")
     add("--json", action="store_true", help="print records as JSON, one a line")
     add("--logprobs", action="store_true", help="records carry log-probabilities of their tokens")
+    hosts.add_options(parser)
 
 
 def command(args: argparse.Namespace) -> int:
     """Completes prompts for parsed options; returns the exit status."""
     with bad_input():
-        engine, items, given = _prepare(args)
-        if not args.output:
-            output = None
-        else:
-            output = Output(_lines_of(args.output), _manifest(args, engine, given), items, not args.unordered)
+        several = hosts.asked(args)
+    if not several:
+        return _generate(args)
+    return hosts.together(args, args.words, lambda first: _generate(args, several, first))
+
+
+def _generate(args: argparse.Namespace, several: bool = False, first: bool = True) -> int:
+    with bad_input():
+        engine, items, given = _prepare(args, several, first)
+        manifest = _manifest(args, engine, given) if args.output or several else {}
+        if several:
+            hosts.check_same(manifest)
+        writes = args.output and first
+        output = Output(_lines_of(args.output), manifest, items, not args.unordered) if writes else None
+    if not first:
+        return follow(args, engine, items)
     if output is None:
         return complete(args, engine, items, None)
     with contextlib.closing(output):
@@ -79,7 +92,7 @@ def _lines_of(output: str) -> str:
     return f"{output}.jsonl" if parquet.is_parquet(output) else output
 
 
-def _prepare(args: argparse.Namespace) -> tuple[Any, list[Item], list[Any]]:
+def _prepare(args: argparse.Namespace, several: bool, first: bool) -> tuple[Any, list[Item], list[Any]]:
     """The engine, what is to be completed, and the input as it was given. Everything that can be wrong with that is found here,
     the cheap checks first."""
     for name in ("num_return_sequences", "batch_size"):
@@ -93,10 +106,15 @@ def _prepare(args: argparse.Namespace) -> tuple[Any, list[Item], list[Any]]:
         raise ValueError("--strict is about the lines of --input, and there is none")
     if args.unordered and not args.input:
         raise ValueError("--unordered is about the order of --input, and there is none")
-    if args.output:
+    if args.output and first:
         _check_output(args.output, args.input)
     lines = _read_lines(args) if args.input else None
     prompts = [] if lines is not None else args.prompts or [_read_stdin()]
+    given = prompts if lines is None else [dataclasses.asdict(line) for line in lines]
+    if several:
+        own = (*hosts.OPTIONS, "words", "prompts", "input", "output", "progress")
+        options = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items() if name not in own}
+        hosts.check_same({**options, "--input" if args.input else "prompt": given})
 
     from specjax.engine import Engine
     from specjax.request import check_options
@@ -119,7 +137,6 @@ def _prepare(args: argparse.Namespace) -> tuple[Any, list[Item], list[Any]]:
             [item] if isinstance(item, Record) else [dataclasses.replace(item, sample=i) for i in samples]
         )
         items = [one for item in items for one in several(item)]
-    given = prompts if lines is None else [dataclasses.asdict(line) for line in lines]
     return engine, items, given
 
 
@@ -143,7 +160,7 @@ def _read_lines(args: argparse.Namespace) -> list[jsonl.Line]:
     lines = (parquet if parquet.is_parquet(args.input) else jsonl).read(args.input)
     _check_lines(args, [(line.number, line.error) for line in lines if line.error is not None], len(lines))
     unknown = sorted({key for line in lines for key in line.unknown})
-    if unknown:
+    if unknown and is_first():
         note(f"{args.input}: fields without a meaning here are left out: {', '.join(map(repr, unknown))}")
     return lines
 

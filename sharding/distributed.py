@@ -21,8 +21,8 @@ START_SECONDS = 120  # for all processes to come up, and to go down
 def initialize(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
     """Joins this process to the others (`jax.distributed.initialize`). Before anything else of JAX; CPUs talk over Gloo.
 
-    What is None comes from `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, and what is not there either from
-    the cluster, where JAX knows it: Cloud TPU, GKE, Slurm, Open MPI.
+    What is None comes from `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, or else from the cluster, where
+    JAX knows it: Cloud TPU, GKE, Slurm, Open MPI.
 
     A process that dies is noticed after `HEARTBEAT_SECONDS`, and JAX then aborts the others.
 
@@ -39,8 +39,10 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
     process_id = _integer(process_id, "JAX_PROCESS_ID")
     if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
         raise ValueError(f"the coordinator is HOST:PORT, such as 10.0.0.1:8476, not {coordinator!r}")
-    if None not in (num_processes, process_id) and not 0 <= process_id < num_processes:
-        raise ValueError(f"process ids go from 0 to {num_processes - 1} for {num_processes} processes, not {process_id}")
+    if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
+        raise ValueError(
+            f"process ids go from 0 to {num_processes - 1} for {num_processes} processes, not {process_id}"
+        )
     complete = None not in (coordinator, num_processes, process_id)
     jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM from ending the process
     try:

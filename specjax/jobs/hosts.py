@@ -16,13 +16,12 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from specjax.cli import BadInput, bad_input, complain, run_command
+from specjax.cli import bad_input, complain, run_command
 
 OPTIONS = ("distributed", "coordinator", "num_processes", "process_id")
 LOST = 3  # exit status: another process died
 _NATIVE, _LIFE = "SPECJAX_NATIVE_FD", "SPECJAX_LIFE_FD"
 _VERDICT_SECONDS = 15  # beyond the heartbeat: so long JAX may take to say who died
-_NOISE = re.compile(rb"^\[Gloo\] ")
 _FATAL = re.compile(rb"coordination_service|JAX distributed service detected|Check failure stack trace")
 _SILENT = re.compile(r"stopped sending heartbeats\):\s*\n(?:\S*task:)?(\d+)")
 
@@ -30,7 +29,11 @@ _SILENT = re.compile(r"stopped sending heartbeats\):\s*\n(?:\S*task:)?(\d+)")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of a job over many hosts."""
     add = parser.add_argument
-    add("--distributed", action="store_true", help="many processes do the job; a TPU pod, GKE or Slurm says who they are")
+    add(
+        "--distributed",
+        action="store_true",
+        help="many processes do the job; a TPU pod, GKE or Slurm says who they are",
+    )
     add("--coordinator", metavar="HOST:PORT", help="many processes do the job, and process 0 listens there")
     add("--num-processes", type=int, metavar="N", help="how many (default: from the cluster)")
     add("--process-id", type=int, metavar="I", help="which of them this is, from 0 (default: from the cluster)")
@@ -90,10 +93,10 @@ def _watch(args: argparse.Namespace, words: list[str]) -> int:
             signal.signal(number, handler)
         os.close(held)
     if status == LOST or (status < 0 and about):
-        complain(f"{_who(about)} ended or stopped answering, and its own messages may say why; {_stand(args)}")
+        complain(f"{_who(about)} ended or stopped answering, and its own messages may say why; {stand(args)}")
         return LOST
     if status < 0:
-        complain(f"this process was ended by {signal.Signals(-status).name}; {_stand(args)}")
+        complain(f"this process was ended by {signal.Signals(-status).name}; {stand(args)}")
         return 128 - status
     return status
 
@@ -105,7 +108,7 @@ def _listen(file: int) -> str:
         for line in lines:
             if about or _FATAL.search(line):
                 about.append(line)
-            elif not _NOISE.match(line):
+            else:
                 sys.stderr.buffer.write(line)
                 sys.stderr.flush()
     return b"".join(about).decode(errors="replace")
@@ -118,10 +121,12 @@ def _who(about: str) -> str:
     return "process 0, the coordinator," if "leader" in about else "another process"
 
 
-def _stand(args: argparse.Namespace) -> str:
+def stand(args: argparse.Namespace) -> str:
+    """How a job that lost a process or a worker is taken up."""
     if not args.output:
-        return "start all processes again"
-    return f"{args.output} keeps every record that was finished, and the same command in all processes goes on from there"
+        return "start it again"
+    where = "in all processes " if args.ray is None else ""
+    return f"{args.output} keeps every record that was finished, and the same command {where}goes on from there"
 
 
 def _member(args: argparse.Namespace, job: Callable[[bool], int]) -> int:
@@ -157,12 +162,13 @@ def _joined(args: argparse.Namespace, job: Callable[[bool], int]) -> int:
 
 
 def _own_streams(native: int) -> None:
-    """Leaves descriptors 1 and 2 to native code, such as Gloo's greetings on stdout, and keeps Python's streams."""
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        kept = os.fdopen(os.dup(number), "w", encoding="utf-8", buffering=1, errors="replace")
-        setattr(sys, name, kept)
-        os.dup2(native, number)
-    os.close(native)
+    """Python's streams on descriptors of their own. What native code says on stderr goes to the watcher, and what on stdout (Gloo
+    greets its peers there) nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number, name, place in ((1, "stdout", nowhere), (2, "stderr", native)):
+        setattr(sys, name, os.fdopen(os.dup(number), "w", encoding="utf-8", buffering=1, errors="replace"))
+        os.dup2(place, number)
+        os.close(place)
 
 
 def _die_with(life: int) -> None:

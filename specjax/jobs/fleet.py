@@ -5,6 +5,7 @@ The driver reads and writes the files. It loads no model: a task on the cluster 
 
 import argparse
 import contextlib
+import importlib
 import logging
 import math
 import os
@@ -186,8 +187,8 @@ def _plan(args: argparse.Namespace, lines: list[Any]) -> SimpleNamespace:
 def _connect(address: str) -> Any:
     os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
     try:
-        import ray
-        import ray.data
+        ray = importlib.import_module("ray")
+        importlib.import_module("ray.data")
     except ImportError as error:
         raise ValueError("--ray needs Ray on every machine: pip install 'specjax[ray]'") from error
     place, _, port = address.removeprefix("ray://").rpartition(":")

@@ -162,8 +162,8 @@ def _joined(args: argparse.Namespace, job: Callable[[bool], int]) -> int:
 
 
 def _own_streams(native: int) -> None:
-    """Python's streams on descriptors of their own. What native code says on stderr goes to the watcher, and what on stdout (Gloo
-    greets its peers there) nowhere."""
+    """Gives Python's streams descriptors of their own. What native code says on stderr goes to the watcher; what it says on
+    stdout, where Gloo greets its peers, goes nowhere."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for number, name, place in ((1, "stdout", nowhere), (2, "stderr", native)):
         setattr(sys, name, os.fdopen(os.dup(number), "w", encoding="utf-8", buffering=1, errors="replace"))

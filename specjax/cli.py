@@ -1,6 +1,7 @@
 """The `specjax` command. What needs a model is imported where it is used, so that `--help` and errors come quickly.
 
-Exit status: 0, or 1 when a record failed, or 2 on bad input with one line on stderr.
+Exit status: 0, or 1 when a record failed, or 2 on bad input with one line on stderr, or 3 where another process of the same job
+died.
 """
 
 import argparse
@@ -295,6 +296,7 @@ def _dispatch(words: list[str]) -> int:
         if not hasattr(args, "prompts"):
             parser.error(f"unrecognized arguments: {' '.join(rest[cut + 1 :])}")
         args.prompts += rest[cut + 1 :]
+    args.words = words
     return command(args)
 
 

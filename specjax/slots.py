@@ -17,6 +17,7 @@ import numpy as np
 from specjax import decoder as decoding
 from specjax.request import Record, Request, sampling_of
 from specjax.sharding.rules import parts, rounded
+from specjax.sharding.distributed import to_devices, to_host
 from specjax.speculative import prefill_width
 from specjax.state import Finish
 from specjax.text import find_stop, new_text
@@ -169,12 +170,12 @@ def serve(
             state = of.insert(state, free, [requests[i] for i in new], keys[new])
             jax.block_until_ready(state)
             held |= zip(free, new, strict=True)
-            length[free], steps[free] = np.asarray(state.length)[free], 0
+            length[free], steps[free] = to_host(state.length)[free], 0
             timing.prefill_seconds += time.perf_counter() - began
         began = time.perf_counter()
         count = STEPS_PER_CALL if watch is None else WATCHED_STEPS
         state = decoding.run(engine.decoder, engine.params, state, count, len(held) - of.share + 1)
-        host = SimpleNamespace(**jax.device_get({name: getattr(state, name, None) for name in _RECORDED}))
+        host = SimpleNamespace(**to_host({name: getattr(state, name, None) for name in _RECORDED}))
         timing.decode_seconds += time.perf_counter() - began
         rows = list(held)
         ended = [row for row in rows if host.finish[row] != Finish.RUNNING]
@@ -183,7 +184,7 @@ def serve(
             if stopped:
                 host.finish = host.finish.copy()
                 host.finish[stopped] = Finish.STOP
-                state = dataclasses.replace(state, finish=jax.device_put(host.finish, state.finish.sharding))
+                state = dataclasses.replace(state, finish=to_devices(host.finish, state.finish.sharding))
                 ended += stopped
         if ended:
             engine.finished(ended, state)

@@ -18,6 +18,7 @@ from specjax.draft.head import check_ids
 from specjax.models import hub
 from specjax.models.errors import ModelError
 from specjax.models.tensors import read_folder
+from specjax.sharding.distributed import to_host
 
 _SHIPPED = Path(__file__).resolve().parent.parent / "pretrained" / "heads"
 
@@ -31,7 +32,7 @@ def fingerprint(target: Any) -> str:
     """What tells a target from another of its shape: a hash of its final norm and first embeddings, in float16."""
     embed = target.lm.embed(target.params, jnp.arange(min(16, target.lm.vocab_size), dtype=jnp.int32)[None])
     normed = target.lm.norm(target.params, jnp.ones_like(embed[:, :1]))
-    data = b"".join(np.asarray(x, np.float16).tobytes() for x in (embed, normed))
+    data = b"".join(np.asarray(x, np.float16).tobytes() for x in to_host((embed, normed)))
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from specjax.cli import BadInput, add_model_options, bad_input, note
-from specjax.jobs import jsonl, parquet
+from specjax.cli import BadInput, add_model_options, bad_input, complain, note
+from specjax.jobs import fleet, hosts, jsonl, parquet
 from specjax.jobs.manifest import fingerprint, hash_json, named_folders
 from specjax.jobs.output import Item, Output, check
-from specjax.jobs.run import complete
+from specjax.jobs.run import complete, follow
 from specjax.request import Record
+from specjax.sharding.distributed import is_first
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -50,16 +51,56 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--strict", action="store_true", help="stop at the first bad line of --input, before any work")
     add("--json", action="store_true", help="print records as JSON, one a line")
     add("--logprobs", action="store_true", help="records carry log-probabilities of their tokens")
+    hosts.add_options(parser)
+    fleet.add_options(parser)
 
 
 def command(args: argparse.Namespace) -> int:
     """Completes prompts for parsed options; returns the exit status."""
     with bad_input():
-        engine, items, given = _prepare(args)
-        if not args.output:
-            output = None
-        else:
-            output = Output(_lines_of(args.output), _manifest(args, engine, given), items, not args.unordered)
+        several = hosts.asked(args)
+        fleet.check(args)
+    if args.ray is not None:
+        return _on_ray(args)
+    if several:
+        return hosts.together(args, args.words, lambda first: _here(args, several, first))
+    return _here(args)
+
+
+def _here(args: argparse.Namespace, several: bool = False, first: bool = True) -> int:
+    with bad_input():
+        given = _read(args, first)
+        if several:
+            own = (*hosts.OPTIONS, "words", "prompts", "input", "output", "progress")
+            options = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items() if name not in own}
+            hosts.check_same({**options, "--input" if args.input else "prompt": _plain(given)})
+        engine = make_engine(args)
+        items = make_items(args, engine, given)
+        manifest = make_manifest(args, engine, given) if args.output or several else {}
+        if several:
+            hosts.check_same(manifest)
+        output = _open(args, manifest, items) if first else None
+    return _write(args, engine, items, output) if first else follow(args, engine, items)
+
+
+def _on_ray(args: argparse.Namespace) -> int:
+    with contextlib.ExitStack() as stack:
+        with bad_input():
+            given = _read(args, True)
+            workers, items, manifest = stack.enter_context(fleet.fleet(args, given))
+            output = _open(args, manifest, items)
+        try:
+            return _write(args, workers, items, output)
+        except fleet.WorkerError as error:
+            complain(f"{error}; {hosts.stand(args)}")
+            return hosts.LOST
+
+
+def _open(args: argparse.Namespace, manifest: dict[str, Any], items: list[Item]) -> Output | None:
+    return Output(_lines_of(args.output), manifest, items, not args.unordered) if args.output else None
+
+
+def _write(args: argparse.Namespace, engine: Any, items: list[Item], output: Output | None) -> int:
     if output is None:
         return complete(args, engine, items, None)
     with contextlib.closing(output):
@@ -79,9 +120,8 @@ def _lines_of(output: str) -> str:
     return f"{output}.jsonl" if parquet.is_parquet(output) else output
 
 
-def _prepare(args: argparse.Namespace) -> tuple[Any, list[Item], list[Any]]:
-    """The engine, what is to be completed, and the input as it was given. Everything that can be wrong with that is found here,
-    the cheap checks first."""
+def _read(args: argparse.Namespace, first: bool) -> list[Any]:
+    """The lines of the input, or prompts. What can be wrong with options and files is found here, before any work."""
     for name in ("num_return_sequences", "batch_size"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
@@ -93,25 +133,40 @@ def _prepare(args: argparse.Namespace) -> tuple[Any, list[Item], list[Any]]:
         raise ValueError("--strict is about the lines of --input, and there is none")
     if args.unordered and not args.input:
         raise ValueError("--unordered is about the order of --input, and there is none")
-    if args.output:
+    if args.output and first:
         _check_output(args.output, args.input)
-    lines = _read_lines(args) if args.input else None
-    prompts = [] if lines is not None else args.prompts or [_read_stdin()]
+    return _read_lines(args) if args.input else args.prompts or [_read_stdin()]
 
+
+def make_engine(args: argparse.Namespace) -> Any:
+    """The engine of parsed options.
+
+    Raises:
+      ValueError: where they cannot be used.
+    """
     from specjax.engine import Engine
     from specjax.request import check_options
 
-    defaults = {name: getattr(args, name) for name in jsonl.OPTIONS}
-    check_options(defaults)
+    check_options({name: getattr(args, name) for name in jsonl.OPTIONS})
     engine = Engine(
         args.model, args.drafter, args.verifier, unmask=args.unmask, cache=args.cache, block_length=args.block_length,
         cfg_scale=args.cfg_scale, dtype=args.dtype, mesh=args.mesh, logprobs=args.logprobs,
     )  # fmt: skip
     engine.check_stop(args.stop)
-    if lines is None:
-        items: list[Item] = [engine.request(prompt, suffix=args.suffix, **defaults) for prompt in prompts]
+    return engine
+
+
+def make_items(args: argparse.Namespace, engine: Any, given: list[Any]) -> list[Item]:
+    """What is to be completed: a request for every line or prompt that can become one, and a failed record for the others.
+
+    Raises:
+      ValueError: where no line can, or with `--strict` where one cannot.
+    """
+    defaults = {name: getattr(args, name) for name in jsonl.OPTIONS}
+    if not args.input:
+        items: list[Item] = [engine.request(prompt, suffix=args.suffix, **defaults) for prompt in given]
     else:
-        items = list(jsonl.to_requests(lines, engine, defaults))
+        items = list(jsonl.to_requests(given, engine, defaults))
         _check_lines(args, [(item.line, item.error) for item in items if isinstance(item, Record)], len(items))
     if args.num_return_sequences > 1:
         samples = range(args.num_return_sequences)
@@ -119,8 +174,11 @@ def _prepare(args: argparse.Namespace) -> tuple[Any, list[Item], list[Any]]:
             [item] if isinstance(item, Record) else [dataclasses.replace(item, sample=i) for i in samples]
         )
         items = [one for item in items for one in several(item)]
-    given = prompts if lines is None else [dataclasses.asdict(line) for line in lines]
-    return engine, items, given
+    return items
+
+
+def _plain(given: list[Any]) -> list[Any]:
+    return [dataclasses.asdict(line) if isinstance(line, jsonl.Line) else line for line in given]
 
 
 def _check_output(output: str, source: str | None) -> None:
@@ -143,7 +201,7 @@ def _read_lines(args: argparse.Namespace) -> list[jsonl.Line]:
     lines = (parquet if parquet.is_parquet(args.input) else jsonl).read(args.input)
     _check_lines(args, [(line.number, line.error) for line in lines if line.error is not None], len(lines))
     unknown = sorted({key for line in lines for key in line.unknown})
-    if unknown:
+    if unknown and is_first():
         note(f"{args.input}: fields without a meaning here are left out: {', '.join(map(repr, unknown))}")
     return lines
 
@@ -166,7 +224,7 @@ def _read_stdin() -> str:
     return text
 
 
-def _manifest(args: argparse.Namespace, engine: Any, given: list[Any]) -> dict[str, Any]:
+def make_manifest(args: argparse.Namespace, engine: Any, given: list[Any]) -> dict[str, Any]:
     """What must be equal for a job to go on. Batch size and mesh change no text."""
     model = engine.model
     decoding = ("drafter", "verifier", "unmask", "cache", "block_length", "cfg_scale")
@@ -178,6 +236,6 @@ def _manifest(args: argparse.Namespace, engine: Any, given: list[Any]) -> dict[s
         "sampling": {name: getattr(args, name) for name in jsonl.OPTIONS if name != "seed"}
         | {name: getattr(args, name) for name in ("stop", "ignore_eos", "num_return_sequences", "logprobs", "suffix")},
         "seed": args.seed,
-        "input": {"sha256": hash_json(given), "records": len(given)},
+        "input": {"sha256": hash_json(_plain(given)), "records": len(given)},
         "output": {"order": "as finished" if args.unordered else "of the input"},
     }

@@ -7,12 +7,15 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from specjax.assemble import DEFAULT_DRAFTER
 from specjax.cli import BadInput, complain, note, write
 from specjax.jobs import jsonl
 from specjax.jobs.output import Item, Output, OutputError
 from specjax.jobs.progress import bar_fits, interruptible, progress
 from specjax.request import Record, Request
+from specjax.sharding.distributed import anywhere, from_first
 from specjax.slots import Turn
 
 
@@ -46,6 +49,7 @@ def complete(args: argparse.Namespace, engine: Any, items: list[Item], output: O
       BadInput: where the output cannot be written any more.
     """
     done = {} if output is None else output.done
+    from_first(_mask(done, items))
     count = len(done)
     if output is not None and done:
         note(f"{count} of {len(items)} records are in {output.path} already")
@@ -71,17 +75,45 @@ def complete(args: argparse.Namespace, engine: Any, items: list[Item], output: O
                 advance(turn, len(due))
                 if output is not None:
                     output.tick()
-                if pressed():
+                if anywhere(pressed()):
                     break
             if output is not None:
                 output.sync()
         except OutputError as error:
             raise BadInput(f"{error}; {_stand(output, count, len(items))}") from error
-    if count < len(items):
+    status = 130 if count < len(items) else 1 if totals.failed else 0
+    from_first(np.asarray(status, np.int32))
+    if status == 130:
         note(f"interrupted; {_stand(output, count, len(items))}")
-        return 130
-    _summary(args, engine, totals)
-    return 1 if totals.failed else 0
+    else:
+        _summary(args, engine, totals)
+    return status
+
+
+def follow(args: argparse.Namespace, engine: Any, items: list[Item]) -> int:
+    """`complete` in the other processes of a job of several: the same calls on the devices, and nothing that is written.
+
+    Args:
+      args: see `complete`.
+      engine: likewise.
+      items: likewise.
+    """
+    done = dict.fromkeys(np.flatnonzero(from_first(_mask({}, items))).tolist(), False)
+    watched = _alone(args, engine, items, args.output is not None)
+    with interruptible(args.output is not None) as pressed:
+        for _ in _turns(args, engine, items, done, (lambda index, text: None) if watched else None):
+            if anywhere(pressed()):
+                break
+    return int(from_first(np.zeros((), np.int32)))
+
+
+def _mask(done: dict[int, bool], items: list[Item]) -> np.ndarray:
+    return np.isin(np.arange(len(items)), list(done))
+
+
+def _alone(args: argparse.Namespace, engine: Any, items: list[Item], written: bool) -> bool:
+    """Whether the job is one prompt whose text is shown as it comes."""
+    return not args.json and not written and len(items) == 1 and engine.model.tokenizer is not None
 
 
 def _stand(output: Output | None, count: int, total: int) -> str:
@@ -126,7 +158,7 @@ class _Show:
     def __init__(self, args: argparse.Namespace, engine: Any, items: list[Item], output: Output | None):
         self.args, self.engine, self.items, self.output = args, engine, items, output
         self.texts = not args.json and output is None
-        self.alone = self.texts and len(items) == 1 and engine.model.tokenizer is not None
+        self.alone = _alone(args, engine, items, output is not None)
         self.on_text: Callable[[int, str], None] | None = (lambda _, text: write(text)) if self.alone else None
         if self.alone:
             write(_prompt_text(engine, items[0]))

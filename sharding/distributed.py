@@ -1,0 +1,145 @@
+"""One program over many processes: how they find each other, and what all of them must see alike.
+
+Every process runs the same program on its own part of the devices. So every decision of the host must be the same in all of
+them: it reads arrays that all hold (`to_host`), or asks (`anywhere`, `from_first`).
+"""
+
+import functools
+import hashlib
+import json
+import os
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+HEARTBEAT_SECONDS = 20  # after which a silent process counts as dead
+START_SECONDS = 120  # for all processes to come up, and to go down
+
+
+def initialize(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
+    """Joins this process to the others (`jax.distributed.initialize`). Before anything else of JAX; CPUs talk over Gloo.
+
+    What is None comes from `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, or else from the cluster, where
+    JAX knows it: Cloud TPU, GKE, Slurm, Open MPI.
+
+    A process that dies is noticed after `HEARTBEAT_SECONDS`, and JAX then aborts the others.
+
+    Args:
+      coordinator: `host:port` of process 0, at which the others can reach it; the port is free there.
+      num_processes: how many there are.
+      process_id: of this one, from 0.
+
+    Raises:
+      ValueError: one line that says what is missing or wrong, or that the others cannot be reached.
+    """
+    coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    num_processes = _integer(num_processes, "JAX_NUM_PROCESSES")
+    process_id = _integer(process_id, "JAX_PROCESS_ID")
+    if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
+        raise ValueError(f"the coordinator is HOST:PORT, such as 10.0.0.1:8476, not {coordinator!r}")
+    if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
+        raise ValueError(
+            f"process ids go from 0 to {num_processes - 1} for {num_processes} processes, not {process_id}"
+        )
+    complete = None not in (coordinator, num_processes, process_id)
+    jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM from ending the process
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            num_processes,
+            process_id,
+            cluster_detection_method="deactivate" if complete else None,
+            initialization_timeout=START_SECONDS,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=START_SECONDS,
+        )
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"this is no cluster that JAX knows ({error}): give the coordinator HOST:PORT, the number of processes and the "
+            "id of this one"
+        ) from error
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(
+            f"process {process_id} of {num_processes} did not find the others at {coordinator} within {START_SECONDS} s: "
+            f"start all of them, and let that port through ({_first_line(error)})"
+        ) from error
+
+
+def _integer(value: int | None, name: str) -> int | None:
+    text = os.environ.get(name)
+    if value is not None or text is None:
+        return value
+    if not text.isdigit():
+        raise ValueError(f"{name} is {text!r}, which is no number")
+    return int(text)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+def is_first() -> bool:
+    """Whether this process speaks for all: writes files, prints. True where there is but one."""
+    return not jax.distributed.is_initialized() or jax.process_index() == 0
+
+
+def _alone() -> bool:
+    return not jax.distributed.is_initialized() or jax.process_count() == 1
+
+
+@functools.cache
+def _replicate(mesh: Mesh) -> Any:
+    return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def to_host(tree: Any) -> Any:
+    """Arrays as numpy arrays, whole and the same in every process; `jax.device_get` where there is but one.
+
+    Args:
+      tree: of arrays on one mesh; small, since every device gets a copy.
+    """
+    if _alone():
+        return jax.device_get(tree)
+    leaves, form = jax.tree.flatten(tree)
+    parts = [i for i, leaf in enumerate(leaves) if not (leaf.is_fully_addressable or leaf.is_fully_replicated)]
+    if parts:
+        whole = _replicate(leaves[parts[0]].sharding.mesh)([leaves[i] for i in parts])
+        for i, leaf in zip(parts, whole, strict=True):
+            leaves[i] = leaf
+    return jax.tree.unflatten(form, [np.asarray(leaf) for leaf in leaves])
+
+
+def to_devices(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    """A numpy array, the same in every process, as an array over the devices of all of them."""
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def gather(value: np.ndarray) -> np.ndarray:
+    """What every process says, `[processes, ...]`; all must call it, with one shape and type of at most 32 bits."""
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(value)).reshape(jax.process_count(), *np.shape(value))
+
+
+def anywhere(flag: bool) -> bool:
+    """Whether it is so in any process; all must ask."""
+    return flag if _alone() else bool(gather(np.asarray(flag)).any())
+
+
+def from_first(value: np.ndarray) -> np.ndarray:
+    """What process 0 says; all must ask, with one shape and type."""
+    return value if _alone() else gather(value)[0]
+
+
+def differing(named: dict[str, Any]) -> dict[str, int]:
+    """Which of these JSON values are not the same everywhere: the first process that differs from process 0, by name.
+
+    Args:
+      named: the same names in every process.
+    """
+    digest = lambda value: np.frombuffer(hashlib.blake2b(json.dumps(value).encode(), digest_size=16).digest(), np.uint8)
+    said = gather(np.stack([digest(value) for value in named.values()]))
+    wrong = (said != said[:1]).any(axis=2)
+    return {name: int(wrong[:, i].argmax()) for i, name in enumerate(named) if wrong[:, i].any()}

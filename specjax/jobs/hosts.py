@@ -1,0 +1,185 @@
+"""A job that many processes do together: each starts a member in a process of its own, and says in one line how that ended.
+
+JAX ends a member whose peers died by an abort from native code, with a page of text, or leaves it in a collective that never
+comes back. No handler inside the member can see the first, so it is seen from outside.
+"""
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from specjax.cli import bad_input, complain, run_command
+
+OPTIONS = ("distributed", "coordinator", "num_processes", "process_id")
+LOST = 3  # exit status: another process died
+_NATIVE, _LIFE = "SPECJAX_NATIVE_FD", "SPECJAX_LIFE_FD"
+_VERDICT_SECONDS = 15  # beyond the heartbeat: so long JAX may take to say who died
+_FATAL = re.compile(rb"coordination_service|JAX distributed service detected|Check failure stack trace")
+_SILENT = re.compile(r"stopped sending heartbeats\):\s*\n(?:\S*task:)?(\d+)")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of a job over many hosts."""
+    add = parser.add_argument
+    add(
+        "--distributed",
+        action="store_true",
+        help="many processes do the job; a TPU pod, GKE or Slurm says who they are",
+    )
+    add("--coordinator", metavar="HOST:PORT", help="many processes do the job, and process 0 listens there")
+    add("--num-processes", type=int, metavar="N", help="how many (default: from the cluster)")
+    add("--process-id", type=int, metavar="I", help="which of them this is, from 0 (default: from the cluster)")
+
+
+def asked(args: argparse.Namespace) -> bool:
+    """Whether the job is one of many processes.
+
+    Raises:
+      ValueError: on options that need others.
+    """
+    several = args.distributed or args.coordinator is not None
+    for name in ("num_processes", "process_id"):
+        if getattr(args, name) is not None and not several:
+            raise ValueError(f"--{name.replace('_', '-')} goes with --coordinator HOST:PORT, or with --distributed")
+    if several and args.mesh is None:
+        raise ValueError("a job of many processes needs --mesh, over the devices of all of them")
+    return several
+
+
+def together(args: argparse.Namespace, words: list[str], job: Callable[[bool], int]) -> int:
+    """Does this process's part of a job; returns the exit status.
+
+    Args:
+      args: the parsed options.
+      words: the command line that they are from.
+      job: the job, once the processes have joined; it is told whether this is the first of them.
+    """
+    return _member(args, job) if _NATIVE in os.environ else _watch(args, words)
+
+
+def check_same(named: dict[str, Any]) -> None:
+    """Raises ValueError where the processes do not agree about one of these JSON values."""
+    from specjax.sharding.distributed import differing
+
+    for name, process in differing(named).items():
+        raise ValueError(f"process {process} was given another {name} than process 0: give all processes the same")
+
+
+def _watch(args: argparse.Namespace, words: list[str]) -> int:
+    """Runs the member, shows what its native code says, and turns its end into one line."""
+    ours, native = os.pipe()
+    life, held = os.pipe()  # closed when this process ends, however that comes
+    env = {**os.environ, _NATIVE: str(native), _LIFE: str(life)}
+    command = [sys.executable, "-m", "specjax", *words]
+    # a group of its own: Ctrl-C reaches it once, through here
+    member = subprocess.Popen(command, env=env, pass_fds=(native, life), process_group=0)
+    os.close(native)
+    os.close(life)
+    relay = lambda number, frame: member.send_signal(number)
+    before = {number: signal.signal(number, relay) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        about = _listen(ours)
+        status = member.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(held)
+    if status == LOST or (status < 0 and about):
+        complain(f"{_who(about)} ended or stopped answering, and its own messages may say why; {stand(args)}")
+        return LOST
+    if status < 0:
+        complain(f"this process was ended by {signal.Signals(-status).name}; {stand(args)}")
+        return 128 - status
+    return status
+
+
+def _listen(file: int) -> str:
+    """Passes on what native code writes, up to where JAX says that a process died; returns that."""
+    about: list[bytes] = []
+    with os.fdopen(file, "rb") as lines:
+        for line in lines:
+            if about or _FATAL.search(line):
+                about.append(line)
+            else:
+                sys.stderr.buffer.write(line)
+                sys.stderr.flush()
+    return b"".join(about).decode(errors="replace")
+
+
+def _who(about: str) -> str:
+    silent = _SILENT.search(about)
+    if silent:
+        return f"process {silent[1]}"
+    return "process 0, the coordinator," if "leader" in about else "another process"
+
+
+def stand(args: argparse.Namespace) -> str:
+    """How a job that lost a process or a worker is taken up."""
+    if not args.output:
+        return "start it again"
+    where = "in all processes " if args.ray is None else ""
+    return f"{args.output} keeps every record that was finished, and the same command {where}goes on from there"
+
+
+def _member(args: argparse.Namespace, job: Callable[[bool], int]) -> int:
+    _own_streams(int(os.environ[_NATIVE]))
+    threading.Thread(target=_die_with, args=(int(os.environ[_LIFE]),), daemon=True).start()
+    try:
+        status = run_command(lambda: _joined(args, job))
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    _leave(status)  # those that are left hear of it; a clean end would wait for them
+
+
+def _joined(args: argparse.Namespace, job: Callable[[bool], int]) -> int:
+    import jax
+
+    from specjax.sharding import distributed
+
+    with bad_input():
+        distributed.initialize(args.coordinator, args.num_processes, args.process_id)
+        first = distributed.is_first()
+        if not first:
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")
+    try:
+        status = job(first)
+        jax.distributed.shutdown()
+        return status
+    except jax.errors.JaxRuntimeError as error:
+        if not re.search("Gloo|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED", str(error)):
+            raise
+        time.sleep(distributed.HEARTBEAT_SECONDS + _VERDICT_SECONDS)  # JAX says who it was, and ends this process
+        _leave(LOST)
+
+
+def _own_streams(native: int) -> None:
+    """Gives Python's streams descriptors of their own. What native code says on stderr goes to the watcher; what it says on
+    stdout, where Gloo greets its peers, goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number, name, place in ((1, "stdout", nowhere), (2, "stderr", native)):
+        setattr(sys, name, os.fdopen(os.dup(number), "w", encoding="utf-8", buffering=1, errors="replace"))
+        os.dup2(place, number)
+        os.close(place)
+
+
+def _die_with(life: int) -> None:
+    os.read(life, 1)
+    _leave(1)
+
+
+def _leave(status: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass
+    os._exit(status)

@@ -1,0 +1,83 @@
+"""Commands in processes of their own: members of one job, each with two CPU devices."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+
+from specjax import models
+from specjax.models import LlamaConfig, LlamaLM
+
+ROOT = Path(__file__).parent.parent.parent
+CONFIG = LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=256)
+PATIENCE = 60  # seconds, after which a process counts as hanging
+
+
+def save(folder, diffusion=None):
+    """A tiny model."""
+    lm = LlamaLM(CONFIG)
+    models.save(folder, lm, jax.tree.map(lambda x: 4 * x, lm.init(jax.random.key(0))), diffusion=diffusion)
+    return folder
+
+
+def write_input(path, count, longest=200):
+    """Greedy and sampled lines, some of them equal, with texts of several lengths and a line that is none."""
+    lines = [
+        {"prompt": [1 + i % 4] * (1 + i % 2), "temperature": float(i % 3 > 0), "max_new_tokens": longest // (1 + i % 3)}
+        for i in range(count)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines[:-1]) + "{\n")
+    return path
+
+
+def environment(devices=2):
+    """The tests' own, with so many CPU devices."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": path}
+
+
+def start(*words):
+    """`specjax generate` with these options."""
+    command = [sys.executable, "-m", "specjax", "generate", *map(str, words)]
+    return subprocess.Popen(
+        command, env=environment(), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def end(process, patience=4 * PATIENCE):
+    """Its exit status, stdout and stderr."""
+    try:
+        out, err = process.communicate(timeout=patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise AssertionError(f"it hangs: {process.communicate()}") from None
+    return process.returncode, out, err
+
+
+@contextlib.contextmanager
+def pair(*words, own=((), ())):
+    """Two members of one job; `own` are options of each alone."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    two = [start(*words, *own[i], "--coordinator", address, "--num-processes", 2, "--process-id", i) for i in range(2)]
+    try:
+        yield two
+    finally:
+        for process in two:
+            process.kill()
+            process.wait()
+
+
+def wait_for_records(output, process):
+    """Waits until the job wrote its first record."""
+    until = time.monotonic() + 4 * PATIENCE
+    while not output.exists() or not output.stat().st_size:
+        assert process.poll() is None and time.monotonic() < until, end(process)
+        time.sleep(0.02)

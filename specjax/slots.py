@@ -16,8 +16,8 @@ import numpy as np
 
 from specjax import decoder as decoding
 from specjax.request import Record, Request, sampling_of
-from specjax.sharding.rules import parts, rounded
 from specjax.sharding.distributed import to_devices, to_host
+from specjax.sharding.rules import parts, rounded
 from specjax.speculative import prefill_width
 from specjax.state import Finish
 from specjax.text import find_stop, new_text

@@ -51,7 +51,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Options that `generate` and `bench` share."""
     parser.add_argument("--model", help="folder, shipped name or hub id (default: the shipped target)")
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32 on a CPU, else bfloat16)")
-    parser.add_argument("--mesh", help="devices by axis, such as data=2,model=4 (default: one device)")
+    parser.add_argument("--mesh", help="devices by axis, such as data=2,model=2,context=2 (default: one device)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     parser.add_argument("--seed", type=int, default=0, help="with the prompt it decides the noise")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="new tokens a prompt, at most")

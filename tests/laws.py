@@ -175,8 +175,15 @@ MIXED = Rows(
 """Greedy rows beside sampled ones, every warper in use."""
 
 
-def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY, width=16):
-    """A filled state."""
+PREFIX = 18
+ALIKE = dataclasses.replace(
+    MIXED, prompts=tuple((*np.resize(MIXED.prompts[7], PREFIX).tolist(), *p[:12]) for p in ((), *MIXED.prompts[1:]))
+)
+"""The same rows with prompts that begin alike: `PREFIX` tokens, of which one is the whole, and up to 12 of their own."""
+
+
+def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY, width=16, prefix=0):
+    """A filled state; the first `prefix` tokens of the prompts are read once."""
     count = len(rows.prompts)
     size = max(len(p) for p in rows.prompts)
     prompts = np.zeros((count, size), np.int32)
@@ -188,6 +195,9 @@ def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY,
     sampling = Sampling.make(count, **{n: [o.get(n, off[n]) for o in rows.options] for n in names})
     model = params_of(decoder.drafter) if model is None else model
     state = specjax.decoder.empty(decoder, model, count, capacity, jnp.float32, max(len(eos), 1))
+    shared = {}
+    if prefix:
+        state, shared["prefix"] = specjax.decoder.read_prefix(decoder, model, state, jnp.asarray(prompts[0, :prefix]))
     return specjax.decoder.insert(
         decoder,
         model,
@@ -200,6 +210,7 @@ def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY,
         sampling=sampling,
         eos=jnp.broadcast_to(jnp.asarray(eos or (-1,), jnp.int32)[None], (count, max(len(eos), 1))),
         width=width,
+        **shared,
     )
 
 

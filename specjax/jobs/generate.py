@@ -12,7 +12,7 @@ from specjax.jobs import jsonl, parquet
 from specjax.jobs.manifest import fingerprint, hash_json, named_folders
 from specjax.jobs.output import Item, Output, check
 from specjax.jobs.run import complete
-from specjax.request import Record
+from specjax.request import Record, Request
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.jsonl",
         help="append records there (or FILE.parquet); after a kill the same command goes on where it was",
     )
+    add("--shared-prefix", action="store_true", help="prefill what all prompts begin with once")
     add("--unordered", action="store_true", help="records as they finish, not in the order of --input")
     add("--progress", action="store_true", help="say how far it is every ten seconds where stderr is no terminal")
     add("--strict", action="store_true", help="stop at the first bad line of --input, before any work")
@@ -119,8 +120,23 @@ def _prepare(args: argparse.Namespace) -> tuple[Any, list[Item], list[Any]]:
             [item] if isinstance(item, Record) else [dataclasses.replace(item, sample=i) for i in samples]
         )
         items = [one for item in items for one in several(item)]
+    if args.shared_prefix:
+        _say_shared(engine, items)
     given = prompts if lines is None else [dataclasses.asdict(line) for line in lines]
     return engine, items, given
+
+
+def _say_shared(engine: Any, items: list[Item]) -> None:
+    from specjax.engine import SHORTEST_PREFIX
+
+    requests = [item for item in items if isinstance(item, Request)]
+    count = len(engine.shared_prefix(requests))
+    if count:
+        note(f"the {len(requests)} prompts share their first {count} tokens, which are prefilled once")
+    else:
+        note(
+            f"--shared-prefix does nothing here: there are no two prompts, or they share fewer than {SHORTEST_PREFIX} tokens"
+        )
 
 
 def _check_output(output: str, source: str | None) -> None:
@@ -173,7 +189,8 @@ def _manifest(args: argparse.Namespace, engine: Any, given: list[Any]) -> dict[s
     return {
         "version": 1,
         "model": {"name": model.name, "fingerprint": fingerprint(model.path), "dtype": model.dtype.name},
-        "decoding": {name: getattr(args, name) for name in decoding},
+        "decoding": {name: getattr(args, name) for name in decoding}
+        | ({"shared_prefix": True} if args.shared_prefix else {}),  # other program shapes: near-ties may fall otherwise
         "folders": named_folders([getattr(args, name) for name in decoding]),
         "sampling": {name: getattr(args, name) for name in jsonl.OPTIONS if name != "seed"}
         | {name: getattr(args, name) for name in ("stop", "ignore_eos", "num_return_sequences", "logprobs", "suffix")},

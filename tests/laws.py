@@ -19,6 +19,7 @@ from specjax.draft import (
     DynamicExit,
     Eagle,
     Eagle3,
+    Goodput,
     Hydra,
     Kangaroo,
     Lookahead,
@@ -32,6 +33,7 @@ from specjax.draft import (
     Swift,
     TokenRecycling,
     Trained,
+    adaptive,
     fuse,
 )
 from specjax.draft.datastore import build
@@ -82,6 +84,7 @@ DRAFTERS: dict[str, Drafter] = {
     "kangaroo": Kangaroo(exit_layer=1, length=4, threshold=0.3),
     "swift": Swift(3, 0.3, share=0.5, window=8, patience=6, guess_every=3, history=8),
     "del": DynamicExit((1, 2), length=3),
+    "adaptive-goodput": adaptive(ModelDrafter(DRAFT), Goodput(0.3, 0.0, 1.0, 0.01, 0.03), 4),
     "fuse": fuse(TokenRecycling(k=4, tree="2 | 1 1"), ModelDrafter(DRAFT, Chain(2))),
     "fuse-rasd": Rasd(ModelDrafter(DRAFT, TopK(k=2, depth=2, nodes=5)), Rest(nodes=6, length=4, matches=8), limit=8),
 }
@@ -109,6 +112,7 @@ def store():
 
 PARAMS: dict[str, Callable[[dict], Any]] = {
     **{name: draft_model for name in DRAFTERS if name.startswith(("draft", "diffuspec"))},
+    "adaptive-goodput": lambda target: {"drafter": draft_model(target), "rule": None},
     "fuse": lambda target: (None, draft_model(target)),
     "rest": lambda target: store(),
     "fuse-rasd": lambda target: (draft_model(target), store()),

@@ -67,6 +67,13 @@ insert = jax.jit(
 )
 """`decoder.insert` under jit, with the state donated."""
 
+read_prefix = jax.jit(
+    lambda decoder, params, state, tokens: decoder.read_prefix(params, state, tokens),
+    static_argnums=(0,),
+    donate_argnums=(2,),
+)
+"""`decoder.read_prefix` under jit, with the state donated: of decoders that can read a prefix once for many prompts."""
+
 empty = jax.jit(
     lambda decoder, params, batch, capacity, cache_dtype, eos_width: decoder.empty(
         params, batch, capacity, cache_dtype, eos_width

@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+import os.path
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from specjax.text import check_unicode, encode_text
 from specjax.verify import Verifier
 
 DEFAULT_MODEL = "pycode"
+SHORTEST_PREFIX = 16  # tokens: a shorter prefix is a chunk or less of prefill, and not worth its own
 
 
 @dataclasses.dataclass
@@ -198,6 +200,21 @@ class Engine:
         longest = max(min(len(r.ids) + r.max_new_tokens + len(r.suffix_ids), self.max_length) for r in requests)
         return -(-(longest + self.decoder.slack) // 128) * 128
 
+    def shared_prefix(self, requests: Sequence[Request]) -> tuple[int, ...]:
+        """The ids that all these prompts begin with, where there are enough to be worth reading apart; else none.
+
+        Raises:
+          ValueError: for a diffusion model.
+        """
+        if self.model.masked:
+            if self.model.canvas or self.model.masked.block:
+                why = "only the prompts of autoregressive models can share one"
+            else:
+                why = "it reads a text in both directions, so what it computes for a prefix depends on what follows"
+            raise ValueError(f"{self.model.name} is a diffusion model without a shared prefix: {why}; leave it off")
+        prefix = tuple(os.path.commonprefix([request.ids for request in requests]))
+        return prefix if len(requests) > 1 and len(prefix) >= SHORTEST_PREFIX else ()
+
     def check_stop(self, stop: Sequence[str]) -> None:
         """Raises ValueError on stop strings without a tokenizer, or empty ones."""
         if stop and self.model.tokenizer is None:
@@ -214,6 +231,7 @@ class Engine:
         ignore_eos: bool = False,
         on_text: OnText | None = None,
         capacity: int | None = None,
+        shared_prefix: bool = False,
     ) -> Iterator[Record]:
         """Completes requests and yields their records in order. A row whose request ended takes up the next one at once.
 
@@ -226,13 +244,23 @@ class Engine:
           ignore_eos: whether to go on after EOS.
           on_text: called with a request's index and new text, every few steps.
           capacity: at least `self.capacity(requests)`; equal capacities share one compiled program.
+          shared_prefix: whether to prefill what all prompts begin with once, see `shared_prefix`.
 
         Raises:
-          ValueError: see `check_stop`.
+          ValueError: see `check_stop` and `shared_prefix`.
         """
         slots = min(batch_size, len(requests))
+        prefix = self.shared_prefix(requests) if shared_prefix else ()
         return in_order(
-            self.turns(requests, slots=slots, stop=stop, ignore_eos=ignore_eos, on_text=on_text, capacity=capacity)
+            self.turns(
+                requests,
+                slots=slots,
+                stop=stop,
+                ignore_eos=ignore_eos,
+                on_text=on_text,
+                capacity=capacity,
+                prefix=prefix,
+            )
         )
 
     def turns(
@@ -245,6 +273,7 @@ class Engine:
         on_text: OnText | None = None,
         capacity: int | None = None,
         keys: np.ndarray | None = None,
+        prefix: Sequence[int] = (),
     ) -> Iterator[Turn]:
         """`run` as it happens: what every call on the device brought, with records as they finish.
 
@@ -257,11 +286,15 @@ class Engine:
           capacity: see `run`.
           keys: `self.keys` of these requests. Those of a part of a longer list are that part of the list's keys, so that
             equal prompts are told apart as they are in the whole.
+          prefix: ids to prefill once, with which every prompt begins: `self.shared_prefix` of these requests, or of the
+            longer list.
 
         Raises:
-          ValueError: see `check_stop`; on fewer than one row.
+          ValueError: see `check_stop`; on fewer than one row, or a prompt that does not begin with the prefix.
         """
         self.check_stop(stop)
+        if any(request.ids[: len(prefix)] != tuple(prefix) for request in requests):
+            raise ValueError(f"a prompt does not begin with the shared prefix of {len(prefix)} tokens")
         if not requests:
             return iter(())
         if slots < 1:
@@ -275,6 +308,7 @@ class Engine:
             stop=tuple(stop),
             eos=() if ignore_eos else self.model.eos_ids,
             on_text=on_text,
+            prefix=prefix,
         )
 
     def start(self, requests: Sequence[Request], *, ignore_eos: bool = False) -> Any:
@@ -317,6 +351,7 @@ def generate(
     logprobs: bool = False,
     dtype: Any = None,
     mesh: Any = None,
+    shared_prefix: bool = False,
 ) -> list[Record]:
     """Completes prompts and returns a record for each, in order.
 
@@ -346,6 +381,7 @@ def generate(
       logprobs: whether records carry log-probabilities of their tokens, raw and after warping.
       dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere.
       mesh: a mesh, or a line such as `"data=2,model=4"`.
+      shared_prefix: whether to prefill what all prompts begin with once, where that is 16 tokens or more.
 
     Raises:
       ValueError: one line that says what cannot be used, before any work is done.
@@ -371,4 +407,7 @@ def generate(
     )  # fmt: skip
     requests = [engine.request(p, suffix=suffix, **options) for p in prompts for _ in range(num_return_sequences)]
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    return list(engine.run(requests, batch_size=batch_size, stop=stop, ignore_eos=ignore_eos))
+    run = engine.run(
+        requests, batch_size=batch_size, stop=stop, ignore_eos=ignore_eos, shared_prefix=shared_prefix
+    )  # fmt: skip
+    return list(run)

@@ -91,25 +91,36 @@ class Slots:
         width = max(len(self.eos), 1)
         return decoding.empty(self.engine.decoder, self.engine.params, self.rows, self.capacity, dtype, width)
 
-    def insert(self, state: Any, rows: Sequence[int], requests: Sequence[Request], keys: np.ndarray) -> Any:
+    def read_prefix(self, state: Any, tokens: Sequence[int]) -> tuple[Any, Any]:
+        """The state, and what prompts that begin with these tokens have in common; None of no tokens."""
+        if not tokens:
+            return state, None
+        return decoding.read_prefix(self.engine.decoder, self.engine.params, state, np.asarray(tokens, np.int32))
+
+    def insert(
+        self, state: Any, rows: Sequence[int], requests: Sequence[Request], keys: np.ndarray, prefix: Any = None
+    ) -> Any:
         """Requests into rows, a few at a time: one compiled shape a prefill width (of the widest, one for every multiple of
-        it), and what one row holds does not depend on which others enter."""
+        it), and what one row holds does not depend on which others enter. `prefix` is from `read_prefix`."""
+        known = 0 if prefix is None else prefix.length - 1
         split = parts(self.engine.mesh, "tokens")
-        widths = [prefill_width(len(self.engine.given(request)), split) for request in requests]
+        widths = [prefill_width(len(self.engine.given(request)) - known, split) for request in requests]
         for width in sorted(set(widths)):
             chosen = [i for i, own in enumerate(widths) if own == width]
             for at in range(0, len(chosen), self.share):
                 part = chosen[at : at + self.share]
-                state = self._insert(state, [rows[i] for i in part], [requests[i] for i in part], keys[part], width)
+                chosen_rows, asked = [rows[i] for i in part], [requests[i] for i in part]
+                state = self._insert(state, chosen_rows, asked, keys[part], width, prefix)
         return state
 
-    def _insert(self, state, rows, requests, keys, width):
+    def _insert(self, state, rows, requests, keys, width, prefix):
         # unused places repeat the first request and are dropped
         spare = self.share - len(rows)
         rows, requests = [*rows, *[self.rows] * spare], [*requests, *requests[:1] * spare]
         keys = np.concatenate([keys, np.repeat(keys[:1], spare, axis=0)])
         given = [self.engine.given(request) for request in requests]
-        size = 1 + -(-(max(map(len, given)) - 1) // width) * width
+        begin = 1 if prefix is None else prefix.length
+        size = begin + -(-(max(map(len, given)) - begin) // width) * width
         prompts = np.zeros((self.share, size), np.int32)
         for row, ids in enumerate(given):
             prompts[row, : len(ids)] = ids
@@ -126,6 +137,7 @@ class Slots:
             sampling=sampling_of(requests),
             eos=np.broadcast_to(np.asarray(self.eos or (-1,), np.int32), (self.share, max(len(self.eos), 1))),
             width=width,
+            **({} if prefix is None else {"prefix": prefix}),
         )
 
 
@@ -139,6 +151,7 @@ def serve(
     stop: tuple[str, ...] = (),
     eos: tuple[int, ...] = (),
     on_text: OnText | None = None,
+    prefix: Sequence[int] = (),
 ) -> Iterator[Turn]:
     """Completes requests in a fixed number of rows. The device runs on its own until a row ends or a number of steps is over.
 
@@ -151,6 +164,7 @@ def serve(
       stop: strings that end a text.
       eos: ids that end a text.
       on_text: see `Engine.run`.
+      prefix: ids that every prompt begins with, which are prefilled once.
     """
     of = Slots(engine, slots, capacity, eos)
     timing = engine.timing
@@ -158,6 +172,9 @@ def serve(
     state = decoding.run(engine.decoder, engine.params, of.empty(), 0)  # compiles: the timing sees only decoding
     jax.block_until_ready(state)
     timing.compile_seconds += time.perf_counter() - began
+    began = time.perf_counter()
+    state, shared = jax.block_until_ready(of.read_prefix(state, prefix))
+    timing.prefill_seconds += time.perf_counter() - began
     waiting = collections.deque(range(len(requests)))
     held: dict[int, int] = {}  # row: index of its request
     length, steps = np.zeros(of.rows, np.int64), np.zeros(of.rows, np.int64)
@@ -167,7 +184,7 @@ def serve(
         if free:
             began = time.perf_counter()
             new = [waiting.popleft() for _ in free]
-            state = of.insert(state, free, [requests[i] for i in new], keys[new])
+            state = of.insert(state, free, [requests[i] for i in new], keys[new], shared)
             jax.block_until_ready(state)
             held |= zip(free, new, strict=True)
             length[free], steps[free] = to_host(state.length)[free], 0

@@ -16,7 +16,7 @@ from specjax.lm import LM, Block, Output, Wants
 from specjax.sampling import Sampler, Sampling
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.rules import constrain, parts, rounded
-from specjax.state import DecodeState, Finish, LogProbs, Stats, StepInfo
+from specjax.state import DecodeState, Finish, LogProbs, Prefix, Stats, StepInfo
 from specjax.verify import Coupled, Verifier
 
 Array = jax.Array
@@ -119,6 +119,7 @@ class Speculative:
         sampling: Sampling,
         eos: Array | None = None,
         width: int | None = None,
+        prefix: Prefix | None = None,
     ) -> DecodeState:
         """Puts new prompts into rows, whatever those held, and prefills all but each prompt's last token.
 
@@ -133,18 +134,17 @@ class Speculative:
           sampling: of R rows.
           eos: `[R, K]` int32, -1 padded, or None.
           width: tokens a prefill chunk; None: that of P. Rows of one `prefill_width` belong together.
+          prefix: from `read_prefix`: every prompt begins with its tokens, or is just them; only the rest is prefilled.
         """
         count, size = prompts.shape
         capacity = state.tokens.shape[1]
-        width = min(width or prefill_width(size, parts(self.mesh, "tokens")), capacity)
-        dtype = jax.tree.leaves(state.cache)[0].dtype
-        fresh = self.empty(params, count, capacity, dtype, state.eos.shape[1])
+        begin = 1 if prefix is None else prefix.length
+        width = min(width or prefill_width(size - begin + 1, parts(self.mesh, "tokens")), capacity)
+        fresh = self._fresh(params, state, count, prefix)
         kept = min(size, capacity)
         axes = self.axes(state)
-        shared = lambda old, new, axes: new if axes[0] == "batch" else old
         fresh = dataclasses.replace(
             fresh,
-            draft=jax.tree.map(shared, state.draft, fresh.draft, axes.draft),  # what rows share learns from prompts too
             tokens=fresh.tokens.at[:, :kept].set(prompts[:, :kept]),
             length=lengths,
             finish=jnp.zeros((count,), jnp.int32),
@@ -154,12 +154,56 @@ class Speculative:
             eos=fresh.eos if eos is None else eos,
             sampling=sampling,
         )
-        fresh = self._prefill(params, fresh, size, width)
+        fresh = self._prefill(params, fresh, begin, size, width)
 
         def place(old, new, axes):
             return old.at[rows].set(new, mode="drop") if axes[0] == "batch" else new
 
         return self._constrain(jax.tree.map(place, state, fresh, axes))
+
+    @on_mesh
+    def read_prefix(self, params: PyTree, state: DecodeState, tokens: Array) -> tuple[DecodeState, Prefix]:
+        """Reads a prefix of many prompts once, for `insert`.
+
+        All but its last token are prefilled, as of a prompt: what a drafter makes of a token may depend on the next one.
+
+        Args:
+          params: the parameters.
+          state: of B rows, which stay as they are; what they share learns from the prefix.
+          tokens: `[n]` int32, at most L.
+
+        Returns:
+          The state, and the prefix.
+        """
+        size = tokens.shape[0]
+        row = self._fresh(params, state, 1)
+        row = dataclasses.replace(
+            row, tokens=row.tokens.at[:, :size].set(tokens[None]), length=jnp.full((1,), size, jnp.int32)
+        )
+        row = self._constrain(
+            self._prefill(
+                params, row, 1, size, min(prefill_width(size, parts(self.mesh, "tokens")), row.tokens.shape[1])
+            )
+        )
+        axes = self.axes(state).draft
+        learnt = jax.tree.map(lambda old, new, axes: old if axes[0] == "batch" else new, state.draft, row.draft, axes)
+        own = jax.tree.map(lambda new, axes: new if axes[0] == "batch" else jnp.zeros((), new.dtype), row.draft, axes)
+        state = self._constrain(dataclasses.replace(state, draft=learnt))
+        return state, Prefix(row.tokens, row.cache, own, size)
+
+    def _fresh(self, params, state, count, prefix: Prefix | None = None):
+        """`count` rows before their prefill, or after that of a prefix; what rows share is the state's."""
+        dtype = jax.tree.leaves(state.cache)[0].dtype
+        fresh = self.empty(params, count, state.tokens.shape[1], dtype, state.eos.shape[1])
+        if prefix is not None:
+            repeat = lambda old, row: jnp.broadcast_to(row, old.shape) if row.ndim else old
+            own = ("tokens", "cache", "draft")
+            copies = {name: jax.tree.map(repeat, getattr(fresh, name), getattr(prefix, name)) for name in own}
+            fresh = self._constrain(dataclasses.replace(fresh, **copies))
+        shared = lambda old, new, axes: new if axes[0] == "batch" else old
+        # what rows share learns from prompts too
+        draft = jax.tree.map(shared, state.draft, fresh.draft, self.axes(state).draft)
+        return dataclasses.replace(fresh, draft=draft)
 
     def init(
         self, params: PyTree, prompts: Array, lengths: Array, row_keys: Array, *, limit: Array, sampling: Sampling,
@@ -181,9 +225,9 @@ class Speculative:
         rows = jnp.arange(batch)
         return self.insert(params, state, rows, prompts, lengths, row_keys, limit=limit, sampling=sampling, eos=eos)
 
-    def _prefill(self, params, state, size, width):
-        """Runs the target over the first `size` - 1 columns in chunks. Makes no logits."""
-        capacity = state.tokens.shape[1]
+    def _prefill(self, params, state, begin, size, width):
+        """Runs the target over columns `begin` - 1 to `size` - 2 in chunks. Makes no logits."""
+        first, capacity = begin - 1, state.tokens.shape[1]
 
         def chunk(start, width, carry):
             cache, draft = carry
@@ -199,14 +243,14 @@ class Speculative:
             return cache, self.drafter.prefill(params, draft, Chunk(block, real, following), output)
 
         carry = state.cache, state.draft
-        chunks = -(-(min(size, capacity) - 1) // width)
-        whole = min(chunks, capacity // width)
+        chunks = -(-(min(size, capacity) - begin) // width)
+        whole = min(chunks, (capacity - first) // width)
         if whole == 1:
-            carry = chunk(0, width, carry)
+            carry = chunk(first, width, carry)
         elif whole > 1:
-            carry = jax.lax.fori_loop(0, whole, lambda i, carry: chunk(i * width, width, carry), carry)
+            carry = jax.lax.fori_loop(0, whole, lambda i, carry: chunk(first + i * width, width, carry), carry)
         if whole < chunks:  # a whole chunk would reach past the buffer, where slice updates clamp
-            carry = chunk(whole * width, capacity - whole * width, carry)
+            carry = chunk(first + whole * width, capacity - first - whole * width, carry)
         return dataclasses.replace(state, cache=carry[0], draft=carry[1])
 
     @on_mesh

@@ -106,6 +106,24 @@ class DecodeState(Rows):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Prefix:
+    """What prompts that begin alike have in common, computed once: one row, after all but the last of its tokens.
+
+    Attributes:
+      tokens: `[1, L]` int32, the prefix and nothing meaningful after it.
+      cache: the target's cache of one row.
+      draft: the drafter's state of one row; scalars in place of what the rows of a state share.
+      length: static, how many tokens.
+    """
+
+    tokens: Array
+    cache: PyTree
+    draft: PyTree
+    length: int = dataclasses.field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class StepInfo:
     """What one step did; nothing here is needed by the next one.
 

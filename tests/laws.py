@@ -19,6 +19,7 @@ from specjax.draft import (
     DynamicExit,
     Eagle,
     Eagle3,
+    Goodput,
     Hydra,
     Kangaroo,
     Lookahead,
@@ -32,6 +33,7 @@ from specjax.draft import (
     Swift,
     TokenRecycling,
     Trained,
+    adaptive,
     fuse,
 )
 from specjax.draft.datastore import build
@@ -82,6 +84,7 @@ DRAFTERS: dict[str, Drafter] = {
     "kangaroo": Kangaroo(exit_layer=1, length=4, threshold=0.3),
     "swift": Swift(3, 0.3, share=0.5, window=8, patience=6, guess_every=3, history=8),
     "del": DynamicExit((1, 2), length=3),
+    "adaptive-goodput": adaptive(ModelDrafter(DRAFT), Goodput(0.3, 0.0, 1.0, 0.01, 0.03), 4),
     "fuse": fuse(TokenRecycling(k=4, tree="2 | 1 1"), ModelDrafter(DRAFT, Chain(2))),
     "fuse-rasd": Rasd(ModelDrafter(DRAFT, TopK(k=2, depth=2, nodes=5)), Rest(nodes=6, length=4, matches=8), limit=8),
 }
@@ -109,6 +112,7 @@ def store():
 
 PARAMS: dict[str, Callable[[dict], Any]] = {
     **{name: draft_model for name in DRAFTERS if name.startswith(("draft", "diffuspec"))},
+    "adaptive-goodput": lambda target: {"drafter": draft_model(target), "rule": None},
     "fuse": lambda target: (None, draft_model(target)),
     "rest": lambda target: store(),
     "fuse-rasd": lambda target: (draft_model(target), store()),
@@ -175,8 +179,15 @@ MIXED = Rows(
 """Greedy rows beside sampled ones, every warper in use."""
 
 
-def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY, width=16):
-    """A filled state."""
+PREFIX = 18
+ALIKE = dataclasses.replace(
+    MIXED, prompts=tuple((*np.resize(MIXED.prompts[7], PREFIX).tolist(), *p[:12]) for p in ((), *MIXED.prompts[1:]))
+)
+"""The same rows with prompts that begin alike: `PREFIX` tokens, of which one is the whole, and up to 12 of their own."""
+
+
+def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY, width=16, prefix=0):
+    """A filled state; the first `prefix` tokens of the prompts are read once."""
     count = len(rows.prompts)
     size = max(len(p) for p in rows.prompts)
     prompts = np.zeros((count, size), np.int32)
@@ -188,6 +199,9 @@ def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY,
     sampling = Sampling.make(count, **{n: [o.get(n, off[n]) for o in rows.options] for n in names})
     model = params_of(decoder.drafter) if model is None else model
     state = specjax.decoder.empty(decoder, model, count, capacity, jnp.float32, max(len(eos), 1))
+    shared = {}
+    if prefix:
+        state, shared["prefix"] = specjax.decoder.read_prefix(decoder, model, state, jnp.asarray(prompts[0, :prefix]))
     return specjax.decoder.insert(
         decoder,
         model,
@@ -200,6 +214,7 @@ def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY,
         sampling=sampling,
         eos=jnp.broadcast_to(jnp.asarray(eos or (-1,), jnp.int32)[None], (count, max(len(eos), 1))),
         width=width,
+        **shared,
     )
 
 

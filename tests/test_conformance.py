@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from laws import (
+    ALIKE,
     CHAINS,
     DRAFTERS,
     MIXED,
+    PREFIX,
     TARGET,
     VERIFIERS,
     complete,
@@ -47,7 +49,7 @@ def finished(name):
 
 
 def test_the_table_is_complete():
-    assert {n.split("-")[0] for n in DRAFTERS} - {"fuse"} == set(REGISTRY)
+    assert {n.split("-")[0] for n in DRAFTERS} - {"adaptive", "fuse"} == set(REGISTRY)
     assert {n.removeprefix("draft-") for n in DRAFTERS if n.startswith("draft-")} == set(EXPANDERS)
 
 
@@ -81,6 +83,17 @@ def test_slots_do_not_matter(name):
     order = (7, 3, 5, 1, 6, 0, 2, 4)
     got, _ = complete(DRAFTERS[name], MIXED.pick(*order))
     same(got, [plain()[i] for i in order])
+
+
+@pytest.mark.parametrize("name", mostly_slow(DRAFTERS, "draft-chain", "medusa"))
+def test_a_shared_prefix_is_read_once_and_keeps_the_text(name):
+    """Nor does a drafter draft worse for it: it knows of the prefix what it knows of a prompt."""
+    got, state = complete(DRAFTERS[name], ALIKE, prefix=PREFIX, width=8)
+    same(got, plain(ALIKE))
+    _, whole = complete(DRAFTERS[name], ALIKE)
+    # a table of all rows counts every prompt's prefix; a bidirectional draft's entries are those of the chunk they came in
+    if not name.startswith(("stand", "diffuspec")):
+        np.testing.assert_array_equal(state.stats.steps, whole.stats.steps)
 
 
 def test_no_retrace_and_no_host(name):

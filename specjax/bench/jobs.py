@@ -1,9 +1,11 @@
-"""`python -m specjax.bench.jobs`: what refilling slots is worth where texts have different lengths.
+"""`python -m specjax.bench.jobs`: what refilling slots is worth where texts have different lengths, and with
+`--shared-prefix N` what it is worth to prefill N tokens that all prompts begin with once.
 
-The same prompts (openings of held-out functions) with `max_new_tokens` between 8 and 256, drawn uniformly once, go through
-slots with refill, through static batches of as many rows, each of which waits for its longest text, and, where torch is
-installed, through `transformers.generate` in the same batches. Greedy, EOS ignored; only tokens that were asked for count.
-Everyone is compiled first, then rounds alternate; the clock runs from token ids to token ids, prefill included.
+The same prompts (openings of held-out functions) with `max_new_tokens` between 8 and `--most` (256), drawn uniformly once, go
+through slots with refill, through static batches of as many rows, each of which waits for its longest text, and, where torch
+is installed, through `transformers.generate` in the same batches. With a shared prefix they stand behind the first N tokens of
+all of them together, and slots that know of it run against slots that do not. Greedy, EOS ignored; only tokens that were asked
+for count. Everyone is compiled first, then rounds alternate; the clock runs from token ids to token ids, prefill included.
 """
 
 import argparse
@@ -31,6 +33,7 @@ class Ours:
       requests: what to complete.
       slots: rows.
       static: whether a batch ends before the next one begins.
+      prefix: ids to prefill once.
       occupancy: of the last lap: the share of row passes that served a running request.
     """
 
@@ -38,6 +41,7 @@ class Ours:
     requests: list[Any]
     slots: int
     static: bool
+    prefix: tuple[int, ...] = ()
     occupancy: float = 0.0
 
     def warm(self) -> None:
@@ -56,7 +60,7 @@ class Ours:
         for start in range(0, len(requests), size):
             records = {}
             for turn in self.engine.turns(
-                requests[start : start + size], slots=self.slots, capacity=capacity, ignore_eos=True
+                requests[start : start + size], slots=self.slots, capacity=capacity, ignore_eos=True, prefix=self.prefix
             ):
                 records.update(turn.finished)
                 steps, passes = steps + turn.steps, passes + turn.passes
@@ -100,14 +104,22 @@ class Peer:
         return [row[: r.max_new_tokens] for row, r in zip(rows, requests, strict=True)]
 
 
-def lengths(count: int, multiple: int = 1) -> list[int]:
-    """New tokens of every record: uniform between 8 and 256, rounded up to a multiple; always the same."""
+def lengths(count: int, multiple: int = 1, most: int = MOST) -> list[int]:
+    """New tokens of every record: uniform between 8 and `most`, rounded up to a multiple; always the same."""
     rng = random.Random(0)
-    return [-(-rng.randint(LEAST, MOST) // multiple) * multiple for _ in range(count)]
+    return [-(-rng.randint(LEAST, most) // multiple) * multiple for _ in range(count)]
 
 
-def compare(engine: Any, prompts: Sequence[Any], slots: int, repeats: int, peer: bool) -> dict[str, Any]:
-    """Tokens a second of all, ratios, occupancy and whether texts agree.
+def compare(
+    engine: Any,
+    prompts: Sequence[Any],
+    slots: int,
+    repeats: int,
+    peer: bool,
+    prefix: tuple[int, ...] = (),
+    most: int = MOST,
+) -> dict[str, Any]:
+    """Tokens a second of all, that of the first over that of each, occupancy and whether texts agree.
 
     Args:
       engine: a `specjax.engine.Engine`.
@@ -115,20 +127,24 @@ def compare(engine: Any, prompts: Sequence[Any], slots: int, repeats: int, peer:
       slots: rows.
       repeats: rounds.
       peer: whether to run transformers too.
+      prefix: ids to put before every prompt; the first contestant then prefills them once, the second every time.
+      most: the most new tokens of a record.
 
     Raises:
       ValueError: where a text would be longer than the model was made for.
     """
-    counts = lengths(len(prompts), engine.decoder.block_length if engine.model.masked else 1)
-    requests = [engine.request(p, max_new_tokens=n) for p, n in zip(prompts, counts, strict=True)]
+    counts = lengths(len(prompts), engine.decoder.block_length if engine.model.masked else 1, most)
+    ids = [[*prefix, *engine.encode(p)] if prefix else p for p in prompts]
+    requests = [engine.request(p, max_new_tokens=n) for p, n in zip(ids, counts, strict=True)]
     longest = max(len(r.ids) + r.max_new_tokens for r in requests)
     if longest > engine.max_length:
         raise ValueError(f"a text of {longest} tokens is longer than the {engine.max_length} of {engine.model.name}")
-    contestants: dict[str, Any] = {
-        "refill": Ours(engine, requests, slots, static=False),
-        "static": Ours(engine, requests, slots, static=True),
-    }
-    if peer:
+    contestants: dict[str, Any] = {"refill": Ours(engine, requests, slots, static=False)}
+    if prefix:
+        contestants = {"shared": Ours(engine, requests, slots, static=False, prefix=prefix), **contestants}
+    else:
+        contestants["static"] = Ours(engine, requests, slots, static=True)
+    if peer and not prefix:
         from specjax.bench.peer import TransformersPeer
 
         model = TransformersPeer.load(engine.model.path, engine.model.dtype.name)
@@ -136,17 +152,18 @@ def compare(engine: Any, prompts: Sequence[Any], slots: int, repeats: int, peer:
     laps = measure(contestants, repeats, lambda name: None)
     speed = {name: statistics.median(lap.count / lap.seconds for lap in own) for name, own in laps.items()}
     texts = {name: own[0].tokens for name, own in laps.items()}
-    same = lambda name: sum(a == b for a, b in zip(texts["refill"], texts[name], strict=True))
+    first = next(iter(contestants))
+    same = lambda name: sum(a == b for a, b in zip(texts[first], texts[name], strict=True))
     return {
         "model": engine.model.name,
         "records": len(requests),
         "slots": slots,
-        "tokens": sum(map(len, texts["refill"])),
+        "tokens": sum(map(len, texts[first])),
         "rows": [
             {
                 "decoder": name,
                 "tokens_per_second": round(speed[name], 1),
-                "refill_ratio": round(speed["refill"] / speed[name], 3),
+                "ratio": round(speed[first] / speed[name], 3),
                 "occupancy": round(c.occupancy, 4) if isinstance(c, Ours) else None,
                 "equal_texts": same(name),
             }
@@ -159,11 +176,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the comparison and prints it."""
     from specjax.cli import Parser, run_command
 
-    parser = Parser(prog="python -m specjax.bench.jobs", description="What refilling slots is worth.")
+    parser = Parser(
+        prog="python -m specjax.bench.jobs", description="What refilling slots, or a shared prefix, is worth."
+    )
     parser.add_argument("--model", help="default: the shipped target")
     parser.add_argument("--drafter", help="of an autoregressive model (default: none)")
     parser.add_argument("--records", type=int, default=128)
+    parser.add_argument("--most", type=int, default=MOST, metavar="N", help=f"new tokens: {LEAST} to so many")
     parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--shared-prefix", type=int, default=0, metavar="N", help="tokens before every prompt")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     return run_command(lambda: command(parser.parse_args(argv)))
@@ -174,28 +195,41 @@ def command(args: argparse.Namespace) -> int:
     from specjax import models
     from specjax.bench.stdlib import heldout_functions
     from specjax.cli import bad_input
-    from specjax.engine import DEFAULT_MODEL, Engine
+    from specjax.engine import DEFAULT_MODEL, SHORTEST_PREFIX, Engine
 
     with bad_input():
         if min(args.records, args.slots, args.repeats) < 1:
             raise ValueError("--records, --slots and --repeats must be at least 1")
+        if args.most < LEAST:
+            raise ValueError(f"--most must be at least {LEAST}, got {args.most}")
+        if args.shared_prefix and args.shared_prefix < SHORTEST_PREFIX:
+            raise ValueError(f"--shared-prefix must be 0 or at least {SHORTEST_PREFIX}, got {args.shared_prefix}")
         model = models.load(args.model or DEFAULT_MODEL)
         plain = args.drafter or (None if model.masked else "none")
         engine = Engine(model, plain)
         peer = importlib.util.find_spec("torch") is not None and model.masked is None
-        report = compare(engine, heldout_functions(args.records), args.slots, args.repeats, peer)
+        prompts, prefix = heldout_functions(args.records), ()
+        if args.shared_prefix:
+            if model.masked:
+                engine.shared_prefix([])  # says why not
+            prefix = tuple(i for prompt in prompts for i in engine.encode(prompt))[: args.shared_prefix]
+            if len(prefix) < args.shared_prefix:
+                raise ValueError(f"{len(prompts)} prompts have {len(prefix)} tokens: fewer than --shared-prefix")
+        report = compare(engine, prompts, args.slots, args.repeats, peer, prefix, args.most)
     if args.json:
         sys.stdout.write(jsonl.dumps(report) + "\n")
         return 0
+    behind = f" behind {len(prefix)} shared tokens" if prefix else ""
+    first = report["rows"][0]["decoder"]
     drafter = "" if engine.model.masked else f", drafter {args.drafter or 'none'}"
     print(
-        f"{report['model']}{drafter}: {report['records']} records of {LEAST} to {MOST} new tokens, {report['tokens']} in all, "
-        f"{args.slots} slots, median of {args.repeats}"
+        f"{report['model']}{drafter}: {report['records']} records{behind} of {LEAST} to {args.most} new tokens, "
+        f"{report['tokens']} in all, {args.slots} slots, median of {args.repeats}"
     )
     for row in report["rows"]:
         full = "" if row["occupancy"] is None else f", slots {row['occupancy']:.0%} full"
         print(
-            f"{row['decoder']:13}{row['tokens_per_second']:8.1f} tokens/s, refill is {row['refill_ratio']:.2f} times that"
+            f"{row['decoder']:13}{row['tokens_per_second']:8.1f} tokens/s, {first} is {row['ratio']:.2f} times that"
             f"{full}, {row['equal_texts']} of {report['records']} texts equal"
         )
     return 0

@@ -8,6 +8,7 @@ from specjax.draft.diffuspec import DiffuSpec
 from specjax.draft.eagle import Eagle
 from specjax.draft.eagle3 import Eagle3
 from specjax.draft.fuse import Fused, fuse
+from specjax.draft.goodput import Goodput
 from specjax.draft.hydra import Hydra
 from specjax.draft.kangaroo import Kangaroo
 from specjax.draft.lookahead import Lookahead
@@ -39,6 +40,7 @@ __all__ = [
     "Eagle3",
     "Extra",
     "Fused",
+    "Goodput",
     "Kangaroo",
     "Lookahead",
     "Hydra",

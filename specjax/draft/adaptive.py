@@ -1,7 +1,8 @@
 """Drafts of adapted length: a chain that stops where going on does not pay (SpecDec++, arXiv:2405.19715).
 
 The rule decides from the draft's side alone, before a token's own score is known, so the classical rejection rule keeps
-its law. `rungs` makes a short draft cheap to verify, and levels that no live row needs are not computed.
+its law. `rungs` makes a short draft cheap to verify, and levels that no live row needs are not computed. A rule may also decide
+for the batch, from its load (`specjax.draft.goodput`).
 """
 
 import abc
@@ -12,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from specjax.draft.base import TreeDrafter
+from specjax.draft.base import Proposal, TreeDrafter, View
 from specjax.expand.early_stop import EarlyStop, GoesOn
 from specjax.lm import LM
 from specjax.tree import Tree
@@ -35,6 +36,13 @@ class Rule(abc.ABC):
 
     needs_features = False
     """Static: whether it reads the draft's features."""
+    together = False
+    """Static: whether all rows stop together, at any of `lengths`. Its `GoesOn` is asked at depth 0 too, whether to draft at
+    all, and a row's draft depends on the others (see `Drafter.is_chain`)."""
+
+    def lengths(self, length: int) -> tuple[int, ...]:
+        """The lengths that a rule for all rows together chooses from, of chains of at most `length`."""
+        return (0, *(rung - 1 for rung in EarlyStop(length).rungs))
 
     def init(self, batch: int) -> PyTree:
         """The rule's state; every leaf leads with `batch`."""
@@ -45,7 +53,7 @@ class Rule(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def start(self, params: PyTree, state: PyTree, length: int, hidden: Hidden | None) -> "GoesOn":
+    def start(self, params: PyTree, state: PyTree, view: View, length: int, hidden: Hidden | None) -> "GoesOn":
         """The rule of one step, for chains of at most `length`."""
 
     def observe(self, state: PyTree, tree: Tree, accepted: Array, live: Array) -> PyTree:
@@ -63,7 +71,7 @@ class Confidence(Rule):
 
     threshold: float = 0.4
 
-    def start(self, params, state, length, hidden):
+    def start(self, params, state, view, length, hidden):
         return lambda depth, confidence, carry: confidence >= self.threshold
 
 
@@ -92,7 +100,7 @@ class Acceptance(Rule):
         blocks = [{"kernel": normal(k, (width, width)), "bias": jnp.zeros((width,))} for k in keys[:-1]]
         return {"blocks": blocks, "kernel": normal(keys[-1], (width, 2)), "bias": jnp.zeros((2,))}
 
-    def start(self, params, state, length, hidden):
+    def start(self, params, state, view, length, hidden):
         survival: list[Array] = []  # by depth: the chance that all tokens judged so far are accepted
 
         def goes_on(depth, confidence, carry):
@@ -136,15 +144,12 @@ class Online(Rule):
         drafted = jnp.arange(1, length + 1)[None]
         return 1 + jnp.argmax((1 + jnp.cumsum(rate[:, None] ** drafted, axis=1)) / (1 + self.cost * drafted), axis=1)
 
-    def start(self, params, state, length, hidden):
+    def start(self, params, state, view, length, hidden):
         longest = self.best(state[0] / state[1], length)
         return lambda depth, confidence, carry: depth < longest
 
     def observe(self, state, tree, accepted, live):
-        drafted = tree.valid.sum(axis=1) - 1
-        judged = jnp.minimum(accepted + 1, drafted)  # accepted ones, and the first that was not
-        hits, count = (self.decay * old + new for old, new in zip(state, (accepted, judged), strict=True))
-        return jnp.where(live, hits, state[0]), jnp.where(live, count, state[1])
+        return judged(state, self.decay, tree, accepted, live)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +168,14 @@ class Adaptive(TreeDrafter):
     @property
     def expander(self) -> EarlyStop:
         return EarlyStop(self.length, 0.0)
+
+    @property
+    def rungs(self):
+        return (1, *self.expander.rungs) if self.rule.together else self.expander.rungs
+
+    @property
+    def is_chain(self):
+        return not self.rule.together
 
     @property
     def wants(self):
@@ -196,10 +209,30 @@ class Adaptive(TreeDrafter):
 
     def propose(self, params, draft, view, sampler):
         hidden = self.drafter.hidden if isinstance(self.drafter, ShowsFeatures) else None
-        goes_on = self.rule.start(_part(params, "rule"), draft[1], self.length, hidden)
-        inner = self.drafter.growing(_Ruled(self.expander, goes_on))
-        proposal = inner.propose(self._own(params), draft[0], view, sampler)
-        return dataclasses.replace(proposal, draft=(proposal.draft, draft[1]))
+        goes_on = self.rule.start(_part(params, "rule"), draft[1], view, self.length, hidden)
+        inner, own = self.drafter.growing(_Ruled(self.expander, goes_on)), self._own(params)
+
+        def grown(state):
+            proposal = inner.propose(own, state, view, sampler)
+            return proposal.tree, proposal.draft
+
+        if self.rule.together:
+            some = goes_on(0, jnp.ones(view.root.shape), None)[0]
+            tree, state = self._unless_none(some, lambda state: grown(inner.catch_up(own, state, view)), draft[0], view)
+        else:
+            tree, state = grown(draft[0])
+        return Proposal(tree, (state, draft[1]))
+
+    def _unless_none(self, some, grown, state, view):
+        """The tree and the drafter's state of a step that drafts, or the root alone and the state as it is."""
+        shape = jax.eval_shape(grown, state)[0]
+        law = None if shape.log_q is None else jnp.zeros(shape.log_q.shape, shape.log_q.dtype)
+        tokens = jnp.broadcast_to(view.root[:, None], (view.root.shape[0], self.nodes))
+        root = jnp.arange(self.nodes)[None] == 0
+        bare = Tree.of(
+            self.expander.topology, tokens, jnp.broadcast_to(root, tokens.shape), log_q=law, children=shape.children
+        )
+        return jax.lax.cond(some, grown, lambda state: (bare, state), state)
 
     def observe(self, params, draft, proposal, output, verdict):
         inner = dataclasses.replace(proposal, draft=draft[0])
@@ -226,10 +259,26 @@ def adaptive(drafter: TreeDrafter, rule: Rule, length: int = 8) -> Adaptive:
 
     Args:
       drafter: any that leaves its tree to an expander; the chain takes that one's place.
-      rule: `Confidence`, `Acceptance` or `Online`.
+      rule: `Confidence`, `Acceptance`, `Online` or `Goodput`.
       length: the longest chain.
     """
     return Adaptive(drafter, rule, length)
+
+
+def judged(state: tuple[Array, Array], decay: float, tree: Tree, accepted: Array, live: Array) -> tuple[Array, Array]:
+    """Evidence of acceptance after one more step: accepted tokens and judged ones, `[B]` each.
+
+    Args:
+      state: before it.
+      decay: what it is multiplied by.
+      tree: the step's chain.
+      accepted: `[B]`, of its tokens.
+      live: `[B]` bool; other rows stay as they are.
+    """
+    drafted = tree.valid.sum(axis=1) - 1
+    seen = jnp.minimum(accepted + 1, drafted)  # accepted ones, and the first that was not
+    hits, count = (decay * old + new for old, new in zip(state, (accepted, seen), strict=True))
+    return jnp.where(live, hits, state[0]), jnp.where(live, count, state[1])
 
 
 def accept_log_prob(params: PyTree, h: Array) -> Array:

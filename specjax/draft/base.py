@@ -230,6 +230,10 @@ class Drafter(abc.ABC):
     def propose(self, params: PyTree, draft: PyTree, view: View, sampler: Sampler) -> Proposal:
         """One tree a row, from committed tokens only."""
 
+    def catch_up(self, params: PyTree, draft: PyTree, view: View) -> PyTree:
+        """The state after steps that did not call `propose`, for one that does. What `observe` learns from needs nothing."""
+        return draft
+
     def trimmed(self, params: PyTree, target_params: PyTree, ids: Any) -> tuple["Drafter", PyTree]:
         """This drafter and its parameters with a head over the tokens `ids` `[U]` alone; see `specjax.draft.trim`.
 
@@ -241,6 +245,24 @@ class Drafter(abc.ABC):
     def observe(self, params: PyTree, draft: PyTree, proposal: Proposal, output: Output, verdict: Verdict) -> PyTree:
         """Learns from the target's output over all slots, rejected ones too."""
         return draft
+
+
+def caught_up(drafter: Drafter, params: PyTree, draft: Any, view: View) -> Any:
+    """`Drafter.catch_up` of one whose own cache of `draft.length` `[B]` tokens grows in `propose`.
+
+    Reads blocks of D + 1 tokens until no live row is further behind than that, by `prefill`, which must not need the target's
+    output.
+    """
+    width = view.max_depth + 1
+    take = lambda at: jnp.take_along_axis(view.tokens, at, axis=1, mode="clip")
+
+    def read(draft):
+        at = draft.length[:, None] + jnp.arange(width)[None]
+        chunk = Chunk(Block(take(at), at, draft.length), at < view.length[:, None] - 1, take(at + 1))
+        return drafter.prefill(params, draft, chunk, Output(None))
+
+    behind = lambda draft: jnp.any(view.live & (view.length - draft.length > width))
+    return jax.lax.while_loop(behind, read, draft)
 
 
 def ladder(nodes: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.draft.base import Proposal, TreeDrafter, ladder
+from specjax.draft.base import Proposal, TreeDrafter, caught_up, ladder
 from specjax.expand import Chain, Expander
 from specjax.lm import LM, Block, Wants
 
@@ -102,6 +102,9 @@ class DiffuSpec(TreeDrafter):
         delta = self.lm(params["draft"], block, draft.cache, wants=Wants()).delta
         cache = self.lm.commit(draft.cache, delta, None, draft.length)
         return dataclasses.replace(draft, cache=cache, length=draft.length + chunk.real.sum(axis=1, dtype=jnp.int32))
+
+    def catch_up(self, params, draft, view):
+        return caught_up(self, params, draft, view)
 
     def _seen(self, draft, real):
         """Who sees whom `[B, T, T]`: all that is real, and everything itself."""

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.draft.base import Proposal, TreeDrafter
+from specjax.draft.base import Proposal, TreeDrafter, caught_up
 from specjax.draft.trim import TrimmedLM, trimmed_model
 from specjax.expand import Chain, Expander
 from specjax.lm import LM, Block, Wants
@@ -67,6 +67,9 @@ class ModelDrafter(TreeDrafter):
         delta = self.lm(params["draft"], own, draft.cache, wants=Wants()).delta
         cache = self.lm.commit(draft.cache, delta, None, draft.length)
         return ModelDraft(cache, draft.length + chunk.real.sum(axis=1, dtype=jnp.int32))
+
+    def catch_up(self, params, draft, view):
+        return caught_up(self, params, draft, view)
 
     def trimmed(self, params, target_params, ids):
         lm, params = trimmed_model(self.lm, params, ids)

@@ -115,7 +115,9 @@ class Stand(TableDrafter):
         certain = jnp.arange(self.k) == 0
         ids = jnp.where(certain, chunk.following[..., None], -1)
         laws = jnp.broadcast_to(certain.astype(jnp.float32), ids.shape)
-        return dataclasses.replace(self._learn_after(draft, last, chunk.real, ids, laws), tail=text[:, -CONTEXT:])
+        read = chunk.real.sum(axis=1)[:, None] + jnp.arange(CONTEXT)[None]
+        tail = jnp.take_along_axis(text, read, axis=1)
+        return dataclasses.replace(self._learn_after(draft, last, chunk.real, ids, laws), tail=tail)
 
     def observe(self, params, draft, proposal, output, verdict):
         path = jnp.maximum(verdict.path, 0)

@@ -82,6 +82,10 @@ class Fleet:
         """See `Engine.capacity`; of all requests of the input."""
         return self.plan.capacity
 
+    def shared_prefix(self, requests: Sequence[Request]) -> tuple[int, ...]:
+        """See `Engine.shared_prefix`; of all requests of the input."""
+        return self.plan.prefix
+
     def turns(self, requests: Sequence[Request], *, slots: int, keys: np.ndarray, **more: Any) -> Iterator[Turn]:
         """See `Engine.turns`; a turn is a part of the job that a worker ended.
 
@@ -97,7 +101,7 @@ class Fleet:
         data = self.ray.data.from_items([{"part": pickle.dumps(p)} for p in parts], override_num_blocks=len(parts))
         done = data.map_batches(
             Worker,
-            fn_constructor_args=(self.args, slots, self.plan.capacity),
+            fn_constructor_args=(self.args, slots, self.plan.capacity, self.plan.prefix),
             batch_size=1,
             compute=self.ray.data.ActorPoolStrategy(size=min(workers, len(parts)), max_tasks_in_flight_per_actor=1),
             **resources,
@@ -122,12 +126,14 @@ class Worker:
       args: options of `specjax generate`.
       slots: rows of the batch.
       capacity: of the whole job, so that every part runs the same programs.
+      prefix: likewise.
     """
 
-    def __init__(self, args: argparse.Namespace, slots: int, capacity: int):
+    def __init__(self, args: argparse.Namespace, slots: int, capacity: int, prefix: tuple[int, ...]):
         from specjax.jobs.generate import make_engine
 
-        self.engine, self.args, self.slots, self.capacity = make_engine(args), args, slots, capacity
+        self.engine, self.args, self.slots = make_engine(args), args, slots
+        self.capacity, self.prefix = capacity, prefix
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The records of parts, pickled as their requests were."""
@@ -142,6 +148,7 @@ class Worker:
             ignore_eos=self.args.ignore_eos,
             capacity=self.capacity,
             keys=np.stack(keys),
+            prefix=self.prefix,
         )
         return pickle.dumps([(at[i], record) for turn in turns for i, record in turn.finished])
 
@@ -179,6 +186,7 @@ def _plan(args: argparse.Namespace, lines: list[Any]) -> SimpleNamespace:
         manifest=make_manifest(args, engine, lines),
         keys=engine.keys(requests),
         capacity=engine.capacity(requests),
+        prefix=engine.shared_prefix(requests) if args.shared_prefix else (),
         masked=engine.model.masked,
         depth=0 if engine.model.masked else engine.decoder.drafter.depth,
     )

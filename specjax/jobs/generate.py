@@ -12,7 +12,7 @@ from specjax.jobs import fleet, hosts, jsonl, parquet
 from specjax.jobs.manifest import fingerprint, hash_json, named_folders
 from specjax.jobs.output import Item, Output, check
 from specjax.jobs.run import complete, follow
-from specjax.request import Record
+from specjax.request import Record, Request
 from specjax.sharding.distributed import is_first
 
 
@@ -46,6 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.jsonl",
         help="append records there (or FILE.parquet); after a kill the same command goes on where it was",
     )
+    add("--shared-prefix", action="store_true", help="prefill what all prompts begin with once")
     add("--unordered", action="store_true", help="records as they finish, not in the order of --input")
     add("--progress", action="store_true", help="say how far it is every ten seconds where stderr is no terminal")
     add("--strict", action="store_true", help="stop at the first bad line of --input, before any work")
@@ -76,6 +77,8 @@ def _here(args: argparse.Namespace, several: bool = False, first: bool = True) -
             hosts.check_same({**options, "--input" if args.input else "prompt": _plain(given)})
         engine = make_engine(args)
         items = make_items(args, engine, given)
+        if args.shared_prefix:
+            engine.shared_prefix([item for item in items if isinstance(item, Request)])  # says where it cannot be
         manifest = make_manifest(args, engine, given) if args.output or several else {}
         if several:
             hosts.check_same(manifest)
@@ -101,6 +104,8 @@ def _open(args: argparse.Namespace, manifest: dict[str, Any], items: list[Item])
 
 
 def _write(args: argparse.Namespace, engine: Any, items: list[Item], output: Output | None) -> int:
+    if args.shared_prefix:
+        _say_shared(engine, items)
     if output is None:
         return complete(args, engine, items, None)
     with contextlib.closing(output):
@@ -181,6 +186,19 @@ def _plain(given: list[Any]) -> list[Any]:
     return [dataclasses.asdict(line) if isinstance(line, jsonl.Line) else line for line in given]
 
 
+def _say_shared(engine: Any, items: list[Item]) -> None:
+    from specjax.engine import SHORTEST_PREFIX
+
+    requests = [item for item in items if isinstance(item, Request)]
+    count = len(engine.shared_prefix(requests))
+    if count:
+        note(f"the {len(requests)} prompts share their first {count} tokens, which are prefilled once")
+    else:
+        note(
+            f"--shared-prefix does nothing here: there are no two prompts, or they share fewer than {SHORTEST_PREFIX} tokens"
+        )
+
+
 def _check_output(output: str, source: str | None) -> None:
     path = Path(output)
     if path.is_dir():
@@ -231,7 +249,8 @@ def make_manifest(args: argparse.Namespace, engine: Any, given: list[Any]) -> di
     return {
         "version": 1,
         "model": {"name": model.name, "fingerprint": fingerprint(model.path), "dtype": model.dtype.name},
-        "decoding": {name: getattr(args, name) for name in decoding},
+        "decoding": {name: getattr(args, name) for name in decoding}
+        | ({"shared_prefix": True} if args.shared_prefix else {}),  # other program shapes: near-ties may fall otherwise
         "folders": named_folders([getattr(args, name) for name in decoding]),
         "sampling": {name: getattr(args, name) for name in jsonl.OPTIONS if name != "seed"}
         | {name: getattr(args, name) for name in ("stop", "ignore_eos", "num_return_sequences", "logprobs", "suffix")},

@@ -129,6 +129,7 @@ def _turns(args, engine, items, done, on_text) -> Iterator[Turn]:
     # of the whole input, whatever is done: noise, shapes and so the text are those of a job that was never interrupted
     keys = engine.keys(list(requests.values()))
     capacity = engine.capacity(list(requests.values()))
+    prefix = engine.shared_prefix(list(requests.values())) if args.shared_prefix else ()
     chosen = [(at, i) for at, i in enumerate(requests) if i not in done]
     turns = engine.turns(
         [requests[i] for _, i in chosen],
@@ -138,6 +139,7 @@ def _turns(args, engine, items, done, on_text) -> Iterator[Turn]:
         on_text=on_text,
         capacity=capacity,
         keys=keys[[at for at, _ in chosen]],
+        prefix=prefix,
     )
     for turn in turns:
         yield dataclasses.replace(turn, finished=[(chosen[at][1], record) for at, record in turn.finished])

@@ -74,7 +74,7 @@ def test_acceptance_stops_by_the_product_of_what_was_judged():
     rule = Acceptance(0.5, 1)
     own = rule.init_params(jax.random.key(2), 4)
     h = jax.random.normal(jax.random.key(3), (6, 3, 4))
-    goes_on = rule.start(own, (), 6, lambda carry: carry)
+    goes_on = rule.start(own, (), None, 6, lambda carry: carry)
     alive, lengths = np.ones(3, bool), np.ones(3, int)
     survival = np.ones(3)
     for depth in range(1, 6):

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from laws import CONFIG, DRAFTERS, MIXED, TARGET, complete, mostly_slow, params, plain, same
+from laws import ALIKE, CONFIG, DRAFTERS, MIXED, PREFIX, TARGET, complete, mostly_slow, params, plain, same
 
 import specjax
 from specjax.diffusion import NoCache, Prefix, Threshold
@@ -39,6 +39,14 @@ def test_mesh_keeps_the_text(name, spec):
     rows = state.tokens.addressable_shards[0].data.shape[0]
     assert rows == len(MIXED.prompts) // mesh.shape["data"]
     assert len(state.cache.key[0].sharding.device_set) == 8
+
+
+@pytest.mark.slow
+def test_mesh_keeps_the_text_behind_a_shared_prefix():
+    """One row's state is copied into rows that lie on other devices."""
+    mesh = make_mesh("data=2,model=4")
+    got, _ = complete(DRAFTERS["draft-top_k"], ALIKE, model=placed(mesh, "draft-top_k"), mesh=mesh, prefix=PREFIX)
+    same(got, plain(ALIKE))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from specjax.models import Masked
 
 pytestmark = pytest.mark.slow
 MESH = ("--mesh", "data=2,model=2")
-COUNT = 48
+COUNT = 24
 
 
 class Case:

@@ -72,9 +72,11 @@ def generate(args: argparse.Namespace) -> int:
 
 def drafters(args: argparse.Namespace) -> int:
     """`specjax drafters`."""
-    from specjax.registry import DRAFTERS
+    from specjax.registry import DRAFTERS, RULES
 
-    return _list_entries(DRAFTERS)
+    _list_entries(DRAFTERS)
+    write("rule=NAME,length=8,... of a drafter with an expander\n")
+    return _list_entries(RULES)
 
 
 def verifiers(args: argparse.Namespace) -> int:

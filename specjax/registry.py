@@ -1,7 +1,8 @@
 """Names for drafters, expanders, verifiers and diffusion policies, so that a line of text can choose one and set its fields.
 
 `prompt_lookup:length=8,ngram=3` sets fields; `prompt_lookup+token_recycling` fuses two drafters. A drafter that grows its
-tree with an expander takes `expander=NAME` and that expander's fields. `credit+threshold:threshold=0.8` puts one unmask policy
+tree with an expander takes `expander=NAME` and that expander's fields, or `rule=NAME` and that rule's for a chain of adapted
+length (`draft:rule=goodput,length=8`). `credit+threshold:threshold=0.8` puts one unmask policy
 in front of another.
 """
 
@@ -18,25 +19,30 @@ from specjax.diffusion.wino import Wino
 from specjax.draft import (
     PPD,
     Clover2,
+    Confidence,
     DiffuSpec,
     Drafter,
     DynamicExit,
     Eagle,
     Eagle3,
+    Goodput,
     Hydra,
     Kangaroo,
     Lookahead,
     Medusa,
     ModelDrafter,
     NoDrafter,
+    Online,
     PromptLookup,
     Rest,
     Stand,
     Swift,
     TokenRecycling,
     Trained,
+    adaptive,
     fuse,
 )
+from specjax.draft.adaptive import Rule
 from specjax.expand import Chain, EarlyStop, Expander, Static, TopK
 from specjax.verify import Coupled, Rejection, Verifier
 
@@ -85,6 +91,13 @@ EXPANDERS: dict[str, Entry] = {
         TopK, "a dynamic tree ranked by draft probability", "arXiv:2406.16858, section 4", coupled=False
     ),
 }
+
+RULES: dict[str, Entry] = {
+    "confidence": entry_of(Confidence, "a row stops where its draft is unsure", "arXiv:2404.18911, section 3.2"),
+    "online": entry_of(Online, "a row drafts what pays at its acceptance so far", "this library"),
+    "goodput": entry_of(Goodput, "all rows draft what pays at the load and their acceptance", "arXiv:2406.14066"),
+}
+"""Rules for a chain's length; that of a trained head (`Acceptance`) is for Python alone."""
 
 VERIFIERS: dict[str, Entry] = {
     "coupled": entry_of(Coupled, "keep the target's own draw; same text as plain decoding, any tree", "this library"),
@@ -332,6 +345,26 @@ class DraftStore:
         return self.drafter.bind(target.lm), load_datastore(self.datastore, target, mesh)
 
 
+@dataclasses.dataclass(frozen=True)
+class Ruled:
+    """A drafter whose chains end by a rule.
+
+    Attributes:
+      drafter: the line without the rule; see `Stored`.
+      rule: when a chain ends.
+      length: the longest chain.
+    """
+
+    drafter: Any
+    rule: Rule
+    length: int
+
+    def load(self, target: Any, mesh: Any = None) -> tuple[Drafter, Any]:
+        """See `Stored.load`."""
+        drafter, params = self.drafter.load(target, mesh)
+        return adaptive(drafter, self.rule, self.length).bind(target.lm), {"drafter": params, "rule": None}
+
+
 def _rest(datastore: str = "pycode-rest", **chosen: Any) -> DraftStore:
     return DraftStore(Rest(**chosen), datastore)
 
@@ -523,6 +556,8 @@ def _make(kind: str, table: dict[str, Entry], name: str, fields: dict[str, str])
     entry = table[name]
     if not entry.expander:
         return entry.make(**_values(kind, name, entry.fields, fields))
+    if "rule" in fields:
+        return _ruled(kind, entry, name, dict(fields))
     default, _, settings = entry.expander.partition(":")
     chosen = fields.get("expander", default)
     if chosen not in EXPANDERS:
@@ -534,6 +569,21 @@ def _make(kind: str, table: dict[str, Entry], name: str, fields: dict[str, str])
     tree = {key: values.pop(key) for key in list(values) if key in of_tree}
     expander = EXPANDERS[chosen].make(**{**_values("expander", chosen, of_tree, preset), **tree})
     return entry.make(expander=expander, **values)
+
+
+def _ruled(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Ruled:
+    chosen = fields.pop("rule")
+    if chosen not in RULES:
+        raise ValueError(f"unknown rule {chosen!r}; choose {', '.join(RULES)}")
+    of_rule = {"length": 8} | RULES[chosen].fields
+    if clash := entry.fields.keys() & of_rule.keys():
+        raise ValueError(
+            f"{kind} {name!r} takes no rule {chosen!r}: both have a field {min(clash)!r}; set it up in Python"
+        )
+    values = _values(kind, name, entry.fields | {"rule": chosen} | of_rule, fields)
+    rule = {key: values.pop(key) for key in list(values) if key in of_rule}
+    length = rule.pop("length", of_rule["length"])
+    return Ruled(entry.make(expander=Chain(), **values), RULES[chosen].make(**rule), length)
 
 
 def _values(kind: str, name: str, known: dict[str, Any], fields: dict[str, str]) -> dict[str, Any]:

@@ -327,13 +327,14 @@ def test_options_may_stand_between_prompts(records):
 
 @pytest.mark.parametrize("command", ["drafters", "verifiers", "models"])
 def test_lists_are_one_line_each(run, command):
-    from specjax.registry import DRAFTERS, VERIFIERS
+    from specjax.registry import DRAFTERS, RULES, VERIFIERS
 
-    names = {"drafters": DRAFTERS, "verifiers": VERIFIERS, "models": models.shipped()}[command]
+    names = {"drafters": [*DRAFTERS, *RULES], "verifiers": VERIFIERS, "models": models.shipped()}[command]
     status, out, err = run(command)
     assert (status, err) == (0, "")
-    assert [line.split()[0].split(":")[0] for line in out.splitlines()] == list(names)
-    assert all(line.endswith("]") for line in out.splitlines())
+    lines = [line for line in out.splitlines() if not line.startswith("rule=")]
+    assert [line.split()[0].split(":")[0] for line in lines] == list(names)
+    assert all(line.endswith("]") for line in lines)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["generate", "--help"], ["bench", "--help"], ["--version"]])

@@ -29,7 +29,17 @@ from specjax import decoder as decoding
 from specjax.registry import DRAFTERS as REGISTRY
 from specjax.registry import EXPANDERS
 
-IN_PLACE = ("none", "prompt_lookup", "draft-top_k", "draft-early_stop", "hydra-prefix", "eagle2", "kangaroo", "swift")
+IN_PLACE = (
+    "none",
+    "prompt_lookup",
+    "draft-top_k",
+    "draft-early_stop",
+    "hydra-prefix",
+    "eagle2",
+    "kangaroo",
+    "swift",
+    "adaptive-goodput",
+)
 """One of each way to use a cache: a program has to be compiled for this law alone."""
 
 

@@ -232,7 +232,11 @@ class Adaptive(TreeDrafter):
         bare = Tree.of(
             self.expander.topology, tokens, jnp.broadcast_to(root, tokens.shape), log_q=law, children=shape.children
         )
-        return jax.lax.cond(some, grown, lambda state: (bare, state), state)
+        # a loop of at most one pass: XLA updates a cache in place in a loop, and copies it in and out of a branch
+        once = jax.lax.while_loop(
+            lambda carry: carry[0], lambda carry: (jnp.array(False), *grown(carry[2])), (some, bare, state)
+        )
+        return once[1:]
 
     def observe(self, params, draft, proposal, output, verdict):
         inner = dataclasses.replace(proposal, draft=draft[0])

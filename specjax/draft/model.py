@@ -65,7 +65,10 @@ class ModelDrafter(TreeDrafter):
     def prefill(self, params, draft, chunk, output):
         own = dataclasses.replace(chunk.block, length=draft.length)
         delta = self.lm(params["draft"], own, draft.cache, wants=Wants()).delta
-        cache = self.lm.commit(draft.cache, delta, None, draft.length)
+        # as in `propose`, the write comes after the reads: the keys and values of upper layers depend on those of lower ones
+        firsts = [x[:, :1].reshape(x.shape[0], -1)[:, 0] for x in jax.tree.leaves(delta)]
+        after = jnp.where(jnp.isnan(sum(x.astype(jnp.float32) for x in firsts)), 0, draft.length)
+        cache = self.lm.commit(draft.cache, delta, None, after)
         return ModelDraft(cache, draft.length + chunk.real.sum(axis=1, dtype=jnp.int32))
 
     def catch_up(self, params, draft, view):

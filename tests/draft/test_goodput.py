@@ -10,8 +10,10 @@ from laws import DRAFT, MIXED, TARGET, params, plain, same, start, texts
 
 import specjax
 from specjax import decoder as decoding
-from specjax.draft import Goodput, ModelDrafter, View, adaptive
+from specjax.draft import Goodput, ModelDrafter, Online, View, adaptive
 from specjax.models.llama import LlamaLM
+from specjax.registry import DRAFTERS as REGISTRY
+from specjax.registry import build_drafter, parse
 from specjax.tree import Topology, Tree
 from specjax.verify import Rejection
 
@@ -135,3 +137,25 @@ def test_what_it_cannot_be():
         Goodput(draft_pass=-1.0)
     with pytest.raises(ValueError, match="takes chains"):
         specjax.speculative(TARGET, adaptive(ModelDrafter(DRAFT), Goodput(), 4), Rejection())
+
+
+def test_its_line_of_text():
+    """The rule's fields stand beside the drafter's; what neither has is refused."""
+    made = parse("drafter", REGISTRY, "draft:model=pycode-draft,rule=goodput,length=4,target_pass=3")
+    assert (made.rule, made.length, made.drafter.model) == (Goodput(target_pass=3.0), 4, "pycode-draft")
+    for line, why in (
+        ("draft:rule=frob", "unknown rule 'frob'; choose confidence, online, goodput"),
+        ("draft:rule=goodput,cost=1", "has no field 'cost'; it has model, rule, length, draft_pass"),
+        ("draft:rule=goodput,expander=top_k", "has no field 'expander'"),
+        ("diffuspec:rule=goodput", "both have a field 'decay'"),
+        ("prompt_lookup:rule=goodput", "has no field 'rule'"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            parse("drafter", REGISTRY, line)
+
+
+@pytest.mark.slow
+def test_a_line_loads():
+    model = specjax.models.load("pycode")
+    drafter, own = build_drafter("eagle1:rule=online,length=3", model)
+    assert drafter == adaptive(drafter.drafter, Online(), 3) and own["rule"] is None and "head" not in own

@@ -1,0 +1,188 @@
+"""`python -m specjax.bench.goodput`: the five times of the rule `goodput` on this machine, as a line to paste.
+
+A chain of fixed length is drafted in every step, for every batch size, context and rung asked for; a step's time is the median
+of `--repeats` runs of `--steps` whole steps. The times are the non-negative least-squares fit of the rule's formula to those of
+all steps, each weighed by its own time, so that an error is a share of it.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import nnls
+
+from specjax import decoder as decoding
+from specjax.draft.adaptive import Rule
+from specjax.jobs import jsonl
+from specjax.registry import DRAFTERS as REGISTRY
+from specjax.registry import Ruled, parse
+from specjax.sampling import Sampling, row_keys
+from specjax.speculative import prefill_width, speculative
+
+TIMES = ("draft_pass", "draft_row", "target_pass", "target_context", "target_token")
+
+
+@dataclasses.dataclass(frozen=True)
+class Forced(Rule):
+    """Drafts as many tokens as its state says, so that one program serves all lengths."""
+
+    together = True
+
+    def init(self, batch):
+        return jnp.zeros((batch,), jnp.int32)
+
+    def start(self, params, state, view, length, hidden):
+        return lambda depth, confidence, carry: jnp.broadcast_to(depth < state[0], confidence.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step that was measured.
+
+    Attributes:
+      drafted: k, tokens drafted in each row.
+      rows: B.
+      context: C, tokens in all caches.
+      ms: milliseconds.
+    """
+
+    drafted: int
+    rows: int
+    context: float
+    ms: float
+
+    @property
+    def terms(self) -> tuple[float, ...]:
+        """What `TIMES` are multiplied by."""
+        return self.drafted, self.drafted * self.rows, 1, self.context, self.rows * (self.drafted + 1)
+
+
+def fit(steps: Sequence[Step]) -> tuple[dict[str, float], float]:
+    """The times in milliseconds, and the largest error of a step as a share of its own time."""
+    terms = np.asarray([step.terms for step in steps], float)
+    taken = np.asarray([step.ms for step in steps])
+    found, _ = nnls(terms / taken[:, None], np.ones(len(steps)))
+    error = np.abs(terms @ found / taken - 1).max()
+    return dict(zip(TIMES, found.tolist(), strict=True)), float(error)
+
+
+def measure(
+    model: Any,
+    drafter: Any,
+    draft_params: Any,
+    batches: Sequence[int],
+    contexts: Sequence[int],
+    count: int,
+    repeats: int,
+) -> list[Step]:
+    """Times of steps for every batch size, context (tokens a row) and rung.
+
+    Args:
+      model: what `specjax.models.load` returned.
+      drafter: an `Adaptive` bound to it, with the rule `Forced`.
+      draft_params: its parameters.
+      batches: batch sizes.
+      contexts: tokens a row.
+      count: steps a measurement.
+      repeats: measurements.
+
+    Raises:
+      ValueError: where the model is too small for the longest context.
+    """
+    decoder = speculative(model.lm, drafter)
+    params = {"target": model.params, "draft": draft_params}
+    capacity = -(-(max(contexts) + count * decoder.slack + decoder.slack) // 128) * 128
+    if capacity > model.lm.config.max_position_embeddings:
+        raise ValueError(
+            f"{max(contexts)} tokens and {count} steps need {capacity} positions, and {model.name} has "
+            f"{model.lm.config.max_position_embeddings}: ask for a shorter context or fewer steps"
+        )
+    rng = np.random.default_rng(0)
+    steps = []
+    for rows, context in itertools.product(batches, contexts):
+        prompts = rng.integers(0, model.lm.vocab_size, (rows, context), dtype=np.int32)
+        lengths = np.full(rows, context, np.int32)
+        state = decoding.insert(
+            decoder, params, decoding.empty(decoder, params, rows, capacity, model.dtype, 1), np.arange(rows), prompts,
+            lengths, row_keys(0, [str(row) for row in range(rows)]), limit=np.full(rows, capacity - decoder.slack),
+            sampling=Sampling.make(rows), width=prefill_width(context),
+        )  # fmt: skip
+        for drafted in drafter.rule.lengths(drafter.length):
+            ready = dataclasses.replace(state, draft=(state.draft[0], jnp.full((rows,), drafted, jnp.int32)))
+            seconds, seen = [], 0.0
+            for turn in range(repeats + 1):  # the first one compiles
+                mine = jax.block_until_ready(jax.tree.map(jnp.copy, ready))  # `run` consumes its state
+                began = time.perf_counter()
+                after = jax.block_until_ready(decoding.run(decoder, params, mine, count))
+                if turn:
+                    seconds.append((time.perf_counter() - began) / count)
+                seen = (context * rows + float(after.length.sum())) / 2
+            steps.append(Step(drafted, rows, seen, 1000 * statistics.median(seconds)))
+    return steps
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", help="default: the shipped target")
+    add("--drafter", default="draft", metavar="LINE", help="with an expander (default: draft)")
+    add("--length", type=int, default=8, help="the longest chain")
+    add("--batch", default="1,4,16", metavar="B,...", help="batch sizes")
+    add("--context", default="64,512", metavar="N,...", help="tokens a row")
+    add("--steps", type=int, default=8, help="a measurement")
+    add("--repeats", type=int, default=5, help="the median counts")
+    add("--json", action="store_true", help="print every step as a line of JSON")
+
+
+def command(args: argparse.Namespace) -> int:
+    """Measures, fits and prints."""
+    from specjax import models
+    from specjax.cli import bad_input, write
+    from specjax.engine import DEFAULT_MODEL
+
+    with bad_input():
+        batches, contexts = (_integers(name, getattr(args, name)) for name in ("batch", "context"))
+        if min(args.length, args.steps, args.repeats) < 1:
+            raise ValueError("--length, --steps and --repeats must be at least 1")
+        separator = "," if ":" in args.drafter else ":"
+        ruled = parse("drafter", REGISTRY, f"{args.drafter}{separator}rule=goodput,length={args.length}")
+        model = models.load(args.model or DEFAULT_MODEL)
+        drafter, draft_params = Ruled(ruled.drafter, Forced(), ruled.length).load(model)
+        steps = measure(model, drafter, draft_params, batches, contexts, args.steps, args.repeats)
+    found, error = fit(steps)
+    if args.json:
+        for step in steps:
+            write(jsonl.dumps(dataclasses.asdict(step)) + "\n")
+    line = ",".join(f"{name}={value:.4g}" for name, value in found.items())
+    write(f"{args.drafter}{separator}rule=goodput,length={args.length},{line}\n")
+    print(f"{len(steps)} steps of {model.name}; the fit is off by at most {error:.0%}", file=sys.stderr)
+    return 0
+
+
+def _integers(name: str, words: str) -> list[int]:
+    parts = [word.strip() for word in words.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"--{name} must be a comma list of integers from 1 on, got {words!r}")
+    return list(dict.fromkeys(map(int, parts)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    from specjax.cli import Parser, run_command
+
+    parser = Parser(
+        prog="python -m specjax.bench.goodput", description="The times of the rule goodput on this machine."
+    )
+    _options(parser)
+    return run_command(lambda: command(parser.parse_args(argv)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

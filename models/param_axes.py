@@ -3,20 +3,24 @@
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
+
+from specjax.sharding.rules import shardings
 
 _OUT_AXES = {
     "q": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp", "gate_up": "mlp", "head": "vocab",
 }  # fmt: skip
 _IN_AXES = {"o": "heads", "down": "mlp"}
+_LISTED = {"heads": "head"}  # a list of modules, each named for what it is: Medusa's and Hydra's heads
 
 
 def param_axes(params: Any) -> Any:
     """Logical axis names of every leaf. A kernel's last two axes are its inputs and outputs; experts stand before them."""
-    return jax.tree_util.tree_map_with_path(lambda path, x: _axes([k.key for k in path], x.ndim), params)
+    return jax.tree_util.tree_map_with_path(lambda path, x: _axes(path, x.ndim), params)
 
 
-def _axes(path: list, ndim: int) -> tuple[str | None, ...]:
-    module, kind = path[-2], path[-1]
+def _axes(path: tuple[Any, ...], ndim: int) -> tuple[str | None, ...]:
+    *_, module, kind = ["", *(_LISTED.get(key.key, key.key) for key in path if hasattr(key, "key"))]
     if kind == "embedding":
         return ("vocab", "embed")
     if kind == "kernel":
@@ -24,3 +28,17 @@ def _axes(path: list, ndim: int) -> tuple[str | None, ...]:
     if kind == "bias":
         return (_OUT_AXES.get(module, "embed"),)
     return (None,) * ndim
+
+
+def head_shardings(mesh: Mesh, params: Any, config: Any = None) -> Any:
+    """Where the parameters of a trained drafter belong on a mesh.
+
+    Args:
+      mesh: the mesh.
+      params: nested dicts and lists, modules named as a transformer's.
+      config: of its decoder layers, whose heads stay whole; None where it has none.
+    """
+    counts = {}
+    if config is not None:
+        counts = {"heads": config.num_attention_heads, "kv_heads": config.num_key_value_heads}
+    return shardings(mesh, param_axes(params), params, counts)

@@ -84,13 +84,17 @@ def placed(tree: Any, places: Any) -> Any:
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
 
 
-def constrain(mesh: Mesh | None, axes: Any, tree: Any, counts: dict[str, int] | None = None) -> Any:
+def replicated(mesh: Mesh, tree: Any) -> Any:
+    """A sharding for every leaf of `tree` that puts a copy on each device."""
+    return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), tree)
+
+
+def constrain(mesh: Mesh | None, axes: Any, tree: Any) -> Any:
     """The tree, kept on its shardings inside jit, so that calls take and return one layout; as it is without a mesh.
 
     Args:
       mesh: where it lies, or None.
-      axes: see `shardings`.
+      axes: see `shardings`. A dimension of heads has one entry for each, so there are no `counts`.
       tree: of arrays.
-      counts: likewise.
     """
-    return tree if mesh is None else jax.lax.with_sharding_constraint(tree, shardings(mesh, axes, tree, counts))
+    return tree if mesh is None else jax.lax.with_sharding_constraint(tree, shardings(mesh, axes, tree))

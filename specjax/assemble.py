@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+import jax
+
 from specjax.draft import Drafter
 from specjax.registry import Filter, Guide, build_drafter, make_cache, make_sampler, make_unmask, make_verifier
 from specjax.speculative import speculative
@@ -71,7 +73,10 @@ def _autoregressive(model, plan, mesh):
     chosen = DEFAULT_DRAFTER if plan.drafter is None else plan.drafter or "none"
     drafter, draft_params = build_drafter(chosen, model, mesh=mesh)
     decoder = speculative(model.lm, drafter, verifier, logprobs=plan.logprobs, mesh=mesh)
-    return decoder, {"target": model.params, "draft": draft_params}
+    params = {"target": model.params, "draft": draft_params}
+    if mesh is not None and not model.abstract:
+        params = jax.device_put(params, decoder.param_shardings(params))
+    return decoder, params
 
 
 def _canvas(model, plan, mesh):

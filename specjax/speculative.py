@@ -15,7 +15,7 @@ from specjax.draft.none import NoDrafter
 from specjax.lm import LM, Block, Output, Wants
 from specjax.sampling import Sampler, Sampling
 from specjax.sharding.ambient import on_mesh
-from specjax.sharding.rules import constrain, parts, rounded
+from specjax.sharding.rules import constrain, parts, rounded, shardings
 from specjax.state import DecodeState, Finish, LogProbs, Prefix, Stats, StepInfo
 from specjax.verify import Coupled, Verifier
 
@@ -65,8 +65,22 @@ class Speculative:
             axes, cache=self.target.cache_axes(state.cache), draft=self.drafter.axes(state.draft)
         )
 
+    def param_shardings(self, params: PyTree) -> PyTree:
+        """Where every parameter belongs on the mesh: `jax.device_put(params, decoder.param_shardings(params))`.
+
+        Raises:
+          ValueError: without a mesh.
+        """
+        if self.mesh is None:
+            raise ValueError("this decoder has no mesh: make it with specjax.speculative(..., mesh=...)")
+        target = params["target"]
+        return {
+            "target": shardings(self.mesh, self.target.axes(target), target, self.target.axis_counts()),
+            "draft": self.drafter.param_shardings(self.mesh, params["draft"]),
+        }
+
     def _constrain(self, state: DecodeState) -> DecodeState:
-        return constrain(self.mesh, self.axes(state), state, self.target.axis_counts())
+        return constrain(self.mesh, self.axes(state), state)
 
     @property
     def slack(self) -> int:

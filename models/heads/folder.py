@@ -19,6 +19,7 @@ from specjax.models import hub
 from specjax.models.errors import ModelError
 from specjax.models.tensors import read_folder
 from specjax.sharding.distributed import to_host
+from specjax.sharding.rules import placed
 
 _SHIPPED = Path(__file__).resolve().parent.parent / "pretrained" / "heads"
 
@@ -89,7 +90,7 @@ def load_head(
       name: the drafter's registry name.
       kind: its class, with `bind(lm)` and `init_params(key, target_params)`.
       target: what `specjax.models.load` returned.
-      mesh: where to place the parameters, a copy on every device.
+      mesh: where to place the parameters, as its class says (`param_shardings`).
       chosen: fields that the user set, the expander among them.
 
     Raises:
@@ -117,12 +118,9 @@ def load_head(
     drafter: Any = kind(**{**fields, **chosen}).bind(target.lm)
     if params is None:
         params = _read(title, folder, drafter, target)
-    cast = lambda x: jnp.asarray(x, target.dtype if x.dtype.kind != "i" else jnp.int32)
+    cast = lambda x: np.asarray(x).astype(target.dtype if x.dtype.kind != "i" else jnp.int32)
     params = jax.tree.map(cast, params)
-    if mesh is not None:
-        replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-        params = jax.device_put(params, replicated)
-    return drafter, params
+    return drafter, jax.device_put(params, None if mesh is None else drafter.param_shardings(mesh, params))
 
 
 def abstract_head(kind: type[Any], target: Any, mesh: Any = None, **chosen: Any) -> tuple[Any, Any]:
@@ -137,11 +135,9 @@ def abstract_head(kind: type[Any], target: Any, mesh: Any = None, **chosen: Any)
     """
     drafter: Any = kind(**chosen).bind(target.lm)
     shapes = jax.eval_shape(drafter.init_params, jax.eval_shape(lambda: jax.random.key(0)), target.params)
-    place = None if mesh is None else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    cast = lambda x: jax.ShapeDtypeStruct(
-        x.shape, target.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.int32, sharding=place
-    )
-    return drafter, jax.tree.map(cast, shapes)
+    kind_of = lambda x: target.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.int32
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, kind_of(x)), shapes)
+    return drafter, params if mesh is None else placed(params, drafter.param_shardings(mesh, params))
 
 
 def _check_target(title: str, made_for: dict[str, Any], target: Any) -> None:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from specjax.draft.base import Proposal, TreeDrafter, View
 from specjax.expand.early_stop import EarlyStop, GoesOn
 from specjax.lm import LM
+from specjax.sharding.rules import replicated
 from specjax.tree import Tree
 
 Array = jax.Array
@@ -203,6 +204,12 @@ class Adaptive(TreeDrafter):
     def axes(self, draft):
         rule = jax.tree.map(lambda x: ("batch",) + (None,) * (x.ndim - 1), draft[1])
         return self.drafter.axes(draft[0]), rule
+
+    def param_shardings(self, mesh, params):
+        if params is None:
+            return None
+        own = self.drafter.param_shardings(mesh, params["drafter"])
+        return {"drafter": own, "rule": replicated(mesh, params["rule"])}
 
     def prefill(self, params, draft, chunk, output):
         return self.drafter.prefill(self._own(params), draft[0], chunk, output), draft[1]

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from specjax.expand.base import Expander
 from specjax.lm import LM, Block, Output, Partial, Wants
 from specjax.sampling import Sampler
+from specjax.sharding.rules import replicated
 from specjax.tree import Tree
 
 Array = jax.Array
@@ -222,6 +223,10 @@ class Drafter(abc.ABC):
         shared by the rows: it may change speed, never text."""
         return jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), draft)
 
+    def param_shardings(self, mesh: jax.sharding.Mesh, params: PyTree) -> PyTree:
+        """Where its parameters, `params["draft"]`, belong on a mesh; a copy on every device, if nothing else is said."""
+        return replicated(mesh, params)
+
     def prefill(self, params: PyTree, draft: PyTree, chunk: Chunk, output: Output) -> PyTree:
         """Takes in a chunk of the prompt; chunks come in order."""
         return draft
@@ -306,6 +311,16 @@ class Trained(Drafter):
     """A drafter with parameters of its own that training makes, `params["draft"]`: nested dicts of arrays."""
 
     needs_params = True
+
+    @property
+    def cache_config(self) -> Any:
+        """Static: the `LlamaConfig` of the head's own decoder layers, which have a cache; None for a head without any."""
+        return None
+
+    def param_shardings(self, mesh, params):
+        from specjax.models.param_axes import head_shardings
+
+        return head_shardings(mesh, params, self.cache_config)
 
     @abc.abstractmethod
     def init_params(self, key: Array, target_params: PyTree) -> PyTree:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from specjax.draft.base import Proposal, TreeDrafter, caught_up, ladder
 from specjax.expand import Chain, Expander
 from specjax.lm import LM, Block, Wants
+from specjax.sharding.rules import shardings
 
 Array = jax.Array
 
@@ -94,6 +95,9 @@ class DiffuSpec(TreeDrafter):
 
     def axes(self, draft):
         return DiffuSpecDraft(self.lm.cache_axes(draft.cache), ("batch",), ("batch",))
+
+    def param_shardings(self, mesh, params):
+        return shardings(mesh, self.lm.axes(params), params, self.lm.axis_counts())
 
     def prefill(self, params, draft, chunk, output):
         block = Block(

@@ -68,11 +68,6 @@ class FeatureDrafter(TreeDrafter, Trained):
         """Static: F."""
 
     @property
-    def cache_config(self) -> Any:
-        """Static: the `LlamaConfig` of the head's cached layers; None for a head without a cache."""
-        return None
-
-    @property
     def wants(self) -> Wants:
         return self.feature_wants
 
@@ -91,8 +86,9 @@ class FeatureDrafter(TreeDrafter, Trained):
         return FeatureDraft(cache, jnp.zeros((batch,), jnp.int32), zeros)
 
     def axes(self, draft):
-        kv = ("batch", "kv_heads", "slots", None)
-        return FeatureDraft(jax.tree.map(lambda _: kv, draft.cache), ("batch",), ("batch", None))
+        from specjax.models.kv import kv_axes
+
+        return FeatureDraft(kv_axes(draft.cache), ("batch",), ("batch", None))
 
     def prefill(self, params, draft, chunk, output):
         block = dataclasses.replace(chunk.block, tokens=chunk.following)

@@ -76,6 +76,11 @@ class Fused(Drafter):
     def axes(self, draft):
         return self.a.axes(draft[0]), self.b.axes(draft[1])
 
+    def param_shardings(self, mesh, params):
+        if params is None:
+            return None
+        return self.a.param_shardings(mesh, params[0]), self.b.param_shardings(mesh, params[1])
+
     def prefill(self, params, draft, chunk, output):
         first, second = self._split(params)
         return self.a.prefill(first, draft[0], chunk, output), self.b.prefill(second, draft[1], chunk, output)

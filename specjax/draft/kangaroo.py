@@ -62,6 +62,10 @@ class Kangaroo(TreeDrafter, Trained):
     plain_tree = False
 
     @property
+    def cache_config(self):
+        return self.target.config
+
+    @property
     def prefill_wants(self) -> Wants:
         return Wants(hidden=(self.exit_layer - 1,))
 

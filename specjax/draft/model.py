@@ -10,6 +10,7 @@ from specjax.draft.base import Proposal, TreeDrafter, caught_up
 from specjax.draft.trim import TrimmedLM, trimmed_model
 from specjax.expand import Chain, Expander
 from specjax.lm import LM, Block, Wants
+from specjax.sharding.rules import shardings
 
 Array = jax.Array
 
@@ -61,6 +62,9 @@ class ModelDrafter(TreeDrafter):
 
     def axes(self, draft):
         return ModelDraft(self.lm.cache_axes(draft.cache), ("batch",))
+
+    def param_shardings(self, mesh, params):
+        return shardings(mesh, self.lm.axes(params), params, self.lm.axis_counts())
 
     def prefill(self, params, draft, chunk, output):
         own = dataclasses.replace(chunk.block, length=draft.length)

@@ -110,6 +110,9 @@ class PPD(Trained):
         logits = jnp.zeros((batch, self.prompts, self.target.vocab_size), jnp.float32)
         return PPDState(logits, jnp.zeros((batch,), jnp.int32))
 
+    def axes(self, draft):
+        return PPDState(("batch", None, "vocab"), ("batch",))
+
     def propose(self, params, draft, view, sampler):
         table = jax.tree.map(lambda x: jnp.asarray(x)[draft.state], vars(self.tables))
         batch = draft.state.shape[0]

@@ -57,8 +57,9 @@ class TrimmedLM:
         return jnp.matmul(h, params["head"]["kernel"], preferred_element_type=jnp.float32)
 
     def axes(self, params):
-        whole = jax.tree.map(lambda x: (None,) * x.ndim, params)
-        return {**whole, "lm": self.lm.axes(params["lm"])}
+        from specjax.models.param_axes import param_axes
+
+        return {**param_axes(params), "lm": self.lm.axes(params["lm"])}
 
 
 def trim(drafter: Drafter, params: PyTree, ids: Any, vocab_size: int) -> tuple[Drafter, PyTree]:

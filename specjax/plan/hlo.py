@@ -80,6 +80,11 @@ class Op:
         found = re.search(r'custom_call_target="([^"]*)"', self.rest)
         return found[1] if found else ""
 
+    @property
+    def number(self) -> int:
+        """Of a parameter."""
+        return int(self.rest.split(")")[0])
+
     @functools.cached_property
     def called(self) -> tuple[str, ...]:
         """The computations that it runs."""
@@ -183,7 +188,7 @@ def _op(line: str) -> Op:
     close = _closing(right, at)
     inside = right[at + 1 : close]
     operands = () if right[:at] in ("constant", "parameter") else tuple(re.findall(r"%([\w.\-]+)", inside))
-    rest = inside if right[:at] == "parameter" else right[close + 1 :]  # a parameter's number
+    rest = right[at + 1 :] if right[:at] == "parameter" else right[close + 1 :]
     return Op(name, right[:at], _buffers(shape), operands, rest)
 
 
@@ -310,7 +315,7 @@ def _access(program: Program, here: Computation, op: Op, times: int, kernel: Ker
 
 def _fusion(program: Program, here: Computation, op: Op, times: int) -> Access:
     inside = program.computations[op.called[0]]
-    parameters = {int(line.rest): line.name for line in inside.ops.values() if line.opcode == "parameter"}
+    parameters = {line.number: line.name for line in inside.ops.values() if line.opcode == "parameter"}
     read = 0
     seen = set()
     for index, name in enumerate(op.operands):

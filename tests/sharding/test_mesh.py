@@ -7,34 +7,32 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from laws import ALIKE, CONFIG, DRAFTERS, MIXED, PREFIX, TARGET, complete, mostly_slow, params, plain, same
+from laws import ALIKE, CONFIG, DRAFT, DRAFTERS, MIXED, PREFIX, TARGET, complete, mostly_slow, params, plain, same
+from meshes import placed
 
 import specjax
 from specjax.diffusion import NoCache, Prefix, Threshold
+from specjax.draft import ModelDrafter
 from specjax.engine import Engine
 from specjax.models.kv_heads import merged
+from specjax.models.llama import LlamaLM
 from specjax.sharding import make_mesh, shardings
 from specjax.sharding.rules import partition
 
-MESHES = {"8x1": "data=8", "1x8": "model=8", "2x4": "data=2,model=4"}
+SPECS = {"2x4": "data=2,model=4", "1x8": "model=8", "8x1": "data=8"}
 
 
-def placed(mesh, name="draft-chain"):
-    """The parameters of a drafter of the table and of its target on the mesh; those of heads are replicated."""
-    counts, model = TARGET.axis_counts(), params(name)
-    axes = {"target": TARGET.axes(model["target"])}
-    if name.startswith("draft"):
-        axes["draft"] = TARGET.axes(model["draft"])
-    else:
-        axes["draft"] = jax.tree.map(lambda x: (None,) * x.ndim, model["draft"])
-    return jax.tree.map(jax.device_put, model, shardings(mesh, axes, model, counts))
+def decoder_on(spec, name):
+    """A drafter of the table on a mesh."""
+    return specjax.speculative(TARGET, DRAFTERS[name], mesh=make_mesh(spec))
 
 
-@pytest.mark.parametrize("spec", mostly_slow(MESHES.values(), MESHES["2x4"]), ids=MESHES)
-@pytest.mark.parametrize("name", ("none", "draft-top_k"))
-def test_mesh_keeps_the_text(name, spec):
-    mesh = make_mesh(spec)
-    got, state = complete(DRAFTERS[name], MIXED, model=placed(mesh, name), mesh=mesh)
+@pytest.mark.parametrize("spec", mostly_slow(SPECS.values(), SPECS["2x4"]), ids=SPECS)
+def test_mesh_keeps_the_text(spec):
+    """With every warper in use; `test_every_drafter_*.py` has the other drafters."""
+    decoder = decoder_on(spec, "none")
+    mesh = decoder.mesh
+    got, state = complete(DRAFTERS["none"], MIXED, model=placed(decoder, params("none")), mesh=mesh)
     same(got, plain())
     rows = state.tokens.addressable_shards[0].data.shape[0]
     assert rows == len(MIXED.prompts) // mesh.shape["data"]
@@ -44,26 +42,93 @@ def test_mesh_keeps_the_text(name, spec):
 @pytest.mark.slow
 def test_mesh_keeps_the_text_behind_a_shared_prefix():
     """One row's state is copied into rows that lie on other devices."""
-    mesh = make_mesh("data=2,model=4")
-    got, _ = complete(DRAFTERS["draft-top_k"], ALIKE, model=placed(mesh, "draft-top_k"), mesh=mesh, prefix=PREFIX)
+    decoder = decoder_on("data=2,model=4", "draft-top_k")
+    model = placed(decoder, params("draft-top_k"))
+    got, _ = complete(DRAFTERS["draft-top_k"], ALIKE, model=model, mesh=decoder.mesh, prefix=PREFIX)
     same(got, plain(ALIKE))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in DRAFTERS if n not in ("none", "draft-top_k")])
-def test_mesh_keeps_the_text_of_every_drafter(name):
-    mesh = make_mesh("data=2,model=4")
-    got, _ = complete(DRAFTERS[name], MIXED, model=placed(mesh, name), mesh=mesh)
+def test_mesh_keeps_the_text_of_a_tree():
+    decoder = decoder_on("data=2,model=4", "draft-top_k")
+    got, _ = complete(DRAFTERS["draft-top_k"], MIXED, model=placed(decoder, params("draft-top_k")), mesh=decoder.mesh)
     same(got, plain())
 
 
+@pytest.mark.slow
+def test_rows_that_the_mesh_does_not_divide_are_computed_everywhere():
+    decoder = decoder_on("data=2,model=4", "none")
+    rows = MIXED.pick(0, 2, 5)
+    got, state = complete(DRAFTERS["none"], rows, model=placed(decoder, params("none")), mesh=decoder.mesh)
+    same(got, [plain()[row] for row in (0, 2, 5)])
+    assert state.tokens.sharding.spec == P(None, None)
+
+
 def test_weights_are_split():
-    mesh = make_mesh("data=2,model=4")
-    layer = placed(mesh)["target"]["layers"][0]
+    layer = placed(decoder_on("data=2,model=4", "none"), params("none"))["target"]["layers"][0]
     assert layer["attention"]["q"]["kernel"].sharding.spec == P(None, "model")
     assert layer["mlp"]["down"]["kernel"].sharding.spec == P("model", None)
     share = layer["mlp"]["down"]["kernel"].addressable_shards[0].data.shape
     assert share == (CONFIG.intermediate_size // 4, CONFIG.hidden_size)
+
+
+def split(decoder, name):
+    """Which dimensions of a drafter's parameters are split, by the parameters' names; without those that are not."""
+    own = decoder.param_shardings(params(name))["draft"]
+    named = {jax.tree_util.keystr(path): tuple(x.spec) for path, x in jax.tree_util.tree_leaves_with_path(own)}
+    return {name: spec for name, spec in named.items() if any(spec)}
+
+
+def test_heads_are_split_as_the_target_is():
+    """One rule by the names of modules: heads, MLPs and vocabularies over `model`."""
+    rows, columns = ("model", None), (None, "model")
+    layer = {
+        **{f"['{name}']['kernel']": columns for name in ("q", "k", "v")},
+        "['o']['kernel']": rows,
+    }
+    attention = {f"['attention']{name}": spec for name, spec in layer.items()}
+    mlp = {f"['mlp']['{name}']['kernel']": rows if name == "down" else columns for name in ("gate", "up", "down")}
+    wanted = {
+        "medusa": {f"['heads'][{i}]['kernel']": columns for i in range(3)},
+        "eagle1": {f"['layer']{name}": spec for name, spec in (attention | mlp).items()},
+        "eagle3": attention | mlp | {"['head']['kernel']": columns},
+        "kangaroo": attention,
+        "ppd": {},
+    }
+    for name, specs in wanted.items():
+        assert split(decoder_on("data=2,model=4", name), name) == specs, name
+
+
+def test_whole_heads_stay_together_in_a_heads_layers():
+    """Four kv-heads of 8 columns divide by eight, and are not torn."""
+    found = split(decoder_on("model=8", "eagle1"), "eagle1")
+    assert found["['layer']['attention']['q']['kernel']"] == (None, "model")
+    assert "['layer']['attention']['k']['kernel']" not in found
+
+
+def test_the_parts_of_a_fused_drafter_lie_as_they_say():
+    found = split(decoder_on("data=2,model=4", "fuse"), "fuse")
+    assert found["[1]['layers'][0]['mlp']['down']['kernel']"] == ("model", None)
+    assert found["[1]['embed']['embedding']"] == ("model", None)
+
+
+def test_a_drafts_cache_goes_by_its_own_heads():
+    """The target has four kv-heads, which a mesh of eight cannot split, and the draft eight, which it can."""
+    draft = LlamaLM(dataclasses.replace(DRAFT.config, num_key_value_heads=8))
+    decoder = specjax.speculative(TARGET, ModelDrafter(draft), mesh=make_mesh("model=8"))
+    model = {"target": TARGET.abstract(), "draft": draft.abstract()}
+    state = jax.eval_shape(lambda model: decoder.empty(model, 8, 64), model)
+    places = shardings(decoder.mesh, decoder.axes(state), state)
+    kernel = decoder.param_shardings(model)["draft"]["layers"][0]["attention"]["k"]["kernel"]
+    assert kernel.spec == P(None, "model") and places.draft.cache.key[0].spec == P("data", "model", None, None)
+    assert places.cache.key[0].spec == P("data", None, None, None)
+
+
+def test_an_engine_places_a_drafter_that_it_is_given():
+    model = specjax.models.Model(TARGET, params()["target"], None, (), "toy", None, np.dtype("float32"))
+    engine = Engine(model, (DRAFTERS["medusa"], params("medusa")["draft"]), mesh="data=2,model=4")
+    assert engine.params["draft"]["heads"][0]["kernel"].sharding.spec == P(None, "model")
+    with pytest.raises(ValueError, match="this decoder has no mesh"):
+        Engine(model).decoder.param_shardings(engine.params)
 
 
 def test_what_does_not_divide_is_replicated():
@@ -111,6 +176,16 @@ def test_mesh_keeps_a_diffusion_models_text(cache):
     assert canvas.texts(state) == want
     assert state.tokens.sharding.spec == P("data") and state.tokens.addressable_shards[0].data.shape[0] == 2
     assert cache == NoCache() or state.cache.key[0].sharding.spec[0] == "data"
+
+
+@pytest.mark.slow
+def test_a_loaded_head_lies_where_its_drafter_says():
+    mesh = make_mesh("data=2,model=4")
+    target = specjax.models.load("pycode", mesh=mesh)
+    drafter, loaded = specjax.registry.build_drafter("eagle3", target, mesh=mesh)
+    places = drafter.param_shardings(mesh, loaded)
+    assert loaded["mlp"]["down"]["kernel"].sharding.spec == P("model", None)
+    jax.tree.map(lambda x, place: np.testing.assert_(x.sharding == place), loaded, places)
 
 
 @pytest.mark.slow

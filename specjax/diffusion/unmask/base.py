@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.sharding.rules import replicated
+
 Array = jax.Array
 
 
@@ -59,6 +61,10 @@ class Choice:
 
 class Unmask(abc.ABC):
     """Chooses what to commit. Implementations are frozen dataclasses; where it chooses nothing, the surest is committed."""
+
+    def param_shardings(self, mesh: jax.sharding.Mesh, params: Any) -> Any:
+        """Where its parameters, `params["unmask"]`, belong on a mesh: a copy on every device."""
+        return replicated(mesh, params)
 
     @property
     def revises(self) -> bool:

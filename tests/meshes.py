@@ -1,0 +1,128 @@
+"""What the tests on meshes share: parameters where the engine puts them, and programs whose text is read before they run."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from laws import CAPACITY, DRAFTERS, MIXED, TARGET, params, same, start, texts
+
+import specjax
+from specjax import decoder as decoding
+from specjax.draft import Rasd, Rest, Trained
+from specjax.draft.datastore import build
+from specjax.draft.fuse import Fused
+from specjax.models.llama import LlamaLM
+from specjax.plan.moved import moved_weights
+from specjax.sampling import Sampling, row_keys
+from specjax.sharding import make_mesh, shardings
+
+MESHES = {"2x4": "data=2,model=4", "1x8": "data=1,model=8", "8x1": "data=8,model=1", "4x2": "data=4,model=2"}
+HEATS = (0.0, 0.5, 2.0, 0.0, 1.0, 1.0, 0.7, 1.0)
+HOT = dataclasses.replace(MIXED, options=tuple({"temperature": heat} for heat in HEATS), new_tokens=16)
+"""Greedy rows beside sampled ones. Filters and penalties are known to be off when the program is compiled, which saves a
+third of its time; on a mesh they are tested with fewer drafters."""
+
+
+SHALLOW = LlamaLM(dataclasses.replace(TARGET.config, num_hidden_layers=2))
+SMALLER = LlamaLM(dataclasses.replace(TARGET.config, num_hidden_layers=1))
+DEEP = ("swift", "del")
+"""Drafters that leave out or choose among layers; two are enough for the others, and compile sooner."""
+
+
+def decoder_on(spec, name):
+    """A drafter of the table on a mesh; its target and its draft have a layer less than the table's, where two do."""
+    if name in DEEP:
+        return specjax.speculative(TARGET, DRAFTERS[name], mesh=make_mesh(spec))
+    return specjax.speculative(SHALLOW, _shallow(DRAFTERS[name]), mesh=make_mesh(spec))
+
+
+def _shallow(drafter):
+    if isinstance(drafter, Fused):
+        return dataclasses.replace(drafter, a=_shallow(drafter.a), b=_shallow(drafter.b))
+    return dataclasses.replace(drafter, lm=SMALLER) if hasattr(drafter, "lm") else drafter
+
+
+@functools.cache
+def weights(name):
+    """The parameters for `decoder_on`: the lower layers of the table's."""
+    if name in DEEP:
+        return params(name)
+    whole = params("none")["target"]
+    target, draft = ({**whole, "layers": {i: whole["layers"][i] for i in range(count)}} for count in (2, 1))
+    drafter = DRAFTERS[name]
+    if isinstance(drafter, Trained):
+        own = drafter.bind(SHALLOW).init_params(jax.random.key(8), target)
+    elif isinstance(drafter, Rest | Rasd):
+        said = [(*prompt, *text) for prompt, text in zip(HOT.prompts, alone(), strict=True)]
+        store = jax.tree.map(jnp.asarray, build(said[::2], SHALLOW.vocab_size))
+        own = (draft, store) if isinstance(drafter, Rasd) else store
+    else:
+        own = (None, draft) if isinstance(drafter, Fused) else draft if drafter.needs_params else None
+    return {"target": target, "draft": own}
+
+
+@functools.cache
+def alone(deep=False):
+    """What one device says."""
+    decoder = specjax.speculative(TARGET if deep else SHALLOW)
+    model = weights("swift" if deep else "none")
+    return texts(decoding.run(decoder, model, start(decoder, HOT, model=model)))
+
+
+def placed(decoder, model):
+    """Parameters where the decoder wants them."""
+    return jax.device_put(model, decoder.param_shardings(model))
+
+
+def checked(function, params, *args):
+    """A function of params and arguments, compiled; no collective in it moves a weight."""
+    # fusing as older compilers did, this takes half the time
+    program = jax.jit(function).lower(params, *args).compile({"xla_cpu_use_fusion_emitters": False})
+    moved = moved_weights(program.as_text())
+    assert not moved, f"{len(moved)} collectives move weights: {moved[0]}"
+    return program
+
+
+def begun(decoder, model):
+    """A state of `HOT`'s rows; its leaves are numpy arrays, and the key its data."""
+    lengths = np.asarray([len(prompt) for prompt in HOT.prompts], np.int32)
+    prompts = np.zeros((len(lengths), lengths.max()), np.int32)
+    for row, prompt in zip(prompts, HOT.prompts, strict=True):
+        row[: len(prompt)] = prompt
+
+    def init(params, prompts, lengths, keys):
+        state = decoder.init(
+            params, prompts, lengths, keys, limit=lengths + HOT.new_tokens, sampling=Sampling.make(len(HEATS), HEATS),
+            capacity=CAPACITY,
+        )  # fmt: skip
+        return dataclasses.replace(state, key=jax.random.key_data(state.key))
+
+    given = jnp.asarray(prompts), jnp.asarray(lengths), row_keys(0, HOT.names)
+    return jax.device_get(checked(init, model, *given)(model, *given))
+
+
+def run(decoder, params, state):
+    """Steps until all rows are done; filters and penalties are off."""
+
+    def step(state):
+        hot = dataclasses.replace(Sampling.make(len(HEATS)), temperature=state.sampling.temperature)
+        new, _ = decoder.step(params, dataclasses.replace(state, sampling=hot))
+        return dataclasses.replace(new, sampling=state.sampling)
+
+    return jax.lax.while_loop(lambda state: jnp.any(~state.done), step, state)
+
+
+def keeps_the_text(name):
+    """On every mesh a drafter gives the rows that one device gives, and no weight crosses from chip to chip."""
+    host = None
+    for spec in MESHES.values():
+        decoder = decoder_on(spec, name)
+        model = placed(decoder, weights(name))
+        host = begun(decoder, model) if host is None else host
+        state = dataclasses.replace(host, key=jax.random.wrap_key_data(host.key, impl="threefry2x32"))
+        state = jax.device_put(state, shardings(decoder.mesh, decoder.axes(state), state))
+        state = checked(lambda params, state, decoder=decoder: run(decoder, params, state), model, state)(model, state)
+        same(texts(state), alone(name in DEEP))
+        assert state.tokens.sharding.shard_shape(state.tokens.shape)[0] == len(HEATS) // decoder.mesh.shape["data"]

@@ -72,7 +72,7 @@ class Op:
     def source(self) -> str:
         """What it was traced from."""
         found = re.search(r'op_name="([^"]*)"', self.rest)
-        return found[1] if found else ""
+        return found[1].replace("\\'", "'") if found else ""
 
     @functools.cached_property
     def target(self) -> str:

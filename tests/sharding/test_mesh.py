@@ -119,8 +119,8 @@ def test_a_drafts_cache_goes_by_its_own_heads():
     state = jax.eval_shape(lambda model: decoder.empty(model, 8, 64), model)
     places = shardings(decoder.mesh, decoder.axes(state), state)
     kernel = decoder.param_shardings(model)["draft"]["layers"][0]["attention"]["k"]["kernel"]
-    assert kernel.spec == P(None, "model") and places.draft.cache.key[0].spec == P("data", "model", None, None)
-    assert places.cache.key[0].spec == P("data", None, None, None)
+    assert kernel.spec == P(None, "model") and places.draft.cache.key[0].spec[:2] == ("data", "model")
+    assert places.cache.key[0].spec[:2] == ("data", None)
 
 
 def test_an_engine_places_a_drafter_that_it_is_given():

@@ -5,7 +5,7 @@ In the shape descriptions `B` denotes rows and `L` the slots of text and cache a
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from specjax.sharding.rules import placed, rounded, shardings
 
 LAYERS = (2, 4)
 """Layers of the two programs from which a deeper model is extrapolated."""
+DEEPEST = 8  # layers of the deeper one, where the first two lie on no line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +157,7 @@ def cost_of(program: Any, moved: Traffic) -> Cost:
 
 
 def extrapolated(costs: list[Cost], at: tuple[int, ...], layers: int) -> Cost:
-    """The cost of a model of `layers` layers on the line through those of two shallower ones.
+    """The cost of a model of `layers` layers, on the line through those of two shallower ones; nothing less than the second's.
 
     Args:
       costs: of the two.
@@ -165,11 +166,11 @@ def extrapolated(costs: list[Cost], at: tuple[int, ...], layers: int) -> Cost:
     """
     low, high = costs
     share = (layers - at[0]) / (at[1] - at[0])
-    line = lambda a, b: a + share * (b - a)
+    line = lambda a, b: max(a + share * (b - a), b)
     kinds = sorted({*low.collectives, *high.collectives})
     zero = {"count": 0, "bytes": 0}
     return Cost(
-        max(line(low.temporaries, high.temporaries), high.temporaries),
+        line(low.temporaries, high.temporaries),
         line(low.bytes, high.bytes),
         line(low.flops, high.flops),
         {
@@ -195,8 +196,36 @@ def model_cost(
     if whole or layers <= LAYERS[1] or not alike or _reads_layers(setup.decoder):
         return cost_of(*compiled(setup, sampled)), (layers,)
     batch, context = setup.state.tokens.shape
-    parts = [prepare(hub.with_layers(model, count, mesh), plan, mesh, batch, context) for count in LAYERS]
-    return extrapolated([cost_of(*compiled(part, sampled)) for part in parts], LAYERS, layers), LAYERS
+
+    def of(count):
+        part = prepare(hub.with_layers(model, count, mesh), plan, mesh, batch, context) if count < layers else setup
+        return cost_of(*compiled(part, sampled))
+
+    return from_few_layers(of, layers)
+
+
+def from_few_layers(of: Callable[[int], Cost], layers: int) -> tuple[Cost, tuple[int, ...]]:
+    """The cost of a model on the line through those of two shallower ones, and how deep these were.
+
+    The compiler does not treat every depth alike, and may find a deeper program that does less than a shallow one. No line goes
+    through those two, and deeper ones are compiled, up to `DEEPEST`.
+
+    Args:
+      of: the cost of a number of layers.
+      layers: the model's.
+    """
+    at, costs = LAYERS, [of(count) for count in LAYERS]
+    while at[1] < min(layers, DEEPEST) and _falls(*costs):
+        at = at[1], min(at[1] + 2, layers)
+        costs = [costs[1], of(at[1])]
+    return (costs[1], at[1:]) if at[1] == layers else (extrapolated(costs, at, layers), at)
+
+
+def _falls(low: Cost, high: Cost) -> bool:
+    """Whether more layers cost less of anything but memory."""
+    rises = lambda kind, key: high.collectives.get(kind, {key: 0})[key] >= low.collectives[kind][key]
+    same = all(rises(kind, key) for kind in low.collectives for key in ("count", "bytes"))
+    return high.bytes < low.bytes or high.flops < low.flops or not same
 
 
 def _reads_layers(decoder: Any) -> bool:

@@ -206,6 +206,20 @@ def test_built_in_configurations(name):
     assert count / 1e9 == pytest.approx(wanted[name], abs=0.01)
 
 
+def test_deeper_programs_are_compiled_where_more_layers_cost_less():
+    asked = []
+
+    def of(layers, turn):
+        asked.append(layers)
+        own = layers if layers >= turn else 4 * turn  # the compiler finds a better program from `turn` layers on
+        return step.Cost(10, 100 * own, 10 * own, {"all-reduce": {"count": own, "bytes": own}})
+
+    found, at = step.from_few_layers(lambda layers: of(layers, 4), 32)
+    assert (found.bytes, found.flops, at, asked) == (3200, 320, (4, 6), [2, 4, 6])
+    found, at = step.from_few_layers(lambda layers: of(layers, 4), 5)
+    assert (found.bytes, at) == (500, (5,))
+
+
 def test_costs_are_extrapolated_on_a_line():
     low = step.Cost(10, 100, 1000, {"all-reduce": {"count": 7, "bytes": 70}})
     high = dataclasses.replace(low, bytes=160, flops=1800, collectives={"all-reduce": {"count": 11, "bytes": 110}})

@@ -64,9 +64,14 @@ def read(sources: Any, dtype: Any, places: Any = None, advance: Callable[[int], 
     """
     leaves, tree = jax.tree.flatten(sources)
     where = [None] * len(leaves) if places is None else jax.tree.leaves(places)
-    arrays = []
+    arrays, (default,) = [], jax.device_put(0).devices()
+
+    def read_one(source: Source, place: jax.sharding.Sharding | None) -> jax.Array:
+        with jax.default_device(default):  # a thread does not have what its caller set for a while
+            return place_one(source, dtype, place)
+
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-        for array in pool.map(lambda source, place: place_one(source, dtype, place), leaves, where):
+        for array in pool.map(read_one, leaves, where):
             arrays.append(array)
             advance(1)
     return jax.tree.unflatten(tree, arrays)

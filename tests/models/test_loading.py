@@ -122,6 +122,16 @@ def test_a_file_that_was_cut_meanwhile(tmp_path):
         reading.read(reading.Source(tensor, True), np.float32)
 
 
+@pytest.mark.parametrize("layout", ["safetensors", "orbax"])
+def test_parameters_lie_on_the_default_device(tmp_path, layout):
+    lm = LlamaLM(SMALL)
+    zeros = jax.tree.map(lambda x: jax.numpy.zeros(x.shape), lm.abstract())
+    models.save(tmp_path / "it", lm, zeros, layout=layout)
+    with jax.default_device(jax.devices()[3]):
+        params = models.load(tmp_path / "it").params
+    assert {x.device for x in jax.tree.leaves(params)} == {jax.devices()[3]}
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True

@@ -25,7 +25,7 @@ class Goodput(Rule):
     that its rate goes back to the prior and drafting is tried again.
 
     The choice is made from committed tokens alone, inside the step; no clock is read. `python -m specjax.bench.goodput`
-    measures the five times. Their unit does not matter; the defaults are milliseconds.
+    measures the five times. Their unit does not matter; the defaults are an example, not a measurement.
 
     Attributes:
       draft_pass: of a draft pass.

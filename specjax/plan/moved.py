@@ -87,8 +87,8 @@ def moved_weights(text: str, weight: Callable[[str], bool] = lambda name: name.s
 
 
 def _argument(op: Op, weight: Callable[[str], bool]) -> Value:
-    own = Origin(frozenset([op.source])) if weight(op.source) else Origin(other=True)
-    return (own,) * len(op.value)
+    name = op.source.replace("\\'", "'")
+    return (Origin(frozenset([name])) if weight(name) else Origin(other=True),) * len(op.value)
 
 
 class _Reader:

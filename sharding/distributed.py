@@ -24,7 +24,8 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
     What is None comes from `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, or else from the cluster, where
     JAX knows it: Cloud TPU, GKE, Slurm, Open MPI.
 
-    A process that dies is noticed after `HEARTBEAT_SECONDS`, and JAX then aborts the others.
+    A process that dies is noticed after `HEARTBEAT_SECONDS`, and JAX then aborts the others; so it does where they are not all
+    there after `START_SECONDS`.
 
     Args:
       coordinator: `host:port` of process 0, at which the others can reach it; the port is free there.
@@ -32,7 +33,7 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
       process_id: of this one, from 0.
 
     Raises:
-      ValueError: one line that says what is missing or wrong, or that the others cannot be reached.
+      ValueError: one line that says what is missing or wrong, or why it cannot join.
     """
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     num_processes = _integer(num_processes, "JAX_NUM_PROCESSES")
@@ -60,10 +61,10 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
             f"this is no cluster that JAX knows ({error}): give the coordinator HOST:PORT, the number of processes and the "
             "id of this one"
         ) from error
-    except jax.errors.JaxRuntimeError as error:
+    except (RuntimeError, jax.errors.JaxRuntimeError) as error:
+        first = str(error).strip().split("\n")[0]
         raise ValueError(
-            f"process {process_id} of {num_processes} did not find the others at {coordinator} within {START_SECONDS} s: "
-            f"start all of them, and let that port through ({_first_line(error)})"
+            f"process {process_id} of {num_processes} cannot join the others at {coordinator}: {first}"
         ) from error
 
 
@@ -74,10 +75,6 @@ def _integer(value: int | None, name: str) -> int | None:
     if not text.isdigit():
         raise ValueError(f"{name} is {text!r}, which is no number")
     return int(text)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
 
 
 def is_first() -> bool:

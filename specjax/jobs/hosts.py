@@ -93,7 +93,7 @@ def _watch(args: argparse.Namespace, words: list[str]) -> int:
             signal.signal(number, handler)
         os.close(held)
     if status == LOST or (status < 0 and about):
-        complain(f"{_who(about)} ended or stopped answering, and its own messages may say why; {stand(args)}")
+        complain(_end(about, args))
         return LOST
     if status < 0:
         complain(f"this process was ended by {signal.Signals(-status).name}; {stand(args)}")
@@ -114,11 +114,17 @@ def _listen(file: int) -> str:
     return b"".join(about).decode(errors="replace")
 
 
-def _who(about: str) -> str:
+def _end(about: str, args: argparse.Namespace) -> str:
+    """What happened, from JAX's own words."""
+    if "RegisterTask" in about:
+        return (
+            "the processes did not find each other in time: start all of them, and let the coordinator's port through"
+        )
     silent = _SILENT.search(about)
-    if silent:
-        return f"process {silent[1]}"
-    return "process 0, the coordinator," if "leader" in about else "another process"
+    other = (
+        f"process {silent[1]}" if silent else "process 0, the coordinator," if "leader" in about else "another process"
+    )
+    return f"{other} ended or stopped answering, and its own messages may say why; {stand(args)}"
 
 
 def stand(args: argparse.Namespace) -> str:

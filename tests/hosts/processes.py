@@ -71,8 +71,8 @@ def pair(*words, own=((), ())):
         yield two
     finally:
         for process in two:
-            process.kill()
-            process.wait()
+            with process:
+                process.kill()
 
 
 def wait_for_records(output, process):

@@ -1,5 +1,6 @@
 """Options of jobs over many hosts, and what is read from the end of a member."""
 
+import argparse
 import os
 
 import jax
@@ -50,6 +51,8 @@ ENDS = {
     FATAL + "The following tasks are unhealthy (stopped sending heartbeats):\n3\nThe tasks": "process 3",
     FATAL + "Either the leader task was preempted": "process 0, the coordinator,",
     FATAL + "Something else": "another process",
+    FATAL
+    + "Deadline Exceeded\n\nRPC: /xla.coordination.CoordinationService/RegisterTask": "the processes did not find",
 }
 
 
@@ -58,5 +61,6 @@ def test_who_died_is_read_from_what_jax_says(text, capfdbinary):
     ours, native = os.pipe()
     os.write(native, b"a warning\n" + text.encode() + b"\n    @ 0x7f965b440634 (unknown)\n")
     os.close(native)
-    assert hosts._who(hosts._listen(ours)) == ENDS[text]
+    line = hosts._end(hosts._listen(ours), argparse.Namespace(output="out.jsonl", ray=None))
+    assert line.startswith(ENDS[text] + " ") and "\n" not in line
     assert capfdbinary.readouterr().err == b"a warning\n"  # what comes before it is passed on

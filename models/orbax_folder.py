@@ -82,7 +82,7 @@ def restore(folder: Path, abstract: Any, places: Any = None) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: found[_name(path)], abstract)
 
 
-def _read(ocp: Any, path: Path, limit: int, wanted: dict[str, Any], where: dict[str, Any]) -> dict[str, jax.Array]:
+def _read(ocp: Any, path: Path, limit: int, wanted: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
     """Some of the arrays; `limit` bounds the bytes being read at a time."""
     args = {
         name: ocp.ArrayRestoreArgs(sharding=where[name], dtype=leaf.dtype, global_shape=leaf.shape)

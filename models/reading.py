@@ -9,7 +9,7 @@ import dataclasses
 import io
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -45,8 +45,8 @@ class Source:
         return stored_shape(self.tensor.shape, self.transposed)
 
 
-def stored_shape(shape: tuple[int, ...], transposed: bool) -> tuple[int, ...]:
-    """The shape in the file of a parameter of this shape, and the other way round."""
+def stored_shape(shape: tuple[Any, ...], transposed: bool) -> tuple[Any, ...]:
+    """The shape in the file of a parameter of this shape, and the other way round; of a `Box` likewise."""
     return (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
 
 
@@ -79,7 +79,7 @@ def place_one(source: Source, dtype: Any, place: jax.sharding.Sharding | None) -
     if place is not None:
         owners = {}
         for device, index in place.addressable_devices_indices_map(source.shape).items():
-            owners.setdefault(_box(index, source.shape), []).append(device)
+            owners.setdefault(_box(index or (), source.shape), []).append(device)
     buffers = {box: _aligned(tuple(stop - start for start, stop in box), np.dtype(dtype)) for box in owners}
     turn = lambda x: x.swapaxes(-1, -2) if source.transposed else x
     fill(source.tensor, [(stored_shape(box, source.transposed), turn(own)) for box, own in buffers.items()])
@@ -157,7 +157,7 @@ def equal(a: Tensor, b: Tensor, share: tuple[int, int] = (0, 1)) -> bool:
 def _read_exactly(stream: io.RawIOBase, tensor: Tensor, element: int, into: np.ndarray) -> None:
     """Fills a contiguous array with what follows an element of the tensor."""
     stream.seek(tensor.offset + element * tensor.kind.itemsize)
-    left = memoryview(into.reshape(-1).view(np.uint8))
+    left = into.reshape(-1).view(np.uint8).data
     while left:
         count = stream.readinto(left)
         if not count:
@@ -185,19 +185,16 @@ def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
     return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
-def _joined(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """The spans in order, those that meet as one.
 
-    >>> list(_joined([(4, 6), (0, 2), (2, 4), (8, 9)]))
+    >>> _joined([(4, 6), (0, 2), (2, 4), (8, 9)])
     [(0, 6), (8, 9)]
     """
-    start, stop = None, None
+    joined: list[tuple[int, int]] = []
     for a, b in sorted(spans):
-        if stop is not None and a <= stop:
-            stop = max(stop, b)
-            continue
-        if stop is not None:
-            yield start, stop
-        start, stop = a, b
-    if stop is not None:
-        yield start, stop
+        if joined and a <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(b, joined[-1][1]))
+        else:
+            joined.append((a, b))
+    return joined

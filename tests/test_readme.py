@@ -1,4 +1,4 @@
-"""The Python of the README and of the page on diffusion models runs as written."""
+"""The Python of the README and of the pages on models and on diffusion runs as written."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BLOCKS = {
     f"{page}-{i}": block
-    for page in ("README.md", "docs/diffusion.md")
+    for page in ("README.md", "docs/diffusion.md", "docs/models.md")
     for i, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL))
 }
 
@@ -20,5 +20,7 @@ def test_block(name):
     exec(compile(BLOCKS[name], name, "exec"), names)
     if "state" in names:
         assert bool(names["state"].done.all())
+    elif "again" in names:
+        assert names["again"].lm == names["model"].lm
     else:
         assert names["records"][0].new_tokens > 0

@@ -77,8 +77,8 @@ def test_text_is_the_same_on_every_mesh(saved):
     plain = models.Model(TARGET, TOY, None, (), "toy", saved, np.dtype("float32"))
     texts = []
     for model, spec in ((plain, None), *((str(saved), spec) for spec in MESHES)):
-        engine = Engine(model, "prompt_lookup", mesh=spec)
-        asked = [engine.request(prompt, max_new_tokens=12) for prompt in ([3, 1, 4, 1, 5, 9, 2, 6], [5, 6, 7])]
+        engine = Engine(model, "none", mesh=spec)
+        asked = [engine.request(prompt, max_new_tokens=8) for prompt in ([3, 1, 4, 1, 5, 9, 2, 6], [5, 6, 7])]
         texts.append([record.tokens for record in engine.run(asked, ignore_eos=True)])
     assert texts[0] == texts[1] == texts[2] == texts[3]
 
@@ -164,6 +164,19 @@ def test_a_fingerprint_sees_other_weights(saved, toy, tmp_path):
     assert fingerprint(saved) != fingerprint(toy)
 
 
+def test_convert_refuses_before_any_work(toy, tmp_path, capsys):
+    for words, message in (
+        ((toy, toy), "toy exists and is not empty; choose another folder, or delete it first"),
+        ((toy, tmp_path / "x", "--layout", "zip"), "unknown layout 'zip'; choose safetensors, orbax"),
+        ((toy, tmp_path / "x", "--mesh", "model=3"), "mesh 'model=3' asks for 3 devices and there are 8 devices"),
+        ((tmp_path / "no", tmp_path / "x"), "unknown model"),
+    ):
+        assert cli.main(["convert", *map(str, words)]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.slow
 def test_convert(tmp_path, capsys):
     there, back = tmp_path / "orbax", tmp_path / "again"
     assert cli.main(["convert", "pycode-draft", str(there), "--dtype", "float32"]) == 0
@@ -175,9 +188,3 @@ def test_convert(tmp_path, capsys):
     assert got.tokenizer("def f(x):")["input_ids"] == wanted.tokenizer("def f(x):")["input_ids"]
     assert cli.main(["convert", str(there), str(back), "--layout", "safetensors", "--mesh", "model=8"]) == 0
     same(models.load(back).params, wanted.params)
-    capsys.readouterr()
-    assert cli.main(["convert", "pycode-draft", str(there)]) == 2
-    assert (
-        capsys.readouterr().err.strip().endswith("exists and is not empty; choose another folder, or delete it first")
-    )
-    assert cli.main(["convert", "pycode-draft", str(tmp_path / "x"), "--layout", "zip"]) == 2

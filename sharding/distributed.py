@@ -66,6 +66,11 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
         raise ValueError(
             f"process {process_id} of {num_processes} cannot join the others at {coordinator}: {first}"
         ) from error
+    own, devices, processes = jax.local_device_count(), jax.device_count(), jax.process_count()
+    if devices != own * processes:  # `gather` needs as many from each
+        raise ValueError(
+            f"this process has {own} devices of {devices}, and there are {processes} processes: give all of them as many"
+        )
 
 
 def _integer(value: int | None, name: str) -> int | None:

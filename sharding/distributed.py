@@ -6,6 +6,7 @@ them: it reads arrays that all hold (`to_host`), or asks (`anywhere`, `from_firs
 
 import functools
 import hashlib
+import itertools
 import json
 import os
 from typing import Any
@@ -133,6 +134,21 @@ def anywhere(flag: bool) -> bool:
 def from_first(value: np.ndarray) -> np.ndarray:
     """What process 0 says; all must ask, with one shape and type."""
     return value if _alone() else gather(value)[0]
+
+
+def meet(mesh: Mesh) -> None:
+    """Connects the processes for every group of mesh axes; all must call it, and in step.
+
+    On CPUs Gloo connects them at a group's first use and allows 30 seconds, which a first program may take longer to compile in
+    one process than in another.
+    """
+    axes = [name for name in mesh.axis_names if mesh.shape[name] > 1]
+    one = to_devices(np.ones((), np.float32), NamedSharding(mesh, PartitionSpec()))
+    for count in range(1, len(axes) + 1):
+        for group in itertools.combinations(axes, count):
+            total = functools.partial(jax.lax.psum, axis_name=group)
+            ask = jax.shard_map(total, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
+            jax.block_until_ready(jax.jit(ask)(one))
 
 
 def differing(named: dict[str, Any]) -> dict[str, int]:

@@ -219,7 +219,9 @@ def _workers(ray: Any, args: argparse.Namespace) -> tuple[int, dict[str, Any]]:
         return args.ray_workers or len(machines), {"num_cpus": 1}
     fit = sum(int(has.get(kind, 0) // devices) for has in machines)
     if not fit:  # Ray would wait for such a machine
-        raise ValueError(f"a worker with --mesh {args.mesh} needs {devices} {kind}s, and no machine of the cluster has them")
+        raise ValueError(
+            f"a worker with --mesh {args.mesh} needs {devices} {kind}s, and no machine of the cluster has them"
+        )
     return args.ray_workers or fit, {"num_gpus": devices} if kind == "GPU" else {"resources": {kind: devices}}
 
 

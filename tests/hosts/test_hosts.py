@@ -44,6 +44,7 @@ def test_one_process_asks_nobody():
     assert distributed.from_first(np.arange(3)).tolist() == [0, 1, 2]
     place = jax.sharding.NamedSharding(make_mesh("data=8"), jax.P("data"))
     there = distributed.to_devices(np.arange(16), place)
+    distributed.meet(make_mesh("data=4,model=2"))
     assert there.sharding == place and distributed.to_host({"x": there})["x"].tolist() == list(range(16))
 
 

@@ -4,6 +4,7 @@ Orbax writes under another name and renames when all is there, and `config.json`
 The checkpoint holds parameters by our own names, without copies of kv-heads, so it fits every mesh.
 """
 
+import collections
 import math
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ from specjax.models.weights import listed
 PARAMS = "params"
 _CHUNK = 4 << 20  # bytes that are read together: small enough that other meshes' slices do not read much in vain
 _IN_FLIGHT = 64 << 20  # bytes being read at a time, at least
+_NOT_OF_THE_FILE = (MemoryError, jax.errors.JaxRuntimeError)  # no room for it, or another process died
 
 
 def is_one(folder: Path) -> bool:
     """Whether a model folder has its weights in an Orbax checkpoint, be it a half-written one."""
-    return not any(folder.glob("model.safetensors*")) and any(folder.glob(f"{PARAMS}*"))
+    begun = (folder / PARAMS, *folder.glob(f"{PARAMS}.orbax-*"))  # other models have a file params.json
+    return not any(folder.glob("model.safetensors*")) and any(path.is_dir() for path in begun)
 
 
 def check_whole(folder: Path) -> None:
@@ -70,6 +73,8 @@ def restore(folder: Path, abstract: Any, places: Any = None) -> Any:
     where = dict.fromkeys(wanted, alone) if places is None else _by_name(places)
     try:
         stored = _stored(ocp, path)
+    except _NOT_OF_THE_FILE:
+        raise
     except Exception as error:  # a damaged file raises what tensorstore, JSON or Orbax raise
         raise _unreadable(path, error) from error
     _check(stored, wanted)
@@ -77,6 +82,8 @@ def restore(folder: Path, abstract: Any, places: Any = None) -> Any:
     try:
         for limit, names in _groups(wanted, stored, where).items():
             found |= _read(ocp, path, limit, {name: wanted[name] for name in names}, where)
+    except _NOT_OF_THE_FILE:
+        raise
     except Exception as error:
         raise _unreadable(path, error) from error
     return jax.tree_util.tree_map_with_path(lambda path, _: found[_name(path)], abstract)
@@ -95,9 +102,12 @@ def _read(ocp: Any, path: Path, limit: int, wanted: dict[str, Any], where: dict[
 
 
 def _groups(wanted: dict[str, Any], stored: dict[str, Any], where: dict[str, Any]) -> dict[int, list[str]]:
-    """Names by the bytes that may be in flight with them, which are memory beside the shards: a 16th of those of this host,
-    or the whole of a larger array, for which Orbax asks room where chunks lie across its shards."""
-    held = lambda name: len(where[name].addressable_devices) * math.prod(where[name].shard_shape(wanted[name].shape))
+    """Names by the bytes that may be in flight with them, which are memory beside the shards: a 16th of those of the process
+    with most devices, or the whole of a larger array, for which Orbax asks room where chunks lie across its shards. It is the
+    same everywhere: processes wait for each other at the end of every group."""
+    devices = next(iter(where.values())).device_set
+    count = max(collections.Counter(device.process_index for device in devices).values())
+    held = lambda name: count * math.prod(where[name].shard_shape(wanted[name].shape))
     own = sum(held(name) * jnp.dtype(leaf.dtype).itemsize for name, leaf in wanted.items())
     groups: dict[int, list[str]] = {}
     for name, leaf in wanted.items():

@@ -6,6 +6,7 @@ them: it reads arrays that all hold (`to_host`), or asks (`anywhere`, `from_firs
 
 import functools
 import hashlib
+import itertools
 import json
 import os
 from typing import Any
@@ -66,6 +67,11 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
         raise ValueError(
             f"process {process_id} of {num_processes} cannot join the others at {coordinator}: {first}"
         ) from error
+    own, devices, processes = jax.local_device_count(), jax.device_count(), jax.process_count()
+    if devices != own * processes:  # `gather` needs as many from each
+        raise ValueError(
+            f"this process has {own} devices of {devices}, and there are {processes} processes: give all of them as many"
+        )
 
 
 def _integer(value: int | None, name: str) -> int | None:
@@ -128,6 +134,21 @@ def anywhere(flag: bool) -> bool:
 def from_first(value: np.ndarray) -> np.ndarray:
     """What process 0 says; all must ask, with one shape and type."""
     return value if _alone() else gather(value)[0]
+
+
+def meet(mesh: Mesh) -> None:
+    """Connects the processes for every group of mesh axes; all must call it, and in step.
+
+    On CPUs Gloo connects them at a group's first use and allows 30 seconds, which a first program may take longer to compile in
+    one process than in another.
+    """
+    axes = [name for name in mesh.axis_names if mesh.shape[name] > 1]
+    one = to_devices(np.ones((), np.float32), NamedSharding(mesh, PartitionSpec()))
+    for count in range(1, len(axes) + 1):
+        for group in itertools.combinations(axes, count):
+            total = functools.partial(jax.lax.psum, axis_name=group)
+            ask = jax.shard_map(total, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
+            jax.block_until_ready(jax.jit(ask)(one))
 
 
 def differing(named: dict[str, Any]) -> dict[str, int]:

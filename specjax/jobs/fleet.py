@@ -168,7 +168,8 @@ def fleet(args: argparse.Namespace, lines: list[Any]) -> Iterator[tuple[Fleet, l
     try:
         _, resources = _workers(ray, args)
         with _one_line(ray, ValueError):
-            plan = ray.get(ray.remote(_plan).options(**resources).remote(args, lines))
+            # its process ends with it: one that stayed would keep its devices from the workers
+            plan = ray.get(ray.remote(max_calls=1, **resources)(_plan).remote(args, lines))
         yield Fleet(ray, args, plan), plan.items, plan.manifest
     finally:
         ray.shutdown()
@@ -218,18 +219,18 @@ def _connect(address: str) -> Any:
 
 
 def _workers(ray: Any, args: argparse.Namespace) -> tuple[int, dict[str, Any]]:
-    """How many workers, and what Ray reserves for each: the devices of its mesh, or a machine's CPUs."""
-    has = ray.cluster_resources()
+    """How many workers, and what Ray reserves for each, on one machine: the devices of its mesh, or the machine's CPUs."""
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     devices = math.prod(axis_sizes(args.mesh).values()) if args.mesh else 1
-    if has.get("TPU"):
-        fit, resources = has["TPU"] // devices, {"resources": {"TPU": devices}}
-    elif has.get("GPU"):
-        fit, resources = has["GPU"] // devices, {"num_gpus": devices}
-    else:  # JAX uses all cores of a machine, however many devices it makes of them
-        fit, resources = sum(node["Alive"] for node in ray.nodes()), {"num_cpus": 1}
-    if not fit:
-        raise ValueError(f"a worker with --mesh {args.mesh} needs {devices} devices, and the Ray cluster has fewer")
-    return args.ray_workers or int(fit), resources
+    kind = next((kind for kind in ("TPU", "GPU") if any(has.get(kind) for has in machines)), None)
+    if kind is None:  # JAX uses all cores of a machine, however many devices it makes of them
+        return args.ray_workers or len(machines), {"num_cpus": 1}
+    fit = sum(int(has.get(kind, 0) // devices) for has in machines)
+    if not fit:  # Ray would wait for such a machine
+        raise ValueError(
+            f"a worker with --mesh {args.mesh} needs {devices} {kind}s, and no machine of the cluster has them"
+        )
+    return args.ray_workers or fit, {"num_gpus": devices} if kind == "GPU" else {"resources": {kind: devices}}
 
 
 @contextlib.contextmanager

@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specjax.cli import BadInput, add_model_options, bad_input, complain, note
 from specjax.jobs import fleet, hosts, jsonl, parquet
 from specjax.jobs.manifest import fingerprint, hash_json, named_folders
 from specjax.jobs.output import Item, Output, check
 from specjax.jobs.run import complete, follow
 from specjax.request import Record, Request
-from specjax.sharding.distributed import is_first
+from specjax.sharding.distributed import from_first, is_first, meet
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -82,8 +84,10 @@ def _here(args: argparse.Namespace, several: bool = False, first: bool = True) -
         manifest = make_manifest(args, engine, given) if args.output or several else {}
         if several:
             hosts.check_same(manifest)
+            meet(engine.mesh)
         output = _open(args, manifest, items) if first else None
-    return _write(args, engine, items, output) if first else follow(args, engine, items)
+    status = _write(args, engine, items, output) if first else follow(args, engine, items)
+    return int(from_first(np.asarray(status, np.int32)))  # JAX would not wait so long at its end as a table may take
 
 
 def _on_ray(args: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ OPTIONS = ("distributed", "coordinator", "num_processes", "process_id")
 LOST = 3  # exit status: another process died
 _NATIVE, _LIFE = "SPECJAX_NATIVE_FD", "SPECJAX_LIFE_FD"
 _VERDICT_SECONDS = 15  # beyond the heartbeat: so long JAX may take to say who died
-_FATAL = re.compile(rb"coordination_service|JAX distributed service detected|Check failure stack trace")
+_FATAL = re.compile(rb"^[WEF]\d.*coordination_service|JAX distributed service detected|Check failure stack trace")
 _SILENT = re.compile(r"stopped sending heartbeats\):\s*\n(?:\S*task:)?(\d+)")
 
 

@@ -82,7 +82,6 @@ def complete(args: argparse.Namespace, engine: Any, items: list[Item], output: O
         except OutputError as error:
             raise BadInput(f"{error}; {_stand(output, count, len(items))}") from error
     status = 130 if count < len(items) else 1 if totals.failed else 0
-    from_first(np.asarray(status, np.int32))
     if status == 130:
         note(f"interrupted; {_stand(output, count, len(items))}")
     else:
@@ -91,7 +90,8 @@ def complete(args: argparse.Namespace, engine: Any, items: list[Item], output: O
 
 
 def follow(args: argparse.Namespace, engine: Any, items: list[Item]) -> int:
-    """`complete` in the other processes of a job of several: the same calls on the devices, and nothing that is written.
+    """`complete` in the other processes of a job of several: the same calls on the devices, and nothing that is written. What
+    became of the job, the first process knows.
 
     Args:
       args: see `complete`.
@@ -104,7 +104,7 @@ def follow(args: argparse.Namespace, engine: Any, items: list[Item]) -> int:
         for _ in _turns(args, engine, items, done, (lambda index, text: None) if watched else None):
             if anywhere(pressed()):
                 break
-    return int(from_first(np.zeros((), np.int32)))
+    return 0
 
 
 def _mask(done: dict[int, bool], items: list[Item]) -> np.ndarray:

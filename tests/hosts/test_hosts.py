@@ -2,13 +2,14 @@
 
 import argparse
 import os
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 from specjax import cli
-from specjax.jobs import hosts
+from specjax.jobs import fleet, hosts
 from specjax.sharding import distributed, make_mesh
 
 
@@ -43,7 +44,22 @@ def test_one_process_asks_nobody():
     assert distributed.from_first(np.arange(3)).tolist() == [0, 1, 2]
     place = jax.sharding.NamedSharding(make_mesh("data=8"), jax.P("data"))
     there = distributed.to_devices(np.arange(16), place)
+    distributed.meet(make_mesh("data=4,model=2"))
     assert there.sharding == place and distributed.to_host({"x": there})["x"].tolist() == list(range(16))
+
+
+MACHINES = ({"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 4.0}, {"CPU": 2.0})
+
+
+@pytest.mark.parametrize(("mesh", "workers"), ((None, 8), ("model=2", 4), ("model=3", 2), ("model=8", None)))
+def test_a_worker_fits_on_one_machine(mesh, workers):
+    ray = SimpleNamespace(nodes=lambda: [{"Alive": True, "Resources": machine} for machine in MACHINES])
+    args = argparse.Namespace(mesh=mesh, ray_workers=None)
+    if workers is None:
+        with pytest.raises(ValueError, match="needs 8 GPUs, and no machine of the cluster has them"):
+            fleet._workers(ray, args)
+        return
+    assert fleet._workers(ray, args)[0] == workers
 
 
 FATAL = "F1122 12:00:00 1 client.h:80] Terminating process because the JAX distributed service detected fatal errors. "
@@ -59,8 +75,9 @@ ENDS = {
 @pytest.mark.parametrize("text", ENDS)
 def test_who_died_is_read_from_what_jax_says(text, capfdbinary):
     ours, native = os.pipe()
-    os.write(native, b"a warning\n" + text.encode() + b"\n    @ 0x7f965b440634 (unknown)\n")
+    told = b"a warning\nI1122 12:00:00 1 coordination_service_agent.cc:198] Coordination agent has successfully connected.\n"
+    os.write(native, told + text.encode() + b"\n    @ 0x7f965b440634 (unknown)\n")
     os.close(native)
     line = hosts._end(hosts._listen(ours), argparse.Namespace(output="out.jsonl", ray=None))
     assert line.startswith(ENDS[text] + " ") and "\n" not in line
-    assert capfdbinary.readouterr().err == b"a warning\n"  # what comes before it is passed on
+    assert capfdbinary.readouterr().err == told  # what comes before it is passed on

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -131,6 +132,38 @@ def test_what_was_interrupted_does_not_load(toy, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         models.save(tmp_path / "new", TARGET, TOY, layout="orbax")
     assert not (tmp_path / "new").exists()
+
+
+def test_other_folders_with_a_file_params_json(tmp_path):
+    (tmp_path / "params.json").write_text("{}")
+    with pytest.raises(ModelError, match="has no config.json; give a Hugging Face model folder"):
+        models.load(tmp_path)
+    models.save(tmp_path / "it", TARGET, TOY)
+    (tmp_path / "it" / "model.safetensors").rename(tmp_path / "it" / "params.bin")
+    with pytest.raises(ModelError, match="has neither model.safetensors nor .*; convert its .bin weights"):
+        models.load(tmp_path / "it")
+
+
+def test_what_is_not_the_checkpoints_fault(toy, monkeypatch):
+    def fail(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(orbax_folder, "_read", fail)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
+        models.load(toy)
+
+
+def test_all_processes_restore_in_the_same_groups():
+    """Each group ends with a barrier, so one more in a process would leave the others waiting."""
+    device = lambda process: SimpleNamespace(process_index=process)
+    wanted = {name: jax.ShapeDtypeStruct((size, 1 << 20), "float32") for name, size in (("a", 1024), ("b", 16))}
+    groups = []
+    for own in (1, 3):
+        place = SimpleNamespace(
+            device_set=[device(0), *[device(1)] * 3], addressable_devices=[device(own)] * own, shard_shape=lambda x: x
+        )
+        groups.append(orbax_folder._groups(wanted, wanted, dict.fromkeys(wanted, place)))
+    assert groups[0] == groups[1]
 
 
 def test_a_config_that_does_not_fit_names_every_parameter(toy):

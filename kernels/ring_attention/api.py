@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType
 
 from specjax.kernels.ring_attention import ring
 from specjax.kernels.tree_attention.parts import finished, grouped, nothing, ungrouped
@@ -37,19 +38,21 @@ def ring_attention(
       value: as `key`.
       is_causal: whether the query at i sees the keys up to i only; else all.
       scale: multiplies the scores; None is `1 / sqrt(H)`.
-      mesh: with the axis; None is the ambient one (`jax.set_mesh`). Without either, or without the axis, one device does all.
+      mesh: with the axis, of type `Auto` as `specjax.sharding.make_mesh` makes it; None is the ambient one (`jax.set_mesh`).
+        Without either, or without the axis, one device does all.
       block_size: keys that a device scores at a time.
 
     Returns:
       `[B, T, K * G, H]` in the query's type.
 
     Raises:
-      ValueError: on shapes that do not go together.
+      ValueError: on shapes that do not go together; on a mesh of `Explicit` axes (`jax.make_mesh` makes those); and inside a
+        `shard_map` over the axis, where arrays are not whole.
     """
-    if query.ndim != 4 or key.shape != value.shape or query.shape[::3] != key.shape[::3]:
+    if query.ndim != 4 or key.shape != value.shape or query.shape[::3] != key.shape[::3] or not query.size * key.size:
         raise ValueError(
-            f"ring_attention needs a query [B, T, N, H] and keys and values [B, S, K, H], not {query.shape}, {key.shape} and "
-            f"{value.shape}"
+            f"ring_attention needs a query [B, T, N, H] and keys and values [B, S, K, H], none empty, not {query.shape}, "
+            f"{key.shape} and {value.shape}"
         )
     if query.shape[2] % key.shape[2] or block_size < 1:
         raise ValueError(
@@ -57,7 +60,14 @@ def ring_attention(
             f"{key.shape[2]} and {block_size}"
         )
     scale = query.shape[3] ** -0.5 if scale is None else scale
-    return _ring(query, key, value, is_causal, scale, mesh or jax.sharding.get_abstract_mesh(), block_size)
+    mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    if RULES["tokens"] in mesh.manual_axes:
+        raise ValueError(f"ring_attention takes whole arrays: call it outside shard_map over {RULES['tokens']!r}")
+    if AxisType.Explicit in mesh.axis_types:
+        raise ValueError(
+            f"ring_attention needs a mesh whose axes are Auto, not {mesh.axis_types}: make it with specjax.sharding.make_mesh"
+        )
+    return _ring(query, key, value, is_causal, scale, mesh, block_size)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))

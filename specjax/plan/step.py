@@ -187,7 +187,8 @@ def model_cost(
     """The cost of a model's step, and the layers of the programs that were compiled for it.
 
     A deep model is extrapolated, since compiling it takes many minutes and its layers are alike: unless `whole`, or where its
-    layers are of two kinds, or the drafter reads or runs particular ones.
+    layers are of two kinds, or the drafter reads or runs particular ones, or the compiler lays the shallow ones out so
+    differently that the deeper costs less.
     """
     layers = model.lm.num_layers
     config = model.lm.config
@@ -196,7 +197,16 @@ def model_cost(
         return cost_of(*compiled(setup, sampled)), (layers,)
     batch, context = setup.state.tokens.shape
     parts = [prepare(hub.with_layers(model, count, mesh), plan, mesh, batch, context) for count in LAYERS]
-    return extrapolated([cost_of(*compiled(part, sampled)) for part in parts], LAYERS, layers), LAYERS
+    costs = [cost_of(*compiled(part, sampled)) for part in parts]
+    if not grows(*costs):
+        return cost_of(*compiled(setup, sampled)), (layers,)
+    return extrapolated(costs, LAYERS, layers), LAYERS
+
+
+def grows(low: Cost, high: Cost) -> bool:
+    """Whether the deeper of two models costs no less in anything that is extrapolated."""
+    more = all(entry["bytes"] <= high.collectives.get(kind, {"bytes": 0})["bytes"] for kind, entry in low.collectives.items())
+    return more and low.bytes <= high.bytes and low.flops <= high.flops
 
 
 def _reads_layers(decoder: Any) -> bool:

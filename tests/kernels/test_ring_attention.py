@@ -57,3 +57,18 @@ def test_shapes_that_do_not_go_together():
         ring_attention(query, key, value[:, :4])
     with pytest.raises(ValueError, match="kv-heads divide"):
         ring_attention(query[:, :, :3], key, value)
+    with pytest.raises(ValueError, match="none empty"):
+        ring_attention(query, key[:, :0], value[:, :0])
+
+
+def test_meshes_that_it_cannot_split_over():
+    given = operands(8, 8)
+    explicit = jax.make_mesh((8,), ("context",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with pytest.raises(ValueError, match="axes are Auto"):
+        ring_attention(*given, mesh=explicit)
+    with jax.set_mesh(explicit), pytest.raises(ValueError, match="axes are Auto"):
+        ring_attention(*given)
+    mesh = make_mesh("context=8")
+    inside = jax.shard_map(ring_attention, mesh=mesh, in_specs=jax.P(None, "context"), out_specs=jax.P(None, "context"))
+    with pytest.raises(ValueError, match="outside shard_map"):
+        inside(*given)

@@ -67,7 +67,7 @@ class Speculative:
         )
 
     def _constrain(self, state: DecodeState) -> DecodeState:
-        return constrain(self.mesh, self.axes(state), state, self.target.axis_counts())
+        return constrain(self.mesh, self.axes(state), state)
 
     @property
     def slack(self) -> int:

@@ -25,7 +25,8 @@ def ring_attention(
 
     Every device keeps its queries. Keys and values go round the axis, and are added to a running softmax in float32 wherever
     they come: n devices hold a part in n of everything, and no array of all scores. Rows are split over `data` and heads over
-    `model` where those divide. It can be differentiated.
+    `model` where those divide. It can be differentiated: scores are then computed anew, and a device keeps all the keys and
+    values that came by.
 
     Parts are contiguous, so under `is_causal` the last device works longest: a part of the keys is skipped where all of
     it lies ahead, and the ring waits for the devices that it lies behind. (A zigzag order would balance that.)
@@ -99,7 +100,8 @@ def _local(queries, key, value, *, axis, group, keys, is_causal, scale, block):
             real = (first + index < keys)[None, None]
             return real & (first + index[None, None] <= at[None, :, None]) if is_causal else real
 
-        look = lambda found: ring.read(found, queries, key, value, seen, scale=scale, block=block)
+        # its gradient scores a part anew: else it would keep all weights
+        look = jax.checkpoint(lambda found: ring.read(found, queries, key, value, seen, scale=scale, block=block))
         return jax.lax.cond(first <= at[-1], look, lambda found: found, found) if is_causal else look(found)
 
     found = nothing(queries.shape)

@@ -232,7 +232,7 @@ class CanvasDiffusion:
         return dataclasses.replace(axes, cache=self.target.cache_axes(state.cache))
 
     def _constrain(self, state: CanvasState) -> CanvasState:
-        return constrain(self.mesh, self.axes(state), state, self.target.axis_counts())
+        return constrain(self.mesh, self.axes(state), state)
 
     def _positions(self, start: Array) -> Array:
         return start[:, None] + jnp.arange(self.block_length, dtype=jnp.int32)[None]

@@ -231,7 +231,7 @@ class Diffusion:
         return axes if state.cache is None else dataclasses.replace(axes, cache=self.target.cache_axes(state.cache))
 
     def _constrain(self, state: State) -> State:
-        return constrain(self.mesh, self.axes(state), state, self.target.axis_counts())
+        return constrain(self.mesh, self.axes(state), state)
 
     def _masked(self, state: DiffusionState) -> tuple[Array, Array]:
         """Positions of the active block `[B, W]`, and which of them are open."""

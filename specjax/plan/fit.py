@@ -107,6 +107,6 @@ def _arguments(setup: step.Setup, model: Any, spec: str) -> int:
     mesh: Any = AbstractMesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES))
     counts, target = model.lm.axis_counts(), setup.params["target"]
     moved = placed(target, shardings(mesh, model.lm.axes(target), target, counts))
-    state = placed(setup.state, shardings(mesh, setup.decoder.axes(setup.state), setup.state, counts))
+    state = placed(setup.state, shardings(mesh, setup.decoder.axes(setup.state), setup.state))
     besides = step.chip_bytes({name: part for name, part in setup.params.items() if name != "target"})
     return step.chip_bytes((moved, state)) + besides

@@ -92,7 +92,7 @@ def prepare(model: Any, plan: assembly.Plan, mesh: Any, batch: int, context: int
         raise ValueError(f"a context of {context} slots is too short: a step of this decoder takes {decoder.slack}")
     bare = dataclasses.replace(decoder, mesh=None)
     state = jax.eval_shape(lambda params: bare.empty(params, batch, context, model.dtype), params)
-    places = shardings(mesh, decoder.axes(state), state, model.lm.axis_counts())
+    places = shardings(mesh, decoder.axes(state), state)
     return Setup(decoder, params, placed(state, places), live)
 
 
@@ -205,7 +205,9 @@ def model_cost(
 
 def grows(low: Cost, high: Cost) -> bool:
     """Whether the deeper of two models costs no less in anything that is extrapolated."""
-    more = all(entry["bytes"] <= high.collectives.get(kind, {"bytes": 0})["bytes"] for kind, entry in low.collectives.items())
+    more = all(
+        entry["bytes"] <= high.collectives.get(kind, {"bytes": 0})["bytes"] for kind, entry in low.collectives.items()
+    )
     return more and low.bytes <= high.bytes and low.flops <= high.flops
 
 

@@ -218,5 +218,10 @@ def test_no_line_goes_through_costs_that_fall():
     """As with a mesh on which two layers are laid out in another way than four: all of them are compiled."""
     low = step.Cost(10, 100, 1000, {"all-reduce": {"count": 7, "bytes": 70}})
     assert step.grows(low, dataclasses.replace(low, bytes=160, temporaries=3))
-    for fall in ({"bytes": 99}, {"flops": 999}, {"collectives": {}}, {"collectives": {"all-reduce": {"count": 9, "bytes": 69}}}):
+    for fall in (
+        {"bytes": 99},
+        {"flops": 999},
+        {"collectives": {}},
+        {"collectives": {"all-reduce": {"count": 9, "bytes": 69}}},
+    ):
         assert not step.grows(low, dataclasses.replace(low, **fall))

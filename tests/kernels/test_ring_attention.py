@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from laws import mostly_slow
 
 from specjax.kernels.ring_attention import ring_attention
@@ -49,6 +50,14 @@ def test_its_gradient_is_that_of_dense_attention(is_causal):
     got = gradients(lambda *x, **options: ring_attention(*x, **options, mesh=mesh, block_size=3))
     for a, b in zip(got, gradients(jax.nn.dot_product_attention), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_its_gradient_keeps_no_scores():
+    mesh = make_mesh("context=8")
+    x = jax.ShapeDtypeStruct((1, 8192, 4, 64), jnp.float32, sharding=NamedSharding(mesh, jax.P(None, "context")))
+    gradient = jax.grad(lambda *x: ring_attention(*x, is_causal=True, mesh=mesh).sum(), (0, 1, 2))
+    program = jax.jit(gradient).lower(x, x, x).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 4 * 8192 * 8192 * 4 / 8  # a device's part of the scores
 
 
 def test_shapes_that_do_not_go_together():

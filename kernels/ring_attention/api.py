@@ -61,14 +61,14 @@ def ring_attention(
             f"{key.shape[2]} and {block_size}"
         )
     scale = query.shape[3] ** -0.5 if scale is None else scale
-    mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-    if RULES["tokens"] in mesh.manual_axes:
+    over = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    if RULES["tokens"] in over.manual_axes:
         raise ValueError(f"ring_attention takes whole arrays: call it outside shard_map over {RULES['tokens']!r}")
-    if AxisType.Explicit in mesh.axis_types:
+    if AxisType.Explicit in over.axis_types:
         raise ValueError(
-            f"ring_attention needs a mesh whose axes are Auto, not {mesh.axis_types}: make it with specjax.sharding.make_mesh"
+            f"ring_attention needs a mesh whose axes are Auto, not {over.axis_types}: make it with specjax.sharding.make_mesh"
         )
-    return _ring(query, key, value, is_causal, scale, mesh, block_size)
+    return _ring(query, key, value, is_causal, scale, over, block_size)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))

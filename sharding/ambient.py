@@ -4,6 +4,7 @@ import contextlib
 import functools
 
 import jax
+from jax.sharding import AxisType
 
 from specjax.sharding.rules import partition, parts
 
@@ -21,9 +22,15 @@ def on_mesh(method):
 
 
 def known_mesh() -> jax.sharding.AbstractMesh | None:
-    """The ambient mesh where it splits what is traced; None without one, on one device, and inside `shard_map`."""
+    """The ambient mesh where it splits what is traced; None where it `says_nothing`."""
     mesh = jax.sharding.get_abstract_mesh()
-    return None if mesh.empty or mesh.size == 1 or mesh.manual_axes else mesh
+    return None if says_nothing(mesh) else mesh
+
+
+def says_nothing(mesh: jax.sharding.AbstractMesh) -> bool:
+    """Whether an ambient mesh does not tell how arrays lie: there is none, or one device; inside `shard_map` the caller knows
+    it, and under `Explicit` axes their types do."""
+    return mesh.empty or mesh.size == 1 or bool(mesh.manual_axes) or AxisType.Explicit in mesh.axis_types
 
 
 def split_tokens(x: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ from specjax.draft.none import NoDrafter
 from specjax.lm import LM, Block, Output, Wants
 from specjax.sampling import Sampler, Sampling
 from specjax.sharding.ambient import on_mesh
+from specjax.sharding.mesh import make_mesh
 from specjax.sharding.rules import constrain, parts, rounded, shardings
 from specjax.state import DecodeState, Finish, LogProbs, Prefix, Stats, StepInfo
 from specjax.verify import Coupled, Verifier
@@ -359,15 +360,15 @@ def speculative(
     logprobs: bool = False,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Speculative:
-    """A decoder from its parts; plain decoding without a drafter.
+    """A decoder from its parts; plain decoding without a drafter. `mesh` is one that `specjax.sharding.make_mesh` takes.
 
     Raises:
-      ValueError: if the drafter cannot serve the target, or the verifier cannot judge the drafter.
+      ValueError: if the drafter cannot serve the target, or the verifier cannot judge the drafter; on a mesh of other axes.
     """
     drafter = (drafter or NoDrafter()).bind(target)
     verifier = verifier or Coupled()
     verifier.check(drafter)
-    return Speculative(target, drafter, verifier, logprobs, mesh)
+    return Speculative(target, drafter, verifier, logprobs, make_mesh(mesh))
 
 
 def output_is_tree(output: Output, nodes: int) -> bool:

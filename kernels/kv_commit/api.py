@@ -23,7 +23,7 @@ def kv_commit(
     In the shape descriptions `T` denotes the block's slots, `M` those that are written, `S` the cache's.
 
     Args:
-      caches: `[B, K, S, H]` each, of one shape and type: the keys and values of some layers.
+      caches: `[B, K, S, H]` each, the keys and values of some layers; for `pallas` of one shape and type.
       news: as many, `[B, T, K, H]`; cast to the caches' type.
       src: `[B, M]` int32, clipped to the block; None: all of it in order, M = T.
       dst: `[B]` int32 starts one run of M slots a row (moved back into the cache where it would leave it), or `[B, M]` int32
@@ -34,10 +34,14 @@ def kv_commit(
         kernel in an interpreter: slow, for tests.
 
     Raises:
-      ValueError: on an unknown implementation, or where the kernel cannot serve these operands; says why.
+      ValueError: on an unknown implementation, a run longer than the cache, or where the kernel cannot serve these operands.
     """
     if implementation is not None and implementation not in get_args(Implementation):
         raise ValueError(f"kv_commit has no implementation {implementation!r}; choose 'xla', 'pallas' or None")
+    for cache, new in zip(caches, news, strict=True):
+        count = (new if src is None else src).shape[1]
+        if dst.ndim == 1 and count > cache.shape[2]:
+            raise ValueError(f"kv_commit cannot write runs of {count} slots into a cache of {cache.shape[2]}")
     if implementation in (None, "xla"):
         return sharded.commit(tuple(caches), tuple(news), src, dst)
     from specjax.kernels.kv_commit import tpu  # Pallas takes long to import

@@ -19,23 +19,27 @@ def commit(caches, news, src, dst):
     """See `api.kv_commit`, for caches that lie as the ambient mesh says."""
     mesh = known_mesh()
     specs = () if mesh is None else tuple(partition(mesh, AXES, cache.shape, {}) for cache in caches)
-    axis = specs[0][2] if specs else None
-    if mesh is None or axis is None or mesh.shape[axis] == 1:
+    axes = [spec[2] for spec in specs]
+    if mesh is None or all(axis is None or mesh.shape[axis] == 1 for axis in axes):
         return _each(xla.commit, caches, news, src, dst)
-    write = functools.partial(_each, functools.partial(_commit, axis=axis, capacity=caches[0].shape[2]))
+    write = functools.partial(_each, _commit, axes=axes)
     rows = jax.P(specs[0][0])
     given = specs, tuple(jax.P(spec[0], None, spec[1], None) for spec in specs), None if src is None else rows, rows
     with jax.sharding.use_abstract_mesh(mesh):
         return jax.shard_map(write, in_specs=given, out_specs=specs, check_vma=False)(caches, news, src, dst)
 
 
-def _each(write, caches, news, src, dst):
-    return tuple(write(cache, new, src, dst) for cache, new in zip(caches, news, strict=True))
+def _each(write, caches, news, src, dst, axes=None):
+    more = [{}] * len(caches) if axes is None else [{"axis": axis} for axis in axes]
+    return tuple(write(cache, new, src, dst, **m) for cache, new, m in zip(caches, news, more, strict=True))
 
 
-def _commit(cache, new, src, dst, *, axis, capacity):
-    """A device's slots of one cache; `dst` names slots of the whole."""
+def _commit(cache, new, src, dst, *, axis):
+    """A device's slots of one cache, all of them where no `axis` splits it; `dst` names slots of the whole."""
+    if axis is None:
+        return xla.commit(cache, new, src, dst)
     size = cache.shape[2]
+    capacity = size * jax.lax.axis_size(axis)
     offset = jax.lax.axis_index(axis) * size
     dst = jnp.where(dst < 0, dst + capacity, dst)
     if dst.ndim == 2:

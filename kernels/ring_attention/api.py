@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType
 
 from specjax.kernels.ring_attention import ring
 from specjax.kernels.tree_attention.parts import finished, grouped, nothing, ungrouped
@@ -24,7 +25,8 @@ def ring_attention(
 
     Every device keeps its queries. Keys and values go round the axis, and are added to a running softmax in float32 wherever
     they come: n devices hold a part in n of everything, and no array of all scores. Rows are split over `data` and heads over
-    `model` where those divide. It can be differentiated.
+    `model` where those divide. It can be differentiated: scores are then computed anew, and a device keeps all the keys and
+    values that came by.
 
     Parts are contiguous, so under `is_causal` the last device works longest: a part of the keys is skipped where all of
     it lies ahead, and the ring waits for the devices that it lies behind. (A zigzag order would balance that.)
@@ -37,19 +39,21 @@ def ring_attention(
       value: as `key`.
       is_causal: whether the query at i sees the keys up to i only; else all.
       scale: multiplies the scores; None is `1 / sqrt(H)`.
-      mesh: with the axis; None is the ambient one (`jax.set_mesh`). Without either, or without the axis, one device does all.
+      mesh: with the axis, of type `Auto` as `specjax.sharding.make_mesh` makes it; None is the ambient one (`jax.set_mesh`).
+        Without either, or without the axis, one device does all.
       block_size: keys that a device scores at a time.
 
     Returns:
       `[B, T, K * G, H]` in the query's type.
 
     Raises:
-      ValueError: on shapes that do not go together.
+      ValueError: on shapes that do not go together; on a mesh of `Explicit` axes (`jax.make_mesh` makes those); and inside a
+        `shard_map` over the axis, where arrays are not whole.
     """
-    if query.ndim != 4 or key.shape != value.shape or query.shape[::3] != key.shape[::3]:
+    if query.ndim != 4 or key.shape != value.shape or query.shape[::3] != key.shape[::3] or not query.size * key.size:
         raise ValueError(
-            f"ring_attention needs a query [B, T, N, H] and keys and values [B, S, K, H], not {query.shape}, {key.shape} and "
-            f"{value.shape}"
+            f"ring_attention needs a query [B, T, N, H] and keys and values [B, S, K, H], none empty, not {query.shape}, "
+            f"{key.shape} and {value.shape}"
         )
     if query.shape[2] % key.shape[2] or block_size < 1:
         raise ValueError(
@@ -57,7 +61,14 @@ def ring_attention(
             f"{key.shape[2]} and {block_size}"
         )
     scale = query.shape[3] ** -0.5 if scale is None else scale
-    return _ring(query, key, value, is_causal, scale, mesh or jax.sharding.get_abstract_mesh(), block_size)
+    over = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    if RULES["tokens"] in over.manual_axes:
+        raise ValueError(f"ring_attention takes whole arrays: call it outside shard_map over {RULES['tokens']!r}")
+    if AxisType.Explicit in over.axis_types:
+        raise ValueError(
+            f"ring_attention needs a mesh whose axes are Auto, not {over.axis_types}: make it with specjax.sharding.make_mesh"
+        )
+    return _ring(query, key, value, is_causal, scale, over, block_size)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6))
@@ -89,7 +100,8 @@ def _local(queries, key, value, *, axis, group, keys, is_causal, scale, block):
             real = (first + index < keys)[None, None]
             return real & (first + index[None, None] <= at[None, :, None]) if is_causal else real
 
-        look = lambda found: ring.read(found, queries, key, value, seen, scale=scale, block=block)
+        # its gradient scores a part anew: else it would keep all weights
+        look = jax.checkpoint(lambda found: ring.read(found, queries, key, value, seen, scale=scale, block=block))
         return jax.lax.cond(first <= at[-1], look, lambda found: found, found) if is_causal else look(found)
 
     found = nothing(queries.shape)

@@ -45,6 +45,7 @@ def read(found, queries, key, value, seen, *, scale, soft_cap=None, block=BLOCK)
     keys = key.shape[2]
     size = min(block, keys)
 
+    @jax.checkpoint
     def some(i, found):
         start = jnp.minimum(i * size, keys - size)  # the last ones may begin among those before
         index = start + jnp.arange(size)

@@ -108,7 +108,7 @@ def _batch(values, axes, *, implementation, present, mesh, options):
 
     def run(*given):
         rest = iter(given)
-        return xla.attend(*(next(rest) if there else None for there in present), **dict(options))
+        return over_slots(xla, mesh, **dict(options))(*(next(rest) if there else None for there in present))
 
     return jax.vmap(run, in_axes=axes)(*values), 0
 

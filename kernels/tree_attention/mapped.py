@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.kernels.tree_attention.parts import finished, merged
+from specjax.sharding.ambient import says_nothing
 from specjax.sharding.rules import partition
 
 AXES = (
@@ -42,7 +43,7 @@ def _specs(mesh, operands):
 
 def slots_axis(mesh, operands):
     """The mesh axis over which the cache's slots lie split; None where they do not."""
-    if mesh.empty or mesh.size == 1 or mesh.manual_axes or operands[CACHE] is None:
+    if says_nothing(mesh) or operands[CACHE] is None:
         return None
     axis = partition(mesh, AXES[CACHE], operands[CACHE].shape, {})[2]
     return None if axis is None or mesh.shape[axis] == 1 else axis
@@ -61,7 +62,7 @@ def per_device(way, mesh, **options):
     def mapped(*operands):
         if slots_axis(mesh, operands):
             return over_slots(way, mesh, **options)(*operands)
-        if mesh.empty or mesh.size == 1 or mesh.manual_axes:  # one device, or a caller that is mapped already
+        if says_nothing(mesh):  # one device, or a caller that is mapped already
             return attend(*operands)
         specs = _specs(mesh, operands)
         with jax.sharding.use_abstract_mesh(mesh):

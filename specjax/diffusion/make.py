@@ -7,6 +7,7 @@ from specjax.diffusion.cache import Cache, NoCache
 from specjax.diffusion.decoder import Diffusion
 from specjax.diffusion.unmask import Threshold, Unmask
 from specjax.lm import LM
+from specjax.sharding.mesh import make_mesh
 
 
 def diffusion(
@@ -26,13 +27,13 @@ def diffusion(
       cfg_scale: see `Diffusion`.
       causal_blocks: whether the model's blocks do not see later ones (`BlockDiffusion`).
       sub_block: see `BlockDiffusion`.
-      mesh: see `Diffusion`.
+      mesh: see `Diffusion`; one that `specjax.sharding.make_mesh` takes.
 
     Raises:
-      ValueError: on a mask id outside the vocabulary, an empty block, or parts that do not go together.
+      ValueError: on a mask id outside the vocabulary, an empty block, a mesh of other axes, or parts that do not go together.
     """
     policy = policy or Threshold()
-    parts = (target, mask_id, policy, cache or NoCache(), block_length, shift, cfg_scale, mesh)
+    parts = (target, mask_id, policy, cache or NoCache(), block_length, shift, cfg_scale, make_mesh(mesh))
     if causal_blocks:
         return BlockDiffusion(*parts, sub_block).checked()
     if sub_block:

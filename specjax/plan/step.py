@@ -188,7 +188,8 @@ def model_cost(
     """The cost of a model's step, and the layers of the programs that were compiled for it.
 
     A deep model is extrapolated, since compiling it takes many minutes and its layers are alike: unless `whole`, or where its
-    layers are of two kinds, or the drafter reads or runs particular ones.
+    layers are of two kinds, or the drafter reads or runs particular ones, or the compiler lays the shallow ones out so
+    differently that the deeper costs less.
     """
     layers = model.lm.num_layers
     config = model.lm.config

@@ -85,6 +85,23 @@ def test_split_slots(capacity):
     assert not any(f" {kind}" in text for kind in hlo.COLLECTIVES)
 
 
+def test_split_slots_of_caches_of_several_capacities():
+    """Each by its own, one that the mesh does not divide among them."""
+    (cache, *_), (new, *_) = world()
+    caches, news = [cache, cache[:, :, :32], cache[:, :, :30]], [new] * 3
+    dst = jnp.asarray((-1, 40, 20), jnp.int32)
+    wanted = write(caches, news, None, dst)
+    with jax.set_mesh(make_mesh("context=8")):
+        for got, want in zip(write(caches, news, None, dst), wanted, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+def test_a_run_longer_than_the_cache():
+    caches, news = world(capacity=4)
+    with pytest.raises(ValueError, match="runs of 5 slots into a cache of 4"):
+        kv_commit(caches, news, None, jnp.zeros((B,), jnp.int32))
+
+
 @pytest.mark.parametrize("implementation", EVERY)
 def test_poison_stays_where_it_is(implementation):
     """Rejected nodes and other slots may hold anything: none of it reaches a slot that it was not written to."""

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from laws import mostly_slow
 
 from specjax.kernels.ring_attention import ring_attention
@@ -51,9 +52,32 @@ def test_its_gradient_is_that_of_dense_attention(is_causal):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+def test_its_gradient_keeps_no_scores():
+    mesh = make_mesh("context=8")
+    x = jax.ShapeDtypeStruct((1, 8192, 4, 64), jnp.float32, sharding=NamedSharding(mesh, jax.P(None, "context")))
+    gradient = jax.grad(lambda *x: ring_attention(*x, is_causal=True, mesh=mesh).sum(), (0, 1, 2))
+    program = jax.jit(gradient).lower(x, x, x).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 4 * 8192 * 8192 * 4 / 8  # a device's part of the scores
+
+
 def test_shapes_that_do_not_go_together():
     query, key, value = operands(8, 8)
     with pytest.raises(ValueError, match=r"needs a query \[B, T, N, H\]"):
         ring_attention(query, key, value[:, :4])
     with pytest.raises(ValueError, match="kv-heads divide"):
         ring_attention(query[:, :, :3], key, value)
+    with pytest.raises(ValueError, match="none empty"):
+        ring_attention(query, key[:, :0], value[:, :0])
+
+
+def test_meshes_that_it_cannot_split_over():
+    given = operands(8, 8)
+    explicit = jax.make_mesh((8,), ("context",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with pytest.raises(ValueError, match="axes are Auto"):
+        ring_attention(*given, mesh=explicit)
+    with jax.set_mesh(explicit), pytest.raises(ValueError, match="axes are Auto"):
+        ring_attention(*given)
+    mesh = make_mesh("context=8")
+    inside = jax.shard_map(ring_attention, mesh=mesh, in_specs=jax.P(None, "context"), out_specs=jax.P(None, "context"))
+    with pytest.raises(ValueError, match="outside shard_map"):
+        inside(*given)

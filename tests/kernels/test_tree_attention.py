@@ -285,6 +285,28 @@ def test_it_can_be_mapped_over_another_axis():
         np.testing.assert_allclose(got[i], way(many[0][i], many[1][i]), rtol=1e-5, atol=1e-5)
 
 
+def test_mapped_over_split_slots_it_exchanges_no_scores():
+    """`jax.vmap` under a mesh: messages as long as the queries."""
+    operands, options = world(96, (0, 7, 96))
+    *new, cache_key, cache_value, length = operands
+    mesh = make_mesh("context=8")
+    slots = jax.sharding.NamedSharding(mesh, jax.P(None, None, None, "context"))
+    many = [jax.device_put(jnp.stack([x, 2 * x]), slots) for x in (cache_key, cache_value)]
+    way = lambda k, v: plain(*new, k, v, length, **options)
+    with jax.set_mesh(mesh):
+        program = jax.jit(jax.vmap(way)).lower(*many).compile()
+    np.testing.assert_allclose(program(*many)[0], way(cache_key, cache_value), rtol=1e-5, atol=1e-5)
+    assert " all-gather(" not in program.as_text()
+
+
+def test_a_mesh_of_explicit_axes_is_left_to_jax():
+    operands, options = world(32, (0, 7, 32))
+    want = plain(*operands, **options)
+    with jax.set_mesh(jax.make_mesh((8,), ("context",), axis_types=(jax.sharding.AxisType.Explicit,))):
+        got = plain(*operands, **options)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
 def test_a_platform_without_a_kernel_says_so():
     operands, options = world(40, (0, 3, 40))
     with pytest.raises(ValueError, match="made for TPUs and NVIDIA GPUs.*choose 'xla' or None"):

@@ -11,7 +11,9 @@ import pytest
 from laws import CONFIG, DRAFTERS, MIXED, TARGET, Rows, complete, params, plain, same, start, texts
 
 import specjax
-from specjax.diffusion import Prefix, Threshold, diffusion
+from specjax.diffusion import CanvasDiffusion, Prefix, Threshold, diffusion
+from specjax.models.diffusion_gemma import DiffusionGemmaLM
+from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
 from specjax.plan import fit, hlo
 from specjax.sharding import make_mesh, shardings
 from specjax.speculative import prefill_width
@@ -50,6 +52,15 @@ def test_a_mesh_gets_the_axes_that_it_lacks():
     assert make_mesh("context=2,data=4").shape == {"data": 4, "model": 1, "context": 2}
 
 
+def test_a_decoder_takes_a_mesh_as_jax_makes_it():
+    """`jax.make_mesh` makes Explicit axes."""
+    mesh = jax.make_mesh((8,), ("context",), axis_types=(jax.sharding.AxisType.Explicit,))
+    for decoder in (specjax.speculative(TARGET, mesh=mesh), diffusion(TARGET, 95, Threshold(), mesh=mesh)):
+        assert decoder.mesh == make_mesh(mesh)
+    with pytest.raises(ValueError, match="'rows' is none of these"):
+        specjax.speculative(TARGET, mesh=jax.make_mesh((8,), ("rows",)))
+
+
 def test_a_capacity_is_rounded_up():
     mesh = make_mesh("context=8")
     abstract = jax.eval_shape(lambda: TARGET.init(jax.random.key(0)))
@@ -59,6 +70,20 @@ def test_a_capacity_is_rounded_up():
     ):
         state = jax.eval_shape(lambda decoder=decoder: decoder.empty({"target": abstract}, 2, 90))
         assert state.tokens.shape == (2, 96) and state.cache.key[0].shape[2] == 96
+
+
+def test_layers_with_kv_heads_of_their_own_lie_as_the_kernels_take_them():
+    """Four kv-heads over four devices, and two that stay whole: else the four would be gathered after every write."""
+    sizes = dict(vocab_size=48, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)
+    experts = dict(num_experts=2, top_k_experts=1, moe_intermediate_size=12)
+    config = DiffusionGemmaConfig(
+        **sizes, **experts, sliding_layers=(True, False), sliding_window=5, sliding=Heads(8, 4, 1e4, 4),
+        full=Heads(16, 2, 1e6, 2),
+    )  # fmt: skip
+    decoder = CanvasDiffusion(DiffusionGemmaLM(config), block_length=6, mesh=make_mesh("model=4,context=2"))
+    model = jax.eval_shape(lambda: {"target": decoder.target.init(jax.random.key(0))})
+    state = jax.jit(lambda: decoder.empty(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), model), 2, 48))()
+    assert [x.addressable_shards[0].data.shape for x in state.cache.key] == [(2, 1, 24, 8), (2, 2, 24, 16)]
 
 
 def test_a_split_chunk_is_as_wide_for_every_device():

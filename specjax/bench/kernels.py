@@ -186,7 +186,7 @@ def measure(shape: Shape, operations: Sequence[str], repeats: int, calls: int) -
                 said = str(error).strip() or type(error).__name__
                 rows.append(Row(name, kind, None, None, said.splitlines()[0]))
                 continue
-            rows.append(Row(name, kind, round(taken * 1e3, 4), round(case.bytes / taken / bandwidth, 4)))
+            rows.append(Row(name, kind, round(taken * 1e3, 4), float(f"{case.bytes / taken / bandwidth:.4g}")))
     return bandwidth, rows
 
 

@@ -200,6 +200,7 @@ def test_heads_made_of_target_layers_have_no_copies(name):
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.shape, b.shape), start, own)
 
 
+@pytest.mark.slow
 def test_kv_heads_are_copied_for_a_wider_mesh():
     """Every chip holds the one kv-head that its query heads share, and the text stays."""
     model = specjax.models.Model(TARGET, params()["target"], None, (), "toy", None, np.dtype("float32"))

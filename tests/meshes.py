@@ -11,6 +11,7 @@ from laws import CAPACITY, DRAFTERS, MIXED, TARGET, params, same, start, texts
 import specjax
 from specjax import decoder as decoding
 from specjax.draft import Rasd, Rest, Trained
+from specjax.draft.adaptive import Adaptive
 from specjax.draft.datastore import build
 from specjax.draft.fuse import Fused
 from specjax.models.llama import LlamaLM
@@ -41,6 +42,8 @@ def decoder_on(spec, name):
 def _shallow(drafter):
     if isinstance(drafter, Fused):
         return dataclasses.replace(drafter, a=_shallow(drafter.a), b=_shallow(drafter.b))
+    if isinstance(drafter, Adaptive):
+        return dataclasses.replace(drafter, drafter=_shallow(drafter.drafter))
     return dataclasses.replace(drafter, lm=SMALLER) if hasattr(drafter, "lm") else drafter
 
 
@@ -58,6 +61,8 @@ def weights(name):
         said = [(*prompt, *text) for prompt, text in zip(HOT.prompts, alone(), strict=True)]
         store = jax.tree.map(jnp.asarray, build(said[::2], SHALLOW.vocab_size))
         own = (draft, store) if isinstance(drafter, Rasd) else store
+    elif isinstance(drafter, Adaptive):
+        own = {**params(name)["draft"], "drafter": draft}
     else:
         own = (None, draft) if isinstance(drafter, Fused) else draft if drafter.needs_params else None
     return {"target": target, "draft": own}

@@ -20,10 +20,11 @@ import numpy as np
 from scipy.optimize import nnls
 
 from specjax import decoder as decoding
+from specjax.companions import Ruled
 from specjax.draft.adaptive import Rule
 from specjax.jobs import jsonl
 from specjax.registry import DRAFTERS as REGISTRY
-from specjax.registry import Ruled, parse
+from specjax.registry import parse
 from specjax.sampling import Sampling, row_keys
 from specjax.speculative import prefill_width, speculative
 

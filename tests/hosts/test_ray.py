@@ -13,7 +13,9 @@ from hosts.processes import end, start, wait_for_records
 from specjax import cli
 
 COUNT = 64
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra `ray`)")
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'specjax[ray]'"
+)
 
 
 def workers_of(driver):

@@ -122,7 +122,7 @@ def test_one_row(oracle, family, name):
 def test_stories(name):
     """A small trained model, whose greedy text is known."""
     if not STORIES.is_dir():
-        pytest.skip("the stories260K folder is not beside this checkout")
+        pytest.skip("needs the folder stories260K in shared/data beside this checkout")
     known = json.loads((STORIES / "known_answers.json").read_text())["greedy_ids"]
     model = specjax.models.load(STORIES)
     chosen, params = drafter(name, model)

@@ -162,7 +162,7 @@ def test_mesh_gives_the_same_logits(references):
     np.testing.assert_allclose(got[ids >= 0], want[ids >= 0], atol=TOLERANCE)
 
 
-@pytest.mark.skipif(not STORIES.is_dir(), reason="the stories260K folder is not beside this checkout")
+@pytest.mark.skipif(not STORIES.is_dir(), reason="needs the folder stories260K in shared/data beside this checkout")
 def test_a_trained_model_repeats_its_known_answers():
     model = load(STORIES)
     known = json.loads((STORIES / "known_answers.json").read_text())["greedy_ids"]

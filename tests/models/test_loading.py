@@ -159,10 +159,10 @@ def test_a_bar_comes_after_a_while_and_on_a_terminal_only(monkeypatch, total):
 def big(tmp_path_factory):
     """Two folders of 2 GB; they are deleted at the end."""
     if not Path("/proc/self/status").exists():
-        pytest.skip("this system has no /proc, which says what a process holds")
+        pytest.skip("reads /proc, which says what a process holds: run it on Linux")
     home = tmp_path_factory.mktemp("big")
     if shutil.disk_usage(home).free < 5e9:
-        pytest.skip("less than 5 GB of disk are free")
+        pytest.skip(f"needs 5 GB of disk under {home}: free them, or point --basetemp elsewhere")
     big_folder.write(home / "wide", np.float32, 8)
     yield home / "wide"
     shutil.rmtree(home)

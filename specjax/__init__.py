@@ -14,7 +14,7 @@ from specjax.tree import Topology, Tree
 
 if TYPE_CHECKING:
     from specjax import models as models
-    from specjax.engine import generate as generate
+    from specjax.serve.engine import generate as generate
 
 __version__ = "0.1.0"
 
@@ -40,7 +40,7 @@ __all__ = [
 
 def __getattr__(name: str):
     if name == "generate":
-        return importlib.import_module("specjax.engine").generate
+        return importlib.import_module("specjax.serve.engine").generate
     if name == "models":
         return importlib.import_module("specjax.models")
     raise AttributeError(f"module 'specjax' has no attribute {name!r}")

@@ -327,7 +327,7 @@ def test_options_may_stand_between_prompts(records):
 
 @pytest.mark.parametrize("command", ["drafters", "verifiers", "models"])
 def test_lists_are_one_line_each(run, command):
-    from specjax.registry import DRAFTERS, RULES, VERIFIERS
+    from specjax.spec.registry import DRAFTERS, RULES, VERIFIERS
 
     names = {"drafters": [*DRAFTERS, *RULES], "verifiers": VERIFIERS, "models": models.shipped()}[command]
     status, out, err = run(command)

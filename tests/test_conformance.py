@@ -26,8 +26,8 @@ from laws import (
 
 import specjax
 from specjax import decoder as decoding
-from specjax.registry import DRAFTERS as REGISTRY
-from specjax.registry import EXPANDERS
+from specjax.spec.registry import DRAFTERS as REGISTRY
+from specjax.spec.registry import EXPANDERS
 
 IN_PLACE = (
     "none",

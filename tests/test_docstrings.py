@@ -14,7 +14,7 @@ MODULES = sorted(
 )
 
 
-@pytest.mark.parametrize("name", mostly_slow(MODULES, *(name for name in MODULES if name != "specjax.engine")))
+@pytest.mark.parametrize("name", mostly_slow(MODULES, *(name for name in MODULES if name != "specjax.serve.engine")))
 def test_examples(name):
     module = importlib.import_module(name)
     ran = doctest.testmod(module)

@@ -19,8 +19,8 @@ import numpy as np
 from specjax import models
 from specjax.bench import stdlib
 from specjax.bench.run import progress
-from specjax.engine import Engine
 from specjax.lm import Block, Wants
+from specjax.serve.engine import Engine
 
 HERE = pathlib.Path(__file__).resolve().parent
 BASELINE = ("fixed", "none")

@@ -20,12 +20,12 @@ import numpy as np
 from scipy.optimize import nnls
 
 from specjax import decoder as decoding
-from specjax.companions import Ruled
 from specjax.draft.adaptive import Rule
 from specjax.jobs import jsonl
-from specjax.registry import DRAFTERS as REGISTRY
-from specjax.registry import parse
 from specjax.sampling import Sampling, row_keys
+from specjax.spec.companions import Ruled
+from specjax.spec.registry import DRAFTERS as REGISTRY
+from specjax.spec.registry import parse
 from specjax.speculative import prefill_width, speculative
 
 TIMES = ("draft_pass", "draft_row", "target_pass", "target_context", "target_token")
@@ -145,8 +145,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
 def command(args: argparse.Namespace) -> int:
     """Measures, fits and prints."""
     from specjax import models
-    from specjax.cli import bad_input, write
-    from specjax.engine import DEFAULT_MODEL
+    from specjax.serve.engine import DEFAULT_MODEL
+    from specjax.terminal import bad_input, write
 
     with bad_input():
         batches, contexts = (_integers(name, getattr(args, name)) for name in ("batch", "context"))
@@ -176,7 +176,7 @@ def _integers(name: str, words: str) -> list[int]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    from specjax.cli import Parser, run_command
+    from specjax.terminal import Parser, run_command
 
     parser = Parser(
         prog="python -m specjax.bench.goodput", description="The times of the rule goodput on this machine."

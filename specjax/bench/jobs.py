@@ -29,7 +29,7 @@ class Ours:
     """An engine over the requests, with refill or in static batches.
 
     Attributes:
-      engine: a `specjax.engine.Engine`.
+      engine: a `specjax.serve.engine.Engine`.
       requests: what to complete.
       slots: rows.
       static: whether a batch ends before the next one begins.
@@ -122,7 +122,7 @@ def compare(
     """Tokens a second of all, that of the first over that of each, occupancy and whether texts agree.
 
     Args:
-      engine: a `specjax.engine.Engine`.
+      engine: a `specjax.serve.engine.Engine`.
       prompts: one a record.
       slots: rows.
       repeats: rounds.
@@ -174,7 +174,7 @@ def compare(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the comparison and prints it."""
-    from specjax.cli import Parser, run_command
+    from specjax.terminal import Parser, run_command
 
     parser = Parser(
         prog="python -m specjax.bench.jobs", description="What refilling slots, or a shared prefix, is worth."
@@ -194,8 +194,8 @@ def command(args: argparse.Namespace) -> int:
     """Measures and prints."""
     from specjax import models
     from specjax.bench.stdlib import heldout_functions
-    from specjax.cli import bad_input
-    from specjax.engine import DEFAULT_MODEL, SHORTEST_PREFIX, Engine
+    from specjax.serve.engine import DEFAULT_MODEL, SHORTEST_PREFIX, Engine
+    from specjax.terminal import bad_input
 
     with bad_input():
         if min(args.records, args.slots, args.repeats) < 1:

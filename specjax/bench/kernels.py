@@ -210,7 +210,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def command(args: argparse.Namespace) -> int:
     """Measures and prints."""
-    from specjax.cli import bad_input
+    from specjax.terminal import bad_input
 
     with bad_input():
         operations = [word.strip() for word in args.operations.split(",")]
@@ -242,7 +242,7 @@ def command(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    from specjax.cli import Parser, run_command
+    from specjax.terminal import Parser, run_command
 
     def parse_and_run() -> int:
         parser = Parser(prog="python -m specjax.bench.kernels", description="The kernels against the copy's bandwidth.")

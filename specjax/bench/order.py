@@ -45,7 +45,7 @@ def command(args: argparse.Namespace) -> int:
     """Runs the suite for parsed options; returns the exit status."""
     from specjax.bench.report import check_plot
     from specjax.bench.run import engines_of, progress, prompts_of, requests_of
-    from specjax.cli import bad_input, note
+    from specjax.terminal import bad_input, note
 
     with bad_input():
         if args.plot:

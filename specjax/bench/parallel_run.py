@@ -11,7 +11,7 @@ from specjax.jobs import jsonl
 def command(args: argparse.Namespace) -> int:
     """Runs the tasks for parsed options; returns the exit status."""
     from specjax.bench.run import engines_of, progress
-    from specjax.cli import bad_input, note
+    from specjax.terminal import bad_input, note
 
     with bad_input():
         chosen = args.tasks.split(",") if args.tasks else list(TASKS)

@@ -214,7 +214,7 @@ SUITES = "parallel: ParallelBench's list tasks; order: in which step each positi
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `specjax bench`."""
-    from specjax.cli import add_model_options
+    from specjax.terminal import add_model_options
 
     add_model_options(parser)
     add = parser.add_argument
@@ -241,7 +241,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def command(args: argparse.Namespace) -> int:
     """Runs the bench for parsed options; returns the exit status."""
-    from specjax.cli import bad_input, note
+    from specjax.terminal import bad_input, note
 
     with bad_input():
         check_suite(args)
@@ -324,7 +324,7 @@ def requests_of(
     Raises:
       ValueError: where the first engine takes them not, or a text would be longer than the model was made for.
     """
-    from specjax.request import check_options
+    from specjax.serve.request import check_options
 
     options = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": args.seed}
     check_options(options)
@@ -351,7 +351,7 @@ def requests_of(
 def engines_of(args: argparse.Namespace, baseline: bool = True) -> tuple[dict[str, Any], list[str]]:
     """Engines by name, and why a default drafter was left out; with `baseline` plain decoding is the first."""
     from specjax import models
-    from specjax.engine import DEFAULT_MODEL
+    from specjax.serve.engine import DEFAULT_MODEL
     from specjax.sharding import make_mesh
 
     model = models.load(
@@ -370,8 +370,8 @@ def engines_of(args: argparse.Namespace, baseline: bool = True) -> tuple[dict[st
 
 
 def _drafting_engines(args: argparse.Namespace, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
-    from specjax.engine import Engine
-    from specjax.registry import DRAFTERS
+    from specjax.serve.engine import Engine
+    from specjax.spec.registry import DRAFTERS
 
     engines, skipped = {}, []
     for drafter in dict.fromkeys([*["none"][:baseline], *_every(args.drafter or ["all"], DRAFTERS)]):
@@ -385,8 +385,8 @@ def _drafting_engines(args: argparse.Namespace, model: Any, baseline: bool) -> t
 
 
 def _masked_engines(args: argparse.Namespace, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
-    from specjax.engine import Engine
-    from specjax.registry import CACHES, UNMASKS
+    from specjax.serve.engine import Engine
+    from specjax.spec.registry import CACHES, UNMASKS
 
     chosen = [
         (unmask, cache)

@@ -177,7 +177,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def command(args: argparse.Namespace) -> int:
     """Measures and prints."""
-    from specjax.cli import bad_input
+    from specjax.terminal import bad_input
 
     with bad_input():
         words = [word.strip() for word in args.nodes.split(",")]
@@ -208,7 +208,7 @@ def command(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    from specjax.cli import Parser, run_command
+    from specjax.terminal import Parser, run_command
 
     def parse_and_run() -> int:
         parser = Parser(prog="python -m specjax.bench.step_cost", description="A step's cost by verified nodes.")

@@ -16,7 +16,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def command(args: argparse.Namespace) -> int:
     """`specjax convert`."""
-    from specjax.cli import bad_input, note
+    from specjax.terminal import bad_input, note
 
     with bad_input():
         from specjax import models

@@ -16,7 +16,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def command(args: argparse.Namespace) -> int:
     """`specjax datastore`."""
-    from specjax.cli import bad_input, note
+    from specjax.terminal import bad_input, note
 
     with bad_input():
         files, skipped = read(args.files)
@@ -66,9 +66,9 @@ def build(texts: Sequence[str], model: str | None, folder: str) -> tuple[int, in
       ValueError: where the model is unknown or has no tokenizer, or the folder cannot be written.
     """
     from specjax.draft import datastore
-    from specjax.engine import DEFAULT_MODEL
     from specjax.models import hf_config, hub, tokenizer
     from specjax.models.heads.datastore import save_datastore
+    from specjax.serve.engine import DEFAULT_MODEL
 
     name, home = hub.find(model or DEFAULT_MODEL, hub.shipped(), "model")
     vocab_size = hf_config.from_hf(hub.read_json(home / "config.json")).vocab_size  # the weights are not needed

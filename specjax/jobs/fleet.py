@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from specjax.engine import Timing
-from specjax.request import Record, Request
+from specjax.serve.engine import Timing
+from specjax.serve.request import Record, Request
+from specjax.serve.slots import Turn
 from specjax.sharding.mesh import axis_sizes
-from specjax.slots import Turn
 
 _QUIET = {
     "RAY_BACKEND_LOG_LEVEL": "fatal",

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from specjax.cli import BadInput, add_model_options, bad_input, complain, note
 from specjax.jobs import fleet, hosts, jsonl, parquet
 from specjax.jobs.manifest import fingerprint, hash_json, named_folders
 from specjax.jobs.output import Item, Output, check
 from specjax.jobs.run import complete, follow
-from specjax.request import Record, Request
+from specjax.serve.request import Record, Request
 from specjax.sharding.distributed import from_first, is_first, meet
+from specjax.terminal import BadInput, add_model_options, bad_input, complain, note
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -153,8 +153,8 @@ def make_engine(args: argparse.Namespace) -> Any:
     Raises:
       ValueError: where they cannot be used.
     """
-    from specjax.engine import Engine
-    from specjax.request import check_options
+    from specjax.serve.engine import Engine
+    from specjax.serve.request import check_options
 
     check_options({name: getattr(args, name) for name in jsonl.OPTIONS})
     engine = Engine(
@@ -191,7 +191,7 @@ def _plain(given: list[Any]) -> list[Any]:
 
 
 def _say_shared(engine: Any, items: list[Item]) -> None:
-    from specjax.engine import SHORTEST_PREFIX
+    from specjax.serve.engine import SHORTEST_PREFIX
 
     requests = [item for item in items if isinstance(item, Request)]
     count = len(engine.shared_prefix(requests))

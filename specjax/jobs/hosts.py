@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from specjax.cli import bad_input, complain, run_command
+from specjax.terminal import bad_input, complain, run_command
 
 OPTIONS = ("distributed", "coordinator", "num_processes", "process_id")
 LOST = 3  # exit status: another process died

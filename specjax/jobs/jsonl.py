@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax.request import Record, Request
+from specjax.serve.request import Record, Request
 
 OPTIONS: dict[str, type] = {
     "max_new_tokens": int, "temperature": float, "top_k": int, "top_p": float, "min_p": float,
@@ -146,7 +146,7 @@ def to_requests(lines: Sequence[Line], engine: Any, defaults: dict[str, Any]) ->
 
     Args:
       lines: from `read`.
-      engine: a `specjax.engine.Engine`, whose model decides which prompts fit.
+      engine: a `specjax.serve.engine.Engine`, whose model decides which prompts fit.
       defaults: options of lines that do not set them.
     """
     for line in lines:

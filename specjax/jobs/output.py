@@ -15,7 +15,7 @@ from typing import Any
 
 from specjax.jobs.jsonl import dumps
 from specjax.jobs.manifest import differences
-from specjax.request import Record, Request
+from specjax.serve.request import Record, Request
 
 SYNC_RECORDS, SYNC_SECONDS = 8, 2.0
 Item = Request | Record

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from specjax.cli import note
-from specjax.slots import Turn
+from specjax.serve.slots import Turn
+from specjax.terminal import note
 
 EVERY_SECONDS = 10.0
 Advance = Callable[[Turn, int], None]

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from specjax.assemble import DEFAULT_DRAFTER
-from specjax.cli import BadInput, complain, note, write
 from specjax.jobs import jsonl
 from specjax.jobs.output import Item, Output, OutputError
 from specjax.jobs.progress import bar_fits, interruptible, progress
-from specjax.request import Record, Request
+from specjax.serve.request import Record, Request
+from specjax.serve.slots import Turn
 from specjax.sharding.distributed import anywhere, from_first
-from specjax.slots import Turn
+from specjax.spec.assemble import DEFAULT_DRAFTER
+from specjax.terminal import BadInput, complain, note, write
 
 
 @dataclasses.dataclass
@@ -41,7 +41,7 @@ def complete(args: argparse.Namespace, engine: Any, items: list[Item], output: O
 
     Args:
       args: options of `specjax generate`.
-      engine: a `specjax.engine.Engine`.
+      engine: a `specjax.serve.engine.Engine`.
       items: requests, and failed records of lines that could not become one, in the order of the input.
       output: an open output, or None.
 

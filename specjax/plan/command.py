@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from specjax.cli import BadInput, bad_input, write
+from specjax.terminal import BadInput, bad_input, write
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -73,9 +73,9 @@ def _one(args: argparse.Namespace, chip: Any, drafter: str | None, batch: int) -
     import jax
 
     from specjax import models
-    from specjax.assemble import Plan
     from specjax.plan import fit, report, step
     from specjax.sharding import aot, make_mesh
+    from specjax.spec.assemble import Plan
 
     config = None if args.config == "builtin" else args.config
     plan = Plan(drafter, args.verifier, args.unmask, args.cache, args.block_length)
@@ -111,7 +111,7 @@ def _one(args: argparse.Namespace, chip: Any, drafter: str | None, batch: int) -
 
 
 def _decoding(decoder: Any, drafter: str | None, args: argparse.Namespace) -> str:
-    from specjax import assemble
+    from specjax.spec import assemble
 
     if hasattr(decoder, "drafter"):
         return drafter or assemble.DEFAULT_DRAFTER

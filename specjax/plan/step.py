@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax import assemble as assembly
 from specjax.models import hub
 from specjax.plan.hlo import Traffic, traffic
 from specjax.plan.pallas import kernels
 from specjax.sampling import Sampling
 from specjax.sharding.aot import compiled as compile_ahead
 from specjax.sharding.rules import placed, rounded, shardings
+from specjax.spec import assemble as assembly
 
 LAYERS = (2, 4)
 """Layers of the two programs from which a deeper model is extrapolated."""
@@ -29,7 +29,7 @@ class Setup:
     """A decoder with the shapes and shardings of its parameters and state.
 
     Attributes:
-      decoder: what `specjax.assemble.assemble` made.
+      decoder: what `specjax.spec.assemble.assemble` made.
       params: `ShapeDtypeStruct`s.
       state: likewise.
       live: the committed tokens of a full row, L less what a step writes beyond them.

@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def command(args: argparse.Namespace) -> int:
     """Trains for parsed options; returns the exit status."""
-    from specjax.cli import bad_input, complain, note
+    from specjax.terminal import bad_input, complain, note
 
     with bad_input():
         task, batches, settings, run, mesh, about = prepare(args)
@@ -109,7 +109,7 @@ def prepare(args: argparse.Namespace) -> tuple[Task, Any, Any, Any, Any, list[st
         check_plot(args.plot)
 
     from specjax import models
-    from specjax.engine import DEFAULT_MODEL
+    from specjax.serve.engine import DEFAULT_MODEL
     from specjax.sharding import make_mesh
     from specjax.train import data, loop
 

@@ -21,7 +21,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from specjax.text import encode_text
+from specjax.serve.text import encode_text
 
 SUFFIXES = (".jsonl", ".txt", ".py")
 

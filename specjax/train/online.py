@@ -14,9 +14,9 @@ import numpy as np
 import optax
 
 from specjax.draft import ModelDrafter
-from specjax.engine import Engine
 from specjax.expand import Chain, Expander
 from specjax.lm import LM, Wants
+from specjax.serve.engine import Engine
 from specjax.train.losses import ForwardKL, Loss
 from specjax.train.objective import read
 

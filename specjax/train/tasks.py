@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.companions import DraftModel
 from specjax.draft import ModelDrafter
 from specjax.draft.head import most_frequent
 from specjax.expand import Chain
-from specjax.registry import entry_of, parse
+from specjax.spec.companions import DraftModel
+from specjax.spec.registry import entry_of, parse
 from specjax.train.distill import Distill
 from specjax.train.losses import LOSSES, Loss
 from specjax.train.objective import Objective

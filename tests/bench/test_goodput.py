@@ -7,10 +7,10 @@ import pytest
 
 from specjax.bench import goodput
 from specjax.bench.goodput import Step, fit
-from specjax.companions import Ruled
 from specjax.draft import Goodput
-from specjax.registry import DRAFTERS as REGISTRY
-from specjax.registry import parse
+from specjax.spec.companions import Ruled
+from specjax.spec.registry import DRAFTERS as REGISTRY
+from specjax.spec.registry import parse
 
 
 def steps_of(rule, noise=lambda: 1.0):

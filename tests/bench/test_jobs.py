@@ -8,8 +8,8 @@ import pytest
 
 from specjax import models
 from specjax.bench import jobs
-from specjax.engine import Engine
 from specjax.models import LlamaConfig, LlamaLM
+from specjax.serve.engine import Engine
 
 
 def test_refill_fills_slots_and_changes_no_text():

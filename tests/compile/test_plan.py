@@ -8,11 +8,11 @@ import jax
 import pytest
 
 from specjax import cli, models
-from specjax.assemble import Plan
 from specjax.draft import PromptLookup
 from specjax.models import hub
 from specjax.plan import fit, step
 from specjax.sharding import aot, make_mesh
+from specjax.spec.assemble import Plan
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="compiles for a TPU: pip install 'specjax[aot]'"

@@ -12,11 +12,11 @@ from canvas import LIMITS, LM, MASK, PROMPTS, begin, params, texts
 import specjax
 from specjax import models
 from specjax.diffusion import Fixed, FreeDave, Prefix, RunningConfidence, Threshold, diffusion
-from specjax.engine import Engine
 from specjax.lm import Block, Wants
 from specjax.models import LlamaLM, Masked, ModelError
 from specjax.reference import diffusion as oracle
 from specjax.sampling import Sampling
+from specjax.serve.engine import Engine
 from specjax.state import Finish
 
 POLICIES = {

@@ -15,9 +15,9 @@ from specjax import cli, models
 from specjax import decoder as decoding
 from specjax.diffusion import CanvasDiffusion, EntropyRenoise, Prefix, Threshold
 from specjax.diffusion.decoder import DRAW
-from specjax.engine import Engine
 from specjax.sampling import Sampling, row_keys
 from specjax.sampling.noise import gumbel
+from specjax.serve.engine import Engine
 from specjax.state import Finish
 
 PROMPTS = ((3, 1, 4, 15, 9, 26, 5, 35, 8), (9, 7), (9, 3, 2, 38, 4, 6))

@@ -10,11 +10,12 @@ import pytest
 from canvas import LIMITS, LM, MASK, PROMPTS, begin, forward, params, texts
 
 import specjax
-from specjax import models, registry
+from specjax import models
 from specjax.diffusion import Guided, Prefix, diffusion
-from specjax.engine import Engine
 from specjax.lm import Block, Wants
 from specjax.models import LlamaLM, Masked
+from specjax.serve.engine import Engine
+from specjax.spec import registry
 from specjax.state import Finish
 
 GUIDE = LlamaLM(dataclasses.replace(LM.config, num_hidden_layers=1))

@@ -12,8 +12,8 @@ import specjax
 from specjax import cli, models
 from specjax.diffusion import Credit, EndOfText, Fixed, Learn2PD
 from specjax.diffusion.unmask.learned import judge
-from specjax.engine import Engine
 from specjax.models import LlamaConfig, LlamaLM, Masked
+from specjax.serve.engine import Engine
 from specjax.train.filter import TrainFilter
 from specjax.train.objective import Batch
 

@@ -12,8 +12,8 @@ import specjax
 from specjax import decoder as decoding
 from specjax.draft import Goodput, ModelDrafter, Online, View, adaptive
 from specjax.models.llama import LlamaLM
-from specjax.registry import DRAFTERS as REGISTRY
-from specjax.registry import build_drafter, parse
+from specjax.spec.registry import DRAFTERS as REGISTRY
+from specjax.spec.registry import build_drafter, parse
 from specjax.tree import Topology, Tree
 from specjax.verify import Rejection
 

@@ -8,8 +8,8 @@ import pytest
 import specjax
 from specjax import models
 from specjax.bench.stdlib import heldout_functions
-from specjax.engine import Engine
 from specjax.lm import Block, Wants
+from specjax.serve.engine import Engine
 
 
 @pytest.fixture(scope="module")
@@ -88,4 +88,4 @@ def test_it_drafts_for_the_target():
 
 def test_a_diffusion_model_is_no_autoregressive_draft():
     with pytest.raises(ValueError, match="is a diffusion model: pick an autoregressive one"):
-        specjax.registry.build_drafter("draft:model=pycode-diffusion", models.load("pycode"))
+        specjax.spec.registry.build_drafter("draft:model=pycode-diffusion", models.load("pycode"))

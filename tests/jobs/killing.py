@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from specjax import cli
-from specjax.engine import Engine
+from specjax.serve.engine import Engine
 
 
 def child(folder, words, asked):

@@ -14,11 +14,11 @@ import jax
 import pytest
 
 from specjax import cli, decoder, models
-from specjax.engine import Engine
 from specjax.jobs import output as output_module
 from specjax.jobs.manifest import fingerprint, named_folders
 from specjax.models import LlamaConfig, LlamaLM, Masked
-from specjax.request import Record
+from specjax.serve.engine import Engine
+from specjax.serve.request import Record
 
 CONFIG = LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=64)
 COUNT = 12

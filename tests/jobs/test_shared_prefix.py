@@ -10,8 +10,8 @@ import pytest
 
 import specjax
 from specjax import cli, models
-from specjax.engine import Engine
 from specjax.models import LlamaConfig, LlamaLM, Masked
+from specjax.serve.engine import Engine
 
 COMMON = tuple((5 * i + 3) % 22 for i in range(40))
 PROMPTS = [[*COMMON, *range(1, 1 + n)] for n in (0, 3, 20, 1, 7, 0)]

@@ -14,7 +14,7 @@ from specjax.draft import Clover2, Eagle, Eagle3, Hydra, Medusa
 from specjax.expand import Chain
 from specjax.models import ModelError
 from specjax.models.heads.folder import load_head, save_head
-from specjax.registry import build_drafter
+from specjax.spec.registry import build_drafter
 
 KINDS = {
     "medusa": (Medusa(layers=2), {"heads": 3, "layers": 2}),

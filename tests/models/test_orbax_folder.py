@@ -15,10 +15,10 @@ import pytest
 from laws import CONFIG, TARGET, params
 
 from specjax import cli, models
-from specjax.engine import Engine
 from specjax.jobs.manifest import fingerprint
 from specjax.models import ModelError, orbax_folder, saving
 from specjax.models.kv_heads import merged
+from specjax.serve.engine import Engine
 from specjax.sharding import make_mesh
 
 MESHES = (None, "model=8", "data=8")

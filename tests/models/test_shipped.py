@@ -6,7 +6,7 @@ from margin import Margin, teacher_forced
 
 import specjax
 from specjax.bench.stdlib import heldout_functions
-from specjax.engine import Engine
+from specjax.serve.engine import Engine
 
 DRAFTERS = (
     "none",

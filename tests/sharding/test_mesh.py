@@ -13,9 +13,9 @@ from meshes import placed
 import specjax
 from specjax.diffusion import NoCache, Prefix, Threshold
 from specjax.draft import ModelDrafter
-from specjax.engine import Engine
 from specjax.models.kv_heads import merged
 from specjax.models.llama import LlamaLM
+from specjax.serve.engine import Engine
 from specjax.sharding import make_mesh, shardings
 from specjax.sharding.rules import partition
 
@@ -182,7 +182,7 @@ def test_mesh_keeps_a_diffusion_models_text(cache):
 def test_a_loaded_head_lies_where_its_drafter_says():
     mesh = make_mesh("data=2,model=4")
     target = specjax.models.load("pycode", mesh=mesh)
-    drafter, loaded = specjax.registry.build_drafter("eagle3", target, mesh=mesh)
+    drafter, loaded = specjax.spec.registry.build_drafter("eagle3", target, mesh=mesh)
     places = drafter.param_shardings(mesh, loaded)
     assert loaded["mlp"]["down"]["kernel"].sharding.spec == P("model", None)
     jax.tree.map(lambda x, place: np.testing.assert_(x.sharding == place), loaded, places)
@@ -193,7 +193,7 @@ def test_a_loaded_head_lies_where_its_drafter_says():
 def test_heads_made_of_target_layers_have_no_copies(name):
     """The shipped heads fit the shipped target on a mesh wider than its kv-heads."""
     wide = specjax.models.load("pycode", mesh=make_mesh("model=8"))
-    drafter, loaded = specjax.registry.build_drafter(name, wide)
+    drafter, loaded = specjax.spec.registry.build_drafter(name, wide)
     start = drafter.init_params(jax.random.key(0), wide.params)
     assert wide.lm.kv_copies > 1
     own = {part: loaded[part] for part in start}  # a shipped head may add a trimmed vocabulary

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specjax import cli, models
-from specjax.registry import build_drafter
+from specjax.spec.registry import build_drafter
 from specjax.train import tasks
 from specjax.train.loop import Run
 

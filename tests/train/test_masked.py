@@ -133,7 +133,7 @@ def test_training_makes_a_model_that_is_read_back(files, tmp_path, capsys, name)
         json.loads(line)["loss"] for line in (tmp_path / "out" / "training" / "metrics.jsonl").read_text().splitlines()
     ]
     assert np.mean(losses[-10:]) < 0.6 * np.mean(losses[:5])
-    from specjax.engine import Engine
+    from specjax.serve.engine import Engine
 
     engine = Engine(str(tmp_path / "out"), unmask="fixed", block_length=4)
     (record,) = engine.run([engine.request([1, 2], max_new_tokens=8)])

@@ -10,11 +10,11 @@ from train import tiny
 
 import specjax
 from specjax import decoder as decoding
-from specjax.engine import Engine
 from specjax.expand import Chain, TopK
 from specjax.lm import Wants
 from specjax.models import TabularLM
 from specjax.sampling import Sampling, row_keys
+from specjax.serve.engine import Engine
 from specjax.train import online
 from specjax.train.losses import TVD, ForwardKL
 from specjax.train.objective import read

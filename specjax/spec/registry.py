@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from specjax.companions import DiffusionDraft, DraftHead, DraftModel, DraftStore, Filter, Guide, Ruled, stacked
 from specjax.diffusion import cache, unmask
 from specjax.diffusion.free_dave import FreeDave
 from specjax.diffusion.renoise import EntropyRenoise
@@ -41,6 +40,7 @@ from specjax.draft import (
     fuse,
 )
 from specjax.expand import Chain, EarlyStop, Expander, Static, TopK
+from specjax.spec.companions import DiffusionDraft, DraftHead, DraftModel, DraftStore, Filter, Guide, Ruled, stacked
 from specjax.verify import Coupled, Rejection, Verifier
 
 

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decoder as decoding
-from specjax.request import Record, Request, sampling_of
+from specjax.serve.request import Record, Request, sampling_of
+from specjax.serve.text import find_stop, new_text
 from specjax.sharding.distributed import to_devices, to_host
 from specjax.sharding.rules import parts, rounded
 from specjax.speculative import prefill_width
 from specjax.state import Finish
-from specjax.text import find_stop, new_text
 
 STEPS_PER_CALL = 32
 WATCHED_STEPS = 8  # a call, where text is looked at as it comes
@@ -64,7 +64,7 @@ class Slots:
     """Rows of one shape and how requests enter them.
 
     Attributes:
-      engine: a `specjax.engine.Engine`.
+      engine: a `specjax.serve.engine.Engine`.
       count: B.
       capacity: text buffer slots of a row.
       eos: ids that end a text.
@@ -156,7 +156,7 @@ def serve(
     """Completes requests in a fixed number of rows. The device runs on its own until a row ends or a number of steps is over.
 
     Args:
-      engine: a `specjax.engine.Engine`.
+      engine: a `specjax.serve.engine.Engine`.
       requests: at least one; they enter in this order.
       keys: key data `[R, 2]`, one a request.
       slots: B.

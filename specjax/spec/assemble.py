@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
-from specjax.companions import Filter, Guide
 from specjax.draft import Drafter
-from specjax.registry import build_drafter, make_cache, make_sampler, make_unmask, make_verifier
+from specjax.spec.companions import Filter, Guide
+from specjax.spec.registry import build_drafter, make_cache, make_sampler, make_unmask, make_verifier
 from specjax.speculative import speculative
 from specjax.verify import Verifier
 

@@ -1,0 +1,1 @@
+"""Text in, text out: requests, the rows they are decoded in, and records."""

@@ -1,0 +1,413 @@
+"""Text in, text out: `generate` for notebooks, and the engine under it and under the command line."""
+
+import dataclasses
+import operator
+import os.path
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.draft import Drafter
+from specjax.sampling import row_keys
+from specjax.serve.request import Record, Request, check_options
+from specjax.serve.slots import OnText, Slots, Turn, in_order, serve
+from specjax.serve.text import check_unicode, encode_text
+from specjax.sharding import make_mesh
+from specjax.spec.assemble import Plan, assemble
+from specjax.verify import Verifier
+
+DEFAULT_MODEL = "pycode"
+SHORTEST_PREFIX = 16  # tokens: a shorter prefix is a chunk or less of prefill, and not worth its own
+
+
+@dataclasses.dataclass
+class Timing:
+    """What an engine has spent: decoding steps only, compilation and prefill apart."""
+
+    decode_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    new_tokens: int = 0
+    steps: int = 0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.new_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+
+class Engine:
+    """A model and how to decode with it, ready to complete requests.
+
+    Drafter, verifier and log-probabilities are for autoregressive models; unmask and cache policy and the block length for
+    diffusion models. What is None takes its default (`specjax.spec.assemble`).
+
+    Args:
+      model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target.
+      drafter: a registry line such as `"prompt_lookup:length=8"`, a drafter, or a pair of drafter and its parameters.
+      verifier: a registry line or a verifier.
+      unmask: a registry line such as `"credit+threshold:threshold=0.8"`, or a policy.
+      cache: a registry line, or a policy.
+      block_length: positions that are decoded together.
+      cfg_scale: classifier-free guidance; 0 is off.
+      dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere.
+      mesh: a mesh, or a line such as `"data=2,model=4"`.
+      logprobs: whether records carry log-probabilities.
+
+    Raises:
+      ValueError: one line that says what cannot be used, and what can.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        drafter: str | Drafter | tuple[Drafter, Any] | None = None,
+        verifier: str | Verifier | None = None,
+        *,
+        unmask: Any = None,
+        cache: Any = None,
+        block_length: int | None = None,
+        cfg_scale: float | None = None,
+        dtype: Any = None,
+        mesh: Any = None,
+        logprobs: bool = False,
+    ):
+        from specjax import models
+
+        self.mesh = make_mesh(mesh)
+        if not isinstance(model, models.Model):
+            model = models.load(DEFAULT_MODEL if model is None else model, dtype=dtype, mesh=self.mesh)
+        elif dtype is not None and models.resolve_dtype(dtype) != model.dtype:
+            kind = models.resolve_dtype(dtype)
+            model = dataclasses.replace(model, params=jax.tree.map(lambda x: x.astype(kind), model.params), dtype=kind)
+        if self.mesh is not None:
+            lm, params = models.spread(model.lm, model.params, self.mesh)
+            model = dataclasses.replace(model, lm=lm, params=params)
+        self.model = model
+        plan = Plan(drafter, verifier, unmask, cache, block_length, cfg_scale, logprobs)
+        self.decoder, self.params = assemble(model, plan, self.mesh)
+        self.timing = Timing()
+
+    @property
+    def max_length(self) -> int:
+        """The longest text, prompt and output, that the model was made for."""
+        return self.model.lm.config.max_position_embeddings
+
+    def encode(self, prompt: str | Sequence[Any], what: str = "prompt") -> tuple[int, ...]:
+        """A prompt's token ids, special tokens added as the tokenizer does.
+
+        Args:
+          prompt: text, token ids, or chat messages (`{"role": ..., "content": ...}`) for the tokenizer's chat template.
+          what: its name in errors.
+
+        Raises:
+          ValueError: on an empty prompt, ids outside the vocabulary, text without a tokenizer, messages without a chat
+            template, or a prompt that leaves no room for a token.
+        """
+        if not isinstance(prompt, (str, list, tuple, np.ndarray)):
+            raise ValueError(f"a {what} is a string, a list of token ids or a list of chat messages, not {prompt!r}")
+        if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
+            if self.model.tokenizer is None:
+                raise ValueError(f"{self.model.name} has no tokenizer: give prompts as lists of token ids")
+            ids = encode_text(self.model.tokenizer, prompt, self.model.name)
+        else:
+            try:
+                ids = [operator.index(i) for i in prompt]
+            except TypeError as error:
+                raise ValueError(f"a {what} is a string, a list of token ids or a list of chat messages") from error
+        if not ids:
+            raise ValueError(f"the {what} is empty: give at least one token")
+        vocab = self.model.lm.vocab_size
+        outside = [i for i in ids if not 0 <= i < vocab]
+        if outside:
+            raise ValueError(f"{what} id {outside[0]} is outside the vocabulary of {vocab} tokens")
+        if self.model.masked and self.model.masked.mask_id in ids:
+            raise ValueError(
+                f"the {what} holds the mask token (id {self.model.masked.mask_id}), which stands for a position to fill in; "
+                "leave it out, and give what follows the open span as suffix"
+            )
+        if self.model.canvas and self.model.canvas.image_id in ids:
+            raise ValueError(
+                f"the {what} holds an image (token id {self.model.canvas.image_id}), and of {self.model.name} only the text "
+                "part is read: leave images out"
+            )
+        if len(ids) >= self.max_length:
+            raise ValueError(
+                f"the {what} has {len(ids)} tokens, which is more than {self.model.name} has room for: its capacity is "
+                f"{self.max_length} positions, prompt and output together; shorten the {what}"
+            )
+        return tuple(ids)
+
+    def request(self, prompt: str | Sequence[Any], *, suffix: Any = None, **options: Any) -> Request:
+        """A checked request; options are the fields of `Request`.
+
+        Args:
+          prompt: see `encode`.
+          suffix: what follows the new text: a string or token ids. Diffusion models fill in between.
+          **options: of `Request`.
+
+        Raises:
+          ValueError: on an unusable prompt, suffix or option.
+        """
+        check_options(options)
+        request = Request(prompt, self.encode(prompt), **options)
+        if self.model.masked:
+            return self._masked_request(request, suffix, self.model.masked.block > 0)
+        if suffix is not None:
+            raise ValueError(f"{self.model.name} is an autoregressive model, which cannot fill in before a suffix")
+        return request
+
+    def _masked_request(self, request: Request, suffix: Any, any_length: bool) -> Request:
+        if request.repetition_penalty != 1:
+            raise ValueError("diffusion models have no repetition_penalty: leave it at 1")
+        block, count = self.decoder.block_length, request.max_new_tokens
+        if suffix is None:
+            if count > block and count % block and not any_length:
+                raise ValueError(
+                    f"{count} new tokens are no multiple of the block length {block}: ask for {count // block * block} or "
+                    f"{-(-count // block) * block}, or set the block length"
+                )
+            return request
+        if self.decoder.completes_only:
+            raise ValueError(
+                f"{self.model.name} with {type(self.decoder).__name__} writes from left to right: it cannot fill in before a "
+                "suffix"
+            )
+        tokenizer = self.model.tokenizer
+        if isinstance(suffix, str):
+            check_unicode(suffix, "suffix")
+        if isinstance(suffix, str) and tokenizer is not None:  # in the middle of a text: no special tokens
+            after = self.encode(tokenizer(suffix, add_special_tokens=False, verbose=False)["input_ids"], "suffix")
+        else:
+            after = self.encode(suffix, "suffix")
+        total = len(request.ids) + count + len(after)
+        if total > self.max_length:
+            raise ValueError(
+                f"the suffix is too long: {len(request.ids)} tokens of prompt, {count} new ones and {len(after)} of suffix are "
+                f"more than the {self.max_length} positions of {self.model.name}"
+            )
+        return dataclasses.replace(request, suffix=suffix, suffix_ids=after)
+
+    def given(self, request: Request) -> tuple[int, ...]:
+        """What a row begins with: the prompt, or with a suffix the whole canvas."""
+        if self.model.masked is None or not request.suffix_ids:
+            return request.ids
+        return (*request.ids, *[self.model.masked.mask_id] * request.max_new_tokens, *request.suffix_ids)
+
+    def capacity(self, requests: Sequence[Request]) -> int:
+        """Text buffer slots that hold the longest of these requests, rounded up so that few sizes compile."""
+        longest = max(min(len(r.ids) + r.max_new_tokens + len(r.suffix_ids), self.max_length) for r in requests)
+        return -(-(longest + self.decoder.slack) // 128) * 128
+
+    def shared_prefix(self, requests: Sequence[Request]) -> tuple[int, ...]:
+        """The ids that all these prompts begin with, where there are enough to be worth reading apart; else none.
+
+        Raises:
+          ValueError: for a diffusion model.
+        """
+        if self.model.masked:
+            if self.model.canvas or self.model.masked.block:
+                why = "only the prompts of autoregressive models can share one"
+            else:
+                why = "it reads a text in both directions, so what it computes for a prefix depends on what follows"
+            raise ValueError(f"{self.model.name} is a diffusion model without a shared prefix: {why}; leave it off")
+        prefix = tuple(os.path.commonprefix([request.ids for request in requests]))
+        return prefix if len(requests) > 1 and len(prefix) >= SHORTEST_PREFIX else ()
+
+    def check_stop(self, stop: Sequence[str]) -> None:
+        """Raises ValueError on stop strings without a tokenizer, or empty ones."""
+        if stop and self.model.tokenizer is None:
+            raise ValueError(f"{self.model.name} has no tokenizer, so stop strings cannot be found in its output")
+        if "" in stop:
+            raise ValueError("a stop string must not be empty")
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        *,
+        batch_size: int = 8,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        on_text: OnText | None = None,
+        capacity: int | None = None,
+        shared_prefix: bool = False,
+    ) -> Iterator[Record]:
+        """Completes requests and yields their records in order. A row whose request ended takes up the next one at once.
+
+        A record's text depends on the model, its prompt (or id), its options and its seed, not on the batch.
+
+        Args:
+          requests: what to complete.
+          batch_size: rows decoded together.
+          stop: strings that end a text; they are left out of it.
+          ignore_eos: whether to go on after EOS.
+          on_text: called with a request's index and new text, every few steps.
+          capacity: at least `self.capacity(requests)`; equal capacities share one compiled program.
+          shared_prefix: whether to prefill what all prompts begin with once, see `shared_prefix`.
+
+        Raises:
+          ValueError: see `check_stop` and `shared_prefix`.
+        """
+        slots = min(batch_size, len(requests))
+        prefix = self.shared_prefix(requests) if shared_prefix else ()
+        return in_order(
+            self.turns(
+                requests,
+                slots=slots,
+                stop=stop,
+                ignore_eos=ignore_eos,
+                on_text=on_text,
+                capacity=capacity,
+                prefix=prefix,
+            )
+        )
+
+    def turns(
+        self,
+        requests: Sequence[Request],
+        *,
+        slots: int = 8,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        on_text: OnText | None = None,
+        capacity: int | None = None,
+        keys: np.ndarray | None = None,
+        prefix: Sequence[int] = (),
+    ) -> Iterator[Turn]:
+        """`run` as it happens: what every call on the device brought, with records as they finish.
+
+        Args:
+          requests: see `run`.
+          slots: rows of the batch, however few requests there are.
+          stop: see `run`.
+          ignore_eos: see `run`.
+          on_text: see `run`.
+          capacity: see `run`.
+          keys: `self.keys` of these requests. Those of a part of a longer list are that part of the list's keys, so that
+            equal prompts are told apart as they are in the whole.
+          prefix: ids to prefill once, with which every prompt begins: `self.shared_prefix` of these requests, or of the
+            longer list.
+
+        Raises:
+          ValueError: see `check_stop`; on fewer than one row, or a prompt that does not begin with the prefix.
+        """
+        self.check_stop(stop)
+        if any(request.ids[: len(prefix)] != tuple(prefix) for request in requests):
+            raise ValueError(f"a prompt does not begin with the shared prefix of {len(prefix)} tokens")
+        if not requests:
+            return iter(())
+        if slots < 1:
+            raise ValueError(f"at least one row must decode, got {slots}")
+        return serve(
+            self,
+            list(requests),
+            self.keys(requests) if keys is None else keys,
+            slots=slots,
+            capacity=capacity or self.capacity(requests),
+            stop=tuple(stop),
+            eos=() if ignore_eos else self.model.eos_ids,
+            on_text=on_text,
+            prefix=prefix,
+        )
+
+    def start(self, requests: Sequence[Request], *, ignore_eos: bool = False) -> Any:
+        """A state that holds these requests, one a row: for programs that step it themselves."""
+        eos = () if ignore_eos else self.model.eos_ids
+        slots = Slots(self, len(requests), self.capacity(requests), eos)
+        return slots.insert(slots.empty(), range(len(requests)), list(requests), self.keys(requests))
+
+    def keys(self, requests: Sequence[Request]) -> np.ndarray:
+        """Key data `[R, 2]` of the requests' row keys, on the host. Equal requests differ by their order."""
+        keys = row_keys([r.seed for r in requests], [r.id if r.id is not None else self.given(r) for r in requests])
+        return np.asarray(jax.random.key_data(keys))
+
+    def finished(self, rows: Sequence[int], state: Any) -> None:
+        """Called with the rows of `state` whose requests have just ended; does nothing here."""
+
+
+def generate(
+    model: Any = None,
+    prompts: str | Sequence[Any] = (),
+    *,
+    drafter: str | Drafter | tuple[Drafter, Any] | None = None,
+    verifier: str | Verifier | None = None,
+    unmask: Any = None,
+    cache: Any = None,
+    block_length: int | None = None,
+    cfg_scale: float | None = None,
+    suffix: Any = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    seed: int = 0,
+    num_return_sequences: int = 1,
+    stop: str | Sequence[str] = (),
+    ignore_eos: bool = False,
+    batch_size: int = 8,
+    logprobs: bool = False,
+    dtype: Any = None,
+    mesh: Any = None,
+    shared_prefix: bool = False,
+) -> list[Record]:
+    """Completes prompts and returns a record for each, in order.
+
+    With the default verifier the same seed gives the same text, whatever the drafter, the batch or the mesh.
+
+    Args:
+      model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target.
+      prompts: a string, a list of strings, or lists of token ids.
+      drafter: a registry line such as `"prompt_lookup:length=8"`, a drafter, or a pair of drafter and its parameters.
+      verifier: a registry line or a verifier.
+      unmask: of a diffusion model: a registry line or a policy.
+      cache: of a diffusion model: a registry line or a policy.
+      block_length: of a diffusion model.
+      cfg_scale: of a diffusion model: classifier-free guidance, 0 is off.
+      suffix: of a diffusion model: what follows the new text, a string or token ids; `max_new_tokens` are filled in before it.
+      max_new_tokens: at least 1.
+      temperature: 0 is greedy.
+      top_k: 0 is off.
+      top_p: 1 is off.
+      min_p: 0 is off.
+      repetition_penalty: 1 is off.
+      seed: with the prompt it decides the noise.
+      num_return_sequences: independent completions of each prompt, one after the other.
+      stop: strings that end a text; they are left out of it.
+      ignore_eos: whether to go on after EOS.
+      batch_size: rows decoded together; changes speed, never text.
+      logprobs: whether records carry log-probabilities of their tokens, raw and after warping.
+      dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere.
+      mesh: a mesh, or a line such as `"data=2,model=4"`.
+      shared_prefix: whether to prefill what all prompts begin with once, where that is 16 tokens or more.
+
+    Raises:
+      ValueError: one line that says what cannot be used, before any work is done.
+
+    >>> import specjax
+    >>> record = specjax.generate(None, "def add(a, b):", max_new_tokens=4)[0]
+    >>> record.new_tokens, record.finish_reason
+    (4, 'length')
+    """
+    if num_return_sequences < 1 or batch_size < 1:
+        raise ValueError(
+            f"num_return_sequences and batch_size must be at least 1, got {num_return_sequences}, {batch_size}"
+        )
+    engine = Engine(
+        model, drafter, verifier, unmask=unmask, cache=cache, block_length=block_length, cfg_scale=cfg_scale, dtype=dtype,
+        mesh=mesh, logprobs=logprobs,
+    )  # fmt: skip
+    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], (int, np.integer, dict))):
+        prompts = [prompts]
+    options = dict(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        repetition_penalty=repetition_penalty, seed=seed,
+    )  # fmt: skip
+    requests = [engine.request(p, suffix=suffix, **options) for p in prompts for _ in range(num_return_sequences)]
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    run = engine.run(
+        requests, batch_size=batch_size, stop=stop, ignore_eos=ignore_eos, shared_prefix=shared_prefix
+    )  # fmt: skip
+    return list(run)

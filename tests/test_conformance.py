@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import (
+from support.conformance import (
     ALIKE,
     CHAINS,
     DRAFTERS,

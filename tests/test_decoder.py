@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import (
+from support.conformance import (
     CAPACITY,
     DRAFT,
     DRAFTERS,

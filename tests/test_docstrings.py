@@ -5,7 +5,7 @@ import importlib
 from pathlib import Path
 
 import pytest
-from laws import mostly_slow
+from support.conformance import mostly_slow
 
 PACKAGE = Path(__file__).parents[1] / "specjax"
 FILES = (path for part in (PACKAGE, *PACKAGE.iterdir()) if part.is_dir() for path in part.rglob("*.py"))

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from laws import DRAFT, TARGET, params
+from support.conformance import DRAFT, TARGET, params
 
 import specjax
 from specjax.draft import ModelDrafter

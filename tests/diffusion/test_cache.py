@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from canvas import LIMITS, LM, MASK, PROMPTS, begin, make, params, texts
-from laws import mostly_slow
+from support.conformance import mostly_slow
+from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, begin, make, params, texts
 
 import specjax
 from specjax.diffusion import Dual, Fixed, Freeze, Greedy, Interval, NoCache, Prefix, Threshold, Vicinity

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gemma import IMAGE, V, W, saved, theirs
-from laws import mostly_slow
+from support.conformance import mostly_slow
+from support.small_gemma import IMAGE, V, W, saved, theirs
 
 import specjax
 from specjax import cli, models

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from canvas import LIMITS, LM, MASK, PROMPTS, L, V, begin, forward, make, params, texts, uniform_of
-from laws import mostly_slow
+from support.conformance import mostly_slow
+from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, L, V, begin, forward, make, params, texts, uniform_of
 
 import specjax
 from specjax import decoder as decoding

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from canvas import LM, MASK, begin, make, params, texts
+from support.small_diffusion import LM, MASK, begin, make, params, texts
 
 import specjax
 from specjax.diffusion import Dual, Fixed, FreeDave, diffusion

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from canvas import LIMITS, LM, MASK, PROMPTS, begin, forward, params, texts
+from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, begin, forward, params, texts
 
 import specjax
 from specjax import models

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from canvas import LM, MASK, PROMPTS, begin, params, texts
+from support.small_diffusion import LM, MASK, PROMPTS, begin, params, texts
 
 import specjax
 from specjax import decoder as decoding

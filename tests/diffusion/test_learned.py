@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from canvas import LIMITS, PROMPTS, begin, make, params, texts
+from support.small_diffusion import LIMITS, PROMPTS, begin, make, params, texts
 
 import specjax
 from specjax import cli, models

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import DRAFTERS, MIXED, TARGET, complete, mostly_slow, params, plain, same
+from support.conformance import DRAFTERS, MIXED, TARGET, complete, mostly_slow, params, plain, same
 
 from specjax.draft import Kangaroo, Medusa, View
 from specjax.draft.adaptive import Acceptance, Confidence, Online, accept_log_prob, adaptive

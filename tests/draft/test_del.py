@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import CONFIG, TARGET, mostly_slow, params
-from partial_stack import bindings, check_head_start, count_products, poisoned, proposed, running
+from support.conformance import CONFIG, TARGET, mostly_slow, params
+from support.head_start import bindings, check_head_start, count_products, poisoned, proposed, running
 
 import specjax
 from specjax.draft import DynamicExit, Verdict

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import CONFIG, DRAFT, MIXED, TARGET, params, start
-from partial_stack import proposed, running
+from support.conformance import CONFIG, DRAFT, MIXED, TARGET, params, start
+from support.head_start import proposed, running
 
 import specjax
 from specjax import models

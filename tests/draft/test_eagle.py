@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import DRAFTERS, MIXED, TARGET, complete, mostly_slow, params, plain, same
-from watch import read_text, row_texts, steps
+from support.conformance import DRAFTERS, MIXED, TARGET, complete, mostly_slow, params, plain, same
+from support.steps_seen import read_text, row_texts, steps
 
 from specjax.draft import Eagle, Eagle3
 from specjax.draft.eagle3 import default_taps

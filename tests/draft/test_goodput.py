@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import DRAFT, MIXED, TARGET, params, plain, same, start, texts
+from support.conformance import DRAFT, MIXED, TARGET, params, plain, same, start, texts
 
 import specjax
 from specjax import decoder as decoding

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import DRAFTERS, TARGET, complete, params, plain, same
-from watch import read_text, row_texts, steps
+from support.conformance import DRAFTERS, TARGET, complete, params, plain, same
+from support.steps_seen import read_text, row_texts, steps
 
 import specjax
 from specjax.draft import Clover2, Hydra, Medusa, View

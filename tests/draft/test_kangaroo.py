@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import CONFIG, TARGET, params
-from partial_stack import check_head_start, count_products, poisoned, proposed, running, step
+from support.conformance import CONFIG, TARGET, params
+from support.head_start import check_head_start, count_products, poisoned, proposed, running, step
 
 import specjax
 from specjax.draft import Kangaroo

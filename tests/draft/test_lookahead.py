@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import TARGET, params
+from support.conformance import TARGET, params
 
 import specjax
 from specjax.draft import Chunk, Lookahead, Verdict, View

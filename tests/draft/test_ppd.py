@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import TARGET, params
+from support.conformance import TARGET, params
 
 from specjax.draft import PPD, Verdict, View
 from specjax.draft.ppd import PPDState

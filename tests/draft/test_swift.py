@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import MIXED, TARGET, params
-from partial_stack import bindings, check_head_start, proposed, running, step
+from support.conformance import MIXED, TARGET, params
+from support.head_start import bindings, check_head_start, proposed, running, step
 
 import specjax
 from specjax.draft import Swift, skip_search

@@ -4,8 +4,8 @@ import json
 import signal
 
 import pytest
-from hosts import processes
-from hosts.processes import end, pair, wait_for_records
+from support import processes
+from support.processes import end, pair, wait_for_records
 
 from specjax import cli
 from specjax.models import Masked

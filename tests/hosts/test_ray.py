@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hosts import processes
-from hosts.processes import end, start, wait_for_records
+from support import processes
+from support.processes import end, start, wait_for_records
 
 from specjax import cli
 

@@ -378,7 +378,13 @@ def kill(folder, kills, *words):
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
     }
-    command = [sys.executable, str(Path(__file__).with_name("killing.py")), str(folder), str(kills), *map(str, words)]
+    command = [
+        sys.executable,
+        str(Path(__file__).parents[1] / "support" / "killed_job.py"),
+        str(folder),
+        str(kills),
+        *map(str, words),
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

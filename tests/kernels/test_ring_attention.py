@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
-from laws import mostly_slow
+from support.conformance import mostly_slow
 
 from specjax.kernels.ring_attention import ring_attention
 from specjax.sharding import make_mesh

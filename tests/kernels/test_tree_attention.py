@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import mostly_slow
+from support.conformance import mostly_slow
 
 from specjax.draft import PromptLookup
 from specjax.kernels.tree_attention import blocked, tree_attention

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gemma import IMAGE, V, W, saved, theirs
+from support.small_gemma import IMAGE, V, W, saved, theirs
 
 from specjax import models
 from specjax.lm import Block, Wants

@@ -7,8 +7,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from laws import Rows, mostly_slow, start, texts
-from margin import Margin, teacher_forced
+from support.conformance import Rows, mostly_slow, start, texts
+from support.margin import Margin, teacher_forced
 
 import specjax
 from specjax.draft import ModelDrafter, NoDrafter, PromptLookup, TokenRecycling, fuse

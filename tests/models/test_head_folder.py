@@ -6,8 +6,8 @@ import json
 import jax
 import numpy as np
 import pytest
-from laws import TARGET, params
 from safetensors.numpy import load_file, save_file
+from support.conformance import TARGET, params
 
 import specjax
 from specjax.draft import Clover2, Eagle, Eagle3, Hydra, Medusa

@@ -10,11 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-import big_folder
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from support import big_folder
 
 from specjax import models
 from specjax.models import LlamaConfig, LlamaLM, ModelError, progress, reading

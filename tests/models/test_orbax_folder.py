@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import CONFIG, TARGET, params
+from support.conformance import CONFIG, TARGET, params
 
 from specjax import cli, models
 from specjax.jobs.manifest import fingerprint
@@ -90,7 +90,7 @@ def test_two_hosts_save_and_restore_together(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    worker = Path(__file__).with_name("two_hosts.py")
+    worker = Path(__file__).parents[1] / "support" / "orbax_on_two_hosts.py"
     words = [sys.executable, "-W", "error::UserWarning", str(worker), str(tmp_path), str(port)]
     running = [subprocess.Popen([*words, str(i)], stdout=subprocess.PIPE, text=True) for i in range(2)]
     try:

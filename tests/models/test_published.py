@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from laws import TARGET, complete, params, plain, same
 from safetensors.numpy import save_file
+from support.conformance import TARGET, complete, params, plain, same
 
 import specjax
 from specjax.draft import Eagle, Eagle3, Hydra, Medusa

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from margin import Margin, teacher_forced
+from support.margin import Margin, teacher_forced
 
 import specjax
 from specjax.bench.stdlib import heldout_functions

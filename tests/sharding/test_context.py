@@ -3,12 +3,12 @@
 import dataclasses
 import functools
 
-import canvas
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import CONFIG, DRAFTERS, MIXED, TARGET, Rows, complete, params, plain, same, start, texts
+from support import small_diffusion as small
+from support.conformance import CONFIG, DRAFTERS, MIXED, TARGET, Rows, complete, params, plain, same, start, texts
 
 import specjax
 from specjax.diffusion import CanvasDiffusion, Prefix, Threshold, diffusion
@@ -174,15 +174,15 @@ def test_generate_rounds_and_splits():
 def test_a_diffusion_models_text(kind):
     """A canvas whose keys are all in a split cache, and blocks behind a growing one."""
     mesh = make_mesh("data=2,context=4")
-    decoder = canvas.make(Threshold(0.5))
+    decoder = small.make(Threshold(0.5))
     decoder = dataclasses.replace(decoder, cache=Prefix())
     if kind == "blocks":
-        decoder = diffusion(canvas.LM, canvas.MASK, Threshold(0.4), block_length=4, causal_blocks=True)
+        decoder = diffusion(small.LM, small.MASK, Threshold(0.4), block_length=4, causal_blocks=True)
     rows = range(3) if kind == "blocks" else range(4)
-    want = canvas.texts(specjax.run(decoder, canvas.params(), canvas.begin(decoder, rows)))
-    state = specjax.run(split := dataclasses.replace(decoder, mesh=mesh), canvas.params(), canvas.begin(split, rows))
-    assert canvas.texts(state) == want
-    assert state.cache.key[0].addressable_shards[0].data.shape[2] == canvas.L // 4
+    want = small.texts(specjax.run(decoder, small.params(), small.begin(decoder, rows)))
+    state = specjax.run(split := dataclasses.replace(decoder, mesh=mesh), small.params(), small.begin(split, rows))
+    assert small.texts(state) == want
+    assert state.cache.key[0].addressable_shards[0].data.shape[2] == small.L // 4
 
 
 def test_a_plan_takes_the_axis():

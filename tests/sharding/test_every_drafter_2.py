@@ -1,8 +1,8 @@
 """The second half of the conformance table on four meshes: the text of one device, and weights that stay where they are."""
 
 import pytest
-from laws import DRAFTERS
-from meshes import keeps_the_text
+from support.conformance import DRAFTERS
+from support.mesh_law import keeps_the_text
 
 
 @pytest.mark.slow

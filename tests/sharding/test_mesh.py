@@ -2,13 +2,26 @@
 
 import dataclasses
 
-import canvas
 import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from laws import ALIKE, CONFIG, DRAFT, DRAFTERS, MIXED, PREFIX, TARGET, complete, mostly_slow, params, plain, same
-from meshes import placed
+from support import small_diffusion as small
+from support.conformance import (
+    ALIKE,
+    CONFIG,
+    DRAFT,
+    DRAFTERS,
+    MIXED,
+    PREFIX,
+    TARGET,
+    complete,
+    mostly_slow,
+    params,
+    plain,
+    same,
+)
+from support.mesh_law import placed
 
 import specjax
 from specjax.diffusion import NoCache, Prefix, Threshold
@@ -165,15 +178,15 @@ def test_generate_takes_a_mesh():
 @pytest.mark.parametrize("cache", (Prefix(), NoCache()), ids=("prefix", "none"))
 def test_mesh_keeps_a_diffusion_models_text(cache):
     """Rows lie over `data`, in the state that comes out too."""
-    mesh, weights = make_mesh("data=2,model=4"), canvas.params()["target"]
-    decoder = dataclasses.replace(canvas.make(Threshold(0.5)), cache=cache)
-    want = canvas.texts(specjax.run(decoder, canvas.params(), canvas.begin(decoder)))
+    mesh, weights = make_mesh("data=2,model=4"), small.params()["target"]
+    decoder = dataclasses.replace(small.make(Threshold(0.5)), cache=cache)
+    want = small.texts(specjax.run(decoder, small.params(), small.begin(decoder)))
     there = {
-        "target": jax.device_put(weights, shardings(mesh, canvas.LM.axes(weights), weights, canvas.LM.axis_counts()))
+        "target": jax.device_put(weights, shardings(mesh, small.LM.axes(weights), weights, small.LM.axis_counts()))
     }
     decoder = dataclasses.replace(decoder, mesh=mesh)
-    state = specjax.run(decoder, there, canvas.begin(decoder, model=there))
-    assert canvas.texts(state) == want
+    state = specjax.run(decoder, there, small.begin(decoder, model=there))
+    assert small.texts(state) == want
     assert state.tokens.sharding.spec == P("data") and state.tokens.addressable_shards[0].data.shape[0] == 2
     assert cache == NoCache() or state.cache.key[0].sharding.spec[0] == "data"
 

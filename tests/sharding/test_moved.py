@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-import meshes
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from support import mesh_law
 
 from specjax.plan.moved import moved_weights
 from specjax.sharding import RULES, make_mesh
@@ -81,9 +81,9 @@ def test_a_program_without_weights_is_refused():
 
 def test_a_weight_on_the_wrong_axis_is_caught(monkeypatch):
     """Weights split over the axis of the rows would have to travel to them, every step."""
-    decoder = meshes.decoder_on("data=2,model=4", "none")
+    decoder = mesh_law.decoder_on("data=2,model=4", "none")
     monkeypatch.setitem(RULES, "embed", "data")
-    model = meshes.placed(decoder, meshes.weights("none"))
+    model = mesh_law.placed(decoder, mesh_law.weights("none"))
     assert model["target"]["layers"][0]["mlp"]["up"]["kernel"].sharding.spec == P("data", "model")
     with pytest.raises(AssertionError, match=r"move weights: .* moves params\['target'\]"):
-        meshes.begun(decoder, model)
+        mesh_law.begun(decoder, model)

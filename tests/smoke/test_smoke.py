@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from laws import DRAFTERS, MIXED, TARGET, complete, params, plain, same
+from support.conformance import DRAFTERS, MIXED, TARGET, complete, params, plain, same
 
 import specjax
 

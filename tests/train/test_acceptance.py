@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from train import tiny
+from support import small_training as tiny
 
 from specjax.draft.adaptive import Acceptance
 from specjax.lm import Block, Wants

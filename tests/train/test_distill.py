@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from train import tiny
+from support import small_training as tiny
 
 import specjax
 from specjax.draft import ModelDrafter

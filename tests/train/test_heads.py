@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from train import tiny
+from support import small_training as tiny
 
 from specjax.draft import Clover2, Eagle, Eagle3, Hydra, Medusa
 from specjax.expand import Chain

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from train import tiny
+from support import small_training as tiny
 
 from specjax.draft import Kangaroo
 from specjax.lm import Block, Wants

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from train import tiny
+from support import small_training as tiny
 
 from specjax.sharding import make_mesh
 from specjax.train.data import batches

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from laws import mostly_slow
+from support.conformance import mostly_slow
 
 from specjax import cli, models
 from specjax.lm import Output

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from laws import TARGET, params
+from support.conformance import TARGET, params
 
 from specjax.draft import PPD
 from specjax.lm import Block, Wants

@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from laws import MIXED, TARGET, start
+from support.conformance import MIXED, TARGET, start
 
 import specjax
 from specjax.draft import View

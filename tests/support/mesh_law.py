@@ -6,7 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from laws import CAPACITY, DRAFTERS, MIXED, TARGET, params, same, start, texts
+from support.conformance import CAPACITY, DRAFTERS, MIXED, TARGET, params, same, start, texts
 
 import specjax
 from specjax import decoder as decoding

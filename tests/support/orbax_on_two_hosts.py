@@ -1,6 +1,6 @@
 """One of two processes that save a model together as an Orbax checkpoint and restore it onto another mesh.
 
-`python two_hosts.py FOLDER PORT INDEX`: reads FOLDER/plain, writes FOLDER/orbax, and prints a line of JSON.
+`python orbax_on_two_hosts.py FOLDER PORT INDEX`: reads FOLDER/plain, writes FOLDER/orbax, and prints a line of JSON.
 """
 
 import json

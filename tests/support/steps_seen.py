@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from laws import MIXED, TARGET, params, start
+from support.conformance import MIXED, TARGET, params, start
 
 import specjax
 from specjax.lm import Block, Wants

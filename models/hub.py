@@ -1,7 +1,6 @@
 """`load`: Hugging Face folders, folders with an Orbax checkpoint, shipped models and hub ids."""
 
 import dataclasses
-import json
 import os
 import re
 from pathlib import Path
@@ -14,6 +13,7 @@ from specjax.models import gemma_config, gemma_names, hf_config, orbax_folder, r
 from specjax.models import masked as masked_config
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
+from specjax.models.json_file import read_json
 from specjax.models.kv_heads import copies_for
 from specjax.models.llama import LlamaLM
 from specjax.models.placement import share_of, stored_places, widened, with_copies
@@ -242,23 +242,6 @@ def _download(hub_id: str, what: str) -> Path:
             f"unknown {what} {hub_id!r}: no such folder, and the Hugging Face hub did not give it ({reason}); "
             "check the name and the network, or give a folder"
         ) from error
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-      ModelError: where there is none.
-    """
-    try:
-        content = json.loads(file.read_text())
-    except OSError as error:
-        raise ModelError(f"{file}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ModelError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{file} must hold a JSON object")
-    return content
 
 
 def _generation(folder: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax.models.errors import ModelError
+from specjax.models.json_file import read_json
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
@@ -14,18 +15,52 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 def load(folder: Path) -> Any:
     """The folder's tokenizer, or None when it has no vocabulary file.
 
+    Code that a folder brings along is never run, and nobody is asked whether it should be.
+
     Raises:
-      ModelError: when transformers cannot read the files.
+      ModelError: when transformers cannot read the files, or the tokenizer is code of the folder's own.
     """
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         return None
     from transformers import AutoTokenizer
 
+    _check_code(folder)
     try:
         with _unbothered_by_config():
-            return AutoTokenizer.from_pretrained(str(folder))
+            return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises bare Exception on a malformed file
-        raise ModelError(f"{folder}: the tokenizer files cannot be read ({error}); fetch or remove them") from error
+        _check_config(folder)
+        reason = " ".join(str(error).split())
+        raise ModelError(f"{folder}: the tokenizer files cannot be read ({reason}); fetch or remove them") from error
+
+
+def _check_code(folder: Path) -> None:
+    """Raises ModelError where `tokenizer_config.json` asks for a class that the folder brings along and transformers lacks."""
+    import transformers
+
+    file = folder / "tokenizer_config.json"
+    config = read_json(file) if file.is_file() else {}
+    asked, name = config.get("auto_map"), config.get("tokenizer_class")
+    asked = asked.get("AutoTokenizer") if isinstance(asked, dict) else asked
+    if asked and not (isinstance(name, str) and hasattr(transformers, name)):
+        raise ModelError(
+            f"{file} asks for code of the folder's own (auto_map), and specjax never runs such code: give a tokenizer.json that "
+            "splits text as that code does, and take auto_map and tokenizer_class out of that file"
+        )
+
+
+def _check_config(folder: Path) -> None:
+    """Raises ModelError where transformers, which looks into `config.json` to choose a tokenizer, does not accept a field."""
+    from transformers import AutoConfig
+
+    try:
+        with _unbothered_by_config():
+            AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    except (ValueError, OSError):  # another type of model than transformers knows, or no config.json: no hindrance
+        return
+    except Exception as error:  # which one depends on transformers' own checks
+        reason = " ".join(str(error).split())
+        raise ModelError(f"{folder / 'config.json'} has a field that transformers does not accept: {reason}") from error
 
 
 @contextlib.contextmanager

@@ -41,7 +41,8 @@ class TransformersPeer:
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # a bar of the loaded tensors
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        known: Any = {"dtype": getattr(torch, dtype), "trust_remote_code": False}  # a folder's own code is never run
+        model = AutoModelForCausalLM.from_pretrained(folder, **known).eval()
         model.generation_config.eos_token_id = None
         model.generation_config.pad_token_id = model.generation_config.pad_token_id or 0
         return model

@@ -21,6 +21,7 @@ from specjax.models.gemma_config import DiffusionGemmaConfig
 from specjax.models.gemma_layers import Layer, RMSNorm, SelfConditioning, View, rope_tables
 from specjax.models.kv import KVCache, KVDelta, commit_kv, kv_axes
 from specjax.models.param_axes import param_axes
+from specjax.models.stack import abstract_stack
 
 Array = jax.Array
 
@@ -36,8 +37,12 @@ class DiffusionGemma(nnx.Module):
 
 
 @functools.lru_cache(maxsize=64)
-def _graph(config: DiffusionGemmaConfig):
-    return nnx.split(nnx.eval_shape(lambda: DiffusionGemma(config, jnp.float32, nnx.Rngs(0))))[0]
+def _abstract(config: DiffusionGemmaConfig, dtype: Any):
+    """The graph of the stack, and its parameters as `ShapeDtypeStruct`s."""
+    bare = dataclasses.replace(config, num_hidden_layers=0)
+    alike = [config.sliding_layers.index(kind) for kind in config.sliding_layers]  # the first layer of the same kind
+    shell = lambda: DiffusionGemma(bare, dtype, nnx.Rngs(0))
+    return nnx.split(abstract_stack(shell, lambda i: Layer(config, i, dtype, nnx.Rngs(0)), alike))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +68,11 @@ class DiffusionGemmaLM:
 
     def abstract(self, dtype: Any = jnp.float32) -> Any:
         """The params pytree as `jax.ShapeDtypeStruct`s."""
-        split = nnx.split(nnx.eval_shape(lambda: DiffusionGemma(self.config, dtype, nnx.Rngs(0))))
-        return nnx.to_pure_dict(split[1])
+        return nnx.to_pure_dict(_abstract(self.config, dtype)[1])
 
     def bind(self, params: Any) -> DiffusionGemma:
         """The nnx module that holds these parameters."""
-        return nnx.merge(_graph(self.config), params)
+        return nnx.merge(_abstract(self.config, jnp.float32)[0], params)
 
     def __call__(
         self,

@@ -18,6 +18,7 @@ from specjax.lm import Block, Draw, Output, Partial, Wants
 from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes
 from specjax.models.kv_heads import copied
 from specjax.models.param_axes import param_axes
+from specjax.models.stack import abstract_stack
 from specjax.sharding.ambient import split_tokens
 
 Array = jax.Array
@@ -223,8 +224,12 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
 
 
 @functools.lru_cache(maxsize=64)
-def _graph(config: LlamaConfig, kernel: Implementation | None):
-    return nnx.split(nnx.eval_shape(lambda: Llama(config, jnp.float32, nnx.Rngs(0), kernel)))[0]
+def _abstract(config: LlamaConfig, dtype: Any, kernel: Implementation | None):
+    """The graph of the stack, and its parameters as `ShapeDtypeStruct`s."""
+    bare = dataclasses.replace(config, num_hidden_layers=0)
+    windows = [config.window(i) for i in range(config.num_hidden_layers)]
+    shell = lambda: Llama(bare, dtype, nnx.Rngs(0), kernel)
+    return nnx.split(abstract_stack(shell, lambda w: Layer(config, w, dtype, nnx.Rngs(0), kernel), windows))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,12 +266,11 @@ class LlamaLM:
 
     def abstract(self, dtype: Any = jnp.float32) -> Any:
         """The params pytree as `jax.ShapeDtypeStruct`s."""
-        split = nnx.split(nnx.eval_shape(lambda: Llama(self.laid_out, dtype, nnx.Rngs(0))))
-        return nnx.to_pure_dict(split[1])
+        return nnx.to_pure_dict(_abstract(self.laid_out, dtype, None)[1])
 
     def bind(self, params: Any) -> Llama:
         """The nnx module that holds these parameters."""
-        return nnx.merge(_graph(self.laid_out, self.attention), params)
+        return nnx.merge(_abstract(self.laid_out, jnp.float32, self.attention)[0], params)
 
     def __call__(
         self,

@@ -44,8 +44,8 @@ def _check_code(folder: Path) -> None:
     asked = asked.get("AutoTokenizer") if isinstance(asked, dict) else asked
     if asked and not (isinstance(name, str) and hasattr(transformers, name)):
         raise ModelError(
-            f"{file} asks for code of the folder's own (auto_map), and specjax never runs such code: give a tokenizer.json that "
-            "splits text as that code does, and take auto_map and tokenizer_class out of that file"
+            f"{file} asks for code of the folder's own (auto_map), and specjax never runs such code: give a tokenizer.json "
+            "that splits text as that code does, and take auto_map and tokenizer_class out of that file"
         )
 
 

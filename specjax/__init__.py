@@ -4,7 +4,14 @@
 """
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from specjax import startup
+
+with startup.without_remarks():
+    startup.check_links(Path(__file__).parent)
+    importlib.import_module("jax")
 
 from specjax import decoder, draft, expand, sampling, verify
 from specjax.decoder import run, stream

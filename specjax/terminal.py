@@ -7,10 +7,13 @@ died.
 import argparse
 import contextlib
 import io
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
+
+from specjax import startup
 
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -77,6 +80,7 @@ def run_command(command: Callable[[], int]) -> int:
     """Runs a command, and turns what ends it into an exit status."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("jax._src.xla_bridge").addFilter(startup.no_spare_plugin)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the run
     try:

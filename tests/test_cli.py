@@ -9,6 +9,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from support import cuda_plugin
 
 from specjax import cli, models
 from specjax.models.llama import LlamaConfig, LlamaLM
@@ -354,11 +355,12 @@ def test_what_ends_a_command_becomes_its_status(capsys):
     assert capsys.readouterr().err == "specjax: error: two lines\n"
 
 
-def test_a_closed_pipe_ends_quietly():
+def test_a_closed_pipe_ends_quietly(tmp_path):
+    """With nothing on stderr, also where JAX's CUDA plugin is installed and there is no GPU."""
+    words = [sys.executable, "-m", "specjax", "drafters"]
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as stdout:
-        done = subprocess.run(
-            [sys.executable, "-m", "specjax", "drafters"], stdout=stdout, stderr=subprocess.PIPE, text=True
-        )
+        own = cuda_plugin.environment(tmp_path)
+        done = subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, env=own)
     assert (done.returncode, done.stderr) == (141, "")

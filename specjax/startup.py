@@ -1,0 +1,68 @@
+"""What is seen to before jax comes in: that the package is whole, and that a CUDA plugin without a GPU keeps quiet.
+
+Imports nothing but the standard library.
+"""
+
+import contextlib
+import importlib.util
+import logging
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_LINKS = ("kernels", "models", "sharding")
+_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-gpu")  # Linux, Linux on Windows, Jetson
+_REMARKS = re.compile(rb"Could not find cuda drivers|All log messages before absl::InitializeLog")
+
+
+def check_links(folder: Path) -> None:
+    """Raises ImportError where a checkout of the package `folder` has other things in place of its symbolic links."""
+    for name in _LINKS:
+        path = folder / name
+        if path.is_file() or (path.is_symlink() and not path.exists()):
+            raise ImportError(
+                f"{path} should be a symbolic link to the folder ../{name} and is not: this checkout was made without symbolic "
+                "links. Check it out again with `git clone -c core.symlinks=true` (on Windows in developer mode), or install a "
+                "wheel instead"
+            )
+
+
+def spare_plugin() -> bool:
+    """Whether JAX's CUDA plugin is installed on a machine without an NVIDIA driver, to compile for machines that have one."""
+    no_driver = not any(os.path.exists(path) for path in _DRIVERS)
+    return no_driver and any(importlib.util.find_spec(name) is not None for name in _PLUGINS)
+
+
+@contextlib.contextmanager
+def without_remarks() -> Iterator[None]:
+    """Around the import of jax: where the plugin is a spare one, its native code's remarks about that are not shown.
+
+    No setting of JAX reaches them. All else that is written to stderr meanwhile is shown at the end.
+    """
+    try:
+        shown = os.dup(2) if "jax" not in sys.modules and spare_plugin() else None
+    except OSError:  # stderr is closed
+        shown = None
+    if shown is None:
+        yield
+        return
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(shown, 2)
+            os.close(shown)
+            said.seek(0)
+            for line in said:
+                if not _REMARKS.search(line):
+                    os.write(2, line)
+
+
+def no_spare_plugin(record: logging.LogRecord) -> bool:
+    """A filter for JAX's log that leaves out its traceback about such a plugin."""
+    return not ("xla_cuda" in record.getMessage() and spare_plugin())

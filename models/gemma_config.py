@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from specjax.models.errors import ModelError
+from specjax.models.fields import an_object, check_depth, is_id, is_positive, is_size, positive, shown
 from specjax.models.masked import Canvas
 
 ARCHITECTURE, MODEL_TYPE = "DiffusionGemmaForBlockDiffusion", "diffusion_gemma"
@@ -101,7 +102,7 @@ def from_hf(config: dict[str, Any], generation: dict[str, Any]) -> tuple[Diffusi
     Raises:
       ModelError: on missing or inconsistent fields, and on what the loader does not support.
     """
-    text = config.get("text_config") or {}
+    text = an_object("text_config", config.get("text_config"))
     if config.get("quantization_config") is not None or text.get("quantization_config") is not None:
         raise ModelError("config.json has a quantization_config; only float32, bfloat16 and float16 weights are read")
     for name, allowed in _FIXED.items():
@@ -113,25 +114,28 @@ def from_hf(config: dict[str, Any], generation: dict[str, Any]) -> tuple[Diffusi
     def get(name: str) -> Any:
         return fields.get(name)
 
-    wrong = [name for name in _SIZES if not _positive(get(name))]
+    wrong = [name for name in _SIZES if not is_size(get(name))]
     if wrong:
         raise ModelError(f"config.json: text_config needs positive integers for: {', '.join(wrong)}")
+    check_depth(get("num_hidden_layers"))
     if get("top_k_experts") > get("num_experts"):
         raise ModelError(f"config.json: {get('top_k_experts')} experts a token, but there are {get('num_experts')}")
     types = _layer_types(get("layer_types"), get("num_hidden_layers"))
     heads = {kind: _heads(kind, get, types) for kind in _KINDS}
     length = config.get("canvas_length", 256)
-    if not _positive(length):
-        raise ModelError(f"config.json needs a canvas_length of at least 1, got {length!r}")
+    if not is_size(length):
+        raise ModelError(f"config.json needs a canvas_length of at least 1, got {shown(length)}")
+    image = config.get("image_token_id", 258880)
+    if image is not None and not is_id(image):
+        raise ModelError(f"config.json: image_token_id must be a token id, not {shown(image)}")
     shape = DiffusionGemmaConfig(
         **{name: get(name) for name in _SIZES if name not in ("num_key_value_heads", "head_dim")},
         sliding_layers=tuple(kind == SLIDING for kind in types),
         sliding=heads[SLIDING],
         full=heads[FULL],
-        rms_norm_eps=float(get("rms_norm_eps")),
-        final_logit_softcapping=float(get("final_logit_softcapping")),
+        rms_norm_eps=positive("rms_norm_eps", get("rms_norm_eps")),
+        final_logit_softcapping=positive("final_logit_softcapping", get("final_logit_softcapping")),
     )
-    image = config.get("image_token_id", 258880)
     return shape, Canvas(-1, False, length, image, _sampling(generation))
 
 
@@ -165,10 +169,6 @@ def to_hf(config: DiffusionGemmaConfig, canvas: Canvas) -> tuple[dict[str, Any],
     return whole, sampler
 
 
-def _positive(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 def _layer_types(types: Any, layers: int) -> list[str]:
     """The kind of every layer; by default every sixth one attends to everything, and the last one always does."""
     types = [SLIDING if (i + 1) % 6 else FULL for i in range(layers)] if types is None else list(types)
@@ -194,29 +194,34 @@ def _heads(kind: str, get: Any, types: list[str]) -> Heads:
             f"config.json: per_layer_config must give all {kind} layers one head_dim and num_key_value_heads, and nothing else"
         )
     width, shared, heads = own["head_dim"], own["num_key_value_heads"], get("num_attention_heads")
-    if not _positive(width) or width % 2:
+    if not is_size(width) or width % 2:
         raise ModelError(f"config.json: head_dim of {kind} layers must be even, got {width!r}")
-    if not _positive(shared) or heads % shared:
+    if not is_size(shared) or heads % shared:
         raise ModelError(f"config.json: {heads} attention heads do not split over {shared!r} key-value heads")
     rope = (get("rope_parameters") or _ROPES).get(kind) or _ROPES[kind]
     part, form = rope.get("partial_rotary_factor", 1.0), rope.get("rope_type", "default")
-    if form not in ("default", "proportional") or (form == "default" and part != 1):
+    whole = is_positive(part) and part <= 1
+    if not whole or form not in ("default", "proportional") or (form == "default" and part != 1):
         raise ModelError(
-            f"config.json: rope of {kind} layers has type {form!r} with partial_rotary_factor {part}; supported are default "
-            "over whole heads, and proportional"
+            f"config.json: rope of {kind} layers has type {form!r} with partial_rotary_factor {shown(part)}; supported are "
+            "default over whole heads, and proportional"
         )
-    factor = float(rope.get("factor", 1.0)) if form == "proportional" else 1.0
-    return Heads(width, shared, float(rope["rope_theta"]), int(part * width // 2), factor)
+    factor = positive("rope factor", rope.get("factor", 1.0)) if form == "proportional" else 1.0
+    return Heads(width, shared, positive("rope_theta", rope.get("rope_theta")), int(part * width // 2), factor)
 
 
 def _sampling(generation: dict[str, Any]) -> tuple[tuple[str, float], ...]:
     found = {ours: generation[theirs] for theirs, ours in _SAMPLING.items() if generation.get(theirs) is not None}
-    sampler = generation.get("sampler_config")
-    if sampler is not None:
+    sampler = an_object("sampler_config", generation.get("sampler_config"))
+    if sampler:
         kind = sampler.get("_cls_name", "EntropyBoundSamplerConfig")
         if kind != "EntropyBoundSamplerConfig" or "entropy_bound" not in sampler:
             raise ModelError(
                 f"generation_config.json: sampler {kind!r} is not supported; use EntropyBoundSamplerConfig"
             )
         found["bound"] = sampler["entropy_bound"]
+    wrong = [name for name, value in found.items() if value != 0 and not is_positive(value)]
+    if wrong:
+        name, value = wrong[0], shown(found[wrong[0]])
+        raise ModelError(f"generation_config.json: the sampler's {name} must be a positive number, not {value}")
     return tuple(found.items())

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specjax.models.errors import ModelError
+from specjax.models.fields import an_object, check_depth, flag, is_positive, is_size, positive, shown
 from specjax.models.llama import LlamaConfig, RopeScaling
 
 _MODEL_TYPES = {
@@ -46,10 +47,11 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
     def get(name: str) -> Any:
         return fields.get(name)
 
-    missing = [name for name in _REQUIRED if not _positive(get(name))]
-    missing += [name for name in _OPTIONAL if not (get(name) is None or _positive(get(name)))]
+    missing = [name for name in _REQUIRED if not is_size(get(name))]
+    missing += [name for name in _OPTIONAL if not (get(name) is None or is_size(get(name)))]
     if missing:
         raise ModelError(f"config.json needs positive integers for: {', '.join(missing)}")
+    check_depth(get("num_hidden_layers"))
     if get("hidden_act") != "silu":
         raise ModelError(f"config.json asks for hidden_act {get('hidden_act')!r}; only 'silu' is supported")
     if get("quantization_config") is not None:
@@ -66,7 +68,7 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
         head_dim = width // heads
     theta, scaling = _rope(config, get("max_position_embeddings"))
     window, layers = _windows(family, get, get("num_hidden_layers"))
-    attention_bias = bool(get("attention_bias")) and family in ("llama", "qwen3")
+    attention_bias = flag("attention_bias", get("attention_bias")) and family in ("llama", "qwen3")
     return LlamaConfig(
         vocab_size=get("vocab_size"),
         hidden_size=width,
@@ -76,15 +78,15 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         max_position_embeddings=get("max_position_embeddings"),
-        rms_norm_eps=float(get("rms_norm_eps")),
+        rms_norm_eps=positive("rms_norm_eps", get("rms_norm_eps")),
         rope_theta=theta,
         rope_scaling=scaling,
-        tie_word_embeddings=bool(get("tie_word_embeddings")),
+        tie_word_embeddings=flag("tie_word_embeddings", get("tie_word_embeddings")),
         sliding_window=window,
         sliding_layers=layers,
         qkv_bias=attention_bias or family == "qwen2",
         o_bias=attention_bias,
-        mlp_bias=bool(get("mlp_bias")) and family == "llama",
+        mlp_bias=flag("mlp_bias", get("mlp_bias")) and family == "llama",
         qk_norm=family == "qwen3",
     )
 
@@ -152,10 +154,6 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
-def _positive(value: Any) -> bool:
-    return isinstance(value, int) and value > 0
-
-
 def _family(config: dict[str, Any]) -> str:
     model_type = str(config.get("model_type") or "")
     names = config.get("architectures") or [_MODEL_TYPES.get(model_type, model_type)]
@@ -168,34 +166,37 @@ def _family(config: dict[str, Any]) -> str:
 
 def _rope(config: dict[str, Any], max_positions: int) -> tuple[float, RopeScaling | None]:
     """Base and scaling; `rope_scaling` (transformers 4) goes before `rope_parameters` (5), as in transformers 5."""
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    rope = an_object(name, config.get(name))
+    theta = next((x for x in (rope.get("rope_theta"), config.get("rope_theta")) if x is not None), 10000.0)
+    theta = positive("rope_theta", theta)
     if any(isinstance(value, dict) for value in rope.values()):
         raise ModelError(
             f"config.json has a rope of its own per layer type ({', '.join(rope)}); one for all is supported"
         )
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
-        raise ModelError(f"config.json has partial_rotary_factor {partial}; only whole heads are rotated")
+        raise ModelError(f"config.json has partial_rotary_factor {shown(partial)}; only whole heads are rotated")
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return theta, None
     needed = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
     if kind not in needed:
         raise ModelError(f"config.json asks for rope type {kind!r}; supported are default, linear and llama3")
-    missing = [name for name in needed[kind] if not isinstance(rope.get(name), int | float)]
+    missing = [name for name in needed[kind] if not is_positive(rope.get(name))]
     if missing:
-        raise ModelError(f"config.json: rope type {kind!r} needs a number for {', '.join(missing)}")
+        raise ModelError(f"config.json: rope type {kind!r} needs a positive number for {', '.join(missing)}")
+    factor, low, high = (float(rope.get(name, 1.0)) for name in needed["llama3"])
     if kind == "linear":
-        return theta, RopeScaling("linear", float(rope["factor"]))
+        return theta, RopeScaling("linear", factor)
     original = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
-    return theta, RopeScaling(
-        "llama3",
-        float(rope["factor"]),
-        float(rope["low_freq_factor"]),
-        float(rope["high_freq_factor"]),
-        int(original or max_positions),
-    )
+    original = original or max_positions
+    if not is_size(original) or low >= high:
+        raise ModelError(
+            "config.json: rope type 'llama3' needs a low_freq_factor below its high_freq_factor, and a positive integer for "
+            "original_max_position_embeddings"
+        )
+    return theta, RopeScaling("llama3", factor, low, high, original)
 
 
 def _windows(family: str, get: Callable[[str], Any], layers: int) -> tuple[int | None, tuple[bool, ...]]:
@@ -206,11 +207,13 @@ def _windows(family: str, get: Callable[[str], Any], layers: int) -> tuple[int |
     if family == "mistral":
         uses = [True] * layers
     else:
-        window = window if get("use_sliding_window") else None
+        window = window if flag("use_sliding_window", get("use_sliding_window")) else None
         types = get("layer_types")
         if types is None:
             start = get("max_window_layers")
             start = 28 if start is None else start
+            if start != 0 and not is_size(start):
+                raise ModelError(f"config.json: max_window_layers must be a number of layers, not {shown(start)}")
             types = ["sliding_attention" if window and i >= start else "full_attention" for i in range(layers)]
         unknown = sorted({str(kind) for kind in types} - {"sliding_attention", "full_attention"})
         if unknown or len(types) != layers:
@@ -221,8 +224,8 @@ def _windows(family: str, get: Callable[[str], Any], layers: int) -> tuple[int |
         if family != "mistral" and any(uses):
             raise ModelError("config.json: layer_types has sliding_attention, but the sliding window is off")
         return None, ()
-    if not _positive(window):
-        raise ModelError(f"config.json: sliding_window must be a positive integer or null, not {window!r}")
+    if not is_size(window):
+        raise ModelError(f"config.json: sliding_window must be a positive integer or null, not {shown(window)}")
     if not any(uses):
         return None, ()
     return window, () if all(uses) else tuple(uses)

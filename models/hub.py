@@ -13,6 +13,7 @@ from specjax.models import gemma_config, gemma_names, hf_config, orbax_folder, r
 from specjax.models import masked as masked_config
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
+from specjax.models.fields import an_object, is_id, shown
 from specjax.models.json_file import read_json
 from specjax.models.kv_heads import copies_for
 from specjax.models.llama import LlamaLM
@@ -102,9 +103,10 @@ def load(folder_or_hub_id: str | os.PathLike[str], dtype: Any = None, mesh: jax.
         orbax_folder.check_whole(folder)
         raise ModelError(f"{folder} has no config.json; give a Hugging Face model folder")
     raw = read_json(config_file)
-    lm, diffusion = _architecture(raw, config_file)
+    lm, diffusion = architecture(raw, config_file)
     wide = widened(lm, mesh)
-    model = Model(wide, None, tokenizer.load(folder), _eos_ids(folder, raw), name, folder, dtype, diffusion)
+    eos_ids = _eos_ids(folder, raw)  # our own checks come before those of transformers
+    model = Model(wide, None, tokenizer.load(folder), eos_ids, name, folder, dtype, diffusion)
     places = None if mesh is None else stored_places(wide, mesh)
     if orbax_folder.is_one(folder):
         params = orbax_folder.restore(folder, lm.abstract(dtype), places)
@@ -157,7 +159,7 @@ def abstract(
             known = ", ".join((*CONFIGS, *ours))
             raise ModelError(f"no configuration {str(path)!r}: give a config.json or its folder, or a model of {known}")
         raw = read_json(path)
-    lm, diffusion = _architecture(raw, path)
+    lm, diffusion = architecture(raw, path)
     if not isinstance(lm, LlamaLM):
         raise ModelError(
             f"{path}: a model without its weights can be a Llama or a masked-diffusion one, not a DiffusionGemma"
@@ -190,13 +192,17 @@ def _shapes(lm: LlamaLM, dtype: Any, mesh: jax.sharding.Mesh | None) -> Any:
     return rules.placed(params, rules.shardings(mesh, lm.axes(params), params, lm.axis_counts()))
 
 
-def _architecture(raw: dict[str, Any], file: Path) -> tuple[LlamaLM | DiffusionGemmaLM, masked_config.Masked | None]:
-    """The model of a parsed `config.json`, and how it is used for diffusion."""
+def architecture(raw: dict[str, Any], file: Path) -> tuple[LlamaLM | DiffusionGemmaLM, masked_config.Masked | None]:
+    """The model of a parsed `config.json`, and how it is used for diffusion.
+
+    Raises:
+      ModelError: on a config that cannot be used.
+    """
     try:
         return _described(raw, file)
     except ModelError:
         raise
-    except (TypeError, AttributeError, ValueError, KeyError) as error:
+    except (TypeError, AttributeError, ValueError, KeyError, ArithmeticError) as error:
         raise ModelError(f"{file} has a field of the wrong kind: {error}") from error
 
 
@@ -252,10 +258,10 @@ def _generation(folder: Path) -> dict[str, Any]:
 
 def _eos_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
     ids: dict[int, None] = {}
-    for content in (_generation(folder), config, config.get("text_config") or {}):
+    for content in (_generation(folder), config, an_object("text_config", config.get("text_config"))):
         eos = content.get("eos_token_id")
         for i in eos if isinstance(eos, list) else [] if eos is None else [eos]:
-            if not isinstance(i, int) or i < 0:
-                raise ModelError(f"{folder}: eos_token_id must be token ids, not {eos!r}")
+            if not is_id(i):
+                raise ModelError(f"{folder}: eos_token_id must be token ids, not {shown(eos)}")
             ids[i] = None
     return tuple(ids)

@@ -11,6 +11,7 @@ from typing import Any
 
 from specjax.models import hf_config
 from specjax.models.errors import ModelError
+from specjax.models.fields import is_id, is_size, shown
 from specjax.models.llama import LlamaConfig
 
 
@@ -92,10 +93,12 @@ def from_hf(config: dict[str, Any]) -> tuple[LlamaConfig, Masked]:
     if kind in _BLOCKS:
         names, shift, field, usual_mask, usual_block = _BLOCKS[kind]
         mask_id, block = config.get("mask_token_id", usual_mask), config.get(field, usual_block)
-        if not isinstance(block, int) or block < 1:
-            raise ModelError(f"config.json of a block-diffusion model needs a {field} of at least 1, got {block!r}")
-    if not isinstance(mask_id, int) or mask_id < 0:
-        raise ModelError(f"config.json of a diffusion model needs a mask_token_id, got {mask_id!r}")
+        if not is_size(block):
+            raise ModelError(
+                f"config.json of a block-diffusion model needs a {field} of at least 1, got {shown(block)}"
+            )
+    if not is_id(mask_id):
+        raise ModelError(f"config.json of a diffusion model needs a mask_token_id, got {shown(mask_id)}")
     if kind == "llada":
         for name, allowed in _LLADA_FIXED.items():
             if name in config and config[name] not in allowed:

@@ -1,7 +1,6 @@
 """What safetensors files hold: names, types, shapes and where each tensor's bytes lie."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from specjax.models.errors import ModelError
+from specjax.models.json_file import parsed
 
 FLOATS: dict[str, np.dtype] = {
     "F32": np.dtype(np.float32),
@@ -67,7 +67,7 @@ def read_header(file: Path) -> dict[str, Tensor]:
             raise ModelError(f"{file} is truncated or is not a safetensors file; fetch it again")
         text = stream.read(length)
     try:
-        header = json.loads(text)
+        header = parsed(text)
         header.pop("__metadata__", None)
         tensors = {
             name: Tensor(
@@ -76,15 +76,29 @@ def read_header(file: Path) -> dict[str, Tensor]:
             for name, entry in header.items()
             for begin, end in [map(int, entry["data_offsets"])]
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ModelError(f"{file} has a malformed safetensors header; fetch it again") from error
     for tensor in tensors.values():
         dtype = (FLOATS | INTEGERS).get(tensor.dtype)
         if tensor.size < 0 or tensor.offset < 8 + length or tensor.offset + tensor.size > total:
             raise ModelError(f"{file} is truncated: {tensor.name} lies outside it; fetch it again")
-        if dtype is not None and tensor.size != math.prod(tensor.shape) * dtype.itemsize:
+        sized = dtype is None or tensor.size == math.prod(tensor.shape) * dtype.itemsize
+        if not sized or min(tensor.shape, default=0) < 0:
             raise ModelError(f"{file}: {tensor.name} of shape {tensor.shape} does not fill its {tensor.size} bytes")
+    _check_order(file, tensors, 8 + length, total)
     return tensors
+
+
+def _check_order(file: Path, tensors: dict[str, Tensor], start: int, stop: int) -> None:
+    """Raises ModelError unless every byte from `start` to `stop` is that of one tensor, as the format has it."""
+    before = "the header"
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.size)):
+        if tensor.offset != start:
+            what = "overlaps" if tensor.offset < start else "leaves a gap behind"
+            raise ModelError(f"{file}: {tensor.name} {what} {before}; fetch it again")
+        start, before = tensor.offset + tensor.size, tensor.name
+    if start != stop:
+        raise ModelError(f"{file} has {stop - start} bytes behind its last tensor; fetch it again")
 
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
@@ -100,7 +114,7 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
         hint = "; convert its .bin weights to safetensors first" if list(folder.glob("*.bin")) else ""
         raise ModelError(f"{folder} has neither model.safetensors nor model.safetensors.index.json{hint}")
     try:
-        places = {str(name): str(shard) for name, shard in json.loads(index.read_text())["weight_map"].items()}
+        places = {str(name): str(shard) for name, shard in parsed(index.read_bytes())["weight_map"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} is malformed: it needs a weight_map from tensor names to files") from error
     shards = sorted(set(places.values()))

@@ -13,6 +13,7 @@ import numpy as np
 
 from specjax.models import hub
 from specjax.models.errors import ModelError
+from specjax.models.fields import an_object
 from specjax.models.heads.folder import shipped_heads
 
 NAME = "rest"
@@ -74,7 +75,7 @@ def load_datastore(asked: str | os.PathLike[str], target: Any, mesh: jax.shardin
     config = hub.read_json(folder / "config.json")
     if config.get("drafter") != NAME:
         raise ModelError(f'{title} is no datastore (its config.json has another "drafter"); {_AGAIN}')
-    made_for, vocab = config.get("target", {}), target.lm.vocab_size
+    made_for, vocab = an_object("target", config.get("target")), target.lm.vocab_size
     if made_for.get("vocab_size") != vocab:
         raise ModelError(
             f"the datastore {title} is for a vocabulary of {made_for.get('vocab_size')} tokens, and {target.name} has "

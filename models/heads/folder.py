@@ -17,6 +17,7 @@ from specjax.draft.base import Trained
 from specjax.draft.head import check_ids
 from specjax.models import hub
 from specjax.models.errors import ModelError
+from specjax.models.fields import an_object
 from specjax.models.tensors import read_folder
 from specjax.sharding.distributed import to_host
 from specjax.sharding.rules import placed
@@ -106,8 +107,9 @@ def load_head(
     else:
         if config["drafter"] != name:
             raise ModelError(f"{title} is a head for {config['drafter']}, not for {name}")
-        fields = {key: tuple(v) if isinstance(v, list) else v for key, v in config.get("fields", {}).items()}
-        _check_target(title, config.get("target", {}), target)
+        fields = an_object("fields", config.get("fields"))
+        fields = {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
+        _check_target(title, an_object("target", config.get("target")), target)
         params = None
     wrong = sorted(key for key in chosen if key in fields and chosen[key] != fields[key])
     if wrong:
@@ -115,9 +117,11 @@ def load_head(
     unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(kind)})
     if unknown:
         raise ModelError(f"{folder / 'config.json'}: {name} has no field {unknown[0]!r}")
-    drafter: Any = kind(**{**fields, **chosen}).bind(target.lm)
-    if params is None:
-        params = _read(title, folder, drafter, target)
+    try:
+        drafter: Any = kind(**{**fields, **chosen}).bind(target.lm)
+        params = _read(title, folder, drafter, target) if params is None else params
+    except (TypeError, AttributeError, ArithmeticError) as error:
+        raise ModelError(f"{folder / 'config.json'} has a field of the wrong kind: {error}") from error
     cast = lambda x: np.asarray(x).astype(target.dtype if x.dtype.kind != "i" else jnp.int32)
     params = jax.tree.map(cast, params)
     return drafter, jax.device_put(params, None if mesh is None else drafter.param_shardings(mesh, params))

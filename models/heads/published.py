@@ -88,7 +88,12 @@ def read_published(folder: Path, name: str, config: dict[str, Any], target: Any)
             f"{folder / 'config.json'} does not say which drafter it is for, and {name} has no published layout"
         )
     reader = _Reader(folder)
-    fields, params = _LAYOUTS[name](reader, config, target)
+    try:
+        fields, params = _LAYOUTS[name](reader, config, target)
+    except ModelError:
+        raise
+    except (TypeError, AttributeError, ValueError, KeyError, ArithmeticError) as error:
+        raise ModelError(f"{folder / 'config.json'} has a field of the wrong kind: {error}") from error
     reader.finish()
     return fields, params
 
@@ -303,6 +308,13 @@ def _read_torch(file: Path) -> dict[str, np.ndarray]:
         import torch
     except ImportError as error:
         raise ModelError(f"{file} needs torch to be read: install it, or convert the file to safetensors") from error
-    found = torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's own text asks to turn its guard off
+        raise ModelError(
+            f"{file} is damaged, or holds more than weights, which is never read; convert it to safetensors"
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(x, torch.Tensor) for x in found.values()):
+        raise ModelError(f"{file} holds other things than named tensors; convert it to safetensors")
     array = lambda x: (x.float() if x.is_floating_point() else x).numpy()
     return {name: array(x) for name, x in found.items() if not name.endswith("rotary_emb.inv_freq")}

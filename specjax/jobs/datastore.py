@@ -66,12 +66,13 @@ def build(texts: Sequence[str], model: str | None, folder: str) -> tuple[int, in
       ValueError: where the model is unknown or has no tokenizer, or the folder cannot be written.
     """
     from specjax.draft import datastore
-    from specjax.models import hf_config, hub, tokenizer
+    from specjax.models import hub, tokenizer
     from specjax.models.heads.datastore import save_datastore
     from specjax.serve.engine import DEFAULT_MODEL
 
     name, home = hub.find(model or DEFAULT_MODEL, hub.shipped(), "model")
-    vocab_size = hf_config.from_hf(hub.read_json(home / "config.json")).vocab_size  # the weights are not needed
+    config = home / "config.json"
+    vocab_size = hub.architecture(hub.read_json(config), config)[0].vocab_size  # the weights are not needed
     words = tokenizer.load(home)
     if words is None:
         raise ValueError(f"{name} has no tokenizer, so it cannot read text: give another --model")

@@ -104,3 +104,23 @@ def test_unknown_fields_are_named(target, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**config, "fields": {"frob": 1}}))
     with pytest.raises(ModelError, match="eagle1 has no field 'frob'"):
         load_head(tmp_path, "eagle1", Eagle, target)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fields": [1]}, "fields must be an object"),
+        ({"fields": "x"}, "fields must be an object"),
+        ({"target": "pycode"}, "target must be an object"),
+        ({"target": None}, "was trained for the target None"),
+        ({"fields": {"layers": "x"}}, "has a field of the wrong kind"),
+        ({"drafter": {}}, "is a head for {}, not for medusa"),
+    ],
+)
+def test_a_config_of_the_wrong_kind(changes, message, target, tmp_path):
+    saved(tmp_path, "medusa", target)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ModelError) as error:
+        load_head(tmp_path, "medusa", Medusa, target)
+    assert message in str(error.value) and "\n" not in str(error.value)

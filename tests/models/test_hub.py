@@ -225,7 +225,7 @@ def test_unknown_models(name, tmp_path, monkeypatch):
         (
             {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}},
             (),
-            "'llama3' needs a number for low_freq_factor, high",
+            "'llama3' needs a positive number for low_freq_factor, high",
         ),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, (), "per layer type"),
         ({"partial_rotary_factor": 0.5}, (), "partial_rotary_factor 0.5"),

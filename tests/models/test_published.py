@@ -236,3 +236,32 @@ def test_a_folder_that_is_no_head(target, tmp_path):
         load_head(tmp_path, "eagle1", Eagle, target)
     with pytest.raises(ModelError, match="has no published layout"):
         load_head(tmp_path, "clover2", Eagle, target)
+
+
+class Planted:
+    """Its pickle makes a file when it is read by a reader that runs what it is told."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return open, (self.file, "w")
+
+
+def test_a_pickle_that_is_more_than_weights_is_not_read(target, tmp_path):
+    torch = pytest.importorskip("torch")
+    config, tensors = medusa()
+    write(tmp_path, config, {})
+    (tmp_path / "model.safetensors").unlink()
+    weights = {name: torch.from_numpy(array) for name, array in tensors.items()}
+    for content in ({**weights, "more": Planted(str(tmp_path / "ran"))}, {**weights, "more": [1]}, [1], b"PK damaged"):
+        file = tmp_path / "pytorch_model.bin"
+        file.write_bytes(content) if isinstance(content, bytes) else torch.save(content, file)
+        with pytest.raises(ModelError) as error:
+            load_head(tmp_path, "medusa", Medusa, target)
+        said = str(error.value)
+        assert "convert it to safetensors" in said and "\n" not in said and "weights_only" not in said
+    assert not (tmp_path / "ran").exists()
+    write(tmp_path, config | {"medusa_num_layers": []}, tensors)
+    with pytest.raises(ModelError, match="config.json has a field of the wrong kind"):
+        load_head(tmp_path, "medusa", Medusa, target)

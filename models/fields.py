@@ -1,0 +1,70 @@
+"""Fields of a `config.json`: each is of its kind and within reason, or one line names it."""
+
+from typing import Any, TypeGuard
+
+from specjax.models.errors import ModelError
+
+MOST_LAYERS = 1000
+"""No published model has a fifth of it, and reading a config takes a time that grows with its layers."""
+_MOST = 2**31 - 1  # what an index of 32 bits can count
+_LARGEST = 3e38  # what float32 holds
+
+
+def is_size(value: Any) -> TypeGuard[int]:
+    """Whether it counts something: an integer from 1 to 2^31 - 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST
+
+
+def is_id(value: Any) -> TypeGuard[int]:
+    """Whether it may be the id of a token."""
+    return is_size(value) or (isinstance(value, int) and not isinstance(value, bool) and value == 0)
+
+
+def is_positive(value: Any) -> TypeGuard[float]:
+    """Whether it is a number above 0 that float32 holds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST
+
+
+def positive(name: str, value: Any) -> float:
+    """A number above 0.
+
+    Raises:
+      ModelError: where it is none.
+    """
+    if not is_positive(value):
+        raise ModelError(f"config.json: {name} must be a positive number, not {shown(value)}")
+    return float(value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or false; false where it is None.
+
+    Raises:
+      ModelError: on anything else.
+    """
+    if value is not None and not isinstance(value, bool):
+        raise ModelError(f"config.json: {name} must be true or false, not {shown(value)}")
+    return bool(value)
+
+
+def an_object(name: str, value: Any) -> dict[str, Any]:
+    """A JSON object; an empty one where it is None.
+
+    Raises:
+      ModelError: on anything else.
+    """
+    if value is not None and not isinstance(value, dict):
+        raise ModelError(f"config.json: {name} must be an object, not {shown(value)}")
+    return value or {}
+
+
+def check_depth(layers: int) -> None:
+    """Raises ModelError on more layers than any model has."""
+    if layers > MOST_LAYERS:
+        raise ModelError(f"config.json: num_hidden_layers is {layers}; models of up to {MOST_LAYERS} layers are read")
+
+
+def shown(value: Any) -> str:
+    """A value for an error, not longer than a part of a line."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -43,14 +43,11 @@ def verifiers(args: argparse.Namespace) -> int:
 
 
 def _list_entries(table: dict[str, Any]) -> int:
-    rows = []
+    rows, guaranteed = [], any(entry.guarantee for entry in table.values())
     for name, entry in table.items():
-        own = dict(entry.fields)
-        if entry.expander:
-            name_of, _, settings = entry.expander.partition(":")
-            own |= {"expander": name_of} | dict(item.split("=") for item in settings.split(",") if item)
-        fields = ",".join(f"{field}={value}" for field, value in own.items())
-        rows.append((f"{name}:{fields}" if fields else name, f"{entry.summary} [{entry.source}]"))
+        fields = ",".join(f"{field}={value}" for field, value in entry.listed.items())
+        worth = [entry.guarantee or "-"] if guaranteed else []
+        rows.append((f"{name}:{fields}" if fields else name, *worth, f"{entry.summary} [{entry.source}]"))
     return _columns(rows)
 
 

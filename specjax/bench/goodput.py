@@ -24,6 +24,7 @@ from specjax.draft.adaptive import Rule
 from specjax.jobs import jsonl
 from specjax.sampling import Sampling, row_keys
 from specjax.spec.companions import Ruled
+from specjax.spec.line import extended
 from specjax.spec.registry import DRAFTERS as REGISTRY
 from specjax.spec.registry import parse
 from specjax.speculative import prefill_width, speculative
@@ -152,8 +153,8 @@ def command(args: argparse.Namespace) -> int:
         batches, contexts = (_integers(name, getattr(args, name)) for name in ("batch", "context"))
         if min(args.length, args.steps, args.repeats) < 1:
             raise ValueError("--length, --steps and --repeats must be at least 1")
-        separator = "," if ":" in args.drafter else ":"
-        ruled = parse("drafter", REGISTRY, f"{args.drafter}{separator}rule=goodput,length={args.length}")
+        asked = extended(args.drafter, f"rule=goodput,length={args.length}")
+        ruled = parse("drafter", REGISTRY, asked)
         model = models.load(args.model or DEFAULT_MODEL)
         drafter, draft_params = Ruled(ruled.drafter, Forced(), ruled.length).load(model)
         steps = measure(model, drafter, draft_params, batches, contexts, args.steps, args.repeats)
@@ -161,8 +162,8 @@ def command(args: argparse.Namespace) -> int:
     if args.json:
         for step in steps:
             write(jsonl.dumps(dataclasses.asdict(step)) + "\n")
-    line = ",".join(f"{name}={value:.4g}" for name, value in found.items())
-    write(f"{args.drafter}{separator}rule=goodput,length={args.length},{line}\n")
+    times = ",".join(f"{name}={value:.4g}" for name, value in found.items())
+    write(extended(asked, times) + "\n")
     print(f"{len(steps)} steps of {model.name}; the fit is off by at most {error:.0%}", file=sys.stderr)
     return 0
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from specjax.jobs import jsonl
+from specjax.spec.line import lines
 
 Ids = tuple[int, ...]
 
@@ -132,26 +133,6 @@ class Report:
             "rows": [dataclasses.asdict(r) for r in self.rows],
             "peers": [dataclasses.asdict(p) for p in self.peers],
         }
-
-
-def split_drafters(lines: Sequence[str]) -> list[str]:
-    """Registry lines from a comma list; `prompt_lookup:length=8,ngram=3,none` holds two.
-
-    >>> split_drafters(["credit:alpha=1,beta=1+threshold:threshold=0.8,fixed"])
-    ['credit:alpha=1,beta=1+threshold:threshold=0.8', 'fixed']
-    >>> split_drafters(["prompt_lookup:length=8,ngram=3,none", "draft"])
-    ['prompt_lookup:length=8,ngram=3', 'none', 'draft']
-    """
-    found: list[str] = []
-    for line in lines:
-        fresh = True
-        for part in line.split(","):
-            if not fresh and "=" in part and ":" not in part.partition("=")[0]:
-                found[-1] += "," + part
-            else:
-                found.append(part.strip())
-            fresh = False
-    return list(dict.fromkeys(found))
 
 
 def measure(contestants: dict[str, Contestant], repeats: int, advance: Callable[[str], None]) -> dict[str, list[Lap]]:
@@ -411,8 +392,8 @@ def _masked_engines(args: argparse.Namespace, model: Any, baseline: bool) -> tup
     return engines, skipped
 
 
-def _every(lines: Sequence[str], table: dict[str, Any]) -> list[str]:
-    return [name for line in split_drafters(lines) for name in (table if line == "all" else [line])]
+def _every(texts: Sequence[str], table: dict[str, Any]) -> list[str]:
+    return [name for line in lines(texts) for name in (table if line == "all" else [line])]
 
 
 def prompts_of(args: argparse.Namespace) -> tuple[list[Any], list[Any]]:

@@ -1,74 +1,51 @@
-"""Masked-diffusion decoding: blocks of a canvas are unmasked in parallel, behind the same `init`/`step` pair."""
+"""Masked-diffusion decoding: blocks of a canvas are unmasked in parallel, behind the same `init`/`step` pair.
 
-from specjax.diffusion.assd import AnySubset, Assd, AssdState
-from specjax.diffusion.block import BlockDiffusion, BlockState
-from specjax.diffusion.cache import Cache, Delayed, Dual, Freeze, Greedy, Interval, NoCache, Prefix, Vicinity
-from specjax.diffusion.canvas import CanvasDiffusion, CanvasInfo, CanvasLM, CanvasState
-from specjax.diffusion.decoder import Diffusion, DiffusionInfo, DiffusionState
-from specjax.diffusion.free_dave import FreeDave
-from specjax.diffusion.guided import Guided, GuidedState
-from specjax.diffusion.make import diffusion
-from specjax.diffusion.renoise import EntropyRenoise
-from specjax.diffusion.unmask import (
-    Credit,
-    Dream,
-    EndOfText,
-    EntropyBound,
-    Factor,
-    Fixed,
-    Hierarchy,
-    Learn2PD,
-    LocalLeap,
-    Prophet,
-    ReMDM,
-    RunningConfidence,
-    SlowFast,
-    Threshold,
-    Unmask,
-)
-from specjax.diffusion.wino import Wino
+A line an export; methods are listed in this order.
+"""
+# isort: skip_file
 
-__all__ = [
-    "AnySubset",
-    "Assd",
-    "AssdState",
-    "BlockDiffusion",
-    "BlockState",
-    "Cache",
-    "CanvasDiffusion",
-    "CanvasInfo",
-    "CanvasLM",
-    "CanvasState",
-    "Credit",
-    "Delayed",
-    "Dream",
-    "Diffusion",
-    "DiffusionInfo",
-    "DiffusionState",
-    "Dual",
-    "EndOfText",
-    "EntropyBound",
-    "EntropyRenoise",
-    "Factor",
-    "Fixed",
-    "FreeDave",
-    "Freeze",
-    "Greedy",
-    "Guided",
-    "GuidedState",
-    "Hierarchy",
-    "Interval",
-    "Learn2PD",
-    "LocalLeap",
-    "NoCache",
-    "Prefix",
-    "Prophet",
-    "ReMDM",
-    "RunningConfidence",
-    "SlowFast",
-    "Threshold",
-    "Unmask",
-    "Vicinity",
-    "Wino",
-    "diffusion",
-]
+# unmask policies, those with a decoder of their own among them; `specjax.diffusion.unmask` may have more
+from specjax.diffusion.unmask import Threshold as Threshold
+from specjax.diffusion.unmask import Fixed as Fixed
+from specjax.diffusion.free_dave import FreeDave as FreeDave
+from specjax.diffusion.unmask import Dream as Dream
+from specjax.diffusion.unmask import Factor as Factor
+from specjax.diffusion.unmask import EntropyBound as EntropyBound
+from specjax.diffusion.unmask import LocalLeap as LocalLeap
+from specjax.diffusion.unmask import Hierarchy as Hierarchy
+from specjax.diffusion.unmask import SlowFast as SlowFast
+from specjax.diffusion.unmask import Credit as Credit
+from specjax.diffusion.unmask import Prophet as Prophet
+from specjax.diffusion.unmask import EndOfText as EndOfText
+from specjax.diffusion.guided import Guided as Guided, GuidedState as GuidedState
+from specjax.diffusion.unmask import Learn2PD as Learn2PD
+from specjax.diffusion.unmask import ReMDM as ReMDM
+from specjax.diffusion.wino import Wino as Wino
+from specjax.diffusion.unmask import RunningConfidence as RunningConfidence
+
+# samplers of models without a mask
+from specjax.diffusion.renoise import EntropyRenoise as EntropyRenoise
+
+# cache policies
+from specjax.diffusion.cache import Delayed as Delayed
+from specjax.diffusion.cache import Dual as Dual
+from specjax.diffusion.cache import Freeze as Freeze
+from specjax.diffusion.cache import Greedy as Greedy
+from specjax.diffusion.cache import Interval as Interval
+from specjax.diffusion.cache import NoCache as NoCache
+from specjax.diffusion.cache import Prefix as Prefix
+from specjax.diffusion.cache import Vicinity as Vicinity
+
+# contracts and decoders
+from specjax.diffusion.cache import Cache as Cache
+from specjax.diffusion.unmask import Unmask as Unmask
+from specjax.diffusion.assd import AnySubset as AnySubset, Assd as Assd, AssdState as AssdState
+from specjax.diffusion.block import BlockDiffusion as BlockDiffusion, BlockState as BlockState
+from specjax.diffusion.canvas import CanvasDiffusion as CanvasDiffusion
+from specjax.diffusion.canvas import CanvasInfo as CanvasInfo
+from specjax.diffusion.canvas import CanvasLM as CanvasLM
+from specjax.diffusion.canvas import CanvasState as CanvasState
+from specjax.diffusion.decoder import Diffusion as Diffusion
+from specjax.diffusion.decoder import DiffusionInfo as DiffusionInfo
+from specjax.diffusion.decoder import DiffusionState as DiffusionState
+from specjax.diffusion.make import diffusion as diffusion

@@ -12,6 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.diffusion.decoder import Diffusion, DiffusionInfo, DiffusionState, first_open
 from specjax.diffusion.unmask.base import RULES, Choice, Guess, ranks
 from specjax.diffusion.unmask.fixed import Fixed
@@ -28,6 +29,8 @@ class FreeDave(Fixed):
     Attributes:
       drafts: K.
     """
+
+    about = About("free_dave", "fixed, several steps a pass: the same text; no cache", "arXiv:2510.00294", "same text")
 
     drafts: int = 4
 

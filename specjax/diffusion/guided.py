@@ -10,6 +10,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.diffusion.decoder import Diffusion, DiffusionState, widened, with_rows
 from specjax.diffusion.unmask.base import Choice, Guess, Unmask, confidence
 from specjax.lm import LM, Block, Wants
@@ -38,6 +39,14 @@ class Guided(Unmask):
       guide: an autoregressive model of the same vocabulary.
       top: how many of the guide's likeliest tokens count as agreement; 1 is its own choice.
     """
+
+    about = About(
+        "guided",
+        "what an autoregressive model would have said too, from left to right",
+        "arXiv:2505.21467",
+        "lossy",
+        loads="guide",
+    )
 
     guide: LM
     top: int = 1

@@ -9,6 +9,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
+
 Array = jax.Array
 
 
@@ -43,6 +45,13 @@ class EntropyRenoise:
       stability: 0: tokens need not stand at all.
       confidence: in nats; 0 never stops early.
     """
+
+    about = About(
+        "entropy_renoise",
+        "keeps what is surest together, random tokens elsewhere",
+        "arXiv:2505.24857, DiffusionGemma",
+        "own text",
+    )
 
     steps: int = 48
     bound: float = 0.1

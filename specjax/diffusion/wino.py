@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.diffusion.decoder import Diffusion, at_least_one, widened
 from specjax.diffusion.unmask.base import Choice, Guess, Unmask, confidence, ranks
 from specjax.lm import Block, Wants
@@ -42,6 +43,8 @@ class Wino(Unmask):
       fewest: see `share`.
       most: see `share`.
     """
+
+    about = About("wino", "commits boldly, opens what a second look doubts; no cache", "arXiv:2507.18578", "lossy")
 
     threshold: float = 0.6
     back: float = 0.9

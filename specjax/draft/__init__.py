@@ -1,62 +1,41 @@
-"""Drafters: where candidate tokens come from."""
+"""Drafters: where candidate tokens come from. A line a method, in the order in which they are listed."""
+# isort: skip_file
 
-from specjax.draft.adaptive import Acceptance, Adaptive, Confidence, Online, adaptive
-from specjax.draft.base import Chunk, Drafter, Extra, Proposal, Trained, Verdict, View
-from specjax.draft.clover2 import Clover2
-from specjax.draft.del_ import DynamicExit
-from specjax.draft.diffuspec import DiffuSpec
-from specjax.draft.eagle import Eagle
-from specjax.draft.eagle3 import Eagle3
-from specjax.draft.fuse import Fused, fuse
-from specjax.draft.goodput import Goodput
-from specjax.draft.hydra import Hydra
-from specjax.draft.kangaroo import Kangaroo
-from specjax.draft.lookahead import Lookahead
-from specjax.draft.medusa import Medusa
-from specjax.draft.model import ModelDrafter
-from specjax.draft.none import NoDrafter
-from specjax.draft.ppd import PPD
-from specjax.draft.prompt_lookup import PromptLookup
-from specjax.draft.rasd import Rasd
-from specjax.draft.rest import Rest
-from specjax.draft.stand import Stand
-from specjax.draft.swift import Swift
-from specjax.draft.token_recycling import TokenRecycling
-from specjax.draft.trim import trim
+from specjax.draft.none import NoDrafter as NoDrafter
+from specjax.draft.prompt_lookup import PromptLookup as PromptLookup
+from specjax.draft.token_recycling import TokenRecycling as TokenRecycling
+from specjax.draft.stand import Stand as Stand
+from specjax.draft.rest import Rest as Rest
+from specjax.draft.model import ModelDrafter as ModelDrafter
+from specjax.draft.diffuspec import DiffuSpec as DiffuSpec
+from specjax.draft.medusa import Medusa as Medusa
+from specjax.draft.hydra import Hydra as Hydra
+from specjax.draft.eagle import Eagle as Eagle
+from specjax.draft.eagle3 import Eagle3 as Eagle3
+from specjax.draft.clover2 import Clover2 as Clover2
+from specjax.draft.ppd import PPD as PPD
+from specjax.draft.kangaroo import Kangaroo as Kangaroo
+from specjax.draft.swift import Swift as Swift
+from specjax.draft.del_ import DynamicExit as DynamicExit
+from specjax.draft.lookahead import Lookahead as Lookahead
 
-__all__ = [
-    "Acceptance",
-    "Adaptive",
-    "Confidence",
-    "Online",
-    "adaptive",
-    "trim",
-    "Chunk",
-    "Clover2",
-    "DiffuSpec",
-    "Drafter",
-    "DynamicExit",
-    "Eagle",
-    "Eagle3",
-    "Extra",
-    "Fused",
-    "Goodput",
-    "Kangaroo",
-    "Lookahead",
-    "Hydra",
-    "Medusa",
-    "ModelDrafter",
-    "NoDrafter",
-    "PPD",
-    "PromptLookup",
-    "Proposal",
-    "Rasd",
-    "Rest",
-    "Stand",
-    "Swift",
-    "TokenRecycling",
-    "Trained",
-    "Verdict",
-    "View",
-    "fuse",
-]
+# rules for the length of a chain
+from specjax.draft.adaptive import Confidence as Confidence
+from specjax.draft.adaptive import Online as Online
+from specjax.draft.goodput import Goodput as Goodput
+from specjax.draft.adaptive import Acceptance as Acceptance
+
+# drafters made of others
+from specjax.draft.adaptive import Adaptive as Adaptive, adaptive as adaptive
+from specjax.draft.fuse import Fused as Fused, fuse as fuse
+from specjax.draft.rasd import Rasd as Rasd
+from specjax.draft.trim import trim as trim
+
+# the contract
+from specjax.draft.base import Chunk as Chunk
+from specjax.draft.base import Drafter as Drafter
+from specjax.draft.base import Extra as Extra
+from specjax.draft.base import Proposal as Proposal
+from specjax.draft.base import Trained as Trained
+from specjax.draft.base import Verdict as Verdict
+from specjax.draft.base import View as View

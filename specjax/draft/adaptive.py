@@ -8,11 +8,12 @@ for the batch, from its load (`specjax.draft.goodput`).
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About, Named
 from specjax.draft.base import Proposal, TreeDrafter, View
 from specjax.expand.early_stop import EarlyStop, GoesOn
 from specjax.lm import LM
@@ -34,6 +35,9 @@ class ShowsFeatures(Protocol):
 
 class Rule(abc.ABC):
     """When a row stops drafting. Implementations are frozen dataclasses."""
+
+    about: ClassVar[Named] = None
+    """Its names in the registry."""
 
     needs_features = False
     """Static: whether it reads the draft's features."""
@@ -69,6 +73,8 @@ class Confidence(Rule):
     Attributes:
       threshold: in [0, 1].
     """
+
+    about = About("confidence", "a row stops where its draft is unsure", "arXiv:2404.18911, section 3.2")
 
     threshold: float = 0.4
 
@@ -128,6 +134,8 @@ class Online(Rule):
       decay: what past evidence is multiplied by at every step.
       prior: rate before any evidence, which weighs as one token.
     """
+
+    about = About("online", "a row drafts what pays at its acceptance so far", "this library")
 
     cost: float = 0.2
     decay: float = 0.9

@@ -6,11 +6,12 @@ the text buffer, `V` the target's vocabulary, `E` the model width.
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from specjax.about import Named
 from specjax.expand.base import Expander
 from specjax.lm import LM, Block, Output, Partial, Wants
 from specjax.sampling import Sampler
@@ -161,6 +162,9 @@ class Drafter(abc.ABC):
 
     `params` is `{"target": ..., "draft": ...}` throughout.
     """
+
+    about: ClassVar[Named] = None
+    """Its names in the registry."""
 
     @property
     def needs_params(self) -> bool:

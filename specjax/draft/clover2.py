@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.draft.base import Proposal
 from specjax.draft.feature import FeatureDrafter, head_config, layers_config
 from specjax.draft.head import draft_logits
@@ -23,6 +24,14 @@ class Clover2(FeatureDrafter):
       expander: turns next-token laws into a tree.
       layers: decoder layers before the heads.
     """
+
+    about = About(
+        "clover2",
+        "recurrent heads with attention to the last token",
+        "arXiv:2408.00264",
+        expander="chain:length=3",
+        loads="head",
+    )
 
     expander: Expander = Chain()
     layers: int = 2

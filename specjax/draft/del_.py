@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.draft import spine
 from specjax.draft.base import Proposal, TreeDrafter
 from specjax.expand.early_stop import EarlyStop
@@ -86,6 +87,8 @@ class DynamicExit(TreeDrafter):
       decay: what a step's evidence is multiplied by at the next.
       target: filled in by `bind`.
     """
+
+    about = About("del", "the target's first layers, as many as pay", "arXiv:2504.05598")
 
     exits: tuple[int, ...] = ()
     length: int = 6

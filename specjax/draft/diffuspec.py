@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.draft.base import Proposal, TreeDrafter, caught_up, ladder
 from specjax.expand import Chain, Expander
 from specjax.lm import LM, Block, Wants
@@ -55,6 +56,15 @@ class DiffuSpec(TreeDrafter):
       decay: what the running mean of accepted tokens keeps of itself at every step.
       ahead: how many tokens beyond that mean are proposed; as large as the expander is deep, it adapts nothing.
     """
+
+    about = About(
+        "diffuspec",
+        "a diffusion model's laws for all positions ahead, from one pass",
+        "arXiv:2510.02358",
+        fields=("prior", "decay", "ahead"),
+        expander="chain",
+        loads="diffusion_model",
+    )
 
     lm: LM
     mask_id: int

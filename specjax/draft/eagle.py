@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.draft.base import Proposal
 from specjax.draft.feature import FeatureDrafter, layers_config
 from specjax.draft.head import draft_logits
@@ -25,6 +26,23 @@ class Eagle(FeatureDrafter):
       expander: turns next-token laws into a tree.
       config: the layer's `LlamaConfig`; None: the target's own sizes.
     """
+
+    about = (
+        About(
+            "eagle1",
+            "autoregression on the target's features",
+            "arXiv:2401.15077",
+            expander="chain:length=3",
+            loads="head",
+        ),
+        About(
+            "eagle2",
+            "EAGLE-1's head with a dynamic tree",
+            "arXiv:2406.16858",
+            expander="top_k:k=2,depth=3,nodes=6",
+            loads="head",
+        ),
+    )
 
     expander: Expander = Chain()
     config: Any = None

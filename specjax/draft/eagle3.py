@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.draft.eagle import Eagle
 from specjax.draft.head import head_kernel
 from specjax.lm import Wants
@@ -20,6 +21,14 @@ class Eagle3(Eagle):
       norm_before_residual: a flag of some published heads; see `Eagle3Head`.
       norm_before_fc: likewise.
     """
+
+    about = About(
+        "eagle3",
+        "autoregression on three layers' features",
+        "arXiv:2503.01840",
+        expander="chain:length=3",
+        loads="head",
+    )
 
     taps: tuple[int, ...] = ()
     norm_before_residual: bool = False

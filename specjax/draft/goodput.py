@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.draft.adaptive import Rule, judged
 
 Array = jax.Array
@@ -36,6 +37,8 @@ class Goodput(Rule):
       decay: what past evidence is multiplied by at every step.
       prior: rate without evidence; it weighs as one token.
     """
+
+    about = About("goodput", "all rows draft what pays at the load and their acceptance", "arXiv:2406.14066")
 
     draft_pass: float = 1.0
     draft_row: float = 0.1

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.draft.base import Proposal
 from specjax.draft.feature import layers_config
 from specjax.draft.head import head_kernel
@@ -24,6 +25,14 @@ class Hydra(Medusa):
     Attributes:
       prefix_layer: Hydra++: one decoder layer and norm over the target's features, cached like one more layer.
     """
+
+    about = About(
+        "hydra",
+        "Medusa's heads made to see the tokens above",
+        "arXiv:2402.05109",
+        expander="chain:length=2",
+        loads="head",
+    )
 
     prefix_layer: bool = False
 

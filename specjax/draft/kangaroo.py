@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.draft import spine
 from specjax.draft.base import Proposal, Trained, TreeDrafter
 from specjax.draft.feature import head_config
@@ -46,6 +47,14 @@ class Kangaroo(TreeDrafter, Trained):
       threshold: the confidence below which a row stops drafting.
       target: filled in by `bind`.
     """
+
+    about = About(
+        "kangaroo",
+        "the target's first layers and a small adapter",
+        "arXiv:2404.18911",
+        defaults={"length": 4, "threshold": 0.3},
+        loads="head",
+    )
 
     exit_layer: int = 2
     length: int = 6

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.about import About
 from specjax.draft.base import Drafter, Extra, Proposal
 from specjax.lm import Wants
 from specjax.sampling.sampler import best
@@ -59,6 +60,8 @@ class Lookahead(Drafter):
       buckets: K, at most the vocabulary.
       text: whether n-grams of the prompt and of the new text go into the pool too.
     """
+
+    about = About("lookahead", "n-grams from a Jacobi window that the target reads beside", "arXiv:2402.02057")
 
     level: int = 4
     window: int = 2

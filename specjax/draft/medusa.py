@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.draft.base import Proposal
 from specjax.draft.feature import FeatureDrafter, head_config
 from specjax.draft.head import head_kernel
@@ -27,6 +28,14 @@ class Medusa(FeatureDrafter):
       heads: how many.
       layers: residual blocks a head.
     """
+
+    about = About(
+        "medusa",
+        "heads that each guess one token further ahead",
+        "arXiv:2401.10774",
+        expander="static:tree=2 | 1",
+        loads="head",
+    )
 
     expander: Any = None
     heads: int = 3

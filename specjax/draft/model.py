@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.draft.base import Proposal, TreeDrafter, caught_up
 from specjax.draft.trim import TrimmedLM, trimmed_model
 from specjax.expand import Chain, Expander
@@ -37,6 +38,14 @@ class ModelDrafter(TreeDrafter):
       lm: the draft model.
       expander: turns its next-token laws into a tree.
     """
+
+    about = About(
+        "draft",
+        "a small model of the same vocabulary",
+        "arXiv:2211.17192, arXiv:2302.01318",
+        expander="chain",
+        loads="model",
+    )
 
     lm: LM
     expander: Expander = Chain()

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from specjax.about import About
 from specjax.draft.base import Drafter, Proposal
 from specjax.tree import root_only
 
@@ -9,6 +10,8 @@ from specjax.tree import root_only
 @dataclasses.dataclass(frozen=True)
 class NoDrafter(Drafter):
     """Plain autoregressive decoding: one target pass a token."""
+
+    about = About("none", "plain decoding", "-")
 
     nodes = 1
     depth = 0

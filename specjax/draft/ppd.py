@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.draft.base import Extra, Proposal, Trained
 from specjax.draft.ppd_trees import Tables, parse, tables
 from specjax.lm import Wants
@@ -41,6 +42,10 @@ class PPD(Trained):
       ensembles: slots that hold one prompt token, each with an embedding of its own; their logits are averaged.
       target: filled in by `bind`.
     """
+
+    about = About(
+        "ppd", "trained prompt tokens behind every node guess what follows it", "arXiv:2405.18628", loads="head"
+    )
 
     trees: str = "5 @ 2 1x5; 4 | 1 @ 2 1x5"
     ensembles: int = 1

@@ -9,6 +9,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.draft.base import Drafter, Proposal, ladder
 from specjax.tree import Topology, Tree
 
@@ -25,6 +26,8 @@ class PromptLookup(Drafter):
       min_ngram: the shortest.
       factor: how many tokens to propose for each one matched, at least 1.
     """
+
+    about = About("prompt_lookup", "copies what followed the last n-gram earlier in the text", "Saxena 2023")
 
     length: int = 13
     ngram: int = 6

@@ -8,6 +8,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.draft.base import Drafter, Proposal, ladder
 from specjax.draft.datastore import SPAN
 from specjax.tree import Tree
@@ -34,6 +35,13 @@ class Rest(Drafter):
       min_span: the shortest.
       vocab_size: filled in from the target.
     """
+
+    about = About(
+        "rest",
+        "what followed the last tokens in a datastore (`specjax datastore build`)",
+        "arXiv:2311.08252",
+        loads="datastore",
+    )
 
     nodes: int = 6
     length: int = 4

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.about import About
 from specjax.draft.base import Proposal, ladder
 from specjax.draft.table import TableDrafter
 from specjax.tree import Tree
@@ -54,6 +55,8 @@ class Stand(TableDrafter):
       slots: S, contexts held; where all `probes` places of a context are taken, the least seen gives way.
       probes: places that a context may lie in.
     """
+
+    about = About("stand", "a table of the target's average laws after its last tokens", "arXiv:2506.04708")
 
     tree: str = "2 | 1 1 | 1 | 1 | 1 | 1"
     k: int = 10

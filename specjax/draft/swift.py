@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.draft import skip_search, spine
 from specjax.draft.base import Proposal, TreeDrafter
 from specjax.expand.early_stop import EarlyStop
@@ -41,6 +42,13 @@ class Swift(TreeDrafter):
       history: trials that the process remembers.
       target: filled in by `bind`.
     """
+
+    about = About(
+        "swift",
+        "the target with some layers left out, which ones it finds as it goes",
+        "arXiv:2410.06916",
+        defaults={"length": 4, "width": 1, "threshold": 0.4, "trials": 64, "patience": 32},
+    )
 
     length: int = 6
     threshold: float = 0.8

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.draft.base import Proposal
 from specjax.draft.table import TableDrafter
 from specjax.tree import Tree
@@ -25,6 +26,8 @@ class TokenRecycling(TableDrafter):
       k: successors kept for a token.
       tree: child counts level by level (`Topology.from_counts`); `PUBLISHED_TREE` has the paper's 80 nodes.
     """
+
+    about = About("token_recycling", "a table of each token's latest likely successors", "arXiv:2408.08696")
 
     k: int = 8
     tree: str = "3 | 2 1 1 | 1x3 | 1x2 | 1 | 1"

@@ -1,9 +1,10 @@
-"""Expanders: from a drafter's next-token laws to a tree."""
+"""Expanders: from a drafter's next-token laws to a tree. A line a method, in the order in which they are listed."""
+# isort: skip_file
 
-from specjax.expand.base import Expander, Level
-from specjax.expand.chain import Chain
-from specjax.expand.early_stop import EarlyStop
-from specjax.expand.static import Static
-from specjax.expand.top_k import TopK
+from specjax.expand.chain import Chain as Chain
+from specjax.expand.early_stop import EarlyStop as EarlyStop
+from specjax.expand.static import Static as Static
+from specjax.expand.top_k import TopK as TopK
 
-__all__ = ["Chain", "EarlyStop", "Expander", "Level", "Static", "TopK"]
+# the contract
+from specjax.expand.base import Expander as Expander, Level as Level

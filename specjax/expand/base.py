@@ -3,11 +3,12 @@
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from specjax.about import Named
 from specjax.sampling import Sampler
 from specjax.sampling.sampler import Paths, best
 from specjax.tree import Tree
@@ -39,6 +40,9 @@ level share one law. V may be fewer columns: those that the sampler is restricte
 
 class Expander(abc.ABC):
     """Grows a tree. Implementations are frozen dataclasses."""
+
+    about: ClassVar[Named] = None
+    """Its names in the registry."""
 
     @property
     @abc.abstractmethod

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.expand.base import Expander, Level, candidates
 from specjax.tree import Topology, Tree
 
@@ -14,6 +15,8 @@ class Chain(Expander):
 
     The draw is an exact sample of the draft's warped law, so a chain also serves the classical rejection rule.
     """
+
+    about = About("chain", "one token a level, drawn with the position's own noise", "arXiv:2211.17192")
 
     length: int = 4
 

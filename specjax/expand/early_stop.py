@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.expand.base import Expander, Grow, Level, candidates
 from specjax.sampling import Sampler
 from specjax.tree import Topology, Tree
@@ -29,6 +30,8 @@ class EarlyStop(Expander):
       threshold: confidence below which a row stops; 0 never stops.
       width: nodes a level: the chain's token and its `width - 1` best siblings, which stay leaves.
     """
+
+    about = About("early_stop", "a chain that ends where the draft is unsure", "arXiv:2404.18911, section 3.2")
 
     length: int = 6
     threshold: float = 0.6

@@ -6,6 +6,7 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.about import About
 from specjax.expand.base import Expander, Level, candidates
 from specjax.tree import Topology, Tree
 
@@ -22,6 +23,14 @@ class Static(Expander):
       choices: rank paths, `((0,), (1,), (0, 0), ...)`.
       coupled: rank with the shared noise (True) or by probability alone.
     """
+
+    about = About(
+        "static",
+        "a tree of fixed shape, given by child counts level by level",
+        "arXiv:2401.10774, section 2.1.2",
+        fields=("tree",),
+        make="from_counts",
+    )
 
     choices: tuple[tuple[int, ...], ...] = DEFAULT_CHOICES
     coupled: bool = True

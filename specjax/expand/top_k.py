@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.about import About
 from specjax.expand.base import Expander, Level, candidates
 from specjax.tree import Tree
 
@@ -22,6 +23,16 @@ class TopK(Expander):
         shared noise; False is EAGLE-2 as published, worth `log q`.
       tau: see `coupled`.
     """
+
+    about = (
+        About("top_k", "a dynamic tree ranked by the chance to be the target's draw given the noise", "this library"),
+        About(
+            "eagle2",
+            "a dynamic tree ranked by draft probability",
+            "arXiv:2406.16858, section 4",
+            defaults={"coupled": False},
+        ),
+    )
 
     k: int = 4
     depth: int = 4

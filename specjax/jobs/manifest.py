@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from specjax.spec.line import values
 
 _SAMPLES, _SAMPLE_BYTES = 16, 4096
 _NOT_IN_WORDS = object()
@@ -45,8 +46,8 @@ def _stretches(file: Path, start: int) -> bytes:
 
 def named_folders(lines: Sequence[Any]) -> dict[str, str]:
     """A fingerprint of every folder that a line such as `eagle1:model=FOLDER` names."""
-    values = [value for line in lines if isinstance(line, str) for value in re.findall(r"=([^,+]+)", line)]
-    return {value: fingerprint(Path(value)) for value in values if Path(value).is_dir()}
+    named = [value for line in lines if isinstance(line, str) for value in values(line)]
+    return {value: fingerprint(Path(value)) for value in named if Path(value).is_dir()}
 
 
 def hash_json(content: Any) -> str:

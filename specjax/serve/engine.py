@@ -16,9 +16,9 @@ from specjax.serve.slots import OnText, Slots, Turn, in_order, serve
 from specjax.serve.text import check_unicode, encode_text
 from specjax.sharding import make_mesh
 from specjax.spec.assemble import Plan, assemble
+from specjax.spec.companions import DEFAULT_MODEL
 from specjax.verify import Verifier
 
-DEFAULT_MODEL = "pycode"
 SHORTEST_PREFIX = 16  # tokens: a shorter prefix is a chunk or less of prefill, and not worth its own
 
 

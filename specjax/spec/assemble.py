@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from specjax.draft import Drafter
-from specjax.spec.companions import Filter, Guide
+from specjax.spec.companions import Stored
 from specjax.spec.registry import build_drafter, make_cache, make_sampler, make_unmask, make_verifier
 from specjax.speculative import speculative
 from specjax.verify import Verifier
@@ -42,6 +42,23 @@ class Plan:
     logprobs: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """A kind of model.
+
+    Attributes:
+      words: what an error calls it.
+      settings: the fields of a `Plan` that are for it alone.
+    """
+
+    words: str
+    settings: tuple[str, ...]
+
+
+_AUTOREGRESSIVE = _Kind("an autoregressive", ("drafter", "verifier", "logprobs"))
+_DIFFUSION = _Kind("a diffusion", ("unmask", "cache", "block_length", "cfg_scale"))
+
+
 def assemble(model: Any, plan: Plan, mesh: Any = None) -> tuple[Any, Any]:
     """A decoder and its parameters.
 
@@ -53,15 +70,14 @@ def assemble(model: Any, plan: Plan, mesh: Any = None) -> tuple[Any, Any]:
     Raises:
       ValueError: one line that says what cannot be used, and what can; a setting of the other kind of model among it.
     """
-    fields = {
-        "an autoregressive": ("drafter", "verifier", "logprobs"),
-        "a diffusion": ("unmask", "cache", "block_length", "cfg_scale"),
-    }
-    kind, other = ("a diffusion", "an autoregressive") if model.masked else ("an autoregressive", "a diffusion")
-    wrong = [field for field in fields[other] if getattr(plan, field) is not None and getattr(plan, field) is not False]
+    kind, other = (_DIFFUSION, _AUTOREGRESSIVE) if model.masked else (_AUTOREGRESSIVE, _DIFFUSION)
+    wrong = [
+        field for field in other.settings if getattr(plan, field) is not None and getattr(plan, field) is not False
+    ]
     if wrong:
         raise ValueError(
-            f"{model.name} is {kind} model: {wrong[0]} is a setting of {other} one; it takes {', '.join(fields[kind])}"
+            f"{model.name} is {kind.words} model: {wrong[0]} is a setting of {other.words} one; it takes "
+            f"{', '.join(kind.settings)}"
         )
     make = _canvas if model.canvas else _diffusion if model.masked else _autoregressive
     return make(model, plan, mesh)
@@ -110,8 +126,9 @@ def _diffusion(model, plan, mesh):
     unmask = DEFAULT_UNMASK if plan.unmask is None else plan.unmask
     unmask = make_unmask(unmask) if isinstance(unmask, str) else unmask
     params = {"target": model.params}
-    if isinstance(unmask, (Guide, Filter)):
-        unmask = unmask.load(model, mesh)
+    if isinstance(unmask, Stored):
+        unmask, own = unmask.load(model, mesh)
+        unmask = unmask, dict.fromkeys(unmask.needs, own)
     unmask, besides = unmask if isinstance(unmask, tuple) and len(unmask) == 2 else (unmask, {})
     if not isinstance(unmask, Unmask) or not isinstance(besides, dict):
         raise ValueError(

@@ -1,75 +1,84 @@
-"""Drafters and policies with a model, a head or a store of their own, which are loaded when the target is known."""
+"""Methods with a model, a head or a store of their own, which are loaded when the target is known."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from specjax.diffusion import unmask
-from specjax.diffusion.guided import Guided
-from specjax.draft import DiffuSpec, Drafter, ModelDrafter, Rest, Trained, adaptive
+from specjax.about import abouts
+from specjax.diffusion.unmask import Unmask, Wrapper
+from specjax.draft import Drafter, adaptive
 from specjax.draft.adaptive import Rule
-from specjax.expand import Expander
+
+DEFAULT_MODEL = "pycode"
+"""The shipped target; what is shipped beside it has its name in front."""
 
 
-class Stored(Protocol):
-    """A drafter whose parameters lie in a folder: loaded when the target is known."""
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A drafter or an unmask policy that something has to be loaded for.
 
-    def load(self, target: Any, mesh: Any = None) -> tuple[Drafter, Any]:
-        """The drafter, bound to its target, and its parameters.
+    Attributes:
+      kind: its class.
+      asked: folder, shipped name or hub id of what is loaded.
+      fields: as they were set.
+      before: of an unmask policy: those that stand before it, the first one foremost.
+    """
+
+    kind: type
+    asked: str
+    fields: dict[str, Any]
+    before: tuple[Wrapper, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What its folder calls it: the first of its class's names."""
+        return abouts(self.kind)[0].name
+
+    def load(self, target: Any, mesh: Any = None) -> tuple[Any, Any]:
+        """The method, bound to its target, and its parameters.
 
         Raises:
           ValueError: where they cannot be loaded, or belong to another target.
         """
-        ...
+        method, params = LOADERS[abouts(self.kind)[0].loads].load(self, target, mesh)
+        return stacked(self.before, method), params
 
 
 @dataclasses.dataclass(frozen=True)
-class DraftModel:
-    """A draft model.
+class Ruled:
+    """A drafter whose chains end by a rule.
 
     Attributes:
-      model: folder, shipped name or hub id of the draft.
-      expander: how its tree grows.
+      drafter: the line without the rule.
+      rule: when a chain ends.
+      length: the longest chain.
     """
 
-    model: str
-    expander: Expander
+    drafter: "Drafter | Stored"
+    rule: Rule
+    length: int
 
-    def load(self, target: Any, mesh: Any = None) -> tuple[ModelDrafter, Any]:
+    def load(self, target: Any, mesh: Any = None) -> tuple[Drafter, Any]:
         """See `Stored.load`."""
-        draft = companion(self.model, target, mesh)
-        if draft.masked is not None:
-            raise ValueError(f"the draft model {draft.name!r} is a diffusion model: pick an autoregressive one")
-        drafter = ModelDrafter(draft.lm, self.expander).bind(target.lm)
-        check_vocabulary(draft, target)
-        return drafter, draft.params
+        drafter, params = ready(self.drafter, target, mesh)
+        return adaptive(drafter, self.rule, self.length).bind(target.lm), {"drafter": params, "rule": None}
 
 
-@dataclasses.dataclass(frozen=True)
-class DiffusionDraft:
-    """A diffusion model as the draft.
+def ready(drafter: "Drafter | Stored | Ruled", target: Any, mesh: Any = None) -> tuple[Any, Any]:
+    """A drafter and its parameters, loaded where it has any; see `Stored.load`."""
+    return (drafter, None) if isinstance(drafter, Drafter) else drafter.load(target, mesh)
 
-    Attributes:
-      model: folder, shipped name or hub id.
-      expander: how its tree grows.
-      fields: of `DiffuSpec`, as they were set; the mask and the shift are the model's.
-    """
 
-    model: str
-    expander: Expander
-    fields: dict[str, Any]
+def stacked(before: Sequence[Wrapper], policy: Any) -> Any:
+    """An unmask policy with others before it, the first one foremost."""
+    for wrapper in reversed(before):
+        policy = dataclasses.replace(wrapper, inner=policy)
+    return policy
 
-    def load(self, target: Any, mesh: Any = None) -> tuple[DiffuSpec, Any]:
-        """See `Stored.load`."""
-        draft = companion(self.model, target, mesh)
-        if draft.masked is None:
-            raise ValueError(f"diffuspec drafts with a diffusion model; {draft.name!r} is autoregressive (use draft)")
-        how = draft.masked
-        if how.block:
-            raise ValueError(f"diffuspec reads the whole text, and the blocks of {draft.name!r} do not see later ones")
-        drafter = DiffuSpec(draft.lm, how.mask_id, self.expander, how.shift, **self.fields).bind(target.lm)
-        check_vocabulary(draft, target, besides=how.mask_id)
-        return drafter, draft.params
+
+def of_several_passes(policy: "Unmask | Stored") -> bool:
+    """Whether a policy that is loaded later names a decoder of its own, so that none can stand before it."""
+    return isinstance(policy, Stored) and policy.kind.decoder is not Unmask.decoder
 
 
 def companion(name: str, target: Any, mesh: Any) -> Any:
@@ -79,146 +88,96 @@ def companion(name: str, target: Any, mesh: Any) -> Any:
     return (models.abstract if target.abstract else models.load)(name, dtype=target.dtype, mesh=mesh)
 
 
-def check_vocabulary(draft: Any, target: Any, besides: int = -1) -> None:
+def check_vocabulary(other: Any, target: Any, besides: int = -1) -> None:
     """Raises ValueError where two models' tokenizers differ in a token; the one of id `besides` may."""
-    if target.tokenizer is None or draft.tokenizer is None:
+    if target.tokenizer is None or other.tokenizer is None:
         return
-    ours, theirs = ({i: t for t, i in model.tokenizer.get_vocab().items() if i != besides} for model in (draft, target))
-    if any(ours[i] != theirs[i] for i in ours.keys() & theirs.keys()):
+    theirs, ours = ({i: t for t, i in model.tokenizer.get_vocab().items() if i != besides} for model in (other, target))
+    if any(theirs[i] != ours[i] for i in theirs.keys() & ours.keys()):
         raise ValueError(
-            f"the draft model {draft.name!r} has another vocabulary than {target.name!r} (same size, other tokens): pick a "
+            f"the draft model {other.name!r} has another vocabulary than {target.name!r} (same size, other tokens): pick a "
             "draft with the target's tokenizer"
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class DraftHead:
-    """A trained drafter.
-
-    Attributes:
-      name: of the head, as its folder says.
-      kind: its class.
-      model: folder, shipped name or hub id.
-      fields: as they were set; those that its parameters depend on come from the folder.
-    """
-
-    name: str
-    kind: type[Trained]
-    model: str
-    fields: dict[str, Any]
-
-    def load(self, target: Any, mesh: Any = None) -> tuple[Drafter, Any]:
-        """See `Stored.load`."""
-        from specjax.models.heads.folder import abstract_head, load_head
-
-        if target.abstract:
-            return abstract_head(self.kind, target, mesh, **self.fields)
-        return load_head(self.model, self.name, self.kind, target, mesh, **self.fields)
+def _model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    draft = companion(stored.asked, target, mesh)
+    if draft.masked is not None:
+        raise ValueError(f"the draft model {draft.name!r} is a diffusion model: pick an autoregressive one")
+    drafter = stored.kind(draft.lm, **stored.fields).bind(target.lm)
+    check_vocabulary(draft, target)
+    return drafter, draft.params
 
 
-@dataclasses.dataclass(frozen=True)
-class DraftStore:
-    """A retrieval drafter and its datastore.
-
-    Attributes:
-      drafter: not bound yet.
-      datastore: folder, shipped name or hub id.
-    """
-
-    drafter: Rest
-    datastore: str
-
-    def load(self, target: Any, mesh: Any = None) -> tuple[Drafter, Any]:
-        """See `Stored.load`."""
-        from specjax.models.heads.datastore import load_datastore
-
-        if target.abstract:
-            raise ValueError("rest reads a datastore, which a configuration does not describe: choose another drafter")
-        return self.drafter.bind(target.lm), load_datastore(self.datastore, target, mesh)
+def _diffusion_model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    draft = companion(stored.asked, target, mesh)
+    if draft.masked is None:
+        raise ValueError(f"{stored.name} drafts with a diffusion model; {draft.name!r} is autoregressive (use draft)")
+    how = draft.masked
+    if how.block:
+        raise ValueError(f"{stored.name} reads the whole text, and the blocks of {draft.name!r} do not see later ones")
+    drafter = stored.kind(draft.lm, how.mask_id, shift=how.shift, **stored.fields).bind(target.lm)
+    check_vocabulary(draft, target, besides=how.mask_id)
+    return drafter, draft.params
 
 
-@dataclasses.dataclass(frozen=True)
-class Ruled:
-    """A drafter whose chains end by a rule.
+def _guide(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    guide = companion(stored.asked, target, mesh)
+    if guide.masked is not None:
+        raise ValueError(f"the guide {guide.name!r} is a diffusion model: pick an autoregressive one")
+    policy = stored.kind(guide.lm, **stored.fields)
+    if guide.lm.vocab_size == target.lm.vocab_size:
+        check_vocabulary(guide, target, besides=target.masked.mask_id)
+    return policy, guide.params
 
-    Attributes:
-      drafter: the line without the rule; see `Stored`.
-      rule: when a chain ends.
-      length: the longest chain.
-    """
 
-    drafter: Any
-    rule: Rule
-    length: int
+def _head(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    from specjax.models.heads.folder import abstract_head, load_head
 
-    def load(self, target: Any, mesh: Any = None) -> tuple[Drafter, Any]:
-        """See `Stored.load`."""
-        drafter, params = self.drafter.load(target, mesh)
-        return adaptive(drafter, self.rule, self.length).bind(target.lm), {"drafter": params, "rule": None}
+    if target.abstract:
+        return abstract_head(stored.kind, target, mesh, **stored.fields)
+    return load_head(stored.asked, stored.name, stored.kind, target, mesh, **stored.fields)
+
+
+def _filter(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    if not (stored.asked or target.abstract):
+        raise ValueError(
+            f"{stored.name} needs a filter: train one (`specjax train {stored.name}`) and name it with model=FOLDER"
+        )
+    return _head(stored, target, mesh)
+
+
+def _datastore(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    from specjax.models.heads.datastore import load_datastore
+
+    if target.abstract:
+        raise ValueError(
+            f"{stored.name} reads a datastore, which a configuration does not describe: choose another drafter"
+        )
+    return stored.kind(**stored.fields).bind(target.lm), load_datastore(stored.asked, target, mesh)
 
 
 @dataclasses.dataclass(frozen=True)
-class Guide:
-    """An unmask policy with a guide that is loaded when the diffusion model is known.
+class Loader:
+    """How a kind of companion is loaded.
 
     Attributes:
-      model: folder, shipped name or hub id of an autoregressive model.
-      top: see `Guided`.
+      load: from what is stored, the target and a mesh to the method and its parameters; see `Stored.load`.
+      default: what is loaded where a line names nothing; `{name}` is the method's (see `Stored.name`).
+      option: the field of a line that names it.
     """
 
-    model: str = "pycode"
-    top: int = 1
-
-    def load(self, target: Any, mesh: Any = None) -> tuple[Guided, dict[str, Any]]:
-        """The policy, and what the decoder's parameters hold besides.
-
-        Raises:
-          ValueError: where it cannot be loaded, or has another vocabulary.
-        """
-        guide = companion(self.model, target, mesh)
-        if guide.masked is not None:
-            raise ValueError(f"the guide {guide.name!r} is a diffusion model: pick an autoregressive one")
-        policy = Guided(guide.lm, self.top)
-        if guide.lm.vocab_size == target.lm.vocab_size:
-            check_vocabulary(guide, target, besides=target.masked.mask_id)
-        return policy, {"guide": guide.params}
+    load: Callable[[Stored, Any, Any], tuple[Any, Any]]
+    default: str
+    option: str = "model"
 
 
-@dataclasses.dataclass(frozen=True)
-class Filter:
-    """A trained unmask policy, loaded when the diffusion model is known.
-
-    Attributes:
-      model: folder or hub id of the filter (`specjax train learn2pd`).
-      threshold: see `Learn2PD`.
-      before: policies that stand before it, the first one foremost.
-    """
-
-    model: str = ""
-    threshold: float = unmask.Learn2PD.threshold
-    before: tuple[unmask.Wrapper, ...] = ()
-
-    def load(self, target: Any, mesh: Any = None) -> tuple[unmask.Unmask, dict[str, Any]]:
-        """The policy, and what the decoder's parameters hold besides.
-
-        Raises:
-          ValueError: where it cannot be loaded, or belongs to another model.
-        """
-        from specjax.models.heads.folder import abstract_head, load_head
-
-        if target.abstract:
-            policy, params = abstract_head(unmask.Learn2PD, target, mesh, threshold=self.threshold)
-        elif not self.model:
-            raise ValueError(
-                "learn2pd needs a filter: train one (`specjax train learn2pd`) and name it with model=FOLDER"
-            )
-        else:
-            policy, params = load_head(self.model, "learn2pd", unmask.Learn2PD, target, mesh, threshold=self.threshold)
-        return stacked(self.before, policy), {"unmask": params}
-
-
-def stacked(before: Sequence[unmask.Wrapper], policy: unmask.Unmask) -> unmask.Unmask:
-    """A policy with others before it, the first one foremost."""
-    for wrapper in reversed(before):
-        policy = dataclasses.replace(wrapper, inner=policy)
-    return policy
+LOADERS: dict[str, Loader] = {
+    "model": Loader(_model, f"{DEFAULT_MODEL}-draft"),
+    "diffusion_model": Loader(_diffusion_model, f"{DEFAULT_MODEL}-diffusion"),
+    "head": Loader(_head, DEFAULT_MODEL + "-{name}"),
+    "datastore": Loader(_datastore, f"{DEFAULT_MODEL}-rest", "datastore"),
+    "guide": Loader(_guide, DEFAULT_MODEL),
+    "filter": Loader(_filter, ""),
+}
+"""By what `About.loads` says."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from specjax.spec.line import read_line
 from specjax.train.losses import LOSSES
 from specjax.train.tasks import OBJECTIVES, Task
 
@@ -95,7 +96,7 @@ def prepare(args: argparse.Namespace) -> tuple[Task, Any, Any, Any, Any, list[st
         raise ValueError(f"--length must be at least 2, got {args.length}")
     if args.batch_size % max(args.accumulate, 1):
         raise ValueError(f"--accumulate {args.accumulate} does not divide --batch-size {args.batch_size}")
-    name = args.drafter.partition(":")[0].strip()
+    name = read_line(args.drafter, "drafter").name
     if name not in OBJECTIVES:
         raise ValueError(f"cannot train {name!r}; choose {', '.join(OBJECTIVES)}")
     output = Path(args.output)

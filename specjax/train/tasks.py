@@ -15,8 +15,9 @@ import numpy as np
 from specjax.draft import ModelDrafter
 from specjax.draft.head import most_frequent
 from specjax.expand import Chain
-from specjax.spec.companions import DraftModel
-from specjax.spec.registry import entry_of, parse
+from specjax.spec.companions import Stored
+from specjax.spec.line import read_line
+from specjax.spec.registry import Entry, parse, plain_fields
 from specjax.train.distill import Distill
 from specjax.train.losses import LOSSES, Loss
 from specjax.train.objective import Objective
@@ -51,16 +52,15 @@ def make_loss(line: str) -> Loss:
     Raises:
       ValueError: on an unknown name or field, naming those there are.
     """
-    return parse("loss", {name: entry_of(kind, "", "") for name, kind in LOSSES.items()}, line)
+    return parse("loss", {name: Entry(kind, plain_fields(kind)) for name, kind in LOSSES.items()}, line)
 
 
 def _fields(line: str, *kinds: type) -> tuple[dict[str, Any], ...]:
     """The fields that a line sets, for each of the dataclasses those that are its own."""
-    entries = [entry_of(kind, "", "") for kind in kinds]
-    known = {name: value for entry in entries for name, value in entry.fields.items()}
-    merged = dataclasses.replace(entries[0], fields=known, make=lambda **chosen: chosen)
-    chosen = parse("drafter", {line.partition(":")[0].strip(): merged}, line)
-    return tuple({name: value for name, value in chosen.items() if name in entry.fields} for entry in entries)
+    own = [plain_fields(kind) for kind in kinds]
+    known = {name: value for fields in own for name, value in fields.items()}
+    chosen = parse("drafter", {read_line(line).name: Entry(dict, known)}, line)
+    return tuple({name: value for name, value in chosen.items() if name in fields} for fields in own)
 
 
 def _divergence(args: argparse.Namespace) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _distill(target: Any, args: argparse.Namespace, read: Callable[[], "Rows"]) 
         raise ValueError("distill: keep below 1 and --reference (a distilled copy of the draft) need each other")
     full = dataclasses.replace(target, dtype="float32")  # the target's own type would swallow small updates
     if args.draft is not None:
-        drafter, params = DraftModel(args.draft, Chain()).load(full)
+        drafter, params = Stored(ModelDrafter, args.draft, {"expander": Chain()}).load(full)
         lm: Any = drafter.lm
     else:
         lm = _shape(args.draft_config, target)
@@ -92,7 +92,7 @@ def _distill(target: Any, args: argparse.Namespace, read: Callable[[], "Rows"]) 
         )
     frozen = target.params
     if args.reference is not None:
-        reference, reference_params = DraftModel(args.reference, Chain()).load(full)
+        reference, reference_params = Stored(ModelDrafter, args.reference, {"expander": Chain()}).load(full)
         if reference.lm != lm:
             raise ValueError(f"--reference {args.reference!r} is not a model of the draft's shape")
         frozen = (target.params, reference_params)

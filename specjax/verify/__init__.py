@@ -1,7 +1,11 @@
-"""Verifiers: which of the drafted tokens are kept, and what follows them."""
+"""Verifiers: which of the drafted tokens are kept, and what follows them.
 
-from specjax.verify.base import Verifier
-from specjax.verify.coupled import Coupled
-from specjax.verify.rejection import Rejection
+A line a method, in the order in which they are listed.
+"""
+# isort: skip_file
 
-__all__ = ["Coupled", "Rejection", "Verifier"]
+from specjax.verify.coupled import Coupled as Coupled
+from specjax.verify.rejection import Rejection as Rejection
+
+# the contract
+from specjax.verify.base import Verifier as Verifier

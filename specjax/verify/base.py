@@ -1,7 +1,9 @@
 """The verifier contract: from the target's output over a tree to a verdict."""
 
 import abc
+from typing import ClassVar
 
+from specjax.about import Named
 from specjax.draft.base import Drafter, Verdict
 from specjax.lm import Output, Wants
 from specjax.sampling import Sampler
@@ -11,11 +13,13 @@ from specjax.tree import Tree
 class Verifier(abc.ABC):
     """Decides which path of the tree is kept. Implementations are frozen dataclasses."""
 
+    about: ClassVar[Named] = None
+    """Its names in the registry, and what its text is worth beside plain decoding's."""
+
     wants: Wants
     """What it reads of the target's Output."""
     keep_q: bool = False
     """Whether it reads `Tree.log_q`."""
-    lossless: bool = True
 
     def check(self, drafter: Drafter) -> None:
         """Raises ValueError where this rule cannot judge the drafter's trees; the default judges any."""

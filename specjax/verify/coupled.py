@@ -9,6 +9,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.draft.base import Verdict
 from specjax.lm import Wants
 from specjax.verify.base import Verifier
@@ -17,6 +18,10 @@ from specjax.verify.base import Verifier
 @dataclasses.dataclass(frozen=True)
 class Coupled(Verifier):
     """Keeps the deepest path whose every token is the target's draw at its parent. Lossless for any tree."""
+
+    about = About(
+        "coupled", "keep the target's own draw; same text as plain decoding, any tree", "this library", "same text"
+    )
 
     wants = Wants(draw=True)
 

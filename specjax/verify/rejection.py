@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.draft.base import Verdict
 from specjax.lm import Wants
 from specjax.sampling.sampler import best
@@ -24,6 +25,13 @@ class Rejection(Verifier):
     Lossless in law for chains, but the text differs from plain sampling's at the same seed. Positions below a rejection
     are never looked at, so noise keyed by position is fresh whenever it decides something.
     """
+
+    about = About(
+        "rejection",
+        "accept with min(1, p/q), else draw the residual; chains only",
+        "arXiv:2211.17192",
+        "same distribution",
+    )
 
     wants = Wants(logits=True)
     keep_q = True

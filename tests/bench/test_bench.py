@@ -6,8 +6,9 @@ import jax
 import pytest
 
 from specjax import cli, models
-from specjax.bench.run import Lap, PeerRow, Report, Row, measure, split_drafters, summarise, survival
+from specjax.bench.run import Lap, PeerRow, Report, Row, measure, summarise, survival
 from specjax.models.llama import LlamaConfig, LlamaLM
+from specjax.spec import line
 
 ROW = ["decoder", "tokens_per_step", "tokens_per_second", "ratio_to_plain", "step_ratio", "identical_text"]
 ROW += ["acceptance_by_depth"]
@@ -107,7 +108,7 @@ def test_accounting():
 
 
 def test_drafters_of_a_comma_list():
-    assert split_drafters(["none,prompt_lookup:length=8,ngram=3,draft:expander=chain", "none"]) == [
+    assert line.lines(["none,prompt_lookup:length=8,ngram=3,draft:expander=chain", "none"]) == [
         "none", "prompt_lookup:length=8,ngram=3", "draft:expander=chain",
     ]  # fmt: skip
 

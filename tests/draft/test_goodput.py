@@ -142,7 +142,7 @@ def test_what_it_cannot_be():
 def test_its_line_of_text():
     """The rule's fields stand beside the drafter's; what neither has is refused."""
     made = parse("drafter", REGISTRY, "draft:model=pycode-draft,rule=goodput,length=4,target_pass=3")
-    assert (made.rule, made.length, made.drafter.model) == (Goodput(target_pass=3.0), 4, "pycode-draft")
+    assert (made.rule, made.length, made.drafter.asked) == (Goodput(target_pass=3.0), 4, "pycode-draft")
     for line, why in (
         ("draft:rule=frob", "unknown rule 'frob'; choose confidence, online, goodput"),
         ("draft:rule=goodput,cost=1", "has no field 'cost'; it has model, rule, length, draft_pass"),

@@ -6,9 +6,12 @@ what every cache of a bidirectional model approximates (Fast-dLLM, arXiv:2505.22
 
 import abc
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+
+from specjax.about import Named
 
 Array = jax.Array
 
@@ -49,6 +52,9 @@ class Cache(abc.ABC):
 
     Whatever it says, a row's first pass computes everything, and every pass what its logits are read from.
     """
+
+    about: ClassVar[Named] = None
+    """Its names in the registry."""
 
     @property
     def keeps(self) -> bool:

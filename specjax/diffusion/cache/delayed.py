@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.diffusion.cache.base import Cache, every
 from specjax.diffusion.cache.dual import check_refresh, due
 
@@ -15,6 +16,8 @@ class Delayed(Cache):
     Attributes:
       refresh: passes over a block between two that compute everything; 1 is no cache.
     """
+
+    about = About("delayed", "reuses known tokens, from one pass after they became known", "arXiv:2505.15781", "lossy")
 
     refresh: int = 8
 
@@ -33,6 +36,10 @@ class Greedy(Cache):
       refresh: as in `Delayed`.
       reach: how far from a decoded token its open neighbours are computed anew.
     """
+
+    about = About(
+        "greedy", "the same, and of the open ones only the block's and neighbours", "arXiv:2505.15781", "lossy"
+    )
 
     refresh: int = 2
     reach: int = 4

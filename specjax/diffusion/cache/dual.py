@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from specjax.about import About
 from specjax.diffusion.cache.base import Cache, every
 
 
@@ -12,6 +13,8 @@ class Dual(Cache):
     Attributes:
       refresh: passes over a block between two that compute everything; 0: the first alone does. 1 is no cache.
     """
+
+    about = About("dual", "reuses all but the block, while it lasts", "arXiv:2505.22618, section 3.2", "lossy")
 
     refresh: int = 0
 
@@ -29,6 +32,10 @@ class Prefix(Cache):
     Attributes:
       refresh: as in `Dual`.
     """
+
+    about = About(
+        "prefix", "reuses what lies before the block, while it lasts", "arXiv:2505.22618, section 3.2", "lossy"
+    )
 
     refresh: int = 0
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from specjax.about import About
 from specjax.diffusion.cache.base import Cache
 
 
@@ -12,6 +13,8 @@ class Freeze(Cache):
     Attributes:
       window: how far beyond the active block; the positions after it are computed when a block is entered. 0: to the end.
     """
+
+    about = About("freeze", "freezes finished blocks for good", "arXiv:2505.21467", "lossy")
 
     window: int = 0
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from specjax.about import About
 from specjax.diffusion.cache.base import Cache, every
 
 
@@ -15,6 +16,8 @@ class Interval(Cache):
       prompt: passes between two that compute the prompt.
       response: passes between two that compute all that follows it.
     """
+
+    about = About("interval", "refreshes prompt and response at intervals of their own", "arXiv:2506.06295", "lossy")
 
     prompt: int = 50
     response: int = 7
@@ -38,6 +41,8 @@ class Vicinity(Cache):
       after: neighbours on the right.
       warmup: passes over a block that compute everything.
     """
+
+    about = About("vicinity", "computes the block and its neighbours", "dInfer 2025", "lossy")
 
     before: int = 16
     after: int = 16

@@ -1,38 +1,22 @@
-"""Unmask policies: which of a block's predictions to commit. One file a method."""
+"""Unmask policies: which of a block's predictions to commit. A file and a line a method; what `specjax.diffusion` has too is
+listed in its order."""
+# isort: skip_file
 
-from specjax.diffusion.unmask.base import Choice, Guess, Unmask
-from specjax.diffusion.unmask.credit import Credit
-from specjax.diffusion.unmask.dream import Dream
-from specjax.diffusion.unmask.end_of_text import EndOfText
-from specjax.diffusion.unmask.entropy import EntropyBound
-from specjax.diffusion.unmask.factor import Factor
-from specjax.diffusion.unmask.fixed import Fixed
-from specjax.diffusion.unmask.hierarchy import Hierarchy
-from specjax.diffusion.unmask.learned import Learn2PD
-from specjax.diffusion.unmask.local_leap import LocalLeap
-from specjax.diffusion.unmask.prophet import Prophet
-from specjax.diffusion.unmask.remask import ReMDM, RunningConfidence
-from specjax.diffusion.unmask.slow_fast import SlowFast
-from specjax.diffusion.unmask.threshold import Threshold
-from specjax.diffusion.unmask.wrapper import Wrapper
+from specjax.diffusion.unmask.threshold import Threshold as Threshold
+from specjax.diffusion.unmask.fixed import Fixed as Fixed
+from specjax.diffusion.unmask.dream import Dream as Dream
+from specjax.diffusion.unmask.factor import Factor as Factor
+from specjax.diffusion.unmask.entropy import EntropyBound as EntropyBound
+from specjax.diffusion.unmask.local_leap import LocalLeap as LocalLeap
+from specjax.diffusion.unmask.hierarchy import Hierarchy as Hierarchy
+from specjax.diffusion.unmask.slow_fast import SlowFast as SlowFast
+from specjax.diffusion.unmask.credit import Credit as Credit
+from specjax.diffusion.unmask.prophet import Prophet as Prophet
+from specjax.diffusion.unmask.end_of_text import EndOfText as EndOfText
+from specjax.diffusion.unmask.learned import Learn2PD as Learn2PD
+from specjax.diffusion.unmask.remask import ReMDM as ReMDM
+from specjax.diffusion.unmask.remask import RunningConfidence as RunningConfidence
 
-__all__ = [
-    "Choice",
-    "Credit",
-    "Dream",
-    "EndOfText",
-    "EntropyBound",
-    "Factor",
-    "Fixed",
-    "Guess",
-    "Hierarchy",
-    "Learn2PD",
-    "LocalLeap",
-    "Prophet",
-    "ReMDM",
-    "RunningConfidence",
-    "SlowFast",
-    "Threshold",
-    "Unmask",
-    "Wrapper",
-]
+# the contract
+from specjax.diffusion.unmask.base import Choice as Choice, Guess as Guess, Unmask as Unmask
+from specjax.diffusion.unmask.wrapper import Wrapper as Wrapper

@@ -3,11 +3,12 @@
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from specjax.about import Named
 from specjax.sharding.rules import replicated
 
 Array = jax.Array
@@ -61,6 +62,9 @@ class Choice:
 
 class Unmask(abc.ABC):
     """Chooses what to commit. Implementations are frozen dataclasses; where it chooses nothing, the surest is committed."""
+
+    about: ClassVar[Named] = None
+    """Its names in the registry."""
 
     def param_shardings(self, mesh: jax.sharding.Mesh, params: Any) -> Any:
         """Where its parameters, `params["unmask"]`, belong on a mesh: a copy on every device."""

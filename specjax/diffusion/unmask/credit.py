@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.diffusion.unmask.wrapper import Wrapper
 
 
@@ -21,6 +22,10 @@ class Credit(Wrapper):
       beta: what remains of a credit after a pass.
       gamma: how much a pass's own confidence counts.
     """
+
+    about = About(
+        "credit", "raises what earlier passes predicted; put before another policy", "arXiv:2510.06133", "lossy"
+    )
 
     alpha: float = 0.7
     beta: float = 0.8

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.diffusion.unmask.base import RULES, Choice, Unmask, ranks
 
 
@@ -22,6 +23,8 @@ class Dream(Unmask):
       alg_temp: above 0, the positions are drawn without replacement in proportion to `exp(sureness / alg_temp)`. Not for
         `origin`, which is not sure of anything.
     """
+
+    about = About("dream", "Dream's sampler: a linear schedule", "arXiv:2508.15487", "own text")
 
     steps: int = 32
     rule: str = "origin"

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from specjax.about import About
 from specjax.diffusion.unmask.wrapper import Wrapper
 
 
@@ -14,6 +15,10 @@ class EndOfText(Wrapper):
     Attributes:
       inner: decides.
     """
+
+    about = About(
+        "end_of_text", "a committed end of text ends the canvas; put before another policy", "arXiv:2509.25188", "lossy"
+    )
 
     @property
     def ends(self):

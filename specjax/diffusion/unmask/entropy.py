@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from specjax.about import About
 from specjax.diffusion.unmask.base import Choice, Unmask, negative_entropy
 
 
@@ -12,6 +13,8 @@ class EntropyBound(Unmask):
     Attributes:
       bound: in nats; `log V` commits a block at once.
     """
+
+    about = About("entropy", "all of at most so much entropy", "arXiv:2509.26488", "lossy")
 
     bound: float = 0.5
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.diffusion.unmask.base import Choice, Unmask, confidence, ranks
 
 
@@ -17,6 +18,8 @@ class Factor(Unmask):
     Attributes:
       factor: f.
     """
+
+    about = About("factor", "the n surest while (n + 1)(1 - c_n) <= factor", "arXiv:2505.22618, section 3.3", "lossy")
 
     factor: float = 1.0
 

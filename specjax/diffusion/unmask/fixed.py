@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.diffusion.unmask.base import RULES, Choice, Unmask, ranks
 
 
@@ -15,6 +16,8 @@ class Fixed(Unmask):
       steps: denoising steps a block; 0: as many as it has masks, one token each.
       rule: a key of `RULES`.
     """
+
+    about = About("fixed", "LLaDA's sampler: as many a pass that a block takes `steps`", "arXiv:2502.09992", "own text")
 
     steps: int = 0
     rule: str = "low_confidence"

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.diffusion.unmask.base import Choice, Unmask, confidence
 
 
@@ -17,6 +18,8 @@ class Hierarchy(Unmask):
       threshold: probability at which a prediction is committed anyway.
       low: probability asked of a run's surest; 1 or more is `Threshold`.
     """
+
+    about = About("hierarchy", "what is sure, and one token of every run of masks", "dInfer 2025", "lossy")
 
     threshold: float = 0.9
     low: float = 0.4

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.diffusion.unmask.base import Choice, Guess, Unmask, confidence
 
 Array = jax.Array
@@ -23,6 +24,15 @@ class Learn2PD(Unmask):
       block_length: W, that it was trained for.
       hidden: H.
     """
+
+    about = About(
+        "learn2pd",
+        "what a trained filter finds final",
+        "arXiv:2509.25188",
+        "lossy",
+        fields=("threshold",),
+        loads="filter",
+    )
 
     threshold: float = 0.96
     block_length: int = 32

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.diffusion.unmask.base import Choice, Unmask, confidence
 
 
@@ -17,6 +18,8 @@ class LocalLeap(Unmask):
       relaxed: probability asked for near one; equal to `anchor` it is `Threshold(anchor)`.
       radius: how many positions away is near.
     """
+
+    about = About("local_leap", "a lower threshold near very sure tokens", "arXiv:2510.07081", "lossy")
 
     anchor: float = 0.9
     relaxed: float = 0.75

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.diffusion.unmask.wrapper import Wrapper
 
 
@@ -20,6 +21,8 @@ class Prophet(Wrapper):
       middle: in the second third.
       late: after that.
     """
+
+    about = About("prophet", "commits a settled block whole; put before another policy", "arXiv:2508.19982", "lossy")
 
     early: float = 7.5
     middle: float = 5.0

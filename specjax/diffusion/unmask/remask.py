@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.diffusion.unmask.base import RULES, Choice, Unmask, ranks
 from specjax.diffusion.unmask.fixed import Fixed
 
@@ -29,6 +30,8 @@ class ReMDM(Revising):
       at: the share of a block's passes before them.
       rule: a key of `RULES`.
     """
+
+    about = About("remdm", "one token a pass, late ones redo the least sure", "arXiv:2503.00307", "own text")
 
     extra: int = 4
     count: int = 1
@@ -62,6 +65,8 @@ class RunningConfidence(Revising, Fixed):
 
     A token keeps the confidence that it was written with until it is written anew, so an early unsure one may go again.
     """
+
+    about = About("rcr", "writes all, opens the least sure again", "ParallelBench 2025", "own text")
 
     def __call__(self, guess, memory):
         score = RULES[self.rule](guess)

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.diffusion.unmask.base import Choice, Unmask, confidence
 
 
@@ -20,6 +21,10 @@ class SlowFast(Unmask):
       rest: the standard deviation of the last two ends, in positions, below which exploring ends.
       threshold: probability at which accelerating commits; where fewer than two are that sure, the surest one.
     """
+
+    about = About(
+        "slow_fast", "one token a pass until predictions settle, then all sure ones", "arXiv:2506.10848", "lossy"
+    )
 
     explore: int = 6
     reach: float = 0.3

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from specjax.about import About
 from specjax.diffusion.unmask.base import Choice, Unmask, confidence
 
 
@@ -12,6 +13,8 @@ class Threshold(Unmask):
     Attributes:
       threshold: tau; above 1 it is one token a step.
     """
+
+    about = About("threshold", "all that is surer than a threshold", "arXiv:2505.22618, section 3.3", "lossy")
 
     threshold: float = 0.9
 

@@ -1,0 +1,60 @@
+"""What a method says of itself, as an attribute of its class: the registry is made of it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+GUARANTEES = {
+    "same text": "what plain decoding writes at the same seed (of a diffusion model: `fixed` without a cache)",
+    "same distribution": "another text at the same seed, of plain decoding's distribution",
+    "own text": "a published sampler, which defines its text",
+    "lossy": "may write what plain decoding would not",
+}
+"""What a method's text is worth beside plain decoding's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What the registry and the listings say of a method.
+
+    A class names itself in its own attribute `about`, or in a tuple of these where it has several names; what it inherits does
+    not count. Without one it is for Python alone.
+
+    Attributes:
+      name: in a line of text.
+      summary: what it does, in a line.
+      source: the paper or origin.
+      guarantee: a key of `GUARANTEES`; empty where another part decides, as the verifier does of a drafter's text.
+      defaults: what a line that names no value takes in place of the class's own defaults.
+      fields: those that a line may set; None: every one whose default is a number, a word or a switch.
+      make: the class method that takes them; empty: the class itself.
+      expander: the line of the expander that a drafter takes where none is named; empty: it takes none.
+      loads: what is loaded for it when the target is known, a key of `specjax.spec.companions.LOADERS`; empty: nothing.
+
+    Raises:
+      ValueError: on a guarantee that there is not.
+    """
+
+    name: str
+    summary: str
+    source: str
+    guarantee: str = ""
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fields: tuple[str, ...] | None = None
+    make: str = ""
+    expander: str = ""
+    loads: str = ""
+
+    def __post_init__(self):
+        if self.guarantee and self.guarantee not in GUARANTEES:
+            raise ValueError(f"{self.name}: unknown guarantee {self.guarantee!r}; choose {', '.join(GUARANTEES)}")
+
+
+Named = About | tuple[About, ...] | None
+"""The type of the attribute `about`."""
+
+
+def abouts(kind: type) -> tuple[About, ...]:
+    """What a class says of itself, once for each of its names; nothing where it has none of its own."""
+    own = vars(kind).get("about")
+    return () if own is None else own if isinstance(own, tuple) else (own,)

@@ -1,0 +1,98 @@
+"""The grammar of a line of text that chooses methods; it knows none of them.
+
+`NAME:FIELD=VALUE,...` is a method and its settings, `a+b` several in a row. The fields of a part (a drafter's expander, its
+rule) stand flat among the method's own. In a comma list of lines, an item with a `=` and no name in front belongs to the line
+before it.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A method and what was set.
+
+    Attributes:
+      name: of the method.
+      fields: values by field, as they were written.
+    """
+
+    name: str
+    fields: dict[str, str]
+
+
+def read_line(text: str, kind: str = "line") -> Line:
+    """One method's line; `kind` is for errors.
+
+    >>> read_line("prompt_lookup: length=8, ngram=3")
+    Line(name='prompt_lookup', fields={'length': '8', 'ngram': '3'})
+    >>> read_line("none")
+    Line(name='none', fields={})
+
+    Raises:
+      ValueError: where a field has no value.
+    """
+    name, items = _split(text)
+    for item in items:
+        if "=" not in item:
+            raise ValueError(f"{kind} {text!r}: {item!r} is not FIELD=VALUE")
+    return Line(name, dict(_field(item) for item in items))
+
+
+def extended(text: str, settings: str) -> str:
+    """A line with more settings at its end.
+
+    >>> extended("draft", "length=8"), extended("draft:model=my/draft", "length=8")
+    ('draft:length=8', 'draft:model=my/draft,length=8')
+    """
+    return f"{text}{',' if ':' in text else ':'}{settings}"
+
+
+def parts(text: str) -> list[str]:
+    """The lines of methods in a row.
+
+    >>> parts("credit:alpha=1+threshold")
+    ['credit:alpha=1', 'threshold']
+    """
+    return text.split("+")
+
+
+def lines(texts: Iterable[str]) -> list[str]:
+    """Every line of some comma lists, once.
+
+    >>> lines(["credit:alpha=1,beta=1+threshold:threshold=0.8,fixed"])
+    ['credit:alpha=1,beta=1+threshold:threshold=0.8', 'fixed']
+    >>> lines(["prompt_lookup:length=8,ngram=3,none", "draft"])
+    ['prompt_lookup:length=8,ngram=3', 'none', 'draft']
+    """
+    found: list[str] = []
+    for text in texts:
+        first, *others = text.split(",")
+        found.append(first.strip())
+        for item in others:
+            if "=" in item and ":" not in item.partition("=")[0]:
+                found[-1] += "," + item
+            else:
+                found.append(item.strip())
+    return list(dict.fromkeys(found))
+
+
+def values(text: str) -> list[str]:
+    """Everything that a line sets a field to, the folders that it names among them; words that are no line have none.
+
+    >>> values("prompt_lookup:length=3+draft:model=my/draft,expander=top_k")
+    ['3', 'my/draft', 'top_k']
+    """
+    items = [item for part in parts(text) for item in _split(part)[1]]
+    return [_field(item)[1] for item in items if "=" in item]
+
+
+def _split(text: str) -> tuple[str, list[str]]:
+    name, _, rest = text.strip().partition(":")
+    return name.strip(), [item.strip() for item in rest.split(",") if item.strip()]
+
+
+def _field(item: str) -> tuple[str, str]:
+    field, _, value = item.partition("=")
+    return field.strip(), value.strip()

@@ -1,0 +1,208 @@
+"""A method is one file and one export line: the drafter of CONTRIBUTING.md as the page has it, and one of each other kind."""
+
+import dataclasses
+import functools
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from support.conformance import TARGET, Rows, chains, same, start, texts
+
+import specjax
+from specjax import about, diffusion, draft, expand, verify
+from specjax.about import About
+from specjax.diffusion import Credit, Unmask, cache, unmask
+from specjax.diffusion.unmask import Choice
+from specjax.draft import Drafter, NoDrafter
+from specjax.draft.base import Verdict
+from specjax.expand import Chain, Expander
+from specjax.lm import Wants
+from specjax.models import LlamaConfig, LlamaLM
+from specjax.spec import registry
+from specjax.verify import Rejection, Verifier
+
+ROOT = Path(__file__).parents[2]
+SMALL = LlamaLM(LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=64, tie_word_embeddings=True))
+ROWS = Rows(((1, 2, 3), (9, 8)), ("a", "b"), ({}, {}), new_tokens=8)
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+@functools.cache
+def params_of_small():
+    """A model that tends to say the same again, since it reads and writes with one matrix."""
+    return {"target": jax.jit(SMALL.init)(jax.random.key(0)), "draft": None}
+
+
+def block(begins: str) -> str:
+    """The page's block of code whose first line begins so."""
+    (found,) = (text for text in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if text.startswith(begins))
+    return found
+
+
+def ruff(command: str, file: str, code: str) -> None:
+    """As if the code stood in that file of the repository."""
+    words = [sys.executable, "-m", "ruff", *command.split(), "--stdin-filename", file, "-"]
+    done = subprocess.run(words, input=code, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """The page's file, exported by the page's line."""
+    file = tmp_path / "repeat.py"
+    file.write_text(block("# specjax/draft/repeat.py\n"))
+    found = importlib.util.spec_from_file_location("specjax.draft.repeat", file)
+    module = importlib.util.module_from_spec(found)
+    monkeypatch.setitem(sys.modules, found.name, module)
+    found.loader.exec_module(module)
+    monkeypatch.setattr(draft, "Repeat", None, raising=False)  # so that it is gone again afterwards
+    exec(block("# specjax/draft/__init__.py"), vars(draft))
+    monkeypatch.setattr(registry, "DRAFTERS", registry.listed(Drafter, draft))
+    return module
+
+
+def test_the_page_is_formatted():
+    for command in ("check", "format --check"):
+        ruff(command, "specjax/draft/repeat.py", block("# specjax/draft/repeat.py\n"))
+    exports = (ROOT / "specjax/draft/__init__.py").read_text() + block("# specjax/draft/__init__.py").splitlines()[1]
+    ruff("check", "specjax/draft/__init__.py", exports + "\n")
+
+
+def test_the_drafter_of_the_page(module):
+    """It is found by its line of text, writes plain decoding's text, and is what the page's line in the table makes."""
+    drafter, params = registry.build_drafter("repeat:length=2", None)
+    assert drafter == module.Repeat(2) and params is None and list(registry.DRAFTERS)[-1] == "repeat"
+    found = {}
+    for name, each in (("plain", NoDrafter()), ("repeat", drafter)):
+        decoder = specjax.speculative(SMALL, each)
+        state = start(decoder, ROWS, model=params_of_small(), capacity=32, width=4)
+        found[name] = specjax.run(decoder, params_of_small(), state)
+    same(texts(found["repeat"]), texts(found["plain"]))
+    assert found["repeat"].stats.steps.sum() < found["plain"].stats.steps.sum()  # tokens that repeat come together
+    (line,) = re.findall(r'^"repeat": .*$', block("# tests/support/conformance.py"), flags=re.MULTILINE)
+    table = eval(f"{{{line}}}", {"specjax": specjax})
+    assert table == {"repeat": registry.DRAFTERS["repeat"].make()} and chains(table) == ["repeat"]
+    specjax.speculative(TARGET, table["repeat"], Rejection())
+
+
+@dataclasses.dataclass(frozen=True)
+class Never(Verifier):
+    """Keeps nothing."""
+
+    about = About("never", "keeps no draft", "-", "same text")
+
+    wants = Wants(draw=True)
+    patience: int = 3
+
+    def __call__(self, output, tree, sampler):
+        zero = jnp.zeros(tree.tokens.shape[:1], jnp.int32)
+        return Verdict(zero[:, None], zero, output.draw[:, 0])
+
+
+class Short(Chain):
+    """A chain under two names."""
+
+    about = (About("short", "a chain", "-"), About("shorter", "a chain", "-", defaults={"length": 1}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Everything(Unmask):
+    """Commits all that is open."""
+
+    about = About("everything", "all at once", "-", "lossy")
+
+    scale: float = 1.0
+
+    def __call__(self, guess, memory):
+        return Choice(guess.masked, self.scale * guess.noise, guess.tokens), memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Behind(cache.Cache):
+    """Computes what lies behind the block's start."""
+
+    about = About("behind", "reuses what lies before the block", "-", "lossy")
+
+    def active(self, canvas):
+        return canvas.at >= canvas.start[:, None]
+
+
+@pytest.mark.parametrize(
+    ("added", "package", "table", "packages", "base", "make", "wanted"),
+    (
+        (Never, verify, "VERIFIERS", (verify,), Verifier, lambda: registry.make_verifier("never:patience=4"), Never(4)),
+        (
+            Everything,
+            unmask,
+            "UNMASKS",
+            (diffusion, unmask),
+            Unmask,
+            lambda: registry.make_unmask("credit:alpha=0.5+everything:scale=2"),
+            Credit(Everything(2.0), 0.5),
+        ),
+        (Behind, cache, "CACHES", (cache,), cache.Cache, lambda: registry.make_cache("behind"), Behind()),
+        (
+            Short,
+            expand,
+            "EXPANDERS",
+            (expand,),
+            Expander,
+            lambda: registry.parse("drafter", registry.DRAFTERS, "draft:expander=shorter").fields["expander"],
+            Short(1),
+        ),
+    ),
+)
+def test_one_of_each_other_kind(monkeypatch, added, package, table, packages, base, make, wanted):
+    with pytest.raises(ValueError, match="unknown .*; choose "):
+        make()
+    before = getattr(registry, table)
+    monkeypatch.setattr(package, added.__name__, added, raising=False)
+    monkeypatch.setattr(registry, table, registry.listed(base, *packages))
+    after = getattr(registry, table)
+    assert list(after) == [*before, *(words.name for words in about.abouts(added))]
+    assert make() == wanted
+
+
+def test_what_is_not_listed(monkeypatch):
+    """A name that another has is refused; an export without names of its own is for Python alone, whatever it inherits."""
+
+    class Quiet(NoDrafter):
+        pass
+
+    monkeypatch.setattr(draft, "Quiet", Quiet, raising=False)
+    assert registry.listed(Drafter, draft).keys() == registry.DRAFTERS.keys()
+    monkeypatch.setattr(Quiet, "about", NoDrafter.about)
+    with pytest.raises(ValueError, match="Quiet is called 'none', as another Drafter is"):
+        registry.listed(Drafter, draft)
+    with pytest.raises(ValueError, match="unknown guarantee 'fast'; choose same text, same distribution"):
+        About("quick", "says too much", "-", "fast")
+
+
+def test_who_promises_what():
+    """Of a drafter's text the verifier decides; every other method of a decoder says what its text is worth."""
+    promises = {name: entry.guarantee for name, entry in registry.VERIFIERS.items()}
+    assert promises["coupled"] == "same text" and promises["rejection"] == "same distribution"
+    for table in (registry.VERIFIERS, registry.UNMASKS, registry.SAMPLERS, registry.CACHES):
+        assert all(entry.guarantee in about.GUARANTEES for entry in table.values())
+    assert not any(entry.guarantee for entry in (*registry.DRAFTERS.values(), *registry.EXPANDERS.values()))
+
+
+def test_what_a_line_loads_where_it_names_nothing():
+    """What is shipped; one head under two names is one folder, and a filter is never shipped."""
+    grown = {"expander": Chain()}
+    cases = {"rest": {}, "ppd": {}, "draft": grown, "diffuspec": grown, "eagle2": grown}
+    loaded = {name: registry.DRAFTERS[name].make(**fields) for name, fields in cases.items()}
+    assert [stored.asked.removeprefix("pycode-") for stored in loaded.values()] == [
+        "rest",
+        "ppd",
+        "draft",
+        "diffusion",
+        "eagle1",
+    ]
+    assert loaded["eagle2"].name == "eagle1"
+    assert [registry.make_unmask(name).asked for name in ("guided", "learn2pd")] == ["pycode", ""]

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from specjax.expand.base import Expander
 from specjax.lm import LM, Block, Output, Partial, Wants
+from specjax.models.param_axes import head_shardings
 from specjax.sampling import Sampler
 from specjax.sharding.rules import replicated
 from specjax.tree import Tree
@@ -318,8 +319,6 @@ class Trained(Drafter):
         return None
 
     def param_shardings(self, mesh, params):
-        from specjax.models.param_axes import head_shardings
-
         return head_shardings(mesh, params, self.cache_config)
 
     @abc.abstractmethod

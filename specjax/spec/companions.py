@@ -109,7 +109,7 @@ class DraftHead:
 
     def load(self, target: Any, mesh: Any = None) -> tuple[Drafter, Any]:
         """See `Stored.load`."""
-        from specjax.models.heads.folder import abstract_head, load_head
+        from specjax.draft.heads.folder import abstract_head, load_head
 
         if target.abstract:
             return abstract_head(self.kind, target, mesh, **self.fields)
@@ -130,7 +130,7 @@ class DraftStore:
 
     def load(self, target: Any, mesh: Any = None) -> tuple[Drafter, Any]:
         """See `Stored.load`."""
-        from specjax.models.heads.datastore import load_datastore
+        from specjax.draft.heads.datastore import load_datastore
 
         if target.abstract:
             raise ValueError("rest reads a datastore, which a configuration does not describe: choose another drafter")
@@ -204,7 +204,7 @@ class Filter:
         Raises:
           ValueError: where it cannot be loaded, or belongs to another model.
         """
-        from specjax.models.heads.folder import abstract_head, load_head
+        from specjax.draft.heads.folder import abstract_head, load_head
 
         if target.abstract:
             policy, params = abstract_head(unmask.Learn2PD, target, mesh, threshold=self.threshold)

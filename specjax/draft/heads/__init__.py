@@ -1,1 +1,1 @@
-"""The trained parts of drafters, and their folders on disk. Modules here load flax, so drafters import them where they are used."""
+"""The trained parts of drafters, and their folders on disk. Modules here load flax: drafters import them where they use them."""

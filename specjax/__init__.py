@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from specjax import decoder, draft, expand, sampling, verify
 from specjax.decoder import run, stream
-from specjax.speculative import Speculative, speculative
-from specjax.state import DecodeState, Finish, StepInfo
+from specjax.speculative import Speculative, StepInfo, speculative
+from specjax.state import DecodeState, Finish
 from specjax.tree import Topology, Tree
 
 if TYPE_CHECKING:

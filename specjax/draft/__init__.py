@@ -1,7 +1,7 @@
 """Drafters: where candidate tokens come from."""
 
 from specjax.draft.adaptive import Acceptance, Adaptive, Confidence, Online, adaptive
-from specjax.draft.base import Chunk, Drafter, Extra, Proposal, Trained, Verdict, View
+from specjax.draft.base import Chunk, Drafter, Extra, Proposal, Trained, View
 from specjax.draft.clover2 import Clover2
 from specjax.draft.del_ import DynamicExit
 from specjax.draft.diffuspec import DiffuSpec
@@ -23,6 +23,7 @@ from specjax.draft.stand import Stand
 from specjax.draft.swift import Swift
 from specjax.draft.token_recycling import TokenRecycling
 from specjax.draft.trim import trim
+from specjax.verify.base import Verdict
 
 __all__ = [
     "Acceptance",

@@ -19,7 +19,9 @@ from specjax.models.kv_heads import copies_for
 from specjax.models.llama import LlamaLM
 from specjax.models.placement import share_of, stored_places, widened, with_copies
 from specjax.models.progress import bar
+from specjax.models.published_configs import CONFIGS
 from specjax.models.tensors import read_folder
+from specjax.sharding import rules
 
 _PRETRAINED = Path(__file__).resolve().parent / "pretrained"
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -146,8 +148,6 @@ def abstract(
     Raises:
       ModelError: where there is no such config, or the architecture is not supported.
     """
-    from specjax.models.published_configs import CONFIGS
-
     ours = shipped()
     path = Path(asked if config is None else config)
     if config is None and not path.exists() and str(asked) in CONFIGS:
@@ -184,8 +184,6 @@ def with_layers(model: Model, layers: int, mesh: jax.sharding.Mesh | None = None
 
 
 def _shapes(lm: LlamaLM, dtype: Any, mesh: jax.sharding.Mesh | None) -> Any:
-    from specjax.sharding import rules
-
     params = lm.abstract(dtype)
     if mesh is None:
         return params

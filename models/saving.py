@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import multihost_utils
 
 from specjax.models import gemma_config, gemma_names, hf_config, orbax_folder, weights
 from specjax.models import masked as masked_config
@@ -150,6 +151,4 @@ def _save_orbax(folder: Path, params: Any, dtype: Any, write_rest: Callable[[Pat
 
 def _wait_for_all(what: str) -> None:
     if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
         multihost_utils.sync_global_devices(what)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+from jax.experimental import topologies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +102,6 @@ def _devices(topology: str, chip: Chip) -> tuple[Any, ...]:
     module = "jax_cuda12_plugin" if gpu else "libtpu"
     if importlib.util.find_spec(module) is None:
         raise ValueError(f"compiling for {chip.name} needs {module}: pip install 'specjax[aot]'")
-    from jax.experimental import topologies
-
     shape = topology.partition(":")[2]
     slices = ", ".join(chip.slices)
     if gpu:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 HEARTBEAT_SECONDS = 20  # after which a silent process counts as dead
@@ -121,8 +122,6 @@ def to_devices(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
 
 def gather(value: np.ndarray) -> np.ndarray:
     """What every process says, `[processes, ...]`; all must call it, with one shape and type of at most 32 bits."""
-    from jax.experimental import multihost_utils
-
     return np.asarray(multihost_utils.process_allgather(value)).reshape(jax.process_count(), *np.shape(value))
 
 

@@ -15,8 +15,8 @@ with startup.without_remarks():
 
 from specjax import decoder, draft, expand, sampling, verify
 from specjax.decoder import run, stream
-from specjax.speculative import Speculative, speculative
-from specjax.state import DecodeState, Finish, StepInfo
+from specjax.speculative import Speculative, StepInfo, speculative
+from specjax.state import DecodeState, Finish
 from specjax.tree import Topology, Tree
 
 if TYPE_CHECKING:

@@ -10,15 +10,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.draft.base import Chunk, Drafter, Proposal, Verdict, View
+from specjax.draft.base import Chunk, Drafter, Proposal, View
 from specjax.draft.none import NoDrafter
 from specjax.lm import LM, Block, Output, Wants
-from specjax.sampling import Sampler, Sampling
+from specjax.sampling import Sampler
+from specjax.sampling_params import Sampling
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.mesh import make_mesh
 from specjax.sharding.rules import constrain, parts, rounded, shardings
-from specjax.state import DecodeState, Finish, LogProbs, Prefix, Stats, StepInfo
-from specjax.verify import Coupled, Verifier
+from specjax.state import DecodeState, Finish, LogProbs, Prefix, Stats
+from specjax.verify import Coupled, Verdict, Verifier
 
 Array = jax.Array
 PyTree = Any
@@ -37,6 +38,18 @@ def prefill_width(prompt_length: int, parts: int = 1) -> int:
     """
     share = -(-(prompt_length - 1) // parts)
     return parts * next((width for width in PREFILL_WIDTHS if width >= share), PREFILL_WIDTHS[-1])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepInfo:
+    """What one step did; nothing here is needed by the next one.
+
+    Attributes:
+      verdict: the accepted path, the step's tokens, and how many of them were committed.
+    """
+
+    verdict: Verdict
 
 
 @dataclasses.dataclass(frozen=True)

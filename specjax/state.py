@@ -1,4 +1,4 @@
-"""What a decoder carries from step to step, and what it reports.
+"""What a decoder carries from step to step.
 
 In the shape descriptions `B` denotes rows, `L` the text buffer, `D` the deepest node a step may verify.
 """
@@ -9,8 +9,7 @@ from typing import Any
 
 import jax
 
-from specjax.draft.base import Verdict
-from specjax.sampling import Sampling
+from specjax.sampling_params import Sampling
 
 Array = jax.Array
 PyTree = Any
@@ -120,15 +119,3 @@ class Prefix:
     cache: PyTree
     draft: PyTree
     length: int = dataclasses.field(metadata={"static": True})
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class StepInfo:
-    """What one step did; nothing here is needed by the next one.
-
-    Attributes:
-      verdict: the accepted path, the step's tokens, and how many of them were committed.
-    """
-
-    verdict: Verdict

@@ -4,7 +4,8 @@ In the shape descriptions `B` denotes rows, `N` nodes, `D` the largest depth.
 """
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,37 @@ import numpy as np
 
 Array = jax.Array
 Children = Literal["deterministic", "coupled", "iid", "without_replacement"]
+"""How a node's children come to be, in the order of their ranks:
+
+- deterministic: they are taken as they are, and have no `log_q`: looked up, the likeliest, or kept for what was drawn;
+- coupled: the best of `log q + g` with the position's own noise g, which are draws without replacement from q;
+- iid: draws from q, so two may be equal;
+- without_replacement: draws from q without those before them, with noise of their own.
+"""
+
+
+class TreeFacts(Protocol):
+    """What is known of trees before any is proposed, and so what a verifier judges them by; every `Drafter` says it."""
+
+    @property
+    def nodes(self) -> int:
+        """Static: tree nodes, the root included."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """Static: the depth of the deepest node."""
+        ...
+
+    @property
+    def is_chain(self) -> bool:
+        """Static: whether the trees are always chains."""
+        ...
+
+    @property
+    def children(self) -> Children:
+        """Static: how a node's children come to be."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,10 +148,11 @@ class Tree:
       parent: `[B, N]` int32, parent < child; -1 for the root. An invalid node may name any earlier node.
       depth: `[B, N]` int32.
       valid: `[B, N]` bool. A valid node's parent is valid.
-      log_q: `[B, D, V]` float32, only where the verifier asks for it: on a chain, the law from which node i + 1 was
-        drawn, given node i.
+      log_q: `[B, N, V]` float32, only where the verifier asks for it and children are drawn: the distribution that node n's
+        children were drawn from, the first of them with all of its mass (greedy rows: one-hot). Of no meaning at nodes
+        without valid children.
       max_depth: static, no node is deeper.
-      children: static, how a node's children were drawn.
+      children: static, how a node's children came to be.
       topology: static, the shape where it does not depend on data.
     """
 
@@ -196,6 +229,12 @@ class Tree:
         levels = jnp.arange(1, self.max_depth + 1)[None, None, :, None]
         here = above[:, :, None, :] & (self.depth[:, None, None, :] == levels)
         return jnp.max(jnp.where(here, self.tokens[:, None, None, :], -1), axis=-1)
+
+
+def log_q_of(known: Mapping[int, Array], nodes: int) -> Array:
+    """`Tree.log_q` `[B, N, V]` from the `[B, V]` of nodes with children; -inf at the others."""
+    nothing = jnp.full_like(next(iter(known.values())), -jnp.inf)
+    return jnp.stack([known.get(node, nothing) for node in range(nodes)], axis=1)
 
 
 def root_only(root: Array) -> Tree:

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from specjax import cli, models
 from specjax.draft.datastore import SPAN, build, ranks
+from specjax.draft.heads.datastore import load_datastore, save_datastore
 from specjax.jobs.datastore import read
-from specjax.models.heads.datastore import load_datastore, save_datastore
 from specjax.reference import retrieval as oracle
 
 documents_of = st.lists(st.lists(st.integers(0, 2), max_size=12), min_size=1, max_size=5)

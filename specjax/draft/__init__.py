@@ -37,5 +37,5 @@ from specjax.draft.base import Drafter as Drafter
 from specjax.draft.base import Extra as Extra
 from specjax.draft.base import Proposal as Proposal
 from specjax.draft.base import Trained as Trained
-from specjax.draft.base import Verdict as Verdict
 from specjax.draft.base import View as View
+from specjax.verify.base import Verdict as Verdict

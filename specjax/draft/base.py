@@ -14,9 +14,11 @@ import jax.numpy as jnp
 from specjax.about import Named
 from specjax.expand.base import Expander
 from specjax.lm import LM, Block, Output, Partial, Wants
+from specjax.models.param_axes import head_shardings
 from specjax.sampling import Sampler
 from specjax.sharding.rules import replicated
-from specjax.tree import Tree
+from specjax.tree import Children, Tree
+from specjax.verify.base import Verdict
 
 Array = jax.Array
 PyTree = Any
@@ -134,28 +136,6 @@ class Proposal:
         )
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """What a verifier decided, and what of it the row keeps.
-
-    Attributes:
-      path: `[B, D + 1]` int32 node ids, root first, -1 padded.
-      accepted: `[B]` int32 in [0, D], accepted draft tokens.
-      next_token: `[B]` int32, the target's own token after the path; -1 if its logits were not finite.
-      committed: `[B]` int32, tokens the row really takes (after EOS and its length limit; 0 if it is not live).
-        Filled in by the step before `observe` runs.
-      emitted: `[B, D + 1]` int32, the accepted path below the root, then the target's own token; -1 after that. Filled
-        in likewise.
-    """
-
-    path: Array
-    accepted: Array
-    next_token: Array
-    committed: Any = None
-    emitted: Any = None
-
-
 @dataclasses.dataclass(frozen=True)
 class Drafter(abc.ABC):
     """Proposes a tree. Implementations are frozen dataclasses: their fields are their hyperparameters.
@@ -195,6 +175,11 @@ class Drafter(abc.ABC):
     def is_chain(self) -> bool:
         """Static: whether the tree is always a chain, and a row's draft its own: what the classical rules ask for."""
         return self.nodes == self.depth + 1
+
+    @property
+    def children(self) -> Children:
+        """Static: how a node's children come to be, what a verifier may have to know of them."""
+        return "deterministic"
 
     @property
     def rungs(self) -> tuple[int, ...]:
@@ -301,6 +286,10 @@ class TreeDrafter(Drafter):
         return self.expander.is_chain
 
     @property
+    def children(self) -> Children:
+        return self.expander.children
+
+    @property
     def rungs(self) -> tuple[int, ...]:
         return self.expander.rungs
 
@@ -322,8 +311,6 @@ class Trained(Drafter):
         return None
 
     def param_shardings(self, mesh, params):
-        from specjax.models.param_axes import head_shardings
-
         return head_shardings(mesh, params, self.cache_config)
 
     @abc.abstractmethod

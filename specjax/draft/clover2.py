@@ -10,6 +10,7 @@ from specjax.draft.feature import FeatureDrafter, head_config, layers_config
 from specjax.draft.head import draft_logits
 from specjax.expand import Chain, Expander
 from specjax.lm import Wants
+from specjax.models.kv_heads import merged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Clover2(FeatureDrafter):
     @property
     def head(self):
         """The modules, as functions."""
-        from specjax.models.heads.clover2 import CloverHead
+        from specjax.draft.heads.clover2 import CloverHead
 
         return CloverHead(self.cache_config)
 
@@ -62,8 +63,6 @@ class Clover2(FeatureDrafter):
     def init_params(self, key, target_params):
         """Decoder layers start as the target's last one, norms as its final one."""
         params = self.head.init(key)
-        from specjax.models.kv_heads import merged
-
         target_params = merged(target_params, self.target.config, self.target.kv_copies)
         last = target_params["layers"][self.target.num_layers - 1]
         norm = target_params["norm"]

@@ -1,4 +1,4 @@
-"""The retrieval datastore: tokenised text, sorted for look-up. `specjax.models.heads.datastore` keeps it in folders.
+"""The retrieval datastore: tokenised text, sorted for look-up. `specjax.draft.heads.datastore` keeps it in folders.
 
 It is `{"tokens": [M], "suffixes": [S]}`. `tokens` holds the documents with the separator V, the first id outside the
 vocabulary, before, between and after them (uint16 where V fits, else int32). `suffixes` (int32) holds every position

@@ -14,6 +14,7 @@ from specjax.draft.feature import FeatureDrafter, layers_config
 from specjax.draft.head import draft_logits
 from specjax.expand import Chain, Expander
 from specjax.lm import Block, Wants
+from specjax.models.kv import stack_past
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Eagle(FeatureDrafter):
     @property
     def head(self):
         """The head's module, as functions."""
-        from specjax.models.heads.eagle import EagleHead
+        from specjax.draft.heads.eagle import EagleHead
 
         return EagleHead(self.config)
 
@@ -84,8 +85,6 @@ class Eagle(FeatureDrafter):
         return self.head(params["draft"], embeds, features, block, cache, past)
 
     def propose(self, params, draft, view, sampler):
-        from specjax.models.kv import stack_past
-
         def grow(carry, level):
             past, outputs = carry  # outputs of the last pair and of every scored node, [B, 1 + P, E]
             features = jnp.take_along_axis(outputs, level.parent[:, :, None] + 1, axis=1)

@@ -40,7 +40,7 @@ class Eagle3(Eagle):
 
     @property
     def head(self):
-        from specjax.models.heads.eagle import Eagle3Head
+        from specjax.draft.heads.eagle import Eagle3Head
 
         return Eagle3Head(self.config, len(self.taps), self.norm_before_residual, self.norm_before_fc)
 

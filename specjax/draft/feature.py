@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from specjax.draft.base import Trained, TreeDrafter
 from specjax.draft.head import head_kernel
 from specjax.lm import Block, Output, Wants
+from specjax.models.kv import commit_kv, init_kv, kv_axes
 from specjax.sampling import Sampler
 
 Array = jax.Array
@@ -80,14 +81,10 @@ class FeatureDrafter(TreeDrafter, Trained):
         zeros = jnp.zeros((batch, self.feature_size), dtype)
         cache = None
         if self.cache_config is not None:
-            from specjax.models.kv import init_kv
-
             cache = init_kv(self.cache_config, batch, capacity, dtype)
         return FeatureDraft(cache, jnp.zeros((batch,), jnp.int32), zeros)
 
     def axes(self, draft):
-        from specjax.models.kv import kv_axes
-
         return FeatureDraft(kv_axes(draft.cache), ("batch",), ("batch", None))
 
     def prefill(self, params, draft, chunk, output):
@@ -122,8 +119,6 @@ class FeatureDrafter(TreeDrafter, Trained):
 def _commit(cache, delta, dst):
     if cache is None:
         return None
-    from specjax.models.kv import commit_kv
-
     return commit_kv(cache, delta, None, dst)
 
 

@@ -43,7 +43,7 @@ class Hydra(Medusa):
     @property
     def prefix(self):
         """The prefix layer's module, as functions."""
-        from specjax.models.heads.prefix import PrefixHead
+        from specjax.draft.heads.prefix import PrefixHead
 
         return PrefixHead(layers_config(self.target, "Hydra"))
 

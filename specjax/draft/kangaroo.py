@@ -14,6 +14,7 @@ from specjax.draft.feature import head_config
 from specjax.draft.head import draft_logits, head_kernel
 from specjax.expand.early_stop import EarlyStop
 from specjax.lm import Partial, Wants
+from specjax.models.kv_heads import merged
 
 Array = jax.Array
 
@@ -89,8 +90,7 @@ class Kangaroo(TreeDrafter, Trained):
 
     def init_params(self, key, target_params):
         """The target's next attention under its final norm: an early exit, to be trained on."""
-        from specjax.models.heads import kangaroo as head
-        from specjax.models.kv_heads import merged
+        from specjax.draft.heads import kangaroo as head
 
         once = merged(target_params, self.target.config, self.target.kv_copies)
         return head.init(self.target.config, once, self.exit_layer)
@@ -100,7 +100,7 @@ class Kangaroo(TreeDrafter, Trained):
         Raises:
           ValueError: where the adapter's parameters are of another target.
         """
-        from specjax.models.heads import kangaroo as head
+        from specjax.draft.heads import kangaroo as head
 
         shapes = lambda tree: {jax.tree_util.keystr(k): x.shape for k, x in jax.tree_util.tree_leaves_with_path(tree)}
         wanted, got = shapes(head.abstract(self.target.config)), shapes(params["draft"])
@@ -116,7 +116,7 @@ class Kangaroo(TreeDrafter, Trained):
         return self.target.cache_axes(draft)
 
     def prefill(self, params, draft, chunk, output):
-        from specjax.models.heads import kangaroo as head
+        from specjax.draft.heads import kangaroo as head
 
         h = output.hidden[self.exit_layer - 1]
         _, delta = head.adapt(self.target.config, params["draft"], h, chunk.block, draft)
@@ -127,7 +127,7 @@ class Kangaroo(TreeDrafter, Trained):
         return self, {**params, "head": {"kernel": kernel}, "ids": jnp.asarray(ids, jnp.int32)}
 
     def propose(self, params, draft, view, sampler):
-        from specjax.models.heads import kangaroo as head
+        from specjax.draft.heads import kangaroo as head
 
         target, weights, slots = self.target, params["target"], self.nodes
 

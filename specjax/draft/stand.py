@@ -9,7 +9,7 @@ import numpy as np
 from specjax.about import About
 from specjax.draft.base import Proposal, ladder
 from specjax.draft.table import TableDrafter
-from specjax.tree import Tree
+from specjax.tree import Tree, log_q_of
 
 Array = jax.Array
 
@@ -69,6 +69,10 @@ class Stand(TableDrafter):
             raise ValueError(f"stand needs 1 <= probes <= slots, got {self.probes} and {self.slots}")
 
     @property
+    def children(self):
+        return "coupled"
+
+    @property
     def rungs(self) -> tuple[int, ...]:
         return ladder(self.nodes)
 
@@ -91,14 +95,15 @@ class Stand(TableDrafter):
         back = view.length[:, None] - CONTEXT + jnp.arange(CONTEXT)[None]
         tail = jnp.take_along_axis(view.tokens, jnp.maximum(back, 0), axis=1)
         tail = jnp.where(back >= 0, tail, -1)
-        columns, last, laws = {0: view.root}, {0: tail}, []
+        columns, last, laws = {0: view.root}, {0: tail}, {}
         for depth in range(self.depth):
             frontier = [n for n in range(self.nodes) if depths[n] == depth and n in parents]
             ids, probs = self._recall(draft, jnp.stack([last[n] for n in frontier], axis=1))
             log_q = jnp.log(probs)
             scores = sampler.scores_at(log_q, ids, depth)
-            if view.keep_q:  # asked for of chains alone
-                laws.append(drawn_from(log_q[:, 0], ids[:, 0], sampler.params.temperature, self.vocab_size or 0))
+            if view.keep_q:
+                for i, n in enumerate(frontier):
+                    laws[n] = drawn_from(log_q[:, i], ids[:, i], sampler.params.temperature, self.vocab_size or 0)
             width = 1 + max(ranks[n] for n in range(1, self.nodes) if parents[n] in frontier)
             values, order = jax.lax.top_k(scores, width)
             best = jnp.where(values > -jnp.inf, jnp.take_along_axis(ids, order, axis=2), -1)
@@ -107,8 +112,8 @@ class Stand(TableDrafter):
                     columns[n] = best[:, frontier.index(parents[n]), ranks[n]]
                     last[n] = jnp.concatenate([last[parents[n]][:, 1:], columns[n][:, None]], axis=1)
         tokens = jnp.stack([columns[n] for n in range(self.nodes)], axis=1)
-        log_q = jnp.stack(laws, axis=1) if laws else None
-        tree = Tree.of(topology, tokens, tokens >= 0, log_q=log_q, children="coupled")
+        log_q = log_q_of(laws, self.nodes) if laws else None
+        tree = Tree.of(topology, tokens, tokens >= 0, log_q=log_q, children=self.children)
         return Proposal(tree, dataclasses.replace(draft, tail=tail))
 
     def prefill(self, params, draft, chunk, output):

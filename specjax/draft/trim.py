@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from specjax.draft.base import Drafter, TreeDrafter
 from specjax.draft.head import check_ids, head_kernel
 from specjax.lm import LM
+from specjax.models.param_axes import param_axes
 
 PyTree = Any
 
@@ -57,8 +58,6 @@ class TrimmedLM:
         return jnp.matmul(h, params["head"]["kernel"], preferred_element_type=jnp.float32)
 
     def axes(self, params):
-        from specjax.models.param_axes import param_axes
-
         return {**param_axes(params), "lm": self.lm.axes(params["lm"])}
 
 

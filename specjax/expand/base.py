@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from specjax.about import Named
 from specjax.sampling import Sampler
 from specjax.sampling.sampler import Paths, best
-from specjax.tree import Tree
+from specjax.tree import Children, Tree
 
 Array = jax.Array
 
@@ -60,6 +60,11 @@ class Expander(abc.ABC):
         return False
 
     @property
+    def children(self) -> Children:
+        """Static: how a node's children come to be; where they are drawn, `log_q` says from what."""
+        return "deterministic"
+
+    @property
     def rungs(self) -> tuple[int, ...]:
         """Static: see `specjax.draft.Drafter.rungs`."""
         return (self.nodes,)
@@ -80,7 +85,7 @@ class Expander(abc.ABC):
           grow: scores the next frontier.
           carry: whatever `grow` carries from level to level.
           sampler: the step's sampler, so that children are ranked with the target's own noise.
-          keep_q: whether the tree must carry `log_q`.
+          keep_q: whether the tree must carry `log_q`, where its children are drawn.
         """
 
 
@@ -140,3 +145,20 @@ def candidates(
         shape = (logits.shape[0], nodes, k)
         tokens, worth = jnp.broadcast_to(tokens, shape), jnp.broadcast_to(worth, shape)
     return Candidates(tokens, worth)
+
+
+def drawn_from(sampler: Sampler, logits: Array, paths: Paths | None = None, *, nodes: int = 1) -> Array:
+    """The distribution that coupled `candidates` of every node of a level are drawn from, over the vocabulary.
+
+    Args:
+      sampler: see `candidates`, as are the others.
+      logits: `[B, F, V]` float32, or `[B, 1, V]`.
+      paths: likewise.
+      nodes: F.
+
+    Returns:
+      `[B, F, V]` log-probabilities; one-hot in greedy rows.
+    """
+    shared = logits.shape[1] != nodes
+    law = sampler.full(sampler.log_law(logits, None if shared else paths))
+    return jnp.broadcast_to(law, (law.shape[0], nodes, law.shape[2]))

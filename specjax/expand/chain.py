@@ -5,8 +5,8 @@ import dataclasses
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.expand.base import Expander, Level, candidates
-from specjax.tree import Topology, Tree
+from specjax.expand.base import Expander, Level, candidates, drawn_from
+from specjax.tree import Topology, Tree, log_q_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,16 +36,20 @@ class Chain(Expander):
     def is_chain(self) -> bool:
         return True
 
+    @property
+    def children(self):
+        return "coupled"
+
     def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
         batch = root.shape[0]
         logits = logits[:, None]
-        tokens, laws = [], []
+        tokens, laws = [], {}
         for depth in range(self.length):
             above = tuple(tokens)
             paths = (lambda above=above: jnp.stack(above, axis=1)[:, None]) if above else None
             tokens.append(candidates(sampler, logits, 1, depth=depth, paths=paths).tokens[:, 0, 0])
             if keep_q:
-                laws.append(sampler.full(sampler.log_law(logits, paths)[:, 0]))
+                laws[depth] = drawn_from(sampler, logits, paths)[:, 0]
             if depth + 1 < self.length:
                 level = Level(
                     tokens=tokens[-1][:, None],
@@ -55,6 +59,6 @@ class Chain(Expander):
                 )
                 carry, logits = grow(carry, level)
         nodes = jnp.stack([root, *tokens], axis=1)
-        log_q = jnp.stack(laws, axis=1) if keep_q else None
+        log_q = log_q_of(laws, self.nodes) if keep_q else None
         topology = Topology.chain(self.length)
-        return Tree.of(topology, nodes, nodes >= 0, log_q=log_q, children="coupled")
+        return Tree.of(topology, nodes, nodes >= 0, log_q=log_q, children=self.children)

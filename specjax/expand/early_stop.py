@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.expand.base import Expander, Grow, Level, candidates
+from specjax.expand.base import Expander, Grow, Level, candidates, drawn_from
 from specjax.sampling import Sampler
-from specjax.tree import Topology, Tree
+from specjax.tree import Topology, Tree, log_q_of
 
 Array = jax.Array
 GoesOn = Callable[[int, Array, Any], Array]
@@ -66,6 +66,10 @@ class EarlyStop(Expander):
         levels = {2**i for i in range(self.length.bit_length())} | {self.length}
         return tuple(1 + n * self.width for n in sorted(levels))
 
+    @property
+    def children(self):
+        return "coupled"
+
     def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
         return self.run(root, logits, grow, carry, sampler, keep_q=keep_q)[0]
 
@@ -92,7 +96,7 @@ class EarlyStop(Expander):
           grow: is called for the chain's own nodes only.
           carry: for `grow`.
           sampler: the step's.
-          keep_q: whether to record the laws.
+          keep_q: whether to record what candidates are drawn from.
           goes_on: the stop rule in place of the threshold.
         """
         goes_on = goes_on or (lambda depth, confidence, carry: confidence >= self.threshold)
@@ -119,9 +123,10 @@ class EarlyStop(Expander):
         ids = jnp.concatenate([ids for ids, *_ in levels], axis=1)
         kept = jnp.repeat(jnp.stack(valid, axis=1), self.width, axis=1) & (ids >= 0)
         kept = jnp.concatenate([jnp.ones((root.shape[0], 1), bool), kept], axis=1)
-        log_q = jnp.stack([law for *_, law in levels if law is not None], axis=1) if keep_q else None
+        known = {max(0, 1 + (i - 1) * self.width): law for i, (*_, law) in enumerate(levels) if law is not None}
+        log_q = log_q_of(known, self.nodes) if keep_q else None
         nodes = jnp.concatenate([root[:, None], ids], axis=1)
-        tree = Tree.of(self.topology, nodes, kept, log_q=log_q, children="coupled")
+        tree = Tree.of(self.topology, nodes, kept, log_q=log_q, children=self.children)
         return tree, carry, jnp.stack([confidence for _, confidence, _ in levels], axis=1)
 
     def _pick(self, logits, above, sampler, keep_q):
@@ -129,7 +134,7 @@ class EarlyStop(Expander):
         logits = logits[:, None]
         paths = (lambda: jnp.stack(above, axis=1)[:, None]) if above else None
         few = candidates(sampler, logits, self.width, depth=len(above), paths=paths)
-        law = sampler.full(sampler.log_law(logits, paths)[:, 0]) if keep_q else None
+        law = drawn_from(sampler, logits, paths)[:, 0] if keep_q else None
         return few.tokens[:, 0], jnp.exp(few.worth[:, 0, 0]), law
 
 

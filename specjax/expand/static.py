@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.about import About
-from specjax.expand.base import Expander, Level, candidates
-from specjax.tree import Topology, Tree
+from specjax.expand.base import Expander, Level, candidates, drawn_from
+from specjax.tree import Topology, Tree, log_q_of
 
 DEFAULT_CHOICES = (
     (0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0, 0),
@@ -73,11 +73,15 @@ class Static(Expander):
     def width(self) -> int:
         return 1 + max(max(choice) for choice in self.choices)
 
+    @property
+    def children(self):
+        return "coupled" if self.coupled else "deterministic"
+
     def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
         topology = self.topology
         parents, ranks, depths = (np.asarray(x) for x in (topology.parents, topology.ranks, topology.depths))
         above = topology.ancestors()
-        columns = {0: root}
+        columns, laws = {0: root}, {}
         scored: list[int] = []  # nodes with children, in the order they were scored; the root is not among them
         frontier = [0]
         logits = logits[:, None]
@@ -91,6 +95,9 @@ class Static(Expander):
             few = candidates(
                 sampler, logits, int(width), nodes=len(frontier), depth=depth, paths=paths, coupled=self.coupled
             )
+            if keep_q and self.coupled:
+                law = drawn_from(sampler, logits, paths, nodes=len(frontier))
+                laws.update((node, law[:, row]) for row, node in enumerate(frontier))
             for row, group in enumerate(children):
                 for node in group:
                     columns[node] = few.tokens[:, row, ranks[node]]
@@ -108,8 +115,8 @@ class Static(Expander):
             carry, logits = grow(carry, level)
             scored += frontier
         tokens = jnp.stack([columns[n] for n in range(self.nodes)], axis=1)
-        children = "coupled" if self.coupled else "deterministic"
-        return Tree.of(topology, tokens, tokens >= 0, children=children)
+        log_q = log_q_of(laws, self.nodes) if laws else None
+        return Tree.of(topology, tokens, tokens >= 0, log_q=log_q, children=self.children)
 
 
 def _gather(columns, lines):

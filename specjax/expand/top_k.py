@@ -15,6 +15,9 @@ from specjax.tree import Tree
 class TopK(Expander):
     """Every level scores the `k` worthiest nodes and takes `k` candidates of each; the best `nodes - 1` of all are kept.
 
+    Which nodes are kept depends on what was drawn, so no distribution says how a kept node's children came to be: a verifier
+    takes them as they are, and there is no `log_q`.
+
     Attributes:
       k: beam width and candidates a node.
       depth: levels below the root.
@@ -102,5 +105,5 @@ class TopK(Expander):
             depth=first(jnp.asarray(level)[best], 0),
             valid=first(valid, True),
             max_depth=self.depth,
-            children="coupled" if self.coupled else "deterministic",
+            children=self.children,
         )

@@ -66,8 +66,8 @@ def build(texts: Sequence[str], model: str | None, folder: str) -> tuple[int, in
       ValueError: where the model is unknown or has no tokenizer, or the folder cannot be written.
     """
     from specjax.draft import datastore
+    from specjax.draft.heads.datastore import save_datastore
     from specjax.models import hub, tokenizer
-    from specjax.models.heads.datastore import save_datastore
     from specjax.serve.engine import DEFAULT_MODEL
 
     name, home = hub.find(model or DEFAULT_MODEL, hub.shipped(), "model")

@@ -1,8 +1,8 @@
 """Sampling: parameters, warpers and noise."""
 
 from specjax.sampling.noise import row_keys
-from specjax.sampling.params import Sampling
 from specjax.sampling.sampler import Sampler
 from specjax.sampling.warp import warp
+from specjax.sampling_params import Sampling
 
 __all__ = ["Sampler", "Sampling", "row_keys", "warp"]

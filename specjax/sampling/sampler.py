@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from specjax.kernels.verify import gumbel_argmax
 from specjax.sampling.noise import ACCEPT, GUMBEL, RESIDUAL, gumbel, gumbel_at, keys_at, uniform
-from specjax.sampling.params import Sampling
 from specjax.sampling.repetition import penalise, seen_tokens
 from specjax.sampling.warp import warp
+from specjax.sampling_params import Sampling
 
 Array = jax.Array
 Paths = Callable[[], Array]

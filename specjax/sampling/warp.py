@@ -6,8 +6,8 @@ The order is `transformers`': repetition penalty, then, for sampled rows only, t
 import jax
 import jax.numpy as jnp
 
-from specjax.sampling.params import Sampling
 from specjax.sampling.top_k_top_p import cut
+from specjax.sampling_params import Sampling
 
 Array = jax.Array
 

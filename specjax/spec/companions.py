@@ -132,7 +132,7 @@ def _guide(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
 
 
 def _head(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
-    from specjax.models.heads.folder import abstract_head, load_head
+    from specjax.draft.heads.folder import abstract_head, load_head
 
     if target.abstract:
         return abstract_head(stored.kind, target, mesh, **stored.fields)
@@ -148,7 +148,7 @@ def _filter(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
 
 
 def _datastore(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
-    from specjax.models.heads.datastore import load_datastore
+    from specjax.draft.heads.datastore import load_datastore
 
     if target.abstract:
         raise ValueError(

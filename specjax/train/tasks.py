@@ -154,7 +154,7 @@ def head(name: str, drafter: str, objective: str) -> Make:
         params = jax.tree.map(start, made.init(jax.random.key(args.seed), target.params))
 
         def save(folder: Path, params: Any) -> None:
-            from specjax.models.heads.folder import save_head
+            from specjax.draft.heads.folder import save_head
 
             save_head(folder, name, made.fields, made.export(params), target, args.save_dtype)
 
@@ -198,7 +198,7 @@ def _check_masked(name: str, target: Any, args: argparse.Namespace) -> None:
 def _learn2pd(target: Any, args: argparse.Namespace, read: Callable[[], "Rows"]) -> Task:
     """The filter of a diffusion model, which stays as it is."""
     from specjax.diffusion import Learn2PD
-    from specjax.models.heads.folder import save_head
+    from specjax.draft.heads.folder import save_head
     from specjax.train.filter import TrainFilter
 
     _check_masked("learn2pd", target, args)

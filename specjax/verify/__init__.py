@@ -9,3 +9,4 @@ from specjax.verify.rejection import Rejection as Rejection
 
 # the contract
 from specjax.verify.base import Verifier as Verifier
+from specjax.verify.base import Verdict as Verdict

@@ -10,9 +10,8 @@ import dataclasses
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.draft.base import Verdict
 from specjax.lm import Wants
-from specjax.verify.base import Verifier
+from specjax.verify.base import Verdict, Verifier
 
 
 @dataclasses.dataclass(frozen=True)

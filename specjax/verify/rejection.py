@@ -6,16 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.draft.base import Verdict
 from specjax.lm import Wants
 from specjax.sampling.sampler import best
-from specjax.verify.base import Verifier
+from specjax.verify.base import Verdict, Verifier
 
 Array = jax.Array
 
-SMALLEST = (
-    1e-6  # a residual of less mass is rounding noise: p stands in for it, at a bias below this in total variation
-)
+SMALLEST = 1e-6
+"""A residual of less mass is rounding noise: p stands in for it, at a bias below this in total variation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +35,7 @@ class Rejection(Verifier):
     keep_q = True
 
     def check(self, drafter):
+        super().check(drafter)
         if not drafter.is_chain:
             raise ValueError(
                 f"the rejection verifier takes chains, and this drafter proposes a tree ({drafter.nodes} nodes, depth "
@@ -44,9 +43,8 @@ class Rejection(Verifier):
             )
 
     def __call__(self, output, tree, sampler):
-        if (
-            tree.max_depth and not tree.is_chain
-        ):  # node counts alone do not tell: EAGLE-2 may keep D + 1 nodes of a tree
+        # node counts alone do not tell: EAGLE-2 may keep D + 1 nodes of a tree
+        if tree.max_depth and not tree.is_chain:
             raise ValueError("the rejection verifier takes chains, and this tree is not one: choose a chain expander")
         logits = output.logits[:, : tree.nodes]
         p = jnp.exp(sampler.log_law(logits, tree.path_tokens))  # [B, D + 1, V]
@@ -64,9 +62,9 @@ class Rejection(Verifier):
 
 
 def draft_law(tree, vocab: int) -> Array:
-    """The law each drafted token came from, `[B, D, V]`: as recorded, or one-hot where the drafter drew nothing."""
+    """The law each of a chain's tokens came from, `[B, D, V]`: as recorded, or one-hot where it is taken as it is."""
     if tree.log_q is not None:
-        return jnp.exp(tree.log_q)
+        return jnp.exp(tree.log_q[:, :-1])
     return jax.nn.one_hot(tree.tokens[:, 1:], vocab)
 
 

@@ -1,11 +1,15 @@
 """What a proposal hands to the target, and two proposals under one root."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.conformance import CAPACITY, CONFIG, DRAFTERS, TARGET, mostly_slow, params
 
+import specjax
 from specjax.draft import Extra, NoDrafter, PromptLookup, Proposal, TokenRecycling, View, fuse
 from specjax.reference import trees as oracle
+from specjax.sampling import Sampler
 from specjax.tree import Topology, Tree
 
 VIEW = View(jnp.asarray([[7, 8, 7, 0], [5, 0, 0, 0]]), jnp.asarray([3, 1]), jnp.ones(2, bool), (), max_depth=2)
@@ -71,3 +75,28 @@ def test_fused_trees_hold_the_paths_of_both(first, second):
 def test_fuse_adds_up_what_its_drafters_say():
     fused = fuse(PromptLookup(length=5), TokenRecycling(tree="3 | 1"))
     assert fused.nodes == 6 + 5 - 1 and fused.depth == 5 and fused.wants.topk == 8
+
+
+STORELESS = [name for name in DRAFTERS if name not in ("rest", "fuse-rasd")]  # a store is made by a whole run
+
+
+@pytest.mark.parametrize("name", mostly_slow(STORELESS, "none", "stand", "draft-top_k", "medusa", "fuse"))
+def test_a_drafter_says_what_its_trees_are(name):
+    """Before any is proposed, as a verifier asks it; and drawn children come with their distributions, others without."""
+    decoder, model = specjax.speculative(TARGET, DRAFTERS[name]), params(name)
+    drafter = decoder.drafter
+
+    def propose(model):
+        state = decoder.empty(model, 2, CAPACITY)
+        live = ~state.done
+        view = View(state.tokens, state.length, live, state.cache, max_depth=drafter.depth, keep_q=True)
+        sampler = Sampler(state.key, state.tokens, state.length, live, state.sampling)
+        return drafter.propose(model, state.draft, view, sampler).tree
+
+    tree = jax.eval_shape(propose, model)
+    assert tree.children == drafter.children
+    assert tree.nodes == drafter.nodes and tree.max_depth <= drafter.depth and (tree.is_chain or not drafter.is_chain)
+    if drafter.children == "deterministic":
+        assert tree.log_q is None
+    else:
+        assert tree.log_q.shape == (2, drafter.nodes, CONFIG.vocab_size)

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
-from specjax.expand import Chain, Static, TopK
+from specjax.expand import Chain, EarlyStop, Static, TopK
 from specjax.reference import expand as oracle
 from specjax.reference import trees, warpers
 from specjax.sampling import Sampler, Sampling
@@ -182,7 +183,7 @@ def test_chain_equals_the_oracle_and_records_its_laws(name):
     laws = table(2)
     tree = expand(Chain(3), jnp.asarray(laws), sampler_of(name), keep_q=True)
     well_formed(tree)
-    assert tree.is_chain and tree.log_q.shape == (B, 3, V)
+    assert tree.is_chain and tree.log_q.shape == (B, 4, V)
     for row in range(B):
         path = ()
         noisy, plain = by_hand(laws, row, name, True), by_hand(laws, row, name, False)
@@ -195,9 +196,63 @@ def test_chain_equals_the_oracle_and_records_its_laws(name):
         assert paths_of(tree, row)[-1] == path
 
 
-def test_laws_are_kept_only_on_request():
+BUSHY = Static(((0,), (1,), (0, 0), (0, 2), (1, 0), (1, 0, 0)))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("expander", [BUSHY, EarlyStop(3, 0.2, width=2)], ids=["static", "early_stop"])
+def test_trees_record_the_distribution_of_every_parent(expander, name):
+    """Found from the node's own path; at a sampled node it is what `log q + g` was ranked by, without g."""
+    laws = table(3)
+    tree = expand(expander, jnp.asarray(laws), sampler_of(name), keep_q=True)
+    assert tree.children == expander.children == "coupled" and tree.log_q.shape == (B, expander.nodes, V)
+    topology = expander.topology
+    for row in range(B):
+        plain, paths = by_hand(laws, row, name, False), paths_of(tree, row)
+        cold = np.broadcast_to(SETTINGS[name].get("temperature", 0.0), B)[row] == 0
+        parents = {topology.parents[n] for n in range(1, expander.nodes) if tree.valid[row, n]}
+        assert 0 in parents
+        for node in parents:
+            scores = plain(paths[node])[0]
+            wanted = np.eye(V)[scores.argmax()] if cold else warpers.softmax(scores)
+            np.testing.assert_allclose(np.exp(np.asarray(tree.log_q)[row, node]), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mixed", "sampled"])
+def test_a_static_chain_records_what_the_chain_does(name):
+    laws = jnp.asarray(table(1))
+    static = expand(Static(((0,), (0, 0), (0, 0, 0))), laws, sampler_of(name), keep_q=True)
+    jax.tree.map(np.testing.assert_array_equal, static, expand(Chain(3), laws, sampler_of(name), keep_q=True))
+
+
+def sizes(expander, keep_q):
+    """Shapes of all arrays in the program that grows a tree, in its branches too."""
     laws, sampler = jnp.asarray(table(2)), sampler_of("greedy")
-    assert jax.eval_shape(lambda: expand(Chain(3), laws, sampler)).log_q is None
+    jaxpr = jax.make_jaxpr(lambda laws: expand(expander, laws, sampler, keep_q=keep_q).log_q)(laws)
+
+    def walk(jaxpr):
+        for equation in jaxpr.eqns:
+            yield from (variable.aval.shape for variable in equation.outvars)
+            for inner in jaxprs_in_params(equation.params):
+                yield from walk(inner)
+
+    return set(walk(jaxpr.jaxpr))
+
+
+@pytest.mark.parametrize(
+    "expander", [Chain(3), BUSHY, EarlyStop(3, 0.2, width=2)], ids=["chain", "static", "early_stop"]
+)
+def test_distributions_are_kept_only_on_request(expander):
+    """A verifier that does not ask for them leaves no `[B, N, V]` array in the program."""
+    whole = (B, expander.nodes, V)
+    assert whole in sizes(expander, True) and whole not in sizes(expander, False)
+
+
+@pytest.mark.parametrize("expander", [TopK(k=2, depth=3, nodes=6), Static(BUSHY.choices, coupled=False)])
+def test_what_is_not_drawn_has_no_distribution(expander):
+    laws, sampler = jnp.asarray(table(2)), sampler_of("sampled")
+    tree = jax.eval_shape(lambda: expand(expander, laws, sampler, keep_q=True))
+    assert tree.log_q is None and tree.children == expander.children == "deterministic"
 
 
 def test_the_driver_notices_a_wrong_mask():

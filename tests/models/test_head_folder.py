@@ -11,9 +11,9 @@ from support.conformance import TARGET, params
 
 import specjax
 from specjax.draft import Clover2, Eagle, Eagle3, Hydra, Medusa
+from specjax.draft.heads.folder import load_head, save_head
 from specjax.expand import Chain
 from specjax.models import ModelError
-from specjax.models.heads.folder import load_head, save_head
 from specjax.spec.registry import build_drafter
 
 KINDS = {

@@ -9,9 +9,9 @@ from support.conformance import TARGET, complete, params, plain, same
 
 import specjax
 from specjax.draft import Eagle, Eagle3, Hydra, Medusa
+from specjax.draft.heads.folder import load_head
 from specjax.expand import Chain
 from specjax.models import ModelError
-from specjax.models.heads.folder import load_head
 
 E, V, F = 64, 96, 128
 KV = 32

@@ -10,8 +10,8 @@ import pytest
 from support import small_training as tiny
 
 from specjax.draft import Kangaroo
+from specjax.draft.heads import kangaroo as head
 from specjax.lm import Block, Wants
-from specjax.models.heads import kangaroo as head
 from specjax.train.heads.kangaroo import TrainKangaroo
 from specjax.train.objective import Batch, read
 

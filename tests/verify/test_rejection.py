@@ -200,9 +200,17 @@ def test_joint_law_of_three_tokens_detects_tv_002_with_power_099(drafter):
     assert sampled_p_value(drafter, Rejection()) > ALPHA
 
 
+@dataclasses.dataclass(frozen=True)
+class Unrecorded(Chain):
+    """A chain that says nothing of what it was drawn from."""
+
+    def __call__(self, *args, keep_q=False):
+        return super().__call__(*args)
+
+
 def test_unrecorded_chains_keep_the_law_too():
     """A chain that brings no `log_q` is judged as deterministic: the drafter's noise is not the verifier's."""
-    assert sampled_p_value(ModelDrafter(MODEL.lm, Static(((0,), (0, 0)))), Rejection()) > ALPHA
+    assert sampled_p_value(ModelDrafter(MODEL.lm, Unrecorded(2)), Rejection()) > ALPHA
 
 
 def test_mean_accepted_is_the_expected_one_within_4_sigma():
@@ -305,6 +313,21 @@ def test_broken_rows_fail_alone_and_invalid_proposals_are_plain_draws():
     assert verdict.accepted.tolist() == [2, 0, 1, 2, 0]
     assert verdict.next_token.tolist() == [3, -1, -1, -1, 1]
     assert verdict.path.tolist() == [[0, 1, 2], [0, -1, -1], [0, 1, -1], [0, 1, 2], [0, -1, -1]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Picky(Coupled):
+    """A rule for drawn children alone."""
+
+    judges = ("coupled", "iid")
+
+
+def test_a_verifier_says_of_which_children_it_can_judge():
+    Picky().check(ModelDrafter(MODEL.lm, Static()))
+    for drafter in (PromptLookup(2), ModelDrafter(MODEL.lm, TopK()), ModelDrafter(MODEL.lm, Static(coupled=False))):
+        Coupled().check(drafter)
+        with pytest.raises(ValueError, match="Picky verifier cannot judge deterministic .* of coupled or iid"):
+            specjax.speculative(TARGET, drafter, Picky())
 
 
 def test_trees_are_refused():

@@ -4,9 +4,9 @@ import dataclasses
 
 import jax
 
+from specjax.draft.heads import kangaroo as head
 from specjax.draft.kangaroo import Kangaroo
 from specjax.lm import Wants
-from specjax.models.heads import kangaroo as head
 from specjax.train.losses import Divergence, ForwardKL, acceptance, agreement, masked_mean
 from specjax.train.objective import Objective, read, whole
 

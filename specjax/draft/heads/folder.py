@@ -12,9 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors.numpy import save
 
 from specjax.draft.base import Trained
 from specjax.draft.head import check_ids
+from specjax.draft.heads.published import read_published
 from specjax.models import hub
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object
@@ -22,7 +24,7 @@ from specjax.models.tensors import read_folder
 from specjax.sharding.distributed import to_host
 from specjax.sharding.rules import placed
 
-_SHIPPED = Path(__file__).resolve().parent.parent / "pretrained" / "heads"
+_SHIPPED = Path(hub.__file__).resolve().parent / "pretrained" / "heads"
 
 
 def shipped_heads() -> dict[str, Path]:
@@ -54,8 +56,6 @@ def save_head(
     Raises:
       ModelError: when `folder` is a file, or on a bad `dtype`.
     """
-    from safetensors.numpy import save
-
     kind = hub.resolve_dtype(dtype)
     tensors = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
@@ -101,8 +101,6 @@ def load_head(
     title, folder = hub.find(asked, shipped_heads(), f"head for {name}")
     config = hub.read_json(folder / "config.json")
     if "drafter" not in config:
-        from specjax.models.heads.published import read_published
-
         fields, params = read_published(folder, name, config, target)
     else:
         if config["drafter"] != name:

@@ -10,11 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
 
+from specjax.draft.heads.folder import shipped_heads
 from specjax.models import hub
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object
-from specjax.models.heads.folder import shipped_heads
 
 NAME = "rest"
 _AGAIN = "build one for it: `specjax datastore build FILES... --model TARGET --output FOLDER`"
@@ -41,8 +43,6 @@ def save_datastore(
     Raises:
       ModelError: when `folder` is a file.
     """
-    from safetensors.numpy import save
-
     made_for = {
         "name": name,
         "vocab_size": vocab_size,
@@ -94,9 +94,6 @@ def load_datastore(asked: str | os.PathLike[str], target: Any, mesh: jax.shardin
 
 
 def _read(file: Path, vocab_size: int) -> dict[str, np.ndarray]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     try:
         store = load_file(file)
         tokens, suffixes = store["tokens"], store["suffixes"]

@@ -1,1 +1,0 @@
-"""The trained parts of drafters: small modules that read the target's features."""

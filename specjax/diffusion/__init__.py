@@ -1,6 +1,6 @@
 """Masked-diffusion decoding: blocks of a canvas are unmasked in parallel, behind the same `init`/`step` pair."""
 
-from specjax.diffusion.assd import AnySubset, Assd, AssdState
+from specjax.diffusion.assd import AnySubset, Assd, AssdInfo, AssdState
 from specjax.diffusion.block import BlockDiffusion, BlockState
 from specjax.diffusion.cache import Cache, Delayed, Dual, Freeze, Greedy, Interval, NoCache, Prefix, Vicinity
 from specjax.diffusion.canvas import CanvasDiffusion, CanvasInfo, CanvasLM, CanvasState
@@ -31,6 +31,7 @@ from specjax.diffusion.wino import Wino
 __all__ = [
     "AnySubset",
     "Assd",
+    "AssdInfo",
     "AssdState",
     "BlockDiffusion",
     "BlockState",

@@ -1,4 +1,4 @@
-"""Running any decoder: the protocol, a whole generation in one program, and a stream of short calls."""
+"""What a decoder is, and running any: the protocol, a whole generation in one program, and a stream of short calls."""
 
 import dataclasses
 import functools
@@ -9,23 +9,129 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.state import DecodeState, Finish
+from specjax.sampling import Sampling
+from specjax.state import Finish, Rows
 
 PyTree = Any
 
 
 class Decoder(Protocol):
-    """A pure step over a state whose leading fields are those of `DecodeState`. Hashable."""
+    """What every decoder is: pure functions over a state whose leading fields are those of `Rows`. Hashable.
+
+    `params` is `{"target": ...}` and what else the decoder names. None of these functions is jitted; those of this module are.
+    A decoder extends this class, which gives it `init` and the defaults of the rest.
+    """
 
     @property
-    def slack(self) -> int: ...
-
-    def empty(self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1) -> Any: ...
+    def fills_in(self) -> bool:
+        """Whether tokens may be known behind open positions."""
+        return False
 
     @property
-    def insert(self) -> Any: ...
+    def reads_prefix(self) -> bool:
+        """Whether it has `read_prefix`, and its `insert` takes a `prefix`."""
+        return False
 
-    def step(self, params: PyTree, state: Any) -> tuple[Any, Any]: ...
+    @property
+    def slack(self) -> int:
+        """Buffer slots needed beyond the longest text: what a step may write before it cuts."""
+        return 0
+
+    def axes(self, state: Any) -> Any:
+        """Logical axis names of every leaf of the state, as tuples; one that leads with "batch" is the row's own."""
+        ...
+
+    def empty(self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1) -> Any:
+        """A state of finished rows, to be filled by `insert`.
+
+        Args:
+          params: the parameters.
+          batch: B.
+          capacity: L, at least the longest row's limit plus `slack`; rounded up to what the mesh splits the cache into.
+          cache_dtype: of the cache; None: that of the parameters.
+          eos_width: K, how many EOS ids a row may have.
+        """
+        ...
+
+    def insert(
+        self, params: PyTree, state: Any, rows: jax.Array, prompts: jax.Array, lengths: jax.Array, row_keys: jax.Array, *,
+        limit: jax.Array, sampling: Sampling, eos: jax.Array | None = None, width: int | None = None,
+    ) -> Any:  # fmt: skip
+        """Puts new prompts into rows, whatever those held.
+
+        Args:
+          params: the parameters.
+          state: of B rows.
+          rows: `[R]` int32, where they go; B or more drops one (padding).
+          prompts: `[R, P]` int32, right-padded.
+          lengths: `[R]` int32, at least 1.
+          row_keys: `[R]` typed keys (`specjax.sampling.row_keys`).
+          limit: `[R]` int32, the text length at which a row stops, at most L - `slack`.
+          sampling: of R rows.
+          eos: `[R, K]` int32, -1 padded, or None.
+          width: tokens of the prompt that are read together.
+
+        Raises:
+          ValueError: outside jit, where a row does not fit, see `check_rows`.
+        """
+        ...
+
+    def step(self, params: PyTree, state: Any) -> tuple[Any, Any]:
+        """One pass: the new state, and what happened, which nothing needs."""
+        ...
+
+    def init(
+        self, params: PyTree, prompts: jax.Array, lengths: jax.Array, row_keys: jax.Array, *, limit: jax.Array,
+        sampling: Sampling, capacity: int, eos: jax.Array | None = None, cache_dtype: Any = None,
+    ) -> Any:  # fmt: skip
+        """`empty` and `insert` in one: a state whose rows are these prompts.
+
+        Raises:
+          ValueError: outside jit, where a row does not fit, see `check_rows`.
+        """
+        batch = prompts.shape[0]
+        check_rows(self, capacity, prompts, lengths, limit)
+        state = self.empty(params, batch, capacity, cache_dtype, 1 if eos is None else eos.shape[1])
+        rows = jnp.arange(batch)
+        return self.insert(params, state, rows, prompts, lengths, row_keys, limit=limit, sampling=sampling, eos=eos)
+
+
+def check_rows(
+    decoder: Decoder, capacity: int, prompts: Any, lengths: Any, limit: Any, rows: Any = None, batch: int = 0
+) -> None:
+    """Checks rows on the host, one by one; does nothing under jit, where limits are cut to the capacity instead.
+
+    Args:
+      decoder: that is to hold them.
+      capacity: L.
+      prompts: see `Decoder.insert`.
+      lengths: likewise.
+      limit: likewise.
+      rows: likewise; those of `batch` and more are padding, and not looked at. None: all count.
+      batch: B.
+
+    Raises:
+      ValueError: naming the first row that does not fit, and the capacity that it needs.
+    """
+    if any(
+        isinstance(x, jax.core.Tracer) or not getattr(x, "is_fully_addressable", True) for x in (lengths, limit, rows)
+    ):
+        return
+    lengths, limit = np.asarray(lengths), np.asarray(limit)
+    counts = np.ones(lengths.shape, bool) if rows is None else np.asarray(rows) < batch
+    least = lengths if decoder.fills_in else lengths + 1
+    for row in np.flatnonzero(counts & ((lengths < 1) | (lengths > prompts.shape[1]))):
+        raise ValueError(f"prompt {row} is said to have {lengths[row]} tokens: give 1 to {prompts.shape[1]}")
+    for row in np.flatnonzero(counts & (limit < least)):
+        raise ValueError(
+            f"prompt {row} has {lengths[row]} tokens: its limit must be at least {least[row]}, got {limit[row]}"
+        )
+    for row in np.flatnonzero(counts & (limit > capacity - decoder.slack)):
+        needed = int(np.max(limit[counts])) + decoder.slack
+        raise ValueError(
+            f"prompt {row} has a limit of {limit[row]} tokens, and this decoder writes up to {decoder.slack} beyond it: that "
+            f"does not fit a capacity of {capacity}, give at least {needed}"
+        )
 
 
 NO_LIMIT = 2**31 - 1
@@ -59,13 +165,40 @@ def run_program(
     return jax.lax.while_loop(more, body, (jnp.int32(0), state))[1]
 
 
-insert = jax.jit(
+def insert(
+    decoder: Decoder, params: PyTree, state: Any, rows: Any, prompts: Any, lengths: Any, row_keys: Any, *, limit: Any,
+    sampling: Sampling, width: int | None, eos: Any = None, **more: Any,
+) -> Any:  # fmt: skip
+    """`decoder.insert` under jit, with the state donated; `insert_program` is the jitted function.
+
+    Raises:
+      ValueError: where a row does not fit, see `check_rows`.
+    """
+    batch, capacity = state.tokens.shape
+    check_rows(decoder, capacity, prompts, lengths, limit, rows, batch)
+    return insert_program(
+        decoder,
+        params,
+        state,
+        rows,
+        prompts,
+        lengths,
+        row_keys,
+        limit=limit,
+        sampling=sampling,
+        eos=eos,
+        width=width,
+        **more,
+    )
+
+
+insert_program = jax.jit(
     lambda decoder, params, state, *args, width, **kwargs: decoder.insert(params, state, *args, width=width, **kwargs),
     static_argnums=(0,),
     static_argnames=("width",),
     donate_argnums=(2,),
 )
-"""`decoder.insert` under jit, with the state donated."""
+"""`insert` without its check of the rows."""
 
 read_prefix = jax.jit(
     lambda decoder, params, state, tokens: decoder.read_prefix(params, state, tokens),
@@ -98,7 +231,7 @@ class Progress:
     finish: list[Finish]
 
 
-def stream(decoder: Decoder, params: PyTree, state: DecodeState, steps_per_call: int = 4) -> Iterator[Progress]:
+def stream(decoder: Decoder, params: PyTree, state: Rows, steps_per_call: int = 4) -> Iterator[Progress]:
     """Yields the rows' new tokens every few steps, until all rows are done.
 
     The state is donated to each call: take what you need from `Progress.state` before asking for the next. A state sent

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.decoder import Decoder, check_rows
 from specjax.draft.base import Chunk, Drafter, Proposal, View
 from specjax.draft.none import NoDrafter
 from specjax.lm import LM, Block, Output, Wants
@@ -18,7 +19,7 @@ from specjax.sampling_params import Sampling
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.mesh import make_mesh
 from specjax.sharding.rules import constrain, parts, rounded, shardings
-from specjax.state import DecodeState, Finish, LogProbs, Prefix, Stats
+from specjax.state import DecodeState, LogProbs, Prefix, Stats, finish_rows
 from specjax.verify import Coupled, Verdict, Verifier
 
 Array = jax.Array
@@ -53,8 +54,8 @@ class StepInfo:
 
 
 @dataclasses.dataclass(frozen=True)
-class Speculative:
-    """An autoregressive decoder. Static and hashable: a pair of pure functions `init` (or `empty`, `insert`) and `step`.
+class Speculative(Decoder):
+    """An autoregressive decoder. Static and hashable: pure functions `init` (or `empty`, `insert`) and `step`, see `Decoder`.
 
     `params` is `{"target": ..., "draft": ...}`. Nothing here is jitted; `specjax.decoder.run` and `stream` are.
 
@@ -97,39 +98,30 @@ class Speculative:
         return constrain(self.mesh, self.axes(state), state)
 
     @property
+    def reads_prefix(self) -> bool:
+        return True
+
+    @property
     def slack(self) -> int:
-        """Buffer slots needed beyond the longest text: a step writes D + 1 tokens before it cuts."""
+        """See `Decoder.slack`: a step writes D + 1 tokens before it cuts."""
         return self.drafter.depth + 1
 
     def empty(
         self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1
     ) -> DecodeState:
-        """A state of finished rows, to be filled by `insert`.
-
-        Args:
-          params: the parameters.
-          batch: B.
-          capacity: L, at least the longest row's limit plus `slack`; rounded up to what the mesh splits the cache into.
-          cache_dtype: the type of the target's cache; None: that of its parameters.
-          eos_width: how many EOS ids a row may have.
-        """
+        """See `Decoder.empty`."""
         capacity = rounded(self.mesh, "slots", capacity)
         dtype = cache_dtype or jax.tree.leaves(params["target"])[0].dtype
-        zeros = jnp.zeros((batch,), jnp.int32)
-        buffer = jnp.zeros((batch, capacity), jnp.float32)
-        state = DecodeState(
-            tokens=jnp.zeros((batch, capacity), jnp.int32),
-            length=zeros + 1,
-            finish=zeros + Finish.LENGTH,
-            key=jax.vmap(lambda i: jax.random.key(i, impl="threefry2x32"))(zeros),
-            stats=Stats(zeros, jnp.zeros((batch, self.drafter.depth + 1), jnp.int32)),
-            prompt_length=zeros + 1,
-            limit=zeros + 1,
-            eos=jnp.full((batch, eos_width), -1, jnp.int32),
-            sampling=Sampling.make(batch),
+        buffer = lambda: jnp.zeros((batch, capacity), jnp.float32)
+        state = DecodeState.blank(
+            batch,
+            capacity,
+            self.drafter.depth,
+            eos_width,
+            length=1,
             cache=self.target.init_cache(batch, capacity, dtype),
             draft=self.drafter.init(params, batch, capacity),
-            logprobs=LogProbs(buffer, buffer) if self.logprobs else None,
+            logprobs=LogProbs(buffer(), buffer()) if self.logprobs else None,
         )
         return self._constrain(state)
 
@@ -163,14 +155,17 @@ class Speculative:
           eos: `[R, K]` int32, -1 padded, or None.
           width: tokens a prefill chunk; None: that of P. Rows of one `prefill_width` belong together.
           prefix: from `read_prefix`: every prompt begins with its tokens, or is just them; only the rest is prefilled.
+
+        Raises:
+          ValueError: outside jit, where a row does not fit, see `check_rows`.
         """
         count, size = prompts.shape
-        capacity = state.tokens.shape[1]
+        batch, capacity = state.tokens.shape
+        check_rows(self, capacity, prompts, lengths, limit, rows, batch)
         begin = 1 if prefix is None else prefix.length
         width = min(width or prefill_width(size - begin + 1, parts(self.mesh, "tokens")), capacity)
         fresh = self._fresh(params, state, count, prefix)
         kept = min(size, capacity)
-        axes = self.axes(state)
         fresh = dataclasses.replace(
             fresh,
             tokens=fresh.tokens.at[:, :kept].set(prompts[:, :kept]),
@@ -183,11 +178,7 @@ class Speculative:
             sampling=sampling,
         )
         fresh = self._prefill(params, fresh, begin, size, width)
-
-        def place(old, new, axes):
-            return old.at[rows].set(new, mode="drop") if axes[0] == "batch" else new
-
-        return self._constrain(jax.tree.map(place, state, fresh, axes))
+        return self._constrain(state.place(rows, fresh, self.axes(state)))
 
     @on_mesh
     def read_prefix(self, params: PyTree, state: DecodeState, tokens: Array) -> tuple[DecodeState, Prefix]:
@@ -232,26 +223,6 @@ class Speculative:
         # what rows share learns from prompts too
         draft = jax.tree.map(shared, state.draft, fresh.draft, self.axes(state).draft)
         return dataclasses.replace(fresh, draft=draft)
-
-    def init(
-        self, params: PyTree, prompts: Array, lengths: Array, row_keys: Array, *, limit: Array, sampling: Sampling,
-        capacity: int, eos: Array | None = None, cache_dtype: Any = None,
-    ) -> DecodeState:  # fmt: skip
-        """`empty` and `insert` in one: a state whose rows are these prompts.
-
-        Raises:
-          ValueError: outside jit, where prompts and limits do not fit the capacity.
-        """
-        batch = prompts.shape[0]
-        if not isinstance(lengths, jax.core.Tracer) and not isinstance(limit, jax.core.Tracer):
-            if lengths.min() < 1 or lengths.max() >= limit.max() or limit.max() > capacity - self.slack:
-                raise ValueError(
-                    f"prompts of {lengths.min()} to {lengths.max()} tokens and a limit of {limit.max()} need a capacity of "
-                    f"at least the limit plus {self.slack}, and prompts of at least one token below it; got {capacity}"
-                )
-        state = self.empty(params, batch, capacity, cache_dtype, 1 if eos is None else eos.shape[1])
-        rows = jnp.arange(batch)
-        return self.insert(params, state, rows, prompts, lengths, row_keys, limit=limit, sampling=sampling, eos=eos)
 
     def _prefill(self, params, state, begin, size, width):
         """Runs the target over columns `begin` - 1 to `size` - 2 in chunks. Makes no logits."""
@@ -417,12 +388,9 @@ def commit_counts(state: DecodeState, emitted: Array, verdict: Verdict) -> tuple
     ended = ends.any(axis=1)
     upto_eos = jnp.where(ended, jnp.argmax(ends, axis=1) + 1, count)
     room = state.limit - state.length
-    committed = jnp.where(live, jnp.minimum(upto_eos, room), 0)
-    finish = jnp.where(failed, Finish.ERROR, Finish.RUNNING)
-    finish = jnp.where(committed >= room, Finish.LENGTH, finish)
-    finish = jnp.where(ended & (upto_eos <= room), Finish.EOS, finish)
-    finish = jnp.where(live, finish, state.finish).astype(jnp.int32)
-    return dataclasses.replace(verdict, committed=committed.astype(jnp.int32), emitted=emitted), finish
+    committed = jnp.where(live, jnp.minimum(upto_eos, room), 0).astype(jnp.int32)
+    finish = finish_rows(state, state.length + committed, ended & (upto_eos <= room), failed)
+    return dataclasses.replace(verdict, committed=committed, emitted=emitted), finish
 
 
 def write(buffer: Array, values: Array, start: Array) -> Array:

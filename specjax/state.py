@@ -5,9 +5,10 @@ In the shape descriptions `B` denotes rows, `L` the text buffer, `D` the deepest
 
 import dataclasses
 import enum
-from typing import Any
+from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 
 from specjax.sampling_params import Sampling
 
@@ -80,10 +81,72 @@ class Rows:
     eos: Array
     sampling: Sampling
 
+    @classmethod
+    def blank(
+        cls, batch: int, capacity: int, commits: int, eos_width: int = 1, *, fill: int = 0, length: int = 0, **own: Any
+    ) -> Self:
+        """A state of finished rows, to be filled by an insert. Every array is a buffer of its own, so that all can be donated.
+
+        Args:
+          batch: B.
+          capacity: L.
+          commits: the most tokens that a step counts as accepted, D.
+          eos_width: K.
+          fill: what `tokens` hold.
+          length: of every row.
+          **own: the fields beside those of `Rows`.
+        """
+        zeros = lambda: jnp.zeros((batch,), jnp.int32)
+        return cls(
+            tokens=jnp.full((batch, capacity), fill, jnp.int32),
+            length=zeros() + length,
+            finish=zeros() + Finish.LENGTH,
+            key=jax.vmap(lambda i: jax.random.key(i, impl="threefry2x32"))(zeros()),
+            stats=Stats(zeros(), jnp.zeros((batch, commits + 1), jnp.int32)),
+            prompt_length=zeros() + length,
+            limit=zeros() + length,
+            eos=jnp.full((batch, eos_width), -1, jnp.int32),
+            sampling=Sampling.make(batch),
+            **own,
+        )
+
+    def place(self, rows: Array, new: Self, axes: PyTree) -> Self:
+        """This state with the rows of `new` in place of its own.
+
+        Args:
+          rows: `[R]` int32, where they go; B or more drops one (padding).
+          new: of R rows.
+          axes: logical axis names of every leaf: what does not lead with "batch" is shared by the rows, and `new`'s.
+        """
+
+        def put(old, new, axes):
+            return old.at[rows].set(new, mode="drop") if axes[:1] == ("batch",) else new
+
+        return jax.tree.map(put, self, new, axes)
+
     @property
     def done(self) -> Array:
         """`[B]` bool."""
         return self.finish != Finish.RUNNING
+
+
+def finish_rows(state: Rows, length: Array, ended: Array, failed: Array) -> Array:
+    """The rows' new `finish` `[B]`, after a step of any decoder.
+
+    One precedence: EOS, then the limit, then a failure. A text that ends at its limit with EOS has ended by itself. And what a
+    step could not compute lies behind what it committed: where that ends the text, a decoder that takes one token at a time
+    would never have come to it, so the reason does not depend on how many tokens a step brings.
+
+    Args:
+      state: before the step, with the limit that it leaves; finished rows stay as they are.
+      length: `[B]`, after it.
+      ended: `[B]` bool, rows of which the committed text ends with EOS.
+      failed: `[B]` bool, rows whose logits were not finite.
+    """
+    finish = jnp.where(failed, Finish.ERROR, Finish.RUNNING)
+    finish = jnp.where(length >= state.limit, Finish.LENGTH, finish)
+    finish = jnp.where(ended, Finish.EOS, finish)
+    return jnp.where(state.done, state.finish, finish).astype(jnp.int32)
 
 
 @jax.tree_util.register_dataclass

@@ -113,11 +113,11 @@ def test_no_retrace_and_no_host(name):
     text = decoding.run_program.lower(decoder, params(name), state, jnp.int32(9)).as_text()
     assert not any(word in text for word in ("callback", "infeed", "outfeed", "host_"))
     decoding.run(decoder, params(name), state)
-    compiled = decoding.run_program._cache_size(), decoding.insert._cache_size()
+    compiled = decoding.run_program._cache_size(), decoding.insert_program._cache_size()
     hotter = dataclasses.replace(MIXED, options=tuple({"temperature": 0.1 * i} for i in range(8)))
     again = specjax.speculative(TARGET, DRAFTERS[name])
     decoding.run(again, params(name), start(again, hotter, seed=5, model=params(name)))
-    assert (decoding.run_program._cache_size(), decoding.insert._cache_size()) == compiled
+    assert (decoding.run_program._cache_size(), decoding.insert_program._cache_size()) == compiled
 
 
 @pytest.mark.parametrize("name", mostly_slow(IN_PLACE, "none", "prompt_lookup", "eagle2"))

@@ -4,7 +4,7 @@ An any-subset model gives the law of every position given any set of others, eac
 drafts the next positions of an order from the known tokens alone, then reads them all at once, each given those before it. The
 first draft's two laws are one, so it always holds, and a round of two passes brings two tokens at least.
 
-In the shape descriptions `B` denotes rows, `L` positions, `K` drafts of a round, `V` the vocabulary.
+In the shape descriptions `B` denotes rows, `L` positions, `K` drafts of a round, `V` the vocabulary, `R` inserted rows.
 """
 
 import dataclasses
@@ -13,8 +13,13 @@ from typing import Any, Literal, Protocol
 import jax
 import jax.numpy as jnp
 
+from specjax.decoder import Decoder, check_rows
+from specjax.diffusion.decoder import ends_at
+from specjax.sampling import Sampling
 from specjax.sampling.noise import ACCEPT, GUMBEL, RESIDUAL, gumbel, uniform
 from specjax.sampling.sampler import best
+from specjax.sampling.warp import warp
+from specjax.state import Finish, Rows, Stats, finish_rows
 from specjax.verify.rejection import count_accepted, residual
 
 Array = jax.Array
@@ -35,102 +40,173 @@ class AnySubset(Protocol):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class AssdState:
-    """Rows to fill in.
+class AssdState(Rows):
+    """Rows to fill in: `tokens` are garbage at open positions, and `length` is how many are known before the first of them.
 
     Attributes:
-      tokens: `[B, L]` int32; garbage at open positions.
-      rank: `[B, L]` int32, when a position becomes known: the given ones come first, the others from left to right.
+      opened: `[B, L]` bool, the positions to fill in.
+      rank: `[B, L]` int32, when a position becomes known: the given ones come first, then the open ones from left to right;
+        those behind the limit are never known.
       known: `[B]` int32, how many are.
-      key: `[B]` typed keys.
-      passes: `[B]` int32.
     """
 
-    tokens: Array
+    opened: Array
     rank: Array
     known: Array
-    key: Array
-    passes: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AssdInfo:
+    """What one round did; nothing here is needed by the next one.
+
+    Attributes:
+      at: `[B, K + 1]` int32, the positions that it was about.
+      committed: `[B]` int32, how many of them became known, from the first.
+    """
+
+    at: Array
+    committed: Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Assd:
-    """Fills in from left to right with the model's own sequential law. Static and hashable; its functions are pure.
+class Assd(Decoder):
+    """Fills in from left to right with the model's own sequential law. Static and hashable: a `Decoder`, without a cache.
+
+    Of a row's sampling options temperature, top-k, top-p and min-p are used, for both laws.
 
     Attributes:
       target: the model.
       drafts: K, tokens of a round; 1 is sequential decoding.
       rule: `coupled` draws with noise of the position, in the draft as in the verification: the text is that of sequential
         decoding, whatever K is. `rejection` is the published rule: the same law, another text.
-      temperature: of both laws.
     """
 
     target: AnySubset
     drafts: int = 5
     rule: Literal["coupled", "rejection"] = "coupled"
-    temperature: float = 1.0
 
     def __post_init__(self):
-        if self.drafts < 1 or self.rule not in ("coupled", "rejection") or not self.temperature > 0:
-            raise ValueError(f"assd needs drafts >= 1, a rule of coupled, rejection and temperature > 0, got {self}")
+        if self.drafts < 1 or self.rule not in ("coupled", "rejection"):
+            raise ValueError(f"assd needs drafts >= 1 and a rule of coupled, rejection, got {self}")
 
-    def init(self, tokens: Array, given: Array, row_keys: Array) -> AssdState:
-        """Rows `[B, L]` of which the positions `given` `[B, L]` are known."""
+    @property
+    def fills_in(self) -> bool:
+        return True
+
+    def axes(self, state: AssdState) -> AssdState:
+        """See `Decoder.axes`."""
+        return jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), state)
+
+    def empty(
+        self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1
+    ) -> AssdState:
+        """See `Decoder.empty`; there is no cache."""
+        zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)
+        own = {"opened": zeros(capacity) > 0, "rank": zeros(capacity), "known": zeros()}
+        return AssdState.blank(batch, capacity, self.drafts + 1, eos_width, **own)
+
+    def insert(
+        self, params: PyTree, state: AssdState, rows: Array, prompts: Array, lengths: Array, row_keys: Array, *,
+        limit: Array, sampling: Sampling, eos: Array | None = None, width: int | None = None,
+    ) -> AssdState:  # fmt: skip
+        """See `Decoder.insert`. Positions of a prompt that hold -1 are filled in, as those up to the limit are."""
+        batch, capacity = state.tokens.shape
+        check_rows(self, capacity, prompts, lengths, limit, rows, batch)
+        at = jnp.arange(capacity)[None]
+        size = min(prompts.shape[1], capacity)
+        tokens = jnp.pad(prompts[:, :size], ((0, 0), (0, capacity - size)))
+        limit = jnp.clip(limit, lengths, capacity)
+        given = (at < lengths[:, None]) & (tokens >= 0)
+        opened = ~given & (at < limit[:, None])
         known = given.sum(axis=1, dtype=jnp.int32)
-        rank = jnp.where(given, jnp.cumsum(given, axis=1), known[:, None] + jnp.cumsum(~given, axis=1)) - 1
-        return AssdState(tokens, rank.astype(jnp.int32), known, row_keys, jnp.zeros_like(known))
+        behind = jnp.where(opened, known[:, None] + jnp.cumsum(opened, axis=1), at + 1)
+        first = jnp.min(jnp.where(opened, at, limit[:, None]), axis=1).astype(jnp.int32)
+        fresh = self.empty(params, prompts.shape[0], capacity, None, state.eos.shape[1])
+        fresh = dataclasses.replace(
+            fresh,
+            tokens=jnp.where(given, tokens, 0),
+            length=first,
+            finish=jnp.where(first < limit, Finish.RUNNING, Finish.LENGTH).astype(jnp.int32),
+            key=row_keys,
+            prompt_length=first,
+            limit=limit.astype(jnp.int32),
+            eos=fresh.eos if eos is None else eos,
+            sampling=sampling,
+            opened=opened,
+            rank=(jnp.where(given, jnp.cumsum(given, axis=1), behind) - 1).astype(jnp.int32),
+            known=known,
+        )
+        return state.place(rows, fresh, self.axes(state))
 
-    def step(self, params: PyTree, state: AssdState) -> AssdState:
-        """One round: every unfinished row fills in one position at least, two where two are open and K is at least 2."""
-        length = state.tokens.shape[1]
+    def step(self, params: PyTree, state: AssdState) -> tuple[AssdState, AssdInfo]:
+        """One round: every live row fills in one position at least, two where two are open and K is at least 2."""
+        live, left = ~state.done, state.limit - state.known
+        order = jnp.argsort(state.rank, axis=1)
         ranks = state.known[:, None] + jnp.arange(self.drafts + 1)[None]  # the drafts, and the one behind them
-        at = jnp.take_along_axis(jnp.argsort(state.rank, axis=1), jnp.minimum(ranks, length - 1), axis=1)
-        real = ranks < length
+        at = jnp.take_along_axis(order, jnp.minimum(ranks, order.shape[1] - 1), axis=1)
+        real = ranks < state.limit[:, None]
         noise = gumbel(state.key, at, self.target.vocab_size, GUMBEL)
+        noise = jnp.where((state.sampling.temperature > 0)[:, None, None], noise, 0)
 
         apart = jnp.broadcast_to(
-            (state.rank < state.known[:, None])[:, None], (*state.rank.shape, length)
+            (state.rank < state.known[:, None])[:, None], (*order.shape, order.shape[1])
         )  # every position sees what is known
-        q = self._laws(params, state.tokens, apart, at[:, :-1])
+        q = self._laws(params, state, state.tokens, apart, at[:, :-1])
         drafted = best(q + noise[:, :-1])
-        left = length - state.known
+        padded = jnp.pad(drafted, ((0, 0), (0, 1)))
 
         def verify():
             filled = _write(state.tokens, at[:, :-1], drafted, real[:, :-1])
             before = state.rank[:, None, :] < state.rank[:, :, None]
-            p = self._laws(params, filled, before, at)
+            p = self._laws(params, state, filled, before, at)
             judge = self._coupled if self.rule == "coupled" else self._rejection
             accepted, token = judge(p, q, drafted, real, noise, at, state.key)
             slots = jnp.arange(self.drafts + 1)[None]
-            padded = jnp.pad(drafted, ((0, 0), (0, 1)))
             return jnp.where(slots == accepted[:, None], token[:, None], padded), accepted + 1
 
         # a single position needs no second look, nor does a single draft
         alone = (left == 1) | (self.drafts == 1)
-        none = (jnp.pad(drafted, ((0, 0), (0, 1))), jnp.ones_like(left))
-        new, count = jax.lax.cond(jnp.any((left > 0) & ~alone), verify, lambda: none)
-        new = jnp.where(alone[:, None], none[0], new)
-        count = jnp.minimum(jnp.where(alone, 1, count), left)
-        live = left > 0
-        wanted = live[:, None] & (jnp.arange(self.drafts + 1)[None] < count[:, None])
+        none = (padded, jnp.ones_like(left))
+        new, count = jax.lax.cond(jnp.any(live & ~alone), verify, lambda: none)
+        new = jnp.where(alone[:, None], padded, new)
+        count = jnp.where(live, jnp.minimum(jnp.where(alone, 1, count), left), 0)
+        failed = live & (jnp.take_along_axis(new, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0] < 0)
+        count = (count - failed).astype(jnp.int32)
+        passes = jnp.where(live, jnp.where(alone, 1, 2), 0)
+        return self._commit(state, order, at, new, count, passes, failed), AssdInfo(at, count)
+
+    def _commit(self, state, order, at, new, count, passes, failed) -> AssdState:
+        """The state with the first `count` `[B]` of the tokens `new` at the positions `at`, both `[B, K + 1]`."""
+        slots = jnp.arange(at.shape[1])[None]
+        tokens = _write(state.tokens, at, new, slots < count[:, None])
+        known = state.known + count
+        following = jnp.take_along_axis(order, jnp.minimum(known, order.shape[1] - 1)[:, None], axis=1)[:, 0]
+        length = jnp.where(known < state.limit, following, state.limit)
+        length = jnp.where(state.done, state.length, length).astype(jnp.int32)
+        end = ends_at(tokens, state.opened, length, state.eos)
+        ended = ~state.done & (end < length)
+        counted = (~state.done[:, None]) & (jnp.arange(state.stats.accepted.shape[1])[None] == count[:, None])
         return dataclasses.replace(
             state,
-            tokens=_write(state.tokens, at, new, wanted & real),
-            known=state.known + jnp.where(live, count, 0),
-            passes=state.passes + jnp.where(live, jnp.where(alone, 1, 2), 0),
+            tokens=tokens,
+            length=jnp.where(ended, end + 1, length),
+            finish=finish_rows(state, length, ended, failed),
+            stats=Stats(state.stats.steps + passes, state.stats.accepted + counted),
+            known=known,
         )
 
-    def run(self, params: PyTree, state: AssdState) -> AssdState:
-        """Rounds until every position of every row is known."""
-        length = state.tokens.shape[1]
-        return jax.lax.while_loop(lambda s: jnp.any(s.known < length), lambda s: self.step(params, s), state)
-
-    def _laws(self, params, tokens, sees, at):
-        return jax.nn.log_softmax(self.target(params, tokens, sees, at) / self.temperature, axis=-1)
+    def _laws(self, params, state, tokens, sees, at):
+        """Log-probabilities `[B, K, V]` of the positions `at`, as the rows' options leave them; one-hot in greedy rows."""
+        scores = warp(self.target(params["target"], tokens, sees, at), state.sampling, ~state.done)
+        greedy = (state.sampling.temperature == 0)[:, None, None]
+        ids = jnp.arange(scores.shape[2])[None, None]
+        one = jnp.where(ids == best(scores)[:, :, None], 0.0, -jnp.inf)
+        return jnp.where(greedy, one, jax.nn.log_softmax(scores, axis=-1))
 
     def _coupled(self, p, q, drafted, real, noise, at, keys):
         own = best(p + noise)
-        same = (own[:, :-1] == drafted) & real[:, :-1]
+        same = (own[:, :-1] == drafted) & (drafted >= 0) & real[:, :-1]
         accepted = jnp.cumprod(same.astype(jnp.int32), axis=1).sum(axis=1)
         return accepted, jnp.take_along_axis(own, accepted[:, None], axis=1)[:, 0]
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.diffusion.decoder import Diffusion, DiffusionState, widened, with_rows
+from specjax.diffusion.decoder import Diffusion, DiffusionState, widened
 from specjax.lm import Block, Wants
 from specjax.sharding.ambient import on_mesh
 
@@ -46,7 +46,9 @@ class BlockDiffusion(Diffusion):
 
     sub_block: int = 0
 
-    completes_only = True
+    @property
+    def fills_in(self) -> bool:
+        return False
 
     def checked(self):
         if self.cache.keeps or self.cfg_scale:
@@ -69,13 +71,10 @@ class BlockDiffusion(Diffusion):
         weights = params["target"]
         return self.target.init_cache(batch, capacity, jax.tree.leaves(weights)[0].dtype if dtype is None else dtype)
 
-    @on_mesh
-    def insert(self, params, state, rows, prompts, lengths, row_keys, **settings):
-        """See `Diffusion.insert`. The prompt's whole blocks are read in one pass."""
-        state: Any = super().insert(params, state, rows, prompts, lengths, row_keys, **settings)
+    def _read_prompts(self, params, fresh, prompts, lengths):
+        """The prompt's whole blocks, in one pass."""
         count, size = prompts.shape
-        capacity = state.tokens.shape[1]
-        first = jnp.take_along_axis(state.prompt_length, rows, axis=0, mode="clip")
+        first = fresh.prompt_length
         stored = first // self.block_length * self.block_length
         at = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], (count, size))
         real = at < stored[:, None]
@@ -84,13 +83,8 @@ class BlockDiffusion(Diffusion):
         visible = visible | jnp.eye(size, dtype=bool)[None]
         final, delta = self._read_block(params, None, prompts, at, jnp.zeros_like(first), visible)
         anchor = jnp.take_along_axis(final, jnp.maximum(stored - 1, 0)[:, None, None], axis=1)[:, 0]
-        place = lambda old, new: old.at[rows].set(new, mode="drop")
-        cache = with_rows(self.target, state.cache, rows, delta, jnp.where(real, at, capacity))
-        return self._constrain(
-            dataclasses.replace(
-                state, cache=cache, stored=place(state.stored, stored), anchor=place(state.anchor, anchor)
-            )
-        )
+        cache = self.target.commit(fresh.cache, delta, None, jnp.where(real, at, fresh.tokens.shape[1]))
+        return dataclasses.replace(fresh, cache=cache, stored=stored, anchor=anchor.astype(fresh.anchor.dtype))
 
     def _read_block(self, params, cache, tokens, at, length, visible=None):
         """Features `[B, T, E]` of tokens behind `length` stored positions, and their keys and values."""

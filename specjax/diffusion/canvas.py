@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self
 import jax
 import jax.numpy as jnp
 
+from specjax.decoder import Decoder, check_rows
 from specjax.diffusion.decoder import draws
 from specjax.diffusion.renoise import EntropyRenoise
 from specjax.lm import LM, Block, Output, Wants
@@ -24,7 +25,7 @@ from specjax.sampling.sampler import best
 from specjax.sampling.warp import warp
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.rules import constrain, rounded
-from specjax.state import Finish, Rows, Stats
+from specjax.state import Finish, Rows, Stats, finish_rows
 
 Array = jax.Array
 PyTree = Any
@@ -94,8 +95,8 @@ class CanvasInfo:
 
 
 @dataclasses.dataclass(frozen=True)
-class CanvasDiffusion:
-    """A decoder of canvases. Static and hashable: pure functions `empty`, `insert` and `step`, none of them jitted.
+class CanvasDiffusion(Decoder):
+    """A decoder of canvases. Static and hashable: pure functions `empty`, `insert` and `step`, see `Decoder`.
 
     A step is a pass over one block a row: its canvas, or a final one that is not stored yet. Canvases follow the prompt,
     wherever it ends; the last one is read whole, and cut at the row's limit.
@@ -116,9 +117,6 @@ class CanvasDiffusion:
     block_length: int = 256
     mesh: jax.sharding.Mesh | None = None
 
-    completes_only = True
-    """Whether nothing may be known behind a prompt."""
-
     def checked(self) -> Self:
         """Itself.
 
@@ -129,35 +127,25 @@ class CanvasDiffusion:
             raise ValueError(f"block_length must be at least 1, got {self.block_length}")
         return self
 
-    @property
-    def slack(self) -> int:
-        """Text slots needed beyond the longest text: none."""
-        return 0
-
     def empty(
         self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1
     ) -> CanvasState:
-        """A state of finished rows, to be filled by `insert`; see `Speculative.empty`."""
+        """See `Decoder.empty`."""
         capacity = rounded(self.mesh, "slots", capacity)
-        zeros, width = jnp.zeros((batch,), jnp.int32), self.block_length
-        canvas = jnp.zeros((batch, width), jnp.int32)
+        zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)
+        canvas = zeros(self.block_length)
         dtype = jax.tree.leaves(params["target"])[0].dtype if cache_dtype is None else cache_dtype
         feature = jax.eval_shape(self.target.embed, params["target"], canvas)
-        state = CanvasState(
-            tokens=jnp.zeros((batch, capacity), jnp.int32),
-            length=zeros,
-            finish=zeros + Finish.LENGTH,
-            key=jax.vmap(lambda i: jax.random.key(i, impl="threefry2x32"))(zeros),
-            stats=Stats(zeros, jnp.zeros((batch, width + 1), jnp.int32)),
-            prompt_length=zeros,
-            limit=zeros,
-            eos=jnp.full((batch, eos_width), -1, jnp.int32),
-            sampling=Sampling.make(batch),
-            stored=zeros,
-            step=zeros,
+        state = CanvasState.blank(
+            batch,
+            capacity,
+            self.block_length,
+            eos_width,
+            stored=zeros(),
+            step=zeros(),
             canvas=canvas,
             soft=jnp.zeros(feature.shape, feature.dtype),
-            memory=self.policy.init(batch, width),
+            memory=self.policy.init(batch, self.block_length),
             cache=self.target.init_cache(batch, capacity, dtype),
         )
         return self._constrain(state)
@@ -190,9 +178,13 @@ class CanvasDiffusion:
           sampling: of R rows; of the options temperature, top-k, top-p and min-p are used.
           eos: `[R, K]` int32, -1 padded, or None.
           width: tokens of the prompt that are read together; None: all.
+
+        Raises:
+          ValueError: outside jit, where a row does not fit, see `check_rows`.
         """
         count, size = prompts.shape
-        capacity = state.tokens.shape[1]
+        batch, capacity = state.tokens.shape
+        check_rows(self, capacity, prompts, lengths, limit, rows, batch)
         dtype = jax.tree.leaves(state.cache)[0].dtype
         fresh = self.empty(params, count, capacity, dtype, state.eos.shape[1])
         kept = min(size, capacity)
@@ -211,8 +203,7 @@ class CanvasDiffusion:
             canvas=self._noise(row_keys, fresh.step, self._positions(lengths)),
             cache=self._prefill(params["target"], fresh.cache, prompts, lengths, min(width or size, size), capacity),
         )
-        place = lambda old, new: old.at[rows].set(new, mode="drop")
-        return self._constrain(jax.tree.map(place, state, fresh))
+        return self._constrain(state.place(rows, fresh, self.axes(state)))
 
     def _prefill(self, weights, cache, prompts, lengths, width, capacity):
         """A cache that holds the prompts, read `width` tokens at a time."""
@@ -314,14 +305,12 @@ class CanvasDiffusion:
         eos = ends.any(axis=1)
         count = jnp.where(eos, jnp.argmax(ends, axis=1) + 1, count).astype(jnp.int32)
         length = state.length + count
-        finish = jnp.where(length >= state.limit, Finish.LENGTH, Finish.RUNNING)
-        finish = jnp.where(failed, Finish.ERROR, jnp.where(eos, Finish.EOS, finish))
         steps = live.astype(jnp.int32)
         committed = jnp.arange(self.block_length + 1)[None] == count[:, None]
         return dataclasses.replace(
             state,
             tokens=tokens,
             length=length,
-            finish=jnp.where(live, finish, state.finish).astype(jnp.int32),
+            finish=finish_rows(state, length, eos, failed),
             stats=Stats(state.stats.steps + steps, state.stats.accepted + steps[:, None] * committed),
         )

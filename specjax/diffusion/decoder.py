@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 import jax
 import jax.numpy as jnp
 
+from specjax.decoder import Decoder, check_rows
 from specjax.diffusion.cache.base import Cache, Canvas, positions_of, widths
 from specjax.diffusion.cache.none import NoCache
 from specjax.diffusion.unmask.base import Choice, Guess, Unmask
@@ -21,7 +22,7 @@ from specjax.sampling.sampler import best
 from specjax.sampling.warp import warp
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.rules import constrain, rounded
-from specjax.state import Finish, Rows, Stats
+from specjax.state import Finish, Rows, Stats, finish_rows
 
 Array = jax.Array
 PyTree = Any
@@ -73,8 +74,8 @@ Kind = TypeVar("Kind")
 
 
 @dataclasses.dataclass(frozen=True)
-class Diffusion:
-    """A masked-diffusion decoder. Static and hashable: pure functions `empty`, `insert` and `step`, none of them jitted.
+class Diffusion(Decoder):
+    """A masked-diffusion decoder. Static and hashable: pure functions `empty`, `insert` and `step`, see `Decoder`.
 
     Blocks are finished from left to right (semi-autoregressive); one block as long as the canvas has no order. Blocks count
     from the end of a row's prompt; open positions may lie anywhere after it, between known ones too.
@@ -124,38 +125,30 @@ class Diffusion:
             raise ValueError("cfg_scale reads a second canvas, which has no cache yet: choose the cache none")
         return self
 
-    completes_only = False
-    """Whether nothing may be known behind a prompt."""
-
     @property
-    def slack(self) -> int:
-        """Canvas slots needed beyond the longest text: none."""
-        return 0
+    def fills_in(self) -> bool:
+        return True
 
     def empty(
         self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1
     ) -> DiffusionState:
-        """A state of finished rows, to be filled by `insert`; see `Speculative.empty`."""
+        """See `Decoder.empty`."""
         capacity = rounded(self.mesh, "slots", capacity)
         return self._constrain(self._empty(params, batch, capacity, cache_dtype, eos_width))
 
     def _empty(self, params, batch, capacity, cache_dtype, eos_width) -> DiffusionState:
-        zeros = jnp.zeros((batch,), jnp.int32)
-        return DiffusionState(
-            tokens=jnp.full((batch, capacity), self.mask_id, jnp.int32),
-            length=zeros,
-            finish=zeros + Finish.LENGTH,
-            key=jax.vmap(lambda i: jax.random.key(i, impl="threefry2x32"))(zeros),
-            stats=Stats(zeros, jnp.zeros((batch, self.block_length + 1), jnp.int32)),
-            prompt_length=zeros,
-            limit=zeros,
-            eos=jnp.full((batch, eos_width), -1, jnp.int32),
-            sampling=Sampling.make(batch),
-            step=zeros,
-            entry=zeros,
+        zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)
+        return DiffusionState.blank(
+            batch,
+            capacity,
+            self.block_length,
+            eos_width,
+            fill=self.mask_id,
+            step=zeros(),
+            entry=zeros(),
             memory=self.blank(batch),
-            opened=jnp.zeros((batch, capacity), bool),
-            fresh=jnp.zeros((batch, capacity), bool),
+            opened=zeros(capacity) > 0,
+            fresh=zeros(capacity) > 0,
             cache=self._init_cache(params, batch, capacity, cache_dtype),
         )
 
@@ -198,10 +191,15 @@ class Diffusion:
           sampling: of R rows; of the options temperature, top-k, top-p and min-p are used.
           eos: `[R, K]` int32, -1 padded, or None.
           width: not used: what is read of a prompt, if anything, is read in one pass.
+
+        Raises:
+          ValueError: outside jit, where a row does not fit, see `check_rows`.
         """
         count, size = prompts.shape
-        capacity = state.tokens.shape[1]
-        fresh = self.empty(params, count, capacity, eos_width=state.eos.shape[1])
+        batch, capacity = state.tokens.shape
+        check_rows(self, capacity, prompts, lengths, limit, rows, batch)
+        dtype = next((leaf.dtype for leaf in jax.tree.leaves(state.cache)), None)
+        fresh = self.empty(params, count, capacity, dtype, state.eos.shape[1])
         given = jnp.arange(min(size, capacity))[None] < lengths[:, None]
         canvas = fresh.tokens.at[:, : given.shape[1]].set(jnp.where(given, prompts[:, : given.shape[1]], self.mask_id))
         limit = jnp.clip(limit, lengths, capacity)
@@ -219,11 +217,12 @@ class Diffusion:
             opened=(canvas == self.mask_id) & (jnp.arange(capacity)[None] < limit[:, None]),
         )
         fresh = dataclasses.replace(fresh, entry=self._masked(fresh)[1].sum(axis=1))
-        place = lambda old, new: old.at[rows].set(new, mode="drop")
-        bare = lambda state: dataclasses.replace(state, cache=None)
-        # a row's first pass writes all of its cache; until then it must be finite
-        cache = jax.tree.map(lambda old: old.at[rows].set(0, mode="drop"), state.cache)
-        return self._constrain(dataclasses.replace(jax.tree.map(place, bare(state), bare(fresh)), cache=cache))
+        fresh = self._read_prompts(params, fresh, prompts, lengths)
+        return self._constrain(state.place(rows, fresh, self.axes(state)))
+
+    def _read_prompts(self, params, fresh, prompts, lengths) -> DiffusionState:
+        """Rows with what is computed of their prompts before the first step: nothing, since that writes all of a cache."""
+        return fresh
 
     def axes(self, state: DiffusionState) -> DiffusionState:
         """Logical axis names of every leaf of the state."""
@@ -391,16 +390,14 @@ class Diffusion:
             state.stats.accepted + steps[:, None] * (jnp.arange(self.block_length + 1)[None] == count[:, None]),
         )
         end = ends_at(tokens, state.opened, length, state.eos)
-        finish = jnp.where(length >= state.limit, Finish.LENGTH, Finish.RUNNING)
-        finish = jnp.where(end < length, Finish.EOS, finish)
-        finish = jnp.where(failed, Finish.ERROR, finish)
+        ended = live & (end < length)
         blank = self.blank(tokens.shape[0])
         kept = lambda new, blank: jnp.where(jnp.expand_dims(entered, tuple(range(1, new.ndim))), blank, new)
         state = dataclasses.replace(
             state,
             tokens=tokens,
-            length=jnp.where(live & (finish == Finish.EOS), end + 1, length),
-            finish=jnp.where(live, finish, state.finish).astype(jnp.int32),
+            length=jnp.where(ended, end + 1, length),
+            finish=finish_rows(state, length, ended, failed),
             stats=stats,
             fresh=tokens != state.tokens,
             step=jnp.where(entered, 0, state.step + steps),
@@ -420,14 +417,6 @@ def draws(scores: Array, keys: Array, at: Array, sampled: Array) -> Array:
 def widened(kind: type[Kind], value: Any, **more: Any) -> Kind:
     """A `kind`, which extends the dataclass of `value` by the fields `more`."""
     return kind(**{field.name: getattr(value, field.name) for field in dataclasses.fields(value)}, **more)
-
-
-def with_rows(lm: LM, cache: PyTree, rows: Array, delta: PyTree, at: Array) -> PyTree:
-    """A cache whose rows `rows` `[R]` hold `delta` at the positions `at` `[R, P]`, and nothing else. What lies outside, a row
-    or a position, is dropped."""
-    own = jax.tree.map(lambda leaf: jnp.zeros((rows.shape[0], *leaf.shape[1:]), leaf.dtype), cache)
-    own = lm.commit(own, delta, None, at)
-    return jax.tree.map(lambda old, new: old.at[rows].set(new, mode="drop"), cache, own)
 
 
 def at_least_one(commit: Array, score: Array, masked: Array) -> Array:

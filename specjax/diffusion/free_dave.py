@@ -17,7 +17,7 @@ from specjax.diffusion.decoder import Diffusion, DiffusionInfo, DiffusionState, 
 from specjax.diffusion.unmask.base import RULES, Choice, Guess, ranks
 from specjax.diffusion.unmask.fixed import Fixed
 from specjax.sharding.ambient import on_mesh
-from specjax.state import Finish, Stats
+from specjax.state import Stats, finish_rows
 
 Array = jax.Array
 
@@ -143,5 +143,5 @@ class FreeDaveDecoder(Diffusion):
         guess = self._expect(params, state, at, masked, state.step, self._take(final, source))
         failed = ~state.done & jnp.any(masked & (guess.tokens < 0), axis=1)
         memory = {"tokens": guess.tokens, "score": RULES[self.policy.rule](guess), "ready": ~state.done}
-        finish = jnp.where(failed, Finish.ERROR, state.finish).astype(jnp.int32)
+        finish = finish_rows(state, state.length, jnp.zeros_like(failed), failed)
         return dataclasses.replace(state, memory=memory, finish=finish)

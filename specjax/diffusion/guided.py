@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.diffusion.decoder import Diffusion, DiffusionState, widened, with_rows
+from specjax.diffusion.decoder import Diffusion, DiffusionState, widened
 from specjax.diffusion.unmask.base import Choice, Guess, Unmask, confidence
 from specjax.lm import LM, Block, Wants
-from specjax.sharding.ambient import on_mesh
 
 Array = jax.Array
 
@@ -84,7 +83,9 @@ class GuidedState(DiffusionState):
 class GuidedDecoder(Diffusion):
     """A `Diffusion` decoder whose policy is `Guided`. It only completes: nothing may be known behind the prompt."""
 
-    completes_only = True
+    @property
+    def fills_in(self) -> bool:
+        return False
 
     def checked(self):
         if not isinstance(self.policy, Guided):
@@ -112,18 +113,14 @@ class GuidedDecoder(Diffusion):
         axes: Any = super().axes(state)
         return dataclasses.replace(axes, guide=self.guide.cache_axes(state.guide))
 
-    @on_mesh
-    def insert(self, params, state, rows, prompts, lengths, row_keys, **settings):
-        """See `Diffusion.insert`. The guide reads the prompt in one pass."""
-        state: Any = super().insert(params, state, rows, prompts, lengths, row_keys, **settings)
+    def _read_prompts(self, params, fresh, prompts, lengths):
+        """The guide reads the prompt in one pass."""
         count, size = prompts.shape
-        capacity = state.tokens.shape[1]
         at = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], (count, size))
         block = Block(prompts, at, jnp.zeros_like(lengths))
         delta = self.guide(params["guide"], block, None, wants=Wants()).delta
-        known = jnp.where(at < lengths[:, None] - 1, at, capacity)
-        guide = with_rows(self.guide, state.guide, rows, delta, known)
-        return self._constrain(dataclasses.replace(state, guide=guide))
+        known = jnp.where(at < lengths[:, None] - 1, at, fresh.tokens.shape[1])
+        return dataclasses.replace(fresh, guide=self.guide.commit(fresh.guide, delta, None, known))
 
     def _predict(self, params, state, at, masked):
         """A pass of each model. The guide's cache takes in what will be committed."""

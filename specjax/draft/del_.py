@@ -120,8 +120,8 @@ class DynamicExit(TreeDrafter):
         return dataclasses.replace(self, exits=exits, target=target)
 
     def init(self, params, batch, capacity):
-        one = jnp.ones((batch, len(self.exits)), jnp.float32)  # begins with trust in every exit
-        return Evidence(one, one, one, jnp.zeros_like(one))
+        one = lambda: jnp.ones((batch, len(self.exits)), jnp.float32)  # begins with trust in every exit
+        return Evidence(one(), one(), one(), jnp.zeros_like(one()))
 
     def propose(self, params, draft, view, sampler):
         promise = tokens_per_layer(draft.rate, self.exits, self.length, self.target.num_layers)

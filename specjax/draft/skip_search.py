@@ -43,12 +43,12 @@ class Search:
 def start(layers: int, history: int) -> Search:
     """Begins with every odd layer left out."""
     best = jnp.repeat(jnp.arange(1, layers - 1) % 2 == 1, 2)
-    zero = jnp.zeros((1,), jnp.int32)
+    zero = lambda: jnp.zeros((1,), jnp.int32)
     return Search(
         best,
         jnp.full((1,), -1.0, jnp.float32),
-        zero,
-        zero,
+        zero(),
+        zero(),
         jnp.zeros((history, *best.shape), bool),
         jnp.zeros((history,), jnp.float32),
     )

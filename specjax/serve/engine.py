@@ -169,7 +169,7 @@ class Engine:
                     f"{-(-count // block) * block}, or set the block length"
                 )
             return request
-        if self.decoder.completes_only:
+        if not self.decoder.fills_in:
             raise ValueError(
                 f"{self.model.name} with {type(self.decoder).__name__} writes from left to right: it cannot fill in before a "
                 "suffix"

@@ -7,9 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import specjax
 from specjax.diffusion.assd import Assd
 from specjax.models.joint import JointLaw
 from specjax.reference import statistics
+from specjax.sampling import Sampling
+from specjax.state import Finish
 
 V, N, ROWS, ALPHA = 3, 3, 30_000, 1e-3
 MODEL = JointLaw(V, N)
@@ -25,19 +28,30 @@ def law(seed=0, size=N):
 
 
 def params(size=N):
-    return {"log_law": jnp.log(jnp.asarray(law(size=size)))}
+    return {"target": {"log_law": jnp.log(jnp.asarray(law(size=size)))}}
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _complete(decoder, rows, params, tokens, given):
-    keys = jax.random.split(jax.random.key(5, impl="threefry2x32"), rows)
-    return decoder.run(params, decoder.init(tokens, given, keys))
+@functools.partial(jax.jit, static_argnums=(0,), static_argnames=("temperature", "seed"))
+def start(decoder, tokens, given, temperature=1.0, seed=5, eos=None, limit=None):
+    """A state of rows `[B, L]` of which the positions `given` are known."""
+    rows, size = tokens.shape
+    keys = jax.random.split(jax.random.key(seed, impl="threefry2x32"), rows)
+    prompts, limit = jnp.where(given, tokens, -1), jnp.full((rows,), size) if limit is None else limit
+    sampling = Sampling.make(rows, temperature=temperature)
+    return decoder.init(
+        params(size), prompts, limit, keys, limit=limit, sampling=sampling, capacity=size, eos=eos
+    )  # fmt: skip
+
+
+@functools.partial(jax.jit, static_argnums=(0,))
+def _complete(decoder, params, tokens, given):
+    return specjax.run(decoder, params, start(decoder, tokens, given))
 
 
 def complete(decoder, rows=ROWS, given=None, tokens=None, size=N):
     given = np.zeros((rows, size), bool) if given is None else given
     tokens = np.zeros((rows, size), np.int32) if tokens is None else tokens
-    return _complete(decoder, rows, params(size), jnp.asarray(tokens), jnp.asarray(given))
+    return _complete(decoder, params(size), jnp.asarray(tokens), jnp.asarray(given))
 
 
 def counts(texts):
@@ -48,7 +62,7 @@ def test_the_model_is_its_table():
     """Conditionals by plain enumeration."""
     tokens, sees = jnp.asarray([[1, 0, 2]]), np.zeros((1, N, N), bool)
     sees[0, 0, 2] = sees[0, 1, 0] = sees[0, 1, 2] = True
-    got = np.exp(np.asarray(MODEL(params(), tokens, jnp.asarray(sees), jnp.arange(N)[None]))[0])
+    got = np.exp(np.asarray(MODEL(params()["target"], tokens, jnp.asarray(sees), jnp.arange(N)[None]))[0])
     joint = law().reshape(V, V, V)
     np.testing.assert_allclose(got[0], joint[:, :, 2].sum(1) / joint[:, :, 2].sum(), atol=1e-5)
     np.testing.assert_allclose(got[1], joint[1, :, 2] / joint[1, :, 2].sum(), atol=1e-5)
@@ -79,11 +93,11 @@ def test_drafts_kept_unseen_are_caught():
 def test_coupled_text_is_sequential_text_whatever_the_drafts():
     model, size = JointLaw(V, 5), 5
     want = complete(Assd(model, 1), 400, size=size)
-    assert (want.passes == size).all()
+    assert (want.stats.steps == size).all()
     for drafts in (2, 3, 7):
         got = complete(Assd(model, drafts), 400, size=size)
         assert (got.tokens == want.tokens).all()
-        assert (got.passes <= size).all() and got.passes.sum() < want.passes.sum()
+        assert (got.stats.steps <= size).all() and got.stats.steps.sum() < want.stats.steps.sum()
 
 
 @pytest.mark.parametrize("rule", ("coupled", "rejection"))
@@ -92,7 +106,7 @@ def test_given_tokens_stay_and_condition_the_rest(rule):
     given[:, 1] = True
     tokens = np.full((ROWS, N), 2, np.int32)
     state = complete(Assd(MODEL, 2, rule), given=given, tokens=tokens)
-    assert (np.asarray(state.tokens)[:, 1] == 2).all() and (state.passes <= 2).all()
+    assert (np.asarray(state.tokens)[:, 1] == 2).all() and (state.stats.steps <= 2).all()
     joint = law().reshape(V, V, V) * np.asarray([0, 0, 1])[None, :, None]
     want = joint.reshape(-1) / joint.sum()
     kept = want > 0
@@ -105,14 +119,35 @@ def test_no_retrace_and_finished_rows_stay():
     decoder = Assd(MODEL, 2)
     step = jax.jit(decoder.step)
     state = complete(decoder, 4)
-    after = step(params(), state)
-    assert (after.tokens == state.tokens).all() and (after.passes == state.passes).all()
-    keys = jax.random.split(jax.random.key(1, impl="threefry2x32"), 4)
-    step(params(), decoder.init(jnp.ones((4, N), jnp.int32), jnp.asarray([[True, False, False]] * 4), keys))
+    after, _ = step(params(), state)
+    assert (after.tokens == state.tokens).all() and (after.stats.steps == state.stats.steps).all()
+    step(params(), start(decoder, jnp.ones((4, N), jnp.int32), jnp.asarray([[True, False, False]] * 4), seed=1))
     assert step._cache_size() == 1
 
 
-@pytest.mark.parametrize("wrong", ({"drafts": 0}, {"rule": "greedy"}, {"temperature": 0.0}))
+def test_greedy_rows_end_and_failed_ones():
+    """Beside a sampled row: greedy text is the sequential argmax, whatever the drafts and the rule; EOS ends a row where
+    plain decoding meets it, before a limit of its own; a model that fails ends its row and says so."""
+    joint = law(size=N).reshape(V, V, V)
+    first = int(joint.sum((1, 2)).argmax())
+    second = int(joint[first].sum(1).argmax())
+    text = [first, second, int(joint[first, second].argmax())]
+    tokens, given = jnp.zeros((3, N), jnp.int32), jnp.zeros((3, N), bool)
+    eos = jnp.asarray([[-1], [text[1]], [-1]])
+    want_length = [N, text.index(text[1]) + 1, 2]
+    for decoder in (Assd(MODEL, 1), Assd(MODEL, 3), Assd(MODEL, 3, "rejection")):
+        state = start(decoder, tokens, given, temperature=0.0, eos=eos, limit=jnp.asarray([N, N, 2]))
+        done = specjax.run(decoder, params(), state)
+        assert done.length.tolist() == want_length
+        assert done.finish.tolist() == [Finish.LENGTH, Finish.EOS, Finish.LENGTH]
+        for row, length in enumerate(want_length):
+            assert done.tokens[row, :length].tolist() == text[:length]
+        broken = jax.tree.map(lambda x: x * jnp.nan, params())
+        failed = specjax.run(decoder, broken, start(decoder, tokens, given))
+        assert failed.finish.tolist() == [Finish.ERROR] * 3 and failed.length.tolist() == [0] * 3
+
+
+@pytest.mark.parametrize("wrong", ({"drafts": 0}, {"rule": "greedy"}))
 def test_bad_settings(wrong):
     with pytest.raises(ValueError, match="assd needs drafts >= 1"):
         Assd(MODEL, **wrong)

@@ -337,11 +337,11 @@ def test_refilled_slots_write_the_texts_of_static_batches(folders, kind):
 
     order = list(range(10))
     refilled, (steps, passes) = decode(order, 10)
-    compiled = decoder.run_program._cache_size(), decoder.insert._cache_size()
+    compiled = decoder.run_program._cache_size(), decoder.insert_program._cache_size()
     static, (_, static_passes) = decode(order, 3)
     backwards, _ = decode(order[::-1], 10)
     assert refilled == static == backwards and [len(t) for t in refilled] == [n for _, n in prompts]
-    assert (decoder.run_program._cache_size(), decoder.insert._cache_size()) == compiled
+    assert (decoder.run_program._cache_size(), decoder.insert_program._cache_size()) == compiled
     assert passes < static_passes and steps / passes > 2  # of three
     assert [r.tokens for r in engine.run(requests, batch_size=3, ignore_eos=True)] == refilled
 

@@ -116,7 +116,7 @@ def alone(name):
 
 def filled(decoder, model):
     """A state of long prompts, and the bytes of temporaries a device that their prefill takes."""
-    insert, seen = specjax.decoder.insert, []
+    insert, seen = specjax.decoder.insert_program, []
 
     def watched(*args, **kwargs):
         program = insert.lower(*args, **kwargs).compile()
@@ -124,7 +124,7 @@ def filled(decoder, model):
         return program(*args[1:], **{k: v for k, v in kwargs.items() if k != "width"})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(specjax.decoder, "insert", watched)
+        patch.setattr(specjax.decoder, "insert_program", watched)
         return start(decoder, LONG, model=model, capacity=CAPACITY, width=WIDTH), seen[0]
 
 

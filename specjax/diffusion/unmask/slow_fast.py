@@ -36,11 +36,11 @@ class SlowFast(Unmask):
             raise ValueError(f"slow_fast needs explore >= 1, and reach, rest and threshold >= 0, got {self}")
 
     def init(self, batch, width, vocab_size):
-        zeros = jnp.zeros((batch,), jnp.int32)
+        zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)
         return (
-            zeros,
-            jnp.zeros((batch, 2), jnp.int32),
-            zeros,
+            zeros(),
+            zeros(2),
+            zeros(),
         )  # explored, the last two ends, the cycle's end (0: exploring)
 
     def __call__(self, guess, memory):

@@ -1,0 +1,236 @@
+"""One life of a row: every decoder keeps the protocol, begins blank with buffers of its own, and ends for the same reasons."""
+
+import dataclasses
+import inspect
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import small_diffusion
+from support.conformance import DRAFTERS, TARGET, params, params_of
+
+import specjax
+from specjax import decoder as decoding
+from specjax import diffusion
+from specjax.diffusion import free_dave, guided, wino
+from specjax.draft import Drafter, Verdict
+from specjax.models.diffusion_gemma import DiffusionGemmaLM
+from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
+from specjax.models.joint import JointLaw
+from specjax.sampling import Sampling, row_keys
+from specjax.speculative import commit_counts
+from specjax.state import DecodeState, Finish, finish_rows
+
+EOS, WIDTH = 5, 4
+LM, MASK = small_diffusion.LM, small_diffusion.MASK
+GUIDE = guided.Guided(LM)
+HEADS = Heads(8, 2, 1e4, 4)
+CANVAS = DiffusionGemmaLM(DiffusionGemmaConfig(24, 16, 24, 2, 2, (True, False), 4, HEADS, HEADS, 2, 1, 12))
+KINDS = {
+    "speculative": specjax.speculative(TARGET, DRAFTERS["draft-chain"], logprobs=True),
+    "diffusion": diffusion.diffusion(LM, MASK, cache=diffusion.Prefix(), block_length=WIDTH),
+    "block": diffusion.diffusion(LM, MASK, causal_blocks=True, block_length=WIDTH),
+    "free_dave": diffusion.diffusion(LM, MASK, free_dave.FreeDave(), block_length=WIDTH),
+    "guided": diffusion.diffusion(LM, MASK, GUIDE, block_length=WIDTH),
+    "wino": diffusion.diffusion(LM, MASK, wino.Wino(), block_length=WIDTH),
+    "canvas": diffusion.CanvasDiffusion(CANVAS, block_length=WIDTH),
+    "assd": diffusion.Assd(JointLaw(3, 4)),
+}
+
+
+def weights(name):
+    if name == "speculative":
+        return params()
+    if name == "canvas":
+        return {"target": CANVAS.abstract()}
+    return {**small_diffusion.params(), "guide": small_diffusion.params()["target"]}
+
+
+def kinds(base=decoding.Decoder):
+    """All classes of decoders."""
+    return {base, *(kind for part in base.__subclasses__() for kind in kinds(part))} - {decoding.Decoder}
+
+
+def test_the_table_holds_every_decoder():
+    assert {type(decoder) for decoder in KINDS.values()} == {k for k in kinds() if k.__module__.startswith("specjax.")}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_decoders_keep_the_protocol(name):
+    """The protocol's parameters first, by the same names, kinds and defaults; what a decoder adds is optional."""
+    decoder = KINDS[name]
+    assert hash(decoder) == hash(dataclasses.replace(decoder))
+    assert isinstance(decoder.slack, int) and isinstance(decoder.fills_in, bool)
+    assert decoder.reads_prefix == hasattr(decoder, "read_prefix")
+    for method in ("init", "empty", "insert", "step", "axes"):
+        wanted = inspect.signature(getattr(decoding.Decoder, method)).parameters.values()
+        own = inspect.signature(getattr(type(decoder), method)).parameters.values()
+        plain = lambda p: (p.name, p.kind, p.default)
+        assert [plain(p) for p in own][: len(wanted)] == [plain(p) for p in wanted], method
+        assert all(p.default is not p.empty for p in list(own)[len(wanted) :]), method
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_states_begin_alike(name):
+    """Blank rows are done, hold nothing, and have axes for every leaf; a state keeps its structure in a step."""
+    decoder, of = KINDS[name], weights(name)
+    state = jax.eval_shape(lambda of: decoder.empty(of, 3, 4, None, 2), of)
+    axes = jax.tree.map(lambda leaf, names: len(names) == leaf.ndim, state, decoder.axes(state))
+    assert all(jax.tree.leaves(axes)) and state.eos.shape == (3, 2)
+    if name != "canvas":
+        done = decoder.empty(of, 3, 4, None, 2)
+        assert bool(done.done.all()) and (done.length == done.limit).all() and (done.eos == -1).all()
+
+
+OWN_STATE = [
+    name for name, drafter in DRAFTERS.items() if type(drafter).init is not Drafter.init and "rasd" not in name
+]
+
+
+@pytest.mark.parametrize("name", [*(n for n in KINDS if n != "canvas"), *OWN_STATE, "slow_fast"])
+def test_no_two_fields_share_a_buffer(name):
+    """A state made outside jit can be donated: `specjax.run` gives every buffer away once."""
+    if name == "slow_fast":
+        decoder, of = diffusion.diffusion(LM, MASK, diffusion.SlowFast()), small_diffusion.params()
+    elif name in KINDS:
+        decoder, of = KINDS[name], weights(name)
+    else:
+        decoder = specjax.speculative(TARGET, DRAFTERS[name], logprobs=True)
+        of = params_of(DRAFTERS[name])
+    state = decoder.empty(of, 2, 8)
+    seen = [leaf.unsafe_buffer_pointer() for leaf in _bare(state)]
+    assert len(set(seen)) == len(seen)
+
+
+def _bare(state):
+    """Its leaves, keys as numbers."""
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return [jax.random.key_data(x) if is_key(x) else x for x in jax.tree.leaves(state) if x.size]
+
+
+def test_a_state_outside_jit_can_be_run():
+    decoder = specjax.speculative(TARGET, logprobs=True)
+    state = specjax.run(decoder, params(), decoder.empty(params(), 2, 16))
+    assert bool(state.done.all())
+
+
+def test_one_precedence():
+    """EOS before the limit, that before a failure; a row that is done stays as it is."""
+    cases = list(itertools.product((False, True), repeat=4))
+    ended, full, failed, done = (np.asarray(x) for x in zip(*cases, strict=True))
+    state = DecodeState.blank(len(cases), 8, 1, length=4, cache=None, draft=())
+    state = dataclasses.replace(state, finish=jnp.where(done, Finish.STOP, Finish.RUNNING))
+    got = finish_rows(state, jnp.where(full, 4, 3), jnp.asarray(ended), jnp.asarray(failed)).tolist()
+    for finish, (ended, full, failed, done) in zip(got, cases, strict=True):
+        reasons = (Finish.STOP, done), (Finish.EOS, ended), (Finish.LENGTH, full), (Finish.ERROR, failed)
+        assert finish == next((reason for reason, holds in reasons if holds), Finish.RUNNING)
+
+
+def one_by_one(tokens, room):
+    """What a decoder of one token at a time keeps of these (-1: it could not be computed), and why it ends."""
+    kept = []
+    for token in tokens:
+        if token < 0:
+            return kept, Finish.ERROR
+        kept.append(token)
+        if token == EOS:
+            return kept, Finish.EOS
+        if len(kept) == room:
+            return kept, Finish.LENGTH
+    return kept, Finish.RUNNING
+
+
+def test_a_tree_step_ends_where_plain_decoding_does():
+    """EOS, limit and failure in every order, within and behind each other."""
+    texts = [
+        tuple(EOS if i == at else 7 for i in range(2)) + (last,) for at in (0, 1, None) for last in (7, EOS, -1)
+    ]  # two accepted tokens and the target's own
+    cases = list(itertools.product(texts, (1, 2, 3, 9)))
+    emitted = jnp.asarray([text for text, _ in cases])
+    state = DecodeState.blank(len(cases), 16, 2, length=4, cache=None, draft=())
+    state = dataclasses.replace(
+        state,
+        finish=jnp.zeros_like(state.finish),
+        eos=jnp.full_like(state.eos, EOS),
+        limit=state.length + jnp.asarray([room for _, room in cases]),
+    )
+    path = jnp.broadcast_to(jnp.arange(3)[None], emitted.shape)
+    verdict = Verdict(path, jnp.full((len(cases),), 2), emitted[:, 2])
+    verdict, finish = commit_counts(state, emitted, verdict)
+    for row, (text, room) in enumerate(cases):
+        kept, reason = one_by_one(text, room)
+        assert (int(verdict.committed[row]), int(finish[row])) == (len(kept), reason), (text, room)
+
+
+def test_a_canvas_step_ends_for_the_same_reasons():
+    """Blocks of four whose last token is EOS or not, filled or not, at the limit or before it, computed or failed."""
+    decoder = small_diffusion.make(block_length=WIDTH)
+    cases = list(itertools.product((7, EOS), (WIDTH, WIDTH + 2), (True, False), (False, True)))
+    last, room, filled, failed = (jnp.asarray(x) for x in zip(*cases, strict=True))
+    count = len(cases)
+    state = decoder.empty(None, count, 8)
+    opened = (jnp.arange(8)[None] >= 1) & (jnp.arange(8)[None] < 1 + room[:, None])
+    state = dataclasses.replace(
+        state,
+        tokens=jnp.where(opened, MASK, 3),
+        finish=jnp.zeros_like(state.finish),
+        length=jnp.ones_like(state.length),
+        prompt_length=jnp.ones_like(state.length),
+        limit=1 + room,
+        eos=jnp.full_like(state.eos, EOS),
+        opened=opened,
+    )
+    at, masked = decoder._masked(state)
+    commit = masked & (filled[:, None] | (jnp.arange(WIDTH)[None] != 1)) & ~failed[:, None]
+    tokens = jnp.full((count, WIDTH), 7).at[:, -1].set(last)
+    choice = diffusion.unmask.base.Choice(commit, jnp.zeros((count, WIDTH)), tokens)
+    got = jax.jit(decoder._commit)(state, at, masked, commit, choice, state.memory, failed)
+    for row, (last, room, filled, failed) in enumerate(cases):
+        text = [-1] if failed else [7, 7, 7, last] if filled else [7]
+        kept, reason = one_by_one(text, room)
+        assert (int(got.length[row]) - 1, int(got.finish[row])) == (len(kept), reason), cases[row]
+
+
+def rows_of(decoder, lengths, limits, capacity, prompts=None):
+    """A state of rows with these lengths and limits, made outside jit."""
+    count = len(lengths)
+    prompts = np.ones((count, max(lengths)), np.int32) if prompts is None else prompts
+    return decoder.init(
+        params(), prompts, np.asarray(lengths), row_keys(0, ["a"] * count), limit=np.asarray(limits),
+        sampling=Sampling.make(count), capacity=capacity,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lengths", "limits", "message"),
+    (
+        ((4, 62), (40, 63), "prompt 1 has a limit of 63 tokens.* up to 4 beyond.* capacity of 64, give at least 67"),
+        ((4, 30), (40, 30), "prompt 1 has 30 tokens: its limit must be at least 31, got 30"),
+        ((0, 30), (40, 40), "prompt 0 is said to have 0 tokens: give 1 to 30"),
+    ),
+)
+def test_rows_that_do_not_fit_are_refused(lengths, limits, message):
+    """One by one: a row is not covered by another's limit. Both in `init` and where prompts enter rows."""
+    decoder = KINDS["speculative"]
+    with pytest.raises(ValueError, match=message):
+        rows_of(decoder, lengths, limits, 64)
+    state, prompts = decoder.empty(params(), 4, 64), np.ones((2, 62 if 62 in lengths else 30), np.int32)
+    args = state, np.asarray([0, 2]), prompts, np.asarray(lengths), row_keys(0, ["a", "b"])
+    options = {"limit": np.asarray(limits), "sampling": Sampling.make(2)}
+    with pytest.raises(ValueError, match=message):
+        decoder.insert(params(), *args, **options)
+    with pytest.raises(ValueError, match=message):
+        decoding.insert(decoder, params(), *args, **options, width=16)
+
+
+@pytest.mark.parametrize("name", ("diffusion", "canvas", "assd"))
+def test_every_decoder_refuses_them(name):
+    decoder = KINDS[name]
+    state = jax.eval_shape(lambda of: decoder.empty(of, 2, 4), weights(name))
+    args = state, np.asarray([0, 1]), np.ones((2, 3), np.int32), np.asarray([2, 3]), row_keys(0, ["a", "b"])
+    with pytest.raises(ValueError, match="prompt 1 has a limit of 5 tokens.* capacity of 4, give at least 5"):
+        decoder.insert({}, *args, limit=np.asarray([4, 5]), sampling=Sampling.make(2))
+    padding = state, np.asarray([0, 2]), *args[2:]  # row 2 of two is dropped, whatever it says
+    decoding.check_rows(decoder, 4, padding[2], padding[3], np.asarray([4, 5]), padding[1], 2)

@@ -11,15 +11,14 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from support.conformance import TARGET, Rows, chains, same, start, texts
+from support.conformance import TARGET, Rows, same, start, texts
 
 import specjax
 from specjax import about, cli, diffusion, draft, expand, verify
 from specjax.about import About
 from specjax.diffusion import Credit, Unmask, cache, unmask
 from specjax.diffusion.unmask import Choice
-from specjax.draft import Drafter, NoDrafter
-from specjax.draft.base import Verdict
+from specjax.draft import Drafter, NoDrafter, Verdict
 from specjax.expand import Chain, Expander
 from specjax.lm import Wants
 from specjax.models import LlamaConfig, LlamaLM
@@ -87,8 +86,8 @@ def test_the_drafter_of_the_page(module):
     assert found["repeat"].stats.steps.sum() < found["plain"].stats.steps.sum()  # tokens that repeat come together
     (line,) = re.findall(r'^"repeat": .*$', block("# tests/support/conformance.py"), flags=re.MULTILINE)
     table = eval(f"{{{line}}}", {"specjax": specjax})
-    assert table == {"repeat": registry.DRAFTERS["repeat"].make()} and chains(table) == ["repeat"]
-    specjax.speculative(TARGET, table["repeat"], Rejection())
+    assert table == {"repeat": registry.DRAFTERS["repeat"].make()}
+    specjax.speculative(TARGET, table["repeat"], Rejection())  # a chain, which the classical rule takes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import jax
 from specjax.kernels.tree_attention import lowered, xla
 from specjax.kernels.tree_attention import split as ring
 from specjax.kernels.tree_attention.mapped import over_slots
-from specjax.kernels.tree_attention.parts import grouped, own_visible, ungrouped
+from specjax.kernels.tree_attention.parts import Operands, grouped, own_visible, ungrouped
 
 Implementation = Literal["xla", "blocked", "pallas", "pallas_tpu_interpreted", "pallas_gpu_interpreted"]
 INTERPRETED = {"pallas_tpu_interpreted": "tpu", "pallas_gpu_interpreted": "cuda"}
@@ -82,30 +82,25 @@ def tree_attention(
         raise ValueError("tree_attention needs the scales of keys and of values together, or neither")
     if split and visible is not None:
         raise ValueError("a split block of tree_attention is causal or full: give visible or split, not both")
-    if split and ring.splits(query, key, cache_key):
-        out = ring.attend(
-            grouped(query, key.shape[2]), key.swapaxes(1, 2), value.swapaxes(1, 2), cache_key, cache_value, length,
-            query_positions, key_positions, unseen, key_scale, value_scale,
-            causal=causal, scale=scale, window=window, soft_cap=soft_cap,
-        )  # fmt: skip
-        return ungrouped(out, query)
-    visible = own_visible(query.shape[1], key.shape[1], visible, query_positions, key_positions, causal, window)
-    operands = (
+    splits = split and ring.splits(query, key, cache_key)
+    if not splits:
+        visible = own_visible(query.shape[1], key.shape[1], visible, query_positions, key_positions, causal, window)
+    operands = Operands(
         grouped(query, key.shape[2]), key.swapaxes(1, 2), value.swapaxes(1, 2), cache_key, cache_value, length, visible,
-        query_positions, unseen, key_scale, value_scale,
+        query_positions, key_positions if splits else None, unseen, key_scale, value_scale,
     )  # fmt: skip
-    kind = "xla" if cache_key is None else implementation
-    return ungrouped(attend_with(kind, *operands, scale=scale, window=window, soft_cap=soft_cap), query)
+    options = {"scale": scale, "window": window, "soft_cap": soft_cap}
+    if splits:
+        return ungrouped(ring.attend(operands, causal=causal, **options), query)
+    return ungrouped(attend_with("xla" if cache_key is None else implementation, operands, **options), query)
 
 
-def attend_with(implementation, *operands, **options):
+def attend_with(implementation: Implementation | None, operands: Operands, **options) -> jax.Array:
     """Attention of grouped queries.
 
     Args:
       implementation: see `tree_attention`; not None without a cache.
-      *operands: queries `[B, K, T * G, H]`, keys and values `[B, K, P + T, H]`, those of the cache `[B, K, S, H]` or None,
-        `length` `[B]`, who sees whom `[B or 1, T or 1, P + T]`, query positions `[B, T]` or None, holes `[B, S]` or None,
-        and the scales of quantised caches `[B, K, S]` or None.
+      operands: with `visible`.
       **options: scale, window and soft_cap, see `tree_attention`.
 
     Returns:
@@ -113,10 +108,10 @@ def attend_with(implementation, *operands, **options):
     """
     whole = over_slots(xla, jax.sharding.get_abstract_mesh(), **options)
     if implementation == "xla":
-        return whole(*operands)
+        return whole(operands)
     if implementation in INTERPRETED:
         return lowered.interpreted(INTERPRETED[implementation], operands, **options)
     # kernels and loops of traced length have no reverse derivative, and the whole has the same one
-    way = jax.custom_jvp(lambda *operands: lowered.attend(implementation, operands, **options))
+    way = jax.custom_jvp(lambda operands: lowered.attend(implementation, operands, **options))
     way.defjvp(lambda primals, tangents: jax.jvp(whole, primals, tangents))
-    return way(*operands)
+    return way(operands)

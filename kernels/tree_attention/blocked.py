@@ -8,27 +8,31 @@ see add exactly nothing to it, however many there are.
 import jax
 import jax.numpy as jnp
 
-from specjax.kernels.tree_attention.parts import Found, finished, mix, nothing, prefix_visible, running, scores
+from specjax.kernels.tree_attention.parts import (
+    Found,
+    Operands,
+    finished,
+    mix,
+    nothing,
+    prefix_visible,
+    running,
+    scores,
+)
 
 BLOCK = 128
 """Cache slots read at a time."""
 
 
-def attend(*operands, **options):
+def attend(operands: Operands, **options) -> jax.Array:
     """See `api.attend_with`. Needs a cache."""
-    return finished(find(*operands, **options))
+    return finished(find(operands, **options))
 
 
-def find(
-    queries, key, value, cache_key, cache_value, length, visible, query_positions, unseen, key_scale, value_scale,
-    *, scale, window, soft_cap,
-):  # fmt: skip
+def find(operands: Operands, *, scale, window, soft_cap) -> Found:
     """The same as `Found`."""
-    found = add(nothing(queries.shape), scores(queries, key, visible, scale, soft_cap), value)
-    return prefix(
-        found, queries, cache_key, cache_value, length, query_positions, unseen, key_scale, value_scale,
-        scale=scale, window=window, soft_cap=soft_cap, dtype=value.dtype,
-    )  # fmt: skip
+    o = operands
+    own = add(nothing(o.queries.shape), scores(o.queries, o.key, o.visible, scale, soft_cap), o.value)
+    return prefix(own, operands, scale=scale, window=window, soft_cap=soft_cap)
 
 
 def add(found, scored, value, value_scale=None, dtype=None):
@@ -37,22 +41,20 @@ def add(found, scored, value, value_scale=None, dtype=None):
     return Found(peak, total, found.sums * keep + mix(weights, value, value_scale, dtype))
 
 
-def prefix(
-    found, queries, cache_key, cache_value, length, query_positions, unseen, key_scale, value_scale,
-    *, scale, window, soft_cap, dtype,
-):  # fmt: skip
-    """What was found, and in the cache besides; `dtype` is that of plain values."""
-    capacity = cache_key.shape[2]
+def prefix(found: Found, operands: Operands, *, scale, window, soft_cap) -> Found:
+    """What was found, and in the cache besides; of the block's own keys only the type is read."""
+    o = operands
+    capacity = o.cache_key.shape[2]
     size = min(BLOCK, capacity)
 
     def read(i, found):
         start = jnp.minimum(i * size, capacity - size)  # the last block may begin inside the one before
         cut = lambda x, axis: None if x is None else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
         slots = start + jnp.arange(size)[None]
-        seen = prefix_visible(slots, length, query_positions, cut(unseen, 1), window) & (slots >= i * size)[None]
-        scored = scores(queries, cut(cache_key, 2), seen, scale, soft_cap, cut(key_scale, 2))
-        return add(found, scored, cut(cache_value, 2), cut(value_scale, 2), dtype)
+        seen = prefix_visible(slots, o.length, o.query_positions, cut(o.unseen, 1), window) & (slots >= i * size)[None]
+        scored = scores(o.queries, cut(o.cache_key, 2), seen, scale, soft_cap, cut(o.key_scale, 2))
+        return add(found, scored, cut(o.cache_value, 2), cut(o.value_scale, 2), o.value.dtype)
 
-    first = 0 if window is None else jnp.maximum(jnp.min(query_positions) - window + 1, 0) // size
-    last = -(-jnp.max(jnp.minimum(length, capacity)) // size)
+    first = 0 if window is None else jnp.maximum(jnp.min(o.query_positions) - window + 1, 0) // size
+    last = -(-jnp.max(jnp.minimum(o.length, capacity)) // size)
     return jax.lax.fori_loop(first, last, read, found)

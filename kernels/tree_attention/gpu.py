@@ -12,7 +12,18 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from specjax.kernels.tree_attention.parts import MASKED, Found, capped, finished, mix, nothing, product, running, scores
+from specjax.kernels.tree_attention.parts import (
+    MASKED,
+    Found,
+    Operands,
+    capped,
+    finished,
+    mix,
+    nothing,
+    product,
+    running,
+    scores,
+)
 
 BLOCK = 64
 """Cache slots a program reads at a time."""
@@ -24,31 +35,29 @@ TILE = (16, 64)
 """The fewest and the most queries of a program; tensor cores take no fewer than 16."""
 
 
-def refusal(queries, *_) -> str | None:
+def refusal(operands: Operands) -> str | None:
     """Why the kernel cannot take such operands, or None."""
-    width = queries.shape[3]
+    width = operands.queries.shape[3]
     if width < 16 or width & (width - 1):
         return f"on a GPU the head width has to be a power of two of at least 16, not {width}"
     return None
 
 
-def attend(*operands, **options):
+def attend(operands: Operands, **options) -> jax.Array:
     """See `api.attend_with`. `interpret` runs it on any platform, slowly."""
-    return finished(find(*operands, **options))
+    return finished(find(operands, **options))
 
 
-def find(
-    queries, key, value, cache_key, cache_value, length, visible, query_positions, unseen, key_scale, value_scale,
-    *, scale, window, soft_cap, interpret=False,
-):  # fmt: skip
+def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Found:
     """The same as `Found`."""
+    queries, query_positions = operands.queries, operands.query_positions
     batch, heads, rows, width = queries.shape
-    capacity = cache_key.shape[2]
+    capacity = operands.cache_key.shape[2]
     tile = min(max(pl.next_power_of_2(rows), TILE[0]), TILE[1])
     tiles = pl.cdiv(rows, tile)
     splits = max(1, min(pl.cdiv(capacity, SPLIT), PROGRAMS // (batch * heads * tiles)))
 
-    used = jnp.minimum(length, capacity)
+    used = jnp.minimum(operands.length, capacity)
     first = jnp.zeros_like(used)
     if window is not None:
         first = jnp.maximum(jnp.min(query_positions, axis=1) - window + 1, 0) // BLOCK * BLOCK
@@ -63,40 +72,47 @@ def find(
         (None, None, None, tile, columns), lambda b, k, p: (b, k, p // tiles, p % tiles, 0)
     )
     pad = tiles * tile - rows
-    operands = {
+    inputs = {
         "ranges": (ranges, pl.BlockSpec((None, 3), lambda b, k, p: (b, 0))),
         "query": (jnp.pad(queries, ((0, 0), (0, 0), (0, pad), (0, 0))), tiled(width)),
-        "cache_key": (cache_key, whole(cache_key)),
-        "cache_value": (cache_value, whole(cache_value)),
+        "cache_key": (operands.cache_key, whole(operands.cache_key)),
+        "cache_value": (operands.cache_value, whole(operands.cache_value)),
     }
     if window is not None:
         positions = jnp.pad(jnp.repeat(query_positions, rows // query_positions.shape[1], axis=1), ((0, 0), (0, pad)))
-        operands["positions"] = positions[:, :, None], pl.BlockSpec((None, tile, 1), lambda b, k, p: (b, p % tiles, 0))
-    if unseen is not None:
-        operands["unseen"] = unseen.astype(jnp.int8), pl.BlockSpec((None, capacity), lambda b, k, p: (b, 0))
-    if key_scale is not None:
-        operands["key_scale"] = key_scale, whole(key_scale)
-        operands["value_scale"] = value_scale, whole(value_scale)
+        inputs["positions"] = positions[:, :, None], pl.BlockSpec((None, tile, 1), lambda b, k, p: (b, p % tiles, 0))
+    if operands.unseen is not None:
+        inputs["unseen"] = operands.unseen.astype(jnp.int8), pl.BlockSpec((None, capacity), lambda b, k, p: (b, 0))
+    if operands.key_scale is not None:
+        inputs["key_scale"] = operands.key_scale, whole(operands.key_scale)
+        inputs["value_scale"] = operands.value_scale, whole(operands.value_scale)
     found = jax.ShapeDtypeStruct((batch, heads, splits, tiles * tile, 1), jnp.float32)
     sums = jax.ShapeDtypeStruct((batch, heads, splits, tiles * tile, width), jnp.float32)
     kernel = functools.partial(
-        _kernel, names=tuple(operands), tiles=tiles, scale=scale, window=window, soft_cap=soft_cap, plain=value.dtype
+        _kernel,
+        names=tuple(inputs),
+        tiles=tiles,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        plain=operands.value.dtype,
     )
     *parts, mixed = pl.pallas_call(
         kernel,
         out_shape=(found, found, sums),
         grid=(batch, heads, splits * tiles),
-        in_specs=[spec for _, spec in operands.values()],
+        in_specs=[spec for _, spec in inputs.values()],
         out_specs=(part(1), part(1), part(width)),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
         interpret=interpret,
         name="tree_attention",
-    )(*(x for x, _ in operands.values()))
+    )(*(x for x, _ in inputs.values()))
 
-    own, weights, _ = running(nothing(queries.shape)[:2], scores(queries, key, visible, scale, soft_cap))
+    before = nothing(queries.shape)[:2]
+    own, weights, _ = running(before, scores(queries, operands.key, operands.visible, scale, soft_cap))
     peak, total, mixed = (
         jnp.concatenate([x[:, :, None], y[:, :, :, :rows]], axis=2)
-        for x, y in zip((*own, mix(weights, value)), (*parts, mixed), strict=True)
+        for x, y in zip((*own, mix(weights, operands.value)), (*parts, mixed), strict=True)
     )
     top = jnp.max(peak, axis=2)
     worth = jnp.exp(peak - top[:, :, None])

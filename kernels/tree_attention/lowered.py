@@ -12,26 +12,26 @@ from jax.interpreters import batching, mlir
 
 from specjax.kernels.tree_attention import blocked, xla
 from specjax.kernels.tree_attention.mapped import over_slots, per_device
+from specjax.kernels.tree_attention.parts import Operands
 
 Array = jax.Array
 
 PLATFORMS = ("cpu", "tpu", "cuda")
 attend_p = Primitive("tree_attention")
-attend_p.def_impl(jax.jit(attend_p.bind, static_argnames=("implementation", "present", "mesh", "options")))
+attend_p.def_impl(jax.jit(attend_p.bind, static_argnames=("implementation", "structure", "mesh", "options")))
 attend_p.def_abstract_eval(lambda query, *_, **__: jax.core.ShapedArray(query.shape, jax.numpy.float32))
 
 
-def attend(implementation: str | None, operands: tuple[Array | None, ...], **options) -> Array:
+def attend(implementation: str | None, operands: Operands, **options) -> Array:
     """See `api.attend_with`, which takes None, `blocked` and `pallas` to here."""
-    present = tuple(x is not None for x in operands)
-    given = [x for x in operands if x is not None]
+    given, structure = jax.tree.flatten(operands)
     mesh = jax.sharding.get_abstract_mesh()
     return attend_p.bind(
-        *given, implementation=implementation, present=present, mesh=mesh, options=tuple(options.items())
+        *given, implementation=implementation, structure=structure, mesh=mesh, options=tuple(options.items())
     )
 
 
-def interpreted(platform: str, operands: tuple[Array | None, ...], **options) -> Array:
+def interpreted(platform: str, operands: Operands, **options) -> Array:
     """A platform's kernel in Pallas' interpreter, whose effects keep it from being a part of the operation.
 
     Raises:
@@ -40,10 +40,10 @@ def interpreted(platform: str, operands: tuple[Array | None, ...], **options) ->
     kernel, why = _kernel(platform, operands)
     if kernel is None or why is not None:
         raise ValueError(_REFUSED.format(why))
-    return per_device(kernel, jax.sharding.get_abstract_mesh(), **options, interpret=True)(*operands)
+    return per_device(kernel, jax.sharding.get_abstract_mesh(), **options, interpret=True)(operands)
 
 
-def chosen(implementation: str | None, platform: str, operands: tuple[Array | None, ...], options: dict, mesh, devices):
+def chosen(implementation: str | None, platform: str, operands: Operands, options: dict, mesh, devices):
     """The function of the operands that serves a platform.
 
     Args:
@@ -73,25 +73,24 @@ _REFUSED = "the Pallas kernel of tree attention cannot be used: {}; choose 'xla'
 
 
 def _kernel(platform, operands):
-    """The module of a platform's kernel or None, and why it cannot be used or None."""
+    """The module of a platform's kernel or None, and why it cannot be used or None. Pallas takes long to import."""
     if platform == "tpu":
         from specjax.kernels.tree_attention import tpu
 
-        return tpu, tpu.refusal(*operands)
+        return tpu, tpu.refusal(operands)
     if platform == "cuda":
         from specjax.kernels.tree_attention import gpu
 
-        return gpu, gpu.refusal(*operands)
+        return gpu, gpu.refusal(operands)
     return None, "it is made for TPUs and NVIDIA GPUs, and the program is compiled for another platform"
 
 
-def served(platform: str, devices: int, *, implementation, present, mesh, options):
-    """What the operation becomes on a platform, as a function of its operands; the rest are its parameters."""
+def served(platform: str, devices: int, *, implementation, structure, mesh, options):
+    """What the operation becomes on a platform, as a function of the arrays in its operands; the rest are its parameters."""
 
     def run(*given):
-        rest = iter(given)
-        operands = tuple(next(rest) if there else None for there in present)
-        return chosen(implementation, platform, operands, dict(options), mesh, devices)(*operands)
+        operands = jax.tree.unflatten(structure, given)
+        return chosen(implementation, platform, operands, dict(options), mesh, devices)(operands)
 
     return run
 
@@ -101,14 +100,13 @@ def _lower(ctx, *values, platform, **params):
     return mlir.lower_fun(served(platform, devices, **params), multiple_results=False)(ctx, *values)
 
 
-def _batch(values, axes, *, implementation, present, mesh, options):
+def _batch(values, axes, *, implementation, structure, mesh, options):
     """Under `jax.vmap`: the XLA implementation, which any mapped axis may stand before."""
     if implementation == "pallas":
         raise ValueError(_REFUSED.format("jax.vmap maps over it"))
 
     def run(*given):
-        rest = iter(given)
-        return over_slots(xla, mesh, **dict(options))(*(next(rest) if there else None for there in present))
+        return over_slots(xla, mesh, **dict(options))(jax.tree.unflatten(structure, given))
 
     return jax.vmap(run, in_axes=axes)(*values), 0
 

@@ -7,45 +7,49 @@ Where the slots are split, all queries meet every part of the prefix where it li
 its log-sum-exps, as Flash-Decoding (Dao et al. 2023) does on one GPU: messages are as long as the queries, not as the cache.
 """
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 
-from specjax.kernels.tree_attention.parts import finished, merged
+from specjax.kernels.tree_attention.parts import Operands, finished, merged
 from specjax.sharding.ambient import says_nothing
 from specjax.sharding.rules import partition
 
-AXES = (
-    ("batch", "kv_heads", None, None),  # queries
-    ("batch", "kv_heads", None, None),  # key
-    ("batch", "kv_heads", None, None),  # value
-    ("batch", "kv_heads", "slots", None),  # cache_key
-    ("batch", "kv_heads", "slots", None),  # cache_value
-    ("batch",),  # length
-    ("batch", None, None),  # visible
-    ("batch", None),  # query_positions
-    ("batch", "slots"),  # unseen
-    ("batch", "kv_heads", "slots"),  # key_scale
-    ("batch", "kv_heads", "slots"),  # value_scale
+AXES = Operands(
+    queries=("batch", "kv_heads", None, None),
+    key=("batch", "kv_heads", None, None),
+    value=("batch", "kv_heads", None, None),
+    cache_key=("batch", "kv_heads", "slots", None),
+    cache_value=("batch", "kv_heads", "slots", None),
+    length=("batch",),
+    visible=("batch", None, None),
+    query_positions=("batch", None),
+    unseen=("batch", "slots"),
+    key_scale=("batch", "kv_heads", "slots"),
+    value_scale=("batch", "kv_heads", "slots"),
 )
 """Logical axes of the operands of `api.attend_with`."""
 
 
-CACHE = 3  # where cache_key stands
+def specs(mesh: jax.sharding.AbstractMesh, operands: Operands, axes: Operands) -> Operands:
+    """Where the parts of the operands lie on a mesh, None for those that there are not.
 
-
-def _specs(mesh, operands):
-    return tuple(
-        None if x is None else partition(mesh, axes, x.shape, {}) for axes, x in zip(AXES, operands, strict=True)
-    )
+    Args:
+      mesh: which.
+      operands: whose.
+      axes: their logical axes.
+    """
+    place = lambda x, names: None if x is None else partition(mesh, names, x.shape, {})
+    return Operands(**{name: place(x, getattr(axes, name)) for name, x in vars(operands).items()})
 
 
 def slots_axis(mesh, operands):
     """The mesh axis over which the cache's slots lie split; None where they do not."""
-    if says_nothing(mesh) or operands[CACHE] is None:
+    if says_nothing(mesh) or operands.cache_key is None:
         return None
-    axis = partition(mesh, AXES[CACHE], operands[CACHE].shape, {})[2]
+    axis = partition(mesh, AXES.cache_key, operands.cache_key.shape, {})[2]
     return None if axis is None or mesh.shape[axis] == 1 else axis
 
 
@@ -59,14 +63,14 @@ def per_device(way, mesh, **options):
     """
     attend = functools.partial(way.attend, **options)
 
-    def mapped(*operands):
+    def mapped(operands: Operands) -> jax.Array:
         if slots_axis(mesh, operands):
-            return over_slots(way, mesh, **options)(*operands)
+            return over_slots(way, mesh, **options)(operands)
         if says_nothing(mesh):  # one device, or a caller that is mapped already
-            return attend(*operands)
-        specs = _specs(mesh, operands)
+            return attend(operands)
+        places = specs(mesh, operands, AXES)
         with jax.sharding.use_abstract_mesh(mesh):
-            return jax.shard_map(attend, in_specs=specs, out_specs=specs[0], check_vma=False)(*operands)
+            return jax.shard_map(attend, in_specs=(places,), out_specs=places.queries, check_vma=False)(operands)
 
     return mapped
 
@@ -80,25 +84,25 @@ def over_slots(way, mesh, **options):
       **options: see `api.attend_with`.
     """
 
-    def mapped(*operands):
+    def mapped(operands: Operands) -> jax.Array:
         axis = slots_axis(mesh, operands)
         if axis is None:
-            return way.attend(*operands, **options)
-        specs = _specs(mesh, operands)
+            return way.attend(operands, **options)
+        places = specs(mesh, operands, AXES)
 
-        def local(queries, key, value, cache_key, cache_value, length, visible, query_positions, *rest):
+        def local(own: Operands):
             part = jax.lax.axis_index(axis)
-            size = cache_key.shape[2]
+            size = own.cache_key.shape[2]
             # a slot is one of the device's own numbering, and so is what it is compared with
-            length = jnp.clip(length - part * size, 0, size)
-            query_positions = None if query_positions is None else query_positions - part * size
-            visible = visible & (part == 0)  # the block's own keys count once
-            found = way.find(
-                queries, key, value, cache_key, cache_value, length, visible, query_positions, *rest, **options
+            own = dataclasses.replace(
+                own,
+                length=jnp.clip(own.length - part * size, 0, size),
+                query_positions=None if own.query_positions is None else own.query_positions - part * size,
+                visible=own.visible & (part == 0),  # the block's own keys count once
             )
-            return finished(merged(found, axis))
+            return finished(merged(way.find(own, **options), axis))
 
         with jax.sharding.use_abstract_mesh(mesh):
-            return jax.shard_map(local, in_specs=specs, out_specs=specs[0], check_vma=False)(*operands)
+            return jax.shard_map(local, in_specs=(places,), out_specs=places.queries, check_vma=False)(operands)
 
     return mapped

@@ -1,11 +1,50 @@
-"""What the implementations share: who sees whom, and the two products. `M` is T * G, the queries of one kv-head."""
+"""What the implementations share: their operands, who sees whom, and the two products.
 
-from typing import NamedTuple
+In the shape descriptions `M` denotes T * G, the queries of one kv-head; the rest is as in `api.tree_attention`.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 MASKED = -1e30  # finite: a query that sees nothing must not make NaN
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """What attention reads: grouped queries, the block's own keys, and the cache; or what belongs to each, such as their axes.
+
+    Attributes:
+      queries: `[B, K, M, H]`.
+      key: `[B, K, P + T, H]`, the uncommitted keys, in the cache's type.
+      value: as `key`.
+      cache_key: `[B, K, S, H]`, or None for no prefix.
+      cache_value: as `cache_key`.
+      length: `[B]` int32, visible cache slots a row.
+      visible: `[B or 1, T or 1, P + T]` bool, which of the uncommitted keys a query sees; None of a block whose tokens a mesh
+        splits, which is causal or full.
+      query_positions: `[B, T]` int32, or None without a window.
+      key_positions: `[B, P + T]` int32, of a block whose tokens a mesh splits, under a window; else None.
+      unseen: `[B, S]` bool, holes in the cache, or None.
+      key_scale: `[B, K, S]`, of a quantised cache, or None.
+      value_scale: as `key_scale`.
+    """
+
+    queries: Any
+    key: Any
+    value: Any
+    cache_key: Any
+    cache_value: Any
+    length: Any
+    visible: Any = None
+    query_positions: Any = None
+    key_positions: Any = None
+    unseen: Any = None
+    key_scale: Any = None
+    value_scale: Any = None
 
 
 class Found(NamedTuple):

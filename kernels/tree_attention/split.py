@@ -5,6 +5,7 @@ devices (`specjax.kernels.ring_attention`). So a block of n times the tokens cos
 travels is the cache, once a block but the first, which is why blocks that are split should be wide.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -12,24 +13,27 @@ import jax.numpy as jnp
 
 from specjax.kernels.ring_attention import ring
 from specjax.kernels.tree_attention import blocked
-from specjax.kernels.tree_attention.parts import finished, nothing
+from specjax.kernels.tree_attention.mapped import specs
+from specjax.kernels.tree_attention.parts import Operands, finished, nothing
 from specjax.sharding.ambient import known_mesh
-from specjax.sharding.rules import RULES, partition
+from specjax.sharding.rules import RULES
 
-AXES = (
-    ("batch", "kv_heads", "tokens", None),  # queries
-    ("batch", "kv_heads", "tokens", None),  # key
-    ("batch", "kv_heads", "tokens", None),  # value
-    ("batch", "kv_heads", "slots", None),  # cache_key
-    ("batch", "kv_heads", "slots", None),  # cache_value
-    ("batch",),  # length
-    ("batch", "tokens"),  # query_positions
-    ("batch", "tokens"),  # key_positions
-    ("batch", "slots"),  # unseen
-    ("batch", "kv_heads", "slots"),  # key_scale
-    ("batch", "kv_heads", "slots"),  # value_scale
+AXES = Operands(
+    queries=("batch", "kv_heads", "tokens", None),
+    key=("batch", "kv_heads", "tokens", None),
+    value=("batch", "kv_heads", "tokens", None),
+    cache_key=("batch", "kv_heads", "slots", None),
+    cache_value=("batch", "kv_heads", "slots", None),
+    length=("batch",),
+    query_positions=("batch", "tokens"),
+    key_positions=("batch", "tokens"),
+    unseen=("batch", "slots"),
+    key_scale=("batch", "kv_heads", "slots"),
+    value_scale=("batch", "kv_heads", "slots"),
 )
 """Logical axes of the operands of `attend`."""
+CACHE = ("cache_key", "cache_value", "unseen", "key_scale", "value_scale")
+"""The operands that go round with the slots that they are of."""
 
 
 def splits(query, key, cache_key) -> bool:
@@ -41,30 +45,26 @@ def splits(query, key, cache_key) -> bool:
     return key.shape[1] == tokens and tokens % mesh.shape[axis] == 0 and slots % mesh.shape[axis] == 0
 
 
-def attend(*operands, causal, scale, window, soft_cap):
-    """Attention of the queries `[B, K, T * G, H]` of a split block: operands as in `AXES`, the options of `tree_attention`."""
+def attend(operands: Operands, *, causal, scale, window, soft_cap) -> jax.Array:
+    """Attention of the queries of a split block, without `visible`; options as of `tree_attention`."""
     mesh = known_mesh()
     assert mesh is not None, "there is no mesh to split over"
-    group = operands[0].shape[2] // operands[1].shape[2]
-    specs = tuple(
-        None if x is None else partition(mesh, axes, x.shape, {}) for axes, x in zip(AXES, operands, strict=True)
-    )
+    group = operands.queries.shape[2] // operands.key.shape[2]
+    places = specs(mesh, operands, AXES)
     local = functools.partial(
         _local, axis=RULES["tokens"], everyone=mesh.axis_names, group=group, causal=causal, scale=scale, window=window,
         soft_cap=soft_cap,
     )  # fmt: skip
     with jax.sharding.use_abstract_mesh(mesh):
-        return jax.shard_map(local, in_specs=specs, out_specs=specs[0], check_vma=False)(*operands)
+        return jax.shard_map(local, in_specs=(places,), out_specs=places.queries, check_vma=False)(operands)
 
 
-def _local(
-    queries, key, value, cache_key, cache_value, length, query_positions, key_positions, unseen, key_scale, value_scale,
-    *, axis, everyone, group, causal, scale, window, soft_cap,
-):  # fmt: skip
-    tokens, slots = key.shape[2], cache_key.shape[2]
-    at = jax.lax.axis_index(axis) * tokens + jnp.arange(queries.shape[2] // group)
+def _local(operands: Operands, *, axis, everyone, group, causal, scale, window, soft_cap):
     if window is None:
-        query_positions = key_positions = None
+        operands = dataclasses.replace(operands, query_positions=None, key_positions=None)
+    queries, query_positions = operands.queries, operands.query_positions
+    tokens, slots = operands.key.shape[2], operands.cache_key.shape[2]
+    at = jax.lax.axis_index(axis) * tokens + jnp.arange(queries.shape[2] // group)
 
     def own(found, held, owner):
         key, value, positions = held
@@ -79,18 +79,19 @@ def _local(
         return jax.lax.cond(owner * tokens <= at[-1], look, lambda found: found, found) if causal else look(found)
 
     def prefix(found, held, owner):
-        cache_key, cache_value, unseen, key_scale, value_scale = held
         first = owner * slots  # a slot is one of the part's own numbering, and so is what it is compared with
-        return blocked.prefix(
-            found, queries, cache_key, cache_value, jnp.clip(length - first, 0, slots),
-            None if query_positions is None else query_positions - first, unseen, key_scale, value_scale,
-            scale=scale, window=window, soft_cap=soft_cap, dtype=value.dtype,
-        )  # fmt: skip
+        length = jnp.clip(operands.length - first, 0, slots)
+        positions = None if query_positions is None else query_positions - first
+        part = dataclasses.replace(
+            operands, **dict(zip(CACHE, held, strict=True)), length=length, query_positions=positions
+        )
+        return blocked.prefix(found, part, scale=scale, window=window, soft_cap=soft_cap)
 
-    found = ring.around(axis, (key, value, key_positions), own, nothing(queries.shape))
-    cache = cache_key, cache_value, unseen, key_scale, value_scale
+    held = operands.key, operands.value, operands.key_positions
+    found = ring.around(axis, held, own, nothing(queries.shape))
+    cache = tuple(getattr(operands, name) for name in CACHE)
     # a prompt's first block finds an empty cache; all devices must agree on it, rows that others hold included
-    used = jax.lax.pmax(jnp.max(length), everyone) > 0
+    used = jax.lax.pmax(jnp.max(operands.length), everyone) > 0
     return finished(
         jax.lax.cond(used, lambda found: ring.around(axis, cache, prefix, found), lambda found: found, found)
     )

@@ -11,7 +11,16 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from specjax.kernels.tree_attention.parts import MASKED, Found, capped, product, query_facts, running, unpacked
+from specjax.kernels.tree_attention.parts import (
+    MASKED,
+    Found,
+    Operands,
+    capped,
+    product,
+    query_facts,
+    running,
+    unpacked,
+)
 
 BLOCKS = (512, 256, 128)
 """Cache slots read at a time: the first that divides the capacity."""
@@ -19,46 +28,45 @@ MAX_KEYS = 256
 MAX_ROWS = 1024
 
 
-def refusal(queries, key, *_) -> str | None:
+def refusal(operands: Operands) -> str | None:
     """Why the kernel cannot take such operands, or None."""
-    if key.shape[2] > MAX_KEYS:
-        return f"a block and its past may hold {MAX_KEYS} keys, not {key.shape[2]}"
-    if queries.shape[2] > MAX_ROWS:
-        return f"a kv-head may have {MAX_ROWS} queries (slots times heads per kv-head), not {queries.shape[2]}"
+    keys, rows = operands.key.shape[2], operands.queries.shape[2]
+    if keys > MAX_KEYS:
+        return f"a block and its past may hold {MAX_KEYS} keys, not {keys}"
+    if rows > MAX_ROWS:
+        return f"a kv-head may have {MAX_ROWS} queries (slots times heads per kv-head), not {rows}"
     return None
 
 
-def attend(*operands, **options):
+def attend(operands: Operands, **options) -> jax.Array:
     """See `api.attend_with`. `interpret` runs it on any platform, slowly, with a TPU's memory spaces emulated."""
-    return _call(*operands, **options, whole=True)[0]
+    return _call(operands, **options, whole=True)[0]
 
 
-def find(*operands, **options):
+def find(operands: Operands, **options) -> Found:
     """The same as `Found`."""
-    sums, peak, total = _call(*operands, **options, whole=False)
+    sums, peak, total = _call(operands, **options, whole=False)
     return Found(peak, total, sums)
 
 
-def _call(
-    queries, key, value, cache_key, cache_value, length, visible, query_positions, unseen, key_scale, value_scale,
-    *, scale, window, soft_cap, whole, interpret=False,
-):  # fmt: skip
+def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False):
     """The finished attention, or where it is not `whole` sums, peaks and totals."""
+    queries, query_positions = operands.queries, operands.query_positions
     batch, heads, rows, width = queries.shape
-    capacity = cache_key.shape[2]
+    capacity = operands.cache_key.shape[2]
     size = min(capacity, next((size for size in BLOCKS if capacity % size == 0), BLOCKS[0]))
     blocks = pl.cdiv(capacity, size)
 
-    used = jnp.minimum(length, capacity)
+    used = jnp.minimum(operands.length, capacity)
     first = jnp.zeros_like(used)
     if window is not None:
         first = jnp.maximum(jnp.min(query_positions, axis=1) - window + 1, 0) // size
     count = jnp.maximum(pl.cdiv(used, size) - first, 0)  # blocks that a row reads
 
-    words = pl.cdiv(key.shape[2], 32)
-    facts = query_facts(visible, None if window is None else query_positions, batch, rows)
-    pad = ((0, 0), (0, 0), (0, 32 * words - key.shape[2]), (0, 0))
-    key, value = jnp.pad(key, pad), jnp.pad(value, pad)
+    words = pl.cdiv(operands.key.shape[2], 32)
+    facts = query_facts(operands.visible, None if window is None else query_positions, batch, rows)
+    pad = ((0, 0), (0, 0), (0, 32 * words - operands.key.shape[2]), (0, 0))
+    key, value = jnp.pad(operands.key, pad), jnp.pad(operands.value, pad)
 
     def spec(shape, *index):  # a block, and where it lies: "b", "k", 0, or "s" for the blocks of the cache
         def at(b, k, j, used, first, count):
@@ -70,24 +78,24 @@ def _call(
     every = lambda x: spec((None, None, *x.shape[2:]), "b", "k", 0, 0)
     cached = spec((None, None, size, width), "b", "k", "s", 0)
     scales = spec((None, None, 1, size), "b", "k", 0, "s")
-    operands = {
+    inputs = {
         "query": (queries, every(queries)),
         "key": (key, every(key)),
         "value": (value, every(value)),
         "facts": (facts, spec((None, *facts.shape[1:]), "b", 0, 0)),
-        "cache_key": (cache_key, cached),
-        "cache_value": (cache_value, cached),
+        "cache_key": (operands.cache_key, cached),
+        "cache_value": (operands.cache_value, cached),
     }
-    if unseen is not None:
-        operands["unseen"] = unseen.astype(jnp.int32)[:, None], spec((None, 1, size), "b", 0, "s")
-    if key_scale is not None:
-        operands["key_scale"] = key_scale.astype(jnp.float32)[:, :, None], scales
-        operands["value_scale"] = value_scale.astype(jnp.float32)[:, :, None], scales
+    if operands.unseen is not None:
+        inputs["unseen"] = operands.unseen.astype(jnp.int32)[:, None], spec((None, 1, size), "b", 0, "s")
+    if operands.key_scale is not None:
+        inputs["key_scale"] = operands.key_scale.astype(jnp.float32)[:, :, None], scales
+        inputs["value_scale"] = operands.value_scale.astype(jnp.float32)[:, :, None], scales
     results = [jax.ShapeDtypeStruct(queries.shape, jnp.float32)]
     if not whole:
         results += [jax.ShapeDtypeStruct((batch, heads, rows, 1), jnp.float32)] * 2
     kernel = functools.partial(
-        _kernel, names=tuple(operands), ragged=capacity % size != 0, scale=scale, window=window, soft_cap=soft_cap
+        _kernel, names=tuple(inputs), ragged=capacity % size != 0, scale=scale, window=window, soft_cap=soft_cap
     )
     return pl.pallas_call(
         kernel,
@@ -95,14 +103,14 @@ def _call(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(batch, heads, jnp.maximum(jnp.max(count), 1)),
-            in_specs=[spec for _, spec in operands.values()],
+            in_specs=[spec for _, spec in inputs.values()],
             out_specs=[every(x) for x in results],
             scratch_shapes=[pltpu.VMEM((rows, columns), jnp.float32) for columns in (1, 1, width)],
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
         interpret=pltpu.InterpretParams(uninitialized_memory="nan") if interpret else False,
         name="tree_attention",
-    )(used, first, count, *(x for x, _ in operands.values()))
+    )(used, first, count, *(x for x, _ in inputs.values()))
 
 
 def _kernel(used_ref, first_ref, count_ref, *refs, names, ragged, scale, window, soft_cap):

@@ -3,30 +3,28 @@
 import jax
 import jax.numpy as jnp
 
-from specjax.kernels.tree_attention.parts import MASKED, Found, finished, mix, prefix_visible, scores
+from specjax.kernels.tree_attention.parts import MASKED, Found, Operands, finished, mix, prefix_visible, scores
 
 
-def attend(*operands, **options):
+def attend(operands: Operands, **options) -> jax.Array:
     """See `api.attend_with`."""
-    return finished(find(*operands, **options))
+    return finished(find(operands, **options))
 
 
-def find(
-    queries, key, value, cache_key, cache_value, length, visible, query_positions, unseen, key_scale, value_scale,
-    *, scale, window, soft_cap,
-):  # fmt: skip
+def find(operands: Operands, *, scale, window, soft_cap) -> Found:
     """One softmax over prefix and block scores laid side by side, as `Found`."""
-    own = scores(queries, key, visible, scale, soft_cap)
+    o = operands
+    own = scores(o.queries, o.key, o.visible, scale, soft_cap)
     laid = own
-    if cache_key is not None:
-        slots = jnp.arange(cache_key.shape[2])[None]
-        seen = prefix_visible(slots, length, query_positions, unseen, window)
-        laid = jnp.concatenate([scores(queries, cache_key, seen, scale, soft_cap, key_scale), own], axis=-1)
+    if o.cache_key is not None:
+        slots = jnp.arange(o.cache_key.shape[2])[None]
+        seen = prefix_visible(slots, o.length, o.query_positions, o.unseen, window)
+        laid = jnp.concatenate([scores(o.queries, o.cache_key, seen, scale, soft_cap, o.key_scale), own], axis=-1)
     peak = jax.lax.stop_gradient(laid.max(axis=-1, keepdims=True))
     weights = jnp.where(laid > MASKED / 2, jnp.exp(laid - peak), 0.0)
     total = weights.sum(axis=-1, keepdims=True)
     split = laid.shape[-1] - own.shape[-1]
-    sums = mix(weights[..., split:], value)
-    if cache_value is not None:
-        sums = sums + mix(weights[..., :split], cache_value, value_scale, value.dtype)
+    sums = mix(weights[..., split:], o.value)
+    if o.cache_value is not None:
+        sums = sums + mix(weights[..., :split], o.cache_value, o.value_scale, o.value.dtype)
     return Found(peak, total, sums)

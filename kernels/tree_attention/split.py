@@ -80,8 +80,8 @@ def _local(operands: Operands, *, axis, everyone, group, causal, scale, window, 
 
     def prefix(found, held, owner):
         first = owner * slots  # a slot is one of the part's own numbering, and so is what it is compared with
-        positions = None if query_positions is None else query_positions - first
         length = jnp.clip(operands.length - first, 0, slots)
+        positions = None if query_positions is None else query_positions - first
         part = dataclasses.replace(
             operands, **dict(zip(CACHE, held, strict=True)), length=length, query_positions=positions
         )

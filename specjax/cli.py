@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from specjax import __version__
+from specjax import models as folders
 from specjax.bench import command as bench
 from specjax.bench.options import BenchOptions
 from specjax.jobs import convert, datastore, generate
 from specjax.jobs.convert import ConvertOptions
 from specjax.jobs.datastore import DatastoreOptions
 from specjax.jobs.options import JobOptions
-from specjax.models import shipped as shipped_models
+from specjax.models import tensors
 from specjax.plan import command as plan
 from specjax.plan.command import PlanOptions
 from specjax.terminal import Parser, add_fields, bad_input, from_args, run_command, write
@@ -75,11 +76,9 @@ def policies(options: NoOptions) -> int:
 
 def models(options: NoOptions) -> int:
     """`specjax models`."""
-    from specjax.models import tensors
-
     rows = []
     with bad_input():
-        for name, folder in shipped_models().items():
+        for name, folder in folders.shipped().items():
             config = json.loads((folder / "config.json").read_text())
             count = sum(math.prod(tensor.shape) for tensor in tensors.read_folder(folder).values())
             shape = f"{config['num_hidden_layers']} layers of width {config['hidden_size']}"
@@ -97,7 +96,7 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> int:
 
 def train(options: TrainOptions) -> int:
     """`specjax train`."""
-    from specjax.train.command import command  # optax and orbax take a while
+    from specjax.train.command import command  # grain, optax and orbax take a while
 
     return command(options)
 

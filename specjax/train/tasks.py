@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import models
+from specjax.diffusion import Learn2PD
 from specjax.draft import ModelDrafter
 from specjax.draft.head import most_frequent
 from specjax.expand import Chain
@@ -68,8 +70,6 @@ def _divergence(options: TrainOptions) -> dict[str, Any]:
 
 
 def _distill(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> Task:
-    from specjax import models
-
     if options.draft_vocabulary is not None:
         raise ValueError("--draft-vocabulary is for heads; a draft model has the target's vocabulary")
     if target.masked is not None:
@@ -167,8 +167,6 @@ def masked(name: str, objective: str) -> Make:
     """A diffusion model's own parameters; the objective is a `specjax.train.masked.MaskedObjective`."""
 
     def make(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> Task:
-        from specjax import models
-
         _check_masked(name, target, options)
         kind = _imported(objective)
         (fields,) = _fields(options.drafter, kind)
@@ -197,7 +195,6 @@ def _check_masked(name: str, target: Any, options: TrainOptions) -> None:
 
 def _learn2pd(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> Task:
     """The filter of a diffusion model, which stays as it is."""
-    from specjax.diffusion import Learn2PD
     from specjax.models.heads.folder import save_head
     from specjax.train.filter import TrainFilter
 

@@ -1,6 +1,7 @@
 """Tokenizers come from transformers; a folder without one works with ids."""
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,8 @@ def load(folder: Path) -> Any:
     """
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         return None
-    from transformers import AutoTokenizer
+    with _no_advice():
+        from transformers import AutoTokenizer
 
     _check_code(folder)
     try:
@@ -64,15 +66,27 @@ def _check_config(folder: Path) -> None:
 
 
 @contextlib.contextmanager
+def _no_advice() -> Iterator[None]:
+    """At its import transformers says that without torch there are only tokenizers, and nothing else is used here."""
+    quiet = lambda record: False
+    logger = logging.getLogger("transformers")
+    logger.addFilter(quiet)
+    try:
+        yield
+    finally:
+        logger.removeFilter(quiet)
+
+
+@contextlib.contextmanager
 def _unbothered_by_config() -> Iterator[None]:
     """transformers reads config.json beside the tokenizer's own files, and warns of model types that it does not know."""
-    from transformers.utils import logging
+    from transformers.utils import logging as talk
 
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
+    before = talk.get_verbosity()
+    talk.set_verbosity_error()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             yield
     finally:
-        logging.set_verbosity(before)
+        talk.set_verbosity(before)

@@ -130,6 +130,11 @@ def anywhere(flag: bool) -> bool:
     return flag if _alone() else bool(gather(np.asarray(flag)).any())
 
 
+def largest(number: int) -> int:
+    """The largest that any process says, of 32 bits; all must ask."""
+    return number if _alone() else int(gather(np.asarray(number, np.int32)).max())
+
+
 def from_first(value: np.ndarray) -> np.ndarray:
     """What process 0 says; all must ask, with one shape and type."""
     return value if _alone() else gather(value)[0]

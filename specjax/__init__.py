@@ -45,6 +45,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str):
     if name == "generate":
         return importlib.import_module("specjax.serve.engine").generate

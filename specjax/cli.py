@@ -1,32 +1,40 @@
-"""The `specjax` command. What needs a model is imported where it is used, so that `--help` and errors come quickly.
+"""The `specjax` command. What takes long to import is imported where it is used, so that `--help` and errors come quickly.
 
-Exit status: 0, or 1 when a record failed, or 2 on bad input with one line on stderr, or 3 where another process of the same job
-died.
+For the exit status see `specjax.terminal`.
 """
 
 import argparse
 import contextlib
+import dataclasses
+import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from specjax.terminal import Parser, bad_input, run_command, write
+from specjax import __version__
+from specjax import models as folders
+from specjax.bench import command as bench
+from specjax.bench.options import BenchOptions
+from specjax.jobs import convert, datastore, generate
+from specjax.jobs.convert import ConvertOptions
+from specjax.jobs.datastore import DatastoreOptions
+from specjax.jobs.options import JobOptions
+from specjax.models import tensors
+from specjax.plan import command as plan
+from specjax.plan.command import PlanOptions
+from specjax.terminal import Parser, add_fields, bad_input, from_args, run_command, write
+from specjax.train.losses import LOSSES
+from specjax.train.options import TrainOptions
+from specjax.train.tasks import OBJECTIVES
 
 
-def _generate_options(parser: argparse.ArgumentParser) -> None:
-    from specjax.jobs.generate import add_options
-
-    add_options(parser)
-
-
-def generate(args: argparse.Namespace) -> int:
-    """`specjax generate`."""
-    from specjax.jobs.generate import command
-
-    return command(args)
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """Of a command that takes none."""
 
 
-def drafters(args: argparse.Namespace) -> int:
+def drafters(options: NoOptions) -> int:
     """`specjax drafters`."""
     from specjax.spec.registry import DRAFTERS, RULES
 
@@ -35,7 +43,7 @@ def drafters(args: argparse.Namespace) -> int:
     return _list_entries(RULES)
 
 
-def verifiers(args: argparse.Namespace) -> int:
+def verifiers(options: NoOptions) -> int:
     """`specjax verifiers`."""
     from specjax.spec.registry import VERIFIERS
 
@@ -51,7 +59,7 @@ def _list_entries(table: dict[str, Any]) -> int:
     return _columns(rows)
 
 
-def policies(args: argparse.Namespace) -> int:
+def policies(options: NoOptions) -> int:
     """`specjax policies`."""
     from specjax.spec.registry import CACHES, SAMPLERS, UNMASKS
 
@@ -63,16 +71,11 @@ def policies(args: argparse.Namespace) -> int:
     return _list_entries(CACHES)
 
 
-def models(args: argparse.Namespace) -> int:
+def models(options: NoOptions) -> int:
     """`specjax models`."""
-    import json
-    import math
-
-    from specjax.models import shipped, tensors
-
     rows = []
     with bad_input():
-        for name, folder in shipped().items():
+        for name, folder in folders.shipped().items():
             config = json.loads((folder / "config.json").read_text())
             count = sum(math.prod(tensor.shape) for tensor in tensors.read_folder(folder).values())
             shape = f"{config['num_hidden_layers']} layers of width {config['hidden_size']}"
@@ -88,86 +91,31 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> int:
     return 0
 
 
-def _bench_options(parser: argparse.ArgumentParser) -> None:
-    from specjax.bench.run import add_options
-
-    add_options(parser)
-
-
-def bench(args: argparse.Namespace) -> int:
-    """`specjax bench`."""
-    from specjax.bench.run import command
-
-    return command(args)
-
-
-def _train_options(parser: argparse.ArgumentParser) -> None:
-    from specjax.train.command import add_options
-
-    add_options(parser)
-
-
-def train(args: argparse.Namespace) -> int:
+def train(options: TrainOptions) -> int:
     """`specjax train`."""
-    from specjax.train.command import command
+    from specjax.train.command import command  # grain, optax and orbax take a while
 
-    return command(args)
-
-
-def _datastore_options(parser: argparse.ArgumentParser) -> None:
-    from specjax.jobs.datastore import add_options
-
-    add_options(parser)
+    return command(options)
 
 
-def datastore(args: argparse.Namespace) -> int:
-    """`specjax datastore`."""
-    from specjax.jobs.datastore import command
+WORDS = {"objectives": ", ".join(OBJECTIVES), "losses": ", ".join(LOSSES)}
+"""What help texts name."""
 
-    return command(args)
-
-
-def _convert_options(parser: argparse.ArgumentParser) -> None:
-    from specjax.jobs.convert import add_options
-
-    add_options(parser)
-
-
-def convert(args: argparse.Namespace) -> int:
-    """`specjax convert`."""
-    from specjax.jobs.convert import command
-
-    return command(args)
-
-
-def _plan_options(parser: argparse.ArgumentParser) -> None:
-    from specjax.plan.command import add_options
-
-    add_options(parser)
-
-
-def plan(args: argparse.Namespace) -> int:
-    """`specjax plan`."""
-    from specjax.plan.command import command
-
-    return command(args)
-
-
-COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None] | None, Callable[..., int]]] = {
-    "generate": ("complete prompts", _generate_options, generate),
-    "bench": ("plain decoding against drafters: speed, tokens a step, identical text", _bench_options, bench),
-    "train": ("train a drafter for a target", _train_options, train),
-    "datastore": ("build a retrieval datastore from text files", _datastore_options, datastore),
-    "convert": ("write a model as an Orbax checkpoint, or in another type", _convert_options, convert),
+COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
+    "generate": ("complete prompts", JobOptions, generate.command),
+    "bench": ("plain decoding against drafters: speed, tokens a step, identical text", BenchOptions, bench.command),
+    "train": ("train a drafter for a target", TrainOptions, train),
+    "datastore": ("build a retrieval datastore from text files", DatastoreOptions, datastore.command),
+    "convert": ("write a model as an Orbax checkpoint, or in another type", ConvertOptions, convert.command),
     "plan": (
         "compile a step for a TPU slice or an H100 machine without either, and say what it costs",
-        _plan_options,
-        plan,
+        PlanOptions,
+        plan.command,
     ),
-    "drafters": ("list the drafters: fields, what they do, source", None, drafters),
-    "verifiers": ("list the verifiers: fields, what they do, source", None, verifiers),
-    "policies": ("list the unmask and cache policies of diffusion models", None, policies),
-    "models": ("list the shipped models", None, models),
+    "drafters": ("list the drafters: fields, what they do, source", NoOptions, drafters),
+    "verifiers": ("list the verifiers: fields, what they do, source", NoOptions, verifiers),
+    "policies": ("list the unmask and cache policies of diffusion models", NoOptions, policies),
+    "models": ("list the shipped models", NoOptions, models),
 }
 
 
@@ -186,18 +134,15 @@ def _dispatch(words: list[str]) -> int:
     if not words or words[0].startswith("-"):
         with _help_exits():
             if top.parse_args(words).version:
-                from specjax import __version__
-
                 write(f"specjax {__version__}\n")
                 return 0
             top.error("give a command: " + ", ".join(COMMANDS))
         return 0
     if words[0] not in COMMANDS:
         top.error(f"unknown command {words[0]!r}; choose {', '.join(COMMANDS)}")
-    about, add_options, command = COMMANDS[words[0]]
+    about, options, command = COMMANDS[words[0]]
     parser = Parser(prog=f"specjax {words[0]}", description=about[0].upper() + about[1:] + ".")
-    if add_options is not None:
-        add_options(parser)
+    add_fields(parser, options, **WORDS)
     rest = words[1:]
     cut = rest.index("--") if "--" in rest else len(rest)  # intermixed parsing would lose what follows
     args = None
@@ -206,11 +151,11 @@ def _dispatch(words: list[str]) -> int:
     if args is None:
         return 0
     if rest[cut + 1 :]:
-        if not hasattr(args, "prompts"):
+        if not isinstance(getattr(args, "prompts", None), list):
             parser.error(f"unrecognized arguments: {' '.join(rest[cut + 1 :])}")
         args.prompts += rest[cut + 1 :]
     args.words = words
-    return command(args)
+    return command(from_args(options, args))
 
 
 @contextlib.contextmanager

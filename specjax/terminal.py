@@ -1,25 +1,39 @@
 """What the commands share of the terminal: how options are read, lines written, and ends turned into an exit status.
 
 Exit status: 0, or 1 when a record failed, or 2 on bad input with one line on stderr, or 3 where another process of the same job
-died.
+died; 130 after Ctrl-C, 143 after SIGTERM (128 and the signal's number, as schedulers expect), 141 where nobody reads stdout.
 """
 
 import argparse
 import contextlib
+import dataclasses
+import functools
 import io
 import logging
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+import threading
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar, cast
 
 from specjax import startup
 
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
+ENDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}
+"""How a line on stderr begins that says what ended a command."""
+Options = TypeVar("Options")
+
+
 class BadInput(Exception):
     """What the user gave cannot be used: one line on stderr, exit status 2."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
 
 
 @contextlib.contextmanager
@@ -50,14 +64,76 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(f"{message} (see {self.prog} --help)")
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Options that `generate` and `bench` share."""
-    parser.add_argument("--model", help="folder, shipped name or hub id (default: the shipped target)")
-    parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: float32 on a CPU, else bfloat16)")
-    parser.add_argument("--mesh", help="devices by axis, such as data=2,model=2,context=2 (default: one device)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
-    parser.add_argument("--seed", type=int, default=0, help="with the prompt it decides the noise")
-    parser.add_argument("--max-new-tokens", type=int, default=128, help="new tokens a prompt, at most")
+def flag(name: str) -> str:
+    """A field's name on the command line.
+
+    >>> flag("batch_size")
+    '--batch-size'
+    """
+    return f"--{name.replace('_', '-')}"
+
+
+def add_fields(parser: argparse.ArgumentParser, cls: type, **words: str) -> None:
+    """Adds an option, or where its metadata says so an argument, for every field of a dataclass of options.
+
+    Args:
+      parser: to add to.
+      cls: see `specjax.serve.options`. A field that is a tuple may be repeated; one whose metadata has `hidden` is no option.
+      **words: put into the help texts, where they stand in braces.
+    """
+    for field in dataclasses.fields(cls):
+        about = field.metadata
+        if about.get("hidden"):
+            continue
+        text = functools.reduce(lambda text, word: text.replace(f"{{{word}}}", words[word]), words, about["help"])
+        more: dict[str, Any] = {name: about[name] for name in ("metavar", "choices", "nargs") if name in about}
+        kinds = [kind for kind in typing.get_args(field.type) or (field.type,) if kind in (int, float)]
+        needed = field.default is dataclasses.MISSING
+        if field.type is bool:
+            more["action"] = "store_true"
+        else:
+            several = typing.get_origin(field.type) is tuple
+            more |= {"type": kinds[0]} if kinds else {}
+            more |= {"action": "append"} if several and "nargs" not in about else {}
+            default: Any = field.default
+            more |= {} if needed else {"default": list(default) if several else default}
+        if about.get("positional"):
+            parser.add_argument(field.name, help=text, **more)
+        else:
+            parser.add_argument(flag(field.name), help=text, required=needed, **more)
+
+
+def from_args(cls: type[Options], args: argparse.Namespace) -> Options:
+    """What a parser with the fields of `cls` found; lists become tuples."""
+    found = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
+    return cls(**{field.name: found[field.name] for field in dataclasses.fields(cast(Any, cls))})
+
+
+def run_program(
+    prog: str,
+    about: str,
+    cls: type[Options],
+    command: Callable[[Options], int],
+    argv: Sequence[str] | None,
+    **words: str,
+) -> int:
+    """The whole of a program whose options are the fields of `cls`; returns the exit status.
+
+    Args:
+      prog: how it is called.
+      about: what it does.
+      cls: its options.
+      command: does it.
+      argv: the command line; None: that of the process.
+      **words: see `add_fields`.
+    """
+
+    def parse_and_run() -> int:
+        parser = Parser(prog=prog, description=about)
+        add_fields(parser, cls, **words)
+        return command(from_args(cls, parser.parse_args(argv)))
+
+    return run_command(parse_and_run)
 
 
 def write(text: str) -> None:
@@ -84,7 +160,8 @@ def run_command(command: Callable[[], int]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the run
     try:
-        status = command()
+        with _terminable():
+            status = command()
         sys.stdout.flush()
         return status
     except BadInput as error:
@@ -98,6 +175,27 @@ def run_command(command: Callable[[], int]) -> int:
     except OSError as error:  # a disk that filled up
         complain(str(error))
         return 1
+    except Terminated:
+        note(ENDS[signal.SIGTERM])
+        return 128 + signal.SIGTERM
     except KeyboardInterrupt:
-        note("interrupted")
-        return 130
+        note(ENDS[signal.SIGINT])
+        return 128 + signal.SIGINT
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, where nobody else handles it."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -3,15 +3,17 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
 import pytest
 from support import cuda_plugin
 
-from specjax import cli, models
+from specjax import cli, models, terminal
 from specjax.models.llama import LlamaConfig, LlamaLM
 
 PROMPT = "def add(a, b):"
@@ -161,14 +163,14 @@ def test_input_that_cannot_be_used(refused, tiny, tmp_path):
 
 
 def test_no_prompt_at_all(refused, monkeypatch):
-    terminal = io.TextIOWrapper(io.BytesIO())
-    terminal.isatty = lambda: True
-    monkeypatch.setattr(sys, "stdin", terminal)
+    typed = io.TextIOWrapper(io.BytesIO())
+    typed.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdin", typed)
     assert "give PROMPT, --input FILE.jsonl, or text on stdin" in refused("generate")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     assert "stdin (it is empty)" in refused("generate")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
-    assert "utf-8" in refused("generate")
+    assert "standard input is not UTF-8 text: invalid start byte at byte 0" in refused("generate")
 
 
 MIXED = (
@@ -348,10 +350,13 @@ def test_what_ends_a_command_becomes_its_status(capsys):
     def ends(error):
         raise error
 
-    assert cli.run_command(lambda: ends(KeyboardInterrupt())) == 130
+    assert terminal.run_command(lambda: ends(KeyboardInterrupt())) == 130
     assert capsys.readouterr().err == "specjax: interrupted\n"
-    assert cli.run_command(lambda: ends(BrokenPipeError())) == 141
-    assert cli.run_command(lambda: ends(cli.BadInput("two\nlines"))) == 2
+    before = signal.getsignal(signal.SIGTERM)
+    assert terminal.run_command(lambda: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(60) or 0) == 143
+    assert capsys.readouterr().err == "specjax: ended by SIGTERM\n" and signal.getsignal(signal.SIGTERM) is before
+    assert terminal.run_command(lambda: ends(BrokenPipeError())) == 141
+    assert terminal.run_command(lambda: ends(terminal.BadInput("two\nlines"))) == 2
     assert capsys.readouterr().err == "specjax: error: two lines\n"
 
 

@@ -1,5 +1,10 @@
 """Plausible input of the Python API that cannot be used: one clear ValueError each."""
 
+import contextlib
+import logging
+import re
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +12,10 @@ from support.conformance import DRAFT, TARGET, params
 
 import specjax
 from specjax.draft import ModelDrafter
+from specjax.models import tokenizer
+from specjax.serve import engine as engine_module
+from specjax.serve.prompts import read_prompts
+from specjax.serve.request import Record
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +46,98 @@ def test_bad_input(model, options, message):
 def test_none_is_plain_and_dtype_casts(model):
     record = specjax.generate(model, [[1, 2, 3]], drafter=None, max_new_tokens=4, dtype="bfloat16")[0]
     assert record.steps == record.new_tokens == 4
+
+
+def test_prompts_in_every_form(model, monkeypatch):
+    """One program: all of them have the same shapes."""
+    go = lambda prompts, **options: specjax.generate(
+        model, prompts, drafter="none", max_new_tokens=4, batch_size=2, **options
+    )
+    alone = go([[1, 2, 3], [4, 5]], temperature=0.5)
+    own = [{"prompt": [1, 2, 3], "temperature": 0.5}, {"prompt": [4, 5], "id": None, "temperature": 0.5}]
+    assert [r.tokens for r in go(own)] == [r.tokens for r in go(p for p in own)] == [r.tokens for r in alone]
+    assert [r.tokens for r in go((tuple(ids) for ids in ([1, 2, 3], [4, 5])), temperature=0.5)] == [
+        r.tokens for r in alone
+    ]
+    named = go([{"prompt": [1], "id": 7, "seed": 3, "max_new_tokens": 2}, [2]])
+    assert [(r.id, r.new_tokens) for r in named] == [("7", 2), (None, 4)]
+    two = go(np.asarray([1, 2, 3]), temperature=0.5, num_return_sequences=2)
+    assert [r.sample for r in two] == [0, 1] and alone[0].sample is None
+    assert two[0].tokens == alone[0].tokens != two[1].tokens
+    shown = []
+    monkeypatch.setattr(engine_module, "record_bar", bar_into(shown))
+    monkeypatch.setattr(engine_module, "bar_fits", lambda: True)
+    go([[1, 2, 3]])
+    go([[1, 2, 3], [4, 5]], progress=False)
+    assert shown == []
+    go([[1, 2, 3], [4, 5]])
+    assert shown[0] == 2 and sum(count for count, _ in shown[1:]) == 2 and "tokens a step" in shown[-1][1]
+    monkeypatch.undo()
+    assert engine_module.bar_fits() is False
+    assert repr(alone[0]).startswith(f"Record([1, 2, 3] -> {alone[0].tokens!r}, length, 4 tokens in ")
+    assert repr(Record.failed("x" * 100, "no")) == "Record('xxxxxxxxxxxxxxxxxxx...xxxxxxxxx' -> [], no)"
+    assert repr(engine_module.Engine(model, "none")) == "Engine('toy', NoDrafter, float32)"
+
+
+def bar_into(shown):
+    @contextlib.contextmanager
+    def record_bar(total):
+        shown.append(total)
+        yield lambda count, words: shown.append((count, words))
+
+    return record_bar
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def test_what_is_one_prompt_and_what_several():
+    one = ("def f():", [1, 2], np.arange(2), MESSAGES, {"prompt": "a"}, {"messages": MESSAGES})
+    assert [len(read_prompts(None, prompt)) for prompt in one] == [1] * len(one)
+    several = (["a", "b"], [[1], [2]], np.ones((2, 3), int), [MESSAGES, "a"], [{"prompt": "a"}, "b"], (p for p in "ab"))
+    assert [len(read_prompts(None, prompts)) for prompts in several] == [2] * len(several)
+    assert read_prompts(None, MESSAGES) == [(MESSAGES, {})] == read_prompts(None, {"messages": MESSAGES})
+    assert read_prompts(None, []) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "prompts", "said"),
+    (
+        (
+            "def add(a, b):",
+            None,
+            "they come second, after the model; generate(None, 'def add(a, b):') completes that text",
+        ),
+        (3, None, "no prompts: they come second, after the model$"),
+        (None, 5, "not 5"),
+        (None, [{"prompt": "a", "temprature": 1}], "no field 'temprature'; it may have prompt, messages, id, suffix, "),
+        (None, [{"prompt": "a", "messages": []}], "one of prompt and messages"),
+        (None, [{"prompt": "a", "id": 1.5}], "the id of a prompt is a string or an integer, not 1.5"),
+    ),
+)
+def test_prompts_that_are_none(model, prompts, said):
+    """Before any model is loaded."""
+    with pytest.raises(ValueError, match=re.escape(said).replace(r"\$", "$")):
+        specjax.generate(model, prompts)
+
+
+def test_no_advice_about_torch(tmp_path, monkeypatch, capfd):
+    """As transformers' own module does where torch is missing, one warns when it is imported."""
+    (tmp_path / "transformers").mkdir()
+    warns = "import logging\nlogging.getLogger(__name__).warning('PyTorch was not found')\nAutoTokenizer = None\n"
+    (tmp_path / "transformers" / "__init__.py").write_text(warns)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for name in ["transformers", *(name for name in sys.modules if name.startswith("transformers."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+        del sys.modules[name]
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(specjax.models.ModelError):  # nothing else is in this one
+        tokenizer.load(tmp_path)
+    assert "PyTorch" not in capfd.readouterr().err and not logging.getLogger("transformers").filters
+
+
+def test_what_a_notebook_lists():
+    assert {"generate", "models", "run", "__version__"} <= set(dir(specjax))
 
 
 def test_a_mesh_of_other_axes_is_refused(model):

@@ -5,7 +5,6 @@ of `--repeats` runs of `--steps` whole steps. The times are the non-negative lea
 all steps, each weighed by its own time, so that an error is a share of it.
 """
 
-import argparse
 import dataclasses
 import itertools
 import statistics
@@ -20,14 +19,18 @@ import numpy as np
 from scipy.optimize import nnls
 
 from specjax import decoder as decoding
+from specjax import models
 from specjax.draft.adaptive import Rule
 from specjax.jobs import jsonl
 from specjax.sampling import Sampling, row_keys
+from specjax.serve.engine import DEFAULT_MODEL
+from specjax.serve.options import check_least, option
 from specjax.spec.companions import Ruled
 from specjax.spec.line import extended
 from specjax.spec.registry import DRAFTERS as REGISTRY
 from specjax.spec.registry import parse
 from specjax.speculative import prefill_width, speculative
+from specjax.terminal import bad_input, flag, run_program, write
 
 TIMES = ("draft_pass", "draft_row", "target_pass", "target_context", "target_token")
 
@@ -131,35 +134,32 @@ def measure(
     return steps
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--model", help="default: the shipped target")
-    add("--drafter", default="draft", metavar="LINE", help="with an expander (default: draft)")
-    add("--length", type=int, default=8, help="the longest chain")
-    add("--batch", default="1,4,16", metavar="B,...", help="batch sizes")
-    add("--context", default="64,512", metavar="N,...", help="tokens a row")
-    add("--steps", type=int, default=8, help="a measurement")
-    add("--repeats", type=int, default=5, help="the median counts")
-    add("--json", action="store_true", help="print every step as a line of JSON")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GoodputOptions:
+    """See the help of each."""
+
+    model: str | None = option(None, "default: the shipped target")
+    drafter: str = option("draft", "with an expander (default: draft)", metavar="LINE")
+    length: int = option(8, "the longest chain", least=1)
+    batch: str = option("1,4,16", "batch sizes", metavar="B,...")
+    context: str = option("64,512", "tokens a row", metavar="N,...")
+    steps: int = option(8, "a measurement", least=1)
+    repeats: int = option(5, "the median counts", least=1)
+    json: bool = option(False, "print every step as a line of JSON")
 
 
-def command(args: argparse.Namespace) -> int:
+def command(options: GoodputOptions) -> int:
     """Measures, fits and prints."""
-    from specjax import models
-    from specjax.serve.engine import DEFAULT_MODEL
-    from specjax.terminal import bad_input, write
-
     with bad_input():
-        batches, contexts = (_integers(name, getattr(args, name)) for name in ("batch", "context"))
-        if min(args.length, args.steps, args.repeats) < 1:
-            raise ValueError("--length, --steps and --repeats must be at least 1")
-        asked = extended(args.drafter, f"rule=goodput,length={args.length}")
+        batches, contexts = (_integers(name, getattr(options, name)) for name in ("batch", "context"))
+        check_least(options, flag)
+        asked = extended(options.drafter, f"rule=goodput,length={options.length}")
         ruled = parse("drafter", REGISTRY, asked)
-        model = models.load(args.model or DEFAULT_MODEL)
+        model = models.load(options.model or DEFAULT_MODEL)
         drafter, draft_params = Ruled(ruled.drafter, Forced(), ruled.length).load(model)
-        steps = measure(model, drafter, draft_params, batches, contexts, args.steps, args.repeats)
+        steps = measure(model, drafter, draft_params, batches, contexts, options.steps, options.repeats)
     found, error = fit(steps)
-    if args.json:
+    if options.json:
         for step in steps:
             write(jsonl.dumps(dataclasses.asdict(step)) + "\n")
     times = ",".join(f"{name}={value:.4g}" for name, value in found.items())
@@ -177,13 +177,8 @@ def _integers(name: str, words: str) -> list[int]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    from specjax.terminal import Parser, run_command
-
-    parser = Parser(
-        prog="python -m specjax.bench.goodput", description="The times of the rule goodput on this machine."
-    )
-    _options(parser)
-    return run_command(lambda: command(parser.parse_args(argv)))
+    about = "The times of the rule goodput on this machine."
+    return run_program("python -m specjax.bench.goodput", about, GoodputOptions, command, argv)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ all of them together, and slots that know of it run against slots that do not. G
 for count. Everyone is compiled first, then rounds alternate; the clock runs from token ids to token ids, prefill included.
 """
 
-import argparse
 import dataclasses
 import importlib.util
 import random
@@ -18,8 +17,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from specjax import models
+from specjax.bench.peer import TransformersPeer
 from specjax.bench.run import Lap, measure
+from specjax.bench.stdlib import heldout_functions
 from specjax.jobs import jsonl
+from specjax.serve.engine import DEFAULT_MODEL, SHORTEST_PREFIX, Engine
+from specjax.serve.options import check_least, option
+from specjax.terminal import bad_input, flag, run_program
 
 LEAST, MOST = 8, 256
 
@@ -145,8 +150,6 @@ def compare(
     else:
         contestants["static"] = Ours(engine, requests, slots, static=True)
     if peer and not prefix:
-        from specjax.bench.peer import TransformersPeer
-
         model = TransformersPeer.load(engine.model.path, engine.model.dtype.name)
         contestants["transformers"] = Peer(model, requests, slots)
     laps = measure(contestants, repeats, lambda name: None)
@@ -172,59 +175,53 @@ def compare(
     }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RefillOptions:
+    """See the help of each."""
+
+    model: str | None = option(None, "default: the shipped target")
+    drafter: str | None = option(None, "of an autoregressive model (default: none)")
+    records: int = option(128, "prompts", least=1)
+    most: int = option(MOST, "the most new tokens of a record", metavar="N", least=LEAST)
+    slots: int = option(8, "rows decoded together", least=1)
+    shared_prefix: int = option(0, "tokens before every prompt", metavar="N")
+    repeats: int = option(3, "rounds", least=1)
+    json: bool = option(False, "print one line of JSON")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the comparison and prints it."""
-    from specjax.terminal import Parser, run_command
-
-    parser = Parser(
-        prog="python -m specjax.bench.jobs", description="What refilling slots, or a shared prefix, is worth."
-    )
-    parser.add_argument("--model", help="default: the shipped target")
-    parser.add_argument("--drafter", help="of an autoregressive model (default: none)")
-    parser.add_argument("--records", type=int, default=128)
-    parser.add_argument("--most", type=int, default=MOST, metavar="N", help=f"new tokens: {LEAST} to so many")
-    parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--shared-prefix", type=int, default=0, metavar="N", help="tokens before every prompt")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    return run_command(lambda: command(parser.parse_args(argv)))
+    about = "What refilling slots, or a shared prefix, is worth."
+    return run_program("python -m specjax.bench.jobs", about, RefillOptions, command, argv)
 
 
-def command(args: argparse.Namespace) -> int:
+def command(options: RefillOptions) -> int:
     """Measures and prints."""
-    from specjax import models
-    from specjax.bench.stdlib import heldout_functions
-    from specjax.serve.engine import DEFAULT_MODEL, SHORTEST_PREFIX, Engine
-    from specjax.terminal import bad_input
-
     with bad_input():
-        if min(args.records, args.slots, args.repeats) < 1:
-            raise ValueError("--records, --slots and --repeats must be at least 1")
-        if args.most < LEAST:
-            raise ValueError(f"--most must be at least {LEAST}, got {args.most}")
-        if args.shared_prefix and args.shared_prefix < SHORTEST_PREFIX:
-            raise ValueError(f"--shared-prefix must be 0 or at least {SHORTEST_PREFIX}, got {args.shared_prefix}")
-        model = models.load(args.model or DEFAULT_MODEL)
-        plain = args.drafter or (None if model.masked else "none")
+        check_least(options, flag)
+        if options.shared_prefix and options.shared_prefix < SHORTEST_PREFIX:
+            raise ValueError(f"--shared-prefix must be 0 or at least {SHORTEST_PREFIX}, got {options.shared_prefix}")
+        model = models.load(options.model or DEFAULT_MODEL)
+        plain = options.drafter or (None if model.masked else "none")
         engine = Engine(model, plain)
         peer = importlib.util.find_spec("torch") is not None and model.masked is None
-        prompts, prefix = heldout_functions(args.records), ()
-        if args.shared_prefix:
+        prompts, prefix = heldout_functions(options.records), ()
+        if options.shared_prefix:
             if model.masked:
                 engine.shared_prefix([])  # says why not
-            prefix = tuple(i for prompt in prompts for i in engine.encode(prompt))[: args.shared_prefix]
-            if len(prefix) < args.shared_prefix:
+            prefix = tuple(i for prompt in prompts for i in engine.encode(prompt))[: options.shared_prefix]
+            if len(prefix) < options.shared_prefix:
                 raise ValueError(f"{len(prompts)} prompts have {len(prefix)} tokens: fewer than --shared-prefix")
-        report = compare(engine, prompts, args.slots, args.repeats, peer, prefix, args.most)
-    if args.json:
+        report = compare(engine, prompts, options.slots, options.repeats, peer, prefix, options.most)
+    if options.json:
         sys.stdout.write(jsonl.dumps(report) + "\n")
         return 0
     behind = f" behind {len(prefix)} shared tokens" if prefix else ""
     first = report["rows"][0]["decoder"]
-    drafter = "" if engine.model.masked else f", drafter {args.drafter or 'none'}"
+    drafter = "" if engine.model.masked else f", drafter {options.drafter or 'none'}"
     print(
-        f"{report['model']}{drafter}: {report['records']} records{behind} of {LEAST} to {args.most} new tokens, "
-        f"{report['tokens']} in all, {args.slots} slots, median of {args.repeats}"
+        f"{report['model']}{drafter}: {report['records']} records{behind} of {LEAST} to {options.most} new tokens, "
+        f"{report['tokens']} in all, {options.slots} slots, median of {options.repeats}"
     )
     for row in report["rows"]:
         full = "" if row["occupancy"] is None else f", slots {row['occupancy']:.0%} full"

@@ -5,7 +5,6 @@ reads the used part of the cache, the cache write reads and writes the path, the
 device could do whose arithmetic and launches were free.
 """
 
-import argparse
 import dataclasses
 import functools
 import statistics
@@ -22,6 +21,8 @@ from specjax.jobs import jsonl
 from specjax.kernels.kv_commit import kv_commit
 from specjax.kernels.tree_attention import tree_attention
 from specjax.kernels.verify import gumbel_argmax
+from specjax.serve.options import check_least, option, take
+from specjax.terminal import bad_input, flag, run_program
 
 OPERATIONS = {"tree_attention": tree_attention, "kv_commit": kv_commit, "verify": gumbel_argmax}
 
@@ -190,40 +191,39 @@ def measure(shape: Shape, operations: Sequence[str], repeats: int, calls: int) -
     return bandwidth, rows
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--operations", default=",".join(OPERATIONS), help=f"a comma list of {', '.join(OPERATIONS)}")
-    add("--batch", type=int, default=2, help="rows")
-    add("--nodes", type=int, default=16, help="tree nodes")
-    add("--depth", type=int, default=4, help="the deepest node; one more is written to the cache")
-    add("--heads", type=int, default=8, help="attention heads")
-    add("--kv-heads", type=int, default=2, help="heads of keys and values")
-    add("--width", type=int, default=64, help="of a head")
-    add("--slots", type=int, default=2048, help="cache slots a row")
-    add("--filled", type=int, default=1024, help="cache slots that hold text")
-    add("--vocab", type=int, default=32000, help="vocabulary")
-    add("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the cache and the queries")
-    add("--repeats", type=int, default=7, help="measurements; the median counts")
-    add("--calls", type=int, default=5, help="calls a measurement")
-    add("--json", action="store_true", help="print one line of JSON")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KernelOptions:
+    """See the help of each."""
+
+    operations: str = option(",".join(OPERATIONS), f"a comma list of {', '.join(OPERATIONS)}")
+    batch: int = option(2, "rows")
+    nodes: int = option(16, "tree nodes")
+    depth: int = option(4, "the deepest node; one more is written to the cache")
+    heads: int = option(8, "attention heads")
+    kv_heads: int = option(2, "heads of keys and values")
+    width: int = option(64, "of a head")
+    slots: int = option(2048, "cache slots a row")
+    filled: int = option(1024, "cache slots that hold text")
+    vocab: int = option(32000, "vocabulary")
+    dtype: str = option("float32", "of the cache and the queries", choices=("float32", "bfloat16"))
+    repeats: int = option(7, "measurements; the median counts", least=1)
+    calls: int = option(5, "calls a measurement", least=1)
+    json: bool = option(False, "print one line of JSON")
 
 
-def command(args: argparse.Namespace) -> int:
+def command(options: KernelOptions) -> int:
     """Measures and prints."""
-    from specjax.terminal import bad_input
-
     with bad_input():
-        operations = [word.strip() for word in args.operations.split(",")]
+        operations = [word.strip() for word in options.operations.split(",")]
         unknown = [name for name in operations if name not in OPERATIONS]
         if unknown:
             raise ValueError(f"--operations: unknown {unknown[0]!r}; there are {', '.join(OPERATIONS)}")
-        shape = Shape(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Shape)})
+        shape = take(Shape, vars(options))
         shape.check()
-        if args.repeats < 1 or args.calls < 1:
-            raise ValueError("--repeats and --calls must be at least 1")
-    bandwidth, rows = measure(shape, operations, args.repeats, args.calls)
+        check_least(options, flag)
+    bandwidth, rows = measure(shape, operations, options.repeats, options.calls)
     device = jax.devices()[0].device_kind
-    if args.json:
+    if options.json:
         content = {
             "device": device, "shape": dataclasses.asdict(shape), "copy_bytes_per_second": round(bandwidth),
             "rows": [dataclasses.asdict(row) for row in rows],
@@ -242,14 +242,8 @@ def command(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    from specjax.terminal import Parser, run_command
-
-    def parse_and_run() -> int:
-        parser = Parser(prog="python -m specjax.bench.kernels", description="The kernels against the copy's bandwidth.")
-        _options(parser)
-        return command(parser.parse_args(argv))
-
-    return run_command(parse_and_run)
+    about = "The kernels against the copy's bandwidth."
+    return run_program("python -m specjax.bench.kernels", about, KernelOptions, command, argv)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
 """`specjax bench order`: in which pass each position became known, policy by policy."""
 
-import argparse
 import dataclasses
-import sys
 from typing import Any
 
 import jax
 import numpy as np
 
+from specjax.bench.engines import engines_of, prompts_of, requests_of
+from specjax.bench.options import BenchOptions
+from specjax.bench.report import check_plot
+from specjax.bench.run import progress
 from specjax.jobs import jsonl
+from specjax.terminal import bad_input, note, write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,20 +44,16 @@ def unmask_order(decoder: Any, params: Any, state: Any) -> tuple[np.ndarray, Any
     return order, state
 
 
-def command(args: argparse.Namespace) -> int:
-    """Runs the suite for parsed options; returns the exit status."""
-    from specjax.bench.report import check_plot
-    from specjax.bench.run import engines_of, progress, prompts_of, requests_of
-    from specjax.terminal import bad_input, note
-
+def command(options: BenchOptions) -> int:
+    """Runs the suite; returns the exit status."""
     with bad_input():
-        if args.plot:
-            check_plot(args.plot)
-        (text, *_), (suffix, *_) = prompts_of(args)
-        engines, skipped = engines_of(args)
+        if options.plot:
+            check_plot(options.plot)
+        (text, *_), (suffix, *_) = prompts_of(options)
+        engines, skipped = engines_of(options)
         if next(iter(engines.values())).model.masked is None:
             raise ValueError("the suite order is for diffusion models: an autoregressive one writes from left to right")
-        requests = requests_of(args, engines, [text], [suffix], skipped)
+        requests = requests_of(options, engines, [text], [suffix], skipped)
     for reason in skipped:
         note(reason)
     rows = []
@@ -67,12 +66,12 @@ def command(args: argparse.Namespace) -> int:
             behind = order[0, len(request.ids) :][: request.max_new_tokens + len(request.suffix_ids)]
             rows.append(Row(name, int(state.stats.steps[0]), tuple(behind.tolist())))
             advance(name)
-    if args.json:
-        sys.stdout.write(jsonl.dumps({"rows": [dataclasses.asdict(row) for row in rows]}) + "\n")
+    if options.json:
+        write(jsonl.dumps({"rows": [dataclasses.asdict(row) for row in rows]}) + "\n")
     else:
         table(rows)
-    if args.plot:
-        plot(rows, args.plot)
+    if options.plot:
+        plot(rows, options.plot)
     return 0
 
 

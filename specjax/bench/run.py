@@ -1,21 +1,18 @@
-"""`specjax bench`: plain decoding, drafters and peers over the same prompts, in the same minutes.
+"""Laps of plain decoding, drafters and peers over the same prompts, in the same minutes, and what they say.
 
 Every contestant is compiled and warmed first. Then rounds alternate between them (A B C, A B C, ...): a round decodes all
 prompts, and a contestant's speed is the median of its rounds. The clock runs from token ids to token ids, prefill included,
 compilation and tokenisation not, for us and for peers alike; EOS is ignored, so that all make equally many tokens.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from specjax.jobs import jsonl
-from specjax.spec.line import lines
+from specjax.serve.progress import bar_fits
 
 Ids = tuple[int, ...]
 
@@ -190,230 +187,10 @@ def survival(accepted: tuple[int, ...]) -> tuple[float, ...]:
     return tuple(round(sum(accepted[depth:]) / total, 4) for depth in range(1, len(accepted)))
 
 
-SUITES = "parallel: ParallelBench's list tasks; order: in which step each position behind the first prompt became known"
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `specjax bench`."""
-    from specjax.terminal import add_model_options
-
-    add_model_options(parser)
-    add = parser.add_argument
-    add("suite", nargs="?", choices=("speed", "parallel", "order"), default="speed", help=SUITES)
-    add("--tasks", metavar="A,B,...", help="of the suite parallel (default: all)")
-    add("--samples", type=int, default=100, metavar="N", help="questions a task of the suite parallel")
-    add("--drafter", action="append", metavar="NAME", help="may be repeated or a comma list; plain is always run")
-    add("--unmask", action="append", metavar="POLICY", help="of a diffusion model; likewise (default: threshold)")
-    add(
-        "--cache",
-        action="append",
-        metavar="POLICY",
-        help="of a diffusion model; likewise (default: none, prefix and dual)",
-    )
-    add("--block-length", type=int, metavar="N", help="of a diffusion model (default: 32)")
-    add("--prompts", type=int, default=20, metavar="N", help="how many held-out functions, or lines of --input")
-    add("--input", metavar="FILE.jsonl", help="prompts from a file")
-    add("--peer", choices=["transformers"], help="run it over the same folder, greedy and with prompt lookup")
-    add("--repeats", type=int, default=3, help="rounds")
-    add("--batch-size", type=int, default=1, help="rows decoded together")
-    add("--json", action="store_true", help="print one line of JSON")
-    add("--plot", metavar="FILE.png", help="write a picture of speeds and acceptance by depth")
-
-
-def command(args: argparse.Namespace) -> int:
-    """Runs the bench for parsed options; returns the exit status."""
-    from specjax.terminal import bad_input, note
-
-    with bad_input():
-        check_suite(args)
-    if args.suite != "speed":
-        from specjax.bench import order, parallel_run
-
-        return {"parallel": parallel_run, "order": order}[args.suite].command(args)
-    with bad_input():
-        contestants, peers, about, skipped = prepare(args)
-    for reason in skipped:
-        note(reason)
-    with progress(len(contestants) * (args.repeats + 1)) as advance:
-        report = summarise(measure(contestants, args.repeats, advance), peers, about)
-    from specjax.bench import report as reporting
-
-    if args.json:
-        sys.stdout.write(jsonl.dumps(report.to_json()) + "\n")
-    else:
-        reporting.table(report)
-    if args.plot:
-        reporting.plot(report, args.plot)
-    return 0
-
-
-def check_suite(args: argparse.Namespace) -> None:
-    """Raises ValueError on an option of another suite, or a count below 1."""
-    foreign = {"parallel": ("input", "peer", "plot"), "order": ("tasks", "peer"), "speed": ("tasks",)}[args.suite]
-    wrong = [name for name in foreign if getattr(args, name) is not None]
-    if wrong:
-        raise ValueError(f"--{wrong[0]} is not for the suite {args.suite}")
-    for name in ("prompts", "repeats", "batch_size", "samples"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
-
-
-def prepare(args: argparse.Namespace) -> tuple[dict[str, Contestant], dict[str, tuple[str, str]], str, list[str]]:
-    """Contestants by name, which of them are peers, the setting in words, and why a default drafter was left out.
-
-    Raises:
-      ValueError: on options or prompts that cannot be used.
-    """
-    from specjax.bench import report as reporting
-
-    if args.peer and (args.temperature > 0 or args.batch_size > 1):
-        raise ValueError("--peer compares greedy decoding at batch 1: leave out --temperature and --batch-size")
-    if args.plot:
-        reporting.check_plot(args.plot)
-    texts, suffixes = prompts_of(args)
-
-    engines, skipped = engines_of(args)
-    of_engines = requests_of(args, engines, texts, suffixes, skipped)
-    plain = next(iter(engines.values()))
-    requests = next(iter(of_engines.values()))
-    contestants: dict[str, Contestant] = {
-        name: Ours(engines[name], own, args.batch_size, engines[name].capacity(own)) for name, own in of_engines.items()
-    }
-    peers: dict[str, tuple[str, str]] = {}
-    if args.peer:
-        from specjax.bench.peer import MODES, TransformersPeer
-
-        model = TransformersPeer.load(plain.model.path, plain.model.dtype.name)
-        for mode in MODES:
-            contestants[f"{args.peer} {mode}"] = TransformersPeer(
-                model, mode, [request.ids for request in requests], args.max_new_tokens
-            )
-            peers[f"{args.peer} {mode}"] = (args.peer, mode)
-    law = f"temperature {args.temperature:g}, seed {args.seed}" if args.temperature else "greedy"
-    about = (
-        f"{plain.model.name}, {plain.model.dtype.name}, {len(requests)} prompts x {args.max_new_tokens} tokens, {law}, "
-        f"batch {args.batch_size}, median of {args.repeats}"
-    )
-    return contestants, peers, about, skipped
-
-
-def requests_of(
-    args: argparse.Namespace, engines: dict[str, Any], texts: list[Any], suffixes: list[Any], skipped: list[str]
-) -> dict[str, list[Any]]:
-    """The requests of every engine that takes them, by its name; why another does not is added to `skipped`.
-
-    Raises:
-      ValueError: where the first engine takes them not, or a text would be longer than the model was made for.
-    """
-    from specjax.serve.request import check_options
-
-    options = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": args.seed}
-    check_options(options)
-    found: dict[str, list[Any]] = {}
-    for name, engine in engines.items():
-        try:
-            found[name] = [
-                engine.request(text, suffix=after, **options) for text, after in zip(texts, suffixes, strict=True)
-            ]
-        except ValueError as error:
-            if not found:
-                raise
-            skipped.append(f"left out {name}: {error}")
-    plain = next(iter(engines.values()))
-    for number, request in enumerate(next(iter(found.values())), start=1):
-        if len(request.ids) + args.max_new_tokens > plain.max_length:
-            raise ValueError(
-                f"prompt {number} has {len(request.ids)} tokens: with {args.max_new_tokens} new ones it is longer than "
-                f"the {plain.max_length} that {plain.model.name} was made for; lower --max-new-tokens"
-            )
-    return found
-
-
-def engines_of(args: argparse.Namespace, baseline: bool = True) -> tuple[dict[str, Any], list[str]]:
-    """Engines by name, and why a default drafter was left out; with `baseline` plain decoding is the first."""
-    from specjax import models
-    from specjax.serve.engine import DEFAULT_MODEL
-    from specjax.sharding import make_mesh
-
-    model = models.load(
-        DEFAULT_MODEL if args.model is None else args.model, dtype=args.dtype, mesh=make_mesh(args.mesh)
-    )
-    if model.canvas:
-        raise ValueError(
-            f"bench compares policies of models with a mask, and {model.name} has none: `specjax generate` reports its passes"
-        )
-    foreign = ("drafter", "peer") if model.masked else ("unmask", "cache", "block_length")
-    wrong = [name for name in foreign if getattr(args, name) is not None]
-    if wrong:
-        kind = "a diffusion" if model.masked else "an autoregressive"
-        raise ValueError(f"{model.name} is {kind} model: --{wrong[0].replace('_', '-')} is not for it")
-    return (_masked_engines if model.masked else _drafting_engines)(args, model, baseline)
-
-
-def _drafting_engines(args: argparse.Namespace, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
-    from specjax.serve.engine import Engine
-    from specjax.spec.registry import DRAFTERS
-
-    engines, skipped = {}, []
-    for drafter in dict.fromkeys([*["none"][:baseline], *_every(args.drafter or ["all"], DRAFTERS)]):
-        try:
-            engines[drafter] = Engine(model, drafter, mesh=args.mesh)
-        except ValueError as error:
-            if args.drafter:
-                raise
-            skipped.append(f"left out {drafter}: {error}")
-    return engines, skipped
-
-
-def _masked_engines(args: argparse.Namespace, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
-    from specjax.serve.engine import Engine
-    from specjax.spec.registry import CACHES, UNMASKS
-
-    chosen = [
-        (unmask, cache)
-        for unmask in _every(args.unmask or ["threshold"], UNMASKS)
-        for cache in _every(args.cache or ["none", "prefix", "dual"], CACHES)
-    ]
-    engines, skipped = {}, []
-    failed: dict[str, ValueError] = {}
-    for unmask, cache in dict.fromkeys([*[("fixed", "none")][:baseline], *chosen]):
-        try:
-            engines[f"{unmask}/{cache}"] = Engine(
-                model, unmask=unmask, cache=cache, block_length=args.block_length, mesh=args.mesh
-            )
-        except ValueError as error:
-            if args.cache and "all" not in [*args.cache, *(args.unmask or [])]:
-                raise
-            skipped.append(f"left out {unmask}/{cache}: {error}")
-            failed.setdefault(unmask, error)
-    useless = [error for unmask, error in failed.items() if not any(name.startswith(f"{unmask}/") for name in engines)]
-    if useless and (not engines or "all" not in (args.unmask or [])):
-        raise useless[0]
-    return engines, skipped
-
-
-def _every(texts: Sequence[str], table: dict[str, Any]) -> list[str]:
-    return [name for line in lines(texts) for name in (table if line == "all" else [line])]
-
-
-def prompts_of(args: argparse.Namespace) -> tuple[list[Any], list[Any]]:
-    """Prompts, and what follows each new text (None: nothing)."""
-    if not args.input:
-        from specjax.bench.stdlib import heldout_functions
-
-        texts = list(heldout_functions(args.prompts))
-        return texts, [None] * len(texts)
-    lines = jsonl.read(args.input)[: args.prompts]
-    bad = [line for line in lines if line.error]
-    if bad or not lines:
-        why = f"line {bad[0].number}: {bad[0].error}" if bad else "it has no valid line"
-        raise ValueError(f"{args.input}: {why}")
-    return [line.prompt for line in lines], [line.suffix for line in lines]
-
-
 @contextlib.contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    if not sys.stderr.isatty():
+    """A bar of laps on a terminal: a function of the contestant whose lap is over."""
+    if not bar_fits():
         yield lambda name: None
         return
     from rich.console import Console

@@ -6,7 +6,6 @@ measurement is one `lax.while_loop` of whole steps. transformers decodes in the 
 KV cache and argmax, which is leaner than its `generate`.
 """
 
-import argparse
 import dataclasses
 import statistics
 import sys
@@ -22,7 +21,9 @@ from specjax.draft import Drafter
 from specjax.draft.base import Proposal
 from specjax.jobs import jsonl
 from specjax.sampling import Sampling, row_keys
+from specjax.serve.options import check_least, option, take
 from specjax.speculative import speculative
+from specjax.terminal import bad_input, flag, run_program
 from specjax.tree import Topology, Tree
 
 
@@ -159,42 +160,40 @@ def measure(timers: dict[Any, Callable[[], float]], repeats: int) -> dict[Any, f
     return {name: round(1000 * statistics.median(own), 4) for name, own in seconds.items()}
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--hidden", type=int, default=768, help="model width")
-    add("--layers", type=int, default=12, help="decoder layers")
-    add("--heads", type=int, default=12, help="attention heads, and as many for keys and values")
-    add("--intermediate", type=int, default=2048, help="width of the MLP")
-    add("--vocab", type=int, default=32000, help="vocabulary")
-    add("--nodes", default="1,8,16,32", help="verified nodes a step, a comma list")
-    add("--capacity", type=int, default=512, help="cache slots")
-    add("--prefix", type=int, default=256, help="tokens before the first step")
-    add("--steps", type=int, default=16, help="steps a measurement")
-    add("--repeats", type=int, default=7, help="rounds; the median counts")
-    add("--peer", choices=["transformers", "none"], default="transformers", help="measured in the same rounds")
-    add("--json", action="store_true", help="print one line of JSON")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """See the help of each."""
+
+    hidden: int = option(768, "model width")
+    layers: int = option(12, "decoder layers")
+    heads: int = option(12, "attention heads, and as many for keys and values")
+    intermediate: int = option(2048, "width of the MLP")
+    vocab: int = option(32000, "vocabulary")
+    nodes: str = option("1,8,16,32", "verified nodes a step, a comma list")
+    capacity: int = option(512, "cache slots")
+    prefix: int = option(256, "tokens before the first step")
+    steps: int = option(16, "steps a measurement")
+    repeats: int = option(7, "rounds; the median counts", least=1)
+    peer: str = option("transformers", "measured in the same rounds", choices=("transformers", "none"))
+    json: bool = option(False, "print one line of JSON")
 
 
-def command(args: argparse.Namespace) -> int:
+def command(options: StepOptions) -> int:
     """Measures and prints."""
-    from specjax.terminal import bad_input
-
     with bad_input():
-        words = [word.strip() for word in args.nodes.split(",")]
+        words = [word.strip() for word in options.nodes.split(",")]
         if not all(word.isdecimal() for word in words):
-            raise ValueError(f"--nodes must be a comma list of integers, got {args.nodes!r}")
+            raise ValueError(f"--nodes must be a comma list of integers, got {options.nodes!r}")
         nodes = list(dict.fromkeys(map(int, words)))
-        names = ("hidden", "layers", "heads", "intermediate", "vocab", "capacity", "prefix")
-        shape = Shape(**{name: getattr(args, name) for name in names})
-        shape.check(nodes, args.steps)
-        if args.repeats < 1:
-            raise ValueError(f"--repeats must be at least 1, got {args.repeats}")
-        timers: dict[Any, Callable[[], float]] = dict(ours(shape, nodes, args.steps))
-        if args.peer != "none":
-            timers["peer"] = transformers(shape, args.steps)
-    times = measure(timers, args.repeats)
+        shape = take(Shape, vars(options))
+        shape.check(nodes, options.steps)
+        check_least(options, flag)
+        timers: dict[Any, Callable[[], float]] = dict(ours(shape, nodes, options.steps))
+        if options.peer != "none":
+            timers["peer"] = transformers(shape, options.steps)
+    times = measure(timers, options.repeats)
     peer = times.pop("peer", None)
-    if args.json:
+    if options.json:
         content = {"step_ms": {str(size): ms for size, ms in times.items()}, "transformers_ms_per_token": peer}
         sys.stdout.write(jsonl.dumps(content) + "\n")
         return 0
@@ -208,14 +207,8 @@ def command(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    from specjax.terminal import Parser, run_command
-
-    def parse_and_run() -> int:
-        parser = Parser(prog="python -m specjax.bench.step_cost", description="A step's cost by verified nodes.")
-        _options(parser)
-        return command(parser.parse_args(argv))
-
-    return run_command(parse_and_run)
+    about = "A step's cost by verified nodes."
+    return run_program("python -m specjax.bench.step_cost", about, StepOptions, command, argv)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,41 @@
 """`specjax datastore build`: a retrieval datastore for `--drafter rest` from text files."""
 
-import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
-    add = parser.add_argument
-    add("action", choices=["build"], help="what to do")
-    add("files", nargs="+", metavar="FILE", help="text in UTF-8; of a folder, every text file in it")
-    add("--model", help="whose tokenizer: folder, shipped name or hub id (default: the shipped target)")
-    add("--output", required=True, metavar="FOLDER", help="where to write it; an older one is replaced")
+from specjax.draft import datastore
+from specjax.serve.engine import DEFAULT_MODEL
+from specjax.serve.options import option
+from specjax.terminal import bad_input, note
 
 
-def command(args: argparse.Namespace) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DatastoreOptions:
+    """What `specjax datastore` was asked for; see the help of each."""
+
+    action: str = option(dataclasses.MISSING, "what to do", choices=("build",), positional=True)
+    files: tuple[str, ...] = option(
+        dataclasses.MISSING,
+        "text in UTF-8; of a folder, every text file in it",
+        nargs="+",
+        metavar="FILE",
+        positional=True,
+    )
+    model: str | None = option(None, "whose tokenizer: folder, shipped name or hub id (default: the shipped target)")
+    output: str = option(dataclasses.MISSING, "where to write it; an older one is replaced", metavar="FOLDER")
+
+
+def command(options: DatastoreOptions) -> int:
     """`specjax datastore`."""
-    from specjax.terminal import bad_input, note
-
     with bad_input():
-        files, skipped = read(args.files)
-        documents, size = build(files, args.model, args.output)
+        files, skipped = read(options.files)
+        documents, size = build(files, options.model, options.output)
     if skipped:
         shown = ", ".join(map(str, skipped[:3])) + (", ..." if len(skipped) > 3 else "")
         note(f"left out {len(skipped)} files that are empty or no UTF-8 text: {shown}")
-    note(f"{documents} documents, {size} tokens in {args.output}; use it with --drafter rest:datastore={args.output}")
+    use = f"use it with --drafter rest:datastore={options.output}"
+    note(f"{documents} documents, {size} tokens in {options.output}; {use}")
     return 0
 
 
@@ -65,10 +76,8 @@ def build(texts: Sequence[str], model: str | None, folder: str) -> tuple[int, in
     Raises:
       ValueError: where the model is unknown or has no tokenizer, or the folder cannot be written.
     """
-    from specjax.draft import datastore
     from specjax.draft.heads.datastore import save_datastore
-    from specjax.models import hub, tokenizer
-    from specjax.serve.engine import DEFAULT_MODEL
+    from specjax.models import hub, tokenizer  # flax and orbax take a while
 
     name, home = hub.find(model or DEFAULT_MODEL, hub.shipped(), "model")
     config = home / "config.json"

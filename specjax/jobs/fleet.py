@@ -3,8 +3,8 @@
 The driver reads and writes the files. It loads no model: a task on the cluster makes requests of the lines.
 """
 
-import argparse
 import contextlib
+import dataclasses
 import importlib
 import logging
 import math
@@ -13,14 +13,16 @@ import pickle
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from specjax.jobs.completer import Shapes, Whole, decoding_of, turns_of
+from specjax.jobs.options import JobOptions, RayOptions
+from specjax.jobs.output import Item
+from specjax.jobs.work import make_engine, make_items, make_manifest
 from specjax.serve.engine import Timing
-from specjax.serve.request import Record, Request
-from specjax.serve.slots import Turn
+from specjax.serve.slots import OnText, Turn
 from specjax.sharding.mesh import axis_sizes
 
 _QUIET = {
@@ -33,22 +35,16 @@ _REACH_SECONDS = 10
 _PART_SLOTS = 8  # requests of a part, in batches: more leave fewer slots empty at its end, fewer are lost with a worker
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of a job over a Ray cluster."""
-    add = parser.add_argument
-    add("--ray", metavar="ADDRESS", help="map --input over a Ray cluster: its address, auto, or local for this machine")
-    add("--ray-workers", type=int, metavar="N", help="engines there, each with its own --mesh (default: all that fit)")
-
-
-def check(args: argparse.Namespace) -> None:
+def check(options: JobOptions) -> None:
     """Raises ValueError on options that do not go together."""
-    if args.ray_workers is not None and (args.ray is None or args.ray_workers < 1):
-        raise ValueError(f"--ray-workers is how many engines --ray starts, at least 1; got {args.ray_workers}")
-    if args.ray is None:
+    workers = options.ray_workers
+    if workers is not None and (options.ray is None or workers < 1):
+        raise ValueError(f"--ray-workers is how many engines --ray starts, at least 1; got {workers}")
+    if options.ray is None:
         return
-    if args.distributed or args.coordinator is not None:
+    if options.distributed or options.coordinator is not None:
         raise ValueError("--ray starts its own workers: give it or --distributed, not both")
-    if not args.input or not (args.output or args.json):
+    if not options.input or not (options.output or options.json):
         raise ValueError("--ray maps --input FILE.jsonl to --output FILE.jsonl (or to --json on stdout)")
 
 
@@ -56,52 +52,62 @@ class WorkerError(Exception):
     """What a worker could not go on with, in one line."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What the cluster made of a job's input; the driver loads no model.
+
+    Attributes:
+      items: what the job writes records for.
+      manifest: of the job.
+      whole: its requests.
+      decoding: see `Completer`.
+    """
+
+    items: list[Item]
+    manifest: dict[str, Any]
+    whole: Whole
+    decoding: str
+
+
 class Fleet:
-    """What a job asks of an engine, done by the workers of a cluster.
+    """A `specjax.jobs.completer.Completer` over the workers of a cluster.
 
     Args:
       ray: the module.
-      args: options of `specjax generate`.
-      plan: what the cluster made of the input: facts about the model, and the keys and the capacity of all requests.
+      options: of the job.
+      plan: from the cluster.
 
     Attributes:
       timing: its `decode_seconds` are wall time from the first part on, start of the workers and compilation included.
+      tokenizer: None, since the driver has none.
+      decoding: see `Completer`.
+      prefix: likewise.
     """
 
-    def __init__(self, ray: Any, args: argparse.Namespace, plan: SimpleNamespace):
-        self.ray, self.args, self.plan = ray, args, plan
+    tokenizer = None
+
+    def __init__(self, ray: Any, options: JobOptions, plan: Plan):
+        self.ray, self.options, self.whole = ray, options, plan.whole
         self.timing = Timing()
-        self.model = SimpleNamespace(tokenizer=None, masked=plan.masked)
-        self.decoder = SimpleNamespace(drafter=SimpleNamespace(depth=plan.depth))
+        self.decoding, self.prefix = plan.decoding, plan.whole.shapes.prefix
 
-    def keys(self, requests: Sequence[Request]) -> np.ndarray:
-        """See `Engine.keys`; of all requests of the input."""
-        return self.plan.keys
-
-    def capacity(self, requests: Sequence[Request]) -> int:
-        """See `Engine.capacity`; of all requests of the input."""
-        return self.plan.capacity
-
-    def shared_prefix(self, requests: Sequence[Request]) -> tuple[int, ...]:
-        """See `Engine.shared_prefix`; of all requests of the input."""
-        return self.plan.prefix
-
-    def turns(self, requests: Sequence[Request], *, slots: int, keys: np.ndarray, **more: Any) -> Iterator[Turn]:
-        """See `Engine.turns`; a turn is a part of the job that a worker ended.
+    def turns(self, left: Sequence[int], on_text: OnText | None) -> Iterator[Turn]:
+        """See `Completer.turns`; a turn is a part of the job that a worker ended.
 
         Raises:
           WorkerError: where a worker fails. One that dies is replaced, and its part done again.
         """
-        if not requests:
+        if not left:
             return
-        workers, resources = _workers(self.ray, self.args)
-        size = min(max(slots, math.ceil(len(requests) / (2 * workers))), _PART_SLOTS * slots)
-        work = [pickle.dumps(one) for one in zip(range(len(requests)), requests, keys, strict=True)]
+        shapes = self.whole.shapes
+        workers, resources = _workers(self.ray, self.options, self.options.mesh)
+        size = min(max(shapes.slots, math.ceil(len(left) / (2 * workers))), _PART_SLOTS * shapes.slots)
+        work = [pickle.dumps(one) for one in zip(left, *self.whole.part(left), strict=True)]
         parts = [work[at : at + size] for at in range(0, len(work), size)]
         data = self.ray.data.from_items([{"part": pickle.dumps(p)} for p in parts], override_num_blocks=len(parts))
         done = data.map_batches(
             Worker,
-            fn_constructor_args=(self.args, slots, self.plan.capacity, self.plan.prefix),
+            fn_constructor_args=(self.options, shapes),
             batch_size=1,
             compute=self.ray.data.ActorPoolStrategy(size=min(workers, len(parts)), max_tasks_in_flight_per_actor=1),
             **resources,
@@ -123,17 +129,12 @@ class Worker:
     """One engine, and the parts of the job that come to it: an actor of Ray Data.
 
     Args:
-      args: options of `specjax generate`.
-      slots: rows of the batch.
-      capacity: of the whole job, so that every part runs the same programs.
-      prefix: likewise.
+      options: of the job.
+      shapes: of the whole job, so that every part runs the same programs.
     """
 
-    def __init__(self, args: argparse.Namespace, slots: int, capacity: int, prefix: tuple[int, ...]):
-        from specjax.jobs.generate import make_engine
-
-        self.engine, self.args, self.slots = make_engine(args), args, slots
-        self.capacity, self.prefix = capacity, prefix
+    def __init__(self, options: JobOptions, shapes: Shapes):
+        self.engine, self.options, self.shapes = make_engine(options), options, shapes
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The records of parts, pickled as their requests were."""
@@ -141,56 +142,37 @@ class Worker:
 
     def _complete(self, work: list[bytes]) -> bytes:
         at, requests, keys = zip(*map(pickle.loads, work), strict=True)
-        turns = self.engine.turns(
-            requests,
-            slots=self.slots,
-            stop=self.args.stop,
-            ignore_eos=self.args.ignore_eos,
-            capacity=self.capacity,
-            keys=np.stack(keys),
-            prefix=self.prefix,
-        )
+        turns = turns_of(self.engine, self.options, self.shapes, requests, np.stack(keys))
         return pickle.dumps([(at[i], record) for turn in turns for i, record in turn.finished])
 
 
 @contextlib.contextmanager
-def fleet(args: argparse.Namespace, lines: list[Any]) -> Iterator[tuple[Fleet, list[Request | Record], dict[str, Any]]]:
+def fleet(options: JobOptions, lines: list[Any]) -> Iterator[tuple[Fleet, list[Item], dict[str, Any]]]:
     """A fleet, what it is to complete, and the job's manifest.
 
     Args:
-      args: options of `specjax generate`.
+      options: of the job.
       lines: of the input.
 
     Raises:
       ValueError: one line: Ray is not installed, its cluster is not there, or the job cannot be done.
     """
-    ray = _connect(args.ray)
+    ray = _connect(options.ray or "local")
     try:
-        _, resources = _workers(ray, args)
+        _, resources = _workers(ray, options, options.mesh)
         with _one_line(ray, ValueError):
             # its process ends with it: one that stayed would keep its devices from the workers
-            plan = ray.get(ray.remote(max_calls=1, **resources)(_plan).remote(args, lines))
-        yield Fleet(ray, args, plan), plan.items, plan.manifest
+            plan = ray.get(ray.remote(max_calls=1, **resources)(_plan).remote(options, lines))
+        yield Fleet(ray, options, plan), plan.items, plan.manifest
     finally:
         ray.shutdown()
 
 
-def _plan(args: argparse.Namespace, lines: list[Any]) -> SimpleNamespace:
+def _plan(options: JobOptions, lines: list[Any]) -> Plan:
     """On the cluster: everything about the job that needs the model."""
-    from specjax.jobs.generate import make_engine, make_items, make_manifest
-
-    engine = make_engine(args)
-    items = make_items(args, engine, lines)
-    requests = [item for item in items if isinstance(item, Request)]
-    return SimpleNamespace(
-        items=items,
-        manifest=make_manifest(args, engine, lines),
-        keys=engine.keys(requests),
-        capacity=engine.capacity(requests),
-        prefix=engine.shared_prefix(requests) if args.shared_prefix else (),
-        masked=engine.model.masked,
-        depth=0 if engine.model.masked else engine.decoder.drafter.depth,
-    )
+    engine = make_engine(options)
+    items = make_items(options, engine, lines)
+    return Plan(items, make_manifest(options, engine, lines), Whole.of(options, engine, items), decoding_of(engine))
 
 
 def _connect(address: str) -> Any:
@@ -218,19 +200,17 @@ def _connect(address: str) -> Any:
     return ray
 
 
-def _workers(ray: Any, args: argparse.Namespace) -> tuple[int, dict[str, Any]]:
+def _workers(ray: Any, options: RayOptions, mesh: str | None) -> tuple[int, dict[str, Any]]:
     """How many workers, and what Ray reserves for each, on one machine: the devices of its mesh, or the machine's CPUs."""
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    devices = math.prod(axis_sizes(args.mesh).values()) if args.mesh else 1
+    devices = math.prod(axis_sizes(mesh).values()) if mesh else 1
     kind = next((kind for kind in ("TPU", "GPU") if any(has.get(kind) for has in machines)), None)
     if kind is None:  # JAX uses all cores of a machine, however many devices it makes of them
-        return args.ray_workers or len(machines), {"num_cpus": 1}
+        return options.ray_workers or len(machines), {"num_cpus": 1}
     fit = sum(int(has.get(kind, 0) // devices) for has in machines)
     if not fit:  # Ray would wait for such a machine
-        raise ValueError(
-            f"a worker with --mesh {args.mesh} needs {devices} {kind}s, and no machine of the cluster has them"
-        )
-    return args.ray_workers or fit, {"num_gpus": devices} if kind == "GPU" else {"resources": {kind: devices}}
+        raise ValueError(f"a worker with --mesh {mesh} needs {devices} {kind}s, and no machine of the cluster has them")
+    return options.ray_workers or fit, {"num_gpus": devices} if kind == "GPU" else {"resources": {kind: devices}}
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ JAX ends a member whose peers died by an abort from native code, with a page of 
 comes back. No handler inside the member can see the first, so it is seen from outside.
 """
 
-import argparse
 import os
 import re
 import signal
@@ -13,12 +12,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from specjax.terminal import bad_input, complain, run_command
+import jax
 
-OPTIONS = ("distributed", "coordinator", "num_processes", "process_id")
+from specjax.jobs.options import HostOptions
+from specjax.sharding import distributed
+from specjax.terminal import bad_input, complain, flag, run_command
+
 LOST = 3  # exit status: another process died
 _NATIVE, _LIFE = "SPECJAX_NATIVE_FD", "SPECJAX_LIFE_FD"
 _VERDICT_SECONDS = 15  # beyond the heartbeat: so long JAX may take to say who died
@@ -26,54 +28,39 @@ _FATAL = re.compile(rb"^[WEF]\d.*coordination_service|JAX distributed service de
 _SILENT = re.compile(r"stopped sending heartbeats\):\s*\n(?:\S*task:)?(\d+)")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of a job over many hosts."""
-    add = parser.add_argument
-    add(
-        "--distributed",
-        action="store_true",
-        help="many processes do the job; a TPU pod, GKE or Slurm says who they are",
-    )
-    add("--coordinator", metavar="HOST:PORT", help="many processes do the job, and process 0 listens there")
-    add("--num-processes", type=int, metavar="N", help="how many (default: from the cluster)")
-    add("--process-id", type=int, metavar="I", help="which of them this is, from 0 (default: from the cluster)")
-
-
-def asked(args: argparse.Namespace) -> bool:
+def asked(options: HostOptions, mesh: str | None) -> bool:
     """Whether the job is one of many processes.
 
     Raises:
       ValueError: on options that need others.
     """
-    several = args.distributed or args.coordinator is not None
+    several = options.distributed or options.coordinator is not None
     for name in ("num_processes", "process_id"):
-        if getattr(args, name) is not None and not several:
-            raise ValueError(f"--{name.replace('_', '-')} goes with --coordinator HOST:PORT, or with --distributed")
-    if several and args.mesh is None:
+        if getattr(options, name) is not None and not several:
+            raise ValueError(f"{flag(name)} goes with --coordinator HOST:PORT, or with --distributed")
+    if several and mesh is None:
         raise ValueError("a job of many processes needs --mesh, over the devices of all of them")
     return several
 
 
-def together(args: argparse.Namespace, words: list[str], job: Callable[[bool], int]) -> int:
+def together(options: HostOptions, output: str | None, job: Callable[[bool], int]) -> int:
     """Does this process's part of a job; returns the exit status.
 
     Args:
-      args: the parsed options.
-      words: the command line that they are from.
+      options: who the processes are.
+      output: the job's output file, if there is one.
       job: the job, once the processes have joined; it is told whether this is the first of them.
     """
-    return _member(args, job) if _NATIVE in os.environ else _watch(args, words)
+    return _member(options, job) if _NATIVE in os.environ else _watch(options.words, output)
 
 
 def check_same(named: dict[str, Any]) -> None:
     """Raises ValueError where the processes do not agree about one of these JSON values."""
-    from specjax.sharding.distributed import differing
-
-    for name, process in differing(named).items():
+    for name, process in distributed.differing(named).items():
         raise ValueError(f"process {process} was given another {name} than process 0: give all processes the same")
 
 
-def _watch(args: argparse.Namespace, words: list[str]) -> int:
+def _watch(words: Sequence[str], output: str | None) -> int:
     """Runs the member, shows what its native code says, and turns its end into one line."""
     ours, native = os.pipe()
     life, held = os.pipe()  # closed when this process ends, however that comes
@@ -93,10 +80,10 @@ def _watch(args: argparse.Namespace, words: list[str]) -> int:
             signal.signal(number, handler)
         os.close(held)
     if status == LOST or (status < 0 and about):
-        complain(_end(about, args))
+        complain(_end(about, output))
         return LOST
     if status < 0:
-        complain(f"this process was ended by {signal.Signals(-status).name}; {stand(args)}")
+        complain(f"this process was ended by {signal.Signals(-status).name}; {stand(output)}")
         return 128 - status
     return status
 
@@ -114,7 +101,7 @@ def _listen(file: int) -> str:
     return b"".join(about).decode(errors="replace")
 
 
-def _end(about: str, args: argparse.Namespace) -> str:
+def _end(about: str, output: str | None) -> str:
     """What happened, from JAX's own words."""
     if "RegisterTask" in about:
         return (
@@ -124,35 +111,35 @@ def _end(about: str, args: argparse.Namespace) -> str:
     other = (
         f"process {silent[1]}" if silent else "process 0, the coordinator," if "leader" in about else "another process"
     )
-    return f"{other} ended or stopped answering, and its own messages may say why; {stand(args)}"
+    return f"{other} ended or stopped answering, and its own messages may say why; {stand(output)}"
 
 
-def stand(args: argparse.Namespace) -> str:
-    """How a job that lost a process or a worker is taken up."""
-    if not args.output:
+def stand(output: str | None, where: str = "in all processes ") -> str:
+    """How a job that lost a process or a worker is taken up.
+
+    Args:
+      output: its output file, if there is one.
+      where: the command is to be started.
+    """
+    if not output:
         return "start it again"
-    where = "in all processes " if args.ray is None else ""
-    return f"{args.output} keeps every record that was finished, and the same command {where}goes on from there"
+    return f"{output} keeps every record that was finished, and the same command {where}goes on from there"
 
 
-def _member(args: argparse.Namespace, job: Callable[[bool], int]) -> int:
+def _member(options: HostOptions, job: Callable[[bool], int]) -> int:
     _own_streams(int(os.environ[_NATIVE]))
     threading.Thread(target=_die_with, args=(int(os.environ[_LIFE]),), daemon=True).start()
     try:
-        status = run_command(lambda: _joined(args, job))
+        status = run_command(lambda: _joined(options, job))
     except BaseException:
         traceback.print_exc()
         status = 1
     _leave(status)  # those that are left hear of it; a clean end would wait for them
 
 
-def _joined(args: argparse.Namespace, job: Callable[[bool], int]) -> int:
-    import jax
-
-    from specjax.sharding import distributed
-
+def _joined(options: HostOptions, job: Callable[[bool], int]) -> int:
     with bad_input():
-        distributed.initialize(args.coordinator, args.num_processes, args.process_id)
+        distributed.initialize(options.coordinator, options.num_processes, options.process_id)
         first = distributed.is_first()
         if not first:
             sys.stdout = open(os.devnull, "w", encoding="utf-8")

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from specjax.serve.engine import Engine
+from specjax.serve.options import PROMPT_OPTIONS
 from specjax.serve.request import Record, Request
 
-OPTIONS: dict[str, type] = {
-    "max_new_tokens": int, "temperature": float, "top_k": int, "top_p": float, "min_p": float,
-    "repetition_penalty": float, "seed": int,
-}  # fmt: skip
+DEEPEST = 64
+"""Levels that what a line holds may be nested."""
 _NAMES = {int: "an integer", float: "a number"}
 
 
@@ -54,17 +54,34 @@ def read(path: str | os.PathLike[str]) -> list[Line]:
         content = Path(path).read_bytes()
     except OSError as error:
         raise ValueError(f"cannot read the input file {str(path)!r}: {error.strerror or error}") from error
+    return parse_all(content)
+
+
+def parse_all(content: bytes) -> list[Line]:
+    """The lines of a file's content, good and bad; blank ones are skipped."""
     lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     return [parse(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+def loads(text: str | bytes) -> Any:
+    """A value from JSON.
+
+    Raises:
+      ValueError: where it is none, or nested too deeply to be read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"it is nested too deeply ({error})") from error
 
 
 def parse(number: int, line: bytes) -> Line:
     """One line of JSON; see `from_object`."""
     try:
-        content = json.loads(line.decode())
+        content = loads(line.decode())
     except UnicodeDecodeError as error:
         return Line(number, error=f"not valid UTF-8: {error.reason} at byte {error.start}")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return Line(number, error=f"not valid JSON: {error}")
     if not isinstance(content, dict):
         return Line(number, error=f"not a JSON object but {_kind(content)}")
@@ -73,14 +90,16 @@ def parse(number: int, line: bytes) -> Line:
 
 def from_object(number: int, content: dict[str, Any]) -> Line:
     """A line from an object with `prompt` or `messages`, and optionally `id`, `suffix` and generation options."""
+    if _deeper(content, DEEPEST):
+        return Line(number, error=f"nested more than {DEEPEST} levels deep")
     prompt = content.get("prompt", content.get("messages"))
     prompt = prompt if isinstance(prompt, (str, list)) else None
     name = content.get("id")
     name = str(name) if isinstance(name, (str, int)) and not isinstance(name, bool) else None
-    unknown = tuple(key for key in content if key not in ("prompt", "messages", "id", "suffix", *OPTIONS))
+    unknown = tuple(key for key in content if key not in ("prompt", "messages", "id", "suffix", *PROMPT_OPTIONS))
     try:
         _check(content)
-        options = {key: _option(key, content[key]) for key in OPTIONS if content.get(key) is not None}
+        options = {key: _option(key, content[key]) for key in PROMPT_OPTIONS if content.get(key) is not None}
     except LineError as error:
         return Line(number, prompt, name, unknown=unknown, error=str(error))
     return Line(number, prompt, name, options, unknown, suffix=content.get("suffix"))
@@ -114,12 +133,28 @@ def _check(content: dict[str, Any]) -> None:
         raise LineError("id is not valid Unicode")
 
 
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether objects and lists are nested more than so many levels."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(item, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
+
+
 def _unicode(text: str) -> bool:
     return not any(0xD800 <= ord(character) < 0xE000 for character in text)
 
 
 def _option(key: str, value: Any) -> Any:
-    kind = OPTIONS[key]
+    kind = PROMPT_OPTIONS[key]
     good = isinstance(value, (int, kind)) and not isinstance(value, bool)
     if not good:
         raise LineError(f"{key} must be {_NAMES[kind]}, got {_kind(value)}")
@@ -141,7 +176,7 @@ def _kind(value: Any) -> str:
     return names.get(type(value), f"a {type(value).__name__}")  # tables hold other things too
 
 
-def to_requests(lines: Sequence[Line], engine: Any, defaults: dict[str, Any]) -> Iterator[Request | Record]:
+def to_requests(lines: Sequence[Line], engine: Engine, defaults: dict[str, Any]) -> Iterator[Request | Record]:
     """A request for each good line, and a failed record for each bad one.
 
     Args:

@@ -74,5 +74,8 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
 def _words(value: Any) -> str:
     if value is _NOT_IN_WORDS:
         return "not given"
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return "deeply nested"
     return text if len(text) <= 40 else text[:16] + "..." + text[-8:]

@@ -9,11 +9,11 @@ import json
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax.jobs.jsonl import dumps
+from specjax.jobs.jsonl import dumps, loads
 from specjax.jobs.manifest import differences
 from specjax.serve.request import Record, Request
 
@@ -85,7 +85,7 @@ class Output:
                 if os.fstat(self._file).st_size:
                     self._go_on(manifest, items, ordered)
                 else:
-                    replace(manifest_path(path), json.dumps(manifest, indent=2).encode() + b"\n")
+                    replace(manifest_path(path), [json.dumps(manifest, indent=2).encode() + b"\n"])
         except BaseException:
             os.close(self._file)
             raise
@@ -94,7 +94,7 @@ class Output:
         check(self.path)
         kept = manifest_path(self.path)
         try:
-            old = json.loads(kept.read_text())
+            old = loads(kept.read_bytes())
         except ValueError:
             old = None
         if not isinstance(old, dict):
@@ -177,10 +177,11 @@ def _place(line: int | None, sample: int | None) -> tuple[int | None, int]:
 
 def _parse(line: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(line)
+        record = loads(line)
     except ValueError:
         return {}
-    return record if isinstance(record, dict) else {}
+    named = isinstance(record, dict) and all(isinstance(record.get(key, 0), int | None) for key in ("line", "sample"))
+    return record if named else {}
 
 
 def _is_of(record: dict[str, Any], item: Item) -> bool:
@@ -201,8 +202,12 @@ def _lock(file: int, path: str) -> None:
         return
 
 
-def replace(path: str | os.PathLike[str], content: bytes) -> None:
+def replace(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
     """Writes a file as a whole or not at all, and has it on the disk.
+
+    Args:
+      path: the file.
+      parts: of its content.
 
     Raises:
       OSError: where that cannot be done.
@@ -210,7 +215,7 @@ def replace(path: str | os.PathLike[str], content: bytes) -> None:
     path = Path(path)
     scratch = path.with_name(path.name + ".tmp")
     with scratch.open("wb") as file:
-        file.write(content)
+        file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
     os.replace(scratch, path)

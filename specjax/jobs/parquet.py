@@ -8,11 +8,6 @@ from specjax.jobs import jsonl
 from specjax.jobs.output import replace
 
 
-def is_parquet(path: str | None) -> bool:
-    """Whether a file is named as a Parquet table."""
-    return path is not None and path.endswith(".parquet")
-
-
 def _pyarrow() -> Any:
     try:
         import pyarrow.parquet
@@ -45,7 +40,7 @@ def read(path: str | os.PathLike[str]) -> list[jsonl.Line]:
 def _line(number: int, row: dict[str, Any]) -> jsonl.Line:
     try:
         json.dumps(row)
-    except TypeError as error:
+    except (TypeError, RecursionError) as error:
         return jsonl.Line(number, error=f"a value that JSON does not have: {error}")
     return jsonl.from_object(number, row)
 
@@ -80,4 +75,4 @@ def write(path: str | os.PathLike[str], journal: str | os.PathLike[str]) -> None
         table = table.set_column(at, name, as_json([record.get(name) for record in records]))
     sink = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(table, sink)
-    replace(path, sink.getvalue().to_pybytes())
+    replace(path, [sink.getvalue().to_pybytes()])

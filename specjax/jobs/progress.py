@@ -1,48 +1,36 @@
-"""How far a job is: a bar on a terminal, or a line now and then, and Ctrl-C that waits for the step."""
+"""How far a job is: a bar on a terminal, or a line now and then; and signals that wait for the step."""
 
 import contextlib
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from specjax.serve.engine import Timing
+from specjax.serve.progress import Speed, record_bar
 from specjax.serve.slots import Turn
-from specjax.terminal import note
+from specjax.terminal import ENDS, note
 
 EVERY_SECONDS = 10.0
 Advance = Callable[[Turn, int], None]
 
 
 @contextlib.contextmanager
-def progress(total: int, done: int, timing: Any, bar: bool, lines: bool) -> Iterator[Advance]:
+def progress(total: int, done: int, timing: Timing, bar: bool, lines: bool) -> Iterator[Advance]:
     """A function of a turn and of the records that were written after it.
 
     Args:
       total: records of the job.
       done: records that were there before.
-      timing: the engine's.
+      timing: of whoever decodes.
       bar: whether stderr shows a bar.
       lines: whether it gets a line every ten seconds where there is no bar.
     """
-    tokens = steps = 0
-    began = timing.decode_seconds
-
-    def speed(turn: Turn) -> str:
-        nonlocal tokens, steps
-        tokens, steps = tokens + turn.new_tokens, steps + turn.steps
-        spent = timing.decode_seconds - began
-        return f"{tokens / spent:.0f} tokens/s, {tokens / steps:.2f} tokens a step" if steps and spent else ""
-
+    speed = Speed(timing)
     if bar:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-        with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-            task = shown.add_task("", total=total, completed=done)
-            yield lambda turn, written: shown.update(task, advance=written, description=speed(turn))
+        with record_bar(total, done) as shown:
+            yield lambda turn, written: shown(written, speed(turn))
         return
     last = time.monotonic()
 
@@ -57,25 +45,22 @@ def progress(total: int, done: int, timing: Any, bar: bool, lines: bool) -> Iter
 
 
 @contextlib.contextmanager
-def interruptible(active: bool) -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed: the first one only says so, a second one ends the program as it always does."""
+def interruptible(active: bool) -> Iterator[Callable[[], int]]:
+    """The number of the signal that asked the job to end, 0 for none. The first Ctrl-C only says so, and a second one ends the
+    program as it always does; SIGTERM may come several times, from a scheduler and from whoever started this process."""
     if not active or threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+        yield lambda: 0
         return
-    pressed = False
+    asked = 0
 
     def handle(number: int, frame: Any) -> None:
-        nonlocal pressed
-        pressed = True
-        signal.signal(signal.SIGINT, before)
+        nonlocal asked
+        asked = max(asked, number)
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
 
-    before = signal.signal(signal.SIGINT, handle)
+    before = {number: signal.signal(number, handle) for number in ENDS}
     try:
-        yield lambda: pressed
+        yield lambda: asked
     finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def bar_fits() -> bool:
-    """Whether stderr is a terminal."""
-    return sys.stderr is not None and sys.stderr.isatty()
+        for number, handler in before.items():
+            signal.signal(number, handler)

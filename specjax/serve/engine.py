@@ -11,7 +11,10 @@ import numpy as np
 
 from specjax.draft import Drafter
 from specjax.sampling import row_keys
-from specjax.serve.request import Record, Request, check_options
+from specjax.serve.options import DecodeOptions, PromptOptions, RunOptions, check_least, check_options, take
+from specjax.serve.progress import Speed, bar_fits, in_notebook, record_bar
+from specjax.serve.prompts import read_prompts
+from specjax.serve.request import Record, Request, several
 from specjax.serve.slots import OnText, Slots, Turn, in_order, serve
 from specjax.serve.text import check_unicode, encode_text
 from specjax.sharding import make_mesh
@@ -88,6 +91,10 @@ class Engine:
         plan = Plan(drafter, verifier, unmask, cache, block_length, cfg_scale, logprobs)
         self.decoder, self.params = assemble(model, plan, self.mesh)
         self.timing = Timing()
+
+    def __repr__(self) -> str:
+        how = self.decoder.policy if self.model.masked else self.decoder.drafter
+        return f"Engine({self.model.name!r}, {type(how).__name__}, {self.model.dtype.name})"
 
     @property
     def max_length(self) -> int:
@@ -328,7 +335,7 @@ class Engine:
 
 def generate(
     model: Any = None,
-    prompts: str | Sequence[Any] = (),
+    prompts: Any = None,
     *,
     drafter: str | Drafter | tuple[Drafter, Any] | None = None,
     verifier: str | Verifier | None = None,
@@ -352,6 +359,7 @@ def generate(
     dtype: Any = None,
     mesh: Any = None,
     shared_prefix: bool = False,
+    progress: bool | None = None,
 ) -> list[Record]:
     """Completes prompts and returns a record for each, in order.
 
@@ -359,7 +367,8 @@ def generate(
 
     Args:
       model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target.
-      prompts: a string, a list of strings, or lists of token ids.
+      prompts: a string, token ids, chat messages, or an iterable of such. A dict instead, like a line of an input file, has
+        `prompt` or `messages`, and may set `id`, `suffix` and options from `max_new_tokens` to `seed` for itself.
       drafter: a registry line such as `"prompt_lookup:length=8"`, a drafter, or a pair of drafter and its parameters.
       verifier: a registry line or a verifier.
       unmask: of a diffusion model: a registry line or a policy.
@@ -382,6 +391,7 @@ def generate(
       dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere.
       mesh: a mesh, or a line such as `"data=2,model=4"`.
       shared_prefix: whether to prefill what all prompts begin with once, where that is 16 tokens or more.
+      progress: whether a bar of records is shown on stderr; None: for several prompts on a terminal or in a notebook.
 
     Raises:
       ValueError: one line that says what cannot be used, before any work is done.
@@ -391,23 +401,32 @@ def generate(
     >>> record.new_tokens, record.finish_reason
     (4, 'length')
     """
-    if num_return_sequences < 1 or batch_size < 1:
-        raise ValueError(
-            f"num_return_sequences and batch_size must be at least 1, got {num_return_sequences}, {batch_size}"
-        )
-    engine = Engine(
-        model, drafter, verifier, unmask=unmask, cache=cache, block_length=block_length, cfg_scale=cfg_scale, dtype=dtype,
-        mesh=mesh, logprobs=logprobs,
-    )  # fmt: skip
-    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], (int, np.integer, dict))):
-        prompts = [prompts]
-    options = dict(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        repetition_penalty=repetition_penalty, seed=seed,
-    )  # fmt: skip
-    requests = [engine.request(p, suffix=suffix, **options) for p in prompts for _ in range(num_return_sequences)]
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    run = engine.run(
-        requests, batch_size=batch_size, stop=stop, ignore_eos=ignore_eos, shared_prefix=shared_prefix
-    )  # fmt: skip
-    return list(run)
+    given = locals() | {"stop": (stop,) if isinstance(stop, str) else tuple(stop)}
+    run, defaults = take(RunOptions, given), vars(take(PromptOptions, given))
+    check_least(run)
+    check_options(defaults)
+    asked = read_prompts(model, prompts)
+    engine = Engine(**vars(take(DecodeOptions, given)))
+    requests: Any = [
+        one
+        for prompt, own in asked
+        for one in several(engine.request(prompt, **{"suffix": suffix, **defaults, **own}), num_return_sequences)
+    ]
+    turns = engine.turns(
+        requests,
+        slots=min(batch_size, len(requests)),
+        stop=run.stop,
+        ignore_eos=ignore_eos,
+        prefix=engine.shared_prefix(requests) if shared_prefix else (),
+    )
+    if progress is None:
+        progress = len(requests) > 1 and (bar_fits() or in_notebook())
+    return list(in_order(_with_bar(turns, len(requests), engine.timing) if progress else turns))
+
+
+def _with_bar(turns: Iterator[Turn], total: int, timing: Timing) -> Iterator[Turn]:
+    speed = Speed(timing)
+    with record_bar(total) as advance:
+        for turn in turns:
+            advance(len(turn.finished), speed(turn))
+            yield turn

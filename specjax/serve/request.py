@@ -4,16 +4,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from specjax.sampling import Sampling
-
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+from specjax.sampling_params import SamplingOptions
+from specjax.serve.options import PromptOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
-    """A prompt and how to complete it. Names are those of `specjax.generate`.
+class Request(PromptOptions):
+    """A prompt and how to complete it. Names are those of `specjax.generate`; see `PromptOptions` for the others.
 
     Attributes:
       prompt: the text as given, or a list of ids.
@@ -29,19 +27,12 @@ class Request:
     ids: tuple[int, ...]
     id: str | None = None
     line: int | None = None
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
     suffix: Any = None
     suffix_ids: tuple[int, ...] = ()
     sample: int | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Record:
     """A completion; its fields are those of the JSON output.
 
@@ -56,7 +47,7 @@ class Record:
       id: the caller's name for it, or None.
       line: its line in the input file, or None.
       logprobs: of every new token, under the model's own softmax; None where not asked for.
-      warped_logprobs: the same under the law it was drawn from.
+      warped_logprobs: the same under the distribution it was drawn from.
       accepted: how many steps accepted 0, 1, 2 ... draft tokens (diffusion: committed so many tokens).
       suffix: what follows the new text, as given, or None.
       error: what went wrong where `finish_reason` is error.
@@ -79,6 +70,11 @@ class Record:
     error: str | None = None
     sample: int | None = None
 
+    def __repr__(self) -> str:
+        shown = self.text if self.text is not None else self.tokens
+        about = f"{self.finish_reason}, {self.new_tokens} tokens in {self.steps} steps"
+        return f"Record({_short(self.prompt)} -> {_short(shown)}, {self.error or about})"
+
     def to_json(self) -> dict[str, Any]:
         """The record as a JSON object; optional fields that are None are left out."""
         always = ("prompt", "text", "tokens", "finish_reason", "new_tokens", "steps", "tokens_per_step")
@@ -90,25 +86,19 @@ class Record:
         return cls(prompt, None, [], "error", 0, 0, 0.0, id=id, line=line, error=error)
 
 
+def _short(value: Any, room: int = 40) -> str:
+    text = repr(value)
+    return text if len(text) <= room else f"{text[: room // 2]}...{text[-room // 4 :]}"
+
+
+def several(item: "Request | Record", count: int) -> "list[Request | Record]":
+    """As many completions of a request, told apart by `sample`; one alone, or a record, stays as it is."""
+    if count == 1 or isinstance(item, Record):
+        return [item]
+    return [dataclasses.replace(item, sample=i) for i in range(count)]
+
+
 def sampling_of(requests: Sequence[Request]) -> Sampling:
     """The sampling parameters of these requests, one row each."""
-    return Sampling.make(len(requests), **{n: [getattr(r, n) for r in requests] for n in _SAMPLING})
-
-
-def check_options(options: dict[str, Any]) -> None:
-    """Checks the options of a request.
-
-    Raises:
-      ValueError: naming the option that is out of range, and its range.
-    """
-    count, seed = options.get("max_new_tokens", 1), options.get("seed", 0)
-    if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
-        raise ValueError(f"max_new_tokens must be an integer >= 1, got {count!r}")
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise ValueError(f"seed must be an integer, got {seed!r}")
-    chosen = {name: options[name] for name in _SAMPLING if name in options}
-    for name, value in chosen.items():  # before they are rounded to 32 bits
-        large = 2**31 if name == "top_k" else 1e38
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not abs(value) < large:
-            raise ValueError(f"{name} must be a finite number below {large:g}, got {value!r:.40}")
-    Sampling.make(1, **chosen)
+    names = [field.name for field in dataclasses.fields(SamplingOptions)]
+    return Sampling.make(len(requests), **{name: [getattr(r, name) for r in requests] for name in names})

@@ -18,6 +18,10 @@ DEFAULT_CACHE = "prefix"
 DEFAULT_BLOCK = 32
 
 
+def _setting(default: Any, help: str, **more: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help, **more})  # as a command line shows it
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """How to decode, as the user said it; what is None takes the default of the model's kind.
@@ -33,13 +37,21 @@ class Plan:
       logprobs: whether records carry log-probabilities; of an autoregressive model.
     """
 
-    drafter: "str | Drafter | tuple[Drafter, Any] | None" = None
-    verifier: "str | Verifier | None" = None
-    unmask: Any = None
-    cache: Any = None
-    block_length: int | None = None
-    cfg_scale: float | None = None
-    logprobs: bool = False
+    drafter: "str | Drafter | tuple[Drafter, Any] | None" = _setting(
+        None, f"name:field=value,...; see `specjax drafters`; a+b fuses two (default: {DEFAULT_DRAFTER})"
+    )
+    verifier: "str | Verifier | None" = _setting(None, f"see `specjax verifiers` (default: {DEFAULT_VERIFIER})")
+    unmask: Any = _setting(
+        None, f"of a diffusion model: see `specjax policies` (default: {DEFAULT_UNMASK})", metavar="POLICY"
+    )
+    cache: Any = _setting(
+        None, f"of a diffusion model: see `specjax policies` (default: {DEFAULT_CACHE})", metavar="POLICY"
+    )
+    block_length: int | None = _setting(None, f"of a diffusion model (default: {DEFAULT_BLOCK})", metavar="N")
+    cfg_scale: float | None = _setting(
+        None, "of a diffusion model: classifier-free guidance (default: off)", metavar="S"
+    )
+    logprobs: bool = _setting(False, "records carry log-probabilities of their tokens")
 
 
 @dataclasses.dataclass(frozen=True)

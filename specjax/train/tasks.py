@@ -1,6 +1,5 @@
 """What `specjax train` can train: one line a drafter."""
 
-import argparse
 import dataclasses
 import importlib
 import json
@@ -12,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import models
+from specjax.diffusion import Learn2PD
 from specjax.draft import ModelDrafter
 from specjax.draft.head import most_frequent
 from specjax.expand import Chain
@@ -21,6 +22,7 @@ from specjax.spec.registry import Entry, parse, plain_fields
 from specjax.train.distill import Distill
 from specjax.train.losses import LOSSES, Loss
 from specjax.train.objective import Objective
+from specjax.train.options import TrainOptions
 
 if TYPE_CHECKING:
     from specjax.train.data import Rows
@@ -43,7 +45,7 @@ class Task:
     save: Callable[[Path, Any], None]
 
 
-Make = Callable[[Any, argparse.Namespace, Callable[[], "Rows"]], Task]
+Make = Callable[[Any, TrainOptions, Callable[[], "Rows"]], Task]
 
 
 def make_loss(line: str) -> Loss:
@@ -63,43 +65,41 @@ def _fields(line: str, *kinds: type) -> tuple[dict[str, Any], ...]:
     return tuple({name: value for name, value in chosen.items() if name in fields} for fields in own)
 
 
-def _divergence(args: argparse.Namespace) -> dict[str, Any]:
-    return {} if args.loss is None else {"divergence": make_loss(args.loss)}
+def _divergence(options: TrainOptions) -> dict[str, Any]:
+    return {} if options.loss is None else {"divergence": make_loss(options.loss)}
 
 
-def _distill(target: Any, args: argparse.Namespace, read: Callable[[], "Rows"]) -> Task:
-    from specjax import models
-
-    if args.draft_vocabulary is not None:
+def _distill(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> Task:
+    if options.draft_vocabulary is not None:
         raise ValueError("--draft-vocabulary is for heads; a draft model has the target's vocabulary")
     if target.masked is not None:
         raise ValueError(f"distill teaches a draft of an autoregressive model, and {target.name} is a diffusion model")
-    (fields,) = _fields(args.drafter, Distill)
-    if (args.draft is None) == (args.draft_config is None):
+    (fields,) = _fields(options.drafter, Distill)
+    if (options.draft is None) == (options.draft_config is None):
         raise ValueError("distill needs one of --draft (a small model) and --draft-config (a small model's shape)")
-    if (fields.get("keep", 1.0) < 1) != (args.reference is not None):
+    if (fields.get("keep", 1.0) < 1) != (options.reference is not None):
         raise ValueError("distill: keep below 1 and --reference (a distilled copy of the draft) need each other")
     full = dataclasses.replace(target, dtype="float32")  # the target's own type would swallow small updates
-    if args.draft is not None:
-        drafter, params = Stored(ModelDrafter, args.draft, {"expander": Chain()}).load(full)
+    if options.draft is not None:
+        drafter, params = Stored(ModelDrafter, options.draft, {"expander": Chain()}).load(full)
         lm: Any = drafter.lm
     else:
-        lm = _shape(args.draft_config, target)
-        params = lm.init(jax.random.key(args.seed))
-    if args.length > lm.config.max_position_embeddings:
+        lm = _shape(str(options.draft_config), target)
+        params = lm.init(jax.random.key(options.seed))
+    if options.length > lm.config.max_position_embeddings:
         raise ValueError(
-            f"--length {args.length} is more than the draft's {lm.config.max_position_embeddings} positions"
+            f"--length {options.length} is more than the draft's {lm.config.max_position_embeddings} positions"
         )
     frozen = target.params
-    if args.reference is not None:
-        reference, reference_params = Stored(ModelDrafter, args.reference, {"expander": Chain()}).load(full)
+    if options.reference is not None:
+        reference, reference_params = Stored(ModelDrafter, options.reference, {"expander": Chain()}).load(full)
         if reference.lm != lm:
-            raise ValueError(f"--reference {args.reference!r} is not a model of the draft's shape")
+            raise ValueError(f"--reference {options.reference!r} is not a model of the draft's shape")
         frozen = (target.params, reference_params)
-    objective = Distill(target.lm, lm, eos_ids=target.eos_ids, **fields, **_divergence(args))
+    objective = Distill(target.lm, lm, eos_ids=target.eos_ids, **fields, **_divergence(options))
 
     def save(folder: Path, params: Any) -> None:
-        models.save(folder, lm, params, args.save_dtype, target.tokenizer, target.eos_ids)
+        models.save(folder, lm, params, options.save_dtype, target.tokenizer, target.eos_ids)
 
     return Task(objective, params, frozen, save)
 
@@ -129,34 +129,34 @@ def head(name: str, drafter: str, objective: str) -> Make:
     and `ids` the draft's vocabulary. Fields of both that are numbers, words or switches can be set in the line.
     """
 
-    def make(target: Any, args: argparse.Namespace, read: Callable[[], "Rows"]) -> Task:
+    def make(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> Task:
         if target.masked is not None:
             raise ValueError(f"{name} is a head for an autoregressive model, and {target.name} is a diffusion model")
-        if args.draft or args.draft_config or args.reference:
+        if options.draft or options.draft_config or options.reference:
             raise ValueError(f"--draft, --draft-config and --reference are for distill, not for {name}")
         drafter_kind, kind = _imported(drafter), _imported(objective)
         known = {field.name for field in dataclasses.fields(kind)}
-        own, of_objective = _fields(args.drafter, drafter_kind, kind)
+        own, of_objective = _fields(options.drafter, drafter_kind, kind)
         for option, field in (("loss", "divergence"), ("draft_vocabulary", "ids")):
-            if getattr(args, option) is not None and field not in known:
+            if getattr(options, option) is not None and field not in known:
                 raise ValueError(f"--{option.replace('_', '-')} is not for {name}")
         bound = drafter_kind(**own).bind(target.lm)
-        options = of_objective | _divergence(args)
-        if args.draft_vocabulary is not None:
+        settings = of_objective | _divergence(options)
+        if options.draft_vocabulary is not None:
             rows = read()
             counts = np.bincount(rows.tokens[rows.mask], minlength=target.lm.vocab_size)
-            options["ids"] = tuple(most_frequent(counts, args.draft_vocabulary, target.eos_ids).tolist())
-        made = kind(bound, **options)
+            settings["ids"] = tuple(most_frequent(counts, options.draft_vocabulary, target.eos_ids).tolist())
+        made = kind(bound, **settings)
 
         def start(x):  # the target's own type would swallow small updates
             return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
-        params = jax.tree.map(start, made.init(jax.random.key(args.seed), target.params))
+        params = jax.tree.map(start, made.init(jax.random.key(options.seed), target.params))
 
         def save(folder: Path, params: Any) -> None:
             from specjax.draft.heads.folder import save_head
 
-            save_head(folder, name, made.fields, made.export(params), target, args.save_dtype)
+            save_head(folder, name, made.fields, made.export(params), target, options.save_dtype)
 
         return Task(made, params, target.params, save)
 
@@ -166,27 +166,25 @@ def head(name: str, drafter: str, objective: str) -> Make:
 def masked(name: str, objective: str) -> Make:
     """A diffusion model's own parameters; the objective is a `specjax.train.masked.MaskedObjective`."""
 
-    def make(target: Any, args: argparse.Namespace, read: Callable[[], "Rows"]) -> Task:
-        from specjax import models
-
-        _check_masked(name, target, args)
+    def make(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> Task:
+        _check_masked(name, target, options)
         kind = _imported(objective)
-        (fields,) = _fields(args.drafter, kind)
+        (fields,) = _fields(options.drafter, kind)
         made = kind(target.lm, target.masked.mask_id, target.masked.shift, **fields)
         params = jax.tree.map(lambda x: x.astype(jnp.float32), target.params)  # small updates must not be swallowed
 
         def save(folder: Path, params: Any) -> None:
-            models.save(folder, target.lm, params, args.save_dtype, target.tokenizer, target.eos_ids, target.masked)
+            models.save(folder, target.lm, params, options.save_dtype, target.tokenizer, target.eos_ids, target.masked)
 
         return Task(made, params, None, save)
 
     return make
 
 
-def _check_masked(name: str, target: Any, args: argparse.Namespace) -> None:
+def _check_masked(name: str, target: Any, options: TrainOptions) -> None:
     """Raises ValueError on options or a target that the training of a diffusion model cannot use."""
     foreign = ("draft", "draft_config", "reference", "loss", "draft_vocabulary")
-    given = [option for option in foreign if getattr(args, option) is not None]
+    given = [option for option in foreign if getattr(options, option) is not None]
     if given:
         raise ValueError(f"--{given[0].replace('_', '-')} is not for {name}")
     if target.masked is None:
@@ -195,22 +193,21 @@ def _check_masked(name: str, target: Any, args: argparse.Namespace) -> None:
         raise ValueError(f"{name} trains models that see the whole canvas, and the blocks of {target.name} do not")
 
 
-def _learn2pd(target: Any, args: argparse.Namespace, read: Callable[[], "Rows"]) -> Task:
+def _learn2pd(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> Task:
     """The filter of a diffusion model, which stays as it is."""
-    from specjax.diffusion import Learn2PD
     from specjax.draft.heads.folder import save_head
     from specjax.train.filter import TrainFilter
 
-    _check_masked("learn2pd", target, args)
-    of_policy, of_objective = _fields(args.drafter, Learn2PD, TrainFilter)
+    _check_masked("learn2pd", target, options)
+    of_policy, of_objective = _fields(options.drafter, Learn2PD, TrainFilter)
     made = TrainFilter(
         target.lm, target.masked.mask_id, target.masked.shift, policy=Learn2PD(**of_policy), **of_objective
     )
 
     def save(folder: Path, params: Any) -> None:
-        save_head(folder, "learn2pd", made.fields, made.export(params), target, args.save_dtype)
+        save_head(folder, "learn2pd", made.fields, made.export(params), target, options.save_dtype)
 
-    return Task(made, made.init(jax.random.key(args.seed), target.params), target.params, save)
+    return Task(made, made.init(jax.random.key(options.seed), target.params), target.params, save)
 
 
 def _imported(path: str) -> Any:

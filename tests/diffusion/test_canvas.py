@@ -13,6 +13,8 @@ from support.small_gemma import IMAGE, V, W, saved, theirs
 import specjax
 from specjax import cli, models
 from specjax import decoder as decoding
+from specjax.bench.engines import engines_of
+from specjax.bench.options import BenchOptions
 from specjax.diffusion import CanvasDiffusion, EntropyRenoise, Prefix, Threshold
 from specjax.diffusion.decoder import DRAW
 from specjax.sampling import Sampling, row_keys
@@ -255,8 +257,5 @@ def test_bad_requests(engine, prompt, options, said):
 
 
 def test_the_bench_says_what_it_is_for(folder):
-    from specjax.bench.run import engines_of
-
-    args = type("Args", (), {"model": str(folder), "dtype": None, "mesh": None})
     with pytest.raises(ValueError, match="has none: `specjax generate` reports its passes"):
-        engines_of(args)
+        engines_of(BenchOptions(model=str(folder)))

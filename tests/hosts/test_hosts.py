@@ -1,6 +1,5 @@
 """Options of jobs over many hosts, and what is read from the end of a member."""
 
-import argparse
 import os
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import pytest
 
 from specjax import cli
 from specjax.jobs import fleet, hosts
+from specjax.jobs.options import RayOptions
 from specjax.sharding import distributed, make_mesh
 
 
@@ -54,12 +54,11 @@ MACHINES = ({"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 4.0}, {"CPU": 2.0})
 @pytest.mark.parametrize(("mesh", "workers"), ((None, 8), ("model=2", 4), ("model=3", 2), ("model=8", None)))
 def test_a_worker_fits_on_one_machine(mesh, workers):
     ray = SimpleNamespace(nodes=lambda: [{"Alive": True, "Resources": machine} for machine in MACHINES])
-    args = argparse.Namespace(mesh=mesh, ray_workers=None)
     if workers is None:
         with pytest.raises(ValueError, match="needs 8 GPUs, and no machine of the cluster has them"):
-            fleet._workers(ray, args)
+            fleet._workers(ray, RayOptions(), mesh)
         return
-    assert fleet._workers(ray, args)[0] == workers
+    assert fleet._workers(ray, RayOptions(), mesh)[0] == workers
 
 
 FATAL = "F1122 12:00:00 1 client.h:80] Terminating process because the JAX distributed service detected fatal errors. "
@@ -78,6 +77,6 @@ def test_who_died_is_read_from_what_jax_says(text, capfdbinary):
     told = b"a warning\nI1122 12:00:00 1 coordination_service_agent.cc:198] Coordination agent has successfully connected.\n"
     os.write(native, told + text.encode() + b"\n    @ 0x7f965b440634 (unknown)\n")
     os.close(native)
-    line = hosts._end(hosts._listen(ours), argparse.Namespace(output="out.jsonl", ray=None))
+    line = hosts._end(hosts._listen(ours), "out.jsonl")
     assert line.startswith(ENDS[text] + " ") and "\n" not in line
     assert capfdbinary.readouterr().err == told  # what comes before it is passed on

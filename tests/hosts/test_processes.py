@@ -81,15 +81,16 @@ def test_a_dead_process_ends_the_other_and_the_job_goes_on(case, dead):
         assert status == 1 and "records are in" in err and output.read_bytes() == case.whole
 
 
-def test_ctrl_c_in_any_process_ends_the_job(case):
+def test_a_signal_to_any_process_ends_the_job(case):
+    """SIGTERM; Ctrl-C goes the same way."""
     output = case.folder / "interrupted.jsonl"
     with pair(*case.options(output, *MESH)) as both:
         wait_for_records(output, both[0])
-        both[1].send_signal(signal.SIGINT)
+        both[1].send_signal(signal.SIGTERM)
         first, second = [end(process) for process in both]
     kept = output.read_bytes()
-    assert first[0] == second[0] == 130 and case.whole.startswith(kept) and len(kept) < len(case.whole)
-    assert f"interrupted; {output} holds {kept.count(10)} of {COUNT} records" in first[2] and second[2] == ""
+    assert first[0] == second[0] == 143 and case.whole.startswith(kept) and len(kept) < len(case.whole)
+    assert f"ended by SIGTERM; {output} holds {kept.count(10)} of {COUNT} records" in first[2] and second[2] == ""
 
 
 def test_processes_that_were_given_different_things(case, tmp_path):

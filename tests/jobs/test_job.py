@@ -2,6 +2,8 @@
 
 import dataclasses
 import errno
+import gzip
+import io
 import json
 import os
 import signal
@@ -9,13 +11,18 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 
 from specjax import cli, decoder, models
+from specjax.jobs import jsonl
 from specjax.jobs import output as output_module
 from specjax.jobs.manifest import fingerprint, named_folders
+from specjax.jobs.options import JobOptions
+from specjax.jobs.work import make_manifest
 from specjax.models import LlamaConfig, LlamaLM, Masked
 from specjax.serve.engine import Engine
 from specjax.serve.request import Record
@@ -202,25 +209,31 @@ def test_an_output_that_is_no_file(job):
     assert not Path("/dev/full.job.json").exists()
 
 
-def test_an_interrupted_job_goes_on(job, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")],
+    ids=["ctrl-c", "sigterm"],
+)
+def test_an_interrupted_job_goes_on(job, monkeypatch, number, said):
     mine = job()
     mine.run()
     whole = mine.output.read_bytes()
     mine.output.unlink()
-    append, before = output_module.Output.append, signal.getsignal(signal.SIGINT)
+    append, before = output_module.Output.append, signal.getsignal(number)
 
     def interrupted(self, record):
         append(self, record)
         if record.line == 3:
-            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1 if number == signal.SIGINT else 2):  # a second Ctrl-C ends it at once
+                os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
         patch.setattr(output_module.Output, "append", interrupted)
         status, err = mine.run()
     count = mine.output.read_bytes().count(b"\n")
-    assert status == 130 and 3 <= count < COUNT and whole.startswith(mine.output.read_bytes())
-    assert f"interrupted; {mine.output} holds {count} of {COUNT} records, and the same command goes on" in err
-    assert signal.getsignal(signal.SIGINT) is before
+    assert status == 128 + number and 3 <= count < COUNT and whole.startswith(mine.output.read_bytes())
+    assert f"specjax: {said}; {mine.output} holds {count} of {COUNT} records, and the same command goes on" in err
+    assert signal.getsignal(number) is before
     assert mine.run()[0] == 1 and mine.output.read_bytes() == whole
 
 
@@ -250,6 +263,142 @@ def test_tables_in_and_out(job, asked, monkeypatch):
     assert "cannot read the input file" in mine.run()[1]
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     assert "pip install 'specjax[parquet]'" in mine.run()[1]
+
+
+def test_compressed_files_in_and_out(job, asked):
+    mine = job()
+    mine.run()
+    whole, plain = mine.output.read_bytes(), mine.input
+    mine.input, mine.output = plain.with_name("in.jsonl.gz"), plain.with_name("out.jsonl.gz")
+    mine.input.write_bytes(gzip.compress(plain.read_bytes()))
+    status, err = mine.run()
+    assert status == 1 and "in.jsonl.gz, line 5: not valid JSON" in err
+    content = mine.output.read_bytes()
+    assert gzip.decompress(content) == whole
+    journal = Path(f"{mine.output}.jsonl")
+    journal.write_bytes(whole[: len(whole) // 2])
+    mine.output.unlink()
+    assert mine.run()[0] == 1 and mine.output.read_bytes() == content
+    assert 0 < asked[-1] < COUNT - 1
+    journal.unlink()
+    assert "exists: move it away" in mine.refused()
+    mine.output.unlink()
+    for broken in (gzip.compress(plain.read_bytes())[:-20], b"{}", content[:30] + b"\0" * 40 + content[70:]):
+        mine.input.write_bytes(broken)
+        status, err = mine.run()
+        assert status == 2 and err.count("\n") == 1 and "cannot read the input file" in err
+
+
+def test_lines_on_stdin_and_records_on_stdout(job, folders, monkeypatch, capsys):
+    mine = job()
+    mine.run()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(mine.input.read_bytes())))
+    words = ["generate", "--model", folders["plain"], "--input", "-", "--output", "-", *mine.words]
+    before = set(Path().iterdir())
+    assert cli.main(list(map(str, words))) == 1
+    out, err = capsys.readouterr()
+    assert out.encode() == mine.output.read_bytes() and "error: -, line 5: not valid JSON" in err
+    assert set(Path().iterdir()) == before  # no file of that name
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "\xff"}\n' + b"[" * 100_000)))
+    assert cli.main(list(map(str, words))) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "no valid line; line 1: not valid UTF-8" in err
+
+
+MANIFEST = """{
+  "version": 1,
+  "model": {
+    "name": "toy",
+    "fingerprint": "e3b0c44298fc1c149afbf4c8996fb924",
+    "dtype": "float32"
+  },
+  "decoding": {
+    "drafter": "none",
+    "verifier": null,
+    "unmask": null,
+    "cache": null,
+    "block_length": null,
+    "cfg_scale": null,
+    "shared_prefix": true
+  },
+  "folders": {},
+  "sampling": {
+    "max_new_tokens": 128,
+    "temperature": 0.5,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "stop": [
+      "x"
+    ],
+    "ignore_eos": false,
+    "num_return_sequences": 1,
+    "logprobs": false,
+    "suffix": null
+  },
+  "seed": 0,
+  "input": {
+    "sha256": "7e710c326e1a58864a982bfe96a2f1c0167ce04344d9b81c16aa8b4191a718c9",
+    "records": 2
+  },
+  "output": {
+    "order": "as finished"
+  }
+}
+"""
+"""As the first version of jobs wrote it."""
+
+
+def test_a_manifest_stays_what_it_was(tmp_path):
+    given = [
+        jsonl.parse(1, b'{"prompt": [1, 2], "id": "a", "seed": 3}'),
+        jsonl.parse(2, b'{"prompt": "x", "temperature": 1, "colour": 2}'),
+    ]
+    options = JobOptions(
+        drafter="none", temperature=0.5, input="in.jsonl", stop=("x",), shared_prefix=True, unordered=True, batch_size=3
+    )
+    (tmp_path / "empty").mkdir()
+    model = models.Model(LlamaLM(CONFIG), None, None, (), "toy", tmp_path / "empty", np.dtype("float32"))
+    manifest = make_manifest(options, SimpleNamespace(model=model), given)
+    out = output_module.Output(tmp_path / "out.jsonl", manifest, [])
+    out.close()
+    kept = output_module.manifest_path(tmp_path / "out.jsonl")
+    assert kept.read_text() == MANIFEST
+    (tmp_path / "out.jsonl").write_bytes(b'{"torn')
+    out = output_module.Output(tmp_path / "out.jsonl", manifest, [])
+    out.close()
+    for odd in (b"[" * 100_000, b"\xff", b"9" * 5000, b"[1]", b"null"):
+        kept.write_bytes(odd)
+        (tmp_path / "out.jsonl").write_bytes(b"{}\n")
+        with pytest.raises(ValueError, match="is not the manifest of a job: move it"):
+            output_module.Output(tmp_path / "out.jsonl", manifest, [])
+    kept.write_text(MANIFEST.replace('"seed": 0', '"seed": ' + "[" * 900 + "]" * 900))
+    with pytest.raises(ValueError, match="another job, which differs in seed"):
+        output_module.Output(tmp_path / "out.jsonl", manifest, [])
+
+
+ODD_LINES = (
+    b"[" * 100_000,
+    b"9" * 5000,
+    b"[1]",
+    b"null",
+    b'{"finish_reason": "eos", "line": [1]}',
+    b'{"finish_reason": "eos", "line": 1, "sample": {}}',
+    b'{"finish_reason": "eos", "line": 1, "prompt": ' + b"[" * 900 + b"]" * 900 + b"}",
+)
+
+
+@pytest.mark.parametrize("ordered", (True, False))
+def test_output_lines_that_no_job_wrote(tmp_path, ordered):
+    path = tmp_path / "out.jsonl"
+    items = [Record.failed([1], "no", line=1)]
+    for odd in ODD_LINES:
+        path.write_bytes(b"")
+        output_module.Output(path, {}, items, ordered).close()
+        path.write_bytes(odd + b"\n")
+        with pytest.raises(ValueError, match="line 1 of the output file"):
+            output_module.Output(path, {}, items, ordered)
 
 
 def test_values_that_a_table_or_json_does_not_hold(tmp_path):

@@ -1,5 +1,6 @@
 """Input lines, good and bad, and strict JSON out."""
 
+import dataclasses
 import json
 
 import pytest
@@ -45,11 +46,18 @@ def test_good_lines():
         ({"prompt": "a", "max_new_tokens": 5.0}, "max_new_tokens must be an integer, got a number"),
         ({"prompt": "a", "temperature": "hot"}, "temperature must be a number, got a string"),
         ({"prompt": "a", "seed": True}, "seed must be an integer, got a boolean"),
+        (b'{"prompt": [' + b"9" * 5000 + b"]}", "not valid JSON"),
+        (b'{"prompt": ' + b"[" * 500 + b"]" * 500 + b"}", "nested more than 64 levels deep"),
+        (
+            b'{"messages": [{"role": "user", "content": ' + b"[" * 300 + b"]" * 300 + b"}]}",
+            "nested more than 64 levels",
+        ),
     ],
 )
 def test_bad_lines(content, said):
     line = parse(content)
     assert line.error is not None and said in line.error and line.number == 7
+    json.dumps(dataclasses.asdict(line))
 
 
 def test_read_counts_every_line_and_skips_blank_ones(tmp_path):

@@ -1,0 +1,77 @@
+"""`specjax bench`: plain decoding, drafters and peers over the same prompts; and the suites `parallel` and `order`."""
+
+from specjax.bench import order, parallel_run
+from specjax.bench import report as reporting
+from specjax.bench.engines import engines_of, prompts_of, requests_of
+from specjax.bench.options import BenchOptions
+from specjax.bench.peer import MODES, TransformersPeer
+from specjax.bench.run import Contestant, Ours, measure, progress, summarise
+from specjax.jobs import jsonl
+from specjax.serve.options import check_least
+from specjax.terminal import bad_input, flag, note, write
+
+
+def command(options: BenchOptions) -> int:
+    """Runs the bench; returns the exit status."""
+    with bad_input():
+        check_suite(options)
+    if options.suite != "speed":
+        return {"parallel": parallel_run, "order": order}[options.suite].command(options)
+    with bad_input():
+        contestants, peers, about, skipped = prepare(options)
+    for reason in skipped:
+        note(reason)
+    with progress(len(contestants) * (options.repeats + 1)) as advance:
+        report = summarise(measure(contestants, options.repeats, advance), peers, about)
+    if options.json:
+        write(jsonl.dumps(report.to_json()) + "\n")
+    else:
+        reporting.table(report)
+    if options.plot:
+        reporting.plot(report, options.plot)
+    return 0
+
+
+def check_suite(options: BenchOptions) -> None:
+    """Raises ValueError on an option of another suite, or a count below 1."""
+    foreign = {"parallel": ("input", "peer", "plot"), "order": ("tasks", "peer"), "speed": ("tasks",)}[options.suite]
+    wrong = [name for name in foreign if getattr(options, name) is not None]
+    if wrong:
+        raise ValueError(f"{flag(wrong[0])} is not for the suite {options.suite}")
+    check_least(options, flag)
+
+
+def prepare(options: BenchOptions) -> tuple[dict[str, Contestant], dict[str, tuple[str, str]], str, list[str]]:
+    """Contestants by name, which of them are peers, the setting in words, and why a default drafter was left out.
+
+    Raises:
+      ValueError: on options or prompts that cannot be used.
+    """
+    if options.peer and (options.temperature > 0 or options.batch_size > 1):
+        raise ValueError("--peer compares greedy decoding at batch 1: leave out --temperature and --batch-size")
+    if options.plot:
+        reporting.check_plot(options.plot)
+    texts, suffixes = prompts_of(options)
+
+    engines, skipped = engines_of(options)
+    of_engines = requests_of(options, engines, texts, suffixes, skipped)
+    plain = next(iter(engines.values()))
+    requests = next(iter(of_engines.values()))
+    contestants: dict[str, Contestant] = {
+        name: Ours(engines[name], own, options.batch_size, engines[name].capacity(own))
+        for name, own in of_engines.items()
+    }
+    peers: dict[str, tuple[str, str]] = {}
+    if options.peer:
+        model = TransformersPeer.load(plain.model.path, plain.model.dtype.name)
+        for mode in MODES:
+            contestants[f"{options.peer} {mode}"] = TransformersPeer(
+                model, mode, [request.ids for request in requests], options.max_new_tokens
+            )
+            peers[f"{options.peer} {mode}"] = (options.peer, mode)
+    drawn = f"temperature {options.temperature:g}, seed {options.seed}" if options.temperature else "greedy"
+    about = (
+        f"{plain.model.name}, {plain.model.dtype.name}, {len(requests)} prompts x {options.max_new_tokens} tokens, {drawn}, "
+        f"batch {options.batch_size}, median of {options.repeats}"
+    )
+    return contestants, peers, about, skipped

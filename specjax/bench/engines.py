@@ -1,0 +1,117 @@
+"""The engines that a bench compares, and what they are asked."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from specjax import models
+from specjax.bench.options import BenchOptions
+from specjax.bench.stdlib import heldout_functions
+from specjax.jobs import jsonl
+from specjax.serve.engine import DEFAULT_MODEL, Engine
+from specjax.serve.options import check_options
+from specjax.sharding import make_mesh
+from specjax.spec.line import lines as lines_of
+from specjax.spec.registry import CACHES, DRAFTERS, UNMASKS
+from specjax.terminal import flag
+
+
+def requests_of(
+    options: BenchOptions, engines: dict[str, Any], texts: list[Any], suffixes: list[Any], skipped: list[str]
+) -> dict[str, list[Any]]:
+    """The requests of every engine that takes them, by its name; why another does not is added to `skipped`.
+
+    Raises:
+      ValueError: where the first engine takes them not, or a text would be longer than the model was made for.
+    """
+    check_options(options.of_prompts)
+    found: dict[str, list[Any]] = {}
+    for name, engine in engines.items():
+        try:
+            found[name] = [
+                engine.request(text, suffix=after, **options.of_prompts)
+                for text, after in zip(texts, suffixes, strict=True)
+            ]
+        except ValueError as error:
+            if not found:
+                raise
+            skipped.append(f"left out {name}: {error}")
+    plain = next(iter(engines.values()))
+    for number, request in enumerate(next(iter(found.values())), start=1):
+        if len(request.ids) + options.max_new_tokens > plain.max_length:
+            raise ValueError(
+                f"prompt {number} has {len(request.ids)} tokens: with {options.max_new_tokens} new ones it is longer than "
+                f"the {plain.max_length} that {plain.model.name} was made for; lower --max-new-tokens"
+            )
+    return found
+
+
+def engines_of(options: BenchOptions, baseline: bool = True) -> tuple[dict[str, Any], list[str]]:
+    """Engines by name, and why a default drafter was left out; with `baseline` plain decoding is the first."""
+    model = models.load(
+        DEFAULT_MODEL if options.model is None else options.model, dtype=options.dtype, mesh=make_mesh(options.mesh)
+    )
+    if model.canvas:
+        raise ValueError(
+            f"bench compares policies of models with a mask, and {model.name} has none: `specjax generate` reports its passes"
+        )
+    foreign = ("drafter", "peer") if model.masked else ("unmask", "cache", "block_length")
+    wrong = [name for name in foreign if getattr(options, name) not in (None, ())]
+    if wrong:
+        kind = "a diffusion" if model.masked else "an autoregressive"
+        raise ValueError(f"{model.name} is {kind} model: {flag(wrong[0])} is not for it")
+    return (_masked_engines if model.masked else _drafting_engines)(options, model, baseline)
+
+
+def _drafting_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
+    first = ["none"] if baseline else []
+    engines, skipped = {}, []
+    for drafter in dict.fromkeys([*first, *_every(options.drafter or ["all"], DRAFTERS)]):
+        try:
+            engines[drafter] = Engine(model, drafter, mesh=options.mesh)
+        except ValueError as error:
+            if options.drafter:
+                raise
+            skipped.append(f"left out {drafter}: {error}")
+    return engines, skipped
+
+
+def _masked_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
+    chosen = [
+        (unmask, cache)
+        for unmask in _every(options.unmask or ["threshold"], UNMASKS)
+        for cache in _every(options.cache or ["none", "prefix", "dual"], CACHES)
+    ]
+    first = [("fixed", "none")] if baseline else []
+    engines, skipped = {}, []
+    failed: dict[str, ValueError] = {}
+    for unmask, cache in dict.fromkeys([*first, *chosen]):
+        try:
+            engines[f"{unmask}/{cache}"] = Engine(
+                model, unmask=unmask, cache=cache, block_length=options.block_length, mesh=options.mesh
+            )
+        except ValueError as error:
+            if options.cache and "all" not in [*options.cache, *(options.unmask or [])]:
+                raise
+            skipped.append(f"left out {unmask}/{cache}: {error}")
+            failed.setdefault(unmask, error)
+    useless = [error for unmask, error in failed.items() if not any(name.startswith(f"{unmask}/") for name in engines)]
+    if useless and (not engines or "all" not in (options.unmask or [])):
+        raise useless[0]
+    return engines, skipped
+
+
+def _every(lines: Sequence[str], table: dict[str, Any]) -> list[str]:
+    return [name for line in lines_of(lines) for name in (table if line == "all" else [line])]
+
+
+def prompts_of(options: BenchOptions) -> tuple[list[Any], list[Any]]:
+    """Prompts, and what follows each new text (None: nothing)."""
+    if not options.input:
+        texts = list(heldout_functions(options.prompts))
+        return texts, [None] * len(texts)
+    lines = jsonl.read(options.input)[: options.prompts]
+    bad = [line for line in lines if line.error]
+    if bad or not lines:
+        why = f"line {bad[0].number}: {bad[0].error}" if bad else "it has no valid line"
+        raise ValueError(f"{options.input}: {why}")
+    return [line.prompt for line in lines], [line.suffix for line in lines]

@@ -1,0 +1,42 @@
+"""What `specjax bench` was asked for."""
+
+import dataclasses
+
+from specjax.serve.options import DecodeOptions, PromptOptions, option, same
+
+SUITES = "parallel: ParallelBench's list tasks; order: in which step each position behind the first prompt became known"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """See the help of each."""
+
+    suite: str = option("speed", SUITES, choices=("speed", "parallel", "order"), nargs="?", positional=True)
+    model: str | None = same(DecodeOptions, "model")
+    dtype: str | None = same(DecodeOptions, "dtype")
+    mesh: str | None = same(DecodeOptions, "mesh")
+    temperature: float = same(PromptOptions, "temperature")
+    seed: int = same(PromptOptions, "seed")
+    max_new_tokens: int = same(PromptOptions, "max_new_tokens")
+    tasks: str | None = option(None, "of the suite parallel (default: all)", metavar="A,B,...")
+    samples: int = option(100, "questions a task of the suite parallel", metavar="N", least=1)
+    drafter: tuple[str, ...] = option((), "may be repeated or a comma list; plain is always run", metavar="NAME")
+    unmask: tuple[str, ...] = option((), "of a diffusion model; likewise (default: threshold)", metavar="POLICY")
+    cache: tuple[str, ...] = option(
+        (), "of a diffusion model; likewise (default: none, prefix and dual)", metavar="POLICY"
+    )
+    block_length: int | None = option(None, "of a diffusion model (default: 32)", metavar="N")
+    prompts: int = option(20, "how many held-out functions, or lines of --input", metavar="N", least=1)
+    input: str | None = option(None, "prompts from a file", metavar="FILE.jsonl")
+    peer: str | None = option(
+        None, "run it over the same folder, greedy and with prompt lookup", choices=("transformers",)
+    )
+    repeats: int = option(3, "rounds", least=1)
+    batch_size: int = option(1, "rows decoded together", least=1)
+    json: bool = option(False, "print one line of JSON")
+    plot: str | None = option(None, "write a picture of speeds and acceptance by depth", metavar="FILE.png")
+
+    @property
+    def of_prompts(self) -> dict[str, float]:
+        """Options of every prompt."""
+        return {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature, "seed": self.seed}

@@ -1,0 +1,101 @@
+"""What a job reads and writes: lines in files of several kinds, standard input, and the checks that come before any work."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from specjax.jobs import gzipped, jsonl, parquet
+from specjax.jobs.options import PIPE, JobOptions
+from specjax.jobs.output import Output, check
+from specjax.jobs.work import check_lines
+from specjax.sharding.distributed import is_first
+from specjax.terminal import BadInput, note
+
+PACKED: dict[str, ModuleType] = {".parquet": parquet, ".gz": gzipped}
+"""By its ending, a kind of file that can only be written whole: modules with `read`, `write` and `check`."""
+
+
+def packed(path: str | None) -> ModuleType | None:
+    """How such a file is read and written, or None for plain lines."""
+    return next((kind for ending, kind in PACKED.items() if path is not None and path.endswith(ending)), None)
+
+
+def journal(output: str) -> str:
+    """Where records are appended: beside a file that can only be written whole, one of JSON lines."""
+    return output if packed(output) is None else f"{output}.jsonl"
+
+
+def finish(output: str, written: Output) -> None:
+    """Writes the output from its journal, where it is not that itself.
+
+    Raises:
+      BadInput: where that cannot be done.
+    """
+    kind = packed(output)
+    if kind is None:
+        return
+    try:
+        kind.write(output, written.path)
+    except OSError as error:
+        raise BadInput(f"cannot write {output!r}: {error.strerror}; {written.path} holds every record") from error
+
+
+def check_output(output: str, source: str | None) -> None:
+    """Raises ValueError where no job could write there."""
+    path, kind = Path(output), packed(output)
+    if path.is_dir():
+        raise ValueError(f"--output {output!r} is a folder; give a file")
+    if not path.parent.is_dir():
+        raise ValueError(f"--output {output!r}: there is no folder {str(path.parent)!r}; make it first")
+    if source and path.exists() and Path(source).exists() and path.samefile(source):
+        raise ValueError("--output must not be the --input file")
+    lines = journal(output)
+    check(lines)
+    if kind is not None:
+        kind.check()
+        if path.exists() and not Path(lines).exists():
+            raise ValueError(f"the output file {output!r} exists: move it away or choose another --output")
+
+
+def read_lines(options: JobOptions, source: str) -> list[jsonl.Line]:
+    """The lines of `--input`.
+
+    Raises:
+      ValueError: where none can be used, or with `--strict` where one cannot.
+    """
+    kind = packed(source)
+    if source == PIPE:
+        lines = jsonl.parse_all(read_stdin())
+    else:
+        lines = jsonl.read(source) if kind is None else kind.read(source)
+    check_lines(options, [(line.number, line.error) for line in lines if line.error is not None], len(lines))
+    unknown = sorted({key for line in lines for key in line.unknown})
+    if unknown and is_first():
+        note(f"{source}: fields without a meaning here are left out: {', '.join(map(repr, unknown))}")
+    return lines
+
+
+def read_stdin() -> bytes:
+    """All of standard input.
+
+    Raises:
+      ValueError: where that is a terminal, or there is none.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        raise ValueError("nothing to complete: give PROMPT, --input FILE.jsonl, or text on stdin")
+    return sys.stdin.buffer.read()
+
+
+def read_prompt() -> str:
+    """Standard input as one prompt.
+
+    Raises:
+      ValueError: where there is none, or it is no text.
+    """
+    try:
+        text = read_stdin().decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    if not text:
+        raise ValueError("nothing to complete: give PROMPT, --input FILE.jsonl, or text on stdin (it is empty)")
+    return text

@@ -1,0 +1,46 @@
+"""Prompts and records as gzip files of JSON lines. A job writes plain lines first, and the file at its end."""
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterator
+
+from specjax.jobs import jsonl
+from specjax.jobs.output import replace
+
+_PART_BYTES = 1 << 20
+
+
+def check() -> None:
+    """Nothing has to be installed."""
+
+
+def read(path: str | os.PathLike[str]) -> list[jsonl.Line]:
+    """The lines of a file; see `jsonl.read`.
+
+    Raises:
+      ValueError: when the file is missing, is no gzip file, or ends too early.
+    """
+    try:
+        with gzip.open(path) as file:
+            content = file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"cannot read the input file {str(path)!r}: {error}") from error
+    return jsonl.parse_all(content)
+
+
+def write(path: str | os.PathLike[str], journal: str | os.PathLike[str]) -> None:
+    """Writes a file of JSON lines compressed, as a whole or not at all.
+
+    Raises:
+      OSError: where that cannot be done.
+    """
+    replace(path, _compressed(journal))
+
+
+def _compressed(journal: str | os.PathLike[str]) -> Iterator[bytes]:
+    packer = zlib.compressobj(wbits=31)  # gzip, without a name or a time
+    with open(journal, "rb") as lines:
+        while part := lines.read(_PART_BYTES):
+            yield packer.compress(part)
+    yield packer.flush()

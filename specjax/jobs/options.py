@@ -1,0 +1,101 @@
+"""What `specjax generate` was asked for: one frozen value from the command line to the workers of a cluster."""
+
+import dataclasses
+
+from specjax.serve.options import DecodeOptions, PromptOptions, RunOptions, option
+
+PIPE = "-"
+"""Names standard input as `--input`, and standard output as `--output`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RayOptions:
+    """A job over a Ray cluster.
+
+    Attributes:
+      ray: the cluster's address, `auto`, `local`, or None: no cluster.
+      ray_workers: engines there; None: all that fit.
+    """
+
+    ray: str | None = option(
+        None, "map --input over a Ray cluster: its address, auto, or local for this machine", metavar="ADDRESS"
+    )
+    ray_workers: int | None = option(
+        None, "engines there, each with its own --mesh (default: all that fit)", metavar="N"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostOptions:
+    """A job that many processes do together.
+
+    Attributes:
+      distributed: whether the cluster says who they are.
+      coordinator: where process 0 listens.
+      num_processes: how many; None: the cluster knows.
+      process_id: which of them this is; None: the cluster knows.
+      words: the command line that this is from.
+    """
+
+    distributed: bool = option(False, "many processes do the job; a TPU pod, GKE or Slurm says who they are")
+    coordinator: str | None = option(
+        None, "many processes do the job, and process 0 listens there", metavar="HOST:PORT"
+    )
+    num_processes: int | None = option(None, "how many (default: from the cluster)", metavar="N")
+    process_id: int | None = option(None, "which of them this is, from 0 (default: from the cluster)", metavar="I")
+    words: tuple[str, ...] = option((), "", hidden=True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """Where prompts come from and records go.
+
+    Attributes:
+      prompts: given as words.
+      input: a file of prompts, or `-`.
+      output: a file for records, or `-`.
+      unordered: whether records come as they finish.
+      progress: whether stderr says now and then how far it is.
+      strict: whether a bad line ends the job.
+      json: whether records are printed as JSON.
+    """
+
+    prompts: tuple[str, ...] = option(
+        (), "text to complete (default: stdin, where that is no terminal)", metavar="PROMPT", nargs="*", positional=True
+    )
+    input: str | None = option(
+        None,
+        "lines of {prompt or messages, optionally id, suffix and generation options}; FILE.jsonl.gz, a table FILE.parquet, "
+        "or - for lines on stdin",
+        metavar="FILE.jsonl",
+    )
+    output: str | None = option(
+        None,
+        "append records there (or FILE.jsonl.gz, FILE.parquet); after a kill the same command goes on where it was; - prints "
+        "them, and nothing goes on from there",
+        metavar="FILE.jsonl",
+    )
+    unordered: bool = option(False, "records as they finish, not in the order of --input")
+    progress: bool = option(False, "say how far it is every ten seconds where stderr is no terminal")
+    strict: bool = option(False, "stop at the first bad line of --input, before any work")
+    json: bool = option(False, "print records as JSON, one a line")
+
+    @property
+    def file(self) -> str | None:
+        """The output where it is a file."""
+        return None if self.output == PIPE else self.output
+
+    @property
+    def prints_json(self) -> bool:
+        """Whether records go to stdout as JSON."""
+        return self.json or self.output == PIPE
+
+    @property
+    def ends_softly(self) -> bool:
+        """Whether a first Ctrl-C only ends the job after the running call: where records are kept or counted."""
+        return self.input is not None or self.output is not None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobOptions(RayOptions, HostOptions, FileOptions, RunOptions, PromptOptions, DecodeOptions):
+    """All of `specjax generate`."""

@@ -1,0 +1,82 @@
+"""What a job is to do: its engine, its items, and the manifest that says whether another run is the same job."""
+
+import dataclasses
+from typing import Any
+
+from specjax.jobs import jsonl
+from specjax.jobs.manifest import fingerprint, hash_json, named_folders
+from specjax.jobs.options import JobOptions
+from specjax.jobs.output import Item
+from specjax.sampling_params import SamplingOptions
+from specjax.serve.engine import Engine
+from specjax.serve.options import PROMPT_OPTIONS, DecodeOptions, PromptOptions, check_options, take
+from specjax.serve.request import Record, several
+
+_DECODING = ("drafter", "verifier", "unmask", "cache", "block_length", "cfg_scale")
+
+
+def make_engine(options: JobOptions) -> Engine:
+    """The engine of a job.
+
+    Raises:
+      ValueError: where its options cannot be used.
+    """
+    check_options(_of_prompts(options))
+    engine = Engine(**vars(take(DecodeOptions, vars(options))))
+    engine.check_stop(options.stop)
+    return engine
+
+
+def make_items(options: JobOptions, engine: Engine, given: list[Any]) -> list[Item]:
+    """What is to be completed: a request for every line or prompt that can become one, and a failed record for the others.
+
+    Raises:
+      ValueError: where no line can, or with `strict` where one cannot.
+    """
+    defaults = _of_prompts(options)
+    if not options.input:
+        items: list[Item] = [engine.request(prompt, suffix=options.suffix, **defaults) for prompt in given]
+    else:
+        items = list(jsonl.to_requests(given, engine, defaults))
+        check_lines(options, [(item.line, item.error) for item in items if isinstance(item, Record)], len(items))
+    return [one for item in items for one in several(item, options.num_return_sequences)]
+
+
+def check_lines(options: JobOptions, bad: list[tuple[int | None, str | None]], count: int) -> None:
+    """Raises ValueError where none of `count` lines can be used, or with `strict` where one cannot."""
+    if bad and options.strict:
+        raise ValueError(f"{options.input}, line {bad[0][0]}: {bad[0][1]}")
+    if len(bad) == count:
+        why = f"; line {bad[0][0]}: {bad[0][1]}" if bad else ""
+        raise ValueError(f"the input file {options.input!r} has no valid line{why}")
+
+
+def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict[str, Any]:
+    """What must be equal for a job to go on. Batch size and mesh change no text."""
+    model = engine.model
+    decoding = {name: getattr(options, name) for name in _DECODING}
+    # with a shared prefix programs have other shapes, and near-ties may fall otherwise
+    shared = {"shared_prefix": True} if options.shared_prefix else {}
+    sampling = ("max_new_tokens", *SamplingOptions.__dataclass_fields__)
+    run = ("ignore_eos", "num_return_sequences", "logprobs", "suffix")
+    return {
+        "version": 1,
+        "model": {"name": model.name, "fingerprint": fingerprint(model.path), "dtype": model.dtype.name},
+        "decoding": decoding | shared,
+        "folders": named_folders(list(decoding.values())),
+        "sampling": {name: getattr(options, name) for name in sampling}
+        | {"stop": list(options.stop)}
+        | {name: getattr(options, name) for name in run},
+        "seed": options.seed,
+        "input": {"sha256": hash_json(plain(given)), "records": len(given)},
+        "output": {"order": "as finished" if options.unordered else "of the input"},
+    }
+
+
+def plain(given: list[Any]) -> list[Any]:
+    """Lines or prompts as JSON."""
+    return [dataclasses.asdict(line) if isinstance(line, jsonl.Line) else line for line in given]
+
+
+def _of_prompts(options: PromptOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in PROMPT_OPTIONS}

@@ -1,0 +1,60 @@
+"""The prompts of `specjax.generate`, in every form that they may have."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax.serve.options import PROMPT_OPTIONS
+
+KINDS = ("prompt", "messages")
+"""Fields that hold what is to be completed."""
+
+
+def read_prompts(model: Any, prompts: Any) -> list[tuple[Any, dict[str, Any]]]:
+    """Prompts, each with the options that it sets itself.
+
+    Args:
+      model: the argument before them, for the error where there are none.
+      prompts: a string, token ids, chat messages, a dict like a line of an input file (`prompt` or `messages`, and optionally
+        `id`, `suffix` and options of a prompt), or an iterable of such.
+
+    Raises:
+      ValueError: where that is something else.
+    """
+    if prompts is None:
+        said = f"generate(None, {model!r}) completes that text with the shipped model, and generate({model!r}, TEXT) another"
+        raise ValueError(
+            f"there are no prompts: they come second, after the model{'; ' + said if isinstance(model, str) else ''}"
+        )
+    if isinstance(prompts, (str, Mapping)):
+        prompts = [prompts]
+    elif not isinstance(prompts, Iterable):
+        raise ValueError(
+            f"prompts are a string, a list of token ids or chat messages, or several of those, not {prompts!r}"
+        )
+    elif not isinstance(prompts, (Sequence, np.ndarray)):
+        prompts = list(prompts)
+    if len(prompts) and _part_of_one(prompts[0]):
+        prompts = [prompts]
+    return [_fields(prompt) if isinstance(prompt, Mapping) else (prompt, {}) for prompt in prompts]
+
+
+def _part_of_one(item: Any) -> bool:
+    """Whether it is a token id, or a chat message."""
+    return isinstance(item, (int, np.integer)) or isinstance(item, Mapping) and not any(kind in item for kind in KINDS)
+
+
+def _fields(given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    kinds = [kind for kind in KINDS if kind in given]
+    if len(kinds) != 1:
+        raise ValueError("a prompt that is a dict has one of prompt and messages, and not both")
+    known = (*KINDS, "id", "suffix", *PROMPT_OPTIONS)
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise ValueError(f"a prompt has no field {unknown[0]!r}; it may have {', '.join(known)}")
+    options = {name: value for name, value in given.items() if name not in kinds and value is not None}
+    name = options.get("id", "")
+    if isinstance(name, bool) or not isinstance(name, (str, int)):
+        raise ValueError(f"the id of a prompt is a string or an integer, not {name!r}")
+    return given[kinds[0]], options | ({"id": str(name)} if "id" in options else {})

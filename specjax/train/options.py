@@ -1,0 +1,47 @@
+"""What `specjax train` was asked for."""
+
+import dataclasses
+
+from specjax.serve.options import option
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """See the help of each."""
+
+    drafter: str = option(
+        dataclasses.MISSING, "name:field=value,... of {objectives}", metavar="DRAFTER", positional=True
+    )
+    target: str | None = option(None, "folder, shipped name or hub id (default: the shipped target)")
+    data: tuple[str, ...] = option(
+        dataclasses.MISSING, ".jsonl, .txt or .py files, or folders of them", nargs="+", metavar="FILE"
+    )
+    output: str = option(dataclasses.MISSING, "for the parameters, and `training/` beside them", metavar="FOLDER")
+    draft: str | None = option(None, "distill: the small model to start from", metavar="MODEL")
+    draft_config: str | None = option(
+        None, "distill: a config.json of a small model to start from nothing", metavar="FILE"
+    )
+    reference: str | None = option(
+        None, "distill with keep below 1: an already distilled copy of the start", metavar="MODEL"
+    )
+    draft_vocabulary: int | None = option(
+        None, "heads: the draft knows the data's N most frequent tokens only", metavar="N"
+    )
+    loss: str | None = option(None, "name:field=value,... of {losses} (default: the drafter's own)")
+    steps: int = option(1000, "updates")
+    batch_size: int = option(8, "rows an update", least=1)
+    accumulate: int = option(1, "parts that a batch is split into to save memory; same result")
+    length: int = option(256, "tokens a row", least=2)
+    learning_rate: float = option(3e-4, "the highest; it falls to 0 as a cosine")
+    warmup: int | None = option(None, "steps until then (default: a twentieth of all)")
+    weight_decay: float = option(0.0, "of AdamW")
+    clip: float = option(1.0, "largest norm of a gradient")
+    seed: int = option(0, "of parameters, data order and samples")
+    checkpoint_every: int = option(500, "the latest two checkpoints are kept", metavar="STEPS", least=1)
+    resume: bool = option(False, "go on with the run in --output exactly where its last checkpoint was")
+    dtype: str | None = option(
+        None, "of the target: float32, bfloat16 or float16 (default: float32 on a CPU, else bfloat16)"
+    )
+    save_dtype: str = option("float32", "of the parameters on disk")
+    mesh: str | None = option(None, "devices by axis, such as data=2,model=4 (default: one device)")
+    plot: str | None = option(None, "write a picture of the loss", metavar="FILE.png")

@@ -1,0 +1,98 @@
+"""Options are written once: `generate`, the command line, input lines and the engine agree about them."""
+
+import dataclasses
+import inspect
+import pickle
+
+import pytest
+
+import specjax
+from specjax.bench.options import BenchOptions
+from specjax.jobs import jsonl
+from specjax.jobs.options import JobOptions
+from specjax.sampling import Sampling
+from specjax.sampling_params import SamplingOptions
+from specjax.serve.engine import Engine
+from specjax.serve.options import DecodeOptions, PromptOptions, RunOptions, check_options, take
+from specjax.serve.request import Request
+from specjax.terminal import BadInput, Parser, add_fields, flag, from_args
+
+SHARED = (DecodeOptions, PromptOptions, RunOptions)
+
+
+def defaults_of(cls):
+    return {field.name: field.default for field in dataclasses.fields(cls)}
+
+
+def keywords(function):
+    return {name: given.default for name, given in inspect.signature(function).parameters.items() if name != "self"}
+
+
+def test_python_and_the_command_line_have_the_same_names_and_defaults():
+    table = {name: value for cls in SHARED for name, value in defaults_of(cls).items()}
+    assert keywords(specjax.generate) == {**table, "prompts": None, "progress": None}
+    assert keywords(Engine) == defaults_of(DecodeOptions)
+    of_job = defaults_of(JobOptions)
+    assert {name: of_job[name] for name in table} == table
+    assert dataclasses.asdict(from_words()) == dataclasses.asdict(JobOptions())
+
+
+def from_words(*words):
+    parser = Parser(prog="x")
+    add_fields(parser, JobOptions)
+    args = parser.parse_args(list(words))
+    args.words = list(words)
+    return from_args(JobOptions, args)
+
+
+def test_every_field_is_a_flag_of_its_type():
+    for cls in (JobOptions, BenchOptions):
+        parser = Parser(prog="x")
+        add_fields(parser, cls)
+        known = {word for action in parser._actions for word in action.option_strings or [action.dest]}
+        fields = [field for field in dataclasses.fields(cls) if not field.metadata.get("hidden")]
+        assert known == {"-h", "--help"} | {f.name if f.metadata.get("positional") else flag(f.name) for f in fields}
+    words = "p --top-k 3 --min-p 0.5 --block-length 4 --cfg-scale 1.5 --stop a --stop b --ignore-eos --ray-workers 2"
+    options = from_words(*words.split())
+    assert (options.prompts, options.top_k, options.min_p, options.block_length) == (("p",), 3, 0.5, 4)
+    assert (options.cfg_scale, options.stop, options.ignore_eos, options.ray_workers) == (1.5, ("a", "b"), True, 2)
+    assert options.words == tuple(words.split())
+    with pytest.raises(BadInput, match="--top-k: invalid int value"):
+        from_words("--top-k", "1.5")
+
+
+def test_options_travel():
+    options = from_words("p", "--temperature", "0.5", "--stop", "a")
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert take(PromptOptions, vars(options)) == PromptOptions(temperature=0.5)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.seed = 1
+
+
+def test_sampling_parameters_are_one_table():
+    names = list(defaults_of(SamplingOptions))
+    assert [field.name for field in dataclasses.fields(Sampling)] == names
+    assert set(names) <= set(defaults_of(PromptOptions)) <= {field.name for field in dataclasses.fields(Request)}
+    off = Sampling.make(2)
+    assert {name: getattr(off, name).tolist() for name in names} == {
+        n: [v] * 2 for n, v in defaults_of(SamplingOptions).items()
+    }
+
+
+BAD = {
+    "temperature": (-1, float("nan"), 1e39, 10**400, "1", True), "top_k": (-1, 1.5, 2**31), "top_p": (0, 1.1, 1e-60),
+    "min_p": (-0.1, 2), "repetition_penalty": (0, float("inf")), "max_new_tokens": (0, 2**31, 5.0, True, 10**30),
+    "seed": (1.0, "1", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_values_out_of_range(name):
+    assert set(BAD) == set(defaults_of(PromptOptions))
+    check_options(defaults_of(PromptOptions))
+    for value in BAD[name]:
+        with pytest.raises(ValueError, match=f"^{name} must be .*, got ") as error:
+            check_options({name: value})
+        assert len(str(error.value)) < 120
+    line = jsonl.from_object(1, {"prompt": "a", name: defaults_of(PromptOptions)[name]})
+    assert line.error is None and line.options == {name: defaults_of(PromptOptions)[name]}

@@ -1,13 +1,20 @@
 """Strict flags for every test: eight CPU devices, no silent rank promotion, float32 products in full precision.
 
 Nearly all of a test's time is compilation, so programs are compiled with little optimization and kept between runs.
+`support.compiled.optimised` compiles one as users do.
 """
 
+import collections
 import os
 from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+# a decoder's step compiles in a third of the time: most of it is LLVM over the loops of the newer fusion emitters
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false "
+    "--xla_cpu_enable_concurrency_optimized_scheduler=false --xla_cpu_parallel_codegen_split_count=1",
+)
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
@@ -42,3 +49,16 @@ def few_memory_maps():
     yield
     if memory_maps() > 30_000:
         jax.clear_caches()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The slowest files; `CONTRIBUTING.md` says what a method may cost."""
+    seconds = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.location[0]] += report.duration
+    terminalreporter.section("seconds by file")
+    for name, spent in seconds.most_common(12):
+        terminalreporter.write_line(f"{spent:8.1f} {name}")
+    terminalreporter.write_line(f"{sum(seconds.values()):8.1f} all {len(seconds)} files")

@@ -7,15 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.compiled import optimised
 from support.conformance import (
     ALIKE,
-    CHAINS,
     DRAFTERS,
+    EACH_KIND,
     MIXED,
     PREFIX,
     TARGET,
     VERIFIERS,
     complete,
+    judged,
     mostly_slow,
     params,
     plain,
@@ -28,8 +30,9 @@ import specjax
 from specjax import decoder as decoding
 from specjax.spec.registry import DRAFTERS as REGISTRY
 from specjax.spec.registry import EXPANDERS
+from specjax.spec.registry import VERIFIERS as REGISTERED
 
-IN_PLACE = (
+OPTIMISED = (
     "none",
     "prompt_lookup",
     "draft-top_k",
@@ -39,9 +42,14 @@ IN_PLACE = (
     "kangaroo",
     "swift",
     "adaptive-goodput",
+    "lookahead",
+    "diffuspec",
+    "ppd",
 )
-"""One of each way to use a cache: a program has to be compiled for this law alone."""
+"""One of each kind, and of each way to use a cache: their steps are compiled once more, as users compile them."""
 
+ANY = decoding.NO_LIMIT, 1
+"""`run`'s step and row limits."""
 
 QUICK = ("none", "prompt_lookup", "token_recycling", "stand", "draft-chain", "medusa", "eagle2", "kangaroo", "ppd")
 """In the fast set one drafter of each kind; in the slow one all others, and the same ones with other expanders or parts."""
@@ -61,6 +69,8 @@ def finished(name):
 def test_the_table_is_complete():
     assert {n.split("-")[0] for n in DRAFTERS} - {"adaptive", "fuse"} == set(REGISTRY)
     assert {n.removeprefix("draft-") for n in DRAFTERS if n.startswith("draft-")} == set(EXPANDERS)
+    assert {n.split("-")[0] for n in VERIFIERS} == set(REGISTERED)
+    assert {*QUICK, *OPTIMISED, *EACH_KIND} <= set(DRAFTERS)
 
 
 def test_same_text_as_plain(finished):
@@ -81,12 +91,18 @@ def test_steps_are_saved_or_equal(name, finished):
         assert steps.sum() < new.sum()
 
 
-@pytest.mark.parametrize("row", (0, 2, 5))
-@pytest.mark.parametrize("name", mostly_slow(DRAFTERS, "prompt_lookup", "eagle1", "fuse"))
-def test_a_row_alone_is_a_row_in_a_batch(name, row):
-    """Greedy, top-p and top-k rows, each decoded alone in its slot's absence."""
-    alone, _ = complete(DRAFTERS[name], MIXED.pick(row))
-    same(alone, [plain()[row]])
+def test_a_row_alone_is_a_row_in_a_batch(name):
+    """Greedy, top-p and top-k rows, each decoded while the other slots are free."""
+    for row in (0, 2, 5):
+        alone, _ = complete(DRAFTERS[name], MIXED.pick(row), among=MIXED)
+        same(alone, [plain()[row]])
+
+
+@pytest.mark.parametrize("name", mostly_slow(EACH_KIND, "prompt_lookup", "fuse"))
+def test_a_batch_of_one(name):
+    """The program of a single row is another one."""
+    alone, _ = complete(DRAFTERS[name], MIXED.pick(5))
+    same(alone, [plain()[5]])
 
 
 def test_slots_do_not_matter(name):
@@ -109,27 +125,34 @@ def test_a_shared_prefix_is_read_once_and_keeps_the_text(name):
 def test_no_retrace_and_no_host(name):
     """Other prompts, temperatures and seeds reuse the compiled program, which never talks to the host."""
     decoder = specjax.speculative(TARGET, DRAFTERS[name])
-    state = start(decoder, MIXED, model=params(name))
-    text = decoding.run_program.lower(decoder, params(name), state, jnp.int32(9)).as_text()
-    assert not any(word in text for word in ("callback", "infeed", "outfeed", "host_"))
-    decoding.run(decoder, params(name), state)
+    decoding.run(decoder, params(name), start(decoder, MIXED, model=params(name)))
     compiled = decoding.run_program._cache_size(), decoding.insert_program._cache_size()
     hotter = dataclasses.replace(MIXED, options=tuple({"temperature": 0.1 * i} for i in range(8)))
     again = specjax.speculative(TARGET, DRAFTERS[name])
-    decoding.run(again, params(name), start(again, hotter, seed=5, model=params(name)))
+    state = start(again, hotter, seed=5, model=params(name))
+    text = decoding.run_program.lower(again, params(name), state, *map(jnp.int32, ANY)).as_text()
+    assert not any(word in text for word in ("callback", "infeed", "outfeed", "host_"))
+    decoding.run(again, params(name), state)
     assert (decoding.run_program._cache_size(), decoding.insert_program._cache_size()) == compiled
 
 
-@pytest.mark.parametrize("name", mostly_slow(IN_PLACE, "none", "prompt_lookup", "eagle2"))
-def test_the_cache_is_updated_in_place(name):
-    """No step copies a layer's cache, the target's or a draft's: `[B, K, S, H]` is written where it lies."""
-    decoder = specjax.speculative(TARGET, DRAFTERS[name])
+@pytest.mark.parametrize("name", mostly_slow(OPTIMISED, "eagle2"))
+def test_the_optimised_program(name):
+    """What users run: the same text, of a row alone too, and the cache is updated in place.
+
+    No step copies a layer's cache, the target's or a draft's: `[B, K, S, H]` is written where it lies.
+    """
+    decoder, steps = specjax.speculative(TARGET, DRAFTERS[name]), tuple(map(jnp.int32, ANY))
     state = start(decoder, MIXED, model=params(name))
+    program = optimised(decoding.run_program.lower(decoder, params(name), state, *steps))
     shape = ",".join(map(str, jax.tree.leaves(state.cache)[0].shape))
-    text = decoding.run_program.lower(decoder, params(name), state, jnp.int32(9)).compile().as_text()
+    text = program.as_text()
     assert f"f32[{shape}]" in text
     copies = [line.strip() for line in text.splitlines() if re.search(rf"= f32\[{shape}\]\S* copy\(", line)]
     assert not copies, copies
+    same(texts(program(params(name), state, *steps)), plain())
+    alone = start(decoder, MIXED.pick(2), model=params(name), among=MIXED)
+    same(texts(program(params(name), alone, *steps))[:1], [plain()[2]])
 
 
 def test_garbage_beyond_the_text_is_never_read(name):
@@ -146,21 +169,45 @@ def test_garbage_beyond_the_text_is_never_read(name):
     same(texts(decoding.run(decoder, params(name), state)), plain())
 
 
-@pytest.mark.parametrize("name", mostly_slow(CHAINS, "draft-chain"))
-def test_rejection_is_greedy_at_temperature_zero(name):
+def pairs(able: bool):
+    """Every verifier but the default, with the drafters that it can judge, or with those that it cannot."""
+    for verifier in list(VERIFIERS)[1:]:
+        can = judged(VERIFIERS[verifier], DRAFTERS)
+        for name in DRAFTERS:
+            if (name in can) is able and (name in EACH_KIND or not able):
+                yield pytest.param(verifier, name, marks=[pytest.mark.slow] * (able and name != "draft-chain"))
+
+
+@pytest.mark.parametrize(("verifier", "name"), list(pairs(able=True)))
+def test_a_verifier_is_greedy_at_temperature_zero(verifier, name):
     greedy = dataclasses.replace(MIXED, options=({"temperature": 0.0},) * 8)
-    got, _ = complete(DRAFTERS[name], greedy, VERIFIERS["rejection"])
+    got, _ = complete(DRAFTERS[name], greedy, VERIFIERS[verifier])
     same(got, plain(greedy))
 
 
-@pytest.mark.parametrize("name", mostly_slow(CHAINS, "draft-chain"))
-def test_rejection_does_not_depend_on_the_batch(name):
-    got, _ = complete(DRAFTERS[name], MIXED, VERIFIERS["rejection"])
-    alone, _ = complete(DRAFTERS[name], MIXED.pick(4), VERIFIERS["rejection"])
-    same(alone, [got[4]])
+@pytest.mark.parametrize(("verifier", "name"), list(pairs(able=True)))
+def test_a_verifier_does_not_depend_on_the_batch(verifier, name):
+    got, _ = complete(DRAFTERS[name], MIXED, VERIFIERS[verifier])
+    for row in (4, 5):
+        alone, _ = complete(DRAFTERS[name], MIXED.pick(row), VERIFIERS[verifier], among=MIXED)
+        same(alone, [got[row]])
 
 
-@pytest.mark.parametrize("name", [n for n in DRAFTERS if n not in CHAINS])
-def test_rejection_refuses_trees(name):
-    with pytest.raises(ValueError, match="takes chains"):
-        specjax.speculative(TARGET, DRAFTERS[name], VERIFIERS["rejection"])
+@pytest.mark.parametrize(("verifier", "name"), list(pairs(able=False)))
+def test_a_verifier_refuses_what_it_cannot_judge(verifier, name):
+    with pytest.raises(ValueError, match=verifier.split("-")[0]):
+        specjax.speculative(TARGET, DRAFTERS[name], VERIFIERS[verifier])
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_a_verifier_judges_chains_at_least(verifier):
+    """So no verifier escapes its laws by refusing everything, and rejection judges no tree."""
+    able = judged(VERIFIERS[verifier], DRAFTERS)
+    assert {"none", "prompt_lookup", "draft-chain"} <= set(able)
+    if verifier == "rejection":
+        assert all(DRAFTERS[name].bind(TARGET).is_chain for name in able)
+
+
+def test_a_batch_of_one_by_another_verifier():
+    both = [complete(DRAFTERS["draft-chain"], rows, VERIFIERS["rejection"])[0] for rows in (MIXED, MIXED.pick(4))]
+    same(both[1], [both[0][4]])

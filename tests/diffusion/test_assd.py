@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.compiled import optimised
 
 import specjax
 from specjax.diffusion.assd import Assd
@@ -98,6 +99,9 @@ def test_coupled_text_is_sequential_text_whatever_the_drafts():
         got = complete(Assd(model, drafts), 400, size=size)
         assert (got.tokens == want.tokens).all()
         assert (got.stats.steps <= size).all() and got.stats.steps.sum() < want.stats.steps.sum()
+    empty = jnp.zeros((400, size), jnp.int32), jnp.zeros((400, size), bool)
+    program = optimised(_complete.lower(Assd(model, 3), params(size), *empty))
+    assert (program(params(size), *empty).tokens == want.tokens).all()
 
 
 @pytest.mark.parametrize("rule", ("coupled", "rejection"))

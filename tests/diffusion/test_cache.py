@@ -47,7 +47,7 @@ def test_rows_do_not_see_each_other(name):
     """And all of them are filled in."""
     decoder = cached(POLICIES[name], Threshold(0.4))
     state = complete(decoder)
-    apart = [text for rows in ((0, 1), (2, 3)) for text in texts(complete(decoder, rows))]
+    apart = [text for rows in ((0, 1), (2, 3)) for text in texts(complete(decoder, rows, slots=4))[:2]]
     assert apart == texts(state)
     assert set(state.finish.tolist()) == {Finish.LENGTH} and not any(MASK in text for text in texts(state))
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.compiled import optimised
 from support.conformance import mostly_slow
 from support.small_gemma import IMAGE, V, W, saved, theirs
 
@@ -137,6 +138,15 @@ def test_the_sampler_stops_early_and_late(decoder, model):
 def test_rows_do_not_see_each_other(decoder, model, temperature):
     together = texts(finish(decoder, model, temperature=temperature))
     assert texts(finish(decoder, model, rows=(2, 0), temperature=temperature)) == [together[2], together[0]]
+
+
+@pytest.mark.slow
+def test_the_optimised_program(decoder, model):
+    """What users run says the same."""
+    params, steps = {"target": model.params}, (jnp.int32(decoding.NO_LIMIT), jnp.int32(1))
+    state = begin(decoder, model, temperature=0.7)
+    program = optimised(decoding.run_program.lower(decoder, params, state, *steps))
+    assert texts(program(params, state, *steps)) == texts(finish(decoder, model, temperature=0.7))
 
 
 def test_a_canvas_is_cut_at_the_limit(decoder, model):

@@ -91,7 +91,35 @@ DRAFTERS: dict[str, Drafter] = {
 """The conformance table: one line a drafter and expander."""
 
 VERIFIERS: dict[str, Verifier] = {"coupled": Coupled(), "rejection": Rejection()}
-CHAINS = ("none", "prompt_lookup", "draft-chain", "draft-early_stop", "diffuspec", "eagle3", "kangaroo")
+"""One line a verifier. The first is the default, which the whole table of drafters is judged by."""
+
+EACH_KIND = (
+    "none",
+    "prompt_lookup",
+    "token_recycling",
+    "draft-chain",
+    "draft-early_stop",
+    "draft-top_k",
+    "diffuspec",
+    "medusa",
+    "eagle3",
+    "kangaroo",
+    "fuse",
+)
+"""Chains and trees of every kind of drafter; any other verifier is tried with those of them that it can judge."""
+
+
+def judged(verifier: Verifier, names=EACH_KIND) -> list[str]:
+    """The drafters that a verifier says it can judge."""
+
+    def can(name):
+        try:
+            verifier.check(DRAFTERS[name].bind(TARGET))
+        except ValueError:
+            return False
+        return True
+
+    return [name for name in names if can(name)]
 
 
 def mostly_slow(values, *fast):
@@ -121,10 +149,15 @@ PARAMS: dict[str, Callable[[dict], Any]] = {
 
 
 @functools.cache
+def _target():
+    target = TARGET.init(jax.random.key(7))
+    return jax.tree.map(lambda x: x * 2.0 if x.ndim == 2 else x, target)
+
+
+@functools.cache
 def params(name: str = "draft-chain"):
     """Random weights, sharpened so that greedy text has structure, and those of the drafter of that name."""
-    target = TARGET.init(jax.random.key(7))
-    target = jax.tree.map(lambda x: x * 2.0 if x.ndim == 2 else x, target)
+    target = _target()
     drafter = DRAFTERS[name]
     if isinstance(drafter, Trained):
         draft = drafter.bind(TARGET).init_params(jax.random.key(8), target)
@@ -186,17 +219,22 @@ ALIKE = dataclasses.replace(
 """The same rows with prompts that begin alike: `PREFIX` tokens, of which one is the whole, and up to 12 of their own."""
 
 
-def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY, width=16, prefix=0):
-    """A filled state; the first `prefix` tokens of the prompts are read once."""
-    count = len(rows.prompts)
-    size = max(len(p) for p in rows.prompts)
-    prompts = np.zeros((count, size), np.int32)
+def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY, width=16, prefix=0, among=None):
+    """A filled state; the first `prefix` tokens of the prompts are read once.
+
+    `among` another batch the rows take the first slots of a state of its size, padded as it is: the other slots stay free,
+    and no program is compiled anew.
+    """
+    own, whole = len(rows.prompts), among or rows
+    count = len(whole.prompts)
+    prompts = np.zeros((count, max(map(len, whole.prompts))), np.int32)
     for i, prompt in enumerate(rows.prompts):
         prompts[i, : len(prompt)] = prompt
-    lengths = jnp.asarray([len(p) for p in rows.prompts], jnp.int32)
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    spare = count - own
+    lengths = jnp.asarray([len(p) for p in rows.prompts] + [1] * spare, jnp.int32)
     off = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-    sampling = Sampling.make(count, **{n: [o.get(n, off[n]) for o in rows.options] for n in names})
+    options = (*rows.options, *[{}] * spare)
+    sampling = Sampling.make(count, **{n: [o.get(n, none) for o in options] for n, none in off.items()})
     model = params_of(decoder.drafter) if model is None else model
     state = specjax.decoder.empty(decoder, model, count, capacity, jnp.float32, max(len(eos), 1))
     shared = {}
@@ -206,10 +244,10 @@ def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY,
         decoder,
         model,
         state,
-        jnp.arange(count),
+        jnp.where(jnp.arange(count) < own, jnp.arange(count), count),
         jnp.asarray(prompts),
         lengths,
-        row_keys(seed, rows.names),
+        row_keys(seed, (*rows.names, *[""] * spare)),
         limit=lengths + rows.new_tokens,
         sampling=sampling,
         eos=jnp.broadcast_to(jnp.asarray(eos or (-1,), jnp.int32)[None], (count, max(len(eos), 1))),
@@ -225,11 +263,11 @@ def texts(state) -> list[list[int]]:
 
 
 def complete(drafter, rows: Rows = MIXED, verifier=None, *, model=None, mesh=None, **options):
-    """Runs a decoder to the end. Returns new tokens and the final state."""
+    """Runs a decoder to the end. Returns the rows' new tokens and the final state."""
     decoder = specjax.speculative(TARGET, drafter, verifier, mesh=mesh)
     model = params_of(drafter) if model is None else model
     state = specjax.decoder.run(decoder, model, start(decoder, rows, model=model, **options))
-    return texts(state), state
+    return texts(state)[: len(rows.prompts)], state
 
 
 @functools.cache

@@ -30,17 +30,21 @@ def make(policy=None, block_length=8, shift=False):
     return diffusion(LM, MASK, policy, block_length=block_length, shift=shift)
 
 
-def begin(decoder, rows=range(4), temperature=0.0, eos=None, limits=LIMITS, capacity=L, model=None):
-    model = model or params()
-    prompts = np.full((len(rows), 8), 0, np.int32)
+def begin(decoder, rows=range(4), temperature=0.0, eos=None, limits=LIMITS, capacity=L, model=None, slots=None):
+    """A state of these rows; with `slots` one of so many, of which the others stay free."""
+    model, own = model or params(), len(rows)
+    count = slots or own
+    prompts = np.full((count, 8), 0, np.int32)
     for i, row in enumerate(rows):
         prompts[i, : len(PROMPTS[row])] = PROMPTS[row]
-    state = decoding.empty(decoder, model, len(rows), capacity, None, 1)
+    free = [1] * (count - own)
+    state = decoding.empty(decoder, model, count, capacity, None, 1)
     return decoding.insert(
-        decoder, model, state, jnp.arange(len(rows)), jnp.asarray(prompts),
-        jnp.asarray([len(PROMPTS[row]) for row in rows]), row_keys(0, [str(row) for row in rows]),
-        limit=jnp.asarray([limits[row] for row in rows]), sampling=Sampling.make(len(rows), temperature=temperature),
-        eos=None if eos is None else jnp.full((len(rows), 1), eos), width=None,
+        decoder, model, state, jnp.asarray([*range(own), *[count] * len(free)]), jnp.asarray(prompts),
+        jnp.asarray([*(len(PROMPTS[row]) for row in rows), *free]),
+        row_keys(0, [*map(str, rows), *[""] * len(free)]), limit=jnp.asarray([*(limits[row] for row in rows), *free]),
+        sampling=Sampling.make(count, temperature=temperature),
+        eos=None if eos is None else jnp.full((count, 1), eos), width=None,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ Nearly all of a test's time is compilation, so programs are compiled with little
 """
 
 import collections
+import gc
 import os
 from pathlib import Path
 
@@ -20,6 +21,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 import jax
 import pytest
+
+gc.set_threshold(20_000, 20, 20)  # tracing makes many objects and hardly any garbage
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)

@@ -54,6 +54,22 @@ def few_memory_maps():
         jax.clear_caches()
 
 
+LONG = (
+    "test_conformance.py",
+    "test_every_drafter_1.py",
+    "test_every_drafter_2.py",
+    "test_shipped.py",
+    "test_greedy_vs_transformers.py",
+    "test_processes.py",
+    "test_plan.py",
+)
+"""Files that take minutes come first: else one worker begins the last of them when the other ends."""
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
 def pytest_terminal_summary(terminalreporter):
     """The slowest files; `CONTRIBUTING.md` says what a method may cost."""
     seconds = collections.Counter()

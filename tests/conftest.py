@@ -5,6 +5,7 @@ Nearly all of a test's time is compilation, so programs are compiled with little
 """
 
 import collections
+import gc
 import os
 from pathlib import Path
 
@@ -20,6 +21,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 import jax
 import pytest
+
+gc.set_threshold(20_000, 20, 20)  # tracing makes many objects and hardly any garbage
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -49,6 +52,22 @@ def few_memory_maps():
     yield
     if memory_maps() > 30_000:
         jax.clear_caches()
+
+
+LONG = (
+    "test_conformance.py",
+    "test_every_drafter_1.py",
+    "test_every_drafter_2.py",
+    "test_shipped.py",
+    "test_greedy_vs_transformers.py",
+    "test_processes.py",
+    "test_plan.py",
+)
+"""Files that take minutes come first: else one worker begins the last of them when the other ends."""
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
 def pytest_terminal_summary(terminalreporter):

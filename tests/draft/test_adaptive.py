@@ -1,12 +1,14 @@
 """Drafts of adapted length: where each rule stops, and that a longer or shorter draft changes no text."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import DRAFTERS, MIXED, TARGET, complete, mostly_slow, params, plain, same
+from support.conformance import DRAFTERS, MIXED, TARGET, complete, params, plain, same
+from support.steps_seen import steps
 
 from specjax.draft import Kangaroo, Medusa, View
 from specjax.draft.adaptive import Acceptance, Confidence, Online, accept_log_prob, adaptive
@@ -25,14 +27,17 @@ def bound(name, rule, length=5):
     return drafter, {**model, "draft": own}
 
 
+@functools.cache
+def seen():
+    """The states of the first greedy steps: rules without a memory share them."""
+    return steps(*bound("draft-chain", Acceptance(1.0)), 3, GREEDY)[1]
+
+
 def drafted(drafter, model):
     """Draft tokens `[steps, B]` of the first greedy steps."""
-    from watch import steps
-
-    decoder, states, _ = steps(drafter, model, 3, GREEDY)
     propose = jax.jit(drafter.propose)
     counts = []
-    for state in states:
+    for state in seen():
         view = View(state.tokens, state.length, ~state.done, state.cache, max_depth=drafter.depth)
         sampler = Sampler(state.key, state.tokens, state.length, ~state.done, state.sampling)
         counts.append(np.asarray(propose(model, state.draft, view, sampler).tree.valid).sum(axis=1) - 1)
@@ -53,8 +58,16 @@ def test_thresholds_at_their_ends(rule, least, most):
     assert counts.min() >= least and counts.max() <= most
 
 
-@pytest.mark.parametrize("name", mostly_slow(["draft-chain", "eagle1"], "draft-chain"))
-@pytest.mark.parametrize("rule", mostly_slow([Confidence(0.5), Acceptance(0.6), Online(0.3)], Online(0.3)), ids=str)
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("draft-chain", Online(0.3)),
+        pytest.param("draft-chain", Acceptance(0.6), marks=pytest.mark.slow),
+        pytest.param("eagle1", Confidence(0.5), marks=pytest.mark.slow),
+        pytest.param("eagle1", Online(0.3), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_any_rule_keeps_the_text(name, rule):
     drafter, model = bound(name, rule)
     got, state = complete(drafter, model=model)

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import DRAFTERS, MIXED, TARGET, complete, mostly_slow, params, plain, same
+from support.conformance import DRAFTERS, MIXED, TARGET, complete, mostly_slow, params, plain, same, start
 from support.steps_seen import read_text, row_texts, steps
 
+import specjax
 from specjax.draft import Eagle, Eagle3
 from specjax.draft.eagle3 import default_taps
 from specjax.draft.head import most_frequent
@@ -114,9 +115,10 @@ def test_trimmed_drafters_propose_kept_tokens_alone(name):
     own = {"target": model["target"], "draft": own}
     got, _ = complete(small, model=own)
     same(got, plain())
-    decoder, states, _ = steps(small, own, 2, MIXED)
-    view, sampler = _view(decoder, states[-1])
-    tree = jax.jit(small.propose)(own, states[-1].draft, view, sampler).tree
+    decoder = specjax.speculative(TARGET, small)
+    state = specjax.run(decoder, own, start(decoder, MIXED, model=own), 2)  # the program of `complete`
+    view, sampler = _view(decoder, state)
+    tree = jax.jit(small.propose)(own, state.draft, view, sampler).tree
     drafted = np.asarray(tree.tokens)[:, 1:][np.asarray(tree.valid)[:, 1:]]
     assert drafted.size and np.isin(drafted, ids).all()
 

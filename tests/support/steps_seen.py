@@ -13,13 +13,17 @@ from specjax.lm import Block, Wants
 GREEDY = MIXED.pick(0, 3, 1)  # one prompt of a single token, a long one, a sampled one
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _step(decoder, model, state):
+    return decoder.step(model, state)
+
+
 def steps(drafter, model, count, rows=GREEDY):
     """The states after 0, 1, ... `count` steps, and what each step said."""
     decoder = specjax.speculative(TARGET, drafter)
     states, infos = [start(decoder, rows, model=model)], []
-    step = jax.jit(decoder.step)
     for _ in range(count):
-        state, info = step(model, states[-1])
+        state, info = _step(decoder, model, states[-1])
         states.append(state)
         infos.append(info)
     return decoder, states, infos

@@ -127,12 +127,12 @@ def test_sigkill_in_the_midst_of_training(files, tmp_path):
             "--data",
             files / "data.jsonl",
         ]
-        words += ["--output", folder, *SMALL, "--steps", 300, "--checkpoint-every", 3, *more]
+        words += ["--output", folder, *SMALL, "--steps", 120, "--checkpoint-every", 3, *more]
         words = [sys.executable, "-m", "specjax", *map(str, words)]
         return subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
 
-    for folder, least in (("whole", None), ("killed", 40), ("killed", 150)):
-        taken_up = ["--resume"] if least == 150 else []
+    for folder, least in (("whole", None), ("killed", 20), ("killed", 70)):
+        taken_up = ["--resume"] if least == 70 else []
         process = start(tmp_path / folder, *taken_up)
         metrics = tmp_path / folder / "training" / "metrics.jsonl"
         while least is not None and (not metrics.exists() or metrics.read_text().count("\n") < least):
@@ -144,7 +144,7 @@ def test_sigkill_in_the_midst_of_training(files, tmp_path):
     process = start(tmp_path / "killed", "--resume")
     _, err = process.communicate()
     assert process.returncode == 0, err
-    assert losses(tmp_path / "killed") == losses(tmp_path / "whole") and len(losses(tmp_path / "whole")) == 300
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole") and len(losses(tmp_path / "whole")) == 120
     whole, killed = (models.load(tmp_path / folder).params for folder in ("whole", "killed"))
     jax.tree.map(np.testing.assert_array_equal, whole, killed)
 

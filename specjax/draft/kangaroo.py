@@ -76,6 +76,13 @@ class Kangaroo(TreeDrafter, Trained):
         return self.target.config
 
     @property
+    def head(self):
+        """The adapter's module, as functions."""
+        from specjax.draft.heads import kangaroo
+
+        return kangaroo
+
+    @property
     def prefill_wants(self) -> Wants:
         return Wants(hidden=(self.exit_layer - 1,))
 
@@ -90,36 +97,30 @@ class Kangaroo(TreeDrafter, Trained):
 
     def init_params(self, key, target_params):
         """The target's next attention under its final norm: an early exit, to be trained on."""
-        from specjax.draft.heads import kangaroo as head
-
         once = merged(target_params, self.target.config, self.target.kv_copies)
-        return head.init(self.target.config, once, self.exit_layer)
+        return self.head.init(self.target.config, once, self.exit_layer)
 
     def init(self, params, batch, capacity):
         """
         Raises:
           ValueError: where the adapter's parameters are of another target.
         """
-        from specjax.draft.heads import kangaroo as head
-
         shapes = lambda tree: {jax.tree_util.keystr(k): x.shape for k, x in jax.tree_util.tree_leaves_with_path(tree)}
-        wanted, got = shapes(head.abstract(self.target.config)), shapes(params["draft"])
+        wanted, got = shapes(self.head.abstract(self.target.config)), shapes(params["draft"])
         wrong = [name for name, shape in wanted.items() if got.get(name) != shape]
         if wrong:
             raise ValueError(
                 f"kangaroo: the adapter is not made for this target: {wrong[0]} is {got.get(wrong[0], 'missing')}, "
                 f"and the target needs {wanted[wrong[0]]}"
             )
-        return head.init_cache(self.target.config, batch, capacity, jax.tree.leaves(params["draft"])[0].dtype)
+        return self.head.init_cache(self.target.config, batch, capacity, jax.tree.leaves(params["draft"])[0].dtype)
 
     def axes(self, draft):
         return self.target.cache_axes(draft)
 
     def prefill(self, params, draft, chunk, output):
-        from specjax.draft.heads import kangaroo as head
-
         h = output.hidden[self.exit_layer - 1]
-        _, delta = head.adapt(self.target.config, params["draft"], h, chunk.block, draft)
+        _, delta = self.head.adapt(self.target.config, params["draft"], h, chunk.block, draft)
         return self.target.commit(draft, delta, None, chunk.block.positions[:, 0])
 
     def trimmed(self, params, target_params, ids):
@@ -127,8 +128,6 @@ class Kangaroo(TreeDrafter, Trained):
         return self, {**params, "head": {"kernel": kernel}, "ids": jnp.asarray(ids, jnp.int32)}
 
     def propose(self, params, draft, view, sampler):
-        from specjax.draft.heads import kangaroo as head
-
         target, weights, slots = self.target, params["target"], self.nodes
 
         def enter(block, past):
@@ -136,7 +135,7 @@ class Kangaroo(TreeDrafter, Trained):
             _, below, own = past or (None, None, None)
             h = target.embed(weights, block.tokens)
             h, below = target.layers(weights, h, 0, self.exit_layer, block, view.cache, below)
-            features, own = head.adapt(target.config, params["draft"], h, block, draft, own)
+            features, own = self.head.adapt(target.config, params["draft"], h, block, draft, own)
             return (h, below, own), features
 
         laws = functools.partial(draft_logits, target, params)

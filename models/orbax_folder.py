@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from specjax.models import checksums
 from specjax.models.errors import ModelError
 from specjax.models.weights import listed
 
@@ -51,6 +52,7 @@ def write(folder: Path, params: Any, dtype: Any) -> None:
             (folder / PARAMS).absolute(),
             args=ocp.args.PyTreeSave(nested, save_args=jax.tree.map(lambda _: how, nested)),
         )
+    checksums.write(folder, PARAMS)
 
 
 def restore(folder: Path, abstract: Any, places: Any = None) -> Any:
@@ -62,7 +64,7 @@ def restore(folder: Path, abstract: Any, places: Any = None) -> Any:
       places: a pytree like it, of shardings; None: the default device.
 
     Raises:
-      ModelError: naming every parameter that is missing, misshapen or unknown; or where the checkpoint is not whole.
+      ModelError: naming every parameter that is missing, misshapen or unknown; or where the checkpoint is damaged.
     """
     import orbax.checkpoint as ocp
 
@@ -71,6 +73,8 @@ def restore(folder: Path, abstract: Any, places: Any = None) -> Any:
     wanted = _by_name(abstract)
     alone = jax.device_put(0).sharding
     where = dict.fromkeys(wanted, alone) if places is None else _by_name(places)
+    devices = next(iter(where.values())).device_set
+    checksums.check(folder, PARAMS, {device.process_index for device in devices})  # before Orbax prints its complaints
     try:
         stored = _stored(ocp, path)
     except _NOT_OF_THE_FILE:

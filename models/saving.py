@@ -139,6 +139,7 @@ def _save_orbax(folder: Path, params: Any, dtype: Any, write_rest: Callable[[Pat
     _wait_for_all(f"{folder} is there")
     try:
         orbax_folder.write(folder, params, dtype)
+        _wait_for_all(f"{folder} has its checksums")
         if first:
             with _beside(folder) as scratch:
                 write_rest(scratch)

@@ -16,7 +16,7 @@ from support.conformance import CONFIG, TARGET, params
 
 from specjax import cli, models
 from specjax.jobs.manifest import fingerprint
-from specjax.models import ModelError, orbax_folder, saving
+from specjax.models import ModelError, checksums, orbax_folder, saving
 from specjax.models.kv_heads import merged
 from specjax.serve.engine import Engine
 from specjax.sharding import make_mesh
@@ -99,6 +99,8 @@ def test_two_hosts_save_and_restore_together(tmp_path):
         for process in running:
             process.kill()
     for one in said:
+        assert one["checksums"] == ["params.crc32.0.json", "params.crc32.1.json"]
+        assert "is not a whole Orbax checkpoint" in one["damaged"]
         assert one["copies"] == 2 and one["same"] == 4 * len(jax.tree.leaves(TOY))
         assert "one writes safetensors: save them as orbax" in one["refused"]
     same(models.load(tmp_path / "orbax").params, TOY)
@@ -178,9 +180,55 @@ def test_a_config_that_does_not_fit_names_every_parameter(toy):
         models.load(toy)
 
 
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+
+
+DAMAGE = {
+    "a bit that flipped": (flip, "has changed since it was written"),
+    "a file that was cut": (lambda file: file.write_bytes(file.read_bytes()[:-7]), "bytes and had"),
+    "a file that is gone": (lambda file: file.unlink(), "is missing"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_one_line_before_orbax_reads(toy, kind, capfd):
+    damage, message = DAMAGE[kind]
+    chunks = max((toy / "params").rglob("d/*"), key=lambda file: file.stat().st_size)
+    for file in (chunks, toy / "params" / "_METADATA", toy / "params" / "manifest.ocdbt"):
+        content = file.read_bytes()
+        damage(file)
+        with pytest.raises(ModelError) as error:
+            models.load(toy)
+        said = str(error.value)
+        assert f"params is not a whole Orbax checkpoint (params/{file.relative_to(toy / 'params')} " in said
+        assert message in said and said.endswith("; save the model again")
+        file.write_bytes(content)
+    assert models.load(toy).lm.config == CONFIG and capfd.readouterr().err == ""
+
+
+def test_large_files_have_a_checksum_a_piece_and_processes_share_them(toy, monkeypatch):
+    asked, sums = [], checksums._sums
+    monkeypatch.setattr(checksums, "_sums", lambda spans: asked.append(spans) or sums(spans))
+    monkeypatch.setattr(checksums, "PIECE", 1000)
+    (note,) = toy.glob("params.crc32.*.json")
+    assert "pieces of another size" in checksums._problem(toy, "params", 0, 1)
+    checksums.write(toy, "params")
+    (whole,) = asked
+    assert len(whole) > sum(file.stat().st_size for file in (toy / "params").rglob("*") if file.is_file()) / 1000
+    assert checksums._problem(toy, "params", 0, 2) is None is checksums._problem(toy, "params", 1, 2)
+    assert sorted(asked[1] + asked[2]) == sorted(whole) and not {*asked[1]} & {*asked[2]}
+    note.write_text('{"files": []}')
+    assert checksums._problem(toy, "params", 0, 1) == "params.crc32.0.json is damaged"
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_damaged_checkpoint(toy):
-    """One error, beside what Orbax leaves unheard: where one read fails, it closes the event loop under the others."""
+def test_a_checkpoint_without_checksums(toy):
+    """It loads. Damage that Orbax finds is an error, beside what it leaves unheard: where one read fails, it closes the event
+    loop under the others."""
+    (toy / "params.crc32.0.json").unlink()
     for name in ("_METADATA", "manifest.ocdbt"):
         file = toy / "params" / name
         content = file.read_bytes()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 
 def main(folder, port, index):
@@ -35,7 +36,22 @@ def main(folder, port, index):
         models.save(home / "one-file", wide.lm, wide.params)
     except models.ModelError as error:
         refused = str(error)
-    print(json.dumps({"copies": wide.lm.kv_copies, "same": same, "refused": refused}))
+    whole = sorted(file.name for file in (home / "orbax").glob("params.crc32.*"))
+    chunks = max((home / "orbax" / "params").rglob("d/*"), key=lambda file: file.stat().st_size)
+    content, damaged = chunks.read_bytes(), ""
+    multihost_utils.sync_global_devices("read")
+    if index == "0":
+        chunks.write_bytes(bytes(9) + content[9:])
+    multihost_utils.sync_global_devices("damaged")
+    try:
+        models.load(home / "orbax", mesh=make_mesh("data=4,model=2"))
+    except models.ModelError as error:
+        damaged = str(error)
+    multihost_utils.sync_global_devices("refused")
+    if index == "0":
+        chunks.write_bytes(content)
+    said = {"copies": wide.lm.kv_copies, "same": same, "refused": refused, "checksums": whole, "damaged": damaged}
+    print(json.dumps(said))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Options of decoding, each written once: keyword arguments, flags, fields of input lines and manifests come from these fields.
 
 A field's metadata says what it does (`help`), which values it may have (`valid` and `holds`, or `least`), and how it reads on a
-command line (`metavar`, `choices`, `nargs`, `positional`).
+command line (`metavar`, `choices`, `nargs`, `positional`, or `hidden`).
 """
 
 import dataclasses

@@ -23,6 +23,7 @@ from specjax.models.published_configs import CONFIGS
 from specjax.models.tensors import read_folder
 from specjax.sharding import rules
 
+NO_LIMIT = 2**31 - 1
 _PRETRAINED = Path(__file__).resolve().parent / "pretrained"
 _DTYPES = ("float32", "bfloat16", "float16")
 _HUB_FILES = ("*.json", "*.safetensors", "tokenizer.model", "*.txt", "*.jinja")
@@ -31,27 +32,35 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What `load` returns.
+    """What `load` returns; or a model of your own, of which only the first two fields must be given.
 
     Attributes:
-      lm: the model as functions of `params`.
-      params: nested dicts of arrays, all in `dtype`.
+      lm: the model as functions of `params`, a `specjax.lm.LM`.
+      params: a pytree of arrays, for what `load` returns nested dicts, all in `dtype`.
       tokenizer: a transformers tokenizer, or None when the folder has none (ids still work).
       eos_ids: the end-of-sequence ids of `generation_config.json` and `config.json`; may be empty.
       name: what `load` was asked for, or the folder's name.
       path: the folder that was read.
       dtype: the type of the parameters.
       masked: how it is used for diffusion, a `Canvas` where it has no mask; None for an autoregressive model.
+      longest: how many positions it was made for; None is what `lm.config` says, or no bound.
     """
 
-    lm: LlamaLM | DiffusionGemmaLM
+    lm: Any
     params: Any
-    tokenizer: Any
-    eos_ids: tuple[int, ...]
-    name: str
-    path: Path
-    dtype: Any
+    tokenizer: Any = None
+    eos_ids: tuple[int, ...] = ()
+    name: str = "your model"
+    path: Path | None = None
+    dtype: Any = None
     masked: masked_config.Masked | None = None
+    longest: int | None = None
+
+    @property
+    def max_length(self) -> int:
+        """The longest text, prompt and output, in tokens."""
+        config = getattr(self.lm, "config", None)
+        return self.longest or getattr(config, "max_position_embeddings", NO_LIMIT)
 
     @property
     def abstract(self) -> bool:

@@ -14,7 +14,7 @@ def spread(lm: Any, params: Any, mesh: jax.sharding.Mesh) -> tuple[Any, Any]:
     """A model on the shardings of a mesh; one of the Llama family with as many copies of its kv-heads as those need."""
     wide = widened(lm, mesh)
     if wide == lm:
-        return lm, jax.device_put(params, places_of(lm, mesh))
+        return lm, jax.device_put(params, rules.shardings(mesh, lm.axes(params), params, lm.axis_counts()))
     stored = merged(params, lm.config, lm.kv_copies)
     return wide, with_copies(wide, jax.device_put(stored, stored_places(wide, mesh)), mesh)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
 Array = jax.Array
 PyTree = Any
@@ -110,7 +111,13 @@ class Partial:
 
 
 class LM(Protocol):
-    """A model as functions over a params pytree. Hashable, so that it can be a static argument of `jax.jit`."""
+    """A model as functions over a params pytree. Hashable, so that it can be a static argument of `jax.jit`.
+
+    Plain decoding and drafters that look tokens up or learn them (prompt_lookup, token_recycling, rest, stand, lookahead) ask
+    for `vocab_size`, `__call__`, `init_cache`, `commit` and `cache_axes`; `BaseLM` has defaults of the last two. A mesh asks
+    for `axes` and `axis_counts` too. Drafters that run some of the target's layers, or read its features, ask for `num_layers`,
+    `embed`, `layers`, `join`, `norm` and `unembed`; diffusion decoders for `embed` and `unembed`.
+    """
 
     @property
     def vocab_size(self) -> int: ...
@@ -181,3 +188,65 @@ class LM(Protocol):
     def cache_axes(self, cache: PyTree) -> PyTree:
         """Logical axis names of every leaf of `cache`."""
         ...
+
+
+class BaseLM:
+    """Defaults for a model of your own, a frozen dataclass that extends this: it must have `vocab_size`, `__call__` and
+    `init_cache`, and has what plain decoding and look-up drafters need. See `LM` for what the others are for.
+
+    The cache is a pytree of arrays `[B, S, ...]`, and `Output.delta` one of the same structure, `[B, T, ...]`.
+    """
+
+    num_layers: int = 0
+
+    def commit(self, cache: PyTree, delta: PyTree, src: Array | None, dst: Array) -> PyTree:
+        """See `LM.commit`."""
+
+        def write(old, new):
+            if src is not None:
+                new = jnp.take_along_axis(new, src.reshape(*src.shape, *[1] * (new.ndim - 2)), axis=1)
+            at = dst[:, None] + jnp.arange(new.shape[1])[None] if dst.ndim == 1 else dst
+            return jax.vmap(lambda row, at, new: row.at[at].set(new.astype(row.dtype), mode="drop"))(old, at, new)
+
+        return jax.tree.map(write, cache, delta)
+
+    def cache_axes(self, cache: PyTree) -> PyTree:
+        """See `LM.cache_axes`: rows are split, and nothing else."""
+        return jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), cache)
+
+    def axes(self, params: PyTree) -> PyTree:
+        """See `LM.axes`: nothing is split."""
+        return jax.tree.map(lambda leaf: (None,) * leaf.ndim, params)
+
+    def axis_counts(self) -> dict[str, int]:
+        """See `LM.axis_counts`."""
+        return {}
+
+    def embed(self, params: PyTree, tokens: Array) -> Array:
+        """See `LM.embed`."""
+        raise self._lacks("embed")
+
+    def layers(
+        self, params: PyTree, h: Array, lo: int, hi: int, block: Block, cache: PyTree, past: PyTree | None = None,
+        skip: Array | None = None,
+    ) -> tuple[Array, PyTree]:  # fmt: skip
+        """See `LM.layers`."""
+        raise self._lacks("layers")
+
+    def join(self, below: PyTree, above: PyTree) -> PyTree:
+        """See `LM.join`."""
+        raise self._lacks("join")
+
+    def norm(self, params: PyTree, h: Array) -> Array:
+        """See `LM.norm`."""
+        raise self._lacks("norm")
+
+    def unembed(self, params: PyTree, h: Array) -> Array:
+        """See `LM.unembed`."""
+        raise self._lacks("unembed")
+
+    def _lacks(self, name: str) -> ValueError:
+        return ValueError(
+            f"{type(self).__name__} has no `{name}`, which this way of decoding needs: write it as `specjax.lm.LM` says, or "
+            "take another drafter"
+        )

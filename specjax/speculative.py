@@ -5,6 +5,7 @@ In the shape descriptions `B` denotes rows, `R` inserted rows, `N` tree nodes, `
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from specjax.draft.base import Chunk, Drafter, Proposal, View
 from specjax.draft.none import NoDrafter
 from specjax.lm import LM, Block, Output, Wants
 from specjax.sampling import Sampler
+from specjax.sampling.processors import Processor, checked
 from specjax.sampling_params import Sampling
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.mesh import make_mesh
@@ -65,6 +67,7 @@ class Speculative(Decoder):
       verifier: the acceptance rule.
       logprobs: whether to keep log-probabilities of the emitted text.
       mesh: the device mesh that params and state are laid out on, or None.
+      processors: the user's own warpers (`specjax.sampling.Processor`), after the repetition penalty and before the others.
     """
 
     target: LM
@@ -72,6 +75,7 @@ class Speculative(Decoder):
     verifier: Verifier
     logprobs: bool = False
     mesh: jax.sharding.Mesh | None = None
+    processors: tuple[Processor, ...] = ()
 
     def axes(self, state: DecodeState) -> DecodeState:
         """Logical axis names of every leaf of the state."""
@@ -259,7 +263,7 @@ class Speculative(Decoder):
         view = View(
             state.tokens, state.length, live, state.cache, max_depth=self.drafter.depth, keep_q=self.verifier.keep_q
         )
-        sampler = Sampler(state.key, state.tokens, state.length, live, state.sampling)
+        sampler = Sampler(state.key, state.tokens, state.length, live, state.sampling, processors=self.processors)
         with jax.named_scope("draft"):
             proposal = self.drafter.propose(params, state.draft, view, sampler)
         with jax.named_scope("target"):
@@ -343,16 +347,19 @@ def speculative(
     *,
     logprobs: bool = False,
     mesh: jax.sharding.Mesh | None = None,
+    logits_processors: Sequence[Processor] = (),
 ) -> Speculative:
     """A decoder from its parts; plain decoding without a drafter. `mesh` is one that `specjax.sharding.make_mesh` takes.
 
     Raises:
-      ValueError: if the drafter cannot serve the target, or the verifier cannot judge the drafter; on a mesh of other axes.
+      ValueError: if the drafter cannot serve the target, or the verifier cannot judge the drafter; on a mesh of other axes, or
+        processors that return no logits.
     """
     drafter = (drafter or NoDrafter()).bind(target)
     verifier = verifier or Coupled()
     verifier.check(drafter)
-    return Speculative(target, drafter, verifier, logprobs, make_mesh(mesh))
+    processors = checked(logits_processors, target.vocab_size)
+    return Speculative(target, drafter, verifier, logprobs, make_mesh(mesh), processors)
 
 
 def output_is_tree(output: Output, nodes: int) -> bool:

@@ -14,6 +14,7 @@ import specjax
 from specjax.draft import ModelDrafter
 from specjax.models import tokenizer
 from specjax.serve import engine as engine_module
+from specjax.serve.engine import Engine
 from specjax.serve.prompts import read_prompts
 from specjax.serve.request import Record
 
@@ -150,3 +151,14 @@ def test_rejection_refuses_every_dynamic_tree(model):
     small = ModelDrafter(DRAFT, specjax.expand.TopK(k=1, depth=3, nodes=4))
     with pytest.raises(ValueError, match="takes chains"):
         specjax.generate(model, [[1, 2]], drafter=(small, params()["draft"]), verifier="rejection")
+
+
+def test_a_capacity_that_is_too_small_is_refused(model):
+    """With the drafter's slack: the text must not depend on it. What is needed is enough."""
+    engine = Engine(model, "prompt_lookup:length=4")
+    requests = [engine.request([1, 2, 3], max_new_tokens=6), engine.request([4], max_new_tokens=6)]
+    with pytest.raises(
+        ValueError, match="a capacity of 13 does not hold these requests: the longest one needs 14, 5 of"
+    ):
+        engine.run(requests, capacity=13)
+    assert [r.new_tokens for r in engine.run(requests, capacity=14)] == [6, 6]

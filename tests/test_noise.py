@@ -1,5 +1,7 @@
 """Noise: what a row's randomness depends on, and what it does not."""
 
+import hashlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +34,23 @@ def test_row_keys_know_seed_identity_and_ordinal_only():
     assert bits(row_keys([0, 0], ["x", "b"]))[1] == b
     assert bits(row_keys(1, ["a"])) != [a]
     assert bits(row_keys([3, 5], ["a", "a"])) == bits(row_keys(3, ["a"])) + bits(row_keys(5, ["a"]))
+
+
+def test_seeds_have_64_bits():
+    """Those below 2^32 give the keys that they gave when there were no others; those above, and negative ones, others."""
+    seeds = [0, 7, 2**31, 2**32 - 1]
+    digest = np.frombuffer(hashlib.blake2b(b"id:a", digest_size=8).digest(), "<u4")
+
+    def spelled_out(seed):
+        key = jax.random.key(jnp.uint32(seed), impl="threefry2x32")
+        for word in (*digest, 0):
+            key = jax.random.fold_in(key, jnp.uint32(word))
+        return bits(key[None])[0]
+
+    assert bits(row_keys(seeds, ["a"] * 4)) == [spelled_out(seed) for seed in seeds]
+    many = [s + high * 2**32 for s in seeds for high in (0, 1, 2, 2**31)] + [-1, -(2**32), -(2**63)]
+    assert len(set(bits(row_keys(many, ["a"] * len(many))))) == len(many) - 1  # of 64 bits, -2^63 is 2^63
+    assert bits(row_keys([-1], ["a"])) == bits(row_keys([2**64 - 1], ["a"]))
 
 
 def test_row_keys_by_prompt():

@@ -54,6 +54,7 @@ def check_lines(options: JobOptions, bad: list[tuple[int | None, str | None]], c
 def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict[str, Any]:
     """What must be equal for a job to go on. Batch size and mesh change no text."""
     model = engine.model
+    assert model.path is not None  # a command's model is read from a folder
     decoding = {name: getattr(options, name) for name in _DECODING}
     # with a shared prefix programs have other shapes, and near-ties may fall otherwise
     shared = {"shared_prefix": True} if options.shared_prefix else {}

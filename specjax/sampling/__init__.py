@@ -1,8 +1,9 @@
 """Sampling: parameters, warpers and noise."""
 
 from specjax.sampling.noise import row_keys
+from specjax.sampling.processors import Processor
 from specjax.sampling.sampler import Sampler
 from specjax.sampling.warp import warp
 from specjax.sampling_params import Sampling
 
-__all__ = ["Sampler", "Sampling", "row_keys", "warp"]
+__all__ = ["Processor", "Sampler", "Sampling", "row_keys", "warp"]

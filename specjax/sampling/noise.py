@@ -22,7 +22,7 @@ def row_keys(seed: int | Sequence[int], identities: Iterable[str | Sequence[int]
     apart by their ordinal in input order. So a row's noise does not depend on the batch, slot or host it is decoded in.
 
     Args:
-      seed: one seed, or one a record.
+      seed: one seed, or one a record: integers of 64 bits. Those that are equal modulo 2^64 give equal keys.
       identities: string ids or token ids.
     """
     identities = list(identities)
@@ -38,14 +38,16 @@ def row_keys(seed: int | Sequence[int], identities: Iterable[str | Sequence[int]
         words.append((*np.frombuffer(digest, "<u4"), counts[own_seed, digest]))
         counts[own_seed, digest] += 1
     table = np.asarray(words, np.uint32).reshape(-1, 3)
-    low = np.asarray([int(s) % 2**32 for s in seeds], np.uint32)
-    return _fold(jnp.asarray(low), jnp.asarray(table))
+    halves = np.asarray([divmod(int(s) % 2**64, 2**32) for s in seeds], np.uint32).reshape(-1, 2)
+    return _fold(jnp.asarray(halves), jnp.asarray(table))
 
 
 @jax.jit
 def _fold(seeds, words):
     def one(seed, word):
-        key = jax.random.key(seed, impl="threefry2x32")
+        high, low = seed
+        key = jax.random.key(low, impl="threefry2x32")
+        key = jnp.where(high == 0, key, jax.random.fold_in(key, high))  # as it was when seeds had 32 bits
         for i in range(3):
             key = jax.random.fold_in(key, word[i])
         return key

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from specjax.kernels.verify import gumbel_argmax
 from specjax.sampling.noise import ACCEPT, GUMBEL, RESIDUAL, gumbel, gumbel_at, keys_at, uniform
+from specjax.sampling.processors import Processor, process
 from specjax.sampling.repetition import penalise, seen_tokens
 from specjax.sampling.warp import warp
 from specjax.sampling_params import Sampling
@@ -33,6 +34,7 @@ class Sampler:
       ids: `[U]` int32, the target ids of the columns of every `[..., U]` array, for a draft head over fewer tokens; None
         where columns are ids.
       vocab: static, V, set together with `ids`.
+      processors: static, the user's own warpers.
     """
 
     key: Array
@@ -42,6 +44,7 @@ class Sampler:
     params: Sampling
     ids: Array | None = None
     vocab: int = dataclasses.field(default=0, metadata={"static": True})
+    processors: tuple[Processor, ...] = dataclasses.field(default=(), metadata={"static": True})
 
     def restricted(self, ids: Array | None, vocab: int) -> "Sampler":
         """The same sampler for logits over the columns `ids` `[U]` of V tokens: same noise, same penalties."""
@@ -61,7 +64,7 @@ class Sampler:
         return full if self.ids is None else full[..., self.ids]
 
     def penalised(self, logits: Array, paths: Paths | None = None) -> Array:
-        """Logits `[B, T, V]` after the repetition penalty; `paths` makes each node's own tokens."""
+        """Logits `[B, T, V]` after the repetition penalty and the processors; `paths` makes each node's own tokens."""
 
         def apply():
             seen = seen_tokens(
@@ -70,7 +73,11 @@ class Sampler:
             return penalise(logits, self._columns(seen), self.params.repetition_penalty)
 
         used = self.live & (self.params.repetition_penalty != 1)
-        return jax.lax.cond(jnp.any(used), apply, lambda: logits)
+        penalised = jax.lax.cond(jnp.any(used), apply, lambda: logits)
+        if not self.processors:
+            return penalised
+        own = None if paths is None else paths()
+        return self._columns(process(self.processors, self.full(penalised), self.tokens, self.length, own))
 
     def warped(self, logits: Array, paths: Paths | None = None) -> Array:
         """Scores `[B, T, V]` whose softmax is the law of the next token; greedy rows keep their penalised logits."""
@@ -142,6 +149,8 @@ class Sampler:
         def slow():
             return jax.lax.cond(jnp.any(self.live & hot), noisy, lambda: best(self.penalised(logits, paths)))
 
+        if self.processors:
+            return slow()
         uses = hot | (self.params.repetition_penalty != 1)
         return jax.lax.cond(jnp.any(self.live & uses), slow, lambda: best(logits))
 

@@ -7,15 +7,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specjax.draft import Drafter
 from specjax.sampling import row_keys
+from specjax.sampling.processors import Processor, checked
 from specjax.serve.options import DecodeOptions, PromptOptions, RunOptions, check_least, check_options, take
 from specjax.serve.progress import Speed, bar_fits, in_notebook, record_bar
 from specjax.serve.prompts import read_prompts
 from specjax.serve.request import Record, Request, several
-from specjax.serve.slots import OnText, Slots, Turn, in_order, serve
+from specjax.serve.slots import OnText, Served, Slots, Timing, Turn, in_order, serve
 from specjax.serve.text import check_unicode, encode_text
 from specjax.sharding import make_mesh
 from specjax.spec.assemble import Plan, assemble
@@ -25,19 +27,8 @@ from specjax.verify import Verifier
 SHORTEST_PREFIX = 16  # tokens: a shorter prefix is a chunk or less of prefill, and not worth its own
 
 
-@dataclasses.dataclass
-class Timing:
-    """What an engine has spent: decoding steps only, compilation and prefill apart."""
-
-    decode_seconds: float = 0.0
-    prefill_seconds: float = 0.0
-    compile_seconds: float = 0.0
-    new_tokens: int = 0
-    steps: int = 0
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.new_tokens / self.decode_seconds if self.decode_seconds else 0.0
+def _cast(x: jax.Array, dtype: Any) -> jax.Array:
+    return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 class Engine:
@@ -47,7 +38,8 @@ class Engine:
     diffusion models. What is None takes its default (`specjax.spec.assemble`).
 
     Args:
-      model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target.
+      model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target; a model of
+        your own as a `specjax.models.Model`, or as a pair of an LM (`specjax.lm.BaseLM`) and its parameters.
       drafter: a registry line such as `"prompt_lookup:length=8"`, a drafter, or a pair of drafter and its parameters.
       verifier: a registry line or a verifier.
       unmask: a registry line such as `"credit+threshold:threshold=0.8"`, or a policy.
@@ -57,6 +49,8 @@ class Engine:
       dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere.
       mesh: a mesh, or a line such as `"data=2,model=4"`.
       logprobs: whether records carry log-probabilities.
+      logits_processors: of an autoregressive model: functions `(tokens, length, logits) -> logits` of one text, see
+        `specjax.sampling.Processor`.
 
     Raises:
       ValueError: one line that says what cannot be used, and what can.
@@ -75,21 +69,31 @@ class Engine:
         dtype: Any = None,
         mesh: Any = None,
         logprobs: bool = False,
+        logits_processors: Sequence[Processor] = (),
     ):
         from specjax import models
 
         self.mesh = make_mesh(mesh)
+        if isinstance(model, tuple):
+            model = models.Model(*model)
         if not isinstance(model, models.Model):
             model = models.load(DEFAULT_MODEL if model is None else model, dtype=dtype, mesh=self.mesh)
         elif dtype is not None and models.resolve_dtype(dtype) != model.dtype:
             kind = models.resolve_dtype(dtype)
-            model = dataclasses.replace(model, params=jax.tree.map(lambda x: x.astype(kind), model.params), dtype=kind)
+            model = dataclasses.replace(model, params=jax.tree.map(lambda x: _cast(x, kind), model.params), dtype=kind)
         if self.mesh is not None:
             lm, params = models.spread(model.lm, model.params, self.mesh)
             model = dataclasses.replace(model, lm=lm, params=params)
         self.model = model
         plan = Plan(drafter, verifier, unmask, cache, block_length, cfg_scale, logprobs)
         self.decoder, self.params = assemble(model, plan, self.mesh)
+        if logits_processors and model.masked:
+            raise ValueError(
+                f"{model.name} is a diffusion model: logits_processors is a setting of an autoregressive one"
+            )
+        if logits_processors:
+            processors = checked(logits_processors, model.lm.vocab_size)
+            self.decoder = dataclasses.replace(self.decoder, processors=processors)
         self.timing = Timing()
 
     def __repr__(self) -> str:
@@ -99,7 +103,7 @@ class Engine:
     @property
     def max_length(self) -> int:
         """The longest text, prompt and output, that the model was made for."""
-        return self.model.lm.config.max_position_embeddings
+        return self.model.max_length
 
     def encode(self, prompt: str | Sequence[Any], what: str = "prompt") -> tuple[int, ...]:
         """A prompt's token ids, special tokens added as the tokenizer does.
@@ -196,16 +200,19 @@ class Engine:
             )
         return dataclasses.replace(request, suffix=suffix, suffix_ids=after)
 
-    def given(self, request: Request) -> tuple[int, ...]:
-        """What a row begins with: the prompt, or with a suffix the whole canvas."""
-        if self.model.masked is None or not request.suffix_ids:
-            return request.ids
-        return (*request.ids, *[self.model.masked.mask_id] * request.max_new_tokens, *request.suffix_ids)
+    def served(self, ignore_eos: bool = False) -> Served:
+        """What `specjax.serve.slots` needs of this engine."""
+        eos = () if ignore_eos else self.model.eos_ids
+        mask_id = None if self.model.masked is None else self.model.masked.mask_id
+        return Served(self.decoder, self.params, self.max_length, self.model.tokenizer, eos, mask_id, self.mesh)
 
     def capacity(self, requests: Sequence[Request]) -> int:
         """Text buffer slots that hold the longest of these requests, rounded up so that few sizes compile."""
+        return -(-self._needed(requests) // 128) * 128
+
+    def _needed(self, requests: Sequence[Request]) -> int:
         longest = max(min(len(r.ids) + r.max_new_tokens + len(r.suffix_ids), self.max_length) for r in requests)
-        return -(-(longest + self.decoder.slack) // 128) * 128
+        return longest + self.decoder.slack
 
     def shared_prefix(self, requests: Sequence[Request]) -> tuple[int, ...]:
         """The ids that all these prompts begin with, where there are enough to be worth reading apart; else none.
@@ -254,7 +261,7 @@ class Engine:
           shared_prefix: whether to prefill what all prompts begin with once, see `shared_prefix`.
 
         Raises:
-          ValueError: see `check_stop` and `shared_prefix`.
+          ValueError: see `check_stop` and `shared_prefix`; on a capacity that does not hold every request.
         """
         slots = min(batch_size, len(requests))
         prefix = self.shared_prefix(requests) if shared_prefix else ()
@@ -297,7 +304,8 @@ class Engine:
             longer list.
 
         Raises:
-          ValueError: see `check_stop`; on fewer than one row, or a prompt that does not begin with the prefix.
+          ValueError: see `check_stop`; on fewer than one row, a capacity that does not hold every request, or a prompt that
+            does not begin with the prefix.
         """
         self.check_stop(stop)
         if any(request.ids[: len(prefix)] != tuple(prefix) for request in requests):
@@ -306,31 +314,41 @@ class Engine:
             return iter(())
         if slots < 1:
             raise ValueError(f"at least one row must decode, got {slots}")
+        if capacity is not None and capacity < self._needed(requests):
+            raise ValueError(
+                f"a capacity of {capacity} does not hold these requests: the longest one needs {self._needed(requests)}, "
+                f"{self.decoder.slack} of them for what a step writes ahead; leave it out, or give at least that"
+            )
         return serve(
-            self,
+            self.served(ignore_eos),
             list(requests),
             self.keys(requests) if keys is None else keys,
+            self.timing,
             slots=slots,
             capacity=capacity or self.capacity(requests),
             stop=tuple(stop),
-            eos=() if ignore_eos else self.model.eos_ids,
             on_text=on_text,
+            on_end=self._ended,
             prefix=prefix,
         )
 
     def start(self, requests: Sequence[Request], *, ignore_eos: bool = False) -> Any:
         """A state that holds these requests, one a row: for programs that step it themselves."""
-        eos = () if ignore_eos else self.model.eos_ids
-        slots = Slots(self, len(requests), self.capacity(requests), eos)
+        slots = Slots(self.served(ignore_eos), len(requests), self.capacity(requests))
         return slots.insert(slots.empty(), range(len(requests)), list(requests), self.keys(requests))
 
     def keys(self, requests: Sequence[Request]) -> np.ndarray:
         """Key data `[R, 2]` of the requests' row keys, on the host. Equal requests differ by their order."""
-        keys = row_keys([r.seed for r in requests], [r.id if r.id is not None else self.given(r) for r in requests])
+        given = self.served().given
+        keys = row_keys([r.seed for r in requests], [r.id if r.id is not None else given(r) for r in requests])
         return np.asarray(jax.random.key_data(keys))
 
     def finished(self, rows: Sequence[int], state: Any) -> None:
-        """Called with the rows of `state` whose requests have just ended; does nothing here."""
+        """Called with the rows of `state` whose requests have just ended; may replace `params`. Does nothing here."""
+
+    def _ended(self, rows: Sequence[int], state: Any) -> Any:
+        self.finished(rows, state)
+        return self.params
 
 
 def generate(
@@ -356,6 +374,7 @@ def generate(
     ignore_eos: bool = False,
     batch_size: int = 8,
     logprobs: bool = False,
+    logits_processors: Sequence[Processor] = (),
     dtype: Any = None,
     mesh: Any = None,
     shared_prefix: bool = False,
@@ -366,7 +385,8 @@ def generate(
     With the default verifier the same seed gives the same text, whatever the drafter, the batch or the mesh.
 
     Args:
-      model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target.
+      model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target; a model of
+        your own as a `specjax.models.Model`, or as a pair of an LM (`specjax.lm.BaseLM`) and its parameters.
       prompts: a string, token ids, chat messages, or an iterable of such. A dict instead, like a line of an input file, has
         `prompt` or `messages`, and may set `id`, `suffix` and options from `max_new_tokens` to `seed` for itself.
       drafter: a registry line such as `"prompt_lookup:length=8"`, a drafter, or a pair of drafter and its parameters.
@@ -388,6 +408,7 @@ def generate(
       ignore_eos: whether to go on after EOS.
       batch_size: rows decoded together; changes speed, never text.
       logprobs: whether records carry log-probabilities of their tokens, raw and after warping.
+      logits_processors: your own warpers, see `specjax.sampling.Processor`.
       dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere.
       mesh: a mesh, or a line such as `"data=2,model=4"`.
       shared_prefix: whether to prefill what all prompts begin with once, where that is 16 tokens or more.
@@ -406,7 +427,7 @@ def generate(
     check_least(run)
     check_options(defaults)
     asked = read_prompts(model, prompts)
-    engine = Engine(**vars(take(DecodeOptions, given)))
+    engine = Engine(**vars(take(DecodeOptions, given)), logits_processors=logits_processors)
     requests: Any = [
         one
         for prompt, own in asked

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decoder as decoding
+from specjax.decoder import Decoder
 from specjax.serve.request import Record, Request, sampling_of
-from specjax.serve.text import find_stop, new_text
+from specjax.serve.text import cut_at_stop, settled
 from specjax.sharding.distributed import to_devices, to_host
 from specjax.sharding.rules import parts, rounded
 from specjax.speculative import prefill_width
@@ -29,6 +30,7 @@ _RECORDED = ("tokens", "prompt_length", "length", "finish", "stats", "logprobs")
 REASONS = {Finish.EOS: "eos", Finish.LENGTH: "length", Finish.STOP: "stop", Finish.ERROR: "error"}
 
 OnText = Callable[[int, str], None]
+OnEnd = Callable[[Sequence[int], Any], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,26 +61,68 @@ def in_order(turns: Iterator[Turn]) -> Iterator[Record]:
             due += 1
 
 
+@dataclasses.dataclass
+class Timing:
+    """What has been spent: decoding steps only, compilation and prefill apart."""
+
+    decode_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    new_tokens: int = 0
+    steps: int = 0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.new_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """What is served: all that rows need to know of a model.
+
+    Attributes:
+      decoder: a `specjax.decoder.Decoder`.
+      params: its parameters.
+      max_length: the longest text, prompt and output.
+      tokenizer: a transformers tokenizer; None: records have ids and no text.
+      eos: ids that end a text.
+      mask_id: of a model that fills in before a suffix: the id of an open position.
+      mesh: where the rows lie, or None.
+    """
+
+    decoder: Decoder
+    params: Any
+    max_length: int
+    tokenizer: Any = None
+    eos: tuple[int, ...] = ()
+    mask_id: int | None = None
+    mesh: jax.sharding.Mesh | None = None
+
+    def given(self, request: Request) -> tuple[int, ...]:
+        """What a row begins with: the prompt, or with a suffix the whole canvas."""
+        if self.mask_id is None or not request.suffix_ids:
+            return request.ids
+        return (*request.ids, *[self.mask_id] * request.max_new_tokens, *request.suffix_ids)
+
+
 @dataclasses.dataclass(frozen=True)
 class Slots:
     """Rows of one shape and how requests enter them.
 
     Attributes:
-      engine: a `specjax.serve.engine.Engine`.
+      served: the model.
       count: B.
       capacity: text buffer slots of a row.
-      eos: ids that end a text.
     """
 
-    engine: Any
+    served: Served
     count: int
     capacity: int
-    eos: tuple[int, ...]
 
     @property
     def rows(self) -> int:
         """B, as the mesh divides it."""
-        return rounded(self.engine.mesh, "batch", self.count)
+        return rounded(self.served.mesh, "batch", self.count)
 
     @property
     def share(self) -> int:
@@ -87,15 +131,15 @@ class Slots:
 
     def empty(self) -> Any:
         """A state of free rows."""
-        dtype = jax.tree.leaves(self.engine.model.params)[0].dtype
-        width = max(len(self.eos), 1)
-        return decoding.empty(self.engine.decoder, self.engine.params, self.rows, self.capacity, dtype, width)
+        decoder, params = self.served.decoder, self.served.params
+        dtype = jax.tree.leaves(params["target"])[0].dtype
+        return decoding.empty(decoder, params, self.rows, self.capacity, dtype, max(len(self.served.eos), 1))
 
     def read_prefix(self, state: Any, tokens: Sequence[int]) -> tuple[Any, Any]:
         """The state, and what prompts that begin with these tokens have in common; None of no tokens."""
         if not tokens:
             return state, None
-        return decoding.read_prefix(self.engine.decoder, self.engine.params, state, np.asarray(tokens, np.int32))
+        return decoding.read_prefix(self.served.decoder, self.served.params, state, np.asarray(tokens, np.int32))
 
     def insert(
         self, state: Any, rows: Sequence[int], requests: Sequence[Request], keys: np.ndarray, prefix: Any = None
@@ -103,8 +147,8 @@ class Slots:
         """Requests into rows, a few at a time: one compiled shape a prefill width (of the widest, one for every multiple of
         it), and what one row holds does not depend on which others enter. `prefix` is from `read_prefix`."""
         known = 0 if prefix is None else prefix.length - 1
-        split = parts(self.engine.mesh, "tokens")
-        widths = [prefill_width(len(self.engine.given(request)) - known, split) for request in requests]
+        split = parts(self.served.mesh, "tokens")
+        widths = [prefill_width(len(self.served.given(request)) - known, split) for request in requests]
         for width in sorted(set(widths)):
             chosen = [i for i, own in enumerate(widths) if own == width]
             for at in range(0, len(chosen), self.share):
@@ -118,58 +162,61 @@ class Slots:
         spare = self.share - len(rows)
         rows, requests = [*rows, *[self.rows] * spare], [*requests, *requests[:1] * spare]
         keys = np.concatenate([keys, np.repeat(keys[:1], spare, axis=0)])
-        given = [self.engine.given(request) for request in requests]
+        given = [self.served.given(request) for request in requests]
         begin = 1 if prefix is None else prefix.length
         size = begin + -(-(max(map(len, given)) - begin) // width) * width
         prompts = np.zeros((self.share, size), np.int32)
         for row, ids in enumerate(given):
             prompts[row, : len(ids)] = ids
+        eos = self.served.eos or (-1,)
         ends = [len(r.ids) + r.max_new_tokens + len(r.suffix_ids) for r in requests]
         return decoding.insert(
-            self.engine.decoder,
-            self.engine.params,
+            self.served.decoder,
+            self.served.params,
             state,
             np.asarray(rows),
             prompts,
             np.asarray([len(ids) for ids in given], np.int32),
             jax.random.wrap_key_data(jnp.asarray(keys)),
-            limit=np.minimum(ends, self.engine.max_length).astype(np.int32),
+            limit=np.minimum(ends, self.served.max_length).astype(np.int32),
             sampling=sampling_of(requests),
-            eos=np.broadcast_to(np.asarray(self.eos or (-1,), np.int32), (self.share, max(len(self.eos), 1))),
+            eos=np.broadcast_to(np.asarray(eos, np.int32), (self.share, len(eos))),
             width=width,
             **({} if prefix is None else {"prefix": prefix}),
         )
 
 
 def serve(
-    engine: Any,
+    served: Served,
     requests: Sequence[Request],
     keys: np.ndarray,
+    timing: Timing,
     *,
     slots: int,
     capacity: int,
     stop: tuple[str, ...] = (),
-    eos: tuple[int, ...] = (),
     on_text: OnText | None = None,
+    on_end: OnEnd | None = None,
     prefix: Sequence[int] = (),
 ) -> Iterator[Turn]:
     """Completes requests in a fixed number of rows. The device runs on its own until a row ends or a number of steps is over.
 
     Args:
-      engine: a `specjax.serve.engine.Engine`.
+      served: the model.
       requests: at least one; they enter in this order.
       keys: key data `[R, 2]`, one a request.
+      timing: what is spent is added to it.
       slots: B.
       capacity: text buffer slots of a row, enough for every request.
       stop: strings that end a text.
-      eos: ids that end a text.
       on_text: see `Engine.run`.
+      on_end: called with the rows that have just ended and the state; returns the parameters to go on with.
       prefix: ids that every prompt begins with, which are prefilled once.
     """
-    of = Slots(engine, slots, capacity, eos)
-    timing = engine.timing
+    of = Slots(served, slots, capacity)
+    decoder, params = served.decoder, served.params
     began = time.perf_counter()
-    state = decoding.run(engine.decoder, engine.params, of.empty(), 0)  # compiles: the timing sees only decoding
+    state = decoding.run(decoder, params, of.empty(), 0)  # compiles: the timing sees only decoding
     jax.block_until_ready(state)
     timing.compile_seconds += time.perf_counter() - began
     began = time.perf_counter()
@@ -178,7 +225,7 @@ def serve(
     waiting = collections.deque(range(len(requests)))
     held: dict[int, int] = {}  # row: index of its request
     length, steps = np.zeros(of.rows, np.int64), np.zeros(of.rows, np.int64)
-    watch = _Watch(engine.model.tokenizer, stop, on_text) if stop or on_text else None
+    watch = Watch(served.tokenizer, stop, on_text) if stop or on_text else None
     while waiting or held:
         free = [row for row in range(of.rows) if row not in held][: len(waiting)]
         if free:
@@ -191,7 +238,7 @@ def serve(
             timing.prefill_seconds += time.perf_counter() - began
         began = time.perf_counter()
         count = STEPS_PER_CALL if watch is None else WATCHED_STEPS
-        state = decoding.run(engine.decoder, engine.params, state, count, len(held) - of.share + 1)
+        state = decoding.run(decoder, params, state, count, len(held) - of.share + 1)
         host = SimpleNamespace(**to_host({name: getattr(state, name, None) for name in _RECORDED}))
         timing.decode_seconds += time.perf_counter() - began
         rows = list(held)
@@ -203,9 +250,10 @@ def serve(
                 host.finish[stopped] = Finish.STOP
                 state = dataclasses.replace(state, finish=to_devices(host.finish, state.finish.sharding))
                 ended += stopped
-        if ended:
-            engine.finished(ended, state)
-        finished = [(held[row], _record(engine, requests[held[row]], host, row, stop)) for row in ended]
+        if ended and on_end is not None:
+            params = on_end(ended, state)
+            of = dataclasses.replace(of, served=dataclasses.replace(served, params=params))
+        finished = [(held[row], record_of(served.tokenizer, requests[held[row]], host, row, stop)) for row in ended]
         timing.new_tokens += sum(record.new_tokens for _, record in finished)
         timing.steps += sum(record.steps for _, record in finished)
         ends = [host.prompt_length[row] + requests[held[row]].max_new_tokens for row in rows]  # a suffix follows
@@ -217,7 +265,7 @@ def serve(
         yield Turn(finished, int(moved.sum()), int(took.sum()), int(took.max()))
 
 
-class _Watch:
+class Watch:
     """Finds stop strings in running rows, and hands out text as it comes."""
 
     def __init__(self, tokenizer: Any, stop: tuple[str, ...], on_text: OnText | None):
@@ -228,17 +276,16 @@ class _Watch:
         """The running rows that wrote a stop string."""
         stopped = []
         for row, (index, request) in held.items():
-            text = new_text(self.tokenizer, request.ids, _new_tokens(request, host, row))
-            running, cut = host.finish[row] == Finish.RUNNING, find_stop(text, self.stop)
-            if running and cut is not None:
+            tokens = _new_tokens(request, host, row)
+            text, count = cut_at_stop(self.tokenizer, request.ids, tokens, self.stop)
+            running = host.finish[row] == Finish.RUNNING and count is None
+            if host.finish[row] == Finish.RUNNING and count is not None:
                 stopped.append(row)
             if self.on_text is not None and text is not None:
-                end = len(text) if cut is None else cut
-                if running and cut is None:  # a stop string may be half written, and so may a character
-                    end = min(end - max((len(s) - 1 for s in self.stop), default=0), len(text.rstrip("\ufffd")))
-                if end > self.shown[index]:
-                    self.on_text(index, text[self.shown[index] : end])
-                    self.shown[index] = end
+                text = settled(text, self.stop) if running else text
+                if len(text) > self.shown[index]:
+                    self.on_text(index, text[self.shown[index] :])
+                    self.shown[index] = len(text)
         return stopped
 
 
@@ -247,23 +294,14 @@ def _new_tokens(request: Request, host: Any, row: int) -> list[int]:
     return host.tokens[row, begin : min(int(host.length[row]), begin + request.max_new_tokens)].tolist()  # no suffix
 
 
-def _record(engine: Any, request: Request, host: Any, row: int, stop: Sequence[str]) -> Record:
-    tokenizer = engine.model.tokenizer
+def record_of(tokenizer: Any, request: Request, host: Any, row: int, stop: Sequence[str]) -> Record:
+    """The record of a request whose row ended, from the fields of the state that records need."""
     tokens = _new_tokens(request, host, row)
     decoded = len(tokens)
     reason = REASONS[Finish(int(host.finish[row]))]
-    text = new_text(tokenizer, request.ids, tokens)
-    cut = find_stop(text, stop)
-    if cut is not None:
-        reason = "stop"
-        # the tokens end where the stop string is complete, however far the last call went on
-        count = next(
-            n for n in range(1, len(tokens) + 1)
-            if find_stop(new_text(tokenizer, request.ids, tokens[:n]), stop) is not None
-        )  # fmt: skip
-        tokens = tokens[:count]
-        text = new_text(tokenizer, request.ids, tokens) or ""
-        text = text[: find_stop(text, stop)]
+    text, count = cut_at_stop(tokenizer, request.ids, tokens, stop)
+    if count is not None:  # the tokens end where the stop string is complete, however far the last call went on
+        reason, tokens = "stop", tokens[:count]
     steps = int(host.stats.steps[row])
     error = None
     if reason == "error":

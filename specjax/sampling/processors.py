@@ -1,0 +1,63 @@
+"""Warpers of the user's own: functions of one text and the logits of its next token, applied wherever those are drawn from."""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+Processor = Callable[[Array, Array, Array], Array]
+"""From one text (`tokens` `[L]` int32, of which the first `length` `[]` count; the rest is garbage, and L is not a promise) and
+the raw logits `[V]` float32 of its next token to other logits `[V]`; -inf bans a token.
+
+It is traced by JAX and mapped over the rows and the nodes of a draft tree. A node's text is the row's own with the path that
+leads to the node: all that a processor may look at. So it says the same whatever was drafted, and a seed keeps its text.
+Hashable and the same object in every call, a function of a module rather than a new lambda, or programs compile again.
+"""
+
+
+def checked(processors: Iterable[Processor], vocab_size: int) -> tuple[Processor, ...]:
+    """The processors as a tuple.
+
+    Raises:
+      ValueError: on one that cannot be called or hashed, or that does not return logits.
+    """
+    processors = tuple(processors)
+    row = jax.ShapeDtypeStruct((vocab_size,), jnp.float32)
+    text, count = jax.ShapeDtypeStruct((64,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+    for one in processors:
+        if not callable(one) or type(one).__hash__ is None:
+            raise ValueError(
+                f"a logits processor is a hashable function (tokens, length, logits) -> logits, not {one!r}"
+            )
+        got = jax.eval_shape(one, text, count, row)
+        if getattr(got, "shape", None) != row.shape or got.dtype != row.dtype:
+            raise ValueError(
+                f"the logits processor {getattr(one, '__name__', one)!r} gets float32 logits of {vocab_size} tokens and must "
+                f"return such, not {got}"
+            )
+    return processors
+
+
+def process(processors: Sequence[Processor], logits: Array, tokens: Array, length: Array, paths: Array | None) -> Array:
+    """Logits `[B, T, V]` after the processors, in order.
+
+    Args:
+      processors: see `Processor`.
+      logits: `[B, T, V]` float32.
+      tokens: `[B, L]`, the rows' text.
+      length: `[B]`, how much of it is real.
+      paths: `[B, T, D]`, what each of T positions has below it, -1 for none; None: nothing.
+    """
+    every = lambda tokens, length, logits: functools.reduce(lambda x, one: one(tokens, length, x), processors, logits)
+    if paths is None or paths.shape[-1] == 0:
+        return jax.vmap(jax.vmap(every, in_axes=(None, None, 0)))(tokens, length, logits)
+
+    def node(tokens, length, path, logits):
+        real = path >= 0
+        at = jnp.where(real, length + jnp.cumsum(real) - 1, tokens.shape[0])
+        return every(tokens.at[at].set(path, mode="drop"), length + real.sum(), logits)
+
+    wide = jnp.pad(tokens, ((0, 0), (0, paths.shape[-1])))
+    return jax.vmap(jax.vmap(node, in_axes=(None, None, 0, 0)))(wide, length, paths, logits)

@@ -8,14 +8,8 @@ import specjax
 from specjax.bench.stdlib import heldout_functions
 from specjax.serve.engine import Engine
 
-DRAFTERS = (
-    "none",
-    "prompt_lookup",
-    "token_recycling",
-    "draft",
-    "draft:expander=top_k,k=3,depth=4,nodes=10",
-    "prompt_lookup:length=4+draft:length=2",
-)
+GREEDY = ("none", "prompt_lookup", "draft", "prompt_lookup:length=4+draft:length=2")
+SAMPLED = ("prompt_lookup", "token_recycling", "draft:expander=top_k,k=3,depth=4,nodes=10")
 NEW = 64
 
 
@@ -68,13 +62,8 @@ def greedy(model, prompts, drafter, theirs):
 
 
 @pytest.mark.slow
-def test_greedy_equals_transformers(model, prompts, theirs):
-    greedy(model, prompts, "prompt_lookup", theirs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("drafter", [d for d in DRAFTERS if d != "prompt_lookup"])
-def test_greedy_of_every_drafter_equals_transformers(model, prompts, theirs, drafter):
+@pytest.mark.parametrize("drafter", GREEDY)
+def test_greedy_equals_transformers(model, prompts, theirs, drafter):
     greedy(model, prompts, drafter, theirs)
 
 
@@ -93,7 +82,7 @@ def _requests(engine, prompts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", ("prompt_lookup", "token_recycling", "draft:expander=top_k,k=3,depth=4,nodes=10"))
+@pytest.mark.parametrize("drafter", SAMPLED)
 def test_sampled_text_is_the_same_in_any_batch(model, prompts, sampled, drafter):
     engine = Engine(model, drafter)
     requests = _requests(engine, prompts)

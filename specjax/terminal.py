@@ -104,9 +104,10 @@ def add_fields(parser: argparse.ArgumentParser, cls: type, **words: str) -> None
 
 
 def from_args(cls: type[Options], args: argparse.Namespace) -> Options:
-    """What a parser with the fields of `cls` found; lists become tuples."""
+    """What a parser with the fields of `cls` found; lists become tuples, and a hidden field that nobody set is its default."""
     found = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
-    return cls(**{field.name: found[field.name] for field in dataclasses.fields(cast(Any, cls))})
+    fields = dataclasses.fields(cast(Any, cls))
+    return cls(**{f.name: found[f.name] for f in fields if f.name in found or not f.metadata.get("hidden")})
 
 
 def run_program(

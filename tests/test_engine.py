@@ -124,8 +124,11 @@ def test_prompts_that_are_none(model, prompts, said):
 
 def test_no_advice_about_torch(tmp_path, monkeypatch, capfd):
     """As transformers' own module does where torch is missing, one warns when it is imported."""
-    (tmp_path / "transformers").mkdir()
-    warns = "import logging\nlogging.getLogger(__name__).warning('PyTorch was not found')\nAutoTokenizer = None\n"
+    utils = tmp_path / "transformers" / "utils"
+    utils.mkdir(parents=True)
+    (utils / "__init__.py").touch()
+    (utils / "logging.py").write_text("get_verbosity = set_verbosity = set_verbosity_error = lambda *given: None\n")
+    warns = "import logging\nlogging.getLogger(__name__).warning('PyTorch was not found')\nAutoTokenizer = AutoConfig = None\n"
     (tmp_path / "transformers" / "__init__.py").write_text(warns)
     (tmp_path / "tokenizer.json").write_text("{}")
     for name in ["transformers", *(name for name in sys.modules if name.startswith("transformers."))]:

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.draft import Drafter
-from specjax.sampling import row_keys
-from specjax.sampling.processors import Processor, checked
+from specjax.sampling import Processor, row_keys
 from specjax.serve.options import DecodeOptions, PromptOptions, RunOptions, check_least, check_options, take
 from specjax.serve.progress import Speed, bar_fits, in_notebook, record_bar
 from specjax.serve.prompts import read_prompts
@@ -85,15 +84,8 @@ class Engine:
             lm, params = models.spread(model.lm, model.params, self.mesh)
             model = dataclasses.replace(model, lm=lm, params=params)
         self.model = model
-        plan = Plan(drafter, verifier, unmask, cache, block_length, cfg_scale, logprobs)
+        plan = Plan(drafter, verifier, unmask, cache, block_length, cfg_scale, logprobs, tuple(logits_processors))
         self.decoder, self.params = assemble(model, plan, self.mesh)
-        if logits_processors and model.masked:
-            raise ValueError(
-                f"{model.name} is a diffusion model: logits_processors is a setting of an autoregressive one"
-            )
-        if logits_processors:
-            processors = checked(logits_processors, model.lm.vocab_size)
-            self.decoder = dataclasses.replace(self.decoder, processors=processors)
         self.timing = Timing()
 
     def __repr__(self) -> str:
@@ -427,7 +419,7 @@ def generate(
     check_least(run)
     check_options(defaults)
     asked = read_prompts(model, prompts)
-    engine = Engine(**vars(take(DecodeOptions, given)), logits_processors=logits_processors)
+    engine = Engine(**vars(take(DecodeOptions, given)))
     requests: Any = [
         one
         for prompt, own in asked

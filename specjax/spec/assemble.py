@@ -1,11 +1,13 @@
 """From a loaded model and lines of text to its decoder and parameters, whichever kind of model it is."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from specjax.draft import Drafter
+from specjax.sampling import Processor
 from specjax.spec.companions import Stored
 from specjax.spec.registry import build_drafter, make_cache, make_sampler, make_unmask, make_verifier
 from specjax.speculative import speculative
@@ -35,6 +37,7 @@ class Plan:
       block_length: of a diffusion model.
       cfg_scale: of a diffusion model.
       logprobs: whether records carry log-probabilities; of an autoregressive model.
+      logits_processors: the user's own warpers (`specjax.sampling.Processor`); of an autoregressive model.
     """
 
     drafter: "str | Drafter | tuple[Drafter, Any] | None" = _setting(
@@ -52,6 +55,7 @@ class Plan:
         None, "of a diffusion model: classifier-free guidance (default: off)", metavar="S"
     )
     logprobs: bool = _setting(False, "records carry log-probabilities of their tokens")
+    logits_processors: Sequence[Processor] = _setting((), "", hidden=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +71,7 @@ class _Kind:
     settings: tuple[str, ...]
 
 
-_AUTOREGRESSIVE = _Kind("an autoregressive", ("drafter", "verifier", "logprobs"))
+_AUTOREGRESSIVE = _Kind("an autoregressive", ("drafter", "verifier", "logprobs", "logits_processors"))
 _DIFFUSION = _Kind("a diffusion", ("unmask", "cache", "block_length", "cfg_scale"))
 
 
@@ -83,9 +87,8 @@ def assemble(model: Any, plan: Plan, mesh: Any = None) -> tuple[Any, Any]:
       ValueError: one line that says what cannot be used, and what can; a setting of the other kind of model among it.
     """
     kind, other = (_DIFFUSION, _AUTOREGRESSIVE) if model.masked else (_AUTOREGRESSIVE, _DIFFUSION)
-    wrong = [
-        field for field in other.settings if getattr(plan, field) is not None and getattr(plan, field) is not False
-    ]
+    asked = lambda value: not (value is None or value is False or isinstance(value, tuple) and not value)
+    wrong = [field for field in other.settings if asked(getattr(plan, field))]
     if wrong:
         raise ValueError(
             f"{model.name} is {kind.words} model: {wrong[0]} is a setting of {other.words} one; it takes "
@@ -101,7 +104,9 @@ def _autoregressive(model, plan, mesh):
         verifier = make_verifier(verifier)
     chosen = DEFAULT_DRAFTER if plan.drafter is None else plan.drafter or "none"
     drafter, draft_params = build_drafter(chosen, model, mesh=mesh)
-    decoder = speculative(model.lm, drafter, verifier, logprobs=plan.logprobs, mesh=mesh)
+    decoder = speculative(
+        model.lm, drafter, verifier, logprobs=plan.logprobs, mesh=mesh, logits_processors=plan.logits_processors
+    )
     params = {"target": model.params, "draft": draft_params}
     if mesh is not None and not model.abstract:
         params = jax.device_put(params, decoder.param_shardings(params))

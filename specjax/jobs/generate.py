@@ -14,7 +14,7 @@ from specjax.jobs.manifest import fingerprint, hash_json, named_folders
 from specjax.jobs.output import Item, Output, check
 from specjax.jobs.run import complete, follow
 from specjax.serve.request import Record, Request
-from specjax.sharding.distributed import from_first, is_first, meet
+from specjax.sharding.distributed import from_first, is_first
 from specjax.terminal import BadInput, add_model_options, bad_input, complain, note
 
 
@@ -84,7 +84,6 @@ def _here(args: argparse.Namespace, several: bool = False, first: bool = True) -
         manifest = make_manifest(args, engine, given) if args.output or several else {}
         if several:
             hosts.check_same(manifest)
-            meet(engine.mesh)
         output = _open(args, manifest, items) if first else None
     status = _write(args, engine, items, output) if first else follow(args, engine, items)
     return int(from_first(np.asarray(status, np.int32)))  # JAX would not wait so long at its end as a table may take

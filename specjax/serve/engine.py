@@ -14,7 +14,7 @@ from specjax.sampling import row_keys
 from specjax.serve.request import Record, Request, check_options
 from specjax.serve.slots import OnText, Slots, Turn, in_order, serve
 from specjax.serve.text import check_unicode, encode_text
-from specjax.sharding import make_mesh
+from specjax.sharding import distributed, make_mesh
 from specjax.spec.assemble import Plan, assemble
 from specjax.verify import Verifier
 
@@ -76,6 +76,8 @@ class Engine:
         from specjax import models
 
         self.mesh = make_mesh(mesh)
+        if self.mesh is not None and jax.process_count() > 1:
+            distributed.meet(self.mesh)  # before one of them compiles for longer than the others wait
         if not isinstance(model, models.Model):
             model = models.load(DEFAULT_MODEL if model is None else model, dtype=dtype, mesh=self.mesh)
         elif dtype is not None and models.resolve_dtype(dtype) != model.dtype:

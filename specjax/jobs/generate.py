@@ -15,7 +15,7 @@ from specjax.jobs.work import make_engine, make_items, make_manifest, plain
 from specjax.serve.engine import SHORTEST_PREFIX
 from specjax.serve.options import check_least
 from specjax.serve.request import Request
-from specjax.sharding.distributed import from_first, meet
+from specjax.sharding.distributed import from_first
 from specjax.terminal import bad_input, complain, flag, note
 
 _MAY_DIFFER = (
@@ -56,8 +56,6 @@ def _here(options: JobOptions, several: bool = False, first: bool = True) -> int
         manifest = make_manifest(options, engine, given) if options.file or several else {}
         if several:
             hosts.check_same(manifest)
-            if engine.mesh is not None:
-                meet(engine.mesh)
         output = _open(options, manifest, items) if first else None
     status = _write(options, completer, items, output) if first else follow(options, completer, items)
     return int(from_first(np.asarray(status, np.int32)))  # JAX would not wait so long at its end as a table may take

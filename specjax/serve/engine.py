@@ -18,7 +18,7 @@ from specjax.serve.prompts import read_prompts
 from specjax.serve.request import Record, Request, several
 from specjax.serve.slots import OnText, Served, Slots, Timing, Turn, in_order, serve
 from specjax.serve.text import check_unicode, encode_text
-from specjax.sharding import make_mesh
+from specjax.sharding import distributed, make_mesh
 from specjax.spec.assemble import Plan, assemble
 from specjax.spec.companions import DEFAULT_MODEL
 from specjax.verify import Verifier
@@ -75,6 +75,8 @@ class Engine:
         self.mesh = make_mesh(mesh)
         if isinstance(model, tuple):
             model = models.Model(*model)
+        if self.mesh is not None and jax.process_count() > 1:
+            distributed.meet(self.mesh)  # before one of them compiles for longer than the others wait
         if not isinstance(model, models.Model):
             model = models.load(DEFAULT_MODEL if model is None else model, dtype=dtype, mesh=self.mesh)
         elif dtype is not None and models.resolve_dtype(dtype) != model.dtype:

@@ -10,6 +10,8 @@ import pytest
 from specjax import cli
 from specjax.jobs import fleet, hosts
 from specjax.jobs.options import RayOptions
+from specjax.models import ModelError
+from specjax.serve.engine import Engine
 from specjax.sharding import distributed, make_mesh
 
 
@@ -46,6 +48,16 @@ def test_one_process_asks_nobody():
     there = distributed.to_devices(np.arange(16), place)
     distributed.meet(make_mesh("data=4,model=2"))
     assert there.sharding == place and distributed.to_host({"x": there})["x"].tolist() == list(range(16))
+
+
+def test_an_engine_connects_its_processes_before_any_of_them_compiles(monkeypatch):
+    """One that compiles for longer than Gloo waits for a first contact would end the others."""
+    met = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(distributed, "meet", met.append)
+    with pytest.raises(ModelError, match="unknown model 'nowhere'"):
+        Engine("nowhere", mesh="data=4,model=2")
+    assert met == [make_mesh("data=4,model=2")]
 
 
 MACHINES = ({"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 4.0}, {"CPU": 2.0})

@@ -59,7 +59,7 @@ class DiffuSpec(TreeDrafter):
 
     about = About(
         "diffuspec",
-        "a diffusion model's laws for all positions ahead, from one pass",
+        "a diffusion model's distributions for all positions ahead, from one pass",
         "arXiv:2510.02358",
         fields=("prior", "decay", "ahead"),
         expander="chain",

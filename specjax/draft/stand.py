@@ -56,7 +56,7 @@ class Stand(TableDrafter):
       probes: places that a context may lie in.
     """
 
-    about = About("stand", "a table of the target's average laws after its last tokens", "arXiv:2506.04708")
+    about = About("stand", "a table of the target's average distributions after its last tokens", "arXiv:2506.04708")
 
     tree: str = "2 | 1 1 | 1 | 1 | 1 | 1"
     k: int = 10

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads of several workers would wait for each other, busily
 # a decoder's step compiles in a third of the time: most of it is LLVM over the loops of the newer fusion emitters
 os.environ.setdefault(
     "XLA_FLAGS",
@@ -61,6 +62,7 @@ LONG = (
     "test_shipped.py",
     "test_greedy_vs_transformers.py",
     "test_processes.py",
+    "test_plan_llama.py",
     "test_plan.py",
 )
 """Files that take minutes come first: else one worker begins the last of them when the other ends."""

@@ -6,56 +6,16 @@ import json
 
 import jax
 import pytest
+from support.planned import check, must_read, needs_libtpu, setup_of
 
 from specjax import cli, models
-from specjax.draft import PromptLookup
-from specjax.models import hub
 from specjax.plan import fit, step
-from specjax.sharding import aot, make_mesh
-from specjax.spec.assemble import Plan
+from specjax.sharding import aot
 
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="compiles for a TPU: pip install 'specjax[aot]'"
-)
 SMALL = {
     "model_type": "llama", "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 2,
     "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 8192, "rope_theta": 10000.0,
 }  # fmt: skip
-
-
-class FullChain(PromptLookup):
-    """Always reads all 16 nodes: the costliest branch of a step, the one that a plan counts, and nothing else to compile."""
-
-    @property
-    def rungs(self):
-        return (self.nodes,)
-
-
-def setup_of(name, topology, layers, config=None):
-    devices = aot.devices(topology)
-    mesh = make_mesh(f"model={len(devices)}", devices)
-    model = models.abstract(name, "bfloat16", mesh, config)
-    model = hub.with_layers(model, layers, mesh)
-    return step.prepare(model, Plan(FullChain(length=15)), mesh, batch=8, context=8192)
-
-
-def check(setup):
-    """No copy of a cache, nothing gathered, two reductions a layer; returns the cost, the traffic and what a chip holds."""
-    program, traffic = step.compiled(setup)
-    layers, held = setup.decoder.target.num_layers, step.sizes(setup)
-    assert program.memory_analysis().alias_size_in_bytes >= held.cache
-    cache = setup.state.cache.key[0]
-    assert traffic.written(cache.sharding.shard_shape(cache.shape)) == []
-    # besides the layers': the looked-up embeddings, and the greatest logit and its index
-    assert {kind: entry["count"] for kind, entry in traffic.collectives.items()} == {"all-reduce": 2 * layers + 3}
-    rows = 8 * 16 * setup.decoder.target.config.hidden_size * 2
-    assert traffic.collectives["all-reduce"]["bytes"] < (4 * layers + 2) * rows  # activations only, in float32 at most
-    return step.cost_of(program, traffic), traffic, held
-
-
-def must_read(setup, held):
-    """The ideal without the embedding table, of which a step only reads a few rows."""
-    return held.ideal - step.chip_bytes(setup.params["target"]["embed"])
 
 
 @needs_libtpu
@@ -71,34 +31,6 @@ def test_a_step_reads_weights_and_live_cache_once(tmp_path):
     products = 8 * 16 * (held.weights - step.chip_bytes(setup.params["target"]["embed"]))
     attention = 2 * 4 * 8 * 16 * 2 * 128 * 8192
     assert 0.98 * (products + attention) < cost.flops < 1.15 * (products + attention)
-
-
-@needs_libtpu
-@pytest.mark.slow
-def test_llama_8b_on_four_chips():
-    """Two and four layers, of which the whole is extrapolated."""
-    found = [
-        (setup, *check(setup)) for setup in (setup_of("meta-llama/Llama-3.1-8B", "v5e:2x2", n) for n in step.LAYERS)
-    ]
-    line = lambda values: values[0] + (32 - 2) / (4 - 2) * (values[1] - values[0])
-    moved = line([traffic.bytes for _, _, traffic, _ in found])
-    need = line([must_read(setup, held) for setup, _, _, held in found])
-    assert need <= moved <= 1.15 * need
-
-
-@needs_libtpu
-@pytest.mark.slow
-def test_llama_70b_on_sixteen_chips():
-    """Eight kv-heads on sixteen chips: each has one of them, and another chip has the same. Here the compiler keeps float32
-    activations in main memory as well, which costs more than the small share of the weights leaves room for."""
-    setup = setup_of("meta-llama/Llama-3.1-70B", "v5p:2x2x4", 2)
-    assert setup.decoder.target.kv_copies == 2
-    cache = setup.state.cache.key[0]
-    assert cache.sharding.shard_shape(cache.shape) == (8, 1, 8192, 128)
-    _, traffic, _ = check(setup)
-    live = cache.sharding.shard_shape(cache.shape)[0] * setup.live * 128 * 2
-    reads = [access.read for access in traffic.accesses if access.op.target == "tpu_custom_call"]
-    assert len(reads) == 2 and all(2 * live <= read <= 1.05 * 2 * live for read in reads)  # keys and values once
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from specjax.tree import Topology, Tree
 if TYPE_CHECKING:
     from specjax import models as models
     from specjax.serve.engine import generate as generate
+    from specjax.serve.score import score as score
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ __all__ = [
     "models",
     "run",
     "sampling",
+    "score",
     "speculative",
     "stream",
     "verify",
@@ -52,6 +54,8 @@ def __dir__() -> list[str]:
 def __getattr__(name: str):
     if name == "generate":
         return importlib.import_module("specjax.serve.engine").generate
+    if name == "score":
+        return importlib.import_module("specjax.serve.score").score
     if name == "models":
         return importlib.import_module("specjax.models")
     raise AttributeError(f"module 'specjax' has no attribute {name!r}")

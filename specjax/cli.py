@@ -16,10 +16,11 @@ from specjax import __version__
 from specjax import models as folders
 from specjax.bench import command as bench
 from specjax.bench.options import BenchOptions
-from specjax.jobs import convert, datastore, generate
+from specjax.jobs import convert, datastore, generate, score
 from specjax.jobs.convert import ConvertOptions
 from specjax.jobs.datastore import DatastoreOptions
 from specjax.jobs.options import JobOptions
+from specjax.jobs.score import ScoreOptions
 from specjax.models import tensors
 from specjax.plan import command as plan
 from specjax.plan.command import PlanOptions
@@ -103,6 +104,7 @@ WORDS = {"objectives": ", ".join(OBJECTIVES), "losses": ", ".join(LOSSES)}
 
 COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
     "generate": ("complete prompts", JobOptions, generate.command),
+    "score": ("log-probabilities of continuations", ScoreOptions, score.command),
     "bench": ("plain decoding against drafters: speed, tokens a step, identical text", BenchOptions, bench.command),
     "train": ("train a drafter for a target", TrainOptions, train),
     "datastore": ("build a retrieval datastore from text files", DatastoreOptions, datastore.command),

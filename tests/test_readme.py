@@ -1,4 +1,4 @@
-"""The Python of the README and of the pages on models and on diffusion runs as written."""
+"""The Python of the README and of the pages on models, on diffusion and on scores runs as written."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BLOCKS = {
     f"{page}-{i}": block
-    for page in ("README.md", "docs/diffusion.md", "docs/models.md")
+    for page in ("README.md", "docs/diffusion.md", "docs/models.md", "docs/score.md")
     for i, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL))
 }
 
@@ -22,5 +22,7 @@ def test_block(name):
         assert bool(names["state"].done.all())
     elif "again" in names:
         assert names["again"].lm == names["model"].lm
+    elif "scores" in names:
+        assert len(names["scores"]) == 2 and all(score.logprob < 0 for score in names["scores"])
     else:
         assert names["records"][0].new_tokens > 0

@@ -5,9 +5,9 @@ from pathlib import Path
 from types import ModuleType
 
 from specjax.jobs import gzipped, jsonl, parquet
-from specjax.jobs.options import PIPE, JobOptions
+from specjax.jobs.options import PIPE
 from specjax.jobs.output import Output, check
-from specjax.jobs.work import check_lines
+from specjax.jobs.work import FromLines, check_lines
 from specjax.sharding.distributed import is_first
 from specjax.terminal import BadInput, note
 
@@ -57,17 +57,22 @@ def check_output(output: str, source: str | None) -> None:
             raise ValueError(f"the output file {output!r} exists: move it away or choose another --output")
 
 
-def read_lines(options: JobOptions, source: str) -> list[jsonl.Line]:
+def read_lines(options: FromLines, source: str, form: jsonl.Form | None = None) -> list[jsonl.Line]:
     """The lines of `--input`.
+
+    Args:
+      options: of the command.
+      source: its `--input`.
+      form: see `jsonl.read`.
 
     Raises:
       ValueError: where none can be used, or with `--strict` where one cannot.
     """
     kind = packed(source)
     if source == PIPE:
-        lines = jsonl.parse_all(read_stdin())
+        lines = jsonl.parse_all(read_stdin(), form)
     else:
-        lines = jsonl.read(source) if kind is None else kind.read(source)
+        lines = (kind or jsonl).read(source, form)
     check_lines(options, [(line.number, line.error) for line in lines if line.error is not None], len(lines))
     unknown = sorted({key for line in lines for key in line.unknown})
     if unknown and is_first():

@@ -15,7 +15,7 @@ def check() -> None:
     """Nothing has to be installed."""
 
 
-def read(path: str | os.PathLike[str]) -> list[jsonl.Line]:
+def read(path: str | os.PathLike[str], form: jsonl.Form | None = None) -> list[jsonl.Line]:
     """The lines of a file; see `jsonl.read`.
 
     Raises:
@@ -26,7 +26,7 @@ def read(path: str | os.PathLike[str]) -> list[jsonl.Line]:
             content = file.read()
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"cannot read the input file {str(path)!r}: {error}") from error
-    return jsonl.parse_all(content)
+    return jsonl.parse_all(content, form)
 
 
 def write(path: str | os.PathLike[str], journal: str | os.PathLike[str]) -> None:

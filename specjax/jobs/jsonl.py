@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,16 @@ class Line:
     suffix: Any = None
 
 
-def read(path: str | os.PathLike[str]) -> list[Line]:
+Form = Callable[[int, dict[str, Any]], Line]
+"""From a line's number and object to the line."""
+
+
+def read(path: str | os.PathLike[str], form: Form | None = None) -> list[Line]:
     """The lines of a file, good and bad; blank ones are skipped.
+
+    Args:
+      path: the file.
+      form: what makes a line of an object; None: `from_object`.
 
     Raises:
       ValueError: when the file is missing or cannot be read.
@@ -54,13 +62,13 @@ def read(path: str | os.PathLike[str]) -> list[Line]:
         content = Path(path).read_bytes()
     except OSError as error:
         raise ValueError(f"cannot read the input file {str(path)!r}: {error.strerror or error}") from error
-    return parse_all(content)
+    return parse_all(content, form)
 
 
-def parse_all(content: bytes) -> list[Line]:
-    """The lines of a file's content, good and bad; blank ones are skipped."""
+def parse_all(content: bytes, form: Form | None = None) -> list[Line]:
+    """The lines of a file's content, good and bad; blank ones are skipped. See `read`."""
     lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    return [parse(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    return [parse(number, line, form) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
 def loads(text: str | bytes) -> Any:
@@ -75,8 +83,8 @@ def loads(text: str | bytes) -> Any:
         raise ValueError(f"it is nested too deeply ({error})") from error
 
 
-def parse(number: int, line: bytes) -> Line:
-    """One line of JSON; see `from_object`."""
+def parse(number: int, line: bytes, form: Form | None = None) -> Line:
+    """One line of JSON; see `read`."""
     try:
         content = loads(line.decode())
     except UnicodeDecodeError as error:
@@ -85,17 +93,14 @@ def parse(number: int, line: bytes) -> Line:
         return Line(number, error=f"not valid JSON: {error}")
     if not isinstance(content, dict):
         return Line(number, error=f"not a JSON object but {_kind(content)}")
-    return from_object(number, content)
+    return (form or from_object)(number, content)
 
 
 def from_object(number: int, content: dict[str, Any]) -> Line:
     """A line from an object with `prompt` or `messages`, and optionally `id`, `suffix` and generation options."""
-    if _deeper(content, DEEPEST):
+    if deeper(content):
         return Line(number, error=f"nested more than {DEEPEST} levels deep")
-    prompt = content.get("prompt", content.get("messages"))
-    prompt = prompt if isinstance(prompt, (str, list)) else None
-    name = content.get("id")
-    name = str(name) if isinstance(name, (str, int)) and not isinstance(name, bool) else None
+    prompt, name = shown(content)
     unknown = tuple(key for key in content if key not in ("prompt", "messages", "id", "suffix", *PROMPT_OPTIONS))
     try:
         _check(content)
@@ -106,16 +111,7 @@ def from_object(number: int, content: dict[str, Any]) -> Line:
 
 
 def _check(content: dict[str, Any]) -> None:
-    given = [key for key in ("prompt", "messages") if key in content]
-    if len(given) != 1:
-        raise LineError("it needs one of prompt and messages, " + ("and has both" if given else "and has neither"))
-    key, prompt = given[0], content[given[0]]
-    items = prompt if isinstance(prompt, list) else []
-    if key == "messages":
-        if not isinstance(prompt, list) or not all(isinstance(item, dict) for item in items):
-            raise LineError(f"messages must be a list of objects, got {_kind(prompt)}")
-    elif not isinstance(prompt, (str, list)) or not all(type(item) is int for item in items):
-        raise LineError(f"prompt must be a string or a list of token ids, got {_kind(prompt)}")
+    key, prompt = check_prompt(content)
     if not prompt:
         raise LineError(f"the {'prompt is' if key == 'prompt' else 'messages are'} empty")
     suffix = content.get("suffix")
@@ -126,6 +122,35 @@ def _check(content: dict[str, Any]) -> None:
         or suffix in ("", [])
     ):
         raise LineError(f"suffix must be a string or a list of token ids, and not empty, got {_kind(suffix)}")
+    check_name(content)
+
+
+def check_prompt(content: dict[str, Any]) -> tuple[str, Any]:
+    """The field that holds what is to be read, and what it holds, which may be empty.
+
+    Raises:
+      LineError: where there are none or two, or it is of another kind.
+    """
+    given = [key for key in ("prompt", "messages") if key in content]
+    if len(given) != 1:
+        raise LineError("it needs one of prompt and messages, " + ("and has both" if given else "and has neither"))
+    key, prompt = given[0], content[given[0]]
+    if key == "prompt":
+        check_tokens(key, prompt)
+    elif not isinstance(prompt, list) or not all(isinstance(item, dict) for item in prompt):
+        raise LineError(f"messages must be a list of objects, got {_kind(prompt)}")
+    return key, prompt
+
+
+def check_tokens(key: str, value: Any) -> None:
+    """Raises LineError where a field is neither a string nor a list of token ids."""
+    ids = value if isinstance(value, list) else []
+    if not isinstance(value, (str, list)) or not all(type(item) is int for item in ids):
+        raise LineError(f"{key} must be a string or a list of token ids, got {_kind(value)}")
+
+
+def check_name(content: dict[str, Any]) -> None:
+    """Raises LineError where the field `id` cannot name a line."""
     name = content.get("id")
     if isinstance(name, bool) or not isinstance(name, (str, int, type(None))):
         raise LineError(f"id must be a string or an integer, got {_kind(name)}")
@@ -133,7 +158,14 @@ def _check(content: dict[str, Any]) -> None:
         raise LineError("id is not valid Unicode")
 
 
-def _deeper(value: Any, levels: int) -> bool:
+def shown(content: dict[str, Any]) -> tuple[Any, str | None]:
+    """Prompt and id as records show them, None where they are of no such kind."""
+    prompt, name = content.get("prompt", content.get("messages")), content.get("id")
+    named = isinstance(name, (str, int)) and not isinstance(name, bool)
+    return prompt if isinstance(prompt, (str, list)) else None, str(name) if named else None
+
+
+def deeper(value: Any, levels: int = DEEPEST) -> bool:
     """Whether objects and lists are nested more than so many levels."""
     level = [value]
     for _ in range(levels + 1):

@@ -22,8 +22,8 @@ def check() -> None:
     _pyarrow()
 
 
-def read(path: str | os.PathLike[str]) -> list[jsonl.Line]:
-    """The rows of a table as the lines of an input file: its columns are their fields, and nulls are left out.
+def read(path: str | os.PathLike[str], form: jsonl.Form | None = None) -> list[jsonl.Line]:
+    """The rows of a table as lines of an input file: columns are their fields, and nulls are left out; see `jsonl.read`.
 
     Raises:
       ValueError: when the file is missing or is no table.
@@ -34,15 +34,15 @@ def read(path: str | os.PathLike[str]) -> list[jsonl.Line]:
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"cannot read the input file {str(path)!r}: {error}") from error
     given = [{name: value for name, value in row.items() if value is not None} for row in rows]
-    return [_line(number, row) for number, row in enumerate(given, start=1)]
+    return [_line(number, row, form or jsonl.from_object) for number, row in enumerate(given, start=1)]
 
 
-def _line(number: int, row: dict[str, Any]) -> jsonl.Line:
+def _line(number: int, row: dict[str, Any], form: jsonl.Form) -> jsonl.Line:
     try:
         json.dumps(row)
     except (TypeError, RecursionError) as error:
         return jsonl.Line(number, error=f"a value that JSON does not have: {error}")
-    return jsonl.from_object(number, row)
+    return form(number, row)
 
 
 def write(path: str | os.PathLike[str], journal: str | os.PathLike[str]) -> None:

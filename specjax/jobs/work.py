@@ -1,7 +1,7 @@
 """What a job is to do: its engine, its items, and the manifest that says whether another run is the same job."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 from specjax.jobs import jsonl
 from specjax.jobs.manifest import fingerprint, hash_json, named_folders
@@ -13,6 +13,21 @@ from specjax.serve.options import PROMPT_OPTIONS, DecodeOptions, PromptOptions, 
 from specjax.serve.request import Record, several
 
 _DECODING = ("drafter", "verifier", "unmask", "cache", "block_length", "cfg_scale")
+
+
+class FromLines(Protocol):
+    """Options of a command that reads lines.
+
+    Attributes:
+      input: the file.
+      strict: whether a bad line ends the job.
+    """
+
+    @property
+    def input(self) -> str | None: ...
+
+    @property
+    def strict(self) -> bool: ...
 
 
 def make_engine(options: JobOptions) -> Engine:
@@ -42,7 +57,7 @@ def make_items(options: JobOptions, engine: Engine, given: list[Any]) -> list[It
     return [one for item in items for one in several(item, options.num_return_sequences)]
 
 
-def check_lines(options: JobOptions, bad: list[tuple[int | None, str | None]], count: int) -> None:
+def check_lines(options: FromLines, bad: list[tuple[int | None, str | None]], count: int) -> None:
     """Raises ValueError where none of `count` lines can be used, or with `strict` where one cannot."""
     if bad and options.strict:
         raise ValueError(f"{options.input}, line {bad[0][0]}: {bad[0][1]}")

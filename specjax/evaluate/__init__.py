@@ -1,0 +1,1 @@
+"""Models measured by tasks."""

@@ -100,16 +100,6 @@ class Function:
         except (TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
             raise Refused(str(error)) from error
 
-    @property
-    def normalised(self) -> str:
-        """The body as a tree with its variables numbered: what it is whatever they are called."""
-        order: dict[str, str] = {name: f"v{i}" for i, name in enumerate(self.arguments)}
-        copy = ast.parse(ast.unparse(self.body), mode="eval")
-        for node in ast.walk(copy):
-            if isinstance(node, ast.Name) and node.id not in CALLS:
-                node.id = order.setdefault(node.id, f"v{len(order)}")
-        return ast.unparse(copy)
-
 
 def _check(node: ast.AST, depth: int, names: set[str]) -> None:
     """Refuses what is not on the list, before anything is evaluated."""

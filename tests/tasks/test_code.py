@@ -1,10 +1,11 @@
 """The checker of code: what means the same passes, what means something else fails, and hostile text is refused at once."""
 
+import itertools
 import time
 
 import pytest
 
-from specjax.tasks import LEVELS, Question, check, generate
+from specjax.tasks import FAMILIES, LEVELS, Question, Rng, check, generate
 from specjax.tasks.expression import Function, Refused
 
 QUESTION = Question("code", 1, "", ("def f(xs): return sum(x * x for x in xs if x > 3)",), "", given="numbers")
@@ -144,6 +145,13 @@ def test_what_python_would_raise_is_no_answer():
         Function("def f(xs): return 1")()
 
 
-def test_a_body_is_the_same_whatever_its_variables_are_called():
-    a, b = Function("def f(xs): return [x for x in xs]"), Function("def g(ys): return [  y for y in ys ]")
-    assert a.normalised == b.normalised != Function("def f(xs): return [x + 1 for x in xs]").normalised
+def test_a_key_knows_neither_names_nor_the_order_of_conditions():
+    family, rng = FAMILIES["code"], Rng("keys")
+    content = family.draw(rng, 3)
+    kind, tests, *rest = content
+    bodies = set()
+    for order in itertools.permutations(tests):
+        turned = (kind, order, *rest)
+        assert family.key(turned) == family.key(content)
+        bodies |= {family.write(rng, 3, turned).answers[0].partition(": ")[2] for _ in range(20)}
+    assert len(bodies) > 6 and family.key(family.draw(rng, 3)) != family.key(content)

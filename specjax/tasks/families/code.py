@@ -94,7 +94,8 @@ class Code(Family):
         return kind, tuple(tests), change, end, any_of
 
     def key(self, content):
-        return Function(_written(content, "f", "xs", "x")).normalised
+        kind, tests, *rest = content  # the order of conditions and the names of variables mean nothing
+        return _written((kind, tuple(sorted(tests)), *rest), "f", "xs", "x")
 
     def write(self, rng, level, content):
         kind, tests, change, end, any_of = content

@@ -107,6 +107,7 @@ def test_math_checks_every_step(questions, level):
         assert not check(question, answer.replace(equation, "", 1))
         assert not check(question, answer.replace(equation, f"{equation}. {equation}", 1))
         assert not check(question, answer.replace(equation, f"7 + 7 = 14. {equation}", 1))
+        assert not check(question, answer.replace(equation, f"{equation}. That is 8", 1))
     question = Question("math", 1, "", ("3 * 4 = 12. The answer is 12.",), "", given=((3, "*", 4, 12),))
     assert check(question, "Well, 4 * 3 = 12. The answer is 12") and not check(
         question, "3 * 4 = 12. The answer is 13."
@@ -191,6 +192,21 @@ def test_lists_take_every_right_answer(questions, level):
             assert check(question, write(items[1:])) and check(question, write(items[:-1]))
 
 
+def solutions(rows, symbols):
+    """How many latin squares have these symbols where there is no hole, by trying all."""
+    holes = [(i, j) for i, row in enumerate(rows) for j, symbol in enumerate(row) if symbol == "_"]
+    if not holes:
+        return 1
+    choices = lambda i, j: symbols - {*rows[i], *(row[j] for row in rows)}
+    i, j = min(holes, key=lambda hole: len(choices(*hole)))
+    return sum(
+        solutions(
+            [[symbol if (a, b) == (i, j) else c for b, c in enumerate(row)] for a, row in enumerate(rows)], symbols
+        )
+        for symbol in choices(i, j)
+    )
+
+
 def test_latin_squares_have_one_solution(questions):
     square = ((0, 1), (1, 0))
     assert fill.solvable(square, {(0, 0)}) and not fill.solvable(square, {(i, j) for i in range(2) for j in range(2)})
@@ -202,6 +218,9 @@ def test_latin_squares_have_one_solution(questions):
                     all(len({*line}) == n for line in (*rows, *zip(*rows, strict=True)))
                     and question.prompt.count("_") >= n
                 )
+                first, *middle, last = question.prompt.split(" / ")
+                shown = [first.split()[-n:], *(row.split() for row in middle), last.split()[:n]]
+                assert len(shown) == n and solutions(shown, {*rows[0]}) == 1
 
 
 def test_gaps_lie_in_their_prompts(questions):

@@ -8,9 +8,10 @@ import dataclasses
 import hashlib
 import itertools
 import re
-from collections.abc import Callable
 
 import numpy as np
+
+from specjax.tasks.operations import OPERATIONS, Operation
 
 FIRST = (
     "Ada",
@@ -94,80 +95,26 @@ class Task:
 
     Attributes:
       asked: the operation in words, with `{word}` and `{place}`.
-      solve: from items, word, index and a generator to a right answer.
-      right: whether an answer is right, from it and the question.
-      word: whether a name is given.
-      places: how many places an index may take for n items; None: no index is given.
+      operation: what is done to the list.
     """
 
     asked: str
-    solve: Callable[..., tuple[str, ...]]
-    right: Callable[[tuple[str, ...], Sample], bool]
-    word: bool = False
-    places: Callable[[int], int] | None = None
+    operation: Operation
 
 
-def _exact(answer: tuple[str, ...], sample: Sample) -> bool:
-    return answer == sample.answer
-
-
-def _shuffled(items, word, index, rng):
-    while True:
-        order = tuple(items[i] for i in rng.permutation(len(items)))
-        if order != items:
-            return order
-
-
-def _inserted(items, word, index, rng):
-    return (*items[:index], word, *items[index:])
-
-
-def _removed(items, word, index, rng):
-    return (*items[:index], *items[index + 1 :])
-
-
-def _replaced(items, word, index, rng):
-    return (*items[:index], word, *items[index + 1 :])
-
-
-def _any_insert(answer, sample):
-    if sample.word not in answer:
-        return False
-    at = answer.index(sample.word)
-    return (*answer[:at], *answer[at + 1 :]) == sample.items
-
-
-def _any_removal(answer, sample):
-    return any(answer == _removed(sample.items, None, i, None) for i in range(len(sample.items)))
-
-
-def _any_replacement(answer, sample):
-    return any(answer == _replaced(sample.items, sample.word, i, None) for i in range(len(sample.items)))
-
-
-def _anywhere(edit: Callable[..., tuple[str, ...]], places: Callable[[int], int]) -> Callable[..., tuple[str, ...]]:
-    return lambda items, word, index, rng: edit(items, word, int(rng.integers(places(len(items)))), rng)
-
-
-_between, _one_of = (lambda n: n + 1), (lambda n: n)
-TASKS: dict[str, Task] = {
-    "copy": Task("Nothing has changed: repeat the list.", lambda items, *_: items, _exact),
-    "reverse": Task("The line turns around: the last is now in front.", lambda items, *_: items[::-1], _exact),
-    "sort": Task("The line is put in alphabetical order.", lambda items, *_: tuple(sorted(items)), _exact),
-    "shuffle": Task(
-        "The line is shuffled into any other order.",
-        _shuffled,
-        lambda answer, sample: sorted(answer) == sorted(sample.items) and answer != sample.items,
-    ),
-    "insert_index": Task("{word} joins the line at place{place}.", _inserted, _exact, True, _between),
-    "insert_random": Task("{word} joins the line at any place.", _anywhere(_inserted, _between), _any_insert, True),
-    "remove_index": Task("The person at place{place} leaves.", _removed, _exact, places=_one_of),
-    "remove_random": Task("Any one person leaves.", _anywhere(_removed, _one_of), _any_removal),
-    "replace_index": Task("{word} takes the place of the person at place{place}.", _replaced, _exact, True, _one_of),
-    "replace_random": Task(
-        "{word} takes the place of any one person.", _anywhere(_replaced, _one_of), _any_replacement, True
-    ),
+ASKED = {
+    "copy": "Nothing has changed: repeat the list.",
+    "reverse": "The line turns around: the last is now in front.",
+    "sort": "The line is put in alphabetical order.",
+    "shuffle": "The line is shuffled into any other order.",
+    "insert_index": "{word} joins the line at place{place}.",
+    "insert_random": "{word} joins the line at any place.",
+    "remove_index": "The person at place{place} leaves.",
+    "remove_random": "Any one person leaves.",
+    "replace_index": "{word} takes the place of the person at place{place}.",
+    "replace_random": "{word} takes the place of any one person.",
 }
+TASKS = {name: Task(asked, OPERATIONS[name]) for name, asked in ASKED.items()}
 
 
 def render(items: tuple[str, ...]) -> str:
@@ -196,7 +143,7 @@ def samples(task: str, count: int = SAMPLES, lengths: tuple[int, ...] = LENGTHS)
     names = [f"{first} {last}" for first, last in itertools.product(FIRST, LAST)]
 
     def draw(length, example):
-        kind = TASKS[task]
+        kind = TASKS[task].operation
         *items, spare = (names[i] for i in rng.choice(len(names), length + 1, replace=False))
         word = spare if kind.word else None
         index = int(rng.integers(kind.places(length))) if kind.places else None
@@ -226,4 +173,5 @@ def read_answer(text: str, strict: bool = False) -> tuple[str, ...] | None:
 def right(sample: Sample, text: str, strict: bool = False) -> bool:
     """Whether a text answers the question."""
     answer = read_answer(text, strict)
-    return answer is not None and TASKS[sample.task].right(answer, sample)
+    operation = TASKS[sample.task].operation
+    return answer is not None and operation.right(answer, sample.answer, sample.items, sample.word)

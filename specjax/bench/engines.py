@@ -95,7 +95,7 @@ def _policy(line: str, model: Any, options: BenchOptions) -> Any:
         return line
     loaded, params = policy.load(model, make_mesh(options.mesh))
     if isinstance(loaded, Guided):
-        guide = models.widen(models.Model(loaded.guide, params, name=policy.asked), options.widen)
+        guide = models.widen(models.Model(loaded.guide, params, name=policy.asked), options.widen or 1)
         loaded, params = dataclasses.replace(loaded, guide=guide.lm), guide.params
     return loaded, dict.fromkeys(loaded.needs, params)
 

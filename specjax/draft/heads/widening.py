@@ -50,8 +50,8 @@ def widen_head(drafter: Drafter, params: PyTree, k: int) -> tuple[Drafter, PyTre
         own = params or {"drafter": None, "rule": None}
         inner, first = widen_head(drafter.drafter, own["drafter"], k)
         rule = tiled({"head": own["rule"]}, k, 1)["head"]  # it reads one feature
-        wide: Any = dataclasses.replace(drafter, drafter=inner)
-        return wide, None if params is None else {"drafter": first, "rule": rule}
+        changes: dict[str, Any] = {"drafter": inner}
+        return dataclasses.replace(drafter, **changes), None if params is None else {"drafter": first, "rule": rule}
     wide = dataclasses.replace(drafter, **_sizes(drafter, k))
     if params is None or isinstance(drafter, Rest):
         return wide, params

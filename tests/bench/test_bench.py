@@ -122,7 +122,7 @@ def test_survival():
 def test_widened_decoders_write_the_same_text(words, capsys):
     """The target drafts for itself: nearly all it drafts is accepted, which only a draft widened like it brings about."""
     tiny = words[words.index("--model") + 1]
-    options = ["--drafter", f"draft:model={tiny},prompt_lookup", "--repeats", "1", "--widen", "2", "--json"]
+    options = ["--drafter", f"draft:model={tiny}", "--repeats", "1", "--prompts", "1", "--widen", "2", "--json"]
     assert cli.main([*words, *options]) == 0
     content = json.loads(capsys.readouterr().out)
     assert all(row["identical_text"] for row in content["rows"]) and content["rows"][1]["tokens_per_step"] > 2

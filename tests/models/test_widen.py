@@ -24,7 +24,6 @@ from specjax.draft import (
     Kangaroo,
     Medusa,
     ModelDrafter,
-    NoDrafter,
     PromptLookup,
     Trained,
     View,
@@ -74,7 +73,7 @@ def rounding(plain, wide, ids=IDS):
     """The margin between two models over a text, and the plain one's logits.
 
     Sums over k times as many numbers round in another order, and a third is no binary number: 1e-5 to 3e-5 of the logits'
-    spread here, with sharpened weights. A `Margin` refuses more than 1e-4 of it, which a misplaced or unscaled part exceeds by far.
+    spread here, with sharpened weights. A `Margin` refuses more than 1e-4 of it, which misplaced or unscaled parts exceed by far.
     """
     logits, other = (teacher_forced(m.lm, m.params, ids) for m in (plain, wide))
     return Margin(float(np.abs(logits - other).max()), float(logits.std())), logits
@@ -128,7 +127,6 @@ def test_kernels_of_layers_grow_as_k_squared_and_tables_as_k(name):
 
 DRAFT = of(num_hidden_layers=1)
 DRAFTERS = {
-    "draft": ModelDrafter(DRAFT, Chain(2)),
     "draft over fewer tokens": ModelDrafter(DRAFT, Chain(2)),
     "diffuspec": DiffuSpec(DRAFT, 39, Chain(2)),
     "medusa": Medusa(layers=2),
@@ -206,11 +204,11 @@ def test_drafts_are_the_plain_ones(name):
             check(program(params), wanted, k)
 
 
-@pytest.mark.parametrize("name", mostly_slow(("none", "draft", "eagle3"), "draft"))
+@pytest.mark.parametrize("name", mostly_slow(("draft over fewer tokens", "eagle3"), "draft over fewer tokens"))
 def test_texts_are_the_plain_ones(name):
     """Greedy text of the widened target, against the plain one's, a token at a time."""
     plain, wide, k = model_of()
-    drafter, own = (NoDrafter(), None) if name == "none" else own_params(name, plain)
+    drafter, own = own_params(name, plain)
     wider, params = widen_head(drafter, own, k)
     decoder, params = specjax.speculative(wide.lm, wider), {"target": wide.params, "draft": params}
     state = decoding.run(decoder, params, begun(decoder, params, decoding.insert))

@@ -73,7 +73,7 @@ def rounding(plain, wide, ids=IDS):
     """The margin between two models over a text, and the plain one's logits.
 
     Sums over k times as many numbers round in another order, and a third is no binary number: 1e-5 to 3e-5 of the logits'
-    spread here, with sharpened weights. A `Margin` refuses more than 1e-4 of it; misplaced or unscaled parts exceed that by far.
+    spread here, with sharpened weights. A `Margin` refuses more than 1e-4 of it; misplaced or unscaled parts exceed that far.
     """
     logits, other = (teacher_forced(m.lm, m.params, ids) for m in (plain, wide))
     return Margin(float(np.abs(logits - other).max()), float(logits.std())), logits

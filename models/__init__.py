@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from specjax.models.placement import spread
     from specjax.models.saving import save
     from specjax.models.tabular import TabularLM
+    from specjax.models.widening import widen
 
 _HOME = {
     "Canvas": "masked",
@@ -34,6 +35,7 @@ _HOME = {
     "Masked": "masked",
     "RopeScaling": "llama",
     "TabularLM": "tabular",
+    "widen": "widening",
 }
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "save",
     "shipped",
     "spread",
+    "widen",
 ]
 
 

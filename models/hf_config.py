@@ -95,9 +95,14 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
     """The `config.json` of a config, under the architecture that can express it; transformers 4 and 5 read it.
 
     Raises:
-      ModelError: when no family has this combination of biases, norms and windows.
+      ModelError: when no family has this combination of biases, norms and windows, or divides its logits.
     """
     c = config
+    if c.logits_scaling != 1:
+        raise ModelError(
+            f"no supported architecture divides its logits (logits_scaling={c.logits_scaling:g}): save the model as it was "
+            "before it was widened"
+        )
     windows = [c.window(i) is not None for i in range(c.num_hidden_layers)]
     windowed = any(windows)
     biases = (c.qkv_bias, c.o_bias, c.mlp_bias)

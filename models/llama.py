@@ -57,6 +57,7 @@ class LlamaConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    logits_scaling: float = 1.0  # what logits are divided by (Granite's name); no file of the families here sets it
 
     def window(self, layer: int) -> int | None:
         """The sliding window of a layer, or None where it attends to everything."""
@@ -368,8 +369,10 @@ class LlamaLM:
             if self.config.tie_word_embeddings:
                 table = params["embed"]["embedding"]
                 logits = jax.lax.dot_general(table, h, (((1,), (2,)), ((), ())), preferred_element_type=jnp.float32)
-                return jnp.moveaxis(logits, 0, 2)
-            return jnp.einsum("bte,ev->btv", h, params["head"]["kernel"], preferred_element_type=jnp.float32)
+                logits = jnp.moveaxis(logits, 0, 2)
+            else:
+                logits = jnp.einsum("bte,ev->btv", h, params["head"]["kernel"], preferred_element_type=jnp.float32)
+            return logits if self.config.logits_scaling == 1 else logits / self.config.logits_scaling
 
     def init_cache(self, batch: int, capacity: int, dtype: Any = jnp.float32) -> KVCache:
         """An empty cache of `capacity` slots a row."""

@@ -1,5 +1,9 @@
 """`specjax bench`: plain decoding, drafters and peers over the same prompts; and the suites `parallel` and `order`."""
 
+from typing import Any
+
+import jax
+
 from specjax.bench import order, parallel_run
 from specjax.bench import report as reporting
 from specjax.bench.engines import engines_of, prompts_of, requests_of
@@ -7,6 +11,7 @@ from specjax.bench.options import BenchOptions
 from specjax.bench.peer import MODES, TransformersPeer
 from specjax.bench.run import Contestant, Ours, measure, progress, summarise
 from specjax.jobs import jsonl
+from specjax.serve.engine import DEFAULT_MODEL
 from specjax.serve.options import check_least
 from specjax.terminal import bad_input, flag, note, write
 
@@ -24,7 +29,8 @@ def command(options: BenchOptions) -> int:
     with progress(len(contestants) * (options.repeats + 1)) as advance:
         report = summarise(measure(contestants, options.repeats, advance), peers, about)
     if options.json:
-        write(jsonl.dumps(report.to_json()) + "\n")
+        said = {} if options.widen is None else {"about": report.about}
+        write(jsonl.dumps(report.to_json() | said) + "\n")
     else:
         reporting.table(report)
     if options.plot:
@@ -34,7 +40,10 @@ def command(options: BenchOptions) -> int:
 
 def check_suite(options: BenchOptions) -> None:
     """Raises ValueError on an option of another suite, or a count below 1."""
-    foreign = {"parallel": ("input", "peer", "plot"), "order": ("tasks", "peer"), "speed": ("tasks",)}[options.suite]
+    of_speed = ("peer", "widen")
+    foreign = {"parallel": ("input", "plot", *of_speed), "order": ("tasks", *of_speed), "speed": ("tasks",)}[
+        options.suite
+    ]
     wrong = [name for name in foreign if getattr(options, name) is not None]
     if wrong:
         raise ValueError(f"{flag(wrong[0])} is not for the suite {options.suite}")
@@ -49,6 +58,8 @@ def prepare(options: BenchOptions) -> tuple[dict[str, Contestant], dict[str, tup
     """
     if options.peer and (options.temperature > 0 or options.batch_size > 1):
         raise ValueError("--peer compares greedy decoding at batch 1: leave out --temperature and --batch-size")
+    if options.peer and options.widen:
+        raise ValueError("--peer reads the model's own folder, which is not widened: leave out --peer or --widen")
     if options.plot:
         reporting.check_plot(options.plot)
     texts, suffixes = prompts_of(options)
@@ -71,7 +82,15 @@ def prepare(options: BenchOptions) -> tuple[dict[str, Contestant], dict[str, tup
             peers[f"{options.peer} {mode}"] = (options.peer, mode)
     drawn = f"temperature {options.temperature:g}, seed {options.seed}" if options.temperature else "greedy"
     about = (
-        f"{plain.model.name}, {plain.model.dtype.name}, {len(requests)} prompts x {options.max_new_tokens} tokens, {drawn}, "
-        f"batch {options.batch_size}, median of {options.repeats}"
+        f"{_named(plain.model, options)}, {plain.model.dtype.name}, {len(requests)} prompts x {options.max_new_tokens} tokens, "
+        f"{drawn}, batch {options.batch_size}, median of {options.repeats}"
     )
     return contestants, peers, about, skipped
+
+
+def _named(model: Any, options: BenchOptions) -> str:
+    """The model's name; of a widened one, how large it is and whose text it writes."""
+    if options.widen is None:
+        return model.name
+    millions = sum(x.size for x in jax.tree.leaves(model.params)) / 1e6
+    return f"{model.name}: {millions:.1f} M parameters, the text of {options.model or DEFAULT_MODEL}"

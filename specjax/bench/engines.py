@@ -1,17 +1,20 @@
 """The engines that a bench compares, and what they are asked."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from specjax import models
 from specjax.bench.options import BenchOptions
 from specjax.bench.stdlib import heldout_functions
+from specjax.diffusion.guided import Guided
 from specjax.jobs import jsonl
 from specjax.serve.engine import DEFAULT_MODEL, Engine
 from specjax.serve.options import check_options
 from specjax.sharding import make_mesh
+from specjax.spec.companions import Stored
 from specjax.spec.line import lines as lines_of
-from specjax.spec.registry import CACHES, DRAFTERS, UNMASKS
+from specjax.spec.registry import CACHES, DRAFTERS, UNMASKS, build_drafter, make_unmask
 from specjax.terminal import flag
 
 
@@ -64,15 +67,37 @@ def engines_of(options: BenchOptions, baseline: bool = True) -> tuple[dict[str, 
 
 def _drafting_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
     first = ["none"] if baseline else []
+    wide = models.widen(model, options.widen or 1)
     engines, skipped = {}, []
     for drafter in dict.fromkeys([*first, *_every(options.drafter or ["all"], DRAFTERS)]):
         try:
-            engines[drafter] = Engine(model, drafter, mesh=options.mesh)
+            engines[drafter] = Engine(wide, _drafter(drafter, model, options), mesh=options.mesh)
         except ValueError as error:
             if options.drafter:
                 raise
             skipped.append(f"left out {drafter}: {error}")
     return engines, skipped
+
+
+def _drafter(line: str, model: Any, options: BenchOptions) -> Any:
+    """A drafter's line, or what it says, widened as the model will be."""
+    if options.widen is None:
+        return line
+    from specjax.draft.heads.widening import widen_head
+
+    return widen_head(*build_drafter(line, model, mesh=make_mesh(options.mesh)), options.widen)
+
+
+def _policy(line: str, model: Any, options: BenchOptions) -> Any:
+    """An unmask policy's line, or what it says, loaded for the model as it is and widened as that will be."""
+    policy = None if options.widen is None else make_unmask(line)
+    if not isinstance(policy, Stored):
+        return line
+    loaded, params = policy.load(model, make_mesh(options.mesh))
+    if isinstance(loaded, Guided):
+        guide = models.widen(models.Model(loaded.guide, params, name=policy.asked), options.widen or 1)
+        loaded, params = dataclasses.replace(loaded, guide=guide.lm), guide.params
+    return loaded, dict.fromkeys(loaded.needs, params)
 
 
 def _masked_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
@@ -82,12 +107,17 @@ def _masked_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[
         for cache in _every(options.cache or ["none", "prefix", "dual"], CACHES)
     ]
     first = [("fixed", "none")] if baseline else []
+    wide = models.widen(model, options.widen or 1)
     engines, skipped = {}, []
     failed: dict[str, ValueError] = {}
     for unmask, cache in dict.fromkeys([*first, *chosen]):
         try:
             engines[f"{unmask}/{cache}"] = Engine(
-                model, unmask=unmask, cache=cache, block_length=options.block_length, mesh=options.mesh
+                wide,
+                unmask=_policy(unmask, model, options),
+                cache=cache,
+                block_length=options.block_length,
+                mesh=options.mesh,
             )
         except ValueError as error:
             if options.cache and "all" not in [*options.cache, *(options.unmask or [])]:

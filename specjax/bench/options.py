@@ -26,6 +26,9 @@ class BenchOptions:
         (), "of a diffusion model; likewise (default: none, prefix and dual)", metavar="POLICY"
     )
     block_length: int | None = option(None, "of a diffusion model (default: 32)", metavar="N")
+    widen: int | None = option(
+        None, "model, drafts and heads so many times as wide, with the same text (default: 1)", metavar="K", least=1
+    )
     prompts: int = option(20, "how many held-out functions, or lines of --input", metavar="N", least=1)
     input: str | None = option(None, "prompts from a file", metavar="FILE.jsonl")
     peer: str | None = option(

@@ -116,3 +116,32 @@ def test_drafters_of_a_comma_list():
 def test_survival():
     assert survival((2, 1, 1)) == (0.5, 0.25)
     assert survival((5,)) == ()
+
+
+@pytest.mark.slow
+def test_widened_decoders_write_the_same_text(words, capsys):
+    """The target drafts for itself: nearly all it drafts is accepted, which only a draft widened like it brings about."""
+    tiny = words[words.index("--model") + 1]
+    options = ["--drafter", f"draft:model={tiny}", "--repeats", "1", "--prompts", "1", "--widen", "2", "--json"]
+    assert cli.main([*words, *options]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert all(row["identical_text"] for row in content["rows"]) and content["rows"][1]["tokens_per_step"] > 2
+    lm = LlamaLM(LlamaConfig(32, 32, 32, 1, 4, 2, 8))
+    millions = sum(x.size for x in jax.tree.leaves(lm.abstract())) / 1e6
+    assert content["about"].startswith(
+        f"tiny widened 2 times: {millions:.1f} M parameters, the text of {tiny}, float32"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    (
+        (["--widen", "0"], "--widen must be at least 1, got 0"),
+        (["--widen", "2", "--peer", "transformers"], "leave out --peer or --widen"),
+        (["order", "--widen", "2"], "--widen is not for the suite order"),
+        (["parallel", "--widen", "2"], "--widen is not for the suite parallel"),
+    ),
+)
+def test_what_cannot_be_widened(options, message, capsys):
+    assert cli.main(["bench", *options]) != 0
+    assert message in capsys.readouterr().err

@@ -1,0 +1,126 @@
+"""Wider models that write the same text: what a real size costs, on weights that are small.
+
+Every vector of a widened model is the plain one's, `k` times over (Net2Net's idea, arXiv:1511.05641, with equal shares): what
+reads a vector reads k copies and divides by k. A norm over copies is the norm over one. Heads are copied as a whole, query
+heads and the kv-heads they read alike, so a query head finds the same head's copy.
+
+Shapes: `E` width, `F` the MLP's, `N` heads, `K` kv-heads, `H` head width, `V` vocabulary.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.models.errors import ModelError
+from specjax.models.hub import Model
+from specjax.models.llama import LlamaConfig, LlamaLM
+
+Array = jax.Array
+PyTree = Any
+
+_OF_A_HEAD = ("q_norm", "k_norm")  # norms over H, which stays
+_VOCABULARY = ("head", "heads")  # modules whose outputs are tokens
+_JOINED = ("fc", "fc_norm", "input", "augment_next", "q", "k", "v")  # modules that may read several vectors of width E
+
+
+def widen(model: Model, k: int) -> Model:
+    """A model k times as wide that writes the same text, to measure what a size costs.
+
+    Width, MLP and whole groups of query and kv-heads are k times as many; head width and vocabulary stay. So a layer's kernels
+    have k^2 times as many numbers, vocabulary tables k times. A power of two divides without rounding.
+
+    Args:
+      model: what `load` returned, autoregressive or for masked diffusion, of the Llama family.
+      k: how many times; 1 changes nothing.
+
+    Raises:
+      ModelError: on k below 1, and on a model of another family or without weights.
+    """
+    check_times(k)
+    if not isinstance(model.lm, LlamaLM):
+        raise ModelError(
+            f"{model.name} cannot be widened: models of the Llama family can, and this is a {type(model.lm).__name__}"
+        )
+    if model.abstract:
+        raise ModelError(f"{model.name} has no weights to widen: load it with them")
+    if k == 1:
+        return model
+    params = tiled(model.params, k, model.lm.config.hidden_size)
+    return dataclasses.replace(model, lm=wider_lm(model.lm, k), params=params, name=f"{model.name} widened {k} times")
+
+
+def check_times(k: int) -> None:
+    """Raises ModelError unless `k` is a whole number of at least 1."""
+    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+        raise ModelError(f"a model is widened a whole number of times, at least 1, not {k!r}")
+
+
+def wider_config(config: LlamaConfig, k: int) -> LlamaConfig:
+    """The config of a widened model. A tied table is read as it is on the way in, so its logits are divided by k."""
+    c = config
+    return dataclasses.replace(
+        c,
+        hidden_size=c.hidden_size * k,
+        intermediate_size=c.intermediate_size * k,
+        num_attention_heads=c.num_attention_heads * k,
+        num_key_value_heads=c.num_key_value_heads * k,
+        logits_scaling=c.logits_scaling * k if c.tie_word_embeddings else c.logits_scaling,
+    )
+
+
+def wider_lm(lm: LlamaLM, k: int) -> LlamaLM:
+    """The functions of a widened model."""
+    return dataclasses.replace(lm, config=wider_config(lm.config, k))
+
+
+@functools.partial(jax.jit, static_argnames=("k", "width"))
+def tiled(params: PyTree, k: int, width: int) -> PyTree:
+    """Parameters of a widened model or of a drafter's head, whose modules are named alike.
+
+    Args:
+      params: nested dicts and lists; integer arrays (ids of a draft's vocabulary) stay.
+      k: how many times.
+      width: E before. A module that reads several vectors of this width, one after the other, has each tiled by itself, so
+        that every part is the widened vector.
+
+    Raises:
+      ModelError: on a parameter of a kind that no rule covers.
+    """
+    return jax.tree_util.tree_map_with_path(lambda path, x: _tiled(path, x, k, width), params)
+
+
+def _tiled(path: tuple[Any, ...], x: Array, k: int, width: int) -> Array:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    *_, module, kind = ["", *(str(key.key) for key in path if hasattr(key, "key"))]
+    of_tokens = module in _VOCABULARY
+    match kind:
+        case "embedding" | "embeddings":
+            return _copies(x, x.ndim - 1, k)
+        case "kernel" | "shortcut":
+            inputs = _copies(x, 0, k, _parts(path, x, module, width)) / k
+            return inputs if of_tokens else _copies(inputs, 1, k)
+        case "bias" | "shortcut_bias":
+            return x if of_tokens else _copies(x, 0, k)
+        case "scale":
+            return x if module in _OF_A_HEAD else _copies(x, 0, k, _parts(path, x, module, width))
+    raise ModelError(f"no rule widens the parameter {jax.tree_util.keystr(path)}")
+
+
+def _parts(path: tuple[Any, ...], x: Array, module: str, width: int) -> int:
+    """How many vectors of the model's width a module reads; 1 for one of any other width."""
+    if module not in _JOINED:
+        return 1
+    if x.shape[0] % width:
+        raise ModelError(f"{jax.tree_util.keystr(path)} reads {x.shape[0]} numbers, no multiple of the width {width}")
+    return x.shape[0] // width
+
+
+def _copies(x: Array, axis: int, k: int, parts: int = 1) -> Array:
+    """k copies of every part of an axis, side by side."""
+    split = x.reshape(*x.shape[:axis], parts, -1, *x.shape[axis + 1 :])
+    repeats = [k if i == axis + 1 else 1 for i in range(split.ndim)]
+    return jnp.tile(split, repeats).reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :])

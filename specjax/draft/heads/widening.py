@@ -1,0 +1,87 @@
+"""`widen_head`: a drafter and its parameters for a target that `specjax.models.widen` made wider."""
+
+import dataclasses
+from typing import Any
+
+from specjax.draft.adaptive import Adaptive
+from specjax.draft.base import Drafter
+from specjax.draft.clover2 import Clover2
+from specjax.draft.diffuspec import DiffuSpec
+from specjax.draft.eagle import Eagle
+from specjax.draft.eagle3 import Eagle3
+from specjax.draft.fuse import Fused
+from specjax.draft.hydra import Hydra
+from specjax.draft.kangaroo import Kangaroo
+from specjax.draft.medusa import Medusa
+from specjax.draft.model import ModelDrafter
+from specjax.draft.ppd import PPD
+from specjax.draft.rest import Rest
+from specjax.draft.trim import TrimmedLM
+from specjax.models.llama import LlamaConfig, LlamaLM
+from specjax.models.widening import check_times, tiled, wider_config, wider_lm
+
+PyTree = Any
+
+_TILED = (Clover2, DiffuSpec, Eagle, Eagle3, Hydra, Kangaroo, Medusa, ModelDrafter, PPD)
+
+
+def widen_head(drafter: Drafter, params: PyTree, k: int) -> tuple[Drafter, PyTree]:
+    """A drafter and its parameters, k times as wide: it drafts for the widened target what it drafted for the plain one.
+
+    A draft model is widened as a target is. A datastore, and drafters without parameters, stay as they are.
+
+    Args:
+      drafter: bound to its target before it was widened.
+      params: its own, `params["draft"]`.
+      k: how many times, see `specjax.models.widen`.
+
+    Returns:
+      The drafter, for the widened target, and its parameters.
+
+    Raises:
+      ValueError: on k below 1, a drafter that has parameters and no rule, or one that is not bound yet.
+    """
+    check_times(k)
+    if isinstance(drafter, Fused):
+        parts = (None, None) if params is None else params
+        (a, first), (b, second) = (widen_head(d, own, k) for d, own in zip((drafter.a, drafter.b), parts, strict=True))
+        return dataclasses.replace(drafter, a=a, b=b), None if params is None else (first, second)
+    if isinstance(drafter, Adaptive):
+        own = params or {"drafter": None, "rule": None}
+        inner, first = widen_head(drafter.drafter, own["drafter"], k)
+        rule = tiled({"head": own["rule"]}, k, 1)["head"]  # it reads one feature
+        changes: dict[str, Any] = {"drafter": inner}
+        return dataclasses.replace(drafter, **changes), None if params is None else {"drafter": first, "rule": rule}
+    wide = dataclasses.replace(drafter, **_sizes(drafter, k))
+    if params is None or isinstance(drafter, Rest):
+        return wide, params
+    if type(drafter) not in _TILED:
+        known = ", ".join(kind.__name__ for kind in _TILED)
+        raise ValueError(f"no rule widens the parameters of {type(drafter).__name__}; there are rules for {known}")
+    return wide, tiled(params, k, _width(drafter))
+
+
+def _sizes(drafter: Drafter, k: int) -> dict[str, Any]:
+    """The drafter's fields that depend on a width, widened: configs, its target, its own model."""
+    fields = {field.name: getattr(drafter, field.name) for field in dataclasses.fields(drafter)}
+    return {name: _wider(value, k) for name, value in fields.items() if _has_width(value)}
+
+
+def _has_width(value: Any) -> bool:
+    return isinstance(value, (LlamaConfig, LlamaLM, TrimmedLM))
+
+
+def _wider(value: Any, k: int) -> Any:
+    if isinstance(value, TrimmedLM):
+        return TrimmedLM(_wider(value.lm, k))
+    return wider_config(value, k) if isinstance(value, LlamaConfig) else wider_lm(value, k)
+
+
+def _width(drafter: Any) -> int:
+    """E, of what its parameters belong to."""
+    lm = drafter.lm if isinstance(drafter, (ModelDrafter, DiffuSpec)) else drafter.target
+    config = getattr(lm, "config", None)
+    if not isinstance(config, LlamaConfig):
+        what = "is not bound to a target yet" if lm is None else f"drafts with or for a {type(lm).__name__}"
+        raise ValueError(f"{type(drafter).__name__} cannot be widened: it {what}; bind it to one of the Llama family")
+    return config.hidden_size

@@ -1,8 +1,10 @@
 """`load`: Hugging Face folders, folders with an Orbax checkpoint, shipped models and hub ids."""
 
 import dataclasses
+import functools
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +116,11 @@ def load(folder_or_hub_id: str | os.PathLike[str], dtype: Any = None, mesh: jax.
         orbax_folder.check_whole(folder)
         raise ModelError(f"{folder} has no config.json; give a Hugging Face model folder")
     raw = read_json(config_file)
-    lm, diffusion = architecture(raw, config_file)
+    words = functools.cache(lambda: tokenizer.load(folder))
+    lm, diffusion = architecture(raw, config_file, lambda: getattr(words(), "mask_token_id", None))
     wide = widened(lm, mesh)
     eos_ids = _eos_ids(folder, raw)  # our own checks come before those of transformers
-    model = Model(wide, None, tokenizer.load(folder), eos_ids, name, folder, dtype, diffusion)
+    model = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion)
     places = None if mesh is None else stored_places(wide, mesh)
     if orbax_folder.is_one(folder):
         params = orbax_folder.restore(folder, lm.abstract(dtype), places)
@@ -146,7 +149,8 @@ def abstract(
     mesh: jax.sharding.Mesh | None = None,
     config: str | os.PathLike[str] | None = None,
 ) -> Model:
-    """A model without its weights: parameters are `ShapeDtypeStruct`s, with the shardings that `load` would give them.
+    """A model without its weights: parameters are `ShapeDtypeStruct`s, with the shardings that `load` would give them. Where
+    only the tokenizer says which token is the mask, `masked.mask_id` is 0.
 
     Args:
       asked: a folder with a `config.json`, a shipped name, or a hub name of `published_configs`; with `config`, any name.
@@ -199,25 +203,33 @@ def _shapes(lm: LlamaLM, dtype: Any, mesh: jax.sharding.Mesh | None) -> Any:
     return rules.placed(params, rules.shardings(mesh, lm.axes(params), params, lm.axis_counts()))
 
 
-def architecture(raw: dict[str, Any], file: Path) -> tuple[LlamaLM | DiffusionGemmaLM, masked_config.Masked | None]:
+def architecture(
+    raw: dict[str, Any], file: Path, own_mask: Callable[[], int | None] = lambda: 0
+) -> tuple[LlamaLM | DiffusionGemmaLM, masked_config.Masked | None]:
     """The model of a parsed `config.json`, and how it is used for diffusion.
+
+    Args:
+      raw: the config.
+      file: where it is from.
+      own_mask: see `specjax.models.masked.from_hf`. Without weights it does not matter which token is the mask.
 
     Raises:
       ModelError: on a config that cannot be used.
     """
     try:
-        return _described(raw, file)
+        return _described(raw, file, own_mask)
     except ModelError:
         raise
     except (TypeError, AttributeError, ValueError, KeyError, ArithmeticError) as error:
         raise ModelError(f"{file} has a field of the wrong kind: {error}") from error
 
 
-def _described(raw, file):
+def _described(raw, file, own_mask):
     if gemma_config.describes(raw):
         shape, canvas = gemma_config.from_hf(raw, _generation(file.parent))
         return DiffusionGemmaLM(shape), canvas
-    config, diffusion = masked_config.from_hf(raw) if masked_config.kind_of(raw) else (hf_config.from_hf(raw), None)
+    masked = masked_config.kind_of(raw) is not None
+    config, diffusion = masked_config.from_hf(raw, own_mask) if masked else (hf_config.from_hf(raw), None)
     if config.head_dim % 2:
         raise ModelError(f"{file}: head_dim must be even, got {config.head_dim}")
     return LlamaLM(config), diffusion

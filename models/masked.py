@@ -1,12 +1,15 @@
-"""What a masked-diffusion model adds to a transformer, and the config files of LLaDA, Dream, SDAR and Fast-dLLM v2.
+"""What a masked-diffusion model adds to a transformer, and the config files of LLaDA, Dream, SDAR, Fast-dLLM v2 and A2D.
 
 LLaDA (arXiv:2502.09992) is Llama-shaped with names of its own, in `config.json` and in the weights; Dream
 (arXiv:2508.15487) has Qwen2's. Both see the whole canvas in both directions. SDAR (arXiv:2510.06303; TraDo is one) has Qwen3's
-names and Fast-dLLM v2 (arXiv:2509.26328) Qwen2's; they see their own block and those before it.
+names and Fast-dLLM v2 (arXiv:2509.26328) Qwen2's; they see their own block and those before it. A2D (autoregressive to
+diffusion, github.com/ZHZisZZ/dllm) is Llama, Qwen2 or Qwen3 with attention in both directions and everything else as it was;
+where a folder of it does not name the mask in `config.json`, its tokenizer does.
 """
 
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import Any
 
 from specjax.models import hf_config
@@ -46,7 +49,8 @@ class Canvas(Masked):
 
 ARCHITECTURES = {
     "LLaDAModelLM": "llada", "DreamModel": "Dream", "SDARForCausalLM": "sdar",
-    "Fast_dLLM_QwenForCausalLM": "Fast_dLLM_Qwen",
+    "Fast_dLLM_QwenForCausalLM": "Fast_dLLM_Qwen", "A2DLlamaLMHeadModel": "a2d-llama",
+    "A2DQwen2LMHeadModel": "a2d-qwen2", "A2DQwen3LMHeadModel": "a2d-qwen3",
 }  # fmt: skip
 # Of block-diffusion models: whose names they have, whether their logits are shifted, the field of the block length and, where
 # a published config leaves it out, the mask id and that length.
@@ -54,6 +58,9 @@ _BLOCKS = {
     "sdar": ("Qwen3ForCausalLM", False, "block_size", 151669, 4),
     "Fast_dLLM_Qwen": ("Qwen2ForCausalLM", True, "bd_size", 151665, 32),
 }
+# The architecture whose names and fields each has. Folders trained with blocks (BD3-LM) look like those without: `block_size`
+# in config.json is ours to tell them apart.
+_A2D = {"a2d-llama": "LlamaForCausalLM", "a2d-qwen2": "Qwen2ForCausalLM", "a2d-qwen3": "Qwen3ForCausalLM"}
 _LLADA = {
     "d_model": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
     "n_kv_heads": "num_key_value_heads", "mlp_hidden_size": "intermediate_size", "embedding_size": "vocab_size",
@@ -75,78 +82,104 @@ _LLADA_MODULES = {
 
 
 def kind_of(config: dict[str, Any]) -> str | None:
-    """`llada`, `Dream`, or None where `config.json` describes no masked-diffusion model that we know."""
+    """`llada`, `Dream`, ..., or None where `config.json` describes no masked-diffusion model that we know."""
     names = config.get("architectures") or []
     found = [kind for name, kind in ARCHITECTURES.items() if name in names]
     known = config.get("model_type") if config.get("model_type") in ARCHITECTURES.values() else None
     return found[0] if found else known
 
 
-def from_hf(config: dict[str, Any]) -> tuple[LlamaConfig, Masked]:
-    """Reads the `config.json` of a LLaDA, Dream, SDAR or Fast-dLLM v2 model.
+def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda: None) -> tuple[LlamaConfig, Masked]:
+    """Reads the `config.json` of a LLaDA, Dream, SDAR, Fast-dLLM v2 or A2D model.
+
+    Args:
+      config: parsed.
+      own_mask: the id of the tokenizer's mask token, or None; asked where an A2D model's config names none.
 
     Raises:
       ModelError: on a missing mask id, or on what the loader does not support.
     """
     kind = kind_of(config)
-    names, shift, block, mask_id = "Qwen2ForCausalLM", kind != "llada", 0, config.get("mask_token_id")
-    if kind in _BLOCKS:
-        names, shift, field, usual_mask, usual_block = _BLOCKS[kind]
-        mask_id, block = config.get("mask_token_id", usual_mask), config.get(field, usual_block)
-        if not is_size(block):
-            raise ModelError(
-                f"config.json of a block-diffusion model needs a {field} of at least 1, got {shown(block)}"
-            )
-    if not is_id(mask_id):
-        raise ModelError(f"config.json of a diffusion model needs a mask_token_id, got {shown(mask_id)}")
+    masked = _masked(kind, config, own_mask)
     if kind == "llada":
-        for name, allowed in _LLADA_FIXED.items():
-            if name in config and config[name] not in allowed:
-                raise ModelError(f"config.json: {name} {config[name]!r} is not supported; LLaDA has {allowed[0]!r}")
-        renamed = {ours: config[theirs] for theirs, ours in _LLADA.items() if config.get(theirs) is not None}
-        if "vocab_size" not in renamed and config.get("vocab_size") is not None:
-            renamed["vocab_size"] = config["vocab_size"]
-        shape = hf_config.from_hf(
-            {"model_type": "llama", "quantization_config": config.get("quantization_config")} | renamed
-        )
+        shape = _llada_shape(config)
+    elif kind in _A2D:  # layers with a window see as far as the others
+        both_ways = {"architectures": [_A2D[kind]], "use_sliding_window": False, "layer_types": None}
+        shape = hf_config.from_hf(config | both_ways)
     else:
+        names = _BLOCKS[kind][0] if kind in _BLOCKS else "Qwen2ForCausalLM"
         shape = hf_config.from_hf(config | {"architectures": [names], "use_sliding_window": False})
-    if mask_id >= shape.vocab_size:
-        raise ModelError(f"config.json: mask_token_id {mask_id} is outside the vocabulary of {shape.vocab_size} tokens")
-    return shape, Masked(mask_id, shift, block)
+    if masked.mask_id >= shape.vocab_size:
+        raise ModelError(
+            f"config.json: mask_token_id {masked.mask_id} is outside the vocabulary of {shape.vocab_size} tokens"
+        )
+    return shape, masked
+
+
+def _masked(kind: str | None, config: dict[str, Any], own_mask: Callable[[], int | None]) -> Masked:
+    mask_id, block, field, shift = config.get("mask_token_id"), 0, "block_size", kind == "Dream"
+    if kind in _BLOCKS:
+        _, shift, field, usual_mask, usual_block = _BLOCKS[kind]
+        mask_id, block = config.get("mask_token_id", usual_mask), config.get(field, usual_block)
+    elif kind in _A2D:
+        block = config.get(field) or 0
+        mask_id = own_mask() if mask_id is None else mask_id
+    if not (is_size(block) or (block == 0 and kind not in _BLOCKS)):
+        raise ModelError(f"config.json of a block-diffusion model needs a {field} of at least 1, got {shown(block)}")
+    if not is_id(mask_id):
+        besides = ", or a tokenizer with a mask_token beside it" if kind in _A2D else ""
+        raise ModelError(f"config.json of a diffusion model needs a mask_token_id{besides}, got {shown(mask_id)}")
+    return Masked(mask_id, shift, block)
+
+
+def _llada_shape(config: dict[str, Any]) -> LlamaConfig:
+    for name, allowed in _LLADA_FIXED.items():
+        if name in config and config[name] not in allowed:
+            raise ModelError(f"config.json: {name} {config[name]!r} is not supported; LLaDA has {allowed[0]!r}")
+    renamed = {ours: config[theirs] for theirs, ours in _LLADA.items() if config.get(theirs) is not None}
+    if "vocab_size" not in renamed and config.get("vocab_size") is not None:
+        renamed["vocab_size"] = config["vocab_size"]
+    return hf_config.from_hf(
+        {"model_type": "llama", "quantization_config": config.get("quantization_config")} | renamed
+    )
 
 
 def to_hf(config: LlamaConfig, masked: Masked) -> dict[str, Any]:
-    """The `config.json` of a model: Fast-dLLM v2's or Dream's where its logits are shifted, else SDAR's or LLaDA's.
+    """The `config.json` of a model, in the first of these layouts that can say what it is: with shifted logits Fast-dLLM v2's
+    (with blocks) or Dream's, else SDAR's (with blocks), LLaDA's or A2D's.
 
     Raises:
-      ModelError: when that architecture cannot express the config.
+      ModelError: when none can.
     """
     plain = hf_config.to_hf(config)
-    if masked.block:
-        kind, family = ("Fast_dLLM_Qwen", "qwen2") if masked.shift else ("sdar", "qwen3")
-        if plain["model_type"] != family:
-            raise ModelError(
-                f"a block-diffusion model of shift {masked.shift} is written in {family}'s shape, which this has not"
-            )
-        name = next(name for name, known in ARCHITECTURES.items() if known == kind)
-        fields = {"mask_token_id": masked.mask_id, _BLOCKS[kind][2]: masked.block}
-        return plain | {"architectures": [name], "model_type": kind} | fields
+    mask = {"mask_token_id": masked.mask_id}
     if masked.shift:
+        kind = "Fast_dLLM_Qwen" if masked.block else "Dream"
         if plain["model_type"] != "qwen2":
             raise ModelError(
-                "a model with shifted logits is written as Dream, which has biases on q, k and v and nowhere else"
+                f"a model with shifted logits is written as {kind}, which has biases on q, k and v and nowhere else"
             )
-        return plain | {"architectures": ["DreamModel"], "model_type": "Dream", "mask_token_id": masked.mask_id}
-    if plain["model_type"] != "llama" or config.qkv_bias or config.mlp_bias or config.rope_scaling is not None:
-        raise ModelError("a model without shifted logits is written as LLaDA, which has no biases and plain rope")
-    if config.head_dim * config.num_attention_heads != config.hidden_size:
-        raise ModelError("a LLaDA model's heads fill its width: head_dim * heads must be hidden_size")
-    fixed = {name: allowed[0] for name, allowed in _LLADA_FIXED.items()}
-    return fixed | {theirs: plain[ours] for theirs, ours in _LLADA.items()} | {
-        "architectures": ["LLaDAModelLM"], "model_type": "llada", "vocab_size": config.vocab_size,
-        "mask_token_id": masked.mask_id,
-    }  # fmt: skip
+        return plain | _named(kind) | mask | ({_BLOCKS[kind][2]: masked.block} if masked.block else {})
+    if masked.block and plain["model_type"] == "qwen3":
+        return plain | _named("sdar") | mask | {_BLOCKS["sdar"][2]: masked.block}
+    if not masked.block and _is_llada(config, plain):
+        fixed = {name: allowed[0] for name, allowed in _LLADA_FIXED.items()}
+        renamed = {theirs: plain[ours] for theirs, ours in _LLADA.items()}
+        return fixed | renamed | _named("llada") | {"vocab_size": config.vocab_size} | mask
+    kind = f"a2d-{plain['model_type']}"
+    if kind not in _A2D or config.sliding_window is not None:
+        raise ModelError("a model without shifted logits is written as A2D, whose layers have no sliding window")
+    return plain | _named(kind) | mask | ({"block_size": masked.block} if masked.block else {})
+
+
+def _named(kind: str) -> dict[str, Any]:
+    return {"architectures": [name for name, known in ARCHITECTURES.items() if known == kind], "model_type": kind}
+
+
+def _is_llada(config: LlamaConfig, plain: dict[str, Any]) -> bool:
+    """Whether LLaDA has such a shape: no biases, plain rope, and heads that fill the width."""
+    bare = plain["model_type"] == "llama" and not (config.qkv_bias or config.mlp_bias)
+    return bare and config.rope_scaling is None and config.head_dim * config.num_attention_heads == config.hidden_size
 
 
 def llada_name(name: str) -> str:

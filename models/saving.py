@@ -48,7 +48,8 @@ def save(
       tokenizer: a transformers tokenizer, or None.
       eos_ids: end-of-sequence ids for both config files.
       diffusion: how it is used for masked diffusion: written in Fast-dLLM v2's (`block`) or Dream's layout
-        where `shift` is set, else in SDAR's (`block`) or LLaDA's. DiffusionGemma has a `Canvas`.
+        where `shift` is set, else in SDAR's (`block`), LLaDA's or A2D's, the first that can say what the model is (q and k
+        norms, biases, rope). DiffusionGemma has a `Canvas`.
       layout: `safetensors` for one file of Hugging Face's names, which one process writes; or `orbax` for a checkpoint that
         every process writes its own part of.
 
@@ -113,8 +114,9 @@ def _described(lm, diffusion):
         raise ModelError("a Canvas is how DiffusionGemma is used; a model of the Llama family has a Masked")
     if diffusion is None:
         return hf_config.to_hf(lm.config), {}, str, weights.hf_name
-    names = str if diffusion.shift or diffusion.block else masked_config.llada_name
-    return masked_config.to_hf(lm.config, diffusion), {}, names, weights.hf_name
+    config = masked_config.to_hf(lm.config, diffusion)
+    names = masked_config.llada_name if config["model_type"] == "llada" else str
+    return config, {}, names, weights.hf_name
 
 
 @contextlib.contextmanager

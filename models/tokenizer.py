@@ -29,7 +29,7 @@ def load(folder: Path) -> Any:
     _check_code(folder)
     try:
         with _unbothered_by_config():
-            return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+            return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **_stand_in(folder))
     except Exception as error:  # the tokenizers library raises bare Exception on a malformed file
         _check_config(folder)
         reason = " ".join(str(error).split())
@@ -49,6 +49,19 @@ def _check_code(folder: Path) -> None:
             f"{file} asks for code of the folder's own (auto_map), and specjax never runs such code: give a tokenizer.json "
             "that splits text as that code does, and take auto_map and tokenizer_class out of that file"
         )
+
+
+def _stand_in(folder: Path) -> dict[str, Any]:
+    """A bare config for a type of model that transformers does not know: it would read the folder's field by field all the
+    same, and give up on some (scaled rope)."""
+    from transformers import CONFIG_MAPPING, PretrainedConfig
+
+    file = folder / "config.json"
+    raw = read_json(file) if file.is_file() else {}
+    kind = raw.get("model_type")
+    if not isinstance(kind, str) or kind in CONFIG_MAPPING:
+        return {}
+    return {"config": PretrainedConfig.from_dict({"tokenizer_class": raw.get("tokenizer_class")})}
 
 
 def _check_config(folder: Path) -> None:

@@ -156,8 +156,8 @@ def test_fast_dllm_v2_is_read_and_written(tmp_path):
     models.save(tmp_path / "fast", lm, lm.init(jax.random.key(0)), diffusion=how)
     model = models.load(tmp_path / "fast", dtype="float32")
     assert model.masked == how and model.lm.config == lm.config
-    with pytest.raises(ModelError, match="written in qwen3's shape"):
-        models.save(tmp_path / "x", lm, model.params, diffusion=Masked(MASK, shift=False, block=8))
+    with pytest.raises(ModelError, match="written as Fast_dLLM_Qwen, which has biases"):
+        models.save(tmp_path / "x", LM, model.params, diffusion=how)
 
 
 def test_sdar_1_7b_has_its_published_size():

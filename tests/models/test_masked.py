@@ -156,7 +156,11 @@ def test_a_bad_llada_folder_is_one_clear_error(llada, tmp_path, change, said):
 
 
 @pytest.mark.parametrize(
-    ("config", "shift", "said"), ((LLADA, True, "written as Dream"), (DREAM, False, "written as LLaDA"))
+    ("config", "shift", "said"),
+    (
+        (LLADA, True, "written as Dream"),
+        (dataclasses.replace(LLADA, sliding_window=8), False, "written as A2D, whose layers have no sliding window"),
+    ),
 )
 def test_what_no_layout_expresses_is_not_saved(tmp_path, config, shift, said):
     with pytest.raises(ModelError, match=said):

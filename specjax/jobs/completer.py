@@ -138,6 +138,7 @@ def turns_of(
         capacity=shapes.capacity,
         keys=keys,
         prefix=shapes.prefix,
+        prompt_logprobs=options.prompt_logprobs,
     )
 
 

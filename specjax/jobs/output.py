@@ -16,9 +16,15 @@ from typing import Any
 from specjax.jobs.jsonl import dumps, loads
 from specjax.jobs.manifest import differences
 from specjax.serve.request import Record, Request
+from specjax.serve.score import Pair, Score
 
 SYNC_RECORDS, SYNC_SECONDS = 8, 2.0
 Item = Request | Record
+_OWN: dict[type, tuple[str, ...]] = {
+    **dict.fromkeys((Request, Record), ("finish_reason", "prompt", "id", "line", "sample")),
+    **dict.fromkeys((Pair, Score), ("logprob", "prompt", "continuation", "id", "line")),
+}
+"""By the kind of an item, a field that every record of it has, and those that a record has from its item."""
 
 
 class OutputError(Exception):
@@ -55,7 +61,8 @@ class Output:
     Args:
       path: the file.
       manifest: what the job is, JSON.
-      items: everything that the job writes a record for, in the order of the input.
+      items: everything that the job writes a record for, in the order of the input: requests and failed records, or pairs and
+        failed scores.
       ordered: whether records are in that order.
 
     Attributes:
@@ -69,7 +76,11 @@ class Output:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], manifest: dict[str, Any], items: Sequence[Item], ordered: bool = True
+        self,
+        path: str | os.PathLike[str],
+        manifest: dict[str, Any],
+        items: Sequence[Item | Pair | Score],
+        ordered: bool = True,
     ):
         self.path = str(path)
         self.done: dict[int, bool] = {}
@@ -105,7 +116,7 @@ class Output:
                 f"the output file {self.path!r} belongs to another job, which differs in {'; '.join(wrong)}: "
                 "choose another --output, or move it and its .job.json away"
             )
-        places = {_place(item.line, item.sample): index for index, item in enumerate(items)}
+        places = {_place(item.line, getattr(item, "sample", None)): index for index, item in enumerate(items)}
         with open(self.path, "rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.endswith(b"\n"):
@@ -117,12 +128,12 @@ class Output:
                         f"line {number} of the output file {self.path!r} is not a record of this job: it was changed; "
                         "move it and its .job.json away"
                     )
-                self.done[index] = record.get("finish_reason") == "error"
+                self.done[index] = record.get("error") is not None
                 self._size += len(line)
         os.ftruncate(self._file, self._size)
         os.lseek(self._file, self._size, os.SEEK_SET)
 
-    def append(self, record: Record) -> None:
+    def append(self, record: Record | Score) -> None:
         """Writes one record.
 
         Raises:
@@ -184,9 +195,10 @@ def _parse(line: bytes) -> dict[str, Any]:
     return record if named else {}
 
 
-def _is_of(record: dict[str, Any], item: Item) -> bool:
-    own = {"prompt": item.prompt, "id": item.id, "line": item.line, "sample": item.sample}
-    return "finish_reason" in record and json.loads(dumps(own)) == {name: record.get(name) for name in own}
+def _is_of(record: dict[str, Any], item: Item | Pair | Score) -> bool:
+    always, *names = _OWN[type(item)]
+    own = {name: getattr(item, name) for name in names}
+    return always in record and json.loads(dumps(own)) == {name: record.get(name) for name in own}
 
 
 def _lock(file: int, path: str) -> None:

@@ -2,15 +2,15 @@
 
 import contextlib
 import dataclasses
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from specjax.jobs import jsonl
-from specjax.jobs.files import check_output, journal, packed, read_lines
+from specjax.jobs.files import check_output, finish, journal, read_lines
 from specjax.jobs.options import PIPE, FileOptions
-from specjax.jobs.work import check_lines
+from specjax.jobs.output import Output, OutputError
+from specjax.jobs.work import check_lines, score_manifest
 from specjax.serve.engine import Engine
 from specjax.serve.options import DecodeOptions, check_least, option, same
 from specjax.serve.progress import bar_fits, record_bar
@@ -36,7 +36,10 @@ class ScoreOptions:
         metavar="FILE.jsonl",
     )
     output: str | None = option(
-        None, "a new file for the records (or FILE.jsonl.gz, FILE.parquet); - or none prints them", metavar="FILE.jsonl"
+        None,
+        "append records there (or FILE.jsonl.gz, FILE.parquet); after a kill the same command goes on where it was; - or none "
+        "prints them",
+        metavar="FILE.jsonl",
     )
     batch_size: int = option(8, "rows read together; changes speed, and scores by rounding alone", least=1)
     strict: bool = same(FileOptions, "strict")
@@ -63,18 +66,42 @@ def command(options: ScoreOptions) -> int:
     with bad_input():
         check_least(options, flag)
         if options.file:
-            _check_new(options.file, options.input)
+            check_output(options.file, options.input)
         lines = read_lines(options, options.input, line_of)
-        scorer = Scorer(Engine(options.model, dtype=options.dtype, mesh=options.mesh))
+        engine = Engine(options.model, dtype=options.dtype, mesh=options.mesh)
+        scorer = Scorer(engine)
         items = [item_of(scorer, line) for line in lines]
         check_lines(options, [(item.line, item.error) for item in items if isinstance(item, Score)], len(items))
-    failed = 0
-    with _written(options.file) as append:
-        for score in _scores(scorer, items, options):
-            append(jsonl.dumps(score.to_json()) + "\n")
+        manifest = score_manifest(engine, lines)
+        output = Output(journal(options.file), manifest, items) if options.file else None
+    if output is None or options.file is None:
+        return _write(options, scorer, items, None)
+    with contextlib.closing(output):
+        status = _write(options, scorer, items, output)
+    finish(options.file, output)
+    return status
+
+
+def _write(options: ScoreOptions, scorer: Scorer, items: list[Item], output: Output | None) -> int:
+    """Writes the records that are not there yet; returns the exit status."""
+    done = {} if output is None else output.done
+    if output is not None and done:
+        note(f"{len(done)} of {len(items)} records are in {output.path} already")
+    failed = sum(done.values())
+    try:
+        for score in _scores(scorer, items, len(done), options):
+            if output is None:
+                write(jsonl.dumps(score.to_json()) + "\n")
+            else:
+                output.append(score)
+                output.tick()
             if score.error is not None:
                 failed += 1
                 complain(f"{options.input}, line {score.line}: {score.error}")
+        if output is not None:
+            output.sync()
+    except OutputError as error:
+        raise BadInput(str(error)) from error
     return 1 if failed else 0
 
 
@@ -111,43 +138,19 @@ def item_of(scorer: Scorer, line: jsonl.Line) -> Item:
     return Score.failed(line.prompt, continuation, reason, line.id, line.number)
 
 
-def _scores(scorer: Scorer, items: list[Item], options: ScoreOptions) -> Iterator[Score]:
-    """Scores of all items, in order; at the end a note of how long it took."""
+def _scores(scorer: Scorer, items: list[Item], done: int, options: ScoreOptions) -> Iterator[Score]:
+    """Scores of the items behind the first `done`, in order; at the end a note of how long it took."""
     began, tokens, count = time.monotonic(), 0, 0
-    scored = scorer.run([item for item in items if isinstance(item, Pair)], batch_size=options.batch_size)
+    pairs = [item for item in items if isinstance(item, Pair)]
+    start = sum(isinstance(item, Pair) for item in items[:done])
+    scored = scorer.run(pairs, batch_size=options.batch_size, start=start)
     shown = options.file is not None and bar_fits()
-    with record_bar(len(items)) if shown else contextlib.nullcontext(lambda *_: None) as advance:
-        for item in items:
+    with record_bar(len(items), done) if shown else contextlib.nullcontext(lambda *_: None) as advance:
+        for item in items[done:]:
             score = item if isinstance(item, Score) else next(scored)
             count, tokens = count + (score.error is None), tokens + len(score.tokens)
             yield score
             advance(1, "")
-    spent = time.monotonic() - began
-    note(f"{count} continuations of {tokens} tokens in {spent:.1f} s, compiling included")
-
-
-def _check_new(output: str, source: str) -> None:
-    """Raises ValueError where records cannot go there, or others are there."""
-    check_output(output, source)
-    for path in {output, journal(output)}:
-        if os.path.isfile(path) and os.path.getsize(path):
-            raise ValueError(f"the output file {path!r} exists: move it away or choose another --output")
-
-
-@contextlib.contextmanager
-def _written(path: str | None) -> Iterator[Callable[[str], Any]]:
-    """What writes a line: to stdout, or to a file that is whole at the end, compressed where its name says so."""
-    if path is None:
-        yield write
-        return
-    lines, kind = journal(path), packed(path)
-    try:
-        with open(lines, "w", encoding="utf-8", buffering=1) as file:  # a killed run leaves whole lines
-            yield file.write
-        if kind is not None:
-            kind.write(path, lines)
-            os.unlink(lines)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise BadInput(f"cannot write the output file {path!r}: {error.strerror or error}") from error
+    if count:
+        spent = time.monotonic() - began
+        note(f"{count} continuations of {tokens} tokens in {spent:.1f} s, compiling included")

@@ -39,6 +39,8 @@ def make_engine(options: JobOptions) -> Engine:
     check_options(_of_prompts(options))
     engine = Engine(**vars(take(DecodeOptions, vars(options))))
     engine.check_stop(options.stop)
+    if options.prompt_logprobs:
+        engine.reader()  # refuses a diffusion model
     return engine
 
 
@@ -68,25 +70,40 @@ def check_lines(options: FromLines, bad: list[tuple[int | None, str | None]], co
 
 def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict[str, Any]:
     """What must be equal for a job to go on. Batch size and mesh change no text."""
-    model = engine.model
-    assert model.path is not None  # a command's model is read from a folder
     decoding = {name: getattr(options, name) for name in _DECODING}
     # with a shared prefix programs have other shapes, and near-ties may fall otherwise
     shared = {"shared_prefix": True} if options.shared_prefix else {}
+    prompts = {"prompt_logprobs": True} if options.prompt_logprobs else {}
     sampling = ("max_new_tokens", *SamplingOptions.__dataclass_fields__)
     run = ("ignore_eos", "num_return_sequences", "logprobs", "suffix")
     return {
         "version": 1,
-        "model": {"name": model.name, "fingerprint": fingerprint(model.path), "dtype": model.dtype.name},
+        "model": _model(engine),
         "decoding": decoding | shared,
         "folders": named_folders(list(decoding.values())),
         "sampling": {name: getattr(options, name) for name in sampling}
         | {"stop": list(options.stop)}
-        | {name: getattr(options, name) for name in run},
+        | {name: getattr(options, name) for name in run}
+        | prompts,
         "seed": options.seed,
-        "input": {"sha256": hash_json(plain(given)), "records": len(given)},
+        "input": _input(given),
         "output": {"order": "as finished" if options.unordered else "of the input"},
     }
+
+
+def score_manifest(engine: Engine, given: list[Any]) -> dict[str, Any]:
+    """The same of `specjax score`."""
+    return {"version": 1, "command": "score", "model": _model(engine), "input": _input(given)}
+
+
+def _model(engine: Engine) -> dict[str, Any]:
+    model = engine.model
+    assert model.path is not None  # a command's model is read from a folder
+    return {"name": model.name, "fingerprint": fingerprint(model.path), "dtype": model.dtype.name}
+
+
+def _input(given: list[Any]) -> dict[str, Any]:
+    return {"sha256": hash_json(plain(given)), "records": len(given)}
 
 
 def plain(given: list[Any]) -> list[Any]:

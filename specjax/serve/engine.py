@@ -14,7 +14,9 @@ from specjax.draft import Drafter
 from specjax.sampling import Processor, row_keys
 from specjax.serve.options import DecodeOptions, PromptOptions, RunOptions, check_least, check_options, take
 from specjax.serve.progress import Speed, bar_fits, in_notebook, record_bar
+from specjax.serve.prompt_logprobs import with_prompt_logprobs
 from specjax.serve.prompts import read_prompts
+from specjax.serve.reading import Reader
 from specjax.serve.request import Record, Request, several
 from specjax.serve.slots import OnText, Served, Slots, Timing, Turn, in_order, serve
 from specjax.serve.text import check_unicode, encode_text
@@ -223,6 +225,14 @@ class Engine:
         prefix = tuple(os.path.commonprefix([request.ids for request in requests]))
         return prefix if len(requests) > 1 and len(prefix) >= SHORTEST_PREFIX else ()
 
+    def reader(self) -> Reader:
+        """What reads texts with this model for their log-probabilities.
+
+        Raises:
+          ValueError: for a diffusion model.
+        """
+        return Reader(self.model, self.params["target"], self.mesh)
+
     def check_stop(self, stop: Sequence[str]) -> None:
         """Raises ValueError on stop strings without a tokenizer, or empty ones."""
         if stop and self.model.tokenizer is None:
@@ -240,6 +250,7 @@ class Engine:
         on_text: OnText | None = None,
         capacity: int | None = None,
         shared_prefix: bool = False,
+        prompt_logprobs: bool = False,
     ) -> Iterator[Record]:
         """Completes requests and yields their records in order. A row whose request ended takes up the next one at once.
 
@@ -253,9 +264,10 @@ class Engine:
           on_text: called with a request's index and new text, every few steps.
           capacity: at least `self.capacity(requests)`; equal capacities share one compiled program.
           shared_prefix: whether to prefill what all prompts begin with once, see `shared_prefix`.
+          prompt_logprobs: whether records carry log-probabilities of their prompts, for which these are read once more.
 
         Raises:
-          ValueError: see `check_stop` and `shared_prefix`; on a capacity that does not hold every request.
+          ValueError: see `check_stop`, `shared_prefix` and `reader`; on a capacity that does not hold every request.
         """
         slots = min(batch_size, len(requests))
         prefix = self.shared_prefix(requests) if shared_prefix else ()
@@ -268,6 +280,7 @@ class Engine:
                 on_text=on_text,
                 capacity=capacity,
                 prefix=prefix,
+                prompt_logprobs=prompt_logprobs,
             )
         )
 
@@ -282,6 +295,7 @@ class Engine:
         capacity: int | None = None,
         keys: np.ndarray | None = None,
         prefix: Sequence[int] = (),
+        prompt_logprobs: bool = False,
     ) -> Iterator[Turn]:
         """`run` as it happens: what every call on the device brought, with records as they finish.
 
@@ -296,10 +310,11 @@ class Engine:
             equal prompts are told apart as they are in the whole.
           prefix: ids to prefill once, with which every prompt begins: `self.shared_prefix` of these requests, or of the
             longer list.
+          prompt_logprobs: see `run`.
 
         Raises:
-          ValueError: see `check_stop`; on fewer than one row, a capacity that does not hold every request, or a prompt that
-            does not begin with the prefix.
+          ValueError: see `check_stop` and `reader`; on fewer than one row, a capacity that does not hold every request, or a
+            prompt that does not begin with the prefix.
         """
         self.check_stop(stop)
         if any(request.ids[: len(prefix)] != tuple(prefix) for request in requests):
@@ -313,7 +328,8 @@ class Engine:
                 f"a capacity of {capacity} does not hold these requests: the longest one needs {self._needed(requests)}, "
                 f"{self.decoder.slack} of them for what a step writes ahead; leave it out, or give at least that"
             )
-        return serve(
+        reader = self.reader() if prompt_logprobs else None
+        turns = serve(
             self.served(ignore_eos),
             list(requests),
             self.keys(requests) if keys is None else keys,
@@ -325,6 +341,7 @@ class Engine:
             on_end=self._ended,
             prefix=prefix,
         )
+        return turns if reader is None else with_prompt_logprobs(turns, reader, requests, slots)
 
     def start(self, requests: Sequence[Request], *, ignore_eos: bool = False) -> Any:
         """A state that holds these requests, one a row: for programs that step it themselves."""
@@ -368,6 +385,7 @@ def generate(
     ignore_eos: bool = False,
     batch_size: int = 8,
     logprobs: bool = False,
+    prompt_logprobs: bool = False,
     logits_processors: Sequence[Processor] = (),
     dtype: Any = None,
     mesh: Any = None,
@@ -402,6 +420,8 @@ def generate(
       ignore_eos: whether to go on after EOS.
       batch_size: rows decoded together; changes speed, never text.
       logprobs: whether records carry log-probabilities of their tokens, raw and after warping.
+      prompt_logprobs: whether records carry log-probabilities of their prompts' tokens, for which every prompt is read once
+        more; of an autoregressive model.
       logits_processors: your own warpers, see `specjax.sampling.Processor`.
       dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere.
       mesh: a mesh, or a line such as `"data=2,model=4"`.
@@ -433,6 +453,7 @@ def generate(
         stop=run.stop,
         ignore_eos=ignore_eos,
         prefix=engine.shared_prefix(requests) if shared_prefix else (),
+        prompt_logprobs=prompt_logprobs,
     )
     if progress is None:
         progress = len(requests) > 1 and (bar_fits() or in_notebook())

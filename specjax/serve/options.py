@@ -87,6 +87,7 @@ class RunOptions:
       ignore_eos: whether to go on after EOS.
       batch_size: rows decoded together.
       shared_prefix: whether to prefill what all prompts begin with once.
+      prompt_logprobs: whether records carry log-probabilities of their prompts; of an autoregressive model.
     """
 
     suffix: Any = option(None, "a diffusion model fills in --max-new-tokens tokens before it", metavar="TEXT")
@@ -95,6 +96,9 @@ class RunOptions:
     ignore_eos: bool = option(False, "go on after the end-of-sequence token")
     batch_size: int = option(8, "rows decoded together; changes speed, never text", least=1)
     shared_prefix: bool = option(False, "prefill what all prompts begin with once")
+    prompt_logprobs: bool = option(
+        False, "records carry log-probabilities of their prompts' tokens, which are read once more for it"
+    )
 
 
 PROMPT_OPTIONS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(PromptOptions)}

@@ -52,6 +52,8 @@ class Record:
       suffix: what follows the new text, as given, or None.
       error: what went wrong where `finish_reason` is error.
       sample: which of several completions of its prompt (from 0), or None where there is one.
+      prompt_logprobs: of every token of the prompt after those before it, under the model's own softmax, None for the first;
+        None as a whole where not asked for.
     """
 
     prompt: Any
@@ -69,6 +71,7 @@ class Record:
     suffix: Any = None
     error: str | None = None
     sample: int | None = None
+    prompt_logprobs: list[float | None] | None = None
 
     def __repr__(self) -> str:
         shown = self.text if self.text is not None else self.tokens

@@ -1,31 +1,15 @@
-"""Log-probabilities of continuations: what a model gives every token of a text that follows a prompt. Nothing is decoded.
-
-Shapes: `B` rows, `W` buffer columns, `C` columns of a chunk, `V` vocabulary.
-"""
+"""Log-probabilities of continuations: what a model gives every token of a text that follows a prompt. Nothing is decoded."""
 
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 
-from specjax.lm import LM, Block, Wants
 from specjax.serve.engine import Engine
+from specjax.serve.reading import Found, Text
 from specjax.serve.text import check_unicode, encode_text
-from specjax.sharding.ambient import on_mesh
-from specjax.sharding.distributed import to_devices, to_host
-from specjax.sharding.rules import constrain, partition, rounded
-
-Array = jax.Array
-
-CHUNK = 64
-"""Columns read at a time: the logits of so many are all that there ever are."""
-WINDOW = 64
-"""Batches whose texts are sorted by length together; results come out after every window."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,64 +71,6 @@ class Score:
         return cls(prompt, continuation, None, [], [], False, id=id, line=line, error=error)
 
 
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """The program: teacher-forced log-probabilities of rows, chunk by chunk through a cache. Static and hashable.
-
-    Attributes:
-      lm: the model.
-      mesh: where parameters and rows lie, or None.
-    """
-
-    lm: LM
-    mesh: jax.sharding.Mesh | None
-
-    @on_mesh
-    def __call__(self, params: Any, tokens: Array, first: Array, length: Array) -> tuple[Array, Array]:
-        """What the model gives tokens `first` to `length - 1` of every row.
-
-        Args:
-          params: the model's.
-          tokens: `[B, W + 1]` int32, right-padded with -1; W is a multiple of `CHUNK`.
-          first: `[B]` int32, at least 1; W + 1 for a row with nothing to score.
-          length: `[B]` int32, tokens of a row.
-
-        Returns:
-          Log-probabilities `[B, W]` float32, column j of token j + 1, and whether that token is the likeliest; other columns
-          hold anything.
-        """
-        rows, width = tokens.shape[0], tokens.shape[1] - 1
-        dtype = jax.tree.leaves(params)[0].dtype
-        cache = self.lm.init_cache(rows, rounded(self.mesh, "slots", width), dtype)
-
-        def read(i, cache, wants):
-            start = i * CHUNK
-            part = jax.lax.dynamic_slice_in_dim(tokens, start, CHUNK, 1)
-            positions = jnp.broadcast_to(start + jnp.arange(CHUNK, dtype=jnp.int32)[None], part.shape)
-            begin = jnp.full((rows,), start, jnp.int32)
-            output = self.lm(params, Block(part, positions, begin), cache, wants=wants)
-            cache = self.lm.commit(cache, output.delta, None, begin)
-            return constrain(self.mesh, self.lm.cache_axes(cache), cache), output.logits
-
-        def score(i, carry):
-            cache, found, likeliest = carry
-            cache, logits = read(i, cache, Wants(logits=True))
-            after = jax.lax.dynamic_slice_in_dim(tokens, i * CHUNK + 1, CHUNK, 1)
-            own = jnp.take_along_axis(logits, jnp.maximum(after, 0)[:, :, None], axis=2)[:, :, 0]
-            own = own - jax.nn.logsumexp(logits, axis=2)
-            write = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, i * CHUNK, 1)
-            return cache, write(found, own), write(likeliest, jnp.argmax(logits, axis=2) == after)
-
-        scored, end = (jnp.min(first) - 1) // CHUNK, -(-(jnp.max(length) - 1) // CHUNK)
-        cache = jax.lax.fori_loop(0, scored, lambda i, cache: read(i, cache, Wants())[0], cache)  # prompts only
-        empty = jnp.zeros((rows, width), jnp.float32), jnp.zeros((rows, width), bool)
-        return jax.lax.fori_loop(scored, end, score, (cache, *empty))[1:]
-
-
-score_program = jax.jit(Reading.__call__, static_argnums=0)
-"""`Reading`, compiled once for a model, a mesh, a number of rows and a width."""
-
-
 class Scorer:
     """Scores pairs with the model of an engine.
 
@@ -156,13 +82,7 @@ class Scorer:
     """
 
     def __init__(self, engine: Engine):
-        if engine.model.masked:
-            raise ValueError(
-                f"{engine.model.name} is a diffusion model, which gives a text no log-probabilities token by token: score "
-                "with an autoregressive model"
-            )
-        self.engine = engine
-        self.reading = Reading(engine.model.lm, engine.mesh)
+        self.engine, self.reader = engine, engine.reader()
 
     def pair(self, prompt: Any, continuation: Any, *, id: str | None = None, line: int | None = None) -> Pair:
         """A checked pair; see `encode_pair`.
@@ -179,59 +99,30 @@ class Scorer:
             )
         return Pair(prompt, continuation, before + after, len(before), id, line)
 
-    def run(self, pairs: Sequence[Pair], *, batch_size: int = 8) -> Iterator[Score]:
+    def run(self, pairs: Sequence[Pair], *, batch_size: int = 8, start: int = 0) -> Iterator[Score]:
         """Scores in the order of the pairs. They depend on the batch by rounding alone.
 
         Args:
           pairs: from `pair`.
           batch_size: rows read together; fewer where there are fewer pairs.
+          start: the first pair whose score is asked for; it and those after it get the scores that they have in a whole run.
         """
-        rows = rounded(self.engine.mesh, "batch", min(batch_size, _power_of_two(len(pairs))))
-        for start in range(0, len(pairs), WINDOW * rows):
-            window = pairs[start : start + WINDOW * rows]
-            order = sorted(range(len(window)), key=lambda i: -len(window[i].ids))  # rows of a batch have like lengths
-            found: dict[int, Score] = {}
-            for at in range(0, len(order), rows):
-                some = order[at : at + rows]
-                found.update(zip(some, self._batch([window[i] for i in some], rows), strict=True))
-            yield from (found[i] for i in range(len(window)))
-
-    def _batch(self, pairs: list[Pair], rows: int) -> list[Score]:
-        width = max(CHUNK, _power_of_two(max(len(pair.ids) for pair in pairs) - 1))
-        tokens = np.full((rows, width + 1), -1, np.int32)
-        first, length = np.full(rows, width + 1, np.int32), np.zeros(rows, np.int32)
-        for row, pair in enumerate(pairs):
-            tokens[row, : len(pair.ids)] = pair.ids
-            first[row], length[row] = pair.first, len(pair.ids)
-        arrays = (self._placed(x) for x in (tokens, first, length))
-        logprobs, likeliest = to_host(score_program(self.reading, self.engine.params["target"], *arrays))
-        return [_score(pair, logprobs[row], likeliest[row]) for row, pair in enumerate(pairs)]
-
-    def _placed(self, x: np.ndarray) -> Array:
-        mesh = self.engine.mesh
-        if mesh is None:
-            return jnp.asarray(x)
-        axes = ("batch", *[None] * (x.ndim - 1))
-        return to_devices(x, NamedSharding(mesh, partition(mesh, axes, x.shape, {})))
+        texts = [Text(pair.ids, pair.first) for pair in pairs]
+        found = self.reader.run(texts, batch_size=batch_size, start=start)
+        yield from map(_score, pairs[start:], found)
 
 
-def _score(pair: Pair, logprobs: np.ndarray, likeliest: np.ndarray) -> Score:
-    own = slice(pair.first - 1, len(pair.ids) - 1)
-    each = [float(x) for x in logprobs[own]]
+def _score(pair: Pair, found: Found) -> Score:
     return Score(
         pair.prompt,
         pair.continuation,
-        math.fsum(each),
-        each,
+        math.fsum(found.logprobs),
+        found.logprobs,
         list(pair.ids[pair.first :]),
-        bool(likeliest[own].all()),
+        found.greedy,
         id=pair.id,
         line=pair.line,
     )
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << max(least - 1, 0).bit_length()
 
 
 def encode_pair(engine: Engine, prompt: Any, continuation: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -18,7 +18,8 @@ import specjax
 from specjax import cli, models
 from specjax.models import LlamaConfig, LlamaLM, Masked
 from specjax.serve.engine import Engine
-from specjax.serve.score import CHUNK, Reading, Scorer, encode_pair, score_program
+from specjax.serve.reading import CHUNK, Reading, score_program
+from specjax.serve.score import Scorer, encode_pair
 
 SHAPES = [(1, 1), (1, 9), (CHUNK + 6, 5), (3, CHUNK + 30), (CHUNK, 1), (20, CHUNK - 20), (7, 3)]
 """Tokens of prompt and continuation: within a chunk, up to its end, over two, and behind one of prompt alone."""
@@ -209,12 +210,35 @@ def test_the_command(files, tmp_path, capsys):
         assert why in record["error"] and record["logprob"] is None
         assert f"line {record['line']}: {record['error']}" in said
     assert "fields without a meaning here are left out: 'colour'" in said
-    assert "2 continuations of 72 tokens" in said and list(tmp_path.glob("*.jsonl.gz.*")) == []
+    assert "2 continuations of 72 tokens" in said
 
-    assert cli.main([*words, "--input", str(source), "--output", str(target)]) == 2
-    assert "exists: move it away" in capsys.readouterr().err
+    written = target.read_bytes()
+    assert cli.main([*words, "--input", str(source), "--output", str(target)]) == 1
+    assert "9 of 9 records are in" in capsys.readouterr().err and target.read_bytes() == written
     assert cli.main([*words, "--input", str(source), "--strict"]) == 2
     assert "line 2: it has no continuation" in capsys.readouterr().err
+
+
+def test_a_killed_command_goes_on_to_the_same_bytes(references, tmp_path, capsys):
+    source, target = tmp_path / "pairs.jsonl", tmp_path / "scores.jsonl"
+    lines = [{"prompt": p, "continuation": c} for p, c in zip(*asked(SHAPES), strict=True)]
+    lines.insert(2, {"prompt": [1]})
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["score", "--model", str(references("llama3").folder), "--dtype", "float32", "--batch-size", "2"]
+    words += ["--input", str(source), "--output", str(target)]
+    assert cli.main(words) == 1
+    whole = target.read_bytes()
+    for kept in (1, 4):
+        at = len(b"".join(whole.splitlines(True)[:kept])) + 20  # a record and a part of the next
+        target.write_bytes(whole[:at])
+        assert cli.main(words) == 1
+        assert f"{kept} of 8 records are in" in capsys.readouterr().err and target.read_bytes() == whole
+    source.write_text(json.dumps(lines[0]) + "\n")
+    assert cli.main(words) == 2
+    assert "belongs to another job, which differs in input" in capsys.readouterr().err
+    target.with_name("scores.jsonl.job.json").unlink()
+    assert cli.main(words) == 2
+    assert "exists, and there is no" in capsys.readouterr().err
 
 
 def test_the_command_reads_stdin_and_prints(files, monkeypatch, capsys):
@@ -229,5 +253,5 @@ def test_the_command_reads_stdin_and_prints(files, monkeypatch, capsys):
 def test_diffusion_models_are_refused():
     lm = LlamaLM(LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=64))
     model = models.Model(lm, lm.init(jax.random.key(0)), name="masked", masked=Masked(23, False), dtype=jnp.float32)
-    with pytest.raises(ValueError, match="masked is a diffusion model, .* score with an autoregressive model"):
+    with pytest.raises(ValueError, match="masked is a diffusion model, .* ask an autoregressive model"):
         specjax.score(model, [[1]], [[2]])

@@ -1,0 +1,172 @@
+"""What a model gives every token of given texts: read once, in batches of like lengths. Nothing is decoded.
+
+Shapes: `B` rows, `W` buffer columns, `C` columns of a chunk, `V` vocabulary.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from specjax.lm import LM, Block, Wants
+from specjax.sharding.ambient import on_mesh
+from specjax.sharding.distributed import to_devices, to_host
+from specjax.sharding.rules import constrain, partition, rounded
+
+Array = jax.Array
+
+CHUNK = 64
+"""Columns read at a time: the logits of so many are all that there ever are."""
+WINDOW = 64
+"""Batches whose texts are sorted by length together; results come out after every window."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """What is read.
+
+    Attributes:
+      ids: token ids.
+      first: where those begin that are asked for, at least 1.
+    """
+
+    ids: tuple[int, ...]
+    first: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a model gives the tokens of a text from `first` on.
+
+    Attributes:
+      logprobs: natural logarithms under the model's own softmax, one a token.
+      greedy: whether every one of them is the likeliest.
+    """
+
+    logprobs: list[float]
+    greedy: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """The program: teacher-forced log-probabilities of rows, chunk by chunk through a cache. Static and hashable.
+
+    Attributes:
+      lm: the model.
+      mesh: where parameters and rows lie, or None.
+    """
+
+    lm: LM
+    mesh: jax.sharding.Mesh | None
+
+    @on_mesh
+    def __call__(self, params: Any, tokens: Array, first: Array, length: Array) -> tuple[Array, Array]:
+        """What the model gives tokens `first` to `length - 1` of every row.
+
+        Args:
+          params: the model's.
+          tokens: `[B, W + 1]` int32, right-padded with -1; W is a multiple of `CHUNK`.
+          first: `[B]` int32, at least 1; W + 1 for a row with nothing to score.
+          length: `[B]` int32, tokens of a row.
+
+        Returns:
+          Log-probabilities `[B, W]` float32, column j of token j + 1, and whether that token is the likeliest; other columns
+          hold anything.
+        """
+        rows, width = tokens.shape[0], tokens.shape[1] - 1
+        dtype = jax.tree.leaves(params)[0].dtype
+        cache = self.lm.init_cache(rows, rounded(self.mesh, "slots", width), dtype)
+
+        def read(i, cache, wants):
+            start = i * CHUNK
+            part = jax.lax.dynamic_slice_in_dim(tokens, start, CHUNK, 1)
+            positions = jnp.broadcast_to(start + jnp.arange(CHUNK, dtype=jnp.int32)[None], part.shape)
+            begin = jnp.full((rows,), start, jnp.int32)
+            output = self.lm(params, Block(part, positions, begin), cache, wants=wants)
+            cache = self.lm.commit(cache, output.delta, None, begin)
+            return constrain(self.mesh, self.lm.cache_axes(cache), cache), output.logits
+
+        def score(i, carry):
+            cache, found, likeliest = carry
+            cache, logits = read(i, cache, Wants(logits=True))
+            after = jax.lax.dynamic_slice_in_dim(tokens, i * CHUNK + 1, CHUNK, 1)
+            own = jnp.take_along_axis(logits, jnp.maximum(after, 0)[:, :, None], axis=2)[:, :, 0]
+            own = own - jax.nn.logsumexp(logits, axis=2)
+            write = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, i * CHUNK, 1)
+            return cache, write(found, own), write(likeliest, jnp.argmax(logits, axis=2) == after)
+
+        scored, end = (jnp.min(first) - 1) // CHUNK, -(-(jnp.max(length) - 1) // CHUNK)
+        cache = jax.lax.fori_loop(0, scored, lambda i, cache: read(i, cache, Wants())[0], cache)  # prompts only
+        empty = jnp.zeros((rows, width), jnp.float32), jnp.zeros((rows, width), bool)
+        return jax.lax.fori_loop(scored, end, score, (cache, *empty))[1:]
+
+
+score_program = jax.jit(Reading.__call__, static_argnums=0)
+"""`Reading`, compiled once for a model, a mesh, a number of rows and a width."""
+
+
+class Reader:
+    """Reads texts with an autoregressive model.
+
+    Args:
+      model: a `specjax.models.Model`.
+      params: the model's own.
+      mesh: where they lie, or None.
+
+    Raises:
+      ValueError: for a diffusion model.
+    """
+
+    def __init__(self, model: Any, params: Any, mesh: jax.sharding.Mesh | None = None):
+        if model.masked:
+            raise ValueError(
+                f"{model.name} is a diffusion model, which gives a text no log-probabilities token by token: ask an "
+                "autoregressive model for them"
+            )
+        self.reading, self.params = Reading(model.lm, mesh), params
+
+    def run(self, texts: Sequence[Text], *, batch_size: int = 8, start: int = 0) -> Iterator[Found]:
+        """What is found, in the order of the texts. It depends on the batch by rounding alone.
+
+        Args:
+          texts: all of them.
+          batch_size: rows read together; fewer where there are fewer texts.
+          start: the first text that is asked for. Those after it are read in the batches that they would be in without it.
+        """
+        rows = rounded(self.reading.mesh, "batch", min(batch_size, _power_of_two(len(texts))))
+        size = WINDOW * rows
+        for begin in range(start // size * size, len(texts), size):
+            window = texts[begin : begin + size]
+            order = sorted(range(len(window)), key=lambda i: -len(window[i].ids))  # rows of a batch have like lengths
+            found: dict[int, Found] = {}
+            for at in range(0, len(order), rows):
+                some = order[at : at + rows]
+                found.update(zip(some, self._batch([window[i] for i in some], rows), strict=True))
+            yield from (found[i] for i in range(max(start - begin, 0), len(window)))
+
+    def _batch(self, texts: list[Text], rows: int) -> list[Found]:
+        width = max(CHUNK, _power_of_two(max(len(text.ids) for text in texts) - 1))
+        tokens = np.full((rows, width + 1), -1, np.int32)
+        first, length = np.full(rows, width + 1, np.int32), np.zeros(rows, np.int32)
+        for row, text in enumerate(texts):
+            tokens[row, : len(text.ids)] = text.ids
+            first[row], length[row] = text.first, len(text.ids)
+        arrays = (self._placed(x) for x in (tokens, first, length))
+        logprobs, likeliest = to_host(score_program(self.reading, self.params, *arrays))
+        own = [slice(text.first - 1, len(text.ids) - 1) for text in texts]
+        return [Found(logprobs[i, part].tolist(), bool(likeliest[i, part].all())) for i, part in enumerate(own)]
+
+    def _placed(self, x: np.ndarray) -> Array:
+        mesh = self.reading.mesh
+        if mesh is None:
+            return jnp.asarray(x)
+        axes = ("batch", *[None] * (x.ndim - 1))
+        return to_devices(x, NamedSharding(mesh, partition(mesh, axes, x.shape, {})))
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << max(least - 1, 0).bit_length()

@@ -21,6 +21,7 @@ from specjax.tree import Topology, Tree
 
 if TYPE_CHECKING:
     from specjax import models as models
+    from specjax import viz as viz
     from specjax.serve.engine import generate as generate
     from specjax.serve.score import score as score
 
@@ -44,6 +45,7 @@ __all__ = [
     "speculative",
     "stream",
     "verify",
+    "viz",
 ]
 
 
@@ -58,4 +60,6 @@ def __getattr__(name: str):
         return importlib.import_module("specjax.serve.score").score
     if name == "models":
         return importlib.import_module("specjax.models")
+    if name == "viz":
+        return importlib.import_module("specjax.viz")
     raise AttributeError(f"module 'specjax' has no attribute {name!r}")

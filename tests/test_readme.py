@@ -20,6 +20,8 @@ def test_block(name):
     exec(compile(BLOCKS[name], name, "exec"), names)
     if "state" in names:
         assert bool(names["state"].done.all())
+    elif "figure" in names:
+        assert len(names["figure"].axes[0].lines) == 1
     elif "again" in names:
         assert names["again"].lm == names["model"].lm
     elif "scores" in names:

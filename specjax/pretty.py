@@ -47,7 +47,7 @@ def pretty(value: Any, indent: int = 0) -> str:
     if isinstance(value, list | tuple) and any(_holds(part) for part in value):
         ends = "[]" if isinstance(value, list) else "()"
         return _joined(ends[0], list(_counted(pretty(part, inner) for part in value)), ends[1], indent)
-    return _short(value)
+    return short(value)
 
 
 def _holds(value: Any) -> bool:
@@ -69,6 +69,7 @@ def _joined(head: str, parts: list[str], tail: str, indent: int) -> str:
     return "".join([head, *(f"\n{' ' * (indent + 2)}{part}," for part in parts), f"\n{' ' * indent}{tail}"])
 
 
-def _short(value: Any) -> str:
+def short(value: Any, room: int = LONGEST) -> str:
+    """The `repr` of a value, its middle left out where it is longer than `room` characters."""
     text = repr(value)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 20].rstrip()} ... {text[-15:].lstrip()}"
+    return text if len(text) <= room else f"{text[: room // 2]}...{text[-room // 4 :]}"

@@ -11,6 +11,7 @@ import specjax
 from specjax.draft import TokenRecycling
 from specjax.models import Model
 from specjax.pretty import WIDTH, pretty
+from specjax.serve.score import Score
 from specjax.tree import Topology, Tree
 
 DECODER = specjax.speculative(TARGET, TokenRecycling(k=4))
@@ -52,7 +53,7 @@ def test_values_are_not_read():
         ({"a": [jnp.zeros(2), jnp.zeros(2), None]}, "{a: [2 x float32[2], None]}"),
         (((1, 2), "x"), "((1, 2), 'x')"),
         (jax.random.key(0), "key[]"),
-        (tuple(range(100)), "(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 1 ... 96, 97, 98, 99)"),
+        (tuple(range(100)), "(0, 1, 2, 3, 4, 5, 6, 7, 8, 9,...96, 97, 98, 99)"),
     ),
 )
 def test_parts(value, text):
@@ -79,3 +80,9 @@ def test_a_class_may_say_it_otherwise_and_its_heirs_too():
 def test_a_model_says_its_name_and_size():
     assert repr(Model(TARGET, TARGET.abstract(), name="mine")).startswith("Model('mine', LlamaLM, 0.1")
     assert repr(Model(TARGET, TARGET.abstract(), dtype=jnp.bfloat16)).endswith("M parameters, bfloat16)")
+
+
+def test_a_score_says_what_it_is_of():
+    score = Score("a" * 60, "b", -1.25, [-1.0, -0.25], [3, 4], True)
+    assert repr(score) == f"Score('{'a' * 19}...{'a' * 9}' -> 'b', logprob -1.2500 of 2 tokens)"
+    assert repr(Score.failed("a", "b", "too long")) == "Score('a' -> 'b', too long)"

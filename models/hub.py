@@ -58,6 +58,11 @@ class Model:
     masked: masked_config.Masked | None = None
     longest: int | None = None
 
+    def __repr__(self) -> str:
+        millions = sum(leaf.size for leaf in jax.tree.leaves(self.params)) / 1e6
+        kind = "" if self.dtype is None else f", {jnp.dtype(self.dtype).name}"
+        return f"Model({self.name!r}, {type(self.lm).__name__}, {millions:.2f} M parameters{kind})"
+
     @property
     def max_length(self) -> int:
         """The longest text, prompt and output, in tokens."""

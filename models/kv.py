@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from specjax.kernels.kv_commit import kv_commit
+from specjax.pretty import Pretty
 
 Array = jax.Array
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class KVCache:
+class KVCache(Pretty):
     """Keys and values of the committed tokens; slot s of a row holds position s.
 
     Attributes:
@@ -27,7 +28,7 @@ class KVCache:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class KVDelta:
+class KVDelta(Pretty):
     """A block's keys and values, in the cache's type, with their positions.
 
     Attributes:

@@ -3,7 +3,7 @@
 `import specjax` loads jax and numpy only; models, training and the command line come in when they are used.
 """
 
-import importlib
+import importlib.metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +21,11 @@ from specjax.tree import Topology, Tree
 
 if TYPE_CHECKING:
     from specjax import models as models
+    from specjax import viz as viz
     from specjax.serve.engine import generate as generate
     from specjax.serve.score import score as score
 
-__version__ = "0.1.0"
+    __version__: str
 
 __all__ = [
     "DecodeState",
@@ -44,11 +45,12 @@ __all__ = [
     "speculative",
     "stream",
     "verify",
+    "viz",
 ]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})
 
 
 def __getattr__(name: str):
@@ -58,4 +60,8 @@ def __getattr__(name: str):
         return importlib.import_module("specjax.serve.score").score
     if name == "models":
         return importlib.import_module("specjax.models")
+    if name == "__version__":
+        return importlib.metadata.version(__name__)  # pyproject.toml's
+    if name == "viz":
+        return importlib.import_module("specjax.viz")
     raise AttributeError(f"module 'specjax' has no attribute {name!r}")

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from specjax import __version__
+import specjax
 from specjax import models as folders
 from specjax.bench import command as bench
 from specjax.bench.options import BenchOptions
@@ -136,7 +136,7 @@ def _dispatch(words: list[str]) -> int:
     if not words or words[0].startswith("-"):
         with _help_exits():
             if top.parse_args(words).version:
-                write(f"specjax {__version__}\n")
+                write(f"specjax {specjax.__version__}\n")
                 return 0
             top.error("give a command: " + ", ".join(COMMANDS))
         return 0

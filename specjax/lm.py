@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from specjax.pretty import Pretty
+
 Array = jax.Array
 PyTree = Any
 Draw = Callable[[Array], Array]
@@ -19,7 +21,7 @@ Draw = Callable[[Array], Array]
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Block:
+class Block(Pretty):
     """The tokens of one forward pass, and what each of them may see.
 
     Attributes:
@@ -80,7 +82,7 @@ class Wants:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Output:
+class Output(Pretty):
     """What `Wants` asked for, nothing else; the rest is None.
 
     `delta` is the block's contribution to the cache: opaque but for one promise, every leaf leads with `[B, T]`.
@@ -96,7 +98,7 @@ class Output:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Partial:
+class Partial(Pretty):
     """A head start: the block after layers `[0, lo)`, so that the target computes nothing twice.
 
     Attributes:

@@ -15,6 +15,7 @@ from specjax.decoder import Decoder, check_rows
 from specjax.draft.base import Chunk, Drafter, Proposal, View
 from specjax.draft.none import NoDrafter
 from specjax.lm import LM, Block, Output, Wants
+from specjax.pretty import Pretty
 from specjax.sampling import Sampler
 from specjax.sampling.processors import Processor, checked
 from specjax.sampling_params import Sampling
@@ -22,6 +23,7 @@ from specjax.sharding.ambient import on_mesh
 from specjax.sharding.mesh import make_mesh
 from specjax.sharding.rules import constrain, parts, rounded, shardings
 from specjax.state import DecodeState, LogProbs, Prefix, Stats, finish_rows
+from specjax.tree import Tree
 from specjax.verify import Coupled, Verdict, Verifier
 
 Array = jax.Array
@@ -45,14 +47,16 @@ def prefill_width(prompt_length: int, parts: int = 1) -> int:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class StepInfo:
+class StepInfo(Pretty):
     """What one step did; nothing here is needed by the next one.
 
     Attributes:
       verdict: the accepted path, the step's tokens, and how many of them were committed.
+      tree: what was proposed, without `log_q`.
     """
 
     verdict: Verdict
+    tree: Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,7 +330,7 @@ class Speculative(Decoder):
             draft=self.drafter.observe(params, proposal.draft, proposal, output, verdict),
             logprobs=logprobs,
         )
-        return self._constrain(new), StepInfo(verdict)
+        return self._constrain(new), StepInfo(verdict, dataclasses.replace(tree, log_q=None))
 
     def _log_probs(self, logprobs, length, tree, output, verdict, emitted, sampler):
         nodes = jnp.maximum(verdict.path, 0)[:, :, None]

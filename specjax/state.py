@@ -10,6 +10,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from specjax.pretty import Pretty
 from specjax.sampling_params import Sampling
 
 Array = jax.Array
@@ -42,7 +43,7 @@ class Stats:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class LogProbs:
+class LogProbs(Pretty):
     """Log-probabilities of the emitted tokens, at their place in the text; meaningless elsewhere.
 
     Attributes:
@@ -56,7 +57,7 @@ class LogProbs:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class Rows(Pretty):
     """What every decoder's state has of its rows.
 
     Attributes:
@@ -168,7 +169,7 @@ class DecodeState(Rows):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Prefix:
+class Prefix(Pretty):
     """What prompts that begin alike have in common, computed once: one row, after all but the last of its tokens.
 
     Attributes:

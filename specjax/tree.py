@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.pretty import Pretty
+
 Array = jax.Array
 Children = Literal["deterministic", "coupled", "iid", "without_replacement"]
 """How a node's children come to be, in the order of their ranks:
@@ -140,7 +142,7 @@ class Topology:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Tree:
+class Tree(Pretty):
     """Candidate continuations of every row. Node 0 is the root, the last committed token.
 
     Attributes:

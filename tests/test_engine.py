@@ -141,7 +141,7 @@ def test_no_advice_about_torch(tmp_path, monkeypatch, capfd):
 
 
 def test_what_a_notebook_lists():
-    assert {"generate", "models", "run", "__version__"} <= set(dir(specjax))
+    assert {"generate", "models", "run", "viz", "__version__"} <= set(dir(specjax))
 
 
 def test_a_mesh_of_other_axes_is_refused(model):

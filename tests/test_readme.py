@@ -1,4 +1,4 @@
-"""The Python of the README and of the pages on models, on diffusion and on scores runs as written."""
+"""The Python of the README and of the pages on models, diffusion, pictures and scores runs as written."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BLOCKS = {
     f"{page}-{i}": block
-    for page in ("README.md", "docs/diffusion.md", "docs/models.md", "docs/score.md")
+    for page in ("README.md", "docs/diffusion.md", "docs/models.md", "docs/pictures.md", "docs/score.md")
     for i, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL))
 }
 
@@ -20,6 +20,8 @@ def test_block(name):
     exec(compile(BLOCKS[name], name, "exec"), names)
     if "state" in names:
         assert bool(names["state"].done.all())
+    elif "figure" in names:
+        assert len(names["figure"].axes[0].lines) == 1
     elif "again" in names:
         assert names["again"].lm == names["model"].lm
     elif "scores" in names:

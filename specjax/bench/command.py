@@ -14,6 +14,7 @@ from specjax.jobs import jsonl
 from specjax.serve.engine import DEFAULT_MODEL
 from specjax.serve.options import check_least
 from specjax.terminal import bad_input, flag, note, write
+from specjax.viz.files import check_plot
 
 
 def command(options: BenchOptions) -> int:
@@ -61,7 +62,7 @@ def prepare(options: BenchOptions) -> tuple[dict[str, Contestant], dict[str, tup
     if options.peer and options.widen:
         raise ValueError("--peer reads the model's own folder, which is not widened: leave out --peer or --widen")
     if options.plot:
-        reporting.check_plot(options.plot)
+        check_plot(options.plot)
     texts, suffixes = prompts_of(options)
 
     engines, skipped = engines_of(options)

@@ -8,10 +8,10 @@ import numpy as np
 
 from specjax.bench.engines import engines_of, prompts_of, requests_of
 from specjax.bench.options import BenchOptions
-from specjax.bench.report import check_plot
 from specjax.bench.run import progress
 from specjax.jobs import jsonl
 from specjax.terminal import bad_input, note, write
+from specjax.viz.files import check_plot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,9 @@ def command(options: BenchOptions) -> int:
     else:
         table(rows)
     if options.plot:
-        plot(rows, options.plot)
+        from specjax.viz import figures
+
+        figures.unmask_order(rows).savefig(options.plot, dpi=120)
     return 0
 
 
@@ -90,19 +92,3 @@ def table(rows: list[Row]) -> None:
     if not console.is_terminal:  # a file has no width to fit
         console.width = 160
     console.print(shown)
-
-
-def plot(rows: list[Row], path: str) -> None:
-    """Writes a heat map: a line a policy, a column a position, coloured by the step."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 1.2 + 0.32 * len(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    values = np.ma.masked_equal(np.asarray([row.order for row in rows]), 0)
-    image = axes.imshow(values, aspect="auto", interpolation="nearest", cmap="viridis")
-    axes.set_yticks(range(len(rows)), [f"{row.decoder} ({row.passes})" for row in rows], fontsize=8)
-    axes.set_xlabel("position behind the prompt; in brackets: passes")
-    figure.colorbar(image, ax=axes, label="step", pad=0.01)
-    figure.savefig(path, dpi=120)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from specjax.serve.progress import bar_fits
+from specjax.viz.data import survival
 
 Ids = tuple[int, ...]
 
@@ -175,16 +176,6 @@ def summarise(laps: dict[str, list[Lap]], peers: dict[str, tuple[str, str]], abo
     ]
     others = [PeerRow(*peers[name], round(speed[name], 2), same[name]) for name in laps if name in peers]
     return Report(rows, others, about)
-
-
-def survival(accepted: tuple[int, ...]) -> tuple[float, ...]:
-    """From counts of steps that accepted 0, 1, 2 ... tokens: the share that accepted at least 1, 2, ...
-
-    >>> survival((2, 1, 1))
-    (0.5, 0.25)
-    """
-    total = max(sum(accepted), 1)
-    return tuple(round(sum(accepted[depth:]) / total, 4) for depth in range(1, len(accepted)))
 
 
 @contextlib.contextmanager

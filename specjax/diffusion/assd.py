@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from specjax.decoder import Decoder, check_rows
 from specjax.diffusion.decoder import ends_at
+from specjax.pretty import Pretty
 from specjax.sampling import Sampling
 from specjax.sampling.noise import ACCEPT, GUMBEL, RESIDUAL, gumbel, uniform
 from specjax.sampling.sampler import best
@@ -57,7 +58,7 @@ class AssdState(Rows):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class AssdInfo:
+class AssdInfo(Pretty):
     """What one round did; nothing here is needed by the next one.
 
     Attributes:

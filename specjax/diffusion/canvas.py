@@ -19,6 +19,7 @@ from specjax.decoder import Decoder, check_rows
 from specjax.diffusion.decoder import draws
 from specjax.diffusion.renoise import EntropyRenoise
 from specjax.lm import LM, Block, Output, Wants
+from specjax.pretty import Pretty
 from specjax.sampling import Sampling
 from specjax.sampling.noise import keys_at
 from specjax.sampling.sampler import best
@@ -80,7 +81,7 @@ class CanvasState(Rows):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class CanvasInfo:
+class CanvasInfo(Pretty):
     """What one step did; nothing here is needed by the next one.
 
     Attributes:

@@ -16,6 +16,7 @@ from specjax.diffusion.unmask.base import Choice, Guess, Unmask
 from specjax.diffusion.unmask.threshold import Threshold
 from specjax.kernels.verify import gumbel_argmax
 from specjax.lm import LM, Block, Wants
+from specjax.pretty import Pretty
 from specjax.sampling import Sampling
 from specjax.sampling.noise import keys_at, uniform
 from specjax.sampling.sampler import best
@@ -55,7 +56,7 @@ class DiffusionState(Rows):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class DiffusionInfo:
+class DiffusionInfo(Pretty):
     """What one step did; nothing here is needed by the next one.
 
     Attributes:

@@ -15,6 +15,7 @@ from specjax.about import Named
 from specjax.expand.base import Expander
 from specjax.lm import LM, Block, Output, Partial, Wants
 from specjax.models.param_axes import head_shardings
+from specjax.pretty import Pretty
 from specjax.sampling import Sampler
 from specjax.sharding.rules import replicated
 from specjax.tree import Children, Tree
@@ -26,7 +27,7 @@ PyTree = Any
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class View:
+class View(Pretty):
     """What a drafter may read of the decoder's state.
 
     Attributes:
@@ -53,7 +54,7 @@ class View:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Chunk:
+class Chunk(Pretty):
     """A piece of the prompt, as the target just read it.
 
     Attributes:
@@ -69,7 +70,7 @@ class Chunk:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Extra:
+class Extra(Pretty):
     """Slots beside the tree (prompt, pseudo, pad or window slots): computed, observed, never verified or committed.
 
     A tree node never sees an extra slot.
@@ -89,7 +90,7 @@ class Extra:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Proposal:
+class Proposal(Pretty):
     """A tree to verify, the drafter's new state, and optionally extra slots and a head start for the target."""
 
     tree: Tree

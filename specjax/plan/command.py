@@ -7,11 +7,11 @@ from typing import Any
 import jax
 
 from specjax import models
-from specjax.bench.report import check_plot
 from specjax.serve.options import option
 from specjax.sharding import aot, make_mesh
 from specjax.spec.assemble import DEFAULT_DRAFTER, DEFAULT_UNMASK, Plan
 from specjax.terminal import BadInput, bad_input, write
+from specjax.viz.files import check_plot
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

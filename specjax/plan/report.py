@@ -142,12 +142,10 @@ def _single(r: dict[str, Any]) -> list[str]:
 
 def plot(records: list[dict[str, Any]], chip: Chip, file: str) -> None:
     """Memory a chip, and the time of a step by what takes it, of every record."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from specjax.viz.picture import Picture
 
     labels = [f"{r['decoding'].partition(':')[0]}\nN {r['nodes']}, batch {r['batch']}" for r in records]
-    figure = Figure(figsize=(5 + 1.6 * len(records), 4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = Picture(5 + 1.6 * len(records), 4)
     left, right = figure.subplots(1, 2)
     bottom = [0.0] * len(records)
     for part in ("weights", "cache", "state", "temporaries"):

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from specjax.pretty import short
 from specjax.sampling import Sampling
 from specjax.sampling_params import SamplingOptions
 from specjax.serve.options import PromptOptions
@@ -76,7 +77,7 @@ class Record:
     def __repr__(self) -> str:
         shown = self.text if self.text is not None else self.tokens
         about = f"{self.finish_reason}, {self.new_tokens} tokens in {self.steps} steps"
-        return f"Record({_short(self.prompt)} -> {_short(shown)}, {self.error or about})"
+        return f"Record({short(self.prompt, 40)} -> {short(shown, 40)}, {self.error or about})"
 
     def to_json(self) -> dict[str, Any]:
         """The record as a JSON object; optional fields that are None are left out."""
@@ -87,11 +88,6 @@ class Record:
     def failed(cls, prompt: Any, error: str, id: str | None = None, line: int | None = None) -> "Record":
         """The record of a request that never ran."""
         return cls(prompt, None, [], "error", 0, 0, 0.0, id=id, line=line, error=error)
-
-
-def _short(value: Any, room: int = 40) -> str:
-    text = repr(value)
-    return text if len(text) <= room else f"{text[: room // 2]}...{text[-room // 4 :]}"
 
 
 def several(item: "Request | Record", count: int) -> "list[Request | Record]":

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax.pretty import short
 from specjax.serve.engine import Engine
 from specjax.serve.reading import Found, Text
 from specjax.serve.text import check_unicode, encode_text
@@ -58,6 +59,10 @@ class Score:
     id: str | None = None
     line: int | None = None
     error: str | None = None
+
+    def __repr__(self) -> str:
+        about = self.error or f"logprob {self.logprob:.4f} of {len(self.tokens)} tokens"
+        return f"Score({short(self.prompt, 40)} -> {short(self.continuation, 40)}, {about})"
 
     def to_json(self) -> dict[str, Any]:
         """The score as a JSON object; `id`, `line` and `error` are left out where they are None."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import jax
 
 from specjax import models
-from specjax.bench.report import check_plot
 from specjax.serve.engine import DEFAULT_MODEL
 from specjax.serve.options import check_least
 from specjax.sharding import make_mesh
@@ -17,8 +17,8 @@ from specjax.spec.line import read_line
 from specjax.terminal import bad_input, complain, flag, note
 from specjax.train import data, loop
 from specjax.train.options import TrainOptions
-from specjax.train.plot import plot
 from specjax.train.tasks import OBJECTIVES, Task
+from specjax.viz.files import check_plot
 
 
 def command(options: TrainOptions) -> int:
@@ -39,7 +39,10 @@ def command(options: TrainOptions) -> int:
             return 1
     task.save(Path(options.output), params)
     if options.plot:
-        plot(run.metrics_file, options.plot)
+        from specjax.viz import figures
+
+        records = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+        figures.training(records).savefig(options.plot, dpi=120)
     if seen:
         part = -(-len(seen) // 10)
         mean = lambda records, name: sum(record[name] for record in records) / len(records)

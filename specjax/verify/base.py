@@ -11,6 +11,7 @@ import jax
 
 from specjax.about import Named
 from specjax.lm import Output, Wants
+from specjax.pretty import Pretty
 from specjax.sampling import Sampler
 from specjax.tree import Children, Tree, TreeFacts
 
@@ -19,7 +20,7 @@ Array = jax.Array
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class Verdict(Pretty):
     """What a verifier decided, and what of it the row keeps.
 
     Attributes:

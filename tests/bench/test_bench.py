@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from specjax import cli, models
-from specjax.bench.run import Lap, PeerRow, Report, Row, measure, summarise, survival
+from specjax.bench.run import Lap, PeerRow, Report, Row, measure, summarise
 from specjax.models.llama import LlamaConfig, LlamaLM
 from specjax.spec import line
 
@@ -111,11 +111,6 @@ def test_drafters_of_a_comma_list():
     assert line.lines(["none,prompt_lookup:length=8,ngram=3,draft:expander=chain", "none"]) == [
         "none", "prompt_lookup:length=8,ngram=3", "draft:expander=chain",
     ]  # fmt: skip
-
-
-def test_survival():
-    assert survival((2, 1, 1)) == (0.5, 0.25)
-    assert survival((5,)) == ()
 
 
 @pytest.mark.slow

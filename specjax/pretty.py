@@ -1,0 +1,75 @@
+"""States and trees as text: shapes and types in place of numbers, so that nothing is computed, copied or awaited."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+
+LONGEST = 60  # characters of a value that is neither an array nor made of any
+WIDTH = 100
+
+
+class Pretty:
+    """A base of dataclasses whose `repr` is `pretty` of them, in classes that extend them too."""
+
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        if "__repr__" not in vars(cls):  # in the class itself, or the decorator `dataclass` would write one there
+            cls.__repr__ = Pretty.__repr__
+
+    def __repr__(self) -> str:
+        return pretty(self)
+
+
+def pretty(value: Any, indent: int = 0) -> str:
+    """A pytree as text: on one line where it fits, else a line for each of its parts.
+
+    Args:
+      value: dataclasses, mappings and sequences of arrays and whatever else.
+      indent: how many columns its first line begins with.
+
+    >>> pretty({"a": (1, 2.5), "b": None})
+    '{a: (1, 2.5), b: None}'
+    """
+    if isinstance(value, type):
+        return value.__name__
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        kind = "key" if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) else value.dtype.name
+        return f"{kind}[{','.join(map(str, value.shape))}]"
+    inner = indent + 2
+    if dataclasses.is_dataclass(value):
+        parts = [f"{field.name}={pretty(getattr(value, field.name), inner)}" for field in dataclasses.fields(value)]
+        return _joined(type(value).__name__ + "(", parts, ")", indent)
+    if isinstance(value, Mapping):
+        return _joined("{", [f"{name}: {pretty(part, inner)}" for name, part in value.items()], "}", indent)
+    if isinstance(value, list | tuple) and any(_holds(part) for part in value):
+        ends = "[]" if isinstance(value, list) else "()"
+        return _joined(ends[0], list(_counted(pretty(part, inner) for part in value)), ends[1], indent)
+    return short(value)
+
+
+def _holds(value: Any) -> bool:
+    """Whether it is more than a plain value."""
+    return hasattr(value, "dtype") or dataclasses.is_dataclass(value) or isinstance(value, Mapping | list | tuple)
+
+
+def _counted(parts: Iterable[str]) -> Iterable[str]:
+    """Equal neighbours once, and how many there are: the layers of a cache."""
+    for text, group in itertools.groupby(parts):
+        count = len(list(group))
+        yield f"{count} x {text}" if count > 1 else text
+
+
+def _joined(head: str, parts: list[str], tail: str, indent: int) -> str:
+    line = head + ", ".join(parts) + tail
+    if indent + len(line) <= WIDTH and "\n" not in line:
+        return line
+    return "".join([head, *(f"\n{' ' * (indent + 2)}{part}," for part in parts), f"\n{' ' * indent}{tail}"])
+
+
+def short(value: Any, room: int = LONGEST) -> str:
+    """The `repr` of a value, its middle left out where it is longer than `room` characters."""
+    text = repr(value)
+    return text if len(text) <= room else f"{text[: room // 2]}...{text[-room // 4 :]}"

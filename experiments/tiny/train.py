@@ -4,8 +4,8 @@ python -m experiments.tiny.train target --work FOLDER
 python -m experiments.tiny.train draft --work FOLDER
 python -m experiments.tiny.train diffusion --work FOLDER
 
-`torchrun --nproc-per-node 2 -m experiments.tiny.train ...` shares the batches of every update among processes of one thread each,
-which on a few cores is faster than one process of several threads; the updates are the same, up to the order of sums.
+`torchrun --nproc-per-node 2 -m experiments.tiny.train ...` shares the batches of every update among processes of one thread
+each, which on a few cores is faster than one process of several threads; the updates are the same, up to the order of sums.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from experiments.tiny import tokenizer as words
 from experiments.tiny.data import Pools
+from experiments.tiny.induction import induce
 from experiments.tiny.model import Model, Shape, load, save
 from experiments.tiny.muon import Optimizer
 from experiments.tiny.objectives import Diffusion, Draft, Probe, Target
@@ -77,6 +78,8 @@ class Run:
         self.model.start(recipe["seed"])
         if begin is not None:
             load(self.model, begin)
+        elif recipe["induction"]:
+            induce(self.model, recipe["seed"])
         self.optimizer = Optimizer(self.model, recipe)
         self.pool, self.step, self.tokens, self.cpu_s = 0, 0, 0, 0.0
         self.rank, self.processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

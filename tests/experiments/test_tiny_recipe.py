@@ -7,7 +7,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.tiny import tokenizer as words
 from experiments.tiny.data import Pools, row_of
-from experiments.tiny.model import load
+from experiments.tiny.induction import induce
+from experiments.tiny.model import Model, Shape, load
 from experiments.tiny.objectives import Diffusion, Draft, Probe, Target
 from experiments.tiny.train import Run, folder_of
 from specjax.tasks import FAMILIES, Mixture, generate
@@ -25,6 +26,7 @@ MODEL = {
 }
 RECIPE = {
     "seed": 3,
+    "induction": False,
     "pools": 4,
     "questions": 12,
     "batch_tokens": 512,
@@ -121,6 +123,18 @@ def test_a_run_goes_on_exactly(kind, recipe, tokenizer, ids, tmp_path):
     assert second.tokens == whole.tokens and second.step == whole.step
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(tensor, second.model.state_dict()[name]), name
+
+
+def test_an_induced_model_continues_random_tokens_that_it_sees_again():
+    shape = Shape(512, 256, 32, 2, 8, 4, head_dim=32, max_position_embeddings=128, rope_theta=1000.0)
+    model = Model(shape)
+    model.start(0)
+    rows = torch.randint(512, (8, 24), generator=torch.Generator().manual_seed(0)).repeat(1, 2)
+    right = lambda: float((model(rows[:, :-1])[:, 24:].argmax(-1) == rows[:, 25:]).float().mean())
+    with torch.no_grad():
+        assert right() < 0.1
+        induce(model, 0)
+        assert right() > 0.7
 
 
 def test_a_draft_learns_its_targets_distributions(recipe, tokenizer, ids):

@@ -11,6 +11,7 @@ from specjax.sampling_params import SamplingOptions
 from specjax.serve.engine import Engine
 from specjax.serve.options import PROMPT_OPTIONS, DecodeOptions, PromptOptions, check_options, take
 from specjax.serve.request import Record, several
+from specjax.serve.text import user_turn
 
 _DECODING = ("drafter", "verifier", "unmask", "cache", "block_length", "cfg_scale")
 
@@ -52,9 +53,12 @@ def make_items(options: JobOptions, engine: Engine, given: list[Any]) -> list[It
     """
     defaults = _of_prompts(options)
     if not options.input:
-        items: list[Item] = [engine.request(prompt, suffix=options.suffix, **defaults) for prompt in given]
+        items: list[Item] = [
+            engine.request(user_turn(prompt, options.chat), suffix=options.suffix, **defaults) for prompt in given
+        ]
     else:
-        items = list(jsonl.to_requests(given, engine, defaults))
+        lines = [dataclasses.replace(line, prompt=user_turn(line.prompt, options.chat)) for line in given]
+        items = list(jsonl.to_requests(lines, engine, defaults))
         check_lines(options, [(item.line, item.error) for item in items if isinstance(item, Record)], len(items))
     return [one for item in items for one in several(item, options.num_return_sequences)]
 
@@ -74,12 +78,13 @@ def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict
     # with a shared prefix programs have other shapes, and near-ties may fall otherwise
     shared = {"shared_prefix": True} if options.shared_prefix else {}
     prompts = {"prompt_logprobs": True} if options.prompt_logprobs else {}
+    chat = {"chat": True} if options.chat else {}
     sampling = ("max_new_tokens", *SamplingOptions.__dataclass_fields__)
     run = ("ignore_eos", "num_return_sequences", "logprobs", "suffix")
     return {
         "version": 1,
         "model": _model(engine),
-        "decoding": decoding | shared,
+        "decoding": decoding | shared | chat,
         "folders": named_folders(list(decoding.values())),
         "sampling": {name: getattr(options, name) for name in sampling}
         | {"stop": list(options.stop)}

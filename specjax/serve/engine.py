@@ -19,7 +19,7 @@ from specjax.serve.prompts import read_prompts
 from specjax.serve.reading import Reader
 from specjax.serve.request import Record, Request, several
 from specjax.serve.slots import OnText, Served, Slots, Timing, Turn, in_order, serve
-from specjax.serve.text import check_unicode, encode_text
+from specjax.serve.text import check_unicode, encode_text, user_turn
 from specjax.sharding import distributed, make_mesh
 from specjax.spec.assemble import Plan, assemble
 from specjax.spec.companions import DEFAULT_MODEL
@@ -372,6 +372,7 @@ def generate(
     cache: Any = None,
     block_length: int | None = None,
     cfg_scale: float | None = None,
+    chat: bool = False,
     suffix: Any = None,
     max_new_tokens: int = 128,
     temperature: float = 0.0,
@@ -407,6 +408,7 @@ def generate(
       cache: of a diffusion model: a registry line or a policy.
       block_length: of a diffusion model.
       cfg_scale: of a diffusion model: classifier-free guidance, 0 is off.
+      chat: whether prompts that are texts are a user's turn of the model's chat template, which the model answers.
       suffix: of a diffusion model: what follows the new text, a string or token ids; `max_new_tokens` are filled in before it.
       max_new_tokens: at least 1.
       temperature: 0 is greedy.
@@ -445,7 +447,9 @@ def generate(
     requests: Any = [
         one
         for prompt, own in asked
-        for one in several(engine.request(prompt, **{"suffix": suffix, **defaults, **own}), num_return_sequences)
+        for one in several(
+            engine.request(user_turn(prompt, chat), **{"suffix": suffix, **defaults, **own}), num_return_sequences
+        )
     ]
     turns = engine.turns(
         requests,

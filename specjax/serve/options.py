@@ -81,6 +81,7 @@ class RunOptions:
     """What all prompts of a run have in common.
 
     Attributes:
+      chat: whether a prompt that is a text is a user's turn of the model's chat template.
       suffix: what follows the new text, a string or token ids; of a diffusion model.
       num_return_sequences: independent completions of each prompt, one after the other.
       stop: strings that end a text.
@@ -90,6 +91,7 @@ class RunOptions:
       prompt_logprobs: whether records carry log-probabilities of their prompts; of an autoregressive model.
     """
 
+    chat: bool = option(False, "a text is a user's turn of the model's chat template, which the model answers")
     suffix: Any = option(None, "a diffusion model fills in --max-new-tokens tokens before it", metavar="TEXT")
     num_return_sequences: int = option(1, "independent completions of each prompt", metavar="N", least=1)
     stop: tuple[str, ...] = option((), "ends a text and is left out; may be repeated", metavar="STRING")

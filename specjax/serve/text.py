@@ -31,6 +31,15 @@ def encode_text(tokenizer: Any, prompt: str | Sequence[dict[str, Any]], model: s
     return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] if text else []
 
 
+def user_turn(prompt: Any, chat: bool) -> Any:
+    """A prompt, as chat messages where it is a text and `chat` is set.
+
+    >>> user_turn("Sort it.", chat=True)
+    [{'role': 'user', 'content': 'Sort it.'}]
+    """
+    return [{"role": "user", "content": prompt}] if chat and isinstance(prompt, str) else prompt
+
+
 def check_unicode(text: str, what: str) -> None:
     """Raises ValueError, naming `what`, where a text is not Unicode."""
     try:

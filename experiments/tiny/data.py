@@ -1,0 +1,112 @@
+"""Batches of training questions, every pool of them by its own index, so that a run goes on where it was."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from specjax.tasks import Mixture, Question, messages
+from specjax.tasks.chat import render
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One question: ids, where its answer begins, and how much each token counts as a label."""
+
+    tokens: list[int]
+    answer: int
+    weights: np.ndarray
+
+
+def row_of(tokenizer: Tokenizer, question: Question, prompt_weight: float) -> Row:
+    """A question and its answer in the chat template; an answer counts as the root of its length, in all."""
+    asked = tokenizer.encode(render(messages(question))).ids
+    tokens = tokenizer.encode(render(messages(question, answered=True), add_generation_prompt=False)).ids
+    answer = len(asked)
+    each = (len(tokens) - answer) ** -0.5
+    weights = np.full(len(tokens), each * prompt_weight, np.float32)
+    weights[answer:] = each
+    return Row(tokens, answer, weights)
+
+
+def echo(rng: np.random.Generator, vocab_size: int, first: int) -> Row:
+    """Random tokens twice: what teaches a model to copy."""
+    part = rng.integers(first, vocab_size, rng.integers(8, 49)).tolist()
+    weights = np.zeros(2 * len(part), np.float32)
+    weights[len(part) + 1 :] = 0.5 * len(part) ** -0.5
+    return Row(part + part, len(part), weights)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """`tokens` `[B, T]` and `weights` `[B, T]` (0 for padding), and where answers begin `[B]` and rows end `[B]`."""
+
+    tokens: np.ndarray
+    weights: np.ndarray
+    answers: np.ndarray
+    lengths: np.ndarray
+
+
+def batch_of(rows: list[Row], pad: int, multiple: int = 16) -> Batch:
+    width = -(-max(len(row.tokens) for row in rows) // multiple) * multiple
+    tokens = np.full((len(rows), width), pad, np.int64)
+    weights = np.zeros((len(rows), width), np.float32)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row.tokens)] = row.tokens
+        weights[i, : len(row.tokens)] = row.weights
+    lengths = np.array([len(row.tokens) for row in rows])
+    return Batch(tokens, weights, np.array([row.answer for row in rows]), lengths)
+
+
+@dataclasses.dataclass
+class Pools:
+    """What a recipe trains on: pool i is always the same questions in the same batches.
+
+    Args:
+      recipe: `seed`, `pools`, `questions`, `batch_tokens`, `prompt_weight`, `echo` (share of echoes in the first pool, which
+        falls to 0 at `echo_until` of the run), and `parts`: mixtures, each with its share of the questions between the
+        shares `from` and `until` of the run.
+    """
+
+    recipe: dict
+    tokenizer: Tokenizer
+    pad: int
+    first_word: int
+
+    def __post_init__(self):
+        self.mixtures = [
+            Mixture(self.recipe["seed"], tuple(part.get("families", ())), tuple(part["levels"]))
+            for part in self.recipe["parts"]
+        ]
+
+    def rows(self, pool: int) -> list[Row]:
+        recipe = self.recipe
+        spent = pool / recipe["pools"]
+        rng = np.random.default_rng((recipe["seed"], pool))
+        open_now = [p.get("from", 0.0) <= spent < p.get("until", 2.0) for p in recipe["parts"]]
+        share = np.array([part["share"] for part in recipe["parts"]]) * open_now
+        chosen = rng.choice(len(share), recipe["questions"], p=share / share.sum())
+        echoes = rng.random(recipe["questions"]) < recipe["echo"] * max(0.0, 1 - spent / recipe["echo_until"])
+        rows = []
+        for i, (part, echoed) in enumerate(zip(chosen, echoes, strict=True)):
+            if echoed:
+                rows.append(echo(rng, recipe["vocab_size"], self.first_word))
+            else:
+                question = self.mixtures[part][pool * recipe["questions"] + i]
+                rows.append(row_of(self.tokenizer, question, recipe["prompt_weight"]))
+        return rows
+
+    def batches(self, pool: int) -> Iterator[Batch]:
+        """A pool's batches, of like lengths each, in any order."""
+        rows = sorted(self.rows(pool), key=lambda row: len(row.tokens))
+        cuts, start = [], 0
+        for end in range(1, len(rows) + 1):
+            width = -(-len(rows[end - 1].tokens) // 16) * 16
+            if (end - start) * width > self.recipe["batch_tokens"] and end - start > 1:
+                cuts.append(rows[start : end - 1])
+                start = end - 1
+        cuts.append(rows[start:])
+        order = np.random.default_rng((self.recipe["seed"], pool, 1)).permutation(len(cuts))
+        for i in order:
+            yield batch_of(cuts[i], self.pad)

@@ -1,0 +1,194 @@
+"""Trains a shipped model from `config.toml` and writes its folder; goes on from its checkpoint where there is one.
+
+python -m experiments.tiny.train target --work FOLDER
+python -m experiments.tiny.train draft --work FOLDER
+python -m experiments.tiny.train diffusion --work FOLDER
+
+`torchrun --nproc-per-node 2 -m experiments.tiny.train ...` shares the batches of every update among processes of one thread
+each, which on a few cores is faster than one process of several threads; the updates are the same, up to the order of sums.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import time
+import tomllib
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from experiments.tiny import tokenizer as words
+from experiments.tiny.data import Pools
+from experiments.tiny.induction import induce
+from experiments.tiny.model import Model, Shape, load, save
+from experiments.tiny.muon import Optimizer
+from experiments.tiny.objectives import Diffusion, Draft, Probe, Target
+
+HERE = pathlib.Path(__file__).resolve().parent
+SHIPPED = HERE.parent.parent / "specjax" / "models" / "pretrained"
+
+
+def rate_at(recipe: dict, step: int, spent: float) -> float:
+    """Warm-up by steps, then flat, then linear to 0 at the end of the run."""
+    warm = min(1.0, (step + 1) / recipe["warmup_steps"])
+    return warm * min(1.0, max(0.0, (1.0 - spent) / (1.0 - recipe["decay_from"])))
+
+
+def shape_of(recipe: dict, vocab_size: int) -> Shape:
+    return Shape(vocab_size=vocab_size, **recipe["model"])
+
+
+def folder_of(folder: pathlib.Path, model: Model, tokenizer: Tokenizer, ids: dict[str, int]) -> None:
+    """Writes a folder that `specjax` and `transformers` read."""
+    special = {"eos_token_id": ids["end"], "pad_token_id": ids["pad"]}
+    words.save(tokenizer, folder, model.shape.max_position_embeddings)
+    if model.causal:
+        save(model, folder, special)
+        (folder / "generation_config.json").write_text(json.dumps(special, indent=2) + "\n")
+    else:
+        kind = {"architectures": ["A2DQwen3LMHeadModel"], "model_type": "a2d-qwen3", "mask_token_id": ids["mask"]}
+        save(model, folder, special, kind)
+
+
+class Run:
+    """A model, its optimiser and how far it is.
+
+    Args:
+      recipe: a section of `config.toml` with `vocab_size`.
+      objective: what it learns.
+      checkpoint: where the run is kept.
+      begin: a folder whose weights it starts from; None: at random.
+      compiled: whether torch compiles the loss, which takes minutes and pays after some pools.
+    """
+
+    def __init__(
+        self,
+        recipe: dict,
+        objective: Target,
+        checkpoint: pathlib.Path,
+        begin: pathlib.Path | None = None,
+        compiled: bool = True,
+    ):
+        self.recipe, self.objective, self.checkpoint = recipe, objective, checkpoint
+        self.model = Model(shape_of(recipe, recipe["vocab_size"]), objective.causal)
+        self.model.start(recipe["seed"])
+        if begin is not None:
+            load(self.model, begin)
+        elif recipe["induction"]:
+            induce(self.model, recipe["seed"])
+        self.optimizer = Optimizer(self.model, recipe)
+        self.pool, self.step, self.tokens, self.cpu_s = 0, 0, 0, 0.0
+        self.rank, self.processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        if checkpoint.exists():
+            saved = torch.load(checkpoint)
+            self.model.load_state_dict(saved["model"])
+            self.optimizer.restore(saved["optimizer"])
+            self.pool, self.step, self.tokens, self.cpu_s = (
+                saved[name] for name in ("pool", "step", "tokens", "cpu_s")
+            )
+        self.lost = torch.compile(objective.lost, dynamic=True) if compiled else objective.lost
+
+    def learn(self, pools: Pools) -> float:
+        """One pool of questions; the mean loss."""
+        recipe, spent = self.recipe, self.pool / self.recipe["pools"]
+        start = time.process_time()
+        together = recipe["accumulate"] if spent >= recipe["accumulate_from"] else 1
+        batches = list(pools.batches(self.pool))
+        totals = torch.zeros(2)
+        for i in range(0, len(batches), together):
+            mine = range(i + self.rank, min(i + together, len(batches)), self.processes)
+            sums = torch.zeros(2)
+            for j in mine:
+                rng = np.random.default_rng((recipe["seed"], self.pool, 2, j))
+                arrays = self.objective.arrays(batches[j], rng)
+                loss = self.lost(self.model, *arrays)
+                loss.backward()
+                sums += torch.tensor([loss.item(), self.objective.weight(arrays)])
+            self._share(sums)
+            totals += sums
+            self.optimizer.step(rate_at(recipe, self.step, spent))
+            self.step += 1
+        self.tokens += sum(int(batch.lengths.sum()) for batch in batches)
+        self.pool += 1
+        self.cpu_s += self.processes * (time.process_time() - start)
+        return float(totals[0] / totals[1])
+
+    def _share(self, sums: torch.Tensor) -> None:
+        """Gradients of all processes' batches, over what these count for; `sums` becomes that of all as well."""
+        for param in self.optimizer.params:
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
+        if self.processes > 1:
+            flat = torch.cat([param.grad.flatten() for param in self.optimizer.params] + [sums])
+            dist.all_reduce(flat)
+            *grads, all_sums = flat.split([param.numel() for param in self.optimizer.params] + [2])
+            sums.copy_(all_sums)
+            for param, grad in zip(self.optimizer.params, grads, strict=True):
+                param.grad.copy_(grad.view_as(param))
+        for param in self.optimizer.params:
+            param.grad /= sums[1]
+
+    def keep(self) -> None:
+        """Everything the run needs to go on, in one file that is replaced whole."""
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state()}
+        state |= {"pool": self.pool, "step": self.step, "tokens": self.tokens, "cpu_s": self.cpu_s}
+        torch.save(state, self.checkpoint.with_suffix(".new"))
+        os.replace(self.checkpoint.with_suffix(".new"), self.checkpoint)
+
+
+def objective_of(name: str, recipe: dict, sections: dict, ids: dict[str, int], shipped: pathlib.Path) -> Target:
+    if name == "diffusion":
+        return Diffusion(recipe, ids)
+    if name == "target":
+        return Target(recipe, ids)
+    teacher = Model(shape_of(sections["target"], recipe["vocab_size"]))
+    load(teacher, shipped / sections["target"]["name"])
+    return Draft(recipe, ids, teacher.requires_grad_(False))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=("target", "draft", "diffusion"))
+    parser.add_argument("--work", type=pathlib.Path, required=True, help="checkpoints and logs")
+    parser.add_argument("--export", type=pathlib.Path, default=SHIPPED, help="model folders")
+    parser.add_argument("--config", type=pathlib.Path, default=HERE / "config.toml")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if "RANK" in os.environ:  # torchrun
+        dist.init_process_group("gloo")
+    sections = tomllib.loads(args.config.read_text())
+    args.work.mkdir(parents=True, exist_ok=True)
+    file = args.work / "tokenizer.json"
+    if not file.exists():
+        words.train(**sections["tokenizer"]).save(str(file))
+    tokenizer = Tokenizer.from_file(str(file))
+    ids = {name: tokenizer.token_to_id(text) for name, text in words.SPECIAL.items()}
+    recipe = sections[args.model] | {"vocab_size": tokenizer.get_vocab_size()}
+    recipe = {"parts": sections["target"]["parts"]} | recipe
+    begin = args.export / recipe["begin"] if "begin" in recipe else None
+    objective = objective_of(args.model, recipe, sections, ids, args.export)
+    run = Run(recipe, objective, args.work / f"{recipe['name']}.pt", begin)
+    pools = Pools(recipe, tokenizer, ids["pad"], first_word=ids["end"] + 1)
+    probe = Probe(tokenizer, ids["pad"], recipe["probe"])
+    bar = tqdm(initial=run.pool, total=recipe["pools"], unit="pool", mininterval=30, disable=run.rank > 0)
+    while run.pool < recipe["pools"]:
+        loss = run.learn(pools)
+        bar.update()
+        bar.set_postfix(loss=round(loss, 3), refresh=False)
+        if run.rank == 0 and (run.pool % recipe["every"] == 0 or run.pool == recipe["pools"]):
+            right = probe(objective, run.model)
+            record = {"pool": run.pool, "step": run.step, "tokens": run.tokens, "cpu_s": round(run.cpu_s, 1)}
+            record |= {"loss": round(loss, 4), "right": right, "mean": round(sum(right.values()) / len(right), 4)}
+            with (args.work / f"{recipe['name']}.jsonl").open("a") as log:
+                log.write(json.dumps(record) + "\n")
+            run.keep()
+            folder_of(args.export / recipe["name"], run.model, tokenizer, ids)
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,7 @@ def tables(found: Evaluation) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:  # a file has no width to fit
         console.width = 200
+    console.print(found.about, soft_wrap=True)
     console.print(_accuracies(found))
     console.print(_decoders(found))
 
@@ -19,7 +20,7 @@ def tables(found: Evaluation) -> None:
 def _accuracies(found: Evaluation) -> Any:
     from rich.table import Table
 
-    table = Table(title=f"{found.about}\nright answers, with 95% intervals (Wilson)", title_justify="left")
+    table = Table(title="right answers (95%, Wilson)", title_justify="left")
     table.add_column("family")
     table.add_column("questions", justify="right")
     for row in found.rows:
@@ -86,8 +87,7 @@ def plot(found: Evaluation, path: str) -> None:
     axes = figure.subplots()
     for index, row in enumerate(found.rows):
         _point(axes, row, f"C{index % 10}")
-    axes.set_xlim(left=0)
-    axes.margins(x=0.1)
+    axes.set_xlim(0, 1.1 * max(row.tokens_per_second for row in found.rows))
     axes.set_xlabel("tokens a second")
     axes.set_ylabel("right answers, %")
     axes.grid(alpha=0.3)

@@ -27,6 +27,9 @@ from specjax.speculative import prefill_width
 PARTS = 8
 """At most so many parts, each of at least so many batches."""
 
+SEVERAL = ("families", "compare", "stop")
+"""Options that are several texts."""
+
 OnAnswers = Callable[[Sequence[Answer]], None]
 
 
@@ -253,4 +256,5 @@ def evaluate(model: Any = None, *, progress: bool = False, **options: Any) -> Ev
       ValueError: one line that says what cannot be used, before any work.
       TypeError: on an unknown option.
     """
+    options |= {name: (options[name],) for name in SEVERAL if isinstance(options.get(name), str)}
     return run(prepare(EvalOptions(model=model, **options)), progress)

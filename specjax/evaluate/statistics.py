@@ -5,11 +5,11 @@ In the shape descriptions `Q` denotes questions. All intervals are of 95%.
 
 import dataclasses
 import math
+from statistics import NormalDist
 
 import numpy as np
-from scipy.stats import binomtest, norm
 
-Z = float(norm.ppf(0.975))
+Z = NormalDist().inv_cdf(0.975)
 
 
 def wilson(shares: np.ndarray, samples: int = 1) -> tuple[float, float]:
@@ -73,6 +73,8 @@ def paired(first: np.ndarray, second: np.ndarray) -> Paired:
     Raises:
       ValueError: where there is no question, or their numbers differ.
     """
+    from scipy.stats import binomtest  # takes a while
+
     if not len(first) or len(first) != len(second):
         raise ValueError(f"pairs of questions are needed, got {len(first)} and {len(second)}")
     gained = np.asarray(second, float) - np.asarray(first, float)

@@ -38,10 +38,10 @@ def _decoders(found: Evaluation) -> Any:
     first, fits = found.rows[0], {comparison.decoder: comparison for comparison in found.comparisons}
     title = f"against {found.comparisons[0].baseline}, question by question" if fits else ""
     table = Table(title=title, title_justify="left")
-    names = ["decoder", "tokens/step", "tokens/s", "speed"]
-    names += ["points (95%, Bonett-Price)", "p (exact)", "same text", "accuracy"] if fits else []
+    names = ["decoder", "tokens/step", "tokens/s", "speed ratio"]
+    names += ["points (95%, Bonett-Price)", "p (exact)", "same text", "verdict"] if fits else []
     for name in names:
-        table.add_column(name, justify="left" if name in ("decoder", "accuracy") else "right")
+        table.add_column(name, justify="left" if name in ("decoder", "verdict") else "right")
     for row in found.rows:
         speed = row.tokens_per_second / first.tokens_per_second
         cells = [row.decoder, f"{row.tokens_per_step:.2f}", f"{row.tokens_per_second:.1f}", f"{speed:.2f}"]
@@ -71,7 +71,9 @@ def remarks(found: Evaluation) -> list[str]:
     for row in found.rows:
         cut, failed = row.count("length"), row.count("error")
         if cut:
-            said.append(f"{row.decoder}: {cut} of {len(row.answers)} answers had no end within --max-new-tokens")
+            said.append(
+                f"{row.decoder}: {cut} of {len(row.answers)} answers were cut at --max-new-tokens or the model's length"
+            )
         if failed:
             said.append(f"{row.decoder}: {failed} answers failed, since logits were not finite; they count as wrong")
     return said

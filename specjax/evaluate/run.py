@@ -147,7 +147,8 @@ def _contestant(options: EvalOptions, decoder: Decoder, items: list[Item]) -> Co
         try:
             request = _request(decoder, item, options.infill)
         except ValueError as error:
-            raise ValueError(f"question {item.id!r} for {decoder.name}: {error}") from error
+            hint = "; leave its family or level out" if options.questions is None else ""
+            raise ValueError(f"question {item.id!r} for {decoder.name}: {error}{hint}") from error
         requests += several(request, options.samples)
     return Contestant(
         decoder, requests, engine.keys(requests), engine.capacity(requests), options.batch_size, options.stop

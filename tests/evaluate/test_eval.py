@@ -65,7 +65,7 @@ def test_one_line_of_json_counts_what_is_right(run, own, tmp_path):
     answers = tmp_path / "answers.jsonl"
     words = ("--questions", own, "--drafter", "none", "--compare", "top_k=5", "--answers", answers)
     status, out, err = run(*words, "--json")
-    assert status == 0 and out.count("\n") == 1 and err.count("4 of 4 answers had no end") == 2
+    assert status == 0 and out.count("\n") == 1 and err.count("4 of 4 answers were cut") == 2
     found = json.loads(out)
     assert list(found["families"]) == ["own", "loops"]
     assert found["families"]["own"] == {"accuracy": 1.0, "low": 0.3424, "high": 1.0, "n": 2}

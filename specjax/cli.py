@@ -16,6 +16,8 @@ import specjax
 from specjax import models as folders
 from specjax.bench import command as bench
 from specjax.bench.options import BenchOptions
+from specjax.evaluate import command as evaluation
+from specjax.evaluate.options import EvalOptions
 from specjax.jobs import convert, datastore, generate, score
 from specjax.jobs.convert import ConvertOptions
 from specjax.jobs.datastore import DatastoreOptions
@@ -106,6 +108,7 @@ COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
     "generate": ("complete prompts", JobOptions, generate.command),
     "score": ("log-probabilities of continuations", ScoreOptions, score.command),
     "bench": ("plain decoding against drafters: speed, tokens a step, identical text", BenchOptions, bench.command),
+    "eval": ("right answers and speed on verifiable tasks, decoders side by side", EvalOptions, evaluation.command),
     "train": ("train a drafter for a target", TrainOptions, train),
     "datastore": ("build a retrieval datastore from text files", DatastoreOptions, datastore.command),
     "convert": ("write a model as an Orbax checkpoint, or in another type", ConvertOptions, convert.command),

@@ -8,6 +8,7 @@ import pytest
 
 import specjax
 from specjax.bench.options import BenchOptions
+from specjax.evaluate import EvalOptions
 from specjax.jobs import jsonl
 from specjax.jobs.options import JobOptions
 from specjax.sampling import Sampling
@@ -46,7 +47,7 @@ def from_words(*words):
 
 
 def test_every_field_is_a_flag_of_its_type():
-    for cls in (JobOptions, BenchOptions):
+    for cls in (JobOptions, BenchOptions, EvalOptions):
         parser = Parser(prog="x")
         add_fields(parser, cls)
         known = {word for action in parser._actions for word in action.option_strings or [action.dest]}

@@ -1,4 +1,4 @@
-"""The Python of the README and of the pages on models, diffusion, pictures and scores runs as written."""
+"""The Python of the README and of the pages on models, diffusion, evaluation, pictures and scores runs as written."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BLOCKS = {
     f"{page}-{i}": block
-    for page in ("README.md", "docs/diffusion.md", "docs/models.md", "docs/pictures.md", "docs/score.md")
+    for page in (
+        "README.md",
+        "docs/diffusion.md",
+        "docs/evaluate.md",
+        "docs/models.md",
+        "docs/pictures.md",
+        "docs/score.md",
+    )
     for i, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL))
 }
 
@@ -24,6 +31,8 @@ def test_block(name):
         assert len(names["figure"].axes[0].lines) == 1
     elif "again" in names:
         assert names["again"].lm == names["model"].lm
+    elif "found" in names:
+        assert names["found"].comparisons[0].verdict == "same text" and names["found"].rows[0].overall.n == 8
     elif "scores" in names:
         assert len(names["scores"]) == 2 and all(score.logprob < 0 for score in names["scores"])
     else:

@@ -1,1 +1,5 @@
-"""Models measured by tasks."""
+"""Models measured by tasks: `specjax eval`, its `evaluate` in Python, and the adapter for lm-evaluation-harness."""
+
+from specjax.evaluate.options import EvalOptions as EvalOptions
+from specjax.evaluate.results import Evaluation as Evaluation
+from specjax.evaluate.run import evaluate as evaluate

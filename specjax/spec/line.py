@@ -2,7 +2,7 @@
 
 `NAME:FIELD=VALUE,...` is a method and its settings, `a+b` several in a row. The fields of a part (a drafter's expander, its
 rule) stand flat among the method's own. In a comma list of lines, an item with a `=` and no name in front belongs to the line
-before it.
+before it. `OPTION=VALUE;OPTION=VALUE` sets options of a command, whose values may be such lines.
 """
 
 import dataclasses
@@ -86,6 +86,22 @@ def values(text: str) -> list[str]:
     """
     items = [item for part in parts(text) for item in _split(part)[1]]
     return [_field(item)[1] for item in items if "=" in item]
+
+
+def settings(text: str) -> dict[str, str]:
+    """Options of a command and their values, as they were written.
+
+    >>> settings("unmask=threshold:threshold=0.9; cache=prefix")
+    {'unmask': 'threshold:threshold=0.9', 'cache': 'prefix'}
+
+    Raises:
+      ValueError: where an item is no `OPTION=VALUE`, or there is none.
+    """
+    items = [item.strip() for item in text.split(";") if item.strip()]
+    wrong = [item for item in items if "=" not in item]
+    if wrong or not items:
+        raise ValueError(f"{(wrong or [text])[0]!r} is not OPTION=VALUE; several are separated by semicolons")
+    return dict(_field(item) for item in items)
 
 
 def _split(text: str) -> tuple[str, list[str]]:

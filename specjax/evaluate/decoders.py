@@ -1,0 +1,105 @@
+"""The decoders that answer: the one that was asked for, and those it is compared with."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from specjax import models
+from specjax.evaluate.options import DecoderOptions, EvalOptions
+from specjax.sampling_params import SamplingOptions
+from specjax.serve.engine import DEFAULT_MODEL, Engine
+from specjax.serve.options import DecodeOptions, PromptOptions, check_options, take
+from specjax.sharding import make_mesh
+from specjax.spec.assemble import DEFAULT_DRAFTER, DEFAULT_UNMASK, Plan
+from specjax.spec.line import settings
+from specjax.terminal import BadInput, Parser, add_fields, flag, from_args
+
+OPTIONS = {field.name: field for field in dataclasses.fields(DecoderOptions) if not field.metadata.get("hidden")}
+"""What two decoders may differ in."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """An engine and what it is asked with.
+
+    Attributes:
+      name: what it was chosen by.
+      engine: ready to answer.
+      options: of its prompts.
+    """
+
+    name: str
+    engine: Engine
+    options: DecoderOptions
+
+    @property
+    def of_prompts(self) -> dict[str, Any]:
+        """Options of every prompt."""
+        return vars(take(PromptOptions, vars(self.options)))
+
+
+def decoders_of(options: EvalOptions) -> list[Decoder]:
+    """Decoders with different names, the first the one that others are compared with.
+
+    Raises:
+      ValueError: one line that says what cannot be used.
+    """
+    base = take(DecoderOptions, vars(options))
+    lines = dict.fromkeys(text.strip() for text in options.compare)
+    chosen = [base, *(changed(base, line) for line in lines)]
+    for own in chosen:
+        check_options(vars(take(PromptOptions, vars(own))))
+    if options.samples > 1 and not options.temperature:
+        raise ValueError(
+            "several samples of a greedy answer are all the same: set a temperature, or ask for one sample"
+        )
+    engines = _engines(chosen)
+    names = [_named(base, engines[0]), *lines]
+    if len(set(names)) < len(names):
+        raise ValueError(f"compare names {names[0]!r}, which is what the others are compared with: leave it out")
+    return [Decoder(*parts) for parts in zip(names, engines, chosen, strict=True)]
+
+
+def changed(base: DecoderOptions, line: str) -> DecoderOptions:
+    """Options with those that a line sets. Another model has no methods but those that the line names.
+
+    Raises:
+      ValueError: on an unknown option, or a value that it cannot have.
+    """
+    given = {name.lstrip("-").replace("-", "_"): value for name, value in settings(line).items()}
+    unknown = [name for name in given if name not in OPTIONS]
+    if unknown:
+        raise ValueError(f"compare {line!r}: there is no option {unknown[0]!r}; choose {', '.join(OPTIONS)}")
+    parser = Parser(prog="specjax eval")
+    add_fields(parser, DecoderOptions)
+    try:
+        found = from_args(DecoderOptions, parser.parse_args([f"{flag(name)}={value}" for name, value in given.items()]))
+    except BadInput as error:
+        raise ValueError(f"compare {line!r}: {error}") from error
+    methods = [field.name for field in dataclasses.fields(Plan)] if "model" in given else []
+    fresh = {name: Plan.__dataclass_fields__[name].default for name in methods}
+    return dataclasses.replace(base, **(fresh | {name: getattr(found, name) for name in given}))
+
+
+def _engines(chosen: Sequence[DecoderOptions]) -> list[Engine]:
+    """An engine for each; those of one model share its parameters."""
+    loaded: dict[tuple[Any, ...], Any] = {}
+    engines = []
+    for own in chosen:
+        given, key = own.model, (str(own.dtype), str(own.mesh))
+        key = (given if given is None or isinstance(given, str) else id(given), *key)
+        if key not in loaded:
+            ready = isinstance(given, (models.Model, tuple))
+            name = DEFAULT_MODEL if given is None else given
+            loaded[key] = given if ready else models.load(name, dtype=own.dtype, mesh=make_mesh(own.mesh))
+        engines.append(Engine(**{**vars(take(DecodeOptions, vars(own))), "model": loaded[key]}))
+    return engines
+
+
+def _named(own: DecoderOptions, engine: Engine) -> str:
+    """What a decoder differs from the defaults in, or its method where it does not."""
+    fields = [*dataclasses.fields(Plan), *dataclasses.fields(SamplingOptions)]
+    shown = {field.name: getattr(own, field.name) for field in fields if field.name in OPTIONS}
+    words = [f"{name}={value}" for name, value in shown.items() if value != OPTIONS[name].default]
+    usual = f"unmask={DEFAULT_UNMASK}" if engine.model.masked else f"drafter={DEFAULT_DRAFTER}"
+    return ";".join(words) or usual

@@ -1,0 +1,112 @@
+"""An evaluation as tables and as a picture."""
+
+from typing import Any
+
+from specjax.evaluate.results import Comparison, Evaluation, Row, Share
+
+
+def tables(found: Evaluation) -> None:
+    """Prints accuracy by family, and speed and differences by decoder, on stdout."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a file has no width to fit
+        console.width = 200
+    console.print(found.about, soft_wrap=True)
+    console.print(_accuracies(found))
+    console.print(_decoders(found))
+
+
+def _accuracies(found: Evaluation) -> Any:
+    from rich.table import Table
+
+    table = Table(title="right answers (95%, Wilson)", title_justify="left")
+    table.add_column("family")
+    table.add_column("questions", justify="right")
+    for row in found.rows:
+        table.add_column(row.decoder, justify="right")
+    for name, share in found.rows[0].families.items():
+        table.add_row(name, str(share.n), *(_percent(row.families[name]) for row in found.rows))
+    table.add_section()
+    table.add_row("all", str(found.rows[0].overall.n), *(_percent(row.overall) for row in found.rows))
+    return table
+
+
+def _decoders(found: Evaluation) -> Any:
+    from rich.table import Table
+
+    first, fits = found.rows[0], {comparison.decoder: comparison for comparison in found.comparisons}
+    title = f"against {found.comparisons[0].baseline}, question by question" if fits else ""
+    table = Table(title=title, title_justify="left")
+    names = ["decoder", "tokens/step", "tokens/s", "speed ratio"]
+    names += ["points (95%, Bonett-Price)", "p (exact)", "same text", "verdict"] if fits else []
+    for name in names:
+        table.add_column(name, justify="left" if name in ("decoder", "verdict") else "right")
+    for row in found.rows:
+        speed = row.tokens_per_second / first.tokens_per_second
+        cells = [row.decoder, f"{row.tokens_per_step:.2f}", f"{row.tokens_per_second:.1f}", f"{speed:.2f}"]
+        table.add_row(*cells, *(_difference(fits.get(row.decoder)) if fits else []))
+    return table
+
+
+def _percent(share: Share) -> str:
+    return f"{100 * share.accuracy:.1f}% ({100 * share.low:.1f} to {100 * share.high:.1f})"
+
+
+def _difference(comparison: Comparison | None) -> list[str]:
+    if comparison is None:
+        return ["", "", "", ""]
+    own = comparison.overall
+    return [
+        f"{100 * own.difference:+.1f} ({100 * own.low:+.1f} to {100 * own.high:+.1f})",
+        f"{own.p_value:.3g}",
+        f"{comparison.same_text}/{comparison.answers}",
+        comparison.verdict,
+    ]
+
+
+def remarks(found: Evaluation) -> list[str]:
+    """What a reader of the figures should know: answers that were cut short, or that failed."""
+    said = []
+    for row in found.rows:
+        cut, failed = row.count("length"), row.count("error")
+        if cut:
+            said.append(
+                f"{row.decoder}: {cut} of {len(row.answers)} answers were cut at --max-new-tokens or the model's length"
+            )
+        if failed:
+            said.append(f"{row.decoder}: {failed} answers failed, since logits were not finite; they count as wrong")
+    return said
+
+
+def plot(found: Evaluation, path: str) -> None:
+    """Writes accuracy against tokens a second, a point a decoder, with 95% intervals of the accuracy."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for index, row in enumerate(found.rows):
+        _point(axes, row, f"C{index % 10}")
+    axes.set_xlim(0, 1.1 * max(row.tokens_per_second for row in found.rows))
+    axes.set_xlabel("tokens a second")
+    axes.set_ylabel("right answers, %")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.suptitle(found.about, fontsize=9)
+    figure.savefig(path, dpi=120)
+
+
+def _point(axes: Any, row: Row, color: str) -> None:
+    share = row.overall
+    below, above = share.accuracy - share.low, share.high - share.accuracy
+    axes.errorbar(
+        row.tokens_per_second,
+        100 * share.accuracy,
+        yerr=[[100 * below], [100 * above]],
+        fmt="o",
+        capsize=4,
+        color=color,
+        label=f"{row.decoder}: {row.tokens_per_step:.2f} tokens a step",
+    )

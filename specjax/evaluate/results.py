@@ -1,0 +1,274 @@
+"""What an evaluation found: answers, a row for each decoder, and how decoders differ."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax.evaluate.statistics import Paired, paired, verdict, wilson
+from specjax.jobs import jsonl
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """A decoder's answer to a question; a line of the file of answers.
+
+    Attributes:
+      decoder: its name.
+      id: the question's.
+      family: the question's.
+      prompt: as asked.
+      text: what was answered.
+      right: whether it is right.
+      tokens: how many.
+      steps: target passes.
+      finish_reason: eos, stop, length or error.
+      sample: which of a question's answers it is, from 0.
+    """
+
+    decoder: str
+    id: str
+    family: str
+    prompt: Any
+    text: str
+    right: bool
+    tokens: int
+    steps: int
+    finish_reason: str
+    sample: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """An accuracy with its 95% interval.
+
+    Attributes:
+      accuracy: the mean over questions of the share of right samples.
+      low: lower end.
+      high: upper end.
+      n: questions.
+    """
+
+    accuracy: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What answers took.
+
+    Attributes:
+      tokens: new ones, the end of a text included.
+      steps: target passes.
+      seconds: wall time, prefill included.
+      decode_seconds: of the decoding steps alone.
+    """
+
+    tokens: int
+    steps: int
+    seconds: float
+    decode_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What a decoder did.
+
+    Attributes:
+      decoder: its name.
+      families: accuracy by family.
+      overall: accuracy over all questions.
+      cost: of all answers.
+      answers: all of them, by question and sample.
+    """
+
+    decoder: str
+    families: dict[str, Share]
+    overall: Share
+    cost: Cost
+    answers: list[Answer]
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.cost.tokens / max(self.cost.steps, 1)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.cost.tokens / self.cost.seconds
+
+    def count(self, reason: str) -> int:
+        """Answers that ended for a reason."""
+        return sum(answer.finish_reason == reason for answer in self.answers)
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as a JSON object, without its answers."""
+        return {
+            "families": {name: _rounded(dataclasses.asdict(share)) for name, share in self.families.items()},
+            **_rounded(dataclasses.asdict(self.overall)),
+            "tokens_per_step": round(self.tokens_per_step, 4),
+            "tokens_per_second": round(self.tokens_per_second, 2),
+            "decode_tokens_per_second": round(self.cost.tokens / max(self.cost.decode_seconds, 1e-9), 2),
+            "answers": len(self.answers),
+            "unfinished": self.count("length"),
+            "failed": self.count("error"),
+            "decoder": self.decoder,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """How a decoder differs from the one it is compared with, on the same questions.
+
+    Attributes:
+      decoder: its name.
+      baseline: the other's.
+      overall: difference of accuracy over all questions.
+      families: by family.
+      speed: ratio of their tokens a second in one run; None where the other's answers are of another run.
+      same_text: answers with the same text.
+      answers: of each.
+      verdict: whether accuracy was lost, in words.
+    """
+
+    decoder: str
+    baseline: str
+    overall: Paired
+    families: dict[str, Paired]
+    speed: float | None
+    same_text: int
+    answers: int
+    verdict: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison as a JSON object."""
+        return {
+            "decoder": self.decoder,
+            "baseline": self.baseline,
+            **_rounded(dataclasses.asdict(self.overall)),
+            "speed": self.speed and round(self.speed, 4),
+            "same_text": self.same_text,
+            "answers": self.answers,
+            "verdict": self.verdict,
+            "families": {name: _rounded(dataclasses.asdict(found)) for name, found in self.families.items()},
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """A whole run.
+
+    Attributes:
+      rows: one a decoder, the first the one that was asked for.
+      comparisons: of the others with it, or of all with the answers of another run.
+      about: the setting in words.
+    """
+
+    rows: list[Row]
+    comparisons: list[Comparison]
+    about: str
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object: the first row, and the others and comparisons where there are any."""
+        more: dict[str, Any] = {"about": self.about}
+        if self.rows[1:]:
+            more["decoders"] = [row.to_json() for row in self.rows[1:]]
+        if self.comparisons:
+            more["comparisons"] = [comparison.to_json() for comparison in self.comparisons]
+        return self.rows[0].to_json() | more
+
+
+def row_of(decoder: str, answers: Sequence[Answer], cost: Cost) -> Row:
+    """A row from a decoder's answers and what they took."""
+    samples = 1 + max(answer.sample for answer in answers)
+    families = {name: _share(shares_of(own), samples) for name, own in _split(answers)}
+    return Row(decoder, families, _share(shares_of(answers), samples), cost, list(answers))
+
+
+def compared(
+    name: str, baseline: str, first: Sequence[Answer], second: Sequence[Answer], speed: float | None, margin: float
+) -> Comparison:
+    """Compares two decoders' answers to the same questions.
+
+    Args:
+      name: of the second.
+      baseline: of the first.
+      first: answers.
+      second: answers to the same questions, as many each, in the same order.
+      speed: of the second as a multiple of the first's, or None.
+      margin: see `specjax.evaluate.statistics.verdict`.
+    """
+    overall = paired(shares_of(first), shares_of(second))
+    families = {
+        family: paired(shares_of(before), shares_of(after))
+        for (family, before), (_, after) in zip(_split(first), _split(second), strict=True)
+    }
+    same = sum(a.text == b.text for a, b in zip(first, second, strict=True))
+    said = verdict(overall, same == len(first), margin)
+    return Comparison(name, baseline, overall, families, speed, same, len(first), said)
+
+
+def shares_of(answers: Sequence[Answer]) -> np.ndarray:
+    """Of every question the share of its answers that are right, `[Q]`."""
+    right: dict[str, list[bool]] = {}
+    for answer in answers:
+        right.setdefault(answer.id, []).append(answer.right)
+    return np.asarray([np.mean(own) for own in right.values()])
+
+
+def read_answers(path: str, asked: Sequence[tuple[str, int, Any]]) -> list[Answer]:
+    """The answers of another run to the same questions; of several decoders' the first one's.
+
+    Args:
+      path: a file that a run wrote as its answers.
+      asked: id, sample and prompt of every answer, in order.
+
+    Raises:
+      ValueError: where the file is no such file, or its questions are others.
+    """
+    found: dict[tuple[str, int], Answer] = {}
+    decoder = None
+    for line in jsonl.read(path, _answer_line):
+        answer = line.prompt
+        if line.error is not None or not isinstance(answer, Answer):
+            raise ValueError(f"{path}, line {line.number}: {line.error}")
+        decoder = answer.decoder if decoder is None else decoder
+        if answer.decoder == decoder:
+            found[answer.id, answer.sample] = answer
+    missing = [name for name, sample, prompt in asked if not _same_prompt(found.get((name, sample)), prompt)]
+    if missing or len(found) != len(asked):
+        which = f"{missing[0]!r} is not among them" if missing else f"{len(found)} answers against {len(asked)}"
+        raise ValueError(
+            f"the answers in {path!r} are to other questions ({which}): use the same questions, families, level, limit, seed "
+            "and samples in both runs"
+        )
+    return [found[name, sample] for name, sample, _ in asked]
+
+
+def _same_prompt(answer: Answer | None, prompt: Any) -> bool:
+    return answer is not None and answer.prompt == prompt
+
+
+def _answer_line(number: int, content: dict[str, Any]) -> jsonl.Line:
+    names = [field.name for field in dataclasses.fields(Answer)]
+    if set(names) - set(content) or not isinstance(content["right"], bool) or not isinstance(content["text"], str):
+        return jsonl.Line(number, error="it is no answer of `specjax eval --answers`")
+    return jsonl.Line(number, Answer(**{name: content[name] for name in names}))
+
+
+def _split(answers: Sequence[Answer]) -> list[tuple[str, list[Answer]]]:
+    """Answers by family, in the order in which families first come."""
+    groups: dict[str, list[Answer]] = {}
+    for answer in answers:
+        groups.setdefault(answer.family, []).append(answer)
+    return list(groups.items())
+
+
+def _share(shares: np.ndarray, samples: int) -> Share:
+    return Share(float(np.mean(shares)), *wilson(shares, samples), len(shares))
+
+
+def _rounded(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in fields.items()}

@@ -1,0 +1,261 @@
+"""Decoders answer the same questions side by side.
+
+Everything is compiled first. Then the questions go round in parts, and every part is answered by one decoder after the other
+(A B C, A B C, ...), so that what else the machine does falls on all of them alike. The clock runs from token ids to finished
+records, prefill included; compiling, tokenising prompts and checking answers do not count.
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax.evaluate.decoders import Decoder, decoders_of
+from specjax.evaluate.options import EvalOptions
+from specjax.evaluate.questions import Item, items_of
+from specjax.evaluate.results import Answer, Comparison, Cost, Evaluation, Row, compared, read_answers, row_of
+from specjax.serve.options import check_least
+from specjax.serve.progress import record_bar
+from specjax.serve.request import Record, Request, several
+from specjax.serve.slots import in_order
+from specjax.sharding.rules import parts
+from specjax.speculative import prefill_width
+
+PARTS = 8
+"""At most so many parts, each of at least so many batches."""
+
+SEVERAL = ("families", "compare", "stop")
+"""Options that are several texts."""
+
+OnAnswers = Callable[[Sequence[Answer]], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """A decoder and all that it is asked.
+
+    Attributes:
+      decoder: who answers.
+      requests: one for every question and sample.
+      keys: of their noise.
+      capacity: text buffer slots of a row.
+      batch_size: rows.
+      stop: strings that end a text.
+    """
+
+    decoder: Decoder
+    requests: list[Request]
+    keys: np.ndarray
+    capacity: int
+    batch_size: int
+    stop: tuple[str, ...]
+
+    def warm(self) -> None:
+        """Compiles: one token of a request of every size in which prompts enter."""
+        engine = self.decoder.engine
+        served, split = engine.served(), parts(engine.mesh, "tokens")
+        sizes: dict[tuple[int, int], int] = {}
+        for index, request in enumerate(self.requests):
+            length = len(served.given(request))
+            width = prefill_width(length, split)
+            sizes.setdefault((width, -(-(length - 1) // width)), index)
+        chosen = [self.requests[index] for index in sizes.values()]
+        short = [one if one.suffix_ids else dataclasses.replace(one, max_new_tokens=1) for one in chosen]
+        self._records(short, self.keys[list(sizes.values())], lambda count: None)
+
+    def lap(self, part: range, advance: Callable[[int], None]) -> tuple[list[Record], Cost]:
+        """Answers a part of the requests: records and what they took.
+
+        Args:
+          part: their indices.
+          advance: called with how many are done.
+        """
+        engine = self.decoder.engine
+        requests, keys = [self.requests[i] for i in part], self.keys[list(part)]
+        decoded, began = engine.timing.decode_seconds, time.perf_counter()
+        records = self._records(requests, keys, advance)
+        seconds = time.perf_counter() - began
+        tokens = sum(round(record.tokens_per_step * record.steps) for record in records)
+        steps = sum(record.steps for record in records)
+        return records, Cost(tokens, steps, seconds, engine.timing.decode_seconds - decoded)
+
+    def _records(self, requests: list[Request], keys: np.ndarray, advance: Callable[[int], None]) -> list[Record]:
+        turns = self.decoder.engine.turns(
+            requests, slots=self.batch_size, stop=self.stop, keys=keys, capacity=self.capacity
+        )
+
+        def counted():
+            for turn in turns:
+                advance(len(turn.finished))
+                yield turn
+
+        return list(in_order(counted()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """All that an evaluation needs, checked.
+
+    Attributes:
+      options: as given.
+      items: the questions.
+      contestants: who answers them.
+      before: answers of another run to compare with, or None.
+    """
+
+    options: EvalOptions
+    items: list[Item]
+    contestants: list[Contestant]
+    before: list[Answer] | None
+
+    @property
+    def about(self) -> str:
+        """The setting in words."""
+        own, model = self.options, self.contestants[0].decoder.engine.model
+        which = f"level {own.level}, seed {own.seed}" if own.questions is None else f"{own.questions!s:.60}"
+        asked = f"{len(self.items)} questions" + (f" x {own.samples} samples" if own.samples > 1 else "")
+        drawn = f"temperature {own.temperature:g}, seed {own.seed}" if own.temperature else "greedy"
+        return f"{model.name}, {model.dtype.name}, {asked} ({which}), {drawn}, batch {own.batch_size}"
+
+
+def prepare(options: EvalOptions) -> Prepared:
+    """Questions, engines and requests.
+
+    Raises:
+      ValueError: one line that says what cannot be used, before any work.
+    """
+    check_least(options)
+    if not 0 <= options.margin <= 100:
+        raise ValueError(f"margin must be in [0, 100] points, got {options.margin}")
+    items = items_of(options)
+    asked = [(item.id, sample, item.prompt) for item in items for sample in range(options.samples)]
+    before = None if options.baseline is None else read_answers(options.baseline, asked)
+    contestants = [_contestant(options, decoder, items) for decoder in decoders_of(options)]
+    return Prepared(options, items, contestants, before)
+
+
+def _contestant(options: EvalOptions, decoder: Decoder, items: list[Item]) -> Contestant:
+    engine = decoder.engine
+    if engine.model.tokenizer is None:
+        raise ValueError(f"{engine.model.name} has no tokenizer, and answers are texts")
+    engine.check_stop(options.stop)
+    requests: list[Any] = []
+    for item in items:
+        try:
+            request = _request(decoder, item, options.infill)
+        except ValueError as error:
+            hint = "; leave its family or level out" if options.questions is None else ""
+            raise ValueError(f"question {item.id!r} for {decoder.name}: {error}{hint}") from error
+        requests += several(request, options.samples)
+    return Contestant(
+        decoder, requests, engine.keys(requests), engine.capacity(requests), options.batch_size, options.stop
+    )
+
+
+def _request(decoder: Decoder, item: Item, infill: bool) -> Request:
+    engine, options = decoder.engine, {**decoder.of_prompts, "id": item.id, **item.options}
+    if not infill or item.gap is None:
+        return engine.request(item.prompt, suffix=item.suffix, **options)
+    left, answer, right = item.gap
+    room = len(engine.model.tokenizer(f" {answer}", add_special_tokens=False, verbose=False)["input_ids"])
+    return engine.request(left, suffix=f" {right}", **{**options, "max_new_tokens": room})
+
+
+def run(prepared: Prepared, shown: bool = False, on_answers: OnAnswers | None = None) -> Evaluation:
+    """Asks everybody everything.
+
+    Args:
+      prepared: from `prepare`.
+      shown: whether a bar is shown on stderr.
+      on_answers: called with the answers of every part as it is done.
+    """
+    contestants, samples = prepared.contestants, prepared.options.samples
+    count = len(contestants[0].requests)
+    answers: list[list[Answer]] = [[] for _ in contestants]
+    costs: list[list[Cost]] = [[] for _ in contestants]
+    with record_bar(count * len(contestants)) if shown else contextlib.nullcontext(lambda *_: None) as advance:
+        for contestant in contestants:
+            advance(0, f"compiling {contestant.decoder.name}")
+            contestant.warm()
+        for part in cut(count, prepared.options.batch_size):
+            for index, contestant in enumerate(contestants):
+                records, cost = contestant.lap(part, _teller(advance, contestant, answers[index]))
+                asked = [prepared.items[i // samples] for i in part]
+                new = [_answer(contestant.decoder.name, *pair) for pair in zip(asked, records, strict=True)]
+                answers[index] += new
+                costs[index].append(cost)
+                if on_answers is not None:
+                    on_answers(new)
+    rows = [
+        row_of(contestant.decoder.name, own, _sum(spent))
+        for contestant, own, spent in zip(contestants, answers, costs, strict=True)
+    ]
+    return Evaluation(rows, list(_comparisons(prepared, rows)), prepared.about)
+
+
+def _teller(advance: Any, contestant: Contestant, answers: Sequence[Answer]) -> Callable[[int], None]:
+    right = sum(answer.right for answer in answers)
+    words = contestant.decoder.name + (f", {100 * right / len(answers):.0f}% right so far" if answers else "")
+    return lambda count: advance(count, words)
+
+
+def cut(count: int, batch_size: int) -> Iterator[range]:
+    """Ranges of nearly one size, for requests `0 .. count - 1`; the answers of a question may fall into two.
+
+    >>> [len(part) for part in cut(200, 8)], [len(part) for part in cut(1000, 8)][:2]
+    ([66, 67, 67], [125, 125])
+    """
+    many = min(max(count // (PARTS * batch_size), 1), PARTS)
+    for index in range(many):
+        yield range(index * count // many, (index + 1) * count // many)
+
+
+def _sum(costs: Sequence[Cost]) -> Cost:
+    return Cost(*(sum(values) for values in zip(*map(dataclasses.astuple, costs), strict=True)))
+
+
+def _answer(name: str, item: Item, record: Record) -> Answer:
+    text = record.text or ""
+    return Answer(
+        name,
+        item.id,
+        item.family,
+        item.prompt,
+        text,
+        record.error is None and item.right(text),
+        record.new_tokens,
+        record.steps,
+        record.finish_reason,
+        record.sample or 0,
+    )
+
+
+def _comparisons(prepared: Prepared, rows: Sequence[Row]) -> Iterator[Comparison]:
+    margin, first = prepared.options.margin, rows[0]
+    if prepared.before is not None:
+        for row in rows:
+            name = f"{prepared.before[0].decoder} of {prepared.options.baseline}"
+            yield compared(row.decoder, name, prepared.before, row.answers, None, margin)
+        return
+    for row in rows[1:]:
+        speed = row.tokens_per_second / first.tokens_per_second
+        yield compared(row.decoder, first.decoder, first.answers, row.answers, speed, margin)
+
+
+def evaluate(model: Any = None, *, progress: bool = False, **options: Any) -> Evaluation:
+    """How often a model's answers are right, and how fast they come: `specjax eval` in Python.
+
+    Args:
+      model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target.
+      progress: whether a bar is shown on stderr.
+      **options: the fields of `specjax.evaluate.options.EvalOptions`; `answers`, `plot` and `json` are the command's alone.
+
+    Raises:
+      ValueError: one line that says what cannot be used, before any work.
+      TypeError: on an unknown option.
+    """
+    options |= {name: (options[name],) for name in SEVERAL if isinstance(options.get(name), str)}
+    return run(prepare(EvalOptions(model=model, **options)), progress)

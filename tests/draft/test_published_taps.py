@@ -113,7 +113,9 @@ def test_verbose_says_how_a_head_is_read(tmp_path, capsys):
     model = toy()
     specjax.models.save(tmp_path / "target", model.lm, model.params)
     head = write(tmp_path / "head", *specforge(taps=2, **nested(1, 2)))
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": [500]}\n')  # no line is valid: what is loaded is all that happens
+    (tmp_path / "prompts.jsonl").write_text(
+        '{"prompt": [500]}\n'
+    )  # no line is valid: what is loaded is all that happens
     words = ["generate", "--model", str(tmp_path / "target"), "--drafter", f"eagle3:model={head},length=1"]
     words += ["--input", str(tmp_path / "prompts.jsonl")]
     assert cli.main([*words, "--verbose"]) == 2

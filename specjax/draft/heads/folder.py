@@ -17,6 +17,7 @@ from safetensors.numpy import save
 
 from specjax.draft.base import Trained
 from specjax.draft.head import check_ids
+from specjax.draft.heads.files import TORCH_FILES
 from specjax.draft.heads.published import read_published
 from specjax.models import hub
 from specjax.models.errors import ModelError
@@ -126,7 +127,7 @@ def read_head(
       ModelError: (a ValueError) where there is no such head, it belongs to another drafter or target, a tensor is missing,
         misshapen or not known, or its vocabulary is not one of the target's.
     """
-    title, folder = hub.find(asked, shipped_heads(), f"head for {name}")
+    title, folder = hub.find(asked, shipped_heads(), f"head for {name}", TORCH_FILES)
     config = hub.read_json(folder / "config.json")
     layout, notes = "specjax", ()
     if "drafter" not in config:

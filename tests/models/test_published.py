@@ -208,7 +208,7 @@ BAD = [
     ("eagle3", lambda c, t: t.update(d2t=t["d2t"] + 60), "names token 143, the target has 0 to 95"),
     ("eagle3", lambda c, t: t.update(t2d=~t["t2d"]), "t2d and d2t name different"),
     ("eagle3", lambda c, t: t.pop("d2t"), "missing d2t"),
-    ("eagle3", lambda c, t: c.update(fc_norm=True), "unknown flag 'fc_norm'"),
+    ("eagle3", lambda c, t: c.update(post_norm=True), "unknown flag 'post_norm'"),
     ("eagle3", lambda c, t: c.update(eagle_config={"post_norm": True}), "unknown flag eagle_config.post_norm"),
     (
         "eagle3",

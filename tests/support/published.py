@@ -68,6 +68,78 @@ def specforge(width: int = E, taps: int = 3, target: int | None = None, **config
     return {**own, **config}, {**draw(4, shapes), **vocabulary(40)}
 
 
+def speculators(layer: dict[str, Any] | None = None, seed: int = 6, count: int = 40, **config: Any):
+    """speculators' EAGLE-3: its layer's config nested, `layers.0`, always a table of embeddings, `input_norm` or `fc_norm`.
+
+    Args:
+      layer: more fields of the `transformer_layer_config`.
+      seed: of the tensors.
+      count: draft tokens; where that is the target's vocabulary there is no map.
+      **config: more flags.
+
+    Returns:
+      The `config.json` and the tensors. The table is not the target's: `with_table` puts that there.
+    """
+    nested = llama(**(layer or {}))
+    shapes = {"fc.weight": (E, 3 * E), "norm.weight": (E,), "lm_head.weight": (count, E), "embed_tokens.weight": (V, E)}
+    shapes |= decoder_layer("layers.0", 2 * E)
+    shapes |= {f"layers.0.{norm}.weight": (E,) for norm in ("hidden_norm", "input_layernorm")}
+    attention = "layers.0.self_attn"
+    if nested["attention_bias"]:
+        widths = {"q": E, "k": KV, "v": KV, "o": E}
+        shapes |= {f"{attention}.{name}_proj.bias": (width,) for name, width in widths.items()}
+    if nested["model_type"] == "qwen3":
+        shapes |= {f"{attention}.{name}.weight": (8,) for name in ("q_norm", "k_norm")}
+    if config.get("norm_before_fc"):
+        shapes["input_norm.weight"] = (3 * E,)
+    if config.get("fc_norm"):
+        shapes |= {f"fc_norm.{j}.weight": (E,) for j in range(3)}
+    greedy = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    own = {
+        "architectures": ["Eagle3DraftModel"], "auto_map": {"": "config.Eagle3SpeculatorConfig"}, "dtype": "bfloat16",
+        "draft_vocab_size": count, "eagle_aux_hidden_state_layer_ids": [1, 2, 3], "embed_requires_grad": False,
+        "fc_norm": False, "norm_before_fc": False, "norm_before_residual": True, "norm_output": False,
+        "speculators_config": {
+            "algorithm": "eagle3", "default_proposal_method": "greedy", "proposal_methods": [greedy],
+            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "lab/target"},
+        },
+        "speculators_model_type": "eagle3", "speculators_version": "0.8.0", "target_hidden_size": None,
+        "tie_word_embeddings": False, "transformer_layer_config": nested, "transformers_version": "5.1.0",
+    }  # fmt: skip
+    tensors = draw(seed, shapes)
+    return {**own, **config}, {**tensors, **vocabulary(count)} if count < V else tensors
+
+
+def with_table(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same with the target's embeddings, as a copy of them in 16 bits is stored."""
+    table = np.asarray(toy().params["embed"]["embedding"]).astype(BF16)
+    return {**tensors, "embed_tokens.weight": table}
+
+
+def modelopt(**nested: Any):
+    """NVIDIA ModelOpt's EAGLE-3: `layers.0`, a map without its mask, and an `eagle_config` with the exporter's keys.
+
+    Returns:
+      The `config.json` and the tensors.
+    """
+    shapes = {
+        "fc.weight": (E, 3 * E),
+        "norm.weight": (E,),
+        "lm_head.weight": (40, E),
+        **decoder_layer("layers.0", 2 * E),
+    }
+    shapes |= {f"layers.0.{norm}.weight": (E,) for norm in ("hidden_norm", "input_layernorm")}
+    if nested.get("norm_before_fc"):
+        shapes["input_norm.weight"] = (3 * E,)
+    flags = {
+        "eagle_aux_hidden_state_layer_ids": [1, 2, 3], "use_aux_hidden_state": True, "next_layer_regular": True,
+        "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True, "use_mtp_layernorm": False,
+        "parallel_draft_step": 1, "parallel_draft_heads_num_layers": None, **nested,
+    }  # fmt: skip
+    config = llama(architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=40, eagle_config=flags)
+    return config, {**draw(7, shapes), "d2t": vocabulary(40)["d2t"]}
+
+
 def write(
     folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray], file: str = "model.safetensors"
 ) -> Path:

@@ -15,7 +15,14 @@ from specjax.models.errors import ModelError
 
 _ATTENTION = ("q", "k", "v", "o")
 _MLP = ("gate", "up", "down")
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Whose decoder layers heads are made of."""
+_OTHERS = {
+    "peagle": "P-EAGLE drafts in parallel", "dflash": "DFlash drafts blocks", "dspark": "DSpark drafts blocks",
+    "domino": "Domino drafts blocks", "mtp": "a layer of its target's class", "moe": "its layer has experts",
+    "deepseek": "its attention is latent", "gptoss": "its layer has experts", "mla": "its attention is latent",
+}  # fmt: skip
+"""Words in the `architectures` of heads that are none of the layouts here, and what they are."""
 # Fields of a config.json that say nothing about a head, or that `hf_config` reads.
 NEUTRAL = frozenset(
     "architectures model_type torch_dtype dtype transformers_version _name_or_path name_or_path base_model_name_or_path "
@@ -121,6 +128,18 @@ def check_flags(reader: Reader, config: dict[str, Any], *known: str) -> None:
         raise ModelError(f"{reader.folder}: config.json has the unknown flag {unknown[0]!r} ({config[unknown[0]]!r})")
 
 
+def check_architecture(reader: Reader, config: dict[str, Any]) -> None:
+    """Raises ModelError on the `architectures` of another method's drafts, or of layers that are none of Llama's.
+
+    A head's class says nothing more: `LlamaForCausalLMEagle3`, `Eagle3LlamaForCausalLM` and `Eagle3Speculator` are one module.
+    """
+    names = config.get("architectures") or []
+    for name in names if isinstance(names, list) else [names]:
+        other = next((word for word in _OTHERS if word in str(name).lower()), None)
+        if other is not None:
+            raise ModelError(f"{reader.file}: architectures has {name!r}, a head of another kind ({_OTHERS[other]})")
+
+
 def layer_config(reader: Reader, config: dict[str, Any], target: Any) -> Any:
     """The `LlamaConfig` of a head's one layer. Its vocabulary, the tokens that it reads, must be the target's.
 
@@ -131,7 +150,7 @@ def layer_config(reader: Reader, config: dict[str, Any], target: Any) -> Any:
     """
     known = {key: value for key, value in config.items() if key in NEUTRAL and key != "architectures"}
     family = known.get("model_type", "llama")
-    known |= {"model_type": family if family in _FAMILIES else "llama", "num_hidden_layers": 1}
+    known |= {"model_type": family if family in FAMILIES else "llama", "num_hidden_layers": 1}
     known |= {"layer_types": None, "sliding_window": None, "use_sliding_window": False}
     own = hf_config.from_hf(known)
     if own.vocab_size != target.lm.vocab_size:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from specjax.draft.heads.layout import Reader
+from specjax.draft.heads.layout import Reader, check_architecture
 from specjax.draft.heads.published_eagle import eagle1, eagle3
 from specjax.draft.heads.published_medusa import hydra, medusa
 from specjax.models.errors import ModelError
@@ -58,6 +58,7 @@ def read_published(
             f"{folder / 'config.json'} does not say which drafter it is for, and {name} has no published layout"
         )
     reader = Reader(folder, chosen)
+    check_architecture(reader, config)
     try:
         fields, params = _LAYOUTS[name](reader, config, target)
     except ModelError:

@@ -84,4 +84,10 @@ def _width(drafter: Any) -> int:
     if not isinstance(config, LlamaConfig):
         what = "is not bound to a target yet" if lm is None else f"drafts with or for a {type(lm).__name__}"
         raise ValueError(f"{type(drafter).__name__} cannot be widened: it {what}; bind it to one of the Llama family")
+    own = getattr(drafter, "config", None)
+    if own is not None and own.hidden_size != config.hidden_size:
+        raise ValueError(
+            f"{type(drafter).__name__} cannot be widened: its head is {own.hidden_size} wide, its target "
+            f"{config.hidden_size}"
+        )
     return config.hidden_size

@@ -14,7 +14,9 @@ from typing import Any
 
 from specjax import __version__
 from specjax import models as folders
+from specjax.bench import check_head
 from specjax.bench import command as bench
+from specjax.bench.check_head import CheckHeadOptions
 from specjax.bench.options import BenchOptions
 from specjax.jobs import convert, datastore, generate, score
 from specjax.jobs.convert import ConvertOptions
@@ -129,6 +131,11 @@ COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
     "generate": ("complete prompts", JobOptions, generate.command),
     "score": ("log-probabilities of continuations", ScoreOptions, score.command),
     "bench": ("plain decoding against drafters: speed, tokens a step, identical text", BenchOptions, bench.command),
+    "check-head": (
+        "say how a head is read for a target, and how many of its drafts are accepted",
+        CheckHeadOptions,
+        check_head.command,
+    ),
     "train": ("train a drafter for a target", TrainOptions, train),
     "datastore": ("build a retrieval datastore from text files", DatastoreOptions, datastore.command),
     "convert": ("write a model as an Orbax checkpoint, or in another type", ConvertOptions, convert.command),

@@ -133,6 +133,9 @@ def verdict(acceptance: tuple[float, ...], said: dict[str, Any]) -> str:
     first = acceptance[0] if acceptance else 0.0
     if first > FITS:
         return f"acceptance at depth 1 is {first:.2f}: the head fits its target"
+    start = f"acceptance at depth 1 is {first:.2f}: a head that fits its target has more than {FITS}; likely causes: "
+    if said["format"] == "specjax":  # its target and its fields stand in its folder
+        return start + "it was trained too little, or on other text than these prompts"
     causes = []
     taps, layers = said["taps"], said["target"]["layers"]
     if taps:
@@ -142,8 +145,7 @@ def verdict(acceptance: tuple[float, ...], said: dict[str, Any]) -> str:
     if said["norms"].get("norm_output"):
         causes.append("norm_output of a file that meant another thing by it (try norm_output=false)")
     causes += ["it was trained for another target, or another version of it", "prompts without its chat template"]
-    start = f"acceptance at depth 1 is {first:.2f}: a head that fits its target has more than {FITS}"
-    return f"{start}; likely causes: {', '.join(causes)}"
+    return start + ", ".join(causes)
 
 
 def shown(said: dict[str, Any]) -> str:

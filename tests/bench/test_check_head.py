@@ -93,7 +93,7 @@ def test_acceptance_by_depth_and_its_verdict(target, tmp_path, capsys):
 
 
 def test_the_verdict_names_what_to_try():
-    said = {"taps": [1, 15, 28], "target": {"layers": 32}, "norms": {"norm_output": True}}
+    said = {"format": "eagle3", "taps": [1, 15, 28], "target": {"layers": 32}, "norms": {"norm_output": True}}
     low = verdict((0.02, 0.0), said)
     assert low.startswith(
         "acceptance at depth 1 is 0.02: a head that fits its target has more than 0.5; likely causes: "
@@ -101,6 +101,7 @@ def test_the_verdict_names_what_to_try():
     assert "taps=0 14 27 or taps=2 16 29" in low and "norm_output=false" in low and "another target" in low
     assert verdict((0.71, 0.5), said) == "acceptance at depth 1 is 0.71: the head fits its target"
     assert "taps" not in verdict((0.02,), {**said, "taps": [], "norms": {}})
+    assert "trained too little" in verdict((0.02,), {**said, "format": "specjax"})
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.conformance import complete, plain, same
 from support.published import E, V, draw, modelopt, specforge, speculators, toy, with_table, write
+from support.steps_seen import read_text, row_texts, steps
 
 from specjax.draft import Eagle3
 from specjax.draft.heads.folder import load_head, read_head
@@ -196,6 +197,27 @@ def test_a_windowed_head_sees_its_window_and_no_more(tmp_path):
         bad, _ = speculators({**windowed, **change})
         with pytest.raises(ModelError, match=message):
             load_head(write(tmp_path / "bad", bad, with_table(tensors)), "eagle3", Eagle3, toy())
+
+
+@pytest.mark.slow
+def test_a_windowed_heads_cache_is_a_fresh_pass(tmp_path):
+    """What prefill and steps made of the committed pairs is what one pass over them makes, the window included."""
+    windowed = {"layer_types": ["sliding_attention"], "sliding_window": 5}
+    config, tensors = speculators(windowed)
+    head = write(tmp_path, config, with_table(tensors))
+    drafter, own = load_head(head, "eagle3", Eagle3, toy(), expander=Chain(2))
+    model = {"target": toy().params, "draft": own}
+    _, states, _ = steps(drafter, model, 3)
+    full = dataclasses.replace(drafter, config=dataclasses.replace(drafter.config, sliding_window=None))
+    texts = row_texts(states[-1])
+    longest = max(range(len(texts)), key=lambda row: len(texts[row]))
+    text = texts[longest]
+    features = drafter.features(read_text(text, drafter.feature_wants))[:, :-1]
+    pairs = len(text) - 1
+    block = Block(jnp.asarray([text[1:]]), jnp.arange(pairs)[None], jnp.zeros((1,), jnp.int32))
+    wanted, other = (d.read(model, features, block, None)[0][0, -1] for d in (drafter, full))
+    np.testing.assert_allclose(states[-1].draft.feature[longest], wanted, rtol=1e-3, atol=1e-4)
+    assert float(jnp.abs(wanted - other).max()) > 1e-2
 
 
 def test_qwen3_layers_have_head_norms_and_biases(tmp_path):

@@ -240,11 +240,19 @@ def _described(raw, file, own_mask):
     return LlamaLM(config), diffusion
 
 
-def find(asked: str | os.PathLike[str], ours: dict[str, Path], what: str) -> tuple[str, Path]:
+def find(
+    asked: str | os.PathLike[str], ours: dict[str, Path], what: str, besides: tuple[str, ...] = ()
+) -> tuple[str, Path]:
     """Name and folder of what was asked for: a folder goes before a shipped name, and that before a hub id.
 
+    Args:
+      asked: one of these.
+      ours: what is shipped.
+      what: is looked for, as an error says it.
+      besides: patterns of files to fetch from the hub where it has no safetensors.
+
     Raises:
-      ModelError: where there is no such thing; `what` says what was looked for.
+      ModelError: where there is no such thing.
     """
     try:
         folder = Path(asked).expanduser()
@@ -256,16 +264,19 @@ def find(asked: str | os.PathLike[str], ours: dict[str, Path], what: str) -> tup
     if name in ours:
         return name, ours[name]
     if isinstance(asked, str) and _HUB_ID.fullmatch(name):
-        return name, _download(name, what)
+        return name, _download(name, what, besides)
     known = f"one of the shipped ones ({', '.join(ours)})" if ours else "a shipped one"
     raise ModelError(f"unknown {what} {name!r}: no such folder; give a folder, {known} or a hub id such as owner/name")
 
 
-def _download(hub_id: str, what: str) -> Path:
+def _download(hub_id: str, what: str, besides: tuple[str, ...]) -> Path:
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_HUB_FILES)))
+        folder = Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_HUB_FILES)))
+        if besides and not list(folder.glob("*.safetensors")):
+            folder = Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=[*_HUB_FILES, *besides]))
+        return folder
     except Exception as error:  # which client library raises depends on the version of huggingface_hub
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(

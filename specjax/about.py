@@ -26,7 +26,8 @@ class About:
       source: the paper or origin.
       guarantee: a key of `GUARANTEES`; empty where another part decides, as the verifier does of a drafter's text.
       defaults: what a line that names no value takes in place of the class's own defaults.
-      fields: those that a line may set; None: every one whose default is a number, a word or a switch.
+      fields: those that a line may set; None: every one whose default is a number, a word, a switch or an empty list of
+        numbers.
       make: the class method that takes them; empty: the class itself.
       expander: the line of the expander that a drafter takes where none is named; empty: it takes none.
       loads: what is loaded for it when the target is known, a key of `specjax.spec.companions.LOADERS`; empty: nothing.

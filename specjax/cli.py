@@ -14,7 +14,9 @@ from typing import Any
 
 import specjax
 from specjax import models as folders
+from specjax.bench import check_head
 from specjax.bench import command as bench
+from specjax.bench.check_head import CheckHeadOptions
 from specjax.bench.options import BenchOptions
 from specjax.evaluate import command as evaluation
 from specjax.evaluate.options import EvalOptions
@@ -26,7 +28,9 @@ from specjax.jobs.score import ScoreOptions
 from specjax.models import tensors
 from specjax.plan import command as plan
 from specjax.plan.command import PlanOptions
-from specjax.terminal import Parser, add_fields, bad_input, from_args, run_command, write
+from specjax.serve.options import option
+from specjax.spec.line import spelt
+from specjax.terminal import BadInput, Parser, add_fields, bad_input, from_args, run_command, write
 from specjax.train.losses import LOSSES
 from specjax.train.options import TrainOptions
 from specjax.train.tasks import OBJECTIVES
@@ -37,13 +41,34 @@ class NoOptions:
     """Of a command that takes none."""
 
 
-def drafters(options: NoOptions) -> int:
+@dataclasses.dataclass(frozen=True)
+class DraftersOptions:
+    """What `specjax drafters` was asked for; see the help of each."""
+
+    model: str | None = option(None, "say how the head that --drafter names is read for this target, as JSON")
+    drafter: str | None = option(None, "with --model: the drafter's line, such as eagle3:model=FOLDER", metavar="LINE")
+
+
+def drafters(options: DraftersOptions) -> int:
     """`specjax drafters`."""
     from specjax.spec.registry import DRAFTERS, RULES
 
+    if options.model is not None or options.drafter is not None:
+        return _describe(options)
     _list_entries(DRAFTERS)
     write("rule=NAME,length=8,... of a drafter with an expander\n")
     return _list_entries(RULES)
+
+
+def _describe(options: DraftersOptions) -> int:
+    """One record: what the drafter's head is for the model."""
+    from specjax.spec.heads import named_head, record
+
+    if options.model is None or options.drafter is None:
+        raise BadInput("give --model and --drafter together: a head is read for a target")
+    with bad_input():
+        write(json.dumps(record(*named_head(options.drafter, folders.load(options.model)))) + "\n")
+    return 0
 
 
 def verifiers(options: NoOptions) -> int:
@@ -56,7 +81,7 @@ def verifiers(options: NoOptions) -> int:
 def _list_entries(table: dict[str, Any]) -> int:
     rows, guaranteed = [], any(entry.guarantee for entry in table.values())
     for name, entry in table.items():
-        fields = ",".join(f"{field}={value}" for field, value in entry.listed.items())
+        fields = ",".join(f"{field}={spelt(value)}" for field, value in entry.listed.items())
         worth = [entry.guarantee or "-"] if guaranteed else []
         rows.append((f"{name}:{fields}" if fields else name, *worth, f"{entry.summary} [{entry.source}]"))
     return _columns(rows)
@@ -109,6 +134,11 @@ COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
     "score": ("log-probabilities of continuations", ScoreOptions, score.command),
     "bench": ("plain decoding against drafters: speed, tokens a step, identical text", BenchOptions, bench.command),
     "eval": ("right answers and speed on verifiable tasks, decoders side by side", EvalOptions, evaluation.command),
+    "check-head": (
+        "say how a head is read for a target, and how many of its drafts are accepted",
+        CheckHeadOptions,
+        check_head.command,
+    ),
     "train": ("train a drafter for a target", TrainOptions, train),
     "datastore": ("build a retrieval datastore from text files", DatastoreOptions, datastore.command),
     "convert": ("write a model as an Orbax checkpoint, or in another type", ConvertOptions, convert.command),
@@ -117,7 +147,11 @@ COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
         PlanOptions,
         plan.command,
     ),
-    "drafters": ("list the drafters: fields, what they do, source", NoOptions, drafters),
+    "drafters": (
+        "list the drafters: fields, what they do, source; or describe one for a model",
+        DraftersOptions,
+        drafters,
+    ),
     "verifiers": ("list the verifiers: fields, what they do, source", NoOptions, verifiers),
     "policies": ("list the unmask and cache policies of diffusion models", NoOptions, policies),
     "models": ("list the shipped models", NoOptions, models),

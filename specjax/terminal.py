@@ -153,6 +153,30 @@ def complain(message: str) -> None:
     note(f"error: {message}")
 
 
+class _Notes(logging.Handler):
+    """Messages of the package as lines on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(record.getMessage())
+
+
+@contextlib.contextmanager
+def talking(verbose: bool) -> Iterator[None]:
+    """Lets the package say on stderr, where `verbose`, what it loads and how it reads it."""
+    if not verbose:
+        yield
+        return
+    log, handler = logging.getLogger("specjax"), _Notes()
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+
 def run_command(command: Callable[[], int]) -> int:
     """Runs a command, and turns what ends it into an exit status."""
     for name, value in QUIET.items():

@@ -4,7 +4,7 @@ Both share weights; EAGLE-1 grows a static tree, EAGLE-2 a dynamic one: that is 
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
@@ -48,6 +48,9 @@ class Eagle(FeatureDrafter):
     expander: Expander = Chain()
     config: Any = None
 
+    any_width: ClassVar[bool] = False
+    """Whether the head's width may be another than the target's."""
+
     @property
     def feature_wants(self) -> Wants:
         return Wants(final=True)
@@ -70,7 +73,7 @@ class Eagle(FeatureDrafter):
     def bind(self, target):
         own = self.config or layers_config(target, "eagle")
         size = getattr(getattr(target, "config", None), "hidden_size", own.hidden_size)
-        if own.hidden_size != size:
+        if own.hidden_size != size and not self.any_width:
             raise ValueError(f"the head reads features of width {own.hidden_size}, the target's are {size} wide")
         return dataclasses.replace(self, config=own, target=target)
 
@@ -81,8 +84,11 @@ class Eagle(FeatureDrafter):
         return output.final
 
     def read(self, params, features, block, cache, past=None):
-        embeds = self.target.embed(params["target"], block.tokens)
-        return self.head(params["draft"], embeds, features, block, cache, past)
+        return self.head(params["draft"], self.embed(params, block.tokens), features, block, cache, past)
+
+    def embed(self, params, tokens):
+        """`[B, T, E]` of ids `[B, T]`, by the target's table."""
+        return self.target.embed(params["target"], tokens)
 
     def propose(self, params, draft, view, sampler):
         def grow(carry, level):

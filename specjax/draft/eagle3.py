@@ -14,12 +14,16 @@ from specjax.lm import Wants
 class Eagle3(Eagle):
     """As EAGLE, over taps of a low, a middle and a high layer, with its own head over the draft's vocabulary.
 
-    `params["draft"]` is Eagle3Head's, with `head`: {`kernel` `[E, U]`} and, where U < V, `ids` `[U]`.
+    `params["draft"]` is Eagle3Head's, with `head`: {`kernel` `[E, U]`}, where U < V `ids` `[U]`, and where the head has a
+    table of its own `embed`: {`embedding` `[V, E]`}. Without `head` tokens are read off with the target's. E may be another
+    width than the target's.
 
     Attributes:
       taps: the layers whose outputs are fused; empty: see `default_taps`.
       norm_before_residual: a flag of some published heads; see `Eagle3Head`.
       norm_before_fc: likewise.
+      fc_norm: likewise (EAGLE-3.1).
+      norm_output: whether the head feeds on its outputs after its last norm, not before it (EAGLE-3.1).
     """
 
     about = About(
@@ -33,6 +37,10 @@ class Eagle3(Eagle):
     taps: tuple[int, ...] = ()
     norm_before_residual: bool = False
     norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+    any_width = True
 
     @property
     def feature_wants(self) -> Wants:
@@ -42,7 +50,10 @@ class Eagle3(Eagle):
     def head(self):
         from specjax.draft.heads.eagle import Eagle3Head
 
-        return Eagle3Head(self.config, len(self.taps), self.norm_before_residual, self.norm_before_fc)
+        wide = getattr(getattr(self.target, "config", None), "hidden_size", None)
+        return Eagle3Head(
+            self.config, len(self.taps), self.norm_before_residual, self.norm_before_fc, self.fc_norm, wide
+        )
 
     def bind(self, target):
         bound = super().bind(target)
@@ -59,11 +70,18 @@ class Eagle3(Eagle):
         return jnp.concatenate([output.hidden[layer] for layer in self.taps], axis=-1)
 
     def read(self, params, features, block, cache, past=None):
-        return self.reread(params, self.head.fuse(params["draft"], features), block, cache, past)
+        return super().read(params, self.head.fuse(params["draft"], features), block, cache, past)
 
     def reread(self, params, features, block, cache, past):
-        embeds = self.target.embed(params["target"], block.tokens)
-        return self.head(params["draft"], embeds, features, block, cache, past)
+        features = self.head.norm(params["draft"], features) if self.norm_output else features
+        return super().read(params, features, block, cache, past)
+
+    def embed(self, params, tokens):
+        own = params["draft"].get("embed")
+        if own is None:
+            return super().embed(params, tokens)
+        known = (tokens >= 0) & (tokens < self.target.vocab_size)
+        return own["embedding"].at[jnp.where(known, tokens, 0)].get(mode="promise_in_bounds")
 
     def logits(self, params, h):
         return super().logits(params, self.head.norm(params["draft"], h))

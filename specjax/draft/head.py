@@ -1,12 +1,14 @@
 """A draft head over fewer tokens than the target knows (VocabTrim, arXiv:2506.22694)."""
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.lm import LM
+from specjax.lm import LM, Draw, Output, Wants
 
 Array = jax.Array
 
@@ -30,6 +32,31 @@ def draft_logits(target: LM, params: Any, h: Array) -> Array:
     if head is None:
         return target.unembed(params["target"], h)
     return jnp.matmul(h, head["kernel"], preferred_element_type=jnp.float32)
+
+
+def with_head(
+    run: Callable[[Wants], Output], unembed: Callable[[Array], Array], wants: Wants, draw: Draw | None
+) -> Output:
+    """What an LM wrapped around another returns, whose logits are made in another way.
+
+    Args:
+      run: the other model's pass.
+      unembed: from its final hidden states `[B, T, E]` to logits.
+      wants: what is asked of the wrapped one.
+      draw: see `specjax.lm.LM`.
+    """
+    body = dataclasses.replace(wants, logits=False, topk=0, draw=False, final=wants.final or wants.head)
+    output = run(body)
+    if not wants.head:
+        return output
+    logits = unembed(output.final)
+    return dataclasses.replace(
+        output,
+        logits=logits if wants.logits else None,
+        topk=jax.lax.top_k(logits, wants.topk) if wants.topk else None,
+        draw=draw(logits) if wants.draw and draw is not None else None,
+        final=output.final if wants.final else None,
+    )
 
 
 def check_ids(ids: Any, vocab_size: int) -> np.ndarray:

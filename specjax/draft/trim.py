@@ -3,11 +3,10 @@
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from specjax.draft.base import Drafter, TreeDrafter
-from specjax.draft.head import check_ids, head_kernel
+from specjax.draft.head import check_ids, head_kernel, with_head
 from specjax.lm import LM
 from specjax.models.param_axes import param_axes
 
@@ -32,18 +31,8 @@ class TrimmedLM:
         return getattr(self.lm, name)
 
     def __call__(self, params, block, cache, *, wants, draw=None, past=None, partial=None):
-        body = dataclasses.replace(wants, logits=False, topk=0, draw=False, final=wants.final or wants.head)
-        output = self.lm(params["lm"], block, cache, wants=body, past=past, partial=partial)
-        if not wants.head:
-            return output
-        logits = self.unembed(params, output.final)
-        return dataclasses.replace(
-            output,
-            logits=logits if wants.logits else None,
-            topk=jax.lax.top_k(logits, wants.topk) if wants.topk else None,
-            draw=draw(logits) if wants.draw and draw is not None else None,
-            final=output.final if wants.final else None,
-        )
+        run = lambda body: self.lm(params["lm"], block, cache, wants=body, past=past, partial=partial)
+        return with_head(run, lambda h: self.unembed(params, h), wants, draw)
 
     def embed(self, params, tokens):
         return self.lm.embed(params["lm"], tokens)

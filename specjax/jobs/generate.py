@@ -16,7 +16,7 @@ from specjax.serve.engine import SHORTEST_PREFIX
 from specjax.serve.options import check_least
 from specjax.serve.request import Request
 from specjax.sharding.distributed import from_first
-from specjax.terminal import bad_input, complain, flag, note
+from specjax.terminal import bad_input, complain, flag, note, talking
 
 _MAY_DIFFER = (
     "words",
@@ -28,6 +28,7 @@ _MAY_DIFFER = (
     "input",
     "output",
     "progress",
+    "verbose",
 )
 """Options that need not be the same in all processes of a job; what is in the input is compared."""
 
@@ -50,7 +51,8 @@ def _here(options: JobOptions, several: bool = False, first: bool = True) -> int
         if several:
             same = {flag(name): value for name, value in vars(options).items() if name not in _MAY_DIFFER}
             hosts.check_same({**same, "--input" if options.input else "prompt": plain(given)})
-        engine = make_engine(options)
+        with talking(options.verbose and first):
+            engine = make_engine(options)
         items = make_items(options, engine, given)
         completer = OnEngine(engine, options, Whole.of(options, engine, items))
         manifest = make_manifest(options, engine, given) if options.file or several else {}

@@ -57,6 +57,7 @@ class FileOptions:
       unordered: whether records come as they finish.
       progress: whether stderr says now and then how far it is.
       strict: whether a bad line ends the job.
+      verbose: whether stderr says how what was loaded is read.
       json: whether records are printed as JSON.
     """
 
@@ -78,6 +79,9 @@ class FileOptions:
     unordered: bool = option(False, "records as they finish, not in the order of --input")
     progress: bool = option(False, "say how far it is every ten seconds where stderr is no terminal")
     strict: bool = option(False, "stop at the first bad line of --input, before any work")
+    verbose: bool = option(
+        False, "say on stderr how what is loaded is read, such as the layers that a published head taps"
+    )
     json: bool = option(False, "print records as JSON, one a line")
 
     @property

@@ -8,6 +8,7 @@ from specjax.about import abouts
 from specjax.diffusion.unmask import Unmask, Wrapper
 from specjax.draft import Drafter, adaptive
 from specjax.draft.adaptive import Rule
+from specjax.draft.padded import PaddedLM
 
 DEFAULT_MODEL = "pycode"
 """The shipped target; what is shipped beside it has its name in front."""
@@ -95,16 +96,36 @@ def check_vocabulary(other: Any, target: Any, besides: int = -1) -> None:
     theirs, ours = ({i: t for t, i in model.tokenizer.get_vocab().items() if i != besides} for model in (other, target))
     if any(theirs[i] != ours[i] for i in theirs.keys() & ours.keys()):
         raise ValueError(
-            f"the draft model {other.name!r} has another vocabulary than {target.name!r} (same size, other tokens): pick a "
-            "draft with the target's tokenizer"
+            f"the draft model {other.name!r} has another vocabulary than {target.name!r} (other tokens): pick a draft with the "
+            "target's tokenizer"
         )
+
+
+def padded(draft: Any, target: Any) -> Any:
+    """The draft's LM for a target whose tables are padded otherwise: the same tokens, and rows behind them that no token has.
+
+    Raises:
+      ValueError: where the tables differ by more than padding, as far as the tokenizers tell.
+    """
+    sizes = draft.lm.vocab_size, target.lm.vocab_size
+    if sizes[0] == sizes[1] or draft.tokenizer is None or target.tokenizer is None:
+        return draft.lm
+    for model in (draft, target):
+        token, last = max(model.tokenizer.get_vocab().items(), key=lambda item: item[1])
+        if last >= min(sizes):
+            raise ValueError(
+                f"the draft model {draft.name!r} has {sizes[0]} tokens and the target {target.name!r} {sizes[1]}, and not "
+                f"all that differ are padding: token {last} of {model.name!r} is {token!r}; pick a draft with the target's "
+                "tokenizer"
+            )
+    return PaddedLM(draft.lm, sizes[1])
 
 
 def _model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     draft = companion(stored.asked, target, mesh)
     if draft.masked is not None:
         raise ValueError(f"the draft model {draft.name!r} is a diffusion model: pick an autoregressive one")
-    drafter = stored.kind(draft.lm, **stored.fields).bind(target.lm)
+    drafter = stored.kind(padded(draft, target), **stored.fields).bind(target.lm)
     check_vocabulary(draft, target)
     return drafter, draft.params
 

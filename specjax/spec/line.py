@@ -7,6 +7,7 @@ before it. `OPTION=VALUE;OPTION=VALUE` sets options of a command, whose values m
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,15 @@ def extended(text: str, settings: str) -> str:
     ('draft:length=8', 'draft:model=my/draft,length=8')
     """
     return f"{text}{',' if ':' in text else ':'}{settings}"
+
+
+def spelt(value: Any) -> str:
+    """A field's value as a line has it.
+
+    >>> spelt((1, 15, 28)), spelt(0.3)
+    ('1 15 28', '0.3')
+    """
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def parts(text: str) -> list[str]:

@@ -1,9 +1,10 @@
 """Names for drafters, expanders, verifiers and diffusion policies, so that a line of text can choose one and set its fields.
 
 The tables are made of what the packages export: a class that says what it is (`specjax.about`) is listed where it is exported.
-`prompt_lookup:length=8,ngram=3` sets fields; `prompt_lookup+token_recycling` fuses two drafters. A drafter that grows its
-tree with an expander takes `expander=NAME` and that expander's fields, or `rule=NAME` and that rule's for a chain of adapted
-length (`draft:rule=goodput,length=8`). `credit+threshold:threshold=0.8` puts one unmask policy in front of another.
+`prompt_lookup:length=8,ngram=3` sets fields, `eagle3:taps=1 15 28` a list of numbers; `prompt_lookup+token_recycling` fuses two
+drafters. A drafter that grows its tree with an expander takes `expander=NAME` and that expander's fields, or `rule=NAME` and
+that rule's for a chain of adapted length (`draft:rule=goodput,length=8`). `credit+threshold:threshold=0.8` puts one unmask
+policy in front of another.
 """
 
 import dataclasses
@@ -54,9 +55,11 @@ class Entry:
 
 
 def plain_fields(make: Callable[..., Any]) -> dict[str, Any]:
-    """The arguments of a class or function whose default is a number, a word or a switch, and those."""
+    """The arguments whose default is a number, a word, a switch or an empty list of numbers, and those defaults."""
     defaults = {name: given.default for name, given in inspect.signature(make).parameters.items()}
-    return {name: default for name, default in defaults.items() if isinstance(default, (int, float, str))}
+    return {
+        name: default for name, default in defaults.items() if isinstance(default, (int, float, str)) or default == ()
+    }
 
 
 def entry_of(kind: type, about: About) -> Entry:
@@ -244,6 +247,11 @@ def _convert(what: str, value: str, default: Any) -> Any:
         if value.lower() in ("true", "1", "false", "0"):
             return value.lower() in ("true", "1")
         raise ValueError(f"{what} must be true or false, got {value!r}")
+    if kind is tuple:
+        try:
+            return tuple(int(item) for item in value.split())
+        except ValueError as error:
+            raise ValueError(f"{what} must be whole numbers with spaces between them, got {value!r}") from error
     try:
         return kind(value)
     except ValueError as error:

@@ -80,7 +80,7 @@ def eagle3(at="midlayer"):
     tensors = draw(4, **shapes)
     ids = np.arange(40) * 2 + 5
     tensors |= {"d2t": ids - np.arange(40), "t2d": np.isin(np.arange(V), ids)}
-    return {**HF, "draft_vocab_size": 40, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}}, tensors
+    return {**HF, "draft_vocab_size": 40, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, tensors
 
 
 def write(folder, config, tensors, file="model.safetensors"):
@@ -119,7 +119,7 @@ def test_a_published_file_is_read_and_runs(case, target, tmp_path):
         np.testing.assert_array_equal(own["layer"]["mlp"]["down"]["kernel"], tensors["layers.0.mlp.down_proj.weight"].T)
     if name == "eagle3":
         np.testing.assert_array_equal(own["ids"], np.arange(40) * 2 + 5)
-        assert drafter.taps == (0, 1, 2)
+        assert drafter.taps == (0, 1, 2)  # ids at the top level count what enters a layer
     if case == "hydra++":
         assert drafter.prefix_layer and drafter.layers == 2
         shortcut = own["heads"][1]["input"]["shortcut"]
@@ -208,8 +208,8 @@ BAD = [
     ("eagle3", lambda c, t: t.update(d2t=t["d2t"] + 60), "names token 143, the target has 0 to 95"),
     ("eagle3", lambda c, t: t.update(t2d=~t["t2d"]), "t2d and d2t name different"),
     ("eagle3", lambda c, t: t.pop("d2t"), "missing d2t"),
-    ("eagle3", lambda c, t: c.update(fc_norm=True), "unknown flag 'fc_norm'"),
-    ("eagle3", lambda c, t: c["eagle_config"].update(post_norm=True), "unknown flag eagle_config.post_norm"),
+    ("eagle3", lambda c, t: c.update(post_norm=True), "unknown flag 'post_norm'"),
+    ("eagle3", lambda c, t: c.update(eagle_config={"post_norm": True}), "unknown flag eagle_config.post_norm"),
     (
         "eagle3",
         lambda c, t: t.update({"fc.weight": np.zeros((E, 2 * E), np.float32)}),

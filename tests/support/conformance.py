@@ -79,7 +79,9 @@ DRAFTERS: dict[str, Drafter] = {
     "eagle1": Eagle(Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))),
     "eagle2": Eagle(TopK(k=3, depth=3, nodes=8)),
     "eagle3": Eagle3(Chain(3)),
-    "eagle3-top_k": Eagle3(TopK(k=3, depth=3, nodes=8), norm_before_fc=True, norm_before_residual=True),
+    "eagle3-top_k": Eagle3(
+        TopK(k=3, depth=3, nodes=8), norm_before_fc=True, norm_before_residual=True, norm_output=True
+    ),
     "clover2": Clover2(TopK(k=2, depth=3, nodes=6)),
     "kangaroo": Kangaroo(exit_layer=1, length=4, threshold=0.3),
     "swift": Swift(3, 0.3, share=0.5, window=8, patience=6, guess_every=3, history=8),

@@ -22,7 +22,7 @@ class EagleLayer(nnx.Module):
     """A decoder layer without the norm before attention; both residuals stay."""
 
     def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
-        self.attention = Attention(config, None, dtype, rngs)
+        self.attention = Attention(config, config.window(0), dtype, rngs)
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.mlp = MLP(config, dtype, rngs)
 
@@ -50,12 +50,15 @@ class Eagle3(nnx.Module):
 
     def __init__(self, head: "Eagle3Head", dtype: Any, rngs: nnx.Rngs):
         c, width = head.config, head.config.hidden_size
+        wide = head.target_size or width
         norm = lambda size: RMSNorm(size, c.rms_norm_eps, dtype)
-        self.fc = nnx.Linear(head.taps * width, width, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        self.fc = nnx.Linear(head.taps * wide, width, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
         if head.norm_before_fc:
-            self.fc_norm = norm(head.taps * width)
+            self.fc_norm = norm(head.taps * wide)
+        if head.fc_norm:
+            self.tap_norms = nnx.List([norm(wide) for _ in range(head.taps)])
         self.input_norm, self.hidden_norm, self.mlp_norm, self.norm = (norm(width) for _ in range(4))
-        self.attention = Attention(c, None, dtype, rngs, inputs=2 * width)
+        self.attention = Attention(c, c.window(0), dtype, rngs, inputs=2 * width)
         self.mlp = MLP(c, dtype, rngs)
         self.norm_before_residual = head.norm_before_residual
 
@@ -94,14 +97,14 @@ class EagleHead:
         """Predicted features `[B, T, E]` of pairs, and their part of the cache.
 
         Args:
-          params: from `init`; keys that belong to the draft's vocabulary are ignored.
-          embeds: `[B, T, E]`, the target's embedding of every pair's token.
+          params: from `init`; keys that belong to the draft's vocabulary or to its own embedding are ignored.
+          embeds: `[B, T, E]`, the embedding of every pair's token.
           features: `[B, T, E]`.
           block: positions and visibility of the pairs.
           cache: of committed pairs.
           past: uncommitted pairs before this block.
         """
-        own = {name: value for name, value in params.items() if name not in ("head", "ids")}
+        own = {name: value for name, value in params.items() if name not in ("head", "ids", "embed")}
         module = nnx.merge(self._graph(), own)
         positions = block.positions
         if past is not None:
@@ -126,18 +129,27 @@ class Eagle3Head(EagleHead):
     Attributes:
       taps: how many of the target's layers are fused.
       norm_before_residual: whether the residual around attention is the normed feature.
-      norm_before_fc: whether the fused taps are normed first.
+      norm_before_fc: whether the taps are normed first, all of them as one vector (`fc_norm` of the parameters).
+      fc_norm: whether they are normed first, each by itself (`tap_norms`; EAGLE-3.1).
+      target_size: the target's width where it is not the head's; None: the same.
     """
 
     taps: int = 3
     norm_before_residual: bool = False
     norm_before_fc: bool = False
+    fc_norm: bool = False
+    target_size: int | None = None
 
     def fuse(self, params: Any, taps: Array) -> Array:
-        """`[B, T, C * E]` taps of the target to features `[B, T, E]`."""
+        """`[B, T, C * target_size]` taps of the target to features `[B, T, E]`."""
         taps = taps.astype(params["fc"]["kernel"].dtype)
         if self.norm_before_fc:
             taps = rms_norm(taps, params["fc_norm"]["scale"], self.config.rms_norm_eps)
+        if self.fc_norm:
+            each = jnp.split(taps, self.taps, axis=-1)
+            scales = [params["tap_norms"][j]["scale"] for j in range(self.taps)]
+            normed = [rms_norm(x, s, self.config.rms_norm_eps) for x, s in zip(each, scales, strict=True)]
+            taps = jnp.concatenate(normed, axis=-1)
         return taps @ params["fc"]["kernel"]
 
     def norm(self, params: Any, h: Array) -> Array:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ from safetensors.numpy import save
 
 from specjax.draft.base import Trained
 from specjax.draft.head import check_ids
+from specjax.draft.heads.files import TORCH_FILES
 from specjax.draft.heads.published import read_published
 from specjax.models import hub
 from specjax.models.errors import ModelError
@@ -24,6 +26,7 @@ from specjax.models.tensors import read_folder
 from specjax.sharding.distributed import to_host
 from specjax.sharding.rules import placed
 
+_LOG = logging.getLogger(__name__)
 _SHIPPED = Path(hub.__file__).resolve().parent / "pretrained" / "heads"
 
 
@@ -81,10 +84,35 @@ def save_head(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """A head that was loaded.
+
+    Attributes:
+      drafter: bound to its target.
+      params: its parameters.
+      format: whose layout the folder has: `specjax`, or a published one's name.
+      notes: how a published file was read, a sentence each; none of our own.
+    """
+
+    drafter: Any
+    params: Any
+    format: str = "specjax"
+    notes: tuple[str, ...] = ()
+
+
 def load_head(
     asked: str | os.PathLike[str], name: str, kind: type[Any], target: Any, mesh: Any = None, **chosen: Any
 ) -> tuple[Any, Any]:
-    """A trained drafter (or unmask policy), bound to its target, and its parameters in the target's type.
+    """A trained drafter (or unmask policy), bound to its target, and its parameters in the target's type; see `read_head`."""
+    head = read_head(asked, name, kind, target, mesh, **chosen)
+    return head.drafter, head.params
+
+
+def read_head(
+    asked: str | os.PathLike[str], name: str, kind: type[Any], target: Any, mesh: Any = None, **chosen: Any
+) -> Head:
+    """A trained drafter (or unmask policy), bound to its target, with its parameters in the target's type.
 
     Args:
       asked: a folder, the name of a shipped head, or a hub id; ours or of a published layout.
@@ -92,16 +120,19 @@ def load_head(
       kind: its class, with `bind(lm)` and `init_params(key, target_params)`.
       target: what `specjax.models.load` returned.
       mesh: where to place the parameters, as its class says (`param_shardings`).
-      chosen: fields that the user set, the expander among them.
+      chosen: fields that the user set, the expander among them. Of a published head, which does not say how its layers are
+        counted, `taps` go before what is read.
 
     Raises:
       ModelError: (a ValueError) where there is no such head, it belongs to another drafter or target, a tensor is missing,
         misshapen or not known, or its vocabulary is not one of the target's.
     """
-    title, folder = hub.find(asked, shipped_heads(), f"head for {name}")
+    title, folder = hub.find(asked, shipped_heads(), f"head for {name}", TORCH_FILES)
     config = hub.read_json(folder / "config.json")
+    layout, notes = "specjax", ()
     if "drafter" not in config:
-        fields, params = read_published(folder, name, config, target)
+        published = read_published(folder, name, config, target, chosen)
+        fields, params, layout, notes = published.fields, published.params, published.format, published.notes
     else:
         if config["drafter"] != name:
             raise ModelError(f"{title} is a head for {config['drafter']}, not for {name}")
@@ -122,7 +153,10 @@ def load_head(
         raise ModelError(f"{folder / 'config.json'} has a field of the wrong kind: {error}") from error
     cast = lambda x: np.asarray(x).astype(target.dtype if x.dtype.kind != "i" else jnp.int32)
     params = jax.tree.map(cast, params)
-    return drafter, jax.device_put(params, None if mesh is None else drafter.param_shardings(mesh, params))
+    for note in notes:
+        _LOG.info("%s %s", title, note)
+    params = jax.device_put(params, None if mesh is None else drafter.param_shardings(mesh, params))
+    return Head(drafter, params, layout, notes)
 
 
 def abstract_head(kind: type[Any], target: Any, mesh: Any = None, **chosen: Any) -> tuple[Any, Any]:
@@ -143,7 +177,9 @@ def abstract_head(kind: type[Any], target: Any, mesh: Any = None, **chosen: Any)
 
 
 def _check_target(title: str, made_for: dict[str, Any], target: Any) -> None:
-    if made_for.get("vocab_size") != target.lm.vocab_size or made_for.get("fingerprint") != fingerprint(target):
+    """Raises ModelError unless the head was made for this target; of one without weights the vocabulary alone is compared."""
+    same = target.abstract or made_for.get("fingerprint") == fingerprint(target)
+    if made_for.get("vocab_size") != target.lm.vocab_size or not same:
         raise ModelError(
             f"{title} was trained for the target {made_for.get('name')!r}, and {target.name!r} is another model: train a "
             "head for it (`specjax train`), or give its folder with model=FOLDER"

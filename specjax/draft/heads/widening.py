@@ -14,6 +14,7 @@ from specjax.draft.hydra import Hydra
 from specjax.draft.kangaroo import Kangaroo
 from specjax.draft.medusa import Medusa
 from specjax.draft.model import ModelDrafter
+from specjax.draft.padded import PaddedLM
 from specjax.draft.ppd import PPD
 from specjax.draft.rest import Rest
 from specjax.draft.trim import TrimmedLM
@@ -68,12 +69,14 @@ def _sizes(drafter: Drafter, k: int) -> dict[str, Any]:
 
 
 def _has_width(value: Any) -> bool:
-    return isinstance(value, (LlamaConfig, LlamaLM, TrimmedLM))
+    return isinstance(value, (LlamaConfig, LlamaLM, PaddedLM, TrimmedLM))
 
 
 def _wider(value: Any, k: int) -> Any:
     if isinstance(value, TrimmedLM):
         return TrimmedLM(_wider(value.lm, k))
+    if isinstance(value, PaddedLM):
+        return PaddedLM(_wider(value.lm, k), value.vocab_size)
     return wider_config(value, k) if isinstance(value, LlamaConfig) else wider_lm(value, k)
 
 
@@ -84,4 +87,10 @@ def _width(drafter: Any) -> int:
     if not isinstance(config, LlamaConfig):
         what = "is not bound to a target yet" if lm is None else f"drafts with or for a {type(lm).__name__}"
         raise ValueError(f"{type(drafter).__name__} cannot be widened: it {what}; bind it to one of the Llama family")
+    own = getattr(drafter, "config", None)
+    if own is not None and own.hidden_size != config.hidden_size:
+        raise ValueError(
+            f"{type(drafter).__name__} cannot be widened: its head is {own.hidden_size} wide, its target "
+            f"{config.hidden_size}"
+        )
     return config.hidden_size

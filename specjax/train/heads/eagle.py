@@ -78,6 +78,8 @@ class TrainEagle3(TrainEagle):
             "taps": list(own.taps),
             "norm_before_residual": own.norm_before_residual,
             "norm_before_fc": own.norm_before_fc,
+            "fc_norm": own.fc_norm,
+            "norm_output": own.norm_output,
         }
 
 

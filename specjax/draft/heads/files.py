@@ -1,0 +1,77 @@
+"""The tensors of a published head's folder: safetensors or, where torch is installed, its own format; whole or in shards."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from specjax.models.errors import ModelError
+from specjax.models.json_file import read_json
+from specjax.models.tensors import read_folder, read_header
+
+STEMS = ("model", "pytorch_model", "medusa_lm_head", "hydra_lm_head")
+"""What files with a head's weights are called."""
+TORCH_FILES = (*(f"{stem}{suffix}" for stem in STEMS for suffix in (".bin", ".pt")), "pytorch_model-*.bin")
+"""Patterns of files in torch's own format that hold a head, and no state of its training."""
+_HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # buffers that old checkpoints carry; we compute them
+
+
+def read_tensors(folder: Path) -> dict[str, np.ndarray]:
+    """Tensors by name. Safetensors go before torch's format, and one file before shards.
+
+    Raises:
+      ModelError: where there are none, a shard is missing, a file is damaged, or torch is needed and absent.
+    """
+    return {name: array for name, array in _read(folder).items() if not _HARMLESS.search(name)}
+
+
+def _read(folder: Path) -> dict[str, np.ndarray]:
+    for stem in STEMS:
+        file = folder / f"{stem}.safetensors"
+        if file.is_file():
+            return {name: tensor.array() for name, tensor in read_header(file).items()}
+    if (folder / "model.safetensors.index.json").is_file():
+        return {name: tensor.array() for name, tensor in read_folder(folder).items()}
+    for stem in STEMS:
+        for suffix in (".bin", ".pt"):
+            if (folder / f"{stem}{suffix}").is_file():
+                return _read_torch(folder / f"{stem}{suffix}")
+    index = folder / "pytorch_model.bin.index.json"
+    if index.is_file():
+        return _read_torch_shards(index)
+    names = ", ".join(f"{stem}.safetensors" for stem in STEMS)
+    raise ModelError(
+        f"{folder} holds no weights of a head: looked for {names}, model.safetensors.index.json, and for .bin and .pt files of "
+        "these names"
+    )
+
+
+def _read_torch_shards(index: Path) -> dict[str, np.ndarray]:
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict):
+        raise ModelError(f"{index} is malformed: it needs a weight_map from tensor names to files")
+    shards = sorted({str(shard) for shard in places.values()})
+    absent = [shard for shard in shards if Path(shard).name != shard or not (index.parent / shard).is_file()]
+    if absent:
+        raise ModelError(f"{index} names files that are not in the folder: {', '.join(absent)}; fetch them")
+    tensors: dict[str, np.ndarray] = {}
+    for shard in shards:
+        tensors |= _read_torch(index.parent / shard)
+    return tensors
+
+
+def _read_torch(file: Path) -> dict[str, np.ndarray]:
+    try:
+        import torch
+    except ImportError as error:
+        raise ModelError(f"{file} needs torch to be read: install it, or convert the file to safetensors") from error
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's own text asks to turn its guard off
+        raise ModelError(
+            f"{file} is damaged, or holds more than weights, which is never read; convert it to safetensors"
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(x, torch.Tensor) for x in found.values()):
+        raise ModelError(f"{file} holds other things than named tensors; convert it to safetensors")
+    array = lambda x: (x.float() if x.is_floating_point() else x).numpy()
+    return {name: array(x) for name, x in found.items()}

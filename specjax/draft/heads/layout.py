@@ -1,0 +1,177 @@
+"""What readers of published heads share: tensors taken by name, flags of a `config.json`, a decoder layer's names.
+
+Linear layers are stored `[out, in]`; ours are `[in, out]`. Every tensor and every flag of a file is accounted for.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specjax.draft.heads.files import read_tensors
+from specjax.models import hf_config
+from specjax.models.errors import ModelError
+from specjax.sharding.distributed import to_host
+
+_ROWS = 8192  # of a table that are compared at a time: a real one has a gigabyte
+_ATTENTION = ("q", "k", "v", "o")
+_MLP = ("gate", "up", "down")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Whose decoder layers heads are made of."""
+_OTHERS = {
+    "peagle": "P-EAGLE drafts in parallel", "dflash": "DFlash drafts blocks", "dspark": "DSpark drafts blocks",
+    "domino": "Domino drafts blocks", "mtp": "a layer of its target's class", "moe": "its layer has experts",
+    "deepseek": "its attention is latent", "gptoss": "its layer has experts", "mla": "its attention is latent",
+}  # fmt: skip
+"""Words in the `architectures` of heads that are none of the layouts here, and what they are."""
+# Fields of a config.json that say nothing about a head, or that `hf_config` reads.
+NEUTRAL = frozenset(
+    "architectures model_type torch_dtype dtype transformers_version _name_or_path name_or_path base_model_name_or_path "
+    "version version_2 use_cache pretraining_tp initializer_range auto_map bos_token_id eos_token_id pad_token_id "
+    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim hidden_act "
+    "max_position_embeddings rms_norm_eps rope_theta rope_scaling rope_parameters tie_word_embeddings vocab_size "
+    "attention_bias attention_dropout mlp_bias max_window_layers sliding_window use_sliding_window layer_types qkv_bias "
+    "target_model_type model_max_length max_sequence_length".split()
+)
+
+
+class Reader:
+    """Tensors by name; what was not taken is an error.
+
+    Attributes:
+      folder: of the head.
+      chosen: fields of the drafter that the user set.
+      tensors: those that were not taken yet.
+      problems: what was missing or misshapen so far.
+      format: whose layout it is, where the drafter's name does not say it.
+      notes: what a user should know of how the file was read, a sentence each.
+    """
+
+    def __init__(self, folder: Path, chosen: dict[str, Any] | None = None):
+        self.folder, self.chosen = folder, chosen or {}
+        self.tensors = read_tensors(folder)
+        self.problems: list[str] = []
+        self.format = ""
+        self.notes: list[str] = []
+
+    @property
+    def file(self) -> Path:
+        """Its `config.json`."""
+        return self.folder / "config.json"
+
+    def take(self, name: str, shape: tuple[int, ...], transpose: bool = False) -> np.ndarray:
+        array = self.tensors.pop(name, None)
+        stored = shape[::-1] if transpose else shape
+        if array is None:
+            self.problems.append(f"missing {name} {list(stored)}")
+        elif array.shape != stored:
+            self.problems.append(f"{name} has shape {list(array.shape)}, expected {list(stored)}")
+        else:
+            return array.T if transpose else array
+        return np.zeros(shape, np.float32)
+
+    def linear(self, name: str, inputs: int, outputs: int, bias: bool = False) -> dict[str, np.ndarray]:
+        """A `{name}.weight`, and `{name}.bias` where there must be one."""
+        made = {"kernel": self.take(f"{name}.weight", (inputs, outputs), transpose=True)}
+        return {**made, "bias": self.take(f"{name}.bias", (outputs,))} if bias else made
+
+    def scale(self, name: str, size: int) -> dict[str, np.ndarray]:
+        return {"scale": self.take(f"{name}.weight", (size,))}
+
+    def layer(self, at: str, config: Any, inputs: int) -> dict[str, Any]:
+        """A decoder layer without its first norm; `inputs` is the width that attention reads."""
+        heads, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        size = config.hidden_size
+        shapes = {"q": (inputs, heads), "k": (inputs, kv), "v": (inputs, kv), "o": (heads, size)}
+        biased = {"q": config.qkv_bias, "k": config.qkv_bias, "v": config.qkv_bias, "o": config.o_bias}
+        wide = {"gate": (size, config.intermediate_size), "up": (size, config.intermediate_size)}
+        wide["down"] = (config.intermediate_size, size)
+        attention = {n: self.linear(f"{at}.self_attn.{n}_proj", *shapes[n], bias=biased[n]) for n in _ATTENTION}
+        if config.qk_norm:
+            attention |= {n: self.scale(f"{at}.self_attn.{n}", config.head_dim) for n in ("q_norm", "k_norm")}
+        mlp = {n: self.linear(f"{at}.mlp.{n}_proj", *wide[n], bias=config.mlp_bias) for n in _MLP}
+        norm = self.scale(f"{at}.post_attention_layernorm", size)
+        return {"attention": attention, "mlp": mlp, "mlp_norm": norm}
+
+    def check_copy(self, name: str, target: Any) -> None:
+        """Some files hold a copy of the target's embedding: it is not read, but tells whose head this is.
+
+        Raises:
+          ModelError: where it is another table.
+        """
+        copy = self.tensors.pop(name, None)
+        if copy is not None and not is_embedding(copy, target):
+            raise ModelError(
+                f"{self.folder}: {name} is not the embedding of {target.name!r}: the head belongs to another target"
+            )
+
+    def finish(self) -> None:
+        """Raises ModelError on everything that was missing, misshapen or not taken."""
+        problems = self.problems + [f"unknown {name} {list(array.shape)}" for name, array in self.tensors.items()]
+        if problems:
+            more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+            raise ModelError(f"{self.folder}: the head's tensors do not fit: {'; '.join(problems[:8])}{more}")
+
+
+def is_embedding(table: np.ndarray, target: Any) -> bool:
+    """Whether a table is the target's embedding, but for rounding to 16 bits; of a target without weights, has its shape."""
+    vocab = target.lm.vocab_size
+    if target.abstract or table.shape != (vocab, target.lm.config.hidden_size):
+        return table.shape == (vocab, target.lm.config.hidden_size)
+    for first in range(0, vocab, _ROWS):
+        ids = np.arange(first, min(first + _ROWS, vocab), dtype=np.int32)
+        own = to_host(target.lm.embed(target.params, ids[None])[0])
+        if not np.allclose(np.asarray(table[ids], np.float32), np.asarray(own, np.float32), rtol=0.02, atol=1e-3):
+            return False
+    return True
+
+
+def check_flags(reader: Reader, config: dict[str, Any], *known: str) -> None:
+    """Raises ModelError on a flag that is neither neutral nor known."""
+    unknown = sorted(set(config) - NEUTRAL - set(known))
+    if unknown:
+        raise ModelError(f"{reader.folder}: config.json has the unknown flag {unknown[0]!r} ({config[unknown[0]]!r})")
+
+
+def check_architecture(reader: Reader, config: dict[str, Any]) -> None:
+    """Raises ModelError on the `architectures` of another method's drafts, or of layers that are none of Llama's.
+
+    A head's class says nothing more: `LlamaForCausalLMEagle3`, `Eagle3LlamaForCausalLM` and `Eagle3Speculator` are one module.
+    """
+    names = config.get("architectures") or []
+    for name in names if isinstance(names, list) else [names]:
+        other = next((word for word in _OTHERS if word in str(name).lower()), None)
+        if other is not None:
+            raise ModelError(f"{reader.file}: architectures has {name!r}, a head of another kind ({_OTHERS[other]})")
+
+
+def layer_config(reader: Reader, config: dict[str, Any], target: Any) -> Any:
+    """The `LlamaConfig` of a head's one layer. Its vocabulary, the tokens that it reads, must be the target's.
+
+    `architectures` names the head's own class, and says nothing of the layer in it.
+
+    Raises:
+      ModelError: on fields that the layer cannot have, and on another vocabulary.
+    """
+    known = {key: value for key, value in config.items() if key in NEUTRAL and key != "architectures"}
+    family = known.get("model_type", "llama")
+    known |= {"model_type": family if family in FAMILIES else "llama", "num_hidden_layers": 1}
+    known |= {"layer_types": None, "sliding_window": None, "use_sliding_window": False}
+    own = hf_config.from_hf(known)
+    if own.vocab_size != target.lm.vocab_size:
+        raise ModelError(
+            f"{reader.folder}: the head reads {own.vocab_size} tokens, {target.name!r} has {target.lm.vocab_size}"
+        )
+    biased = bool(config.get("qkv_bias", config.get("attention_bias", False)))
+    normed = any(name.endswith("self_attn.q_norm.weight") for name in reader.tensors)
+    return dataclasses.replace(own, sliding_window=None, sliding_layers=(), qkv_bias=biased, qk_norm=normed)
+
+
+def check_width(reader: Reader, width: int, target: Any) -> None:
+    """Raises ModelError where a head reads features of another width than the target's."""
+    size = target.lm.config.hidden_size
+    if width != size:
+        raise ModelError(
+            f"{reader.folder}: the head is {width} wide and {target.name!r} {size}: it belongs to another target"
+        )

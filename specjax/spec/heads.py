@@ -1,0 +1,98 @@
+"""A trained head by itself: what its folder says, and the drafter that a line with it builds."""
+
+from pathlib import Path
+from typing import Any
+
+from specjax.about import abouts
+from specjax.draft.heads.files import TORCH_FILES, read_tensors
+from specjax.draft.heads.folder import Head, read_head, shipped_heads
+from specjax.draft.heads.taps import IDS
+from specjax.models import hub
+from specjax.models.errors import ModelError
+from specjax.models.json_file import read_json
+from specjax.spec.companions import Stored
+from specjax.spec.registry import DRAFTERS, parse
+
+_NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+
+def named_head(line: str, target: Any) -> tuple[str, Head]:
+    """The head that a drafter's line names, loaded as `--drafter` loads it; the target may be one without weights.
+
+    Args:
+      line: such as `eagle3:model=FOLDER`.
+      target: what `specjax.models.load` or `abstract` returned.
+
+    Returns:
+      The drafter's name, and the head.
+
+    Raises:
+      ValueError: on a line of another kind of drafter, and where the head cannot be loaded for this target.
+    """
+    stored = parse("drafter", DRAFTERS, line)
+    if not isinstance(stored, Stored) or abouts(stored.kind)[0].loads != "head":
+        raise ValueError(f"{line!r} is no drafter with a trained head, such as eagle3:model=FOLDER")
+    return line.partition(":")[0].strip(), read_head(stored.asked, stored.name, stored.kind, target, **stored.fields)
+
+
+def head_line(asked: str) -> str:
+    """The drafter's line for a head: itself, or `NAME:model=FOLDER` for a folder, a shipped name or a hub id.
+
+    Raises:
+      ValueError: where there is no such head, or it does not say for which drafter it is.
+    """
+    name = asked.partition(":")[0].strip()
+    if name in DRAFTERS and not Path(asked).exists():
+        return asked
+    _, folder = hub.find(asked, shipped_heads(), "head", TORCH_FILES)
+    return f"{drafter_of(folder)}:model={asked}"
+
+
+def drafter_of(folder: Path) -> str:
+    """Which drafter a head's folder is for, by its `config.json` and, where that says nothing, by the names of its tensors.
+
+    Raises:
+      ModelError: where neither says it.
+    """
+    config = read_json(folder / "config.json")
+    if "drafter" in config:
+        return str(config["drafter"])
+    for name in ("medusa", "hydra"):
+        if f"{name}_num_heads" in config:
+            return name
+    of_class = "eagle3" in str(config.get("architectures")).lower()
+    if of_class or config.keys() & {"speculators_model_type", "draft_vocab_size", "eagle_config", IDS}:
+        return "eagle3"
+    names = read_tensors(folder)
+    if any(name.endswith("hidden_norm.weight") for name in names):
+        return "eagle3"
+    if "fc.weight" in names:
+        return "eagle1"
+    if "0.0.linear.weight" in names:
+        return "medusa"
+    raise ModelError(
+        f"{folder / 'config.json'} does not say which drafter it is for: give a line, such as eagle3:model=FOLDER"
+    )
+
+
+def record(name: str, head: Head) -> dict[str, Any]:
+    """What was read, as JSON: the drafter, the file's format, the target's layers whose outputs it reads, and its vocabulary.
+
+    Taps are the drafter's own. The final hidden state, which most heads read, is none of them.
+
+    Args:
+      name: the drafter's.
+      head: what was loaded.
+    """
+    ids = head.params.get("ids") if isinstance(head.params, dict) else None
+    target = head.drafter.target
+    return {
+        "drafter": name,
+        "format": head.format,
+        "taps": list(getattr(head.drafter, "taps", ())),
+        "vocabulary": target.vocab_size if ids is None else len(ids),
+        "target": {"layers": target.num_layers, "vocabulary": target.vocab_size},
+        "norms": {flag: getattr(head.drafter, flag) for flag in _NORMS if hasattr(head.drafter, flag)},
+        "tree": {"nodes": head.drafter.nodes, "depth": head.drafter.depth},
+        "notes": list(head.notes),
+    }

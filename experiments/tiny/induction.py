@@ -21,11 +21,11 @@ SLOW = 11
 
 
 @torch.no_grad()
-def induce(model: Model, seed: int, sharpness: float = 3.5, copy: float = 6.0) -> None:
+def induce(model: Model, seed: int, sharpness: float = 3.5, copy: float = 1.5) -> None:
     """Writes the circuit into the first two layers.
 
     Args:
-      model: with at least two layers, and wider than its key-value heads and two more.
+      model: with at least two layers.
       seed: of the directions.
       sharpness: of the norms of queries and keys, on each side.
       copy: how large a copied token is beside what stands in the residual stream.
@@ -50,7 +50,7 @@ def induce(model: Model, seed: int, sharpness: float = 3.5, copy: float = 6.0) -
     for group in range(shape.num_key_value_heads):
         mixed = _orthogonal(head, draw)[: len(compared)]
         keys = slice(group * head, (group + 1) * head)
-        carried = rows[(2 + group) * head : (3 + group) * head]
+        carried = rows[torch.arange((2 + group) * head, (3 + group) * head) % len(rows)]
         attention.k_proj.weight[keys] = 0
         attention.k_proj.weight[group * head + compared] = mixed @ told
         attention.v_proj.weight[keys] = carried

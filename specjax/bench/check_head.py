@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from specjax import models
-from specjax.bench.run import survival
 from specjax.jobs import jsonl
 from specjax.jobs.files import read_lines
 from specjax.jobs.work import check_lines
@@ -16,6 +15,7 @@ from specjax.serve.options import DecodeOptions, PromptOptions, RunOptions, chec
 from specjax.serve.progress import bar_fits, record_bar
 from specjax.serve.request import Request
 from specjax.terminal import bad_input, flag, write
+from specjax.viz.data import survival
 
 FITS = 0.5
 """Heads that were trained for their target have more than this share of first draft tokens accepted."""

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from specjax.bench.report import check_plot
 from specjax.evaluate import report
 from specjax.evaluate.options import EvalOptions
 from specjax.evaluate.results import Answer
@@ -15,6 +14,7 @@ from specjax.jobs import jsonl
 from specjax.serve.options import check_least
 from specjax.serve.progress import bar_fits
 from specjax.terminal import bad_input, flag, note, write
+from specjax.viz.files import check_plot
 
 
 def command(options: EvalOptions) -> int:

@@ -59,10 +59,16 @@ def make_loss(line: str) -> Loss:
 
 def _fields(line: str, *kinds: type) -> tuple[dict[str, Any], ...]:
     """The fields that a line sets, for each of the dataclasses those that are its own."""
-    own = [plain_fields(kind) for kind in kinds]
+    own = [_settable(kind) for kind in kinds]
     known = {name: value for fields in own for name, value in fields.items()}
     chosen = parse("drafter", {read_line(line).name: Entry(dict, known)}, line)
     return tuple({name: value for name, value in chosen.items() if name in fields} for fields in own)
+
+
+def _settable(kind: type) -> dict[str, Any]:
+    """The fields that a line may set: of an objective no lists, which follow from the target and other options."""
+    fields = plain_fields(kind)
+    return {name: value for name, value in fields.items() if value != () or not issubclass(kind, Objective)}
 
 
 def _divergence(options: TrainOptions) -> dict[str, Any]:

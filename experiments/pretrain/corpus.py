@@ -2,7 +2,7 @@
 
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -16,19 +16,21 @@ SPLIT = r"(?:\r?\n)+ {0,20}|[ .]?[^\W\d]+| ?\d{1,3}| ?[^\s\w]{1,16}| {1,20}(?= )
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{{ '\\n' }}{% endfor %}"
 
 
-def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE that gives back every text exactly."""
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, split: str = SPLIT, special: Sequence[str] = (EOS, PAD)
+) -> Tokenizer:
+    """A byte-level BPE that gives back every text exactly; `split` cuts a text into what may become tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+            pre_tokenizers.Split(Regex(split), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[EOS, PAD],
+        special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -37,18 +39,18 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: pathlib.Path, max_length: int, **special: str) -> None:
-    """Writes the files that `transformers.AutoTokenizer` reads; `special` tokens beside EOS, padding by default."""
+    """Writes the files that `transformers.AutoTokenizer` reads; `special` fields go before ours."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": EOS,
-        **(special or {"pad_token": PAD}),
         "clean_up_tokenization_spaces": False,
         "add_bos_token": False,
         "add_eos_token": False,
         "model_max_length": max_length,
         "chat_template": CHAT_TEMPLATE,
+        **(special or {"pad_token": PAD}),
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 

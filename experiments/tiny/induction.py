@@ -2,9 +2,9 @@
 
 Small models spend millions of tokens until they copy a word from their context. Two layers suffice for it. A head of the first
 looks at the token before and writes what it is into a part of the residual stream of its own. The heads of the second look for
-the place whose token before was what theirs is now, and write the token that stands there. With these weights a model with
-random embeddings continues 95% of random tokens that it sees for the second time, up to some 60 tokens back; training keeps
-and widens that. All else begins by writing nothing.
+the place whose token before was what theirs is now, and write the token that stands there. With these weights and a large
+`copy` a model with random embeddings continues nine in ten of the random tokens that it sees for the second time. The smaller
+default begins with about half of them and leaves room for what text has besides copies. All else begins by writing nothing.
 """
 
 import torch

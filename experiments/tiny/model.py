@@ -1,6 +1,5 @@
-"""The shipped models as torch modules, which train fastest on a CPU: Qwen3's layers, names and folders."""
+"""The models as torch modules: Qwen3's layers, names and folders."""
 
-import dataclasses
 import json
 import pathlib
 
@@ -9,20 +8,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """What `config.json` says of a model."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    max_position_embeddings: int
-    rope_theta: float
+from specjax.models import LlamaConfig
+from specjax.models.hf_config import to_hf
+from specjax.models.masked import Masked
+from specjax.models.masked import to_hf as masked_to_hf
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:
@@ -45,7 +34,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    def __init__(self, shape: Shape, causal: bool):
+    def __init__(self, shape: LlamaConfig, causal: bool):
         super().__init__()
         size, head = shape.hidden_size, shape.head_dim
         self.head, self.causal = head, causal
@@ -68,7 +57,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    def __init__(self, shape: Shape):
+    def __init__(self, shape: LlamaConfig):
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
@@ -79,7 +68,7 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, shape: Shape, causal: bool):
+    def __init__(self, shape: LlamaConfig, causal: bool):
         super().__init__()
         self.input_layernorm, self.post_attention_layernorm = Norm(shape.hidden_size), Norm(shape.hidden_size)
         self.self_attn, self.mlp = Attention(shape, causal), Mlp(shape)
@@ -92,7 +81,7 @@ class Layer(nn.Module):
 class Model(nn.Module):
     """Logits `[B, T, V]` of tokens `[B, T]`; where not `causal`, every token sees all others."""
 
-    def __init__(self, shape: Shape, causal: bool = True):
+    def __init__(self, shape: LlamaConfig, causal: bool = True):
         super().__init__()
         self.shape, self.causal = shape, causal
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
@@ -124,28 +113,11 @@ class Model(nn.Module):
             layer.mlp.down_proj.weight /= depth
 
 
-def save(model: Model, folder: pathlib.Path, special: dict[str, int], extra: dict | None = None) -> None:
+def save(model: Model, folder: pathlib.Path, special: dict[str, int], mask_id: int) -> None:
     """Writes a float16 folder in the layout of `transformers`; `special` has `eos_token_id` and the like."""
     folder.mkdir(parents=True, exist_ok=True)
-    shape = model.shape
-    config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        **dataclasses.asdict(shape),
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "rope_scaling": None,
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "use_sliding_window": False,
-        "sliding_window": None,
-        "max_window_layers": shape.num_hidden_layers,
-        "layer_types": ["full_attention"] * shape.num_hidden_layers,
-        "bos_token_id": None,
-        **special,
-        "torch_dtype": "float16",
-        **(extra or {}),
-    }
+    plain = to_hf(model.shape) if model.causal else masked_to_hf(model.shape, Masked(mask_id, shift=False, block=0))
+    config = plain | {"bos_token_id": None, **special, "torch_dtype": "float16"}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     tensors = {f"model.{name}": tensor.half().contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})

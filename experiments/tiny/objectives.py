@@ -1,4 +1,4 @@
-"""What each shipped model learns: a loss of batches, the batches' arrays, and how often it is right on held-out questions."""
+"""What each model learns: a loss of batches, the batches' arrays, and how often it is right on held-out questions."""
 
 from collections.abc import Iterable
 

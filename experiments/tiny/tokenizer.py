@@ -1,10 +1,10 @@
-"""The tokenizer of the shipped models: byte-level BPE in which a word and the space before it are one token."""
+"""The tokenizer of the models: byte-level BPE in which a word and the space before it are one token."""
 
-import json
 import pathlib
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
+from experiments.pretrain.corpus import save_tokenizer, train_tokenizer
 from specjax.tasks import CHAT_TEMPLATE, TURN_TOKENS, Mixture
 
 END, PAD, MASK = TURN_TOKENS[-1], "<|pad|>", "<|mask|>"
@@ -14,40 +14,13 @@ SPLIT = r" ?[^\W\d_]+| ?\d| ?[^\s\w]+| ?_+|\n+|\s"
 
 
 def train(vocab_size: int, questions: int, seed: int) -> Tokenizer:
-    """A tokenizer for the text of so many training questions; it gives back every text exactly."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[PAD, MASK, *TURN_TOKENS],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    """A tokenizer for the text of so many training questions."""
     mixture = Mixture(seed)
     texts = (f" {part}" for i in range(questions) for part in (mixture[i].prompt, mixture[i].answers[0]))
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
+    return train_tokenizer(texts, vocab_size, SPLIT, (PAD, MASK, *TURN_TOKENS))
 
 
 def save(tokenizer: Tokenizer, folder: pathlib.Path, max_length: int) -> None:
     """Writes the files that `transformers.AutoTokenizer` reads."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": END,
-        "pad_token": PAD,
-        "mask_token": MASK,
-        "clean_up_tokenization_spaces": False,
-        "add_bos_token": False,
-        "add_eos_token": False,
-        "model_max_length": max_length,
-        "chat_template": CHAT_TEMPLATE,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    named = {"eos_token": END, "pad_token": PAD, "mask_token": MASK}
+    save_tokenizer(tokenizer, folder, max_length, chat_template=CHAT_TEMPLATE, **named)

@@ -1,4 +1,4 @@
-"""Trains a shipped model from `config.toml` and writes its folder; goes on from its checkpoint where there is one.
+"""Trains a model from `config.toml` and writes its folder; goes on from its checkpoint where there is one.
 
 python -m experiments.tiny.train target --work FOLDER
 python -m experiments.tiny.train draft --work FOLDER
@@ -24,9 +24,10 @@ from tqdm import tqdm
 from experiments.tiny import tokenizer as words
 from experiments.tiny.data import Pools
 from experiments.tiny.induction import induce
-from experiments.tiny.model import Model, Shape, load, save
+from experiments.tiny.model import Model, load, save
 from experiments.tiny.muon import Optimizer
 from experiments.tiny.objectives import Diffusion, Draft, Probe, Target
+from specjax.models import LlamaConfig
 
 HERE = pathlib.Path(__file__).resolve().parent
 SHIPPED = HERE.parent.parent / "specjax" / "models" / "pretrained"
@@ -38,20 +39,17 @@ def rate_at(recipe: dict, step: int, spent: float) -> float:
     return warm * min(1.0, max(0.0, (1.0 - spent) / (1.0 - recipe["decay_from"])))
 
 
-def shape_of(recipe: dict, vocab_size: int) -> Shape:
-    return Shape(vocab_size=vocab_size, **recipe["model"])
+def shape_of(recipe: dict, vocab_size: int) -> LlamaConfig:
+    return LlamaConfig(vocab_size=vocab_size, tie_word_embeddings=True, qk_norm=True, **recipe["model"])
 
 
 def folder_of(folder: pathlib.Path, model: Model, tokenizer: Tokenizer, ids: dict[str, int]) -> None:
     """Writes a folder that `specjax` and `transformers` read."""
     special = {"eos_token_id": ids["end"], "pad_token_id": ids["pad"]}
     words.save(tokenizer, folder, model.shape.max_position_embeddings)
+    save(model, folder, special, ids["mask"])
     if model.causal:
-        save(model, folder, special)
         (folder / "generation_config.json").write_text(json.dumps(special, indent=2) + "\n")
-    else:
-        kind = {"architectures": ["A2DQwen3LMHeadModel"], "model_type": "a2d-qwen3", "mask_token_id": ids["mask"]}
-        save(model, folder, special, kind)
 
 
 class Run:

@@ -81,11 +81,9 @@ def remarks(found: Evaluation) -> list[str]:
 
 def plot(found: Evaluation, path: str) -> None:
     """Writes accuracy against tokens a second, a point a decoder, with 95% intervals of the accuracy."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from specjax.viz.picture import Picture
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = Picture(8, 5)
     axes = figure.subplots()
     for index, row in enumerate(found.rows):
         _point(axes, row, f"C{index % 10}")

@@ -3,6 +3,7 @@
 import collections
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -23,6 +24,8 @@ def orthogonal(x: Tensor, steps: int = 5) -> Tensor:
 class Muon:
     """The matrices of the layers; momentum 0.95 in Nesterov's form, the step grows with a matrix's height.
 
+    Where there are several processes, each makes its share of the matrices orthogonal.
+
     Args:
       params: 2-D parameters.
       decay: share of the rate by which weights shrink in a step.
@@ -38,10 +41,18 @@ class Muon:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
+        rank, processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        all_updates = []
         for group, moment in zip(self.groups, self.moments, strict=True):
             grads = torch.stack([param.grad for param in group])
             moment.lerp_(grads, 1 - self.momentum)
-            updates = orthogonal(grads.lerp(moment, self.momentum))
+            updates, mine = torch.zeros_like(moment), slice(rank, None, processes)
+            updates[mine] = orthogonal(grads[mine].lerp(moment[mine], self.momentum))
+            all_updates.append(updates)
+        if processes > 1:
+            for updates in all_updates:
+                dist.all_reduce(updates)
+        for group, updates in zip(self.groups, all_updates, strict=True):
             scale = rate * max(1.0, group[0].shape[0] / group[0].shape[1]) ** 0.5
             for param, update in zip(group, updates, strict=True):
                 param.mul_(1 - rate * self.decay).sub_(update, alpha=scale)

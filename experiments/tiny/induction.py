@@ -10,7 +10,7 @@ default begins with about half of them and leaves room for what text has besides
 import torch
 from torch import Tensor
 
-from experiments.tiny.model import Model
+from experiments.tiny.model import Attention, Model
 
 CONSTANT = 0.5
 """What every embedding has in its first column, so that a head can look somewhere whatever the token."""
@@ -20,8 +20,12 @@ SLOW = 11
 """The first of rope's pairs that turn too little to matter over a short text; tokens are compared in these."""
 
 
+GROUPS = 2
+"""How many groups of the second layer's heads copy; the others, and all heads but one of the first, begin at random."""
+
+
 @torch.no_grad()
-def induce(model: Model, seed: int, sharpness: float = 3.5, copy: float = 1.5) -> None:
+def induce(model: Model, seed: int, sharpness: float = 3.5, copy: float = 3.0) -> None:
     """Writes the circuit into the first two layers.
 
     Args:
@@ -42,12 +46,11 @@ def induce(model: Model, seed: int, sharpness: float = 3.5, copy: float = 1.5) -
     _look_back(model, known, told)
 
     attention = model.layers[1].self_attn
-    attention.q_norm.weight.fill_(sharpness)
-    attention.k_norm.weight.fill_(sharpness)
     slow = torch.arange(SLOW, head // 2)
     compared = torch.cat([slow, slow + head // 2])
+    _sharpen(attention, compared, sharpness)
     heads = shape.num_attention_heads // shape.num_key_value_heads
-    for group in range(shape.num_key_value_heads):
+    for group in range(min(GROUPS, shape.num_key_value_heads)):
         mixed = _orthogonal(head, draw)[: len(compared)]
         keys = slice(group * head, (group + 1) * head)
         carried = rows[torch.arange((2 + group) * head, (3 + group) * head) % len(rows)]
@@ -69,13 +72,21 @@ def _look_back(model: Model, known: Tensor, told: Tensor) -> None:
     query, key = torch.zeros(head), torch.zeros(head)
     query[:FAST] = 1
     key[:FAST], key[head // 2 : head // 2 + FAST] = turn.cos(), turn.sin()  # a query at the next place finds it
-    attention.q_norm.weight.fill_(2.5)
-    attention.k_norm.weight.fill_(2.5)
+    fast = torch.arange(FAST)
+    _sharpen(attention, torch.cat([fast, fast + head // 2]), 2.5)
     for weight, row in ((attention.q_proj.weight, query), (attention.k_proj.weight, key)):
         weight[:head] = 0
         weight[:head, 0] = row
     attention.v_proj.weight[:head] = known
     attention.o_proj.weight[:, :head] = told.T * 0.175
+
+
+def _sharpen(attention: Attention, features: Tensor, sharpness: float) -> None:
+    """Makes queries and keys sharp in these features, and has every head begin without them."""
+    head = attention.head
+    for norm, weight in ((attention.q_norm, attention.q_proj.weight), (attention.k_norm, attention.k_proj.weight)):
+        norm.weight[features] = sharpness
+        weight.view(-1, head, weight.shape[1])[:, features] = 0
 
 
 def _orthogonal(size: int, draw: torch.Generator) -> Tensor:

@@ -66,7 +66,7 @@ class Diffusion(Target):
 
     An answer stands in a canvas: behind its end token there is end after end. A share `uniform` of the rows have every token of
     the canvas masked at one rate; in the others a block as semi-autoregressive decoding meets it is masked at one rate, what
-    is before the block is known and what is behind it is not. Where `infill`, echoes are spans to fill in.
+    is before the block is known and what is behind it is not. A gap, whose both sides are known, is a canvas of its own length.
     """
 
     causal = False
@@ -81,15 +81,18 @@ class Diffusion(Target):
         inside = at < batch.lengths[:, None]
         tokens[:, :wide] = np.where(inside[:, :wide], batch.tokens, self.ids["end"])
         begin = batch.answers[:, None]
-        canvas = at >= begin
-        size = width - begin
+        gap = batch.known[:, None] > 0
+        stop = np.where(gap, (batch.lengths - batch.known)[:, None], width)
+        canvas = (at >= begin) & (at < stop)
+        size = stop - begin
         # rates spread evenly over the batch: a steadier loss than independent ones
         rate = (rng.permutation(rows)[:, None] + rng.random((rows, 1))) / rows
         block = np.array(recipe["blocks"])[rng.integers(0, len(recipe["blocks"]), (rows, 1))]
         # a block that holds some of the answer
-        holding = -(-(batch.lengths - batch.answers)[:, None] // block)
+        long = batch.lengths - batch.known - batch.answers
+        holding = -(-long[:, None] // block)
         start = begin + block * np.floor(rng.random((rows, 1)) * holding).astype(int)
-        uniform = rng.random((rows, 1)) < recipe["uniform"]
+        uniform = gap | (rng.random((rows, 1)) < recipe["uniform"])
         open_ = np.where(uniform, canvas, (at >= start) & (at < start + block))
         learned = open_ & (rng.random((rows, width)) < rate)
         one = np.where(uniform, begin, start) + np.floor(rng.random((rows, 1)) * np.where(uniform, size, block)).astype(
@@ -98,7 +101,7 @@ class Diffusion(Target):
         learned |= (at == np.minimum(one, width - 1)) & ~learned.any(1, keepdims=True)
         unseen = learned | (~uniform & (at >= start + block))
         each = np.where(inside, 1.0, recipe["fill_weight"]) * learned
-        each *= ((batch.lengths - batch.answers)[:, None] ** 0.5) / np.maximum(each.sum(1, keepdims=True), 1.0)
+        each *= (long[:, None] ** 0.5) / np.maximum(each.sum(1, keepdims=True), 1.0)
         inputs = np.where(unseen, self.ids["mask"], tokens)
         return torch.from_numpy(inputs), torch.from_numpy(tokens), torch.from_numpy(each.astype(np.float32))
 

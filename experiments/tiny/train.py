@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from experiments.tiny import tokenizer as words
-from experiments.tiny.data import Pools
+from experiments.tiny.data import Pools, shares
 from experiments.tiny.induction import induce
 from experiments.tiny.model import Model, load, save
 from experiments.tiny.muon import Optimizer
@@ -94,14 +94,11 @@ class Run:
         """One pool of questions; the mean loss."""
         recipe, spent = self.recipe, self.pool / self.recipe["pools"]
         start = time.process_time()
-        together = recipe["accumulate"] if spent >= recipe["accumulate_from"] else 1
-        batches = list(pools.batches(self.pool))
         totals = torch.zeros(2)
-        for i in range(0, len(batches), together):
-            mine = range(i + self.rank, min(i + together, len(batches)), self.processes)
+        for index, batches in enumerate(pools.updates(self.pool)):
             sums = torch.zeros(2)
-            for j in mine:
-                rng = np.random.default_rng((recipe["seed"], self.pool, 2, j))
+            for j in shares(batches, self.processes)[self.rank]:
+                rng = np.random.default_rng((recipe["seed"], self.pool, 2, index, j))
                 arrays = self.objective.arrays(batches[j], rng)
                 loss = self.lost(self.model, *arrays)
                 loss.backward()
@@ -110,7 +107,7 @@ class Run:
             totals += sums
             self.optimizer.step(rate_at(recipe, self.step, spent))
             self.step += 1
-        self.tokens += sum(int(batch.lengths.sum()) for batch in batches)
+            self.tokens += sum(int(batch.lengths.sum()) for batch in batches)
         self.pool += 1
         self.cpu_s += self.processes * (time.process_time() - start)
         return float(totals[0] / totals[1])

@@ -1,12 +1,14 @@
 """The recipe of the models that answer: its batches, that it goes on exactly, and that its folders are what they say."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.tiny import tokenizer as words
-from experiments.tiny.data import Pools, row_of
+from experiments.tiny.data import Pools, batch_of, gap_of, row_of, shares
 from experiments.tiny.induction import induce
 from experiments.tiny.model import Model, load
 from experiments.tiny.objectives import Diffusion, Draft, Probe, Target
@@ -31,9 +33,8 @@ RECIPE = {
     "induction": False,
     "pools": 4,
     "questions": 12,
+    "update_tokens": 1024,
     "batch_tokens": 512,
-    "accumulate": 2,
-    "accumulate_from": 0.5,
     "prompt_weight": 0.1,
     "echo": 0.5,
     "echo_until": 0.3,
@@ -85,8 +86,9 @@ def test_the_tokenizer_gives_back_every_text_with_single_digits_and_one_token_on
 
 
 def test_a_pool_is_the_same_whenever_it_is_drawn_and_rests_on_training_questions_only(recipe, tokenizer, ids):
-    again = [list(pools_of(recipe, tokenizer, ids).batches(3)) for _ in range(2)]
-    for one, other in zip(*again, strict=True):
+    again = [list(pools_of(recipe, tokenizer, ids).updates(3)) for _ in range(2)]
+    assert sum(len(batch.lengths) for update in again[0] for batch in update) == recipe["questions"]
+    for one, other in zip(*map(itertools.chain.from_iterable, again), strict=True):
         np.testing.assert_array_equal(one.tokens, other.tokens)
         np.testing.assert_array_equal(one.weights, other.weights)
     pools = pools_of(recipe, tokenizer, ids)
@@ -142,7 +144,7 @@ def test_an_induced_model_continues_random_tokens_that_it_sees_again():
 def test_a_draft_learns_its_targets_distributions(recipe, tokenizer, ids):
     target = Run(recipe, Target(recipe, ids), checkpoint=_nowhere(), compiled=False).model
     draft = Draft(recipe | {"distill": 1.0}, ids, target.requires_grad_(False))
-    batch = next(pools_of(recipe, tokenizer, ids).batches(3))
+    batch = next(pools_of(recipe, tokenizer, ids).updates(3))[0]
     arrays = draft.arrays(batch, np.random.default_rng(0))
     own = draft.lost(target, *arrays)
     entropy = -(arrays[1] * arrays[1].clamp_min(1e-30).log()).sum(-1)
@@ -160,7 +162,7 @@ def test_diffusion_masks_answers_only_and_learns_what_it_masks(recipe, tokenizer
     rng = np.random.default_rng(0)
     seen = set()
     for pool in range(3):
-        for batch in pools_of(recipe, tokenizer, ids).batches(pool):
+        for batch in itertools.chain.from_iterable(pools_of(recipe, tokenizer, ids).updates(pool)):
             inputs, tokens, weights = (x.numpy() for x in objective.arrays(batch, rng))
             at = np.arange(tokens.shape[1])[None]
             masked = inputs == ids["mask"]
@@ -170,6 +172,33 @@ def test_diffusion_masks_answers_only_and_learns_what_it_masks(recipe, tokenizer
             assert (weights.sum(1) > 0).all()
             seen |= set((masked & (weights == 0)).any(1).tolist())
     assert seen == {True, False}  # rows with an unknown part behind their block, and rows without
+
+
+def test_a_gap_is_masked_between_what_is_known(tokenizer, ids):
+    question = next(q for q in generate("fill", 1, seed=0, count=20) if q.infill)
+    row = gap_of(tokenizer, question)
+    left, gap, right = row.tokens[: row.answer], row.tokens[row.answer : -row.known], row.tokens[-row.known :]
+    assert [tokenizer.decode(part) for part in (left, gap, right)] == [
+        question.infill[0],
+        f" {question.answers[0]}",
+        f" {question.infill[1]}",
+    ]
+    batch = batch_of([row] * 40, ids["pad"])
+    objective = Diffusion({"room": 32, "blocks": [2], "uniform": 0.0, "fill_weight": 0.1, "model": MODEL}, ids)
+    inputs, _, weights = (x.numpy() for x in objective.arrays(batch, np.random.default_rng(0)))
+    masked = inputs == ids["mask"]
+    where = np.flatnonzero(masked.any(0))
+    assert where.min() == row.answer and where.max() == len(row.tokens) - row.known - 1
+    np.testing.assert_array_equal(masked, weights > 0)
+    np.testing.assert_allclose(weights.sum(1), len(gap) ** 0.5, rtol=1e-5)
+
+
+def test_processes_share_an_updates_batches_evenly(recipe, tokenizer, ids):
+    for update in pools_of(recipe, tokenizer, ids).updates(0):
+        taken = shares(update, 2)
+        assert sorted(i for own in taken for i in own) == list(range(len(update)))
+        low, high = sorted(sum(update[i].tokens.size for i in own) for own in taken)
+        assert high - low <= max(batch.tokens.size for batch in update)
 
 
 def test_folders_are_read_by_transformers_with_the_same_logits(recipe, tokenizer, ids, tmp_path):

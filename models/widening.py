@@ -76,6 +76,14 @@ def wider_lm(lm: LlamaLM, k: int) -> LlamaLM:
     return dataclasses.replace(lm, config=wider_config(lm.config, k))
 
 
+def untied(lm: LlamaLM, params: PyTree) -> tuple[LlamaLM, PyTree]:
+    """The same model with a head of its own, in which the division of its logits is: no format of `save` has one."""
+    config = lm.config
+    head = params["embed"]["embedding"].T if config.tie_word_embeddings else params["head"]["kernel"]
+    whole = dataclasses.replace(config, tie_word_embeddings=False, logits_scaling=1.0)
+    return dataclasses.replace(lm, config=whole), {**params, "head": {"kernel": head / config.logits_scaling}}
+
+
 @functools.partial(jax.jit, static_argnames=("k", "width"))
 def tiled(params: PyTree, k: int, width: int) -> PyTree:
     """Parameters of a widened model or of a drafter's head, whose modules are named alike.

@@ -8,7 +8,7 @@ from specjax.bench import order, parallel_run
 from specjax.bench import report as reporting
 from specjax.bench.engines import engines_of, prompts_of, requests_of
 from specjax.bench.options import BenchOptions
-from specjax.bench.peer import MODES, TransformersPeer
+from specjax.bench.peer import PEERS
 from specjax.bench.run import Contestant, Ours, measure, progress, summarise
 from specjax.jobs import jsonl
 from specjax.serve.engine import DEFAULT_MODEL
@@ -28,7 +28,7 @@ def command(options: BenchOptions) -> int:
     for reason in skipped:
         note(reason)
     with progress(len(contestants) * (options.repeats + 1)) as advance:
-        report = summarise(measure(contestants, options.repeats, advance), peers, about)
+        report = summarise(measure(contestants, options.repeats, advance), peers, about, options.temperature > 0)
     if options.json:
         said = {} if options.widen is None else {"about": report.about}
         write(jsonl.dumps(report.to_json() | said) + "\n")
@@ -45,7 +45,7 @@ def check_suite(options: BenchOptions) -> None:
     foreign = {"parallel": ("input", "plot", *of_speed), "order": ("tasks", *of_speed), "speed": ("tasks",)}[
         options.suite
     ]
-    wrong = [name for name in foreign if getattr(options, name) is not None]
+    wrong = [name for name in foreign if getattr(options, name) not in (None, ())]
     if wrong:
         raise ValueError(f"{flag(wrong[0])} is not for the suite {options.suite}")
     check_least(options, flag)
@@ -57,10 +57,10 @@ def prepare(options: BenchOptions) -> tuple[dict[str, Contestant], dict[str, tup
     Raises:
       ValueError: on options or prompts that cannot be used.
     """
-    if options.peer and (options.temperature > 0 or options.batch_size > 1):
-        raise ValueError("--peer compares greedy decoding at batch 1: leave out --temperature and --batch-size")
-    if options.peer and options.widen:
-        raise ValueError("--peer reads the model's own folder, which is not widened: leave out --peer or --widen")
+    asked = list(dict.fromkeys(name for word in options.peer for name in word.split(",")))
+    unknown = [name for name in asked if name not in PEERS]
+    if unknown:
+        raise ValueError(f"unknown peer {unknown[0]!r}; choose {', '.join(PEERS)}")
     if options.plot:
         check_plot(options.plot)
     texts, suffixes = prompts_of(options)
@@ -74,13 +74,10 @@ def prepare(options: BenchOptions) -> tuple[dict[str, Contestant], dict[str, tup
         for name, own in of_engines.items()
     }
     peers: dict[str, tuple[str, str]] = {}
-    if options.peer:
-        model = TransformersPeer.load(plain.model.path, plain.model.dtype.name)
-        for mode in MODES:
-            contestants[f"{options.peer} {mode}"] = TransformersPeer(
-                model, mode, [request.ids for request in requests], options.max_new_tokens
-            )
-            peers[f"{options.peer} {mode}"] = (options.peer, mode)
+    for peer in asked:
+        for mode, contestant in PEERS[peer](options, engines, requests).items():
+            contestants[f"{peer} {mode}"] = contestant
+            peers[f"{peer} {mode}"] = (peer, mode)
     drawn = f"temperature {options.temperature:g}, seed {options.seed}" if options.temperature else "greedy"
     about = (
         f"{_named(plain.model, options)}, {plain.model.dtype.name}, {len(requests)} prompts x {options.max_new_tokens} tokens, "

@@ -74,41 +74,6 @@ class Ours:
         return tokens
 
 
-@dataclasses.dataclass
-class Peer:
-    """`transformers.generate` in static batches, padded on the left.
-
-    Attributes:
-      model: from `TransformersPeer.load`.
-      requests: what to complete.
-      size: rows of a batch.
-    """
-
-    model: Any
-    requests: list[Any]
-    size: int
-
-    def warm(self) -> None:
-        self._complete(self.requests[: self.size], 4)
-
-    def lap(self) -> Lap:
-        began = time.perf_counter()
-        parts = [self.requests[i : i + self.size] for i in range(0, len(self.requests), self.size)]
-        tokens = [row for part in parts for row in self._complete(part, max(r.max_new_tokens for r in part))]
-        return Lap(tokens, time.perf_counter() - began)
-
-    def _complete(self, requests, count):
-        import torch
-
-        width = max(len(r.ids) for r in requests)
-        ids = torch.tensor([[0] * (width - len(r.ids)) + list(r.ids) for r in requests])
-        mask = torch.tensor([[0] * (width - len(r.ids)) + [1] * len(r.ids) for r in requests])
-        with torch.inference_mode():
-            out = self.model.generate(ids, attention_mask=mask, do_sample=False, use_cache=True, max_new_tokens=count)
-        rows = out[:, width:].tolist()
-        return [row[: r.max_new_tokens] for row, r in zip(rows, requests, strict=True)]
-
-
 def lengths(count: int, multiple: int = 1, most: int = MOST) -> list[int]:
     """New tokens of every record: uniform between 8 and `most`, rounded up to a multiple; always the same."""
     rng = random.Random(0)
@@ -151,7 +116,7 @@ def compare(
         contestants["static"] = Ours(engine, requests, slots, static=True)
     if peer and not prefix:
         model = TransformersPeer.load(engine.model.path, engine.model.dtype.name)
-        contestants["transformers"] = Peer(model, requests, slots)
+        contestants["transformers"] = TransformersPeer(model, requests, slots)
     laps = measure(contestants, repeats, lambda name: None)
     speed = {name: statistics.median(lap.count / lap.seconds for lap in own) for name, own in laps.items()}
     texts = {name: own[0].tokens for name, own in laps.items()}

@@ -31,8 +31,10 @@ class BenchOptions:
     )
     prompts: int = option(20, "how many held-out functions, or lines of --input", metavar="N", least=1)
     input: str | None = option(None, "prompts from a file", metavar="FILE.jsonl")
-    peer: str | None = option(
-        None, "run it over the same folder, greedy and with prompt lookup", choices=("transformers",)
+    peer: tuple[str, ...] = option(
+        (),
+        "other libraries over the same weights, plainly and with their own speculation: transformers",
+        metavar="NAME",
     )
     repeats: int = option(3, "rounds", least=1)
     batch_size: int = option(1, "rows decoded together", least=1)

@@ -1,30 +1,40 @@
-"""Other libraries over the same folder of weights."""
+"""Other libraries over the weights of a bench."""
 
 import dataclasses
+import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specjax.bench.run import Ids, Lap
+from specjax import models
+from specjax.bench.options import BenchOptions
+from specjax.bench.run import Lap
+from specjax.draft.model import ModelDrafter
+from specjax.models.llama import LlamaLM
+from specjax.models.widening import untied
 
-MODES = {"greedy": {}, "prompt_lookup": {"prompt_lookup_num_tokens": 10}}
+LOOKED_UP = 10
+"""Tokens that transformers' prompt lookup proposes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformersPeer:
-    """`transformers.generate`, greedy, at batch 1, with torch's default number of threads.
+    """`transformers.generate` in static batches, padded on the left, with torch's default number of threads.
 
     Attributes:
       model: from `load`.
-      mode: a key of `MODES`.
-      prompts: token ids.
-      max_new_tokens: exactly so many are made, EOS or not.
+      requests: what to complete: the `ids` and `max_new_tokens` of each.
+      batch_size: rows of a batch.
+      how: what `generate` is told besides.
+      seed: torch's, before every round.
     """
 
     model: Any
-    mode: str
-    prompts: list[Ids]
-    max_new_tokens: int
+    requests: list[Any]
+    batch_size: int = 1
+    how: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    seed: int = 0
 
     @staticmethod
     def load(folder: Path, dtype: str) -> Any:
@@ -48,20 +58,74 @@ class TransformersPeer:
         return model
 
     def warm(self) -> None:
-        self._complete(self.prompts[0])
+        self._complete(self.requests[: self.batch_size], 4)
 
     def lap(self) -> Lap:
-        began = time.perf_counter()
-        tokens = [self._complete(prompt) for prompt in self.prompts]
-        return Lap(tokens, time.perf_counter() - began)
-
-    def _complete(self, prompt: Ids) -> list[int]:
         import torch
 
-        ids = torch.tensor([prompt])
+        torch.manual_seed(self.seed)
+        began = time.perf_counter()
+        parts = [self.requests[i : i + self.batch_size] for i in range(0, len(self.requests), self.batch_size)]
+        tokens = [row for part in parts for row in self._complete(part, max(r.max_new_tokens for r in part))]
+        return Lap(tokens, time.perf_counter() - began)
+
+    def _complete(self, requests: list[Any], count: int) -> list[list[int]]:
+        import torch
+
+        width = max(len(r.ids) for r in requests)
+        ids = torch.tensor([[0] * (width - len(r.ids)) + list(r.ids) for r in requests])
+        mask = torch.tensor([[0] * (width - len(r.ids)) + [1] * len(r.ids) for r in requests])
+        how = {"do_sample": False, "use_cache": True, **self.how}
         with torch.inference_mode():
-            out = self.model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, use_cache=True,
-                max_new_tokens=self.max_new_tokens, **MODES[self.mode],
-            )  # fmt: skip
-        return out[0, len(prompt) :].tolist()
+            out = self.model.generate(ids, attention_mask=mask, max_new_tokens=count, **how)
+        rows = out[:, width:].tolist()
+        return [row[: r.max_new_tokens] for row, r in zip(rows, requests, strict=True)]
+
+
+def transformers_peers(
+    options: BenchOptions, engines: Mapping[str, Any], requests: list[Any]
+) -> dict[str, TransformersPeer]:
+    """What transformers decodes with, by mode: plainly, and at batch 1 with its prompt lookup and with the draft model of the
+    first of our engines that has one, as assistant.
+
+    Raises:
+      ValueError: when torch is not installed, or no format of transformers has the model.
+    """
+    plain = next(iter(engines.values()))
+    dtype = plain.model.dtype.name
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = plain.model.path
+        if options.widen is not None:
+            folder = _written(plain.model.lm, plain.model.params, Path(scratch) / "target")
+        target = TransformersPeer.load(folder, dtype)
+        modes: dict[str, dict[str, Any]] = {"sampled" if options.temperature else "greedy": {}}
+        if options.batch_size == 1:
+            modes["prompt_lookup"] = {"prompt_lookup_num_tokens": LOOKED_UP}
+            draft = next((draft for draft in map(_draft, engines.values()) if draft is not None), None)
+            if draft is not None:
+                folder = _written(*draft, Path(scratch) / "draft")
+                modes["assisted"] = {"assistant_model": TransformersPeer.load(folder, dtype)}
+    drawn: dict[str, Any] = {}
+    if options.temperature:
+        drawn = {"do_sample": True, "temperature": options.temperature, "top_k": 0, "top_p": 1.0}
+    return {
+        mode: TransformersPeer(target, requests, options.batch_size, drawn | how, options.seed)
+        for mode, how in modes.items()
+    }
+
+
+PEERS = {"transformers": transformers_peers}
+"""Makes the contestants of a peer, by its name."""
+
+
+def _draft(engine: Any) -> tuple[LlamaLM, Any] | None:
+    """An engine's draft model and its parameters, where it has one that transformers knows."""
+    drafter = getattr(engine.decoder, "drafter", None)
+    if isinstance(drafter, ModelDrafter) and isinstance(drafter.lm, LlamaLM):
+        return drafter.lm, engine.params["draft"]
+    return None
+
+
+def _written(lm: LlamaLM, params: Any, folder: Path) -> Path:
+    models.save(folder, *untied(lm, params) if lm.config.logits_scaling != 1 else (lm, params))
+    return folder

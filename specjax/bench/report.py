@@ -31,7 +31,7 @@ def table(report: Report) -> None:
         )
     plain = report.rows[0].tokens_per_second
     for peer in report.peers:
-        same = "yes" if peer.identical_text else "no"
+        same = {True: "yes", False: "no", None: ""}[peer.identical_text]
         ratio = f"{peer.tokens_per_second / plain:.2f}"
         rows.add_row(f"{peer.peer} {peer.mode}", "", f"{peer.tokens_per_second:.1f}", ratio, "", same, "")
     console = Console(highlight=False)

@@ -103,12 +103,12 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class PeerRow:
-    """What another library did; `identical_text` is against our plain decoding."""
+    """What another library did; `identical_text` is against our plain decoding, None where it drew other random numbers."""
 
     peer: str
     mode: str
     tokens_per_second: float
-    identical_text: bool
+    identical_text: bool | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,8 +152,9 @@ def measure(contestants: dict[str, Contestant], repeats: int, advance: Callable[
     return laps
 
 
-def summarise(laps: dict[str, list[Lap]], peers: dict[str, tuple[str, str]], about: str) -> Report:
-    """Rows from laps. The first is plain decoding; `peers` maps a contestant to its peer and mode."""
+def summarise(laps: dict[str, list[Lap]], peers: dict[str, tuple[str, str]], about: str, drawn: bool = False) -> Report:
+    """Rows from laps. The first is plain decoding; `peers` maps a contestant to its peer and mode; `drawn` says that tokens
+    were sampled, so that a peer's are others."""
     base = next(iter(laps))
     speed = {name: statistics.median(lap.count / lap.seconds for lap in own) for name, own in laps.items()}
     step = {
@@ -174,7 +175,9 @@ def summarise(laps: dict[str, list[Lap]], peers: dict[str, tuple[str, str]], abo
         )
         for name in ours
     ]
-    others = [PeerRow(*peers[name], round(speed[name], 2), same[name]) for name in laps if name in peers]
+    others = [
+        PeerRow(*peers[name], round(speed[name], 2), None if drawn else same[name]) for name in laps if name in peers
+    ]
     return Report(rows, others, about)
 
 

@@ -55,14 +55,37 @@ def test_table_and_picture(words, capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_peer(words, capsys):
-    assert cli.main([*words, "--drafter", "none", "--peer", "transformers", "--repeats", "1", "--json"]) == 0
+def test_a_peer_has_the_widened_weights_and_the_draft_model(words, capsys):
+    tiny = words[words.index("--model") + 1]
+    options = [
+        "--drafter",
+        f"none,draft:model={tiny}",
+        "--peer",
+        "transformers",
+        "--widen",
+        "2",
+        "--repeats",
+        "1",
+        "--json",
+    ]
+    assert cli.main([*words, *options]) == 0
     peers = json.loads(capsys.readouterr().out)["peers"]
-    assert [list(peer) for peer in peers] == [PEER, PEER]
+    assert [list(peer) for peer in peers] == [PEER] * 3
     assert [(peer["peer"], peer["mode"]) for peer in peers] == [
-        ("transformers", "greedy"), ("transformers", "prompt_lookup"),
-    ]  # fmt: skip
-    assert all(peer["identical_text"] for peer in peers)
+        ("transformers", mode) for mode in ("greedy", "prompt_lookup", "assisted")
+    ]
+    assert all(peer["identical_text"] is True for peer in peers)
+
+
+@pytest.mark.slow
+def test_a_peer_samples_and_takes_batches(words, capsys):
+    options = ["--drafter", "none", "--peer", "transformers", "--repeats", "1", "--json"]
+    assert cli.main([*words, *options, "--batch-size", "2", "--temperature", "1"]) == 0
+    (peer,) = json.loads(capsys.readouterr().out)["peers"]
+    assert (peer["mode"], peer["identical_text"]) == ("sampled", None) and peer["tokens_per_second"] > 0
+    assert cli.main([*words, *options, "--batch-size", "2"]) == 0  # prompts of two lengths
+    (peer,) = json.loads(capsys.readouterr().out)["peers"]
+    assert (peer["mode"], peer["identical_text"]) == ("greedy", True)
 
 
 def test_rounds_alternate_after_everyone_is_warm():
@@ -132,11 +155,12 @@ def test_widened_decoders_write_the_same_text(words, capsys):
     ("options", "message"),
     (
         (["--widen", "0"], "--widen must be at least 1, got 0"),
-        (["--widen", "2", "--peer", "transformers"], "leave out --peer or --widen"),
+        (["--peer", "frob"], "unknown peer 'frob'; choose transformers"),
+        (["order", "--peer", "transformers"], "--peer is not for the suite order"),
         (["order", "--widen", "2"], "--widen is not for the suite order"),
         (["parallel", "--widen", "2"], "--widen is not for the suite parallel"),
     ),
 )
-def test_what_cannot_be_widened(options, message, capsys):
+def test_what_cannot_be_measured(options, message, capsys):
     assert cli.main(["bench", *options]) != 0
     assert message in capsys.readouterr().err

@@ -1,10 +1,10 @@
-"""`specjax bench`: plain decoding, drafters and peers over the same prompts; and the suites `parallel` and `order`."""
+"""`specjax bench`: plain decoding, drafters and peers over the same prompts; and the suites `parallel`, `order` and `spec`."""
 
 from typing import Any
 
 import jax
 
-from specjax.bench import order, parallel_run
+from specjax.bench import order, parallel_run, spec_run
 from specjax.bench import report as reporting
 from specjax.bench.engines import engines_of, prompts_of, requests_of
 from specjax.bench.options import BenchOptions
@@ -22,7 +22,7 @@ def command(options: BenchOptions) -> int:
     with bad_input():
         check_suite(options)
     if options.suite != "speed":
-        return {"parallel": parallel_run, "order": order}[options.suite].command(options)
+        return {"parallel": parallel_run, "order": order, "spec": spec_run}[options.suite].command(options)
     with bad_input():
         contestants, peers, about, skipped = prepare(options)
     for reason in skipped:
@@ -41,10 +41,13 @@ def command(options: BenchOptions) -> int:
 
 def check_suite(options: BenchOptions) -> None:
     """Raises ValueError on an option of another suite, or a count below 1."""
-    of_speed = ("peer", "widen")
-    foreign = {"parallel": ("input", "plot", *of_speed), "order": ("tasks", *of_speed), "speed": ("tasks",)}[
-        options.suite
-    ]
+    peers, plots = ("peer", "widen"), ("plot",)
+    foreign = {
+        "parallel": ("input", "answers", *plots, *peers),
+        "order": ("tasks", "answers", *peers),
+        "spec": ("tasks", "peer", *plots),
+        "speed": ("tasks", "answers"),
+    }[options.suite]
     wrong = [name for name in foreign if getattr(options, name) not in (None, ())]
     if wrong:
         raise ValueError(f"{flag(wrong[0])} is not for the suite {options.suite}")
@@ -80,7 +83,7 @@ def prepare(options: BenchOptions) -> tuple[dict[str, Contestant], dict[str, tup
             peers[f"{peer} {mode}"] = (peer, mode)
     drawn = f"temperature {options.temperature:g}, seed {options.seed}" if options.temperature else "greedy"
     about = (
-        f"{_named(plain.model, options)}, {plain.model.dtype.name}, {len(requests)} prompts x {options.max_new_tokens} tokens, "
+        f"{_named(plain.model, options)}, {plain.model.dtype.name}, {len(requests)} prompts x {options.new_tokens} tokens, "
         f"{drawn}, batch {options.batch_size}, median of {options.repeats}"
     )
     return contestants, peers, about, skipped

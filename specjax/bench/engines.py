@@ -40,9 +40,9 @@ def requests_of(
             skipped.append(f"left out {name}: {error}")
     plain = next(iter(engines.values()))
     for number, request in enumerate(next(iter(found.values())), start=1):
-        if len(request.ids) + options.max_new_tokens > plain.max_length:
+        if len(request.ids) + options.new_tokens > plain.max_length:
             raise ValueError(
-                f"prompt {number} has {len(request.ids)} tokens: with {options.max_new_tokens} new ones it is longer than "
+                f"prompt {number} has {len(request.ids)} tokens: with {options.new_tokens} new ones it is longer than "
                 f"the {plain.max_length} that {plain.model.name} was made for; lower --max-new-tokens"
             )
     return found

@@ -4,22 +4,31 @@ import dataclasses
 
 from specjax.serve.options import DecodeOptions, PromptOptions, option, same
 
-SUITES = "parallel: ParallelBench's list tasks; order: in which step each position behind the first prompt became known"
+TOKENS, SPEC_TOKENS = 128, 1024
+SUITES = (
+    "parallel: ParallelBench's list tasks; order: in which step each position behind the first prompt became known; "
+    "spec: Spec-Bench's protocol over its questions"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchOptions:
     """See the help of each."""
 
-    suite: str = option("speed", SUITES, choices=("speed", "parallel", "order"), nargs="?", positional=True)
+    suite: str = option("speed", SUITES, choices=("speed", "parallel", "order", "spec"), nargs="?", positional=True)
     model: str | None = same(DecodeOptions, "model")
     dtype: str | None = same(DecodeOptions, "dtype")
     mesh: str | None = same(DecodeOptions, "mesh")
     temperature: float = same(PromptOptions, "temperature")
     seed: int = same(PromptOptions, "seed")
-    max_new_tokens: int = same(PromptOptions, "max_new_tokens")
+    max_new_tokens: int | None = option(
+        None, f"new tokens a text, at most (default: {TOKENS}; of the suite spec {SPEC_TOKENS})", metavar="N"
+    )
     tasks: str | None = option(None, "of the suite parallel (default: all)", metavar="A,B,...")
-    samples: int = option(100, "questions a task of the suite parallel", metavar="N", least=1)
+    samples: int = option(100, "questions a task of the suites parallel and spec", metavar="N", least=1)
+    answers: str | None = option(
+        None, "of the suite spec: where to write a file a decoder, as its own scripts read them", metavar="FOLDER"
+    )
     drafter: tuple[str, ...] = option((), "may be repeated or a comma list; plain is always run", metavar="NAME")
     unmask: tuple[str, ...] = option((), "of a diffusion model; likewise (default: threshold)", metavar="POLICY")
     cache: tuple[str, ...] = option(
@@ -30,7 +39,7 @@ class BenchOptions:
         None, "model, drafts and heads so many times as wide, with the same text (default: 1)", metavar="K", least=1
     )
     prompts: int = option(20, "how many held-out functions, or lines of --input", metavar="N", least=1)
-    input: str | None = option(None, "prompts from a file", metavar="FILE.jsonl")
+    input: str | None = option(None, "prompts, or Spec-Bench's questions, from a file", metavar="FILE.jsonl")
     peer: tuple[str, ...] = option(
         (),
         "other libraries over the same weights, plainly and with their own speculation: transformers",
@@ -42,6 +51,12 @@ class BenchOptions:
     plot: str | None = option(None, "write a picture of speeds and acceptance by depth", metavar="FILE.png")
 
     @property
+    def new_tokens(self) -> int:
+        """Of a text, at most."""
+        usual = SPEC_TOKENS if self.suite == "spec" else TOKENS
+        return usual if self.max_new_tokens is None else self.max_new_tokens
+
+    @property
     def of_prompts(self) -> dict[str, float]:
         """Options of every prompt."""
-        return {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature, "seed": self.seed}
+        return {"max_new_tokens": self.new_tokens, "temperature": self.temperature, "seed": self.seed}

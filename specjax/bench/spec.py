@@ -1,0 +1,162 @@
+"""Spec-Bench (Xia et al. 2024, arXiv:2401.07851): its questions, answers and measures.
+
+480 questions in six tasks; of the first task every question has a second turn, which is asked behind the model's own answer to
+the first. The clock runs over a turn, prefill included, compilation not. The questions are read from a file that the user has.
+"""
+
+import dataclasses
+import json
+import statistics
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+TURNS = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+"""MT-Bench's categories, which are one task."""
+TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A line of the file: `turns` are what the user says."""
+
+    id: Any
+    category: str
+    turns: tuple[str, ...]
+
+    @property
+    def task(self) -> str:
+        return TASKS[0] if self.category in TURNS else self.category
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """An answer.
+
+    Attributes:
+      text: what was written.
+      steps: target passes.
+      new_tokens: how many.
+      seconds: wall time; of rows that were decoded together each has an equal share.
+      accepted: how many steps wrote 1, 2, 3 ... tokens.
+    """
+
+    text: str
+    steps: int
+    new_tokens: int
+    seconds: float
+    accepted: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """A question and the turns of its answer; fewer than it has where one left no room for the next."""
+
+    question: Question
+    turns: tuple[Turn, ...]
+
+
+def read(path: str | Path, most: int) -> list[Question]:
+    """The questions of a file, at most so many a task, in its order.
+
+    Raises:
+      ValueError: naming the first line that is no question, or where there is none.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read the questions {str(path)!r}: {error}") from error
+    questions, taken = [], dict.fromkeys(TASKS, 0)
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            question = _question(f"{path}, line {number}", line)
+            taken[question.task] += 1
+            if taken[question.task] <= most:
+                questions.append(question)
+    if not questions:
+        raise ValueError(f"{path} has no question")
+    return questions
+
+
+def _question(where: str, line: str) -> Question:
+    try:
+        content = json.loads(line)
+        question = Question(content["question_id"], str(content["category"]), tuple(content["turns"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{where} is no question with question_id, category and turns ({error})") from error
+    if not question.turns or not all(isinstance(turn, str) and turn.strip() for turn in question.turns):
+        raise ValueError(f"{where}: turns must be texts, at least one")
+    if question.task not in TASKS:
+        known = ", ".join((*TURNS, *TASKS[1:]))
+        raise ValueError(f"{where}: unknown category {question.category!r}; there are {known}")
+    return question
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """What a decoder did in a task, or in all.
+
+    Attributes:
+      questions: how many.
+      mean_accepted: tokens a target pass, over all passes (MAT; plain decoding has 1).
+      tokens_per_second: mean over questions of their tokens over their seconds.
+      speedup: over plain decoding's.
+    """
+
+    questions: int
+    mean_accepted: float
+    tokens_per_second: float
+    speedup: float
+
+
+def measure(rounds: Sequence[Sequence[Answer]], plain: Sequence[Sequence[Answer]]) -> dict[str, Measure]:
+    """A decoder's measures by task, and under `overall` of all: means of the rounds, in which plain decoding took part."""
+    found = {}
+    for name in (*TASKS, "overall"):
+        own, base = ([_of(name, answers) for answers in each] for each in (rounds, plain))
+        if own[0]:
+            speed, other = (statistics.fmean(map(_speed, each)) for each in (own, base))
+            found[name] = Measure(len(own[0]), round(_accepted(own[0]), 4), round(speed, 2), round(speed / other, 4))
+    return found
+
+
+def deviation(rounds: Sequence[Sequence[Answer]]) -> float:
+    """The standard deviation of the rounds' overall speed, tokens a second; 0 of one round."""
+    return round(statistics.stdev(map(_speed, rounds)), 2) if len(rounds) > 1 else 0.0
+
+
+def same_texts(ours: Sequence[Answer], plain: Sequence[Answer]) -> int:
+    """How many questions were answered with the same words."""
+    texts = lambda answer: [turn.text for turn in answer.turns]
+    return sum(texts(a) == texts(b) for a, b in zip(ours, plain, strict=True))
+
+
+def _of(task: str, answers: Iterable[Answer]) -> list[Answer]:
+    return [answer for answer in answers if task in ("overall", answer.question.task)]
+
+
+def _speed(answers: Sequence[Answer]) -> float:
+    ratios = (sum(t.new_tokens for t in a.turns) / sum(t.seconds for t in a.turns) for a in answers)
+    return statistics.fmean(ratios)
+
+
+def _accepted(answers: Sequence[Answer]) -> float:
+    turns = [turn for answer in answers for turn in answer.turns]
+    return sum(turn.new_tokens for turn in turns) / max(sum(turn.steps for turn in turns), 1)
+
+
+def answer_lines(answers: Sequence[Answer], model: str, now: Callable[[], float]) -> Iterable[str]:
+    """The lines that Spec-Bench's own scripts read. Lengths of acceptance are told by size, not by time."""
+    for answer in answers:
+        lengths = [size + 1 for turn in answer.turns for size, count in enumerate(turn.accepted) for _ in range(count)]
+        choice = {
+            "index": 0,
+            "turns": [turn.text for turn in answer.turns],
+            "decoding_steps": [turn.steps for turn in answer.turns],
+            "new_tokens": [turn.new_tokens for turn in answer.turns],
+            "wall_time": [turn.seconds for turn in answer.turns],
+            "accept_lengths": lengths,
+        }
+        line = {"question_id": answer.question.id, "category": answer.question.category, "answer_id": uuid.uuid4().hex}
+        yield json.dumps({**line, "model_id": model, "choices": [choice], "tstamp": now()})

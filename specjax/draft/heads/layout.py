@@ -146,8 +146,8 @@ def check_architecture(reader: Reader, config: dict[str, Any]) -> None:
             raise ModelError(f"{reader.file}: architectures has {name!r}, a head of another kind ({_OTHERS[other]})")
 
 
-def layer_config(reader: Reader, config: dict[str, Any], target: Any) -> Any:
-    """The `LlamaConfig` of a head's one layer. Its vocabulary, the tokens that it reads, must be the target's.
+def layer_config(reader: Reader, config: dict[str, Any], target: Any, layers: int = 1) -> Any:
+    """The `LlamaConfig` of a head's layers, without windows. Its vocabulary, the tokens that it reads, must be the target's.
 
     `architectures` names the head's own class, and says nothing of the layer in it.
 
@@ -156,7 +156,7 @@ def layer_config(reader: Reader, config: dict[str, Any], target: Any) -> Any:
     """
     known = {key: value for key, value in config.items() if key in NEUTRAL and key != "architectures"}
     family = known.get("model_type", "llama")
-    known |= {"model_type": family if family in FAMILIES else "llama", "num_hidden_layers": 1}
+    known |= {"model_type": family if family in FAMILIES else "llama", "num_hidden_layers": layers}
     known |= {"layer_types": None, "sliding_window": None, "use_sliding_window": False}
     own = hf_config.from_hf(known)
     if own.vocab_size != target.lm.vocab_size:

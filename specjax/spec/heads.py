@@ -1,5 +1,6 @@
-"""A trained head by itself: what its folder says, and the drafter that a line with it builds."""
+"""A trained head by itself: what its folder says, the drafter that a line with it builds, and the head written anew."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def named_head(line: str, target: Any) -> tuple[str, Head]:
     stored = parse("drafter", DRAFTERS, line)
     if not isinstance(stored, Stored) or abouts(stored.kind)[0].loads != "head":
         raise ValueError(f"{line!r} is no drafter with a trained head, such as eagle3:model=FOLDER")
-    return line.partition(":")[0].strip(), read_head(stored.asked, stored.name, stored.kind, target, **stored.fields)
+    return _name(line), read_head(stored.asked, stored.name, stored.kind, target, **stored.fields)
 
 
 def head_line(asked: str) -> str:
@@ -41,11 +42,62 @@ def head_line(asked: str) -> str:
     Raises:
       ValueError: where there is no such head, or it does not say for which drafter it is.
     """
-    name = asked.partition(":")[0].strip()
-    if name in DRAFTERS and not Path(asked).exists():
+    if _name(asked) in DRAFTERS and not Path(asked).exists():
         return asked
-    _, folder = hub.find(asked, shipped_heads(), "head", TORCH_FILES)
-    return f"{drafter_of(folder)}:model={asked}"
+    return f"{drafter_of(_folder(asked))}:model={asked}"
+
+
+def _name(line: str) -> str:
+    return line.partition(":")[0].strip()
+
+
+def _folder(asked: str) -> Path:
+    return hub.find(asked, shipped_heads(), "head", TORCH_FILES)[1]
+
+
+def target_of(asked: str) -> str | None:
+    """What a head's folder calls its target; None where it does not say it as `specjax.models.load` could find it.
+
+    Args:
+      asked: see `head_line`.
+
+    Raises:
+      ValueError: where there is no such head.
+    """
+    line = head_line(asked)
+    stored = parse("drafter", DRAFTERS, line)
+    named = isinstance(stored, Stored) and read_json(_folder(stored.asked) / "config.json").get("target")
+    return named.get("name") if isinstance(named, dict) else None
+
+
+def check_format(asked: str, layout: str) -> None:
+    """Raises ValueError where there is no such head, or the format is unknown or has no place for it; see `write`."""
+    from specjax.draft.heads.writing import check_format
+
+    check_format(layout, _name(head_line(asked)))
+
+
+def write(asked: str, folder: str | os.PathLike[str], layout: str, target: Any, dtype: Any = None) -> tuple[str, ...]:
+    """Writes a head in a published format, one of `specjax.draft.heads.writing.FORMATS`.
+
+    Args:
+      asked: see `head_line`.
+      folder: created where needed.
+      layout: the format.
+      target: what `specjax.models.load` returned.
+      dtype: the type to write; None is the target's.
+
+    Returns:
+      What other engines may not do with it, a sentence each.
+
+    Raises:
+      ValueError: where the head cannot be loaded for this target, or the format has no place for it.
+    """
+    from specjax.draft.heads.writing import write_head
+
+    check_format(asked, layout)
+    _, head = named_head(head_line(asked), target)
+    return write_head(folder, layout, head.drafter, head.params, target, dtype)
 
 
 def drafter_of(folder: Path) -> str:

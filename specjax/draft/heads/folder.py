@@ -2,22 +2,18 @@
 
 import dataclasses
 import hashlib
-import json
 import logging
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import save
 
 from specjax.draft.base import Trained
 from specjax.draft.head import check_ids
-from specjax.draft.heads.files import TORCH_FILES
+from specjax.draft.heads.files import TORCH_FILES, write_files
 from specjax.draft.heads.published import read_published
 from specjax.models import hub
 from specjax.models.errors import ModelError
@@ -70,18 +66,7 @@ def save_head(
         "target": {"name": target.name, "vocab_size": target.lm.vocab_size, "fingerprint": fingerprint(target)},
         "torch_dtype": kind.name,
     }
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise ModelError(f"{folder} is a file; give a folder to save to")
-    folder.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".head-", dir=folder))
-    try:
-        (scratch / "model.safetensors").write_bytes(save(tensors, {"format": "pt"}))
-        (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        for file in ("model.safetensors", "config.json"):  # config.json comes last
-            os.replace(scratch / file, folder / file)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    write_files(folder, config, tensors)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,6 +33,7 @@ class Eagle3(Eagle):
         "autoregression on three layers' features",
         "arXiv:2503.01840",
         expander="chain:length=3",
+        paper="expander=top_k,k=10,depth=8,nodes=60",
         loads="head",
     )
 

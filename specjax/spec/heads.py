@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax.about import abouts
-from specjax.draft.heads.files import TORCH_FILES, read_tensors
+from specjax.draft.heads.files import TORCH_FILES, config_file, read_tensors
 from specjax.draft.heads.folder import Head, read_head, shipped_heads
 from specjax.draft.heads.taps import IDS
 from specjax.models import hub
@@ -33,7 +33,9 @@ def named_head(line: str, target: Any) -> tuple[str, Head]:
     stored = parse("drafter", DRAFTERS, line)
     if not isinstance(stored, Stored) or abouts(stored.kind)[0].loads != "head":
         raise ValueError(f"{line!r} is no drafter with a trained head, such as eagle3:model=FOLDER")
-    return _name(line), read_head(stored.asked, stored.name, stored.kind, target, **stored.fields)
+    return _name(line), read_head(
+        stored.asked, stored.name, stored.kind, target, published=stored.published, **stored.fields
+    )
 
 
 def head_line(asked: str) -> str:
@@ -66,7 +68,7 @@ def target_of(asked: str) -> str | None:
     """
     line = head_line(asked)
     stored = parse("drafter", DRAFTERS, line)
-    named = isinstance(stored, Stored) and read_json(_folder(stored.asked) / "config.json").get("target")
+    named = isinstance(stored, Stored) and read_json(config_file(_folder(stored.asked))).get("target")
     return named.get("name") if isinstance(named, dict) else None
 
 
@@ -106,12 +108,14 @@ def drafter_of(folder: Path) -> str:
     Raises:
       ModelError: where neither says it.
     """
-    config = read_json(folder / "config.json")
+    config = read_json(config_file(folder))
     if "drafter" in config:
         return str(config["drafter"])
     for name in ("medusa", "hydra"):
         if f"{name}_num_heads" in config:
             return name
+    if "num_special_tokens" in config:
+        return "ppd"
     of_class = "eagle3" in str(config.get("architectures")).lower()
     if of_class or config.keys() & {"speculators_model_type", "draft_vocab_size", "eagle_config", IDS}:
         return "eagle3"
@@ -120,8 +124,10 @@ def drafter_of(folder: Path) -> str:
         return "eagle3"
     if "fc.weight" in names:
         return "eagle1"
-    if "0.0.linear.weight" in names:
+    if "0.0.linear.weight" in names or "medusa_head.0.0.linear.weight" in names:
         return "medusa"
+    if "layers.0.self_attn.q_proj.weight" in names and not any(".mlp." in name for name in names):
+        return "kangaroo"
     raise ModelError(
         f"{folder / 'config.json'} does not say which drafter it is for: give a line, such as eagle3:model=FOLDER"
     )

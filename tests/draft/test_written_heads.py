@@ -81,9 +81,9 @@ def test_the_flat_file_is_what_vllm_and_sglang_look_for(tmp_path):
     assert config["attention_bias"] and not config["tie_word_embeddings"] and not config["norm_before_residual"]
     assert config[IDS] == config["eagle_config"][IDS] == [1, 2, 3] and config["target_hidden_size"] == E
     assert "norm_output" not in config  # a reader of old takes it for another thing
-    assert tensors["midlayer.self_attn.q_proj.weight"].shape == (64, 2 * E)
+    assert tensors["midlayer.self_attn.q_proj.weight"].shape == (64, 2 * 32)
     assert (
-        tensors["midlayer.self_attn.o_proj.bias"].shape == (E,) and not tensors["midlayer.self_attn.o_proj.bias"].any()
+        tensors["midlayer.self_attn.o_proj.bias"].shape == (32,) and not tensors["midlayer.self_attn.o_proj.bias"].any()
     )
     assert tensors["fc.weight"].shape == (32, 3 * E) and tensors["lm_head.weight"].shape == (40, 32)
     assert tensors["d2t"].dtype == np.int64 and tensors["t2d"].dtype == bool

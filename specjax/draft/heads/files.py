@@ -17,11 +17,17 @@ from specjax.models.errors import ModelError
 from specjax.models.json_file import read_json
 from specjax.models.tensors import read_folder, read_header
 
-STEMS = ("model", "pytorch_model", "medusa_lm_head", "hydra_lm_head")
+STEMS = ("model", "pytorch_model", "medusa_lm_head", "hydra_lm_head", "adapter_model")
 """What files with a head's weights are called."""
 TORCH_FILES = (*(f"{stem}{suffix}" for stem in STEMS for suffix in (".bin", ".pt")), "pytorch_model-*.bin")
 """Patterns of files in torch's own format that hold a head, and no state of its training."""
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # buffers that old checkpoints carry; we compute them
+
+
+def config_file(folder: Path) -> Path:
+    """What describes a head: its `config.json`, or PEFT's `adapter_config.json` where there is no other."""
+    peft = folder / "adapter_config.json"
+    return peft if peft.is_file() and not (folder / "config.json").is_file() else folder / "config.json"
 
 
 def read_tensors(folder: Path) -> dict[str, np.ndarray]:

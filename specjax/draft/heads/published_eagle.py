@@ -50,7 +50,8 @@ def eagle3(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[st
     at = "midlayer" if any(name.startswith("midlayer.") for name in reader.tensors) else "layers.0"
     own = _layer_config(reader, config, target, at)
     size, wide = own.hidden_size, target.lm.config.hidden_size
-    check_width(reader, config.get("target_hidden_size") or size, target)
+    key = "target_hidden_size" if config.get("target_hidden_size") else "hidden_size"
+    check_width(reader, config.get(key, size), target, key)
     taps = _taps(reader, config, target)
     layer = reader.layer(at, own, 2 * size)
     params: dict[str, Any] = {
@@ -183,7 +184,7 @@ def _checked_nested(reader: Reader, config: dict[str, Any]) -> dict[str, Any]:
     nested = config.get("eagle_config") or {}
     for key in sorted(nested):
         if key not in _NESTED:
-            raise ModelError(f"{reader.folder}: config.json has the unknown flag eagle_config.{key}")
+            raise ModelError(f"{reader.file} has the unknown flag eagle_config.{key}")
         allowed = _NESTED[key]
         if allowed is not None and nested[key] not in allowed:
             raise ModelError(

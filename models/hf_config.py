@@ -13,6 +13,8 @@ _MODEL_TYPES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+_MERGED = {"MedusaLlamaModel": "llama", "MedusaModelLlama": "llama", "MedusaModelMistral": "mistral"}
+"""Models that were saved with the heads they were trained with, which a drafter reads."""
 SUPPORTED = tuple(_MODEL_TYPES.values())
 
 # What transformers assumes for a key that `config.json` leaves out. The sizes that have no entry are required.
@@ -162,6 +164,8 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
 def _family(config: dict[str, Any]) -> str:
     model_type = str(config.get("model_type") or "")
     names = config.get("architectures") or [_MODEL_TYPES.get(model_type, model_type)]
+    names = [names] if isinstance(names, str) else names
+    names = [_MODEL_TYPES.get(_MERGED.get(name, ""), name) for name in names]
     for family, architecture in _MODEL_TYPES.items():
         if architecture in names:
             return family

@@ -16,7 +16,8 @@ from specjax.models.reading import Source, equal, stored_shape
 from specjax.models.tensors import FLOATS, INTEGERS, Tensor
 
 _CODES = {dtype: code for code, dtype in FLOATS.items()}
-_HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # buffers that old checkpoints carry; we compute them
+# buffers that old checkpoints carry, which we compute; heads that were saved with their target, which drafters read
+_HARMLESS = re.compile(r"rotary_emb\.inv_freq$|^medusa_head\.")
 
 
 def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:

@@ -30,6 +30,8 @@ class About:
         numbers.
       make: the class method that takes them; empty: the class itself.
       expander: the line of the expander that a drafter takes where none is named; empty: it takes none.
+      paper: fields as published, as a line has them, where `defaults` and `expander` are for small models: `preset=paper` sets
+        them, and a published head has them in any case.
       loads: what is loaded for it when the target is known, a key of `specjax.spec.companions.LOADERS`; empty: nothing.
 
     Raises:
@@ -44,6 +46,7 @@ class About:
     fields: tuple[str, ...] | None = None
     make: str = ""
     expander: str = ""
+    paper: str = ""
     loads: str = ""
 
     def __post_init__(self):

@@ -141,7 +141,11 @@ COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
     ),
     "train": ("train a drafter for a target", TrainOptions, train),
     "datastore": ("build a retrieval datastore from text files", DatastoreOptions, datastore.command),
-    "convert": ("write a model as an Orbax checkpoint, or in another type", ConvertOptions, convert.command),
+    "convert": (
+        "write a model as an Orbax checkpoint, or in another type; or a head for other engines",
+        ConvertOptions,
+        convert.command,
+    ),
     "plan": (
         "compile a step for a TPU slice or an H100 machine without either, and say what it costs",
         PlanOptions,

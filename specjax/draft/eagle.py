@@ -34,6 +34,7 @@ class Eagle(FeatureDrafter):
             "autoregression on the target's features",
             "arXiv:2401.15077",
             expander="chain:length=3",
+            paper="expander=static,tree=4 | 3 2x2 1 | 3 2x2 1 | 3 | 2",
             loads="head",
         ),
         About(
@@ -41,6 +42,7 @@ class Eagle(FeatureDrafter):
             "EAGLE-1's head with a dynamic tree",
             "arXiv:2406.16858",
             expander="top_k:k=2,depth=3,nodes=6",
+            paper="expander=top_k,k=10,depth=8,nodes=60",
             loads="head",
         ),
     )

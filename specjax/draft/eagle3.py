@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.draft.eagle import Eagle
+from specjax.draft.feature import layers_config
 from specjax.draft.head import head_kernel
 from specjax.lm import Wants
 
@@ -20,6 +21,7 @@ class Eagle3(Eagle):
 
     Attributes:
       taps: the layers whose outputs are fused; empty: see `default_taps`.
+      layers: decoder layers of the head, where `config` does not say it.
       norm_before_residual: a flag of some published heads; see `Eagle3Head`.
       norm_before_fc: likewise.
       fc_norm: likewise (EAGLE-3.1).
@@ -31,10 +33,12 @@ class Eagle3(Eagle):
         "autoregression on three layers' features",
         "arXiv:2503.01840",
         expander="chain:length=3",
+        paper="expander=top_k,k=10,depth=8,nodes=60",
         loads="head",
     )
 
     taps: tuple[int, ...] = ()
+    layers: int = 1
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -56,7 +60,10 @@ class Eagle3(Eagle):
         )
 
     def bind(self, target):
-        bound = super().bind(target)
+        if self.layers < 1:
+            raise ValueError(f"eagle3: a head has at least one layer, got layers={self.layers}")
+        own = self.config or layers_config(target, "eagle3", self.layers)
+        bound = dataclasses.replace(super().bind(target), config=own, layers=own.num_hidden_layers)
         taps = self.taps or default_taps(target.num_layers)
         if list(taps) != sorted(set(taps)) or taps[0] < 0 or taps[-1] >= target.num_layers:
             raise ValueError(f"eagle3: taps {taps} must be increasing layers of the target's {target.num_layers}")

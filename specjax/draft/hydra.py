@@ -31,6 +31,7 @@ class Hydra(Medusa):
         "Medusa's heads made to see the tokens above",
         "arXiv:2402.05109",
         expander="chain:length=2",
+        paper="expander=static,tree=10 | 10 7 3 2 1x6 | 10 3 2 1x5 0x2 2 0x6 1 | 2",
         loads="head",
     )
 

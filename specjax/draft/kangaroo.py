@@ -46,6 +46,7 @@ class Kangaroo(TreeDrafter, Trained):
       exit_layer: how many of the target's layers the draft shares.
       length: the longest chain.
       threshold: the confidence below which a row stops drafting.
+      config: the adapter's `LlamaConfig`; None: the target's own sizes.
       target: filled in by `bind`.
     """
 
@@ -54,12 +55,14 @@ class Kangaroo(TreeDrafter, Trained):
         "the target's first layers and a small adapter",
         "arXiv:2404.18911",
         defaults={"length": 4, "threshold": 0.3},
+        paper="length=6,threshold=0.6",
         loads="head",
     )
 
     exit_layer: int = 2
     length: int = 6
     threshold: float = 0.6
+    config: Any = None
     target: Any = None
 
     def __post_init__(self):
@@ -73,7 +76,7 @@ class Kangaroo(TreeDrafter, Trained):
 
     @property
     def cache_config(self):
-        return self.target.config
+        return self.config
 
     @property
     def head(self):
@@ -92,13 +95,13 @@ class Kangaroo(TreeDrafter, Trained):
                 f"kangaroo: exit_layer={self.exit_layer} must leave layers on both sides of a target of "
                 f"{target.num_layers}: choose 1 to {target.num_layers - 1}"
             )
-        head_config(target, "kangaroo")
-        return dataclasses.replace(self, target=target)
+        own = head_config(target, "kangaroo")
+        return dataclasses.replace(self, config=self.config or own, target=target)
 
     def init_params(self, key, target_params):
         """The target's next attention under its final norm: an early exit, to be trained on."""
         once = merged(target_params, self.target.config, self.target.kv_copies)
-        return self.head.init(self.target.config, once, self.exit_layer)
+        return self.head.init(self.config, once, self.exit_layer)
 
     def init(self, params, batch, capacity):
         """
@@ -106,21 +109,21 @@ class Kangaroo(TreeDrafter, Trained):
           ValueError: where the adapter's parameters are of another target.
         """
         shapes = lambda tree: {jax.tree_util.keystr(k): x.shape for k, x in jax.tree_util.tree_leaves_with_path(tree)}
-        wanted, got = shapes(self.head.abstract(self.target.config)), shapes(params["draft"])
+        wanted, got = shapes(self.head.abstract(self.config)), shapes(params["draft"])
         wrong = [name for name, shape in wanted.items() if got.get(name) != shape]
         if wrong:
             raise ValueError(
                 f"kangaroo: the adapter is not made for this target: {wrong[0]} is {got.get(wrong[0], 'missing')}, "
                 f"and the target needs {wanted[wrong[0]]}"
             )
-        return self.head.init_cache(self.target.config, batch, capacity, jax.tree.leaves(params["draft"])[0].dtype)
+        return self.head.init_cache(self.config, batch, capacity, jax.tree.leaves(params["draft"])[0].dtype)
 
     def axes(self, draft):
         return self.target.cache_axes(draft)
 
     def prefill(self, params, draft, chunk, output):
         h = output.hidden[self.exit_layer - 1]
-        _, delta = self.head.adapt(self.target.config, params["draft"], h, chunk.block, draft)
+        _, delta = self.head.adapt(self.config, params["draft"], h, chunk.block, draft)
         return self.target.commit(draft, delta, None, chunk.block.positions[:, 0])
 
     def trimmed(self, params, target_params, ids):
@@ -135,7 +138,7 @@ class Kangaroo(TreeDrafter, Trained):
             _, below, own = past or (None, None, None)
             h = target.embed(weights, block.tokens)
             h, below = target.layers(weights, h, 0, self.exit_layer, block, view.cache, below)
-            features, own = self.head.adapt(target.config, params["draft"], h, block, draft, own)
+            features, own = self.head.adapt(self.config, params["draft"], h, block, draft, own)
             return (h, below, own), features
 
         laws = functools.partial(draft_logits, target, params)

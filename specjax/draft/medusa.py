@@ -34,6 +34,7 @@ class Medusa(FeatureDrafter):
         "heads that each guess one token further ahead",
         "arXiv:2401.10774",
         expander="static:tree=2 | 1",
+        paper="expander=static,tree=10 | 10 7 3 2 1x6 | 10 3 2 1x5 0x2 2 0x6 1 | 2",
         loads="head",
     )
 

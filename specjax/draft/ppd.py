@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from specjax.about import About
 from specjax.draft.base import Extra, Proposal, Trained
 from specjax.draft.ppd_trees import Tables, parse, tables
-from specjax.lm import Wants
+from specjax.lm import Block, Wants
 from specjax.tree import Tree
 
 Array = jax.Array
@@ -22,7 +22,7 @@ class PPDState:
 
     Attributes:
       logits: `[B, m, V]` float32: their laws, for the tokens one, two, ... places after the root.
-      state: `[B]` int32, how many of them there were.
+      state: `[B]` int32, how many of them there were; -1 before the row's first proposal.
     """
 
     logits: Any
@@ -33,6 +33,9 @@ class PPDState:
 class PPD(Trained):
     """Prompt slots ride behind the nodes of the tree; those of the accepted node fill the next tree, whose shape goes by
     their number. Parameters: `{"embeddings": [m, ensembles, E]}`.
+
+    A row's first proposal reads the prompt tokens behind its last token but one, in a pass of their own, so that its first
+    tree is no smaller than later ones.
 
     Of all prompt slots only the accepted node's are read: the step keeps the logits `[B, N + X, V]` until the verdict and
     ranks the candidates of those, with the positions' own noise, rather than every slot's.
@@ -113,12 +116,32 @@ class PPD(Trained):
                 f"{wanted}: train them with the same trees, ensembles and target"
             )
         logits = jnp.zeros((batch, self.prompts, self.target.vocab_size), jnp.float32)
-        return PPDState(logits, jnp.zeros((batch,), jnp.int32))
+        return PPDState(logits, jnp.full((batch,), -1, jnp.int32))
 
     def axes(self, draft):
         return PPDState(("batch", None, "vocab"), ("batch",))
 
+    def begun(self, params, draft, view) -> PPDState:
+        """The state of rows that have proposed already, and what prompt tokens say in those that have not."""
+        count, size = self.prompts * self.ensembles, params["draft"]["embeddings"].shape[-1]
+        fresh = (draft.state < 0) & view.live & (view.length > 1)
+
+        def read(logits):
+            step, member = jnp.divmod(jnp.arange(count), self.ensembles)
+            visible = (member[:, None] == member[None]) & (step[None] <= step[:, None])
+            shape, base = (view.length.shape[0], count), view.length - 1
+            embeddings = jnp.broadcast_to(params["draft"]["embeddings"].reshape(1, count, size), (*shape, size))
+            tokens, positions = jnp.zeros(shape, jnp.int32), base[:, None] + step[None]
+            block = Block(tokens, positions, base, visible[None], embeddings, jnp.ones(shape, bool))
+            said = self.target(params["target"], block, view.cache, wants=Wants(logits=True)).logits
+            said = said.reshape(-1, self.prompts, self.ensembles, said.shape[-1]).mean(axis=2)
+            return jnp.where(fresh[:, None, None], said, logits)
+
+        logits = jax.lax.cond(jnp.any(fresh), read, lambda logits: logits, draft.logits)
+        return PPDState(logits, jnp.where(fresh, self.prompts, jnp.maximum(draft.state, 0)))
+
     def propose(self, params, draft, view, sampler):
+        draft = self.begun(params, draft, view)
         table = jax.tree.map(lambda x: jnp.asarray(x)[draft.state], vars(self.tables))
         batch = draft.state.shape[0]
         width = 1 + int(self.tables.rank.max())

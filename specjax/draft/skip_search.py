@@ -21,7 +21,7 @@ GUESSES = 256  # random sets that the Gaussian process ranks
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """All rows share it. Scalars have one axis, so that every leaf has one to name.
+    """All rows share it, but for the length of their prompts. Scalars have one axis, so that every leaf has one to name.
 
     Attributes:
       best: `[n]` bool, the best set so far, True for what is left out.
@@ -30,6 +30,7 @@ class Search:
       idle: `[1]` int32, trials since the best was found.
       tried: `[H, n]` bool, the latest sets.
       scores: `[H]` float32, theirs.
+      prompt: `[B]` int32, the tokens of each row's prompt; of all leaves this one alone is the rows' own.
     """
 
     best: Any
@@ -38,6 +39,7 @@ class Search:
     idle: Any
     tried: Any
     scores: Any
+    prompt: Any = None
 
 
 def start(layers: int, history: int) -> Search:
@@ -114,7 +116,8 @@ def advance(search: Search, matchness: Callable[[Array], Array], size: int, gues
     score = matchness(proposed)
     better = score > search.score[0]
     slot = trial % history
-    return Search(
+    return dataclasses.replace(
+        search,
         best=jnp.where(better, proposed, search.best),
         score=jnp.where(better, score, search.score),
         trials=search.trials + 1,

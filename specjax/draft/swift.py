@@ -24,8 +24,8 @@ class Swift(TreeDrafter):
     The draft's own keys and values live for one step. The first layer always runs and is the same for draft and target,
     which therefore starts above it.
 
-    Until the search is over every step tries one set: it reads the last `window` tokens of the rows in one pass with that
-    set left out, and counts the positions where it would have drawn the token that came. The set is shared by all rows,
+    Until the search is over every step tries one set: it reads `window` tokens of the rows in one pass with that set left
+    out, and counts the positions where it would have drawn the token that came. The set is shared by all rows,
     and so are the trials, which go on over inserted prompts. It may change speed and never text; since a row's draft
     depends on the other rows through it, `is_chain` is False even of a chain (see `Drafter.is_chain`).
 
@@ -33,8 +33,11 @@ class Swift(TreeDrafter):
       length: the longest chain.
       threshold: the confidence below which a row stops drafting.
       width: nodes a level, the chain's own and its siblings.
+      narrowing: whether levels that are sure have fewer, as published; see `EarlyStop`.
       share: how many of the sublayers that may be skipped are skipped (the first and the last layer may not).
       window: tokens a trial looks at; rows with less text wait.
+      first: whether they are the first generated ones, as published, so that trials are alike; else the last of the text, the
+        prompt among it.
       enough: the score at which the search ends.
       patience: trials without a better set after which it ends.
       trials: trials after which it ends in any case.
@@ -48,13 +51,16 @@ class Swift(TreeDrafter):
         "the target with some layers left out, which ones it finds as it goes",
         "arXiv:2410.06916",
         defaults={"length": 4, "width": 1, "threshold": 0.4, "trials": 64, "patience": 32},
+        paper="length=25,width=10,narrowing=true,threshold=0.8,first=true,trials=1000,patience=300",
     )
 
     length: int = 6
     threshold: float = 0.8
     width: int = 2
+    narrowing: bool = False
     share: float = 0.45
     window: int = 32
+    first: bool = False
     enough: float = 0.95
     patience: int = 300
     trials: int = 1000
@@ -63,13 +69,13 @@ class Swift(TreeDrafter):
     target: Any = None
 
     def __post_init__(self):
-        EarlyStop(self.length, self.threshold, self.width)
+        EarlyStop(self.length, self.threshold, self.width, self.narrowing)
         if not 0 <= self.share <= 1 or min(self.window, self.guess_every, self.history) < 1:
             raise ValueError(f"swift needs a share in [0, 1] and window, guess_every, history >= 1, got {self}")
 
     @property
     def expander(self) -> EarlyStop:
-        return EarlyStop(self.length, self.threshold, self.width)
+        return EarlyStop(self.length, self.threshold, self.width, self.narrowing)
 
     plain_tree = False
 
@@ -88,10 +94,14 @@ class Swift(TreeDrafter):
 
     def init(self, params, batch, capacity):
         search = skip_search.start(self.target.num_layers, self.history)
+        search = dataclasses.replace(search, prompt=jnp.ones((batch,), jnp.int32))  # the root is no part of a chunk
         return search if self._size else dataclasses.replace(search, best=jnp.zeros_like(search.best))
 
     def axes(self, draft):
-        return jax.tree.map(lambda leaf: (None,) * leaf.ndim, draft)
+        return dataclasses.replace(jax.tree.map(lambda leaf: (None,) * leaf.ndim, draft), prompt=("batch",))
+
+    def prefill(self, params, draft, chunk, output):
+        return dataclasses.replace(draft, prompt=draft.prompt + chunk.real.sum(axis=1, dtype=jnp.int32))
 
     @property
     def _size(self) -> int:
@@ -128,20 +138,25 @@ class Swift(TreeDrafter):
         if not self._size or not self.trials:
             return draft
         over = (draft.score[0] >= self.enough) | (draft.idle[0] >= self.patience) | (draft.trials[0] >= self.trials)
-        ready = view.live & (view.length > self.window)
-        score = lambda chosen: self.matchness(params, skip_search.mask(chosen), view, sampler)
+        _, ready = self._window(view, draft.prompt)
+        score = lambda chosen: self.matchness(params, skip_search.mask(chosen), view, sampler, draft.prompt)
         trial = lambda draft: skip_search.advance(draft, score, self._size, self.guess_every)
         return jax.lax.cond(~over & jnp.any(ready), trial, lambda draft: draft, draft)
 
-    def matchness(self, params, skip, view, sampler) -> Array:
-        """The share of the last `window` tokens of the rows that have as many, that the model without the sublayers
-        `skip` `[L, 2]` would have drawn too. Scalar float32.
+    def _window(self, view, prompt) -> tuple[Array, Array]:
+        """Where the window's inputs begin, `[B]`, and which rows have one, `[B]` bool; `prompt` `[B]` is their length."""
+        before = prompt if self.first else jnp.zeros_like(view.length)
+        ready = view.live & (view.length > before + self.window)
+        return jnp.where(ready, before if self.first else view.length - 1 - self.window, 0), ready
+
+    def matchness(self, params, skip, view, sampler, prompt) -> Array:
+        """The share of the `window` tokens of the rows that have as many, that the model without the sublayers `skip`
+        `[L, 2]` would have drawn too. Scalar float32.
 
         Draws take the positions' own noise, as decoding did; the repetition penalty goes by the text before the window.
         """
         target, weights, width = self.target, params["target"], self.window
-        ready = view.live & (view.length > width)
-        start = jnp.where(ready, view.length - 1 - width, 0)
+        start, ready = self._window(view, prompt)
         positions = start[:, None] + jnp.arange(width)[None]
         take = lambda at: jnp.take_along_axis(view.tokens, at, axis=1, mode="clip")
         block = Block(take(positions), positions, start)

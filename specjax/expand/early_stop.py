@@ -13,6 +13,10 @@ from specjax.sampling import Sampler
 from specjax.tree import Topology, Tree, log_q_of
 
 Array = jax.Array
+SURE = (0.95, 0.8, 0.5)
+"""Confidences above which a level of a `narrowing` tree has fewer nodes (SWIFT's)."""
+GREEDY, SAMPLED = (3, 5, 8), (1, 3, 5)
+"""How many, the chain's own among them, in rows at temperature 0 and in sampled ones."""
 GoesOn = Callable[[int, Array, Any], Array]
 """`(depth, confidence [B], carry) -> [B]` bool: whether a row goes on below the token drawn at `depth`."""
 
@@ -29,6 +33,8 @@ class EarlyStop(Expander):
       length: the longest chain.
       threshold: confidence below which a row stops; 0 never stops.
       width: nodes a level: the chain's token and its `width - 1` best siblings, which stay leaves.
+      narrowing: whether a level whose token is sure has fewer siblings, as SWIFT's: see `SURE`. Those left out are no valid
+        nodes; the tree that the target reads is no smaller for it.
     """
 
     about = About("early_stop", "a chain that ends where the draft is unsure", "arXiv:2404.18911, section 3.2")
@@ -36,6 +42,7 @@ class EarlyStop(Expander):
     length: int = 6
     threshold: float = 0.6
     width: int = 1
+    narrowing: bool = False
 
     def __post_init__(self):
         if self.length < 1 or self.width < 1 or not 0 <= self.threshold <= 1:
@@ -121,13 +128,24 @@ class EarlyStop(Expander):
             levels.append(picked)
             valid.append(alive)
         ids = jnp.concatenate([ids for ids, *_ in levels], axis=1)
+        confidence = jnp.stack([confidence for _, confidence, _ in levels], axis=1)
         kept = jnp.repeat(jnp.stack(valid, axis=1), self.width, axis=1) & (ids >= 0)
+        if self.narrowing:
+            kept &= (jnp.arange(self.width)[None, None] < self._widths(confidence, sampler)[:, :, None]).reshape(
+                kept.shape
+            )
         kept = jnp.concatenate([jnp.ones((root.shape[0], 1), bool), kept], axis=1)
         known = {max(0, 1 + (i - 1) * self.width): law for i, (*_, law) in enumerate(levels) if law is not None}
         log_q = log_q_of(known, self.nodes) if keep_q else None
         nodes = jnp.concatenate([root[:, None], ids], axis=1)
         tree = Tree.of(self.topology, nodes, kept, log_q=log_q, children=self.children)
-        return tree, carry, jnp.stack([confidence for _, confidence, _ in levels], axis=1)
+        return tree, carry, confidence
+
+    def _widths(self, confidence: Array, sampler: Sampler) -> Array:
+        """Nodes `[B, length]` of levels whose first has a confidence."""
+        sure = [confidence > bound for bound in SURE]
+        greedy, sampled = (jnp.select(sure, counts, self.width) for counts in (GREEDY, SAMPLED))
+        return jnp.where(sampler.params.temperature[:, None] > 0, sampled, greedy)
 
     def _pick(self, logits, above, sampler, keep_q):
         """Candidates `[B, width]` (-1: none), the first one's confidence `[B]`, and its law `[B, V]` if wanted."""

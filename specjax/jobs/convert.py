@@ -1,4 +1,5 @@
-"""`specjax convert`: a model's weights in another layout or type, as a folder that every command takes as a model."""
+"""`specjax convert`: a model's weights in another layout or type, as a folder that every command takes as a model; or a head
+in a format that other engines read."""
 
 import dataclasses
 from pathlib import Path
@@ -14,9 +15,20 @@ from specjax.terminal import bad_input, note
 class ConvertOptions:
     """What `specjax convert` was asked for; see the help of each."""
 
-    model: str = option(dataclasses.MISSING, "folder, shipped name or hub id", metavar="MODEL", positional=True)
+    model: str = option(
+        dataclasses.MISSING,
+        "folder, shipped name or hub id; with --format of a head, or its drafter's line",
+        metavar="MODEL",
+        positional=True,
+    )
     output: str = option(dataclasses.MISSING, "the folder to write, new or empty", metavar="OUTPUT", positional=True)
     layout: str = option("orbax", "orbax: a checkpoint for any mesh; safetensors: a Hugging Face folder")
+    format: str | None = option(
+        None, "of a head: eagle3, the flat layout that vLLM and SGLang read, or speculators, vLLM's own"
+    )
+    target: str | None = option(
+        None, "with --format: folder, shipped name or hub id (default: the target that the head names)"
+    )
     dtype: str | None = same(DecodeOptions, "dtype")
     mesh: str | None = option(
         None, "devices by axis that hold it meanwhile, such as data=2,model=4 (default: one device)"
@@ -25,9 +37,13 @@ class ConvertOptions:
 
 def command(options: ConvertOptions) -> int:
     """`specjax convert`."""
+    if options.format is not None:
+        return _head(options, options.format)
     from specjax.models.saving import check_layout, check_new  # flax and orbax take a while
 
     with bad_input():
+        if options.target is not None:
+            raise ValueError("--target is the target of a head: give --format too")
         output = Path(options.output)
         check_layout(options.layout)
         check_new(output)
@@ -38,4 +54,25 @@ def command(options: ConvertOptions) -> int:
                 diffusion=model.masked, layout=options.layout,
             )  # fmt: skip
     note(f"{model.name} is in {output} ({options.layout}, {model.dtype.name}); use it with --model {output}")
+    return 0
+
+
+def _head(options: ConvertOptions, layout: str) -> int:
+    from specjax.models.saving import check_new
+    from specjax.spec import heads
+
+    with bad_input():
+        if options.mesh is not None or options.layout != "orbax":
+            raise ValueError("--mesh and --layout are for models, and --format is for a head")
+        check_new(Path(options.output))
+        heads.check_format(options.model, layout)
+        name = options.target or heads.target_of(options.model)
+        if name is None:
+            raise ValueError(f"{options.model} does not say which target it is for: give --target MODEL")
+        target = models.load(name, dtype=options.dtype)
+        with bar(f"writing {options.output}"):
+            notes = heads.write(options.model, options.output, layout, target, options.dtype)
+    for line in notes:
+        note(f"{options.output}: {line}")
+    note(f"{options.model} is in {options.output} ({layout}), a head for {target.name}")
     return 0

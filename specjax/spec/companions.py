@@ -22,12 +22,14 @@ class Stored:
       kind: its class.
       asked: folder, shipped name or hub id of what is loaded.
       fields: as they were set.
+      published: the fields where what is loaded was published, whose defaults are the paper's; None: as they were set.
       before: of an unmask policy: those that stand before it, the first one foremost.
     """
 
     kind: type
     asked: str
     fields: dict[str, Any]
+    published: dict[str, Any] | None = None
     before: tuple[Wrapper, ...] = ()
 
     @property
@@ -157,7 +159,7 @@ def _head(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
 
     if target.abstract:
         return abstract_head(stored.kind, target, mesh, **stored.fields)
-    return load_head(stored.asked, stored.name, stored.kind, target, mesh, **stored.fields)
+    return load_head(stored.asked, stored.name, stored.kind, target, mesh, published=stored.published, **stored.fields)
 
 
 def _filter(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:

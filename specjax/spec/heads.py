@@ -1,10 +1,11 @@
-"""A trained head by itself: what its folder says, and the drafter that a line with it builds."""
+"""A trained head by itself: what its folder says, the drafter that a line with it builds, and the head written anew."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 from specjax.about import abouts
-from specjax.draft.heads.files import TORCH_FILES, read_tensors
+from specjax.draft.heads.files import TORCH_FILES, config_file, read_tensors
 from specjax.draft.heads.folder import Head, read_head, shipped_heads
 from specjax.draft.heads.taps import IDS
 from specjax.models import hub
@@ -32,7 +33,9 @@ def named_head(line: str, target: Any) -> tuple[str, Head]:
     stored = parse("drafter", DRAFTERS, line)
     if not isinstance(stored, Stored) or abouts(stored.kind)[0].loads != "head":
         raise ValueError(f"{line!r} is no drafter with a trained head, such as eagle3:model=FOLDER")
-    return line.partition(":")[0].strip(), read_head(stored.asked, stored.name, stored.kind, target, **stored.fields)
+    return _name(line), read_head(
+        stored.asked, stored.name, stored.kind, target, published=stored.published, **stored.fields
+    )
 
 
 def head_line(asked: str) -> str:
@@ -41,11 +44,62 @@ def head_line(asked: str) -> str:
     Raises:
       ValueError: where there is no such head, or it does not say for which drafter it is.
     """
-    name = asked.partition(":")[0].strip()
-    if name in DRAFTERS and not Path(asked).exists():
+    if _name(asked) in DRAFTERS and not Path(asked).exists():
         return asked
-    _, folder = hub.find(asked, shipped_heads(), "head", TORCH_FILES)
-    return f"{drafter_of(folder)}:model={asked}"
+    return f"{drafter_of(_folder(asked))}:model={asked}"
+
+
+def _name(line: str) -> str:
+    return line.partition(":")[0].strip()
+
+
+def _folder(asked: str) -> Path:
+    return hub.find(asked, shipped_heads(), "head", TORCH_FILES)[1]
+
+
+def target_of(asked: str) -> str | None:
+    """What a head's folder calls its target; None where it does not say it as `specjax.models.load` could find it.
+
+    Args:
+      asked: see `head_line`.
+
+    Raises:
+      ValueError: where there is no such head.
+    """
+    line = head_line(asked)
+    stored = parse("drafter", DRAFTERS, line)
+    named = isinstance(stored, Stored) and read_json(config_file(_folder(stored.asked))).get("target")
+    return named.get("name") if isinstance(named, dict) else None
+
+
+def check_format(asked: str, layout: str) -> None:
+    """Raises ValueError where there is no such head, or the format is unknown or has no place for it; see `write`."""
+    from specjax.draft.heads.writing import check_format
+
+    check_format(layout, _name(head_line(asked)))
+
+
+def write(asked: str, folder: str | os.PathLike[str], layout: str, target: Any, dtype: Any = None) -> tuple[str, ...]:
+    """Writes a head in a published format, one of `specjax.draft.heads.writing.FORMATS`.
+
+    Args:
+      asked: see `head_line`.
+      folder: created where needed.
+      layout: the format.
+      target: what `specjax.models.load` returned.
+      dtype: the type to write; None is the target's.
+
+    Returns:
+      What other engines may not do with it, a sentence each.
+
+    Raises:
+      ValueError: where the head cannot be loaded for this target, or the format has no place for it.
+    """
+    from specjax.draft.heads.writing import write_head
+
+    check_format(asked, layout)
+    _, head = named_head(head_line(asked), target)
+    return write_head(folder, layout, head.drafter, head.params, target, dtype)
 
 
 def drafter_of(folder: Path) -> str:
@@ -54,12 +108,14 @@ def drafter_of(folder: Path) -> str:
     Raises:
       ModelError: where neither says it.
     """
-    config = read_json(folder / "config.json")
+    config = read_json(config_file(folder))
     if "drafter" in config:
         return str(config["drafter"])
     for name in ("medusa", "hydra"):
         if f"{name}_num_heads" in config:
             return name
+    if "num_special_tokens" in config:
+        return "ppd"
     of_class = "eagle3" in str(config.get("architectures")).lower()
     if of_class or config.keys() & {"speculators_model_type", "draft_vocab_size", "eagle_config", IDS}:
         return "eagle3"
@@ -68,8 +124,10 @@ def drafter_of(folder: Path) -> str:
         return "eagle3"
     if "fc.weight" in names:
         return "eagle1"
-    if "0.0.linear.weight" in names:
+    if "0.0.linear.weight" in names or "medusa_head.0.0.linear.weight" in names:
         return "medusa"
+    if "layers.0.self_attn.q_proj.weight" in names and not any(".mlp." in name for name in names):
+        return "kangaroo"
     raise ModelError(
         f"{folder / 'config.json'} does not say which drafter it is for: give a line, such as eagle3:model=FOLDER"
     )

@@ -36,6 +36,7 @@ class Entry:
       source: the paper or origin.
       guarantee: see `specjax.about.GUARANTEES`.
       expander: the default line of its `expander`; empty where it grows no tree with one.
+      paper: the fields of `preset=paper`, as a line has them; empty where there is no such preset.
     """
 
     make: Callable[..., Any]
@@ -44,14 +45,21 @@ class Entry:
     source: str = ""
     guarantee: str = ""
     expander: str = ""
+    paper: str = ""
 
     @property
     def listed(self) -> dict[str, Any]:
         """Every field with its default; the expander and what it is set to are the last ones."""
+        fields = {**self.fields, "preset": "small"} if self.paper else self.fields
         if not self.expander:
-            return self.fields
+            return fields
         grown = line.read_line(self.expander)
-        return {**self.fields, "expander": grown.name, **grown.fields}
+        return {**fields, "expander": grown.name, **grown.fields}
+
+    @property
+    def published(self) -> dict[str, str]:
+        """The fields of `preset=paper`."""
+        return line.read_line(f"paper:{self.paper}").fields if self.paper else {}
 
 
 def plain_fields(make: Callable[..., Any]) -> dict[str, Any]:
@@ -68,7 +76,7 @@ def entry_of(kind: type, about: About) -> Entry:
     fields = {**plain_fields(make), **about.defaults}
     if about.fields is not None:
         fields = {name: fields[name] for name in about.fields}
-    words = (about.summary, about.source, about.guarantee, about.expander)
+    words = (about.summary, about.source, about.guarantee, about.expander, about.paper)
     if not about.loads:
         return Entry(lambda **chosen: make(**{**about.defaults, **chosen}), fields, *words)
     loader = LOADERS[about.loads]
@@ -199,6 +207,28 @@ def _make(kind: str, table: dict[str, Entry], name: str, fields: dict[str, str])
     if name not in table:
         raise ValueError(f"unknown {kind} {name!r}; choose {', '.join(table)}")
     entry = table[name]
+    made = _built(kind, entry, name, _preset(f"{kind} {name!r}", entry, fields))
+    of_tree = fields.keys() - entry.fields.keys()  # an expander's, a rule's, or the preset
+    if not isinstance(made, Stored) or not entry.published or of_tree or entry.published.keys() & fields.keys():
+        return made
+    return dataclasses.replace(made, published=_built(kind, entry, name, {**entry.published, **fields}).fields)
+
+
+def _preset(what: str, entry: Entry, fields: dict[str, str]) -> dict[str, str]:
+    """A line's fields, on top of those of the preset that it names."""
+    if "preset" not in fields or not entry.published:
+        return fields
+    own = {key: value for key, value in fields.items() if key != "preset"}
+    if fields["preset"] not in ("paper", "small"):
+        raise ValueError(f"{what} has the presets paper and small, not {fields['preset']!r}")
+    if fields["preset"] == "small":
+        return own
+    if clash := {"expander", "rule"} & own.keys():
+        raise ValueError(f"{what}: preset=paper chooses the tree, and {min(clash)} another: leave one of them out")
+    return {**entry.published, **own}
+
+
+def _built(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Any:
     if not entry.expander:
         return entry.make(**_values(kind, name, entry.fields, fields))
     if "rule" in fields:

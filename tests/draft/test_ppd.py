@@ -43,6 +43,7 @@ def read(draft, state, view, sampler):
     cache = TARGET.init_cache(B, SIZE)
     delta = TARGET(WEIGHTS, Block(view.tokens, positions, jnp.zeros(B, int)), None, wants=Wants()).delta
     cache = TARGET.commit(cache, delta, None, jnp.zeros(B, int))
+    view = dataclasses.replace(view, cache=cache)
     proposal = PAIR.propose(weights, state, view, sampler)
     return proposal, TARGET(WEIGHTS, proposal.block(view), cache, wants=PAIR.wants)
 
@@ -86,6 +87,25 @@ def test_a_prompt_slot_says_what_the_prompt_tokens_say_after_its_nodes_path():
                     np.testing.assert_allclose(output.logits[row, slot], want, atol=2e-4)
                     slot, checked = slot + 1, checked + 1
     assert checked == 2 * sum(sum(tree.prompts) for tree in parse(TREES))
+
+
+def test_a_rows_first_tree_is_made_of_prompt_tokens_behind_its_last_token_but_one():
+    """Their laws are those of a plain pass over the text without its last token; a row of one token has none to read."""
+    view, sampler = view_and_sampler()
+    draft, fresh = embeddings(2), state_of(states=(-1, -1, -1, 2))
+    proposal, _ = read(draft, fresh, view, sampler)
+    assert proposal.draft.state.tolist() == [3, 0, 3, 2]  # the second row is one token long, the last had begun
+    np.testing.assert_array_equal(proposal.draft.logits[3], fresh.logits[3])
+    for row in (0, 2):
+        text = view.tokens[row, : view.length[row] - 1].tolist()
+        tokens, place = jnp.asarray([np.resize(text, SIZE)]), jnp.arange(SIZE) - len(text)
+        for step in range(M):
+            said = []
+            for member in range(2):
+                inputs = draft["embeddings"][jnp.clip(place, 0, M - 1), member]
+                said.append(line_logits(tokens, inputs, (place >= 0) & (place <= step), len(text) + step + 1))
+            np.testing.assert_allclose(proposal.draft.logits[row, step], sum(said) / 2, atol=2e-4)
+        assert proposal.tree.valid[row].sum() == len(parse(TREES)[3].prompts)
 
 
 def test_nodes_are_the_candidates_of_their_depth_and_state():

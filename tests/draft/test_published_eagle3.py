@@ -29,28 +29,43 @@ def rope(x, heads):
     return np.concatenate([a * c - b * s, b * c + a * s], -1)
 
 
-def layer(t, config, embeds, g):
-    """The output of the one layer over pairs at positions 0, 1, ...: embeddings first, then what the fc made."""
-    at = "midlayer" if "midlayer.hidden_norm.weight" in t else "layers.0"
-    nested = config.get("transformer_layer_config", config)
-    n = norm(g, t[f"{at}.hidden_norm.weight"])
-    x = np.concatenate([norm(embeds, t[f"{at}.input_layernorm.weight"]), n], -1)
-    linear = lambda x, name: x @ t[f"{at}.{name}.weight"].T + t.get(f"{at}.{name}.bias", 0)
-    q, k, v = (linear(x, f"self_attn.{name}_proj") for name in "qkv")
+def attend(t, at, nested, x, window):
+    """What the attention of a layer adds, over pairs at positions 0, 1, ..."""
+    linear = lambda x, name: x @ t[f"{at}.self_attn.{name}.weight"].T + t.get(f"{at}.self_attn.{name}.bias", 0)
+    q, k, v = (linear(x, f"{name}_proj") for name in "qkv")
     q, k, v = q.reshape(-1, 8), k.reshape(-1, 8), v.reshape(len(x), 4, 8)
     if f"{at}.self_attn.q_norm.weight" in t:
         q, k = (norm(y, t[f"{at}.self_attn.{name}.weight"]) for y, name in ((q, "q_norm"), (k, "k_norm")))
     q, k = rope(q.reshape(len(x), -1), 8), rope(k.reshape(len(x), -1), 4)
     i, j = np.arange(len(x))[:, None], np.arange(len(x))[None]
-    window = nested["sliding_window"] if nested.get("layer_types") == ["sliding_attention"] else len(x)
     seen = (j <= i) & (j > i - window)
     scores = np.einsum("qhd,khd->hqk", q, np.repeat(k, 2, axis=1)) / np.sqrt(8)
     weight = np.where(seen, np.exp(scores - scores.max()), 0)
     out = np.einsum("hqk,khd->qhd", weight / weight.sum(-1, keepdims=True), np.repeat(v, 2, axis=1))
-    h = (n if config.get("norm_before_residual") else g) + linear(out.reshape(len(x), -1), "self_attn.o_proj")
+    return linear(out.reshape(len(x), -1), "o_proj")
+
+
+def feed(t, at, h):
+    """What its MLP adds."""
     m = norm(h, t[f"{at}.post_attention_layernorm.weight"])
-    gate = linear(m, "mlp.gate_proj")
-    return h + linear(gate / (1 + np.exp(-gate)) * linear(m, "mlp.up_proj"), "mlp.down_proj")
+    up, gate = (m @ t[f"{at}.mlp.{name}_proj.weight"].T for name in ("up", "gate"))
+    return (gate / (1 + np.exp(-gate)) * up) @ t[f"{at}.mlp.down_proj.weight"].T
+
+
+def layers(t, config, embeds, g):
+    """The output of the layers: the first reads embeddings, then what the fc made; the others what the one before made."""
+    at = "midlayer" if "midlayer.hidden_norm.weight" in t else "layers.0"
+    nested = config.get("transformer_layer_config", config)
+    kinds = nested.get("layer_types") or ["full_attention"]
+    windows = [nested["sliding_window"] if kind == "sliding_attention" else len(g) for kind in kinds]
+    n = norm(g, t[f"{at}.hidden_norm.weight"])
+    x = np.concatenate([norm(embeds, t[f"{at}.input_layernorm.weight"]), n], -1)
+    h = (n if config.get("norm_before_residual") else g) + attend(t, at, nested, x, windows[0])
+    h = h + feed(t, at, h)
+    for i in range(1, len(kinds)):
+        h = h + attend(t, f"layers.{i}", nested, norm(h, t[f"layers.{i}.input_layernorm.weight"]), windows[i])
+        h = h + feed(t, f"layers.{i}", h)
+    return h
 
 
 def reference(config, tensors, embeds, taps):
@@ -63,9 +78,9 @@ def reference(config, tensors, embeds, taps):
         parts = np.split(taps, 3, axis=-1)
         taps = np.concatenate([norm(x, t[f"fc_norm.{j}.weight"]) for j, x in enumerate(parts)], -1)
     g = taps @ t["fc.weight"].T
-    h = layer(t, config, embeds[:-1], g)
+    h = layers(t, config, embeds[:-1], g)
     y = norm(h, t["norm.weight"])
-    more = layer(t, config, embeds, np.concatenate([g, (y if config.get("norm_output") else h)[-1:]]))
+    more = layers(t, config, embeds, np.concatenate([g, (y if config.get("norm_output") else h)[-1:]]))
     return np.concatenate([y, norm(more[-1:], t["norm.weight"])]) @ t["lm_head.weight"].T
 
 
@@ -220,6 +235,46 @@ def test_a_windowed_heads_cache_is_a_fresh_pass(tmp_path):
     assert float(jnp.abs(wanted - other).max()) > 1e-2
 
 
+KINDS = ["full_attention", "sliding_attention", "full_attention"]
+
+
+def deep(**layer):
+    config, tensors = speculators({"num_hidden_layers": 3, "layer_types": KINDS, "sliding_window": 3, **layer})
+    return config, with_table(tensors)
+
+
+def test_several_layers_are_read(tmp_path):
+    drafter, _ = check(tmp_path, *deep())
+    assert (drafter.layers, [drafter.config.window(i) for i in range(3)]) == (3, [None, 3, None])
+
+
+@pytest.mark.slow
+def test_several_layers_run(tmp_path):
+    drafter, own = load_head(write(tmp_path, *deep()), "eagle3", Eagle3, toy())
+    drafter = dataclasses.replace(drafter, expander=Chain(2))
+    got, state = complete(drafter, model={"target": toy().params, "draft": own})
+    assert len(state.draft.cache.key) == 3
+    same(got, plain())
+
+
+def test_a_files_number_of_layers_is_that_of_its_tensors(tmp_path):
+    config, tensors = deep(num_hidden_layers=4, layer_types=[*KINDS, "full_attention"])
+    tensors = {name: x for name, x in tensors.items() if not name.startswith("layers.3.")}
+    with pytest.raises(ModelError, match=r"missing layers.3.self_attn.q_proj.weight \[64, 64\]"):
+        load_head(write(tmp_path, config, tensors), "eagle3", Eagle3, toy())
+    config, tensors = deep()
+    config["transformer_layer_config"]["num_hidden_layers"] = 1
+    with pytest.raises(ModelError, match="layer_types is"):
+        load_head(write(tmp_path, config, tensors), "eagle3", Eagle3, toy())
+    config, tensors = deep()
+    config["transformer_layer_config"] |= {"num_hidden_layers": 1, "layer_types": KINDS[:1]}
+    with pytest.raises(ModelError, match=r"unknown layers.1.self_attn.q_proj.weight"):
+        load_head(write(tmp_path, config, tensors), "eagle3", Eagle3, toy())
+    forked = {**specforge(**TAPS)[1], "additional_layers.0.mlp.up_proj.weight": np.zeros((2, 2), np.float32)}
+    with pytest.raises(ModelError, match="additional_layers"):
+        load_head(write(tmp_path / "fork", specforge(**TAPS)[0], forked), "eagle3", Eagle3, toy())
+
+
 def test_qwen3_layers_have_head_norms_and_biases(tmp_path):
     config, tensors = speculators({"model_type": "qwen3", "attention_bias": True})
     drafter, _ = check(tmp_path, config, with_table(tensors))
@@ -257,7 +312,7 @@ def test_a_narrower_head_is_read_and_runs(tmp_path):
         (lambda c, t: c.update(target_hidden_size=128), "128 wide and 'toy' 64: it belongs to another target"),
         (
             lambda c, t: t.update({"layers.1.mlp.up_proj.weight": np.zeros((2, 2), np.float32)}),
-            "heads of one layer are read",
+            r"missing layers.1.self_attn.q_proj.weight \[64, 32\]",
         ),
     ],
 )

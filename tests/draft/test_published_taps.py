@@ -1,9 +1,14 @@
 """Which layers an EAGLE-3 head reads: every engine's own, over configurations that people have published."""
 
+import dataclasses
 import json
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.conformance import MIXED, TARGET, start
+from support.head_start import proposed
 from support.published import specforge, toy, write
 
 import specjax
@@ -12,6 +17,8 @@ from specjax.draft import Eagle3
 from specjax.draft.heads.folder import load_head, read_head
 from specjax.draft.heads.taps import read_taps
 from specjax.models import ModelError
+from specjax.spec.assemble import Plan, assemble
+from specjax.spec.heads import named_head, record
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -124,3 +131,46 @@ def test_verbose_says_how_a_head_is_read(tmp_path, capsys):
     assert "head taps the outputs of layers 1, 2 of 3" in capsys.readouterr().err
     assert cli.main(words) == 2
     assert "taps" not in capsys.readouterr().err
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisoned:
+    """A target whose residual streams have `params["poison"]` `[L]` added on their way out, and nowhere else."""
+
+    lm: Any = TARGET
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.lm, name)
+
+    def __call__(self, params, block, cache, *, wants, **more):
+        every = dataclasses.replace(wants, hidden=tuple(range(3)) if wants.hidden else ())
+        out = self.lm(params["lm"], block, cache, wants=every, **more)
+        hidden = {layer: h + params["poison"][layer] for layer, h in (out.hidden or {}).items()}
+        return dataclasses.replace(out, hidden=hidden or None)
+
+    def embed(self, params, tokens):
+        return self.lm.embed(params["lm"], tokens)
+
+    def unembed(self, params, h):
+        return self.lm.unembed(params["lm"], h)
+
+
+def test_a_poisoned_tap_is_seen_in_the_drafts_of_generate(tmp_path):
+    """The taps that a record names are those whose layers reach the drafts: of the others NaN changes no token of them."""
+    line = f"eagle3:model={write(tmp_path, *specforge(taps=2, **nested(1, 2)))},length=2"
+    target = toy(Poisoned(), {"lm": toy().params, "poison": jnp.zeros((3,))})
+    decoder, model = assemble(target, Plan(drafter=line))
+    taps = record(*named_head(line, toy()))["taps"]
+    rows = MIXED.pick(1, 3)
+
+    def drafted(poison):
+        own = {**model, "target": {**model["target"], "poison": poison}}
+        state = start(decoder, rows, model=own)
+        return np.asarray(proposed(decoder, own, state).tree.tokens[:, 1:]), np.asarray(state.draft.feature)
+
+    clean, _ = drafted(jnp.zeros((3,)))
+    for layer in range(3):
+        tokens, feature = drafted(jnp.where(jnp.arange(3) == layer, jnp.nan, 0.0))
+        assert np.isnan(feature).all() == (layer in taps) and (tokens == clean).all() == (layer not in taps)

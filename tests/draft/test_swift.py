@@ -112,12 +112,27 @@ def test_matchness_of_the_whole_model_is_one(midway):
     view, sampler = bindings(decoder, state)
     assert (state.length - state.prompt_length >= 8).all()
     score = jax.jit(lambda skip, live: decoder.drafter.matchness(
-        params("swift"), skip, dataclasses.replace(view, live=live), sampler))  # fmt: skip
+        params("swift"), skip, dataclasses.replace(view, live=live), sampler, state.prompt_length))  # fmt: skip
     assert score(jnp.zeros((3, 2), bool), view.live) == 1.0
     middle = jnp.zeros((3, 2), bool).at[1].set(True)
     each = [float(score(middle, jnp.arange(4) == row)) for row in range(4)]
     assert 0 < np.mean(each) < 1 and float(score(middle, view.live)) == pytest.approx(np.mean(each))
     assert score(middle, jnp.zeros(4, bool)) == 0.0
+
+
+def test_a_published_trial_looks_at_the_first_generated_tokens(midway):
+    """As many as are in the window, whatever came later; and prompts are counted as they are read."""
+    decoder, state = midway
+    assert state.draft.prompt.tolist() == state.prompt_length.tolist()
+    view, sampler = bindings(decoder, state)
+    drafter = dataclasses.replace(decoder.drafter, first=True, window=5)
+    score = jax.jit(lambda tokens: drafter.matchness(
+        params("swift"), jnp.zeros((3, 2), bool), dataclasses.replace(view, tokens=tokens), sampler,
+        state.prompt_length))  # fmt: skip
+    place = jnp.arange(view.tokens.shape[1])[None] - state.prompt_length[:, None]
+    other = (view.tokens + 1) % 96
+    assert score(view.tokens) == score(jnp.where(place > 5, other, view.tokens)) == 1.0
+    assert score(jnp.where(place == 5, other, view.tokens)) == pytest.approx(4 / 5)
 
 
 def test_rows_with_little_text_wait(midway):

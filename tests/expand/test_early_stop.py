@@ -94,6 +94,24 @@ def test_a_row_stops_below_its_first_unsure_token(setting, width):
     assert len(lengths) > 2
 
 
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_sure_level_of_a_narrowing_tree_has_fewer_siblings(setting):
+    """SWIFT's candidate sets: 10, 8, 5, 3 nodes in greedy rows and 10, 5, 3, 1 in sampled ones; here there is room for 6."""
+    hot, seen = np.asarray(sampler_of(setting).params.temperature) > 0, set()
+    for seed in range(3):
+        table = laws(seed) * 1.5
+        tree, _, confidence = expand(EarlyStop(LENGTH, 0.0, 6, narrowing=True), table, sampler_of(setting))
+        whole, _, same = expand(EarlyStop(LENGTH, 0.0, 6), table, sampler_of(setting))
+        np.testing.assert_array_equal(confidence, same)
+        for row, depth in np.ndindex(B, LENGTH):
+            sure = sum(float(confidence[row, depth]) > bound for bound in (0.5, 0.8, 0.95))
+            width = ((6, 5, 3, 1) if hot[row] else (6, 6, 5, 3))[sure]
+            level = slice(1 + 6 * depth, 7 + 6 * depth)
+            assert tree.tokens[row, level].tolist() == whole.tokens[row, level].tolist()[:width] + [-1] * (6 - width)
+            seen.add(width)
+    assert len(seen) >= 3
+
+
 def test_finished_rows_keep_no_level_alive():
     table = laws(0).at[0].mul(50.0).at[1:].mul(0.01)  # the first row is always sure, the others never
     assert expand(EarlyStop(LENGTH, 0.5), table, sampler_of("greedy"))[1] == LENGTH - 1

@@ -84,6 +84,8 @@ def speculators(layer: dict[str, Any] | None = None, seed: int = 6, count: int =
     shapes = {"fc.weight": (E, 3 * E), "norm.weight": (E,), "lm_head.weight": (count, E), "embed_tokens.weight": (V, E)}
     shapes |= decoder_layer("layers.0", 2 * E)
     shapes |= {f"layers.0.{norm}.weight": (E,) for norm in ("hidden_norm", "input_layernorm")}
+    for i in range(1, nested["num_hidden_layers"]):  # ordinary layers, which have no hidden_norm
+        shapes |= {**decoder_layer(f"layers.{i}", E), f"layers.{i}.input_layernorm.weight": (E,)}
     attention = "layers.0.self_attn"
     if nested["attention_bias"]:
         widths = {"q": E, "k": KV, "v": KV, "o": E}

@@ -1,4 +1,4 @@
-"""EAGLE's draft layers (Li et al. 2024, arXiv:2401.15077; 2025, arXiv:2503.01840): one decoder layer over target features.
+"""EAGLE's draft layers (Li et al. 2024, arXiv:2401.15077; 2025, arXiv:2503.01840): a decoder layer over target features.
 
 Slot i holds the pair (feature of token i, embedding of token i + 1) at position i; its output predicts token i + 2.
 Shapes: `B` rows, `T` pairs, `E` width, `C` taps, `U` columns of the draft head.
@@ -13,7 +13,7 @@ from flax import nnx
 
 from specjax.lm import Block
 from specjax.models.kv import KVCache, KVDelta
-from specjax.models.llama import MLP, Attention, LlamaConfig, RMSNorm, rms_norm, rope_tables
+from specjax.models.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, rms_norm, rope_tables
 
 Array = jax.Array
 
@@ -40,13 +40,17 @@ class Eagle(nnx.Module):
         self.fc = nnx.Linear(2 * width, width, param_dtype=dtype, dtype=dtype, rngs=rngs)
         self.layer = EagleLayer(config, dtype, rngs)
 
-    def __call__(self, embeds, features, rope, block, cache, past, positions):
+    def __call__(self, embeds, features, rope, block, caches, pasts, positions):
         x = self.fc(jnp.concatenate([embeds, features.astype(embeds.dtype)], axis=-1))
-        return self.layer(x, rope, block, cache, past, positions)
+        x, kv = self.layer(x, rope, block, caches[0], pasts[0], positions)
+        return x, [kv]
 
 
 class Eagle3(nnx.Module):
-    """EAGLE-3: attention reads the normed embedding beside the normed feature; the residual is the feature itself."""
+    """EAGLE-3: attention reads the normed embedding beside the normed feature; the residual is the feature itself.
+
+    Layers after the first are ordinary ones: the embedding is not shown to them.
+    """
 
     def __init__(self, head: "Eagle3Head", dtype: Any, rngs: nnx.Rngs):
         c, width = head.config, head.config.hidden_size
@@ -60,15 +64,21 @@ class Eagle3(nnx.Module):
         self.input_norm, self.hidden_norm, self.mlp_norm, self.norm = (norm(width) for _ in range(4))
         self.attention = Attention(c, c.window(0), dtype, rngs, inputs=2 * width)
         self.mlp = MLP(c, dtype, rngs)
+        if c.num_hidden_layers > 1:
+            self.more = nnx.List([Layer(c, c.window(i), dtype, rngs) for i in range(1, c.num_hidden_layers)])
         self.norm_before_residual = head.norm_before_residual
 
-    def __call__(self, embeds, features, rope, block, cache, past, positions):
+    def __call__(self, embeds, features, rope, block, caches, pasts, positions):
         features = features.astype(embeds.dtype)
         normed = self.hidden_norm(features)
         x = jnp.concatenate([self.input_norm(embeds), normed], axis=-1)
-        attended, kv = self.attention(x, rope, block, cache, past, positions)
+        attended, kv = self.attention(x, rope, block, caches[0], pasts[0], positions)
         h = (normed if self.norm_before_residual else features) + attended
-        return h + self.mlp(self.mlp_norm(h)), kv
+        h, kvs = h + self.mlp(self.mlp_norm(h)), [kv]
+        for layer, cache, past in zip(getattr(self, "more", ()), caches[1:], pasts[1:], strict=True):
+            h, kv = layer(h, rope, block, cache, past, positions)
+            kvs.append(kv)
+        return h, kvs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +86,7 @@ class EagleHead:
     """EAGLE-1's module as functions of a params pytree.
 
     Attributes:
-      config: of the one layer; its width is the target's.
+      config: of its layers; their width is the target's. EAGLE-1 and 2 have one.
     """
 
     config: LlamaConfig
@@ -109,11 +119,12 @@ class EagleHead:
         positions = block.positions
         if past is not None:
             positions = jnp.concatenate([past.positions, positions], axis=1)
-        layer_cache = None if cache is None else (cache.key[0], cache.value[0])
-        layer_past = None if past is None else (past.key[0], past.value[0])
+        layers = self.config.num_hidden_layers
+        each = lambda kv: [None] * layers if kv is None else list(zip(kv.key, kv.value, strict=True))
         rope = rope_tables(self.config, block.positions)
-        out, (key, value) = module(embeds, features, rope, block, layer_cache, layer_past, positions)
-        return out, KVDelta((key,), (value,), block.positions)
+        out, kvs = module(embeds, features, rope, block, each(cache), each(past), positions)
+        keys, values = zip(*kvs, strict=True)
+        return out, KVDelta(keys, values, block.positions)
 
     def _module(self, dtype, rngs) -> nnx.Module:
         return Eagle(self.config, dtype, rngs)

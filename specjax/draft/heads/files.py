@@ -1,19 +1,33 @@
-"""The tensors of a published head's folder: safetensors or, where torch is installed, its own format; whole or in shards."""
+"""The files of a head's folder. Read: safetensors or, where torch is installed, its own format; whole or in shards. Written:
+safetensors."""
 
+import json
+import os
 import re
+import shutil
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from safetensors.numpy import save
 
 from specjax.models.errors import ModelError
 from specjax.models.json_file import read_json
 from specjax.models.tensors import read_folder, read_header
 
-STEMS = ("model", "pytorch_model", "medusa_lm_head", "hydra_lm_head")
+STEMS = ("model", "pytorch_model", "medusa_lm_head", "hydra_lm_head", "adapter_model")
 """What files with a head's weights are called."""
 TORCH_FILES = (*(f"{stem}{suffix}" for stem in STEMS for suffix in (".bin", ".pt")), "pytorch_model-*.bin")
 """Patterns of files in torch's own format that hold a head, and no state of its training."""
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # buffers that old checkpoints carry; we compute them
+
+
+def config_file(folder: Path) -> Path:
+    """What describes a head: its `config.json`, or PEFT's `adapter_config.json` where there is no other."""
+    peft = folder / "adapter_config.json"
+    return peft if peft.is_file() and not (folder / "config.json").is_file() else folder / "config.json"
 
 
 def read_tensors(folder: Path) -> dict[str, np.ndarray]:
@@ -23,6 +37,31 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
       ModelError: where there are none, a shard is missing, a file is damaged, or torch is needed and absent.
     """
     return {name: array for name, array in _read(folder).items() if not _HARMLESS.search(name)}
+
+
+def write_files(folder: str | os.PathLike[str], config: dict[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes `model.safetensors` and `config.json`, which comes last; older ones in the folder are replaced.
+
+    Args:
+      folder: created where needed.
+      config: what `config.json` says.
+      tensors: in the types to write.
+
+    Raises:
+      ModelError: when `folder` is a file.
+    """
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ModelError(f"{folder} is a file; give a folder to save to")
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".head-", dir=folder))
+    try:
+        (scratch / "model.safetensors").write_bytes(save(dict(tensors), {"format": "pt"}))
+        (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        for file in ("model.safetensors", "config.json"):
+            os.replace(scratch / file, folder / file)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _read(folder: Path) -> dict[str, np.ndarray]:

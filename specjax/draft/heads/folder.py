@@ -2,23 +2,20 @@
 
 import dataclasses
 import hashlib
-import json
 import logging
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import save
 
 from specjax.draft.base import Trained
 from specjax.draft.head import check_ids
-from specjax.draft.heads.files import TORCH_FILES
+from specjax.draft.heads.files import TORCH_FILES, config_file, write_files
 from specjax.draft.heads.published import read_published
+from specjax.expand.static import Static
 from specjax.models import hub
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object
@@ -70,18 +67,7 @@ def save_head(
         "target": {"name": target.name, "vocab_size": target.lm.vocab_size, "fingerprint": fingerprint(target)},
         "torch_dtype": kind.name,
     }
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise ModelError(f"{folder} is a file; give a folder to save to")
-    folder.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".head-", dir=folder))
-    try:
-        (scratch / "model.safetensors").write_bytes(save(tensors, {"format": "pt"}))
-        (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        for file in ("model.safetensors", "config.json"):  # config.json comes last
-            os.replace(scratch / file, folder / file)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    write_files(folder, config, tensors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +88,12 @@ class Head:
 
 
 def load_head(
-    asked: str | os.PathLike[str], name: str, kind: type[Any], target: Any, mesh: Any = None, **chosen: Any
+    asked: str | os.PathLike[str],
+    name: str,
+    kind: type[Any],
+    target: Any,
+    mesh: Any = None,
+    **chosen: Any,
 ) -> tuple[Any, Any]:
     """A trained drafter (or unmask policy), bound to its target, and its parameters in the target's type; see `read_head`."""
     head = read_head(asked, name, kind, target, mesh, **chosen)
@@ -110,8 +101,9 @@ def load_head(
 
 
 def read_head(
-    asked: str | os.PathLike[str], name: str, kind: type[Any], target: Any, mesh: Any = None, **chosen: Any
-) -> Head:
+    asked: str | os.PathLike[str], name: str, kind: type[Any], target: Any, mesh: Any = None, *,
+    published: dict[str, Any] | None = None, **chosen: Any,
+) -> Head:  # fmt: skip
     """A trained drafter (or unmask policy), bound to its target, with its parameters in the target's type.
 
     Args:
@@ -120,6 +112,7 @@ def read_head(
       kind: its class, with `bind(lm)` and `init_params(key, target_params)`.
       target: what `specjax.models.load` returned.
       mesh: where to place the parameters, as its class says (`param_shardings`).
+      published: the fields in place of `chosen` where the head is a published one; None: the same.
       chosen: fields that the user set, the expander among them. Of a published head, which does not say how its layers are
         counted, `taps` go before what is read.
 
@@ -128,17 +121,20 @@ def read_head(
         misshapen or not known, or its vocabulary is not one of the target's.
     """
     title, folder = hub.find(asked, shipped_heads(), f"head for {name}", TORCH_FILES)
-    config = hub.read_json(folder / "config.json")
+    config = hub.read_json(config_file(folder))
     layout, notes = "specjax", ()
     if "drafter" not in config:
-        published = read_published(folder, name, config, target, chosen)
-        fields, params, layout, notes = published.fields, published.params, published.format, published.notes
+        chosen = chosen if published is None else published
+        found = read_published(folder, name, config, target, chosen)
+        fields, params, layout, notes = found.fields, found.params, found.format, found.notes
+        if published is not None:
+            chosen = _cut(chosen, fields)
     else:
         if config["drafter"] != name:
             raise ModelError(f"{title} is a head for {config['drafter']}, not for {name}")
         fields = an_object("fields", config.get("fields"))
         fields = {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
-        _check_target(title, an_object("target", config.get("target")), target)
+        _check_target(title, folder / "config.json", an_object("target", config.get("target")), target)
         params = None
     wrong = sorted(key for key in chosen if key in fields and chosen[key] != fields[key])
     if wrong:
@@ -159,6 +155,14 @@ def read_head(
     return Head(drafter, params, layout, notes)
 
 
+def _cut(chosen: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """The published tree, no deeper than there are heads."""
+    tree, heads = chosen.get("expander"), fields.get("heads")
+    if not isinstance(tree, Static) or heads is None or tree.depth <= heads:
+        return chosen
+    return {**chosen, "expander": dataclasses.replace(tree, choices=tuple(c for c in tree.choices if len(c) <= heads))}
+
+
 def abstract_head(kind: type[Any], target: Any, mesh: Any = None, **chosen: Any) -> tuple[Any, Any]:
     """An untrained drafter (or unmask policy) for a target without weights: its parameters are `ShapeDtypeStruct`s, with the
     sharding that `load_head` gives.
@@ -176,13 +180,13 @@ def abstract_head(kind: type[Any], target: Any, mesh: Any = None, **chosen: Any)
     return drafter, params if mesh is None else placed(params, drafter.param_shardings(mesh, params))
 
 
-def _check_target(title: str, made_for: dict[str, Any], target: Any) -> None:
+def _check_target(title: str, file: Path, made_for: dict[str, Any], target: Any) -> None:
     """Raises ModelError unless the head was made for this target; of one without weights the vocabulary alone is compared."""
     same = target.abstract or made_for.get("fingerprint") == fingerprint(target)
     if made_for.get("vocab_size") != target.lm.vocab_size or not same:
         raise ModelError(
-            f"{title} was trained for the target {made_for.get('name')!r}, and {target.name!r} is another model: train a "
-            "head for it (`specjax train`), or give its folder with model=FOLDER"
+            f"{title} was trained for the target {made_for.get('name')!r}, and {target.name!r} is another model (target in "
+            f"{file}): train a head for it (`specjax train`), or give its folder with model=FOLDER"
         )
 
 

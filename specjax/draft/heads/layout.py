@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.draft.heads.files import read_tensors
+from specjax.draft.heads.files import config_file, read_tensors
 from specjax.models import hf_config
 from specjax.models.errors import ModelError
 from specjax.sharding.distributed import to_host
@@ -57,8 +57,8 @@ class Reader:
 
     @property
     def file(self) -> Path:
-        """Its `config.json`."""
-        return self.folder / "config.json"
+        """Its `config.json`, see `config_file`."""
+        return config_file(self.folder)
 
     def take(self, name: str, shape: tuple[int, ...], transpose: bool = False) -> np.ndarray:
         array = self.tensors.pop(name, None)
@@ -79,17 +79,22 @@ class Reader:
     def scale(self, name: str, size: int) -> dict[str, np.ndarray]:
         return {"scale": self.take(f"{name}.weight", (size,))}
 
+    def attention(self, at: str, config: Any, inputs: int) -> dict[str, Any]:
+        """A decoder layer's attention; `inputs` is the width that it reads."""
+        heads, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        shapes = {"q": (inputs, heads), "k": (inputs, kv), "v": (inputs, kv), "o": (heads, config.hidden_size)}
+        biased = {"q": config.qkv_bias, "k": config.qkv_bias, "v": config.qkv_bias, "o": config.o_bias}
+        made = {n: self.linear(f"{at}.self_attn.{n}_proj", *shapes[n], bias=biased[n]) for n in _ATTENTION}
+        if config.qk_norm:
+            made |= {n: self.scale(f"{at}.self_attn.{n}", config.head_dim) for n in ("q_norm", "k_norm")}
+        return made
+
     def layer(self, at: str, config: Any, inputs: int) -> dict[str, Any]:
         """A decoder layer without its first norm; `inputs` is the width that attention reads."""
-        heads, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
         size = config.hidden_size
-        shapes = {"q": (inputs, heads), "k": (inputs, kv), "v": (inputs, kv), "o": (heads, size)}
-        biased = {"q": config.qkv_bias, "k": config.qkv_bias, "v": config.qkv_bias, "o": config.o_bias}
         wide = {"gate": (size, config.intermediate_size), "up": (size, config.intermediate_size)}
         wide["down"] = (config.intermediate_size, size)
-        attention = {n: self.linear(f"{at}.self_attn.{n}_proj", *shapes[n], bias=biased[n]) for n in _ATTENTION}
-        if config.qk_norm:
-            attention |= {n: self.scale(f"{at}.self_attn.{n}", config.head_dim) for n in ("q_norm", "k_norm")}
+        attention = self.attention(at, config, inputs)
         mlp = {n: self.linear(f"{at}.mlp.{n}_proj", *wide[n], bias=config.mlp_bias) for n in _MLP}
         norm = self.scale(f"{at}.post_attention_layernorm", size)
         return {"attention": attention, "mlp": mlp, "mlp_norm": norm}
@@ -131,7 +136,7 @@ def check_flags(reader: Reader, config: dict[str, Any], *known: str) -> None:
     """Raises ModelError on a flag that is neither neutral nor known."""
     unknown = sorted(set(config) - NEUTRAL - set(known))
     if unknown:
-        raise ModelError(f"{reader.folder}: config.json has the unknown flag {unknown[0]!r} ({config[unknown[0]]!r})")
+        raise ModelError(f"{reader.file} has the unknown flag {unknown[0]!r} ({config[unknown[0]]!r})")
 
 
 def check_architecture(reader: Reader, config: dict[str, Any]) -> None:
@@ -146,8 +151,8 @@ def check_architecture(reader: Reader, config: dict[str, Any]) -> None:
             raise ModelError(f"{reader.file}: architectures has {name!r}, a head of another kind ({_OTHERS[other]})")
 
 
-def layer_config(reader: Reader, config: dict[str, Any], target: Any) -> Any:
-    """The `LlamaConfig` of a head's one layer. Its vocabulary, the tokens that it reads, must be the target's.
+def layer_config(reader: Reader, config: dict[str, Any], target: Any, layers: int = 1) -> Any:
+    """The `LlamaConfig` of a head's layers, without windows. Its vocabulary, the tokens that it reads, must be the target's.
 
     `architectures` names the head's own class, and says nothing of the layer in it.
 
@@ -156,22 +161,23 @@ def layer_config(reader: Reader, config: dict[str, Any], target: Any) -> Any:
     """
     known = {key: value for key, value in config.items() if key in NEUTRAL and key != "architectures"}
     family = known.get("model_type", "llama")
-    known |= {"model_type": family if family in FAMILIES else "llama", "num_hidden_layers": 1}
+    known |= {"model_type": family if family in FAMILIES else "llama", "num_hidden_layers": layers}
     known |= {"layer_types": None, "sliding_window": None, "use_sliding_window": False}
     own = hf_config.from_hf(known)
     if own.vocab_size != target.lm.vocab_size:
         raise ModelError(
-            f"{reader.folder}: the head reads {own.vocab_size} tokens, {target.name!r} has {target.lm.vocab_size}"
+            f"{reader.file}: vocab_size: the head reads {own.vocab_size} tokens, {target.name!r} has "
+            f"{target.lm.vocab_size}: it belongs to another target"
         )
     biased = bool(config.get("qkv_bias", config.get("attention_bias", False)))
     normed = any(name.endswith("self_attn.q_norm.weight") for name in reader.tensors)
     return dataclasses.replace(own, sliding_window=None, sliding_layers=(), qkv_bias=biased, qk_norm=normed)
 
 
-def check_width(reader: Reader, width: int, target: Any) -> None:
-    """Raises ModelError where a head reads features of another width than the target's."""
+def check_width(reader: Reader, width: int, target: Any, key: str = "hidden_size") -> None:
+    """Raises ModelError where a head reads features of another width than the target's; `key` is what says it."""
     size = target.lm.config.hidden_size
     if width != size:
         raise ModelError(
-            f"{reader.folder}: the head is {width} wide and {target.name!r} {size}: it belongs to another target"
+            f"{reader.file}: {key}: the head is {width} wide and {target.name!r} {size}: it belongs to another target"
         )

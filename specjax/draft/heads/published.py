@@ -1,4 +1,5 @@
-"""Published heads: the file layouts of Medusa, Hydra, EAGLE-1/2 and EAGLE-3, read as fields and parameters of our drafters."""
+"""Published heads: the file layouts of Medusa, Hydra, EAGLE-1/2, EAGLE-3, PPD and Kangaroo, read as fields and parameters of
+our drafters."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,7 +8,9 @@ from typing import Any
 
 from specjax.draft.heads.layout import Reader, check_architecture
 from specjax.draft.heads.published_eagle import eagle1, eagle3
+from specjax.draft.heads.published_kangaroo import kangaroo
 from specjax.draft.heads.published_medusa import hydra, medusa
+from specjax.draft.heads.published_ppd import ppd
 from specjax.models.errors import ModelError
 
 Layout = Callable[[Reader, dict[str, Any], Any], tuple[dict[str, Any], Any]]
@@ -18,6 +21,8 @@ _LAYOUTS: dict[str, Layout] = {
     "hydra": hydra,
     "eagle1": eagle1,
     "eagle3": eagle3,
+    "ppd": ppd,
+    "kangaroo": kangaroo,
 }
 
 
@@ -64,6 +69,6 @@ def read_published(
     except ModelError:
         raise
     except (TypeError, AttributeError, ValueError, KeyError, ArithmeticError) as error:
-        raise ModelError(f"{folder / 'config.json'} has a field of the wrong kind: {error}") from error
+        raise ModelError(f"{reader.file} has a field of the wrong kind: {error}") from error
     reader.finish()
     return Published(fields, params, reader.format or name, tuple(reader.notes))

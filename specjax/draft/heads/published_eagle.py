@@ -50,10 +50,11 @@ def eagle3(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[st
     at = "midlayer" if any(name.startswith("midlayer.") for name in reader.tensors) else "layers.0"
     own = _layer_config(reader, config, target, at)
     size, wide = own.hidden_size, target.lm.config.hidden_size
-    check_width(reader, config.get("target_hidden_size") or size, target)
+    key = "target_hidden_size" if config.get("target_hidden_size") else "hidden_size"
+    check_width(reader, config.get(key, size), target, key)
     taps = _taps(reader, config, target)
     layer = reader.layer(at, own, 2 * size)
-    params = {
+    params: dict[str, Any] = {
         "fc": reader.linear("fc", len(taps) * wide, size),
         "input_norm": reader.scale(f"{at}.input_layernorm", size),
         "hidden_norm": reader.scale(f"{at}.hidden_norm", size),
@@ -69,46 +70,63 @@ def eagle3(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[st
         params["fc_norm"] = reader.scale("input_norm", len(taps) * wide)
     if flags["fc_norm"]:
         params["tap_norms"] = {j: reader.scale(f"fc_norm.{j}", wide) for j in range(len(taps))}
-    return {"config": own, "taps": taps, **flags}, params
+    if own.num_hidden_layers > 1:
+        params["more"] = {i - 1: _ordinary(reader, i, own) for i in range(1, own.num_hidden_layers)}
+    return {"config": own, "layers": own.num_hidden_layers, "taps": taps, **flags}, params
+
+
+def _ordinary(reader: Reader, i: int, own: Any) -> dict[str, Any]:
+    """A layer after the first, which is a target's in all respects."""
+    layer = reader.layer(f"layers.{i}", own, own.hidden_size)
+    return {**layer, "attention_norm": reader.scale(f"layers.{i}.input_layernorm", own.hidden_size)}
 
 
 def _layer_config(reader: Reader, config: dict[str, Any], target: Any, at: str) -> Any:
-    """The layer's config: biases as the tensors have them, and the window that its `layer_types` give it.
+    """The layers' config: as many as there are tensors of, biases as the tensors have them, windows as `layer_types` say.
 
     SafeAILab's and SpecForge's code has one layer whatever `num_hidden_layers` says, and no biases whatever `attention_bias`
-    says.
+    says; speculators' has as many as it says.
     """
-    if any(name.startswith(("layers.1.", "additional_layers.")) for name in reader.tensors):
+    if any(name.startswith("additional_layers.") for name in reader.tensors):
         raise ModelError(
-            f"{reader.file}: num_hidden_layers is {config.get('num_hidden_layers')}; heads of one layer are read"
+            f"{reader.folder}: additional_layers.* are layers of a fork of SGLang, whose rule nobody has published a head for"
         )
-    own = layer_config(reader, config, target)
+    found = [
+        int(at) for at in (name.split(".")[1] for name in reader.tensors if name.startswith("layers.")) if at.isdigit()
+    ]
+    layers = 1 + max(found, default=0)
+    if reader.format == "speculators":
+        layers = config.get("num_hidden_layers", layers)
+    own = layer_config(reader, config, target, layers)
     has = lambda name: f"{at}.self_attn.{name}_proj.bias" in reader.tensors
     must = bool(config.get("qkv_bias")) or reader.format == "speculators" and own.qkv_bias
-    window = _window(reader, config)
-    return dataclasses.replace(own, qkv_bias=must or has("q"), o_bias=has("o"), sliding_window=window)
+    window, sliding = _windows(reader, config, layers)
+    biases = {"qkv_bias": must or has("q"), "o_bias": has("o")}
+    return dataclasses.replace(own, **biases, sliding_window=window, sliding_layers=sliding)
 
 
-def _window(reader: Reader, config: dict[str, Any]) -> int | None:
-    """The window of the head's layer, None where it attends to everything."""
+def _windows(reader: Reader, config: dict[str, Any], layers: int) -> tuple[int | None, tuple[bool, ...]]:
+    """The window of the head's layers, None where they attend to everything, and which have it (empty: all)."""
     window, kinds = config.get("sliding_window"), config.get("layer_types")
     if kinds is None:  # the rule of Qwen's configurations
-        start = config.get("max_window_layers")
-        sliding = bool(config.get("use_sliding_window")) and start == 0
-    elif not isinstance(kinds, list) or not kinds or len(set(map(str, kinds))) > 1:
-        raise ModelError(f"{reader.file}: layer_types is {kinds!r}, and the head has one layer: leave its kind alone")
+        first = config.get("max_window_layers")
+        on = bool(config.get("use_sliding_window")) and isinstance(first, int)
+        sliding = [on and i >= first for i in range(layers)]
+    elif not isinstance(kinds, list) or len(set(map(str, kinds))) != 1 and len(kinds) != layers:
+        raise ModelError(
+            f"{reader.file}: layer_types is {kinds!r}, which must name the kind of each of {layers} layers"
+        )
     else:
-        sliding = kinds[0] == "sliding_attention"
-    if not sliding:
+        sliding = [kinds[min(i, len(kinds) - 1)] == "sliding_attention" for i in range(layers)]
+    if not any(sliding):
         if window is not None and config.get("use_sliding_window", True):
-            reader.notes.append(
-                f"attends to everything: nothing says that its layer has the sliding_window of {window}"
-            )
-        return None
+            reader.notes.append(f"attends to everything: nothing says that a layer has the sliding_window of {window}")
+        return None, ()
     if not is_size(window):
         raise ModelError(f"{reader.file}: sliding_window must be a number of tokens, not {window!r}")
-    reader.notes.append(f"attends to its last {window} tokens")
-    return window
+    where = "" if all(sliding) else f" in {sum(sliding)} of {layers} layers"
+    reader.notes.append(f"attends to its last {window} tokens{where}")
+    return window, () if all(sliding) else tuple(sliding)
 
 
 def _norms(reader: Reader, config: dict[str, Any]) -> dict[str, bool]:
@@ -166,7 +184,7 @@ def _checked_nested(reader: Reader, config: dict[str, Any]) -> dict[str, Any]:
     nested = config.get("eagle_config") or {}
     for key in sorted(nested):
         if key not in _NESTED:
-            raise ModelError(f"{reader.folder}: config.json has the unknown flag eagle_config.{key}")
+            raise ModelError(f"{reader.file} has the unknown flag eagle_config.{key}")
         allowed = _NESTED[key]
         if allowed is not None and nested[key] not in allowed:
             raise ModelError(

@@ -6,10 +6,13 @@ from specjax.draft.feature import layers_config
 from specjax.draft.heads.layout import Reader, check_flags
 from specjax.models.errors import ModelError
 
+_MERGED = "medusa_head."
+
 
 def medusa(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
     """Fields and parameters of a Medusa head: tensors `{head}.{block}.linear` and, behind the blocks, `{head}.{blocks}`."""
     check_flags(reader, config, "medusa_num_heads", "medusa_num_layers", "medusa_choices")
+    _take_apart(reader, target)
     size, vocab = target.lm.config.hidden_size, target.lm.vocab_size
     heads = 1 + max((int(n.partition(".")[0]) for n in reader.tensors if n.partition(".")[0].isdigit()), default=-1)
     layers = int(config.get("medusa_num_layers", 1))
@@ -25,6 +28,17 @@ def medusa(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[st
     return {"heads": heads, "layers": layers}, {"heads": made}
 
 
+def _take_apart(reader: Reader, target: Any) -> None:
+    """Of a Medusa-2 model, which was trained and saved together with its heads, leaves the heads alone."""
+    heads = {name.removeprefix(_MERGED): x for name, x in reader.tensors.items() if name.startswith(_MERGED)}
+    if not heads:
+        return
+    reader.check_copy("model.embed_tokens.weight", target)
+    reader.tensors, reader.format = heads, "medusa-2"
+    if target.path is None or target.path.resolve() != reader.folder.resolve():
+        reader.notes.append("was trained together with a target, which lies in the same folder and should be --model")
+
+
 def hydra(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
     """Fields and parameters of a Hydra or Hydra++ head."""
     check_flags(
@@ -34,7 +48,7 @@ def hydra(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str
     arch = config.get("hydra_head_arch", "mlp")
     if arch not in ("mlp", "prefix-mlp") or not config.get("grounded_heads", True) or config.get("hidden_state_offset"):
         raise ModelError(
-            f"{reader.folder}: hydra_head_arch={arch!r}, grounded_heads={config.get('grounded_heads')}, hidden_state_offset="
+            f"{reader.file}: hydra_head_arch={arch!r}, grounded_heads={config.get('grounded_heads')}, hidden_state_offset="
             f"{config.get('hidden_state_offset')}; read are grounded mlp and prefix-mlp heads over the last hidden state"
         )
     size, vocab = target.lm.config.hidden_size, target.lm.vocab_size

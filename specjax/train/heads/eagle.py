@@ -76,6 +76,7 @@ class TrainEagle3(TrainEagle):
         own = self.drafter
         return {
             "taps": list(own.taps),
+            "layers": own.layers,
             "norm_before_residual": own.norm_before_residual,
             "norm_before_fc": own.norm_before_fc,
             "fc_norm": own.fc_norm,

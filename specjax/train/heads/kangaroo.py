@@ -40,7 +40,7 @@ class TrainKangaroo(Objective):
         target, layer = self.drafter.target, self.drafter.exit_layer - 1
         tokens = batch.tokens[:, :-1]  # slot t foretells token t + 1
         taught = jax.lax.stop_gradient(read(target, target_params, tokens, Wants(logits=True, hidden=(layer,))))
-        features, _ = head.adapt(target.config, params, taught.hidden[layer], whole(tokens), None)
+        features, _ = head.adapt(self.drafter.config, params, taught.hidden[layer], whole(tokens), None)
         logits = target.unembed(target_params, features)
         mask = batch.mask[:, 1:]
         metrics = {

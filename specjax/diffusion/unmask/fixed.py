@@ -2,10 +2,8 @@
 
 import dataclasses
 
-import jax.numpy as jnp
-
 from specjax.about import About
-from specjax.diffusion.unmask.base import RULES, Choice, Unmask, ranks
+from specjax.diffusion.unmask.base import RULES, Choice, Unmask, ranks, scheduled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +32,4 @@ class Fixed(Unmask):
 
     def count(self, step, entry):
         """How many tokens `[B]` pass number `step` commits."""
-        return self.after(step + 1, entry) - self.after(step, entry)
-
-    def after(self, passes, entry):
-        """How many tokens `[B]` so many passes commit: a block's masks over its passes, the first ones taking the rest."""
-        steps = jnp.where(self.steps > 0, self.steps, jnp.maximum(entry, 1))
-        return jnp.minimum(entry // steps * passes + jnp.minimum(passes, entry % steps), entry)
+        return scheduled(self.steps, step + 1, entry) - scheduled(self.steps, step, entry)

@@ -98,10 +98,10 @@ class BlockDiffusion(Diffusion):
         return at, masked
 
     def _start(self, state):
-        return state.length // self.block_length * self.block_length
+        return state.reached // self.block_length * self.block_length
 
     def _entry(self, state):
-        return jnp.full_like(state.length, self.sub_block or self.block_length)
+        return jnp.full_like(state.reached, self.sub_block or self.block_length)
 
     def _view(self, state, at):
         return at

@@ -41,9 +41,11 @@ PyTree = Any
 @dataclasses.dataclass(frozen=True)
 class DiffusionState(Rows):
     """The rows of a diffusion decoder. `tokens` is the canvas, with the mask id at open positions below `limit`; `length` is
-    how many tokens are known before the first open one. Blocks begin at `prompt_length`; the active one is that of `length`.
+    how many tokens are known before the first open one. Blocks begin at `prompt_length`; the active one is that of `reached`.
 
     Attributes:
+      reached: `[B]` int32, how many tokens are known before the first open one, as far as blocks are finished where commits may
+        be taken back: the active block is there. Equal to `length`, but where tokens of finished blocks may still change.
       step: `[B]` int32, passes over the active block so far.
       entry: `[B]` int32, how many open positions it had when it began.
       memory: the unmask policy's, of the active block; of one that is `lasting`, of the row.
@@ -52,6 +54,7 @@ class DiffusionState(Rows):
       cache: keys and values of every position, as they were computed last; None without a cache.
     """
 
+    reached: Array
     step: Array
     entry: Array
     memory: PyTree
@@ -158,6 +161,7 @@ class Diffusion(Decoder):
             self.block_length,
             eos_width,
             fill=self.mask_id,
+            reached=zeros(),
             step=zeros(),
             entry=zeros(),
             memory=self.blank(batch, capacity),
@@ -226,6 +230,7 @@ class Diffusion(Decoder):
             fresh,
             tokens=canvas,
             length=first,
+            reached=first,
             finish=jnp.where(first < limit, Finish.RUNNING, Finish.LENGTH).astype(jnp.int32),
             key=row_keys,
             prompt_length=first,
@@ -257,7 +262,7 @@ class Diffusion(Decoder):
 
     def _start(self, state: DiffusionState) -> Array:
         """Where the active block begins `[B]`."""
-        return state.prompt_length + (state.length - state.prompt_length) // self.block_length * self.block_length
+        return state.prompt_length + (state.reached - state.prompt_length) // self.block_length * self.block_length
 
     def _entry(self, state: DiffusionState) -> Array:
         """How many positions of the active block a policy's schedule is for `[B]`."""
@@ -472,10 +477,10 @@ class Diffusion(Decoder):
             limit = jnp.where(working, jnp.minimum(state.limit, choice.end), state.limit)
             state = dataclasses.replace(state, limit=limit)
         tokens, unfinished = self._write(state, at, masked, commit, choice, working)
-        length = first_open(tokens, state.limit, self.mask_id)
+        reached = first_open(tokens, state.limit, self.mask_id)
         if self.policy.revises:  # no token of an unfinished block is final
-            length = jnp.where(unfinished, state.length, length)
-        length = jnp.where(live, length, state.length)
+            reached = jnp.where(unfinished, state.reached, reached)
+        reached = jnp.where(live, reached, state.reached)
         entered = live & ~unfinished
         written = (tokens != state.tokens) & (tokens != self.mask_id)
         count = jnp.minimum(written.sum(axis=1), self.block_length)
@@ -484,15 +489,19 @@ class Diffusion(Decoder):
             state.stats.steps + steps,
             state.stats.accepted + steps[:, None] * (jnp.arange(self.block_length + 1)[None] == count[:, None]),
         )
-        end = ends_at(tokens, state.opened, length, state.eos)
-        ended = live & (end < length)
+        end = ends_at(tokens, state.opened, reached, state.eos)
+        ended = live & (end < reached)
+        finish = finish_rows(state, reached, ended, failed)
+        # what a row shows is final
+        shown = jnp.where(finish == Finish.RUNNING, state.length, reached) if self._lasts else reached
         blank = memory if self._lasts else self.blank(*tokens.shape)
         kept = lambda new, blank: jnp.where(jnp.expand_dims(entered, tuple(range(1, new.ndim))), blank, new)
         state = dataclasses.replace(
             state,
             tokens=tokens,
-            length=jnp.where(ended, end + 1, length),
-            finish=finish_rows(state, length, ended, failed),
+            length=jnp.where(ended, end + 1, jnp.where(live, shown, state.length)),
+            reached=reached,
+            finish=finish,
             stats=stats,
             fresh=tokens != state.tokens,
             step=jnp.where(entered, 0, state.step + steps),

@@ -28,25 +28,28 @@ def lines():
 
 @functools.cache
 def model(name):
+    """One of the tiny models."""
     return models.load(FOLDER / name, dtype="float32")
 
 
-def engine_of(line, **more):
-    call = {k: v for k, v in line["call"].items() if k not in (*REQUEST, "ignore_eos")} | more
+def engine_of(line):
+    """The engine that a line asks for."""
+    call = {k: v for k, v in line["call"].items() if k not in (*REQUEST, "ignore_eos")}
     if "filter" in call:
         call["filter"] = str(FOLDER / call["filter"])
     return Engine(model(line["model"]), **call)
 
 
-def run(lines, **more):
+def run(lines):
     """The canvases of these lines before the first step and after each, `[N, B, L]`, and the last state."""
-    engine = engine_of(lines[0], **more)
+    engine = engine_of(lines[0])
     sampling = {k: v for k, v in lines[0]["call"].items() if k in REQUEST}
     requests = [engine.request(line["prompt"], max_new_tokens=line["gen_length"], **sampling) for line in lines]
     state = engine.start(requests, ignore_eos=lines[0]["call"].get("ignore_eos", True))
     begin, most = state.tokens, 2 * max(line["passes"] for line in lines) + 4
 
-    @jax.jit
+    # such small programs run no longer than they are compiled
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def steps(params, state):
         def one(state, _):
             state, _ = engine.decoder.step(params, state)

@@ -200,6 +200,11 @@ RULES: dict[str, Callable[[Guess | Overview], Array]] = {
 """How sure a prediction is, by the name of what is committed last."""
 
 
+def counted(guess: Guess) -> Array:
+    """How many positions of the block were open when it began `[B]`: those that are, or were committed."""
+    return jnp.sum(guess.masked | guess.committed, axis=1)
+
+
 def scheduled(steps: int, passes: Array, entry: Array) -> Array:
     """How many of a block's tokens `[B]` so many passes commit, where `steps` passes (0: `entry`) take as many each, and the
     first ones the rest."""

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax.numpy as jnp
+
 from specjax.about import About
 from specjax.diffusion.unmask.base import RULES, Choice, Unmask, ranks, scheduled
 
@@ -26,9 +28,10 @@ class Fixed(Unmask):
 
     def __call__(self, guess, memory):
         score = RULES[self.rule](guess)
-        return Choice(
-            ranks(score, guess.masked) < self.count(guess.step, guess.entry)[:, None], score, guess.tokens
-        ), memory
+        count = self.count(guess.step, guess.entry)
+        if self.steps:  # where a block was entered with one token alone, the last pass makes up for it
+            count = jnp.where(guess.step >= self.steps - 1, guess.masked.sum(axis=1), count)
+        return Choice(ranks(score, guess.masked) < count[:, None], score, guess.tokens), memory
 
     def count(self, step, entry):
         """How many tokens `[B]` pass number `step` commits."""

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.about import About
-from specjax.diffusion.unmask.base import RULES, Choice, Unmask, ranks
+from specjax.diffusion.unmask.base import RULES, Choice, Unmask, counted, ranks
 
 
 class Revising(Unmask):
@@ -57,7 +57,8 @@ class ReMDM(Revising):
 
     def _redoes(self, guess, ahead):
         """Whether so many passes after this one redo something `[B]`."""
-        first = jnp.clip(jnp.floor(self.at * guess.entry).astype(jnp.int32), 1, jnp.maximum(guess.entry - 1, 1))
+        entry = counted(guess)
+        first = jnp.clip(jnp.floor(self.at * entry).astype(jnp.int32), 1, jnp.maximum(entry - 1, 1))
         return (guess.step + ahead >= first) & (guess.step + ahead < first + self.extra)
 
 
@@ -107,4 +108,4 @@ class RunningConfidence(Revising):
         steps = np.full_like(total, self.steps) if self.steps else np.maximum(total, 1)
         done = np.arange(1, int(steps.max()) + 1)[None] / steps
         table = np.where(done < 1, np.floor(total * np.clip(1 - done, 1e-6, 1)), 0).astype(np.int32)
-        return jnp.asarray(table)[guess.entry, jnp.minimum(guess.step, table.shape[1] - 1)]
+        return jnp.asarray(table)[counted(guess), jnp.minimum(guess.step, table.shape[1] - 1)]

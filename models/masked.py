@@ -32,7 +32,7 @@ class Masked:
     mask_id: int
     shift: bool
     block: int = 0
-    sub_block: int = 0
+    sub_block: int = dataclasses.field(default=0, kw_only=True)
 
     @property
     def usual_sub_block(self) -> int:
@@ -140,7 +140,7 @@ def _masked(kind: str | None, config: dict[str, Any], own_mask: Callable[[], int
     part = config.get("small_block_size") or 0 if kind == "Fast_dLLM_Qwen" else 0
     if part and not (is_size(part) and block % part == 0):
         raise ModelError(f"config.json: small_block_size {shown(part)} must divide {field} {block}")
-    return Masked(mask_id, shift, block, part)
+    return Masked(mask_id, shift, block, sub_block=part)
 
 
 def _llada_shape(config: dict[str, Any]) -> LlamaConfig:

@@ -208,8 +208,8 @@ def counted(guess: Guess) -> Array:
 def scheduled(steps: int, passes: Array, entry: Array) -> Array:
     """How many of a block's tokens `[B]` so many passes commit, where `steps` passes (0: `entry`) take as many each, and the
     first ones the rest."""
-    steps = jnp.where(steps > 0, steps, jnp.maximum(entry, 1))
-    return jnp.minimum(entry // steps * passes + jnp.minimum(passes, entry % steps), entry)
+    count = jnp.maximum(entry, 1) if steps == 0 else jnp.full_like(entry, steps)
+    return jnp.minimum(entry // count * passes + jnp.minimum(passes, entry % count), entry)
 
 
 def ranks(scores: Array, masked: Array) -> Array:

@@ -472,7 +472,8 @@ class Diffusion(Decoder):
 
     def _commit(self, state, at, masked, commit, choice, memory, failed) -> DiffusionState:
         live = ~state.done
-        working = live & ~failed & masked.any(axis=1)  # not in a pass that only stores
+        # not in a pass that only stores; where all positions count, those to write may lie before the block
+        working = live & ~failed & (masked.any(axis=1) | self._lasts)
         if choice.end is not None:
             limit = jnp.where(working, jnp.minimum(state.limit, choice.end), state.limit)
             state = dataclasses.replace(state, limit=limit)

@@ -26,11 +26,18 @@ class Masked:
       mask_id: the id of an open position.
       shift: its output at position i - 1 is for position i (Dream, which began as an autoregressive model).
       block: the length of its blocks, which do not see later ones; 0 where it sees the whole canvas.
+      sub_block: the length of a block's parts, which are finished from left to right; 0: as is usual for its kind.
     """
 
     mask_id: int
     shift: bool
     block: int = 0
+    sub_block: int = dataclasses.field(default=0, kw_only=True)
+
+    @property
+    def usual_sub_block(self) -> int:
+        """The length of a block's parts where the user names none: 8 for Fast-dLLM v2, where that divides a block."""
+        return self.sub_block or (8 if self.shift and self.block and self.block % 8 == 0 else 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +127,8 @@ def _masked(kind: str | None, config: dict[str, Any], own_mask: Callable[[], int
     mask_id, block, field, shift = config.get("mask_token_id"), 0, "block_size", kind == "Dream"
     if kind in _BLOCKS:
         _, shift, field, usual_mask, usual_block = _BLOCKS[kind]
-        mask_id, block = config.get("mask_token_id", usual_mask), config.get(field, usual_block)
+        mask_id = config.get("mask_token_id", usual_mask)
+        block = usual_block if config.get(field) is None else config[field]
     elif kind in _A2D:
         block = config.get(field) or 0
         mask_id = own_mask() if mask_id is None else mask_id
@@ -129,7 +137,10 @@ def _masked(kind: str | None, config: dict[str, Any], own_mask: Callable[[], int
     if not is_id(mask_id):
         besides = ", or a tokenizer with a mask_token beside it" if kind in _A2D else ""
         raise ModelError(f"config.json of a diffusion model needs a mask_token_id{besides}, got {shown(mask_id)}")
-    return Masked(mask_id, shift, block)
+    part = config.get("small_block_size") or 0 if kind == "Fast_dLLM_Qwen" else 0
+    if part and not (is_size(part) and block % part == 0):
+        raise ModelError(f"config.json: small_block_size {shown(part)} must divide {field} {block}")
+    return Masked(mask_id, shift, block, sub_block=part)
 
 
 def _llada_shape(config: dict[str, Any]) -> LlamaConfig:
@@ -159,7 +170,9 @@ def to_hf(config: LlamaConfig, masked: Masked) -> dict[str, Any]:
             raise ModelError(
                 f"a model with shifted logits is written as {kind}, which has biases on q, k and v and nowhere else"
             )
-        return plain | _named(kind) | mask | ({_BLOCKS[kind][2]: masked.block} if masked.block else {})
+        blocks = {_BLOCKS[kind][2]: masked.block} if masked.block else {}
+        parts = {"small_block_size": masked.sub_block} if masked.sub_block else {}
+        return plain | _named(kind) | mask | blocks | parts
     if masked.block and plain["model_type"] == "qwen3":
         return plain | _named("sdar") | mask | {_BLOCKS["sdar"][2]: masked.block}
     if not masked.block and _is_llada(config, plain):

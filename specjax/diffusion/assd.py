@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoder import Decoder, check_rows
-from specjax.diffusion.decoder import ends_at
+from specjax.diffusion.common import ends_at
 from specjax.pretty import Pretty
 from specjax.sampling import Sampling
 from specjax.sampling.noise import ACCEPT, GUMBEL, RESIDUAL, gumbel, uniform

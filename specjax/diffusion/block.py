@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.diffusion.decoder import Diffusion, DiffusionState, widened
+from specjax.diffusion.common import block_of, widened
+from specjax.diffusion.decoder import Diffusion, DiffusionState
 from specjax.lm import Block, Wants
 from specjax.sharding.ambient import on_mesh
 
@@ -25,11 +26,9 @@ class BlockState(DiffusionState):
 
     Attributes:
       stored: `[B]` int32, how many positions the cache holds: whole blocks.
-      anchor: `[B, E]`, the feature of the last of them, from which a shifted model says the next block's first token.
     """
 
     stored: Any = None
-    anchor: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +37,8 @@ class BlockDiffusion(Diffusion):
 
     A step is a pass over one block a row: the active one, or a finished one that is not in the cache yet. What is stored never
     changes, so there is no cache policy to choose. The last block is read whole; what lies behind the row's limit stays masked.
+    A schedule is for whole blocks, however much of one the prompt fills. Of a model whose logits are shifted, the pass that
+    stores a block commits the next one's first token, its seed.
 
     Attributes:
       sub_block: where it divides the block: parts of that length are finished from left to right, and the policy takes each for
@@ -63,28 +64,25 @@ class BlockDiffusion(Diffusion):
 
     def _empty(self, params, batch, capacity, cache_dtype, eos_width) -> BlockState:
         bare = super()._empty(params, batch, capacity, cache_dtype, eos_width)
-        feature = jax.eval_shape(self.target.embed, params["target"], bare.tokens[:, :1])
-        anchor = jnp.zeros((batch, feature.shape[2]), feature.dtype)
-        return widened(BlockState, bare, stored=jnp.zeros((batch,), jnp.int32), anchor=anchor)
+        return widened(BlockState, bare, stored=jnp.zeros((batch,), jnp.int32))
 
     def _init_cache(self, params, batch, capacity, dtype):
         weights = params["target"]
         return self.target.init_cache(batch, capacity, jax.tree.leaves(weights)[0].dtype if dtype is None else dtype)
 
     def _read_prompts(self, params, fresh, prompts, lengths):
-        """The prompt's whole blocks, in one pass."""
+        """The prompt's whole blocks, in one pass; where blocks begin with a seed, all but the last: its pass may commit one."""
         count, size = prompts.shape
         first = fresh.prompt_length
-        stored = first // self.block_length * self.block_length
+        stored = jnp.maximum(first // self.block_length - self.shift, 0) * self.block_length
         at = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], (count, size))
         real = at < stored[:, None]
         of = at[0] // self.block_length
         visible = (of[None, :] <= of[:, None])[None] & real[:, None, :]
         visible = visible | jnp.eye(size, dtype=bool)[None]
-        final, delta = self._read_block(params, None, prompts, at, jnp.zeros_like(first), visible)
-        anchor = jnp.take_along_axis(final, jnp.maximum(stored - 1, 0)[:, None, None], axis=1)[:, 0]
+        _, delta = self._read_block(params, None, prompts, at, jnp.zeros_like(first), visible)
         cache = self.target.commit(fresh.cache, delta, None, jnp.where(real, at, fresh.tokens.shape[1]))
-        return dataclasses.replace(fresh, cache=cache, stored=stored, anchor=anchor.astype(fresh.anchor.dtype))
+        return dataclasses.replace(fresh, cache=cache, stored=stored)
 
     def _read_block(self, params, cache, tokens, at, length, visible=None):
         """Features `[B, T, E]` of tokens behind `length` stored positions, and their keys and values."""
@@ -93,20 +91,41 @@ class BlockDiffusion(Diffusion):
         return output.final, output.delta
 
     def _masked(self, state):
-        start = state.length // self.block_length * self.block_length
-        at = start[:, None] + jnp.arange(self.block_length)[None]
-        tokens = jnp.take_along_axis(state.tokens, at, axis=1, mode="clip")
-        masked = (tokens == self.mask_id) & (at < state.limit[:, None])
+        at, masked = super()._masked(state)
         if self.sub_block:
             part = jnp.arange(self.block_length)[None] // self.sub_block
             masked = masked & (part == jnp.argmax(masked, axis=1)[:, None] // self.sub_block)
         return at, masked
 
+    def _start(self, state):
+        return state.reached // self.block_length * self.block_length
+
+    def _entry(self, state):
+        return jnp.full_like(state.reached, self.sub_block or self.block_length)
+
+    def _view(self, state, at):
+        return at
+
+    def _blocks(self, state):
+        return -(-state.limit // self.block_length) - state.prompt_length // self.block_length
+
+    @property
+    def _lasts(self):
+        return False
+
+    def _seeded(self, state, masked, commit):
+        return jnp.where(masked[:, :1], masked, commit) if self.shift else commit
+
+    def _write(self, state, at, masked, commit, choice, working):
+        seeding = masked[:, 0] & self.shift
+        return super()._write(state, at, masked, commit, choice, working & ~seeding)
+
     @on_mesh
     def step(self, params, state):
-        """One pass over a block of every row: it commits at least one token, or stores a finished block."""
+        """One pass over a block of every row: it commits a token or more, or stores a finished block and commits the seed."""
         at, masked = self._masked(state)
-        masked = masked & ~(state.done | (state.stored < at[:, 0]))[:, None]
+        seed = masked & self.shift & (jnp.arange(self.block_length)[None] == 0)
+        masked = jnp.where((state.stored < at[:, 0])[:, None] | (seed[:, :1]), seed, masked) & ~state.done[:, None]
         return self._advance(params, state, at, masked)
 
     def _read(self, params, state, at, masked):
@@ -116,16 +135,18 @@ class BlockDiffusion(Diffusion):
         read = begin[:, None] + jnp.arange(self.block_length)[None]
         real = read < state.limit[:, None]
         # a block is read whole, as in training: masks stand behind the limit too
-        tokens = jnp.where(real, jnp.take_along_axis(state.tokens, read, axis=1, mode="clip"), self.mask_id)
+        tokens = jnp.where(real, block_of(state.tokens, read), self.mask_id)
         final, delta = self._read_block(params, state.cache, tokens, read, begin)
         # what an unfinished block writes lies behind `stored`: it is not read before it is written again
         write = real & ~state.done[:, None]
         cache = self.target.commit(state.cache, delta, None, jnp.where(write, read, capacity))
         features = final
         if self.shift:
-            features = jnp.concatenate([state.anchor[:, None].astype(final.dtype), final[:, :-1]], axis=1)
-        logits = self._without_mask(self.target.unembed(params["target"], features))
-        moved = storing & ~state.done
-        stored = jnp.where(moved, state.stored + self.block_length, state.stored)
-        anchor = jnp.where(moved[:, None], final[:, -1], state.anchor)
-        return logits, dataclasses.replace(state, cache=cache, stored=stored, anchor=anchor)
+            features = jnp.concatenate([final[:, -1:], final[:, :-1]], axis=1)  # the first one is the seed's
+        logits = self._possible(self.target.unembed(params["target"], features))
+        stored = jnp.where(storing & ~state.done, state.stored + self.block_length, state.stored)
+        return (
+            logits,
+            (at < state.limit[:, None]) & ~storing[:, None],
+            dataclasses.replace(state, cache=cache, stored=stored),
+        )

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoder import Decoder, check_rows
-from specjax.diffusion.decoder import draws
+from specjax.diffusion.common import draws
 from specjax.diffusion.renoise import EntropyRenoise
 from specjax.lm import LM, Block, Output, Wants
 from specjax.pretty import Pretty

@@ -12,13 +12,21 @@ import jax.numpy as jnp
 from specjax.decoder import Decoder, check_rows
 from specjax.diffusion.cache.base import Cache, Canvas, positions_of, widths
 from specjax.diffusion.cache.none import NoCache
-from specjax.diffusion.unmask.base import Choice, Guess, Unmask
+from specjax.diffusion.common import (
+    CHOOSE,
+    at_least_one,
+    block_of,
+    draws,
+    ends_at,
+    first_open,
+    put,
+)  # fmt: skip
+from specjax.diffusion.unmask.base import Choice, Guess, Overview, Unmask
 from specjax.diffusion.unmask.threshold import Threshold
-from specjax.kernels.verify import gumbel_argmax
 from specjax.lm import LM, Block, Wants
 from specjax.pretty import Pretty
 from specjax.sampling import Sampling
-from specjax.sampling.noise import keys_at, uniform
+from specjax.sampling.noise import uniform
 from specjax.sampling.sampler import best
 from specjax.sampling.warp import warp
 from specjax.sharding.ambient import on_mesh
@@ -28,24 +36,25 @@ from specjax.state import Finish, Rows, Stats, finish_rows
 Array = jax.Array
 PyTree = Any
 
-DRAW, CHOOSE = 3, 4  # purposes of noise, beside those of `specjax.sampling.noise`
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DiffusionState(Rows):
     """The rows of a diffusion decoder. `tokens` is the canvas, with the mask id at open positions below `limit`; `length` is
-    how many tokens are known before the first open one. Blocks begin at `prompt_length`; the active one is that of `length`.
+    how many tokens are known before the first open one. Blocks begin at `prompt_length`; the active one is that of `reached`.
 
     Attributes:
+      reached: `[B]` int32, how many tokens are known before the first open one, as far as blocks are finished where commits may
+        be taken back: the active block is there. Equal to `length`, but where tokens of finished blocks may still change.
       step: `[B]` int32, passes over the active block so far.
       entry: `[B]` int32, how many open positions it had when it began.
-      memory: the unmask policy's, of the active block.
+      memory: the unmask policy's, of the active block; of one that is `lasting`, of the row.
       opened: `[B, L]` bool, the positions that are not the prompt's: open at first.
       fresh: `[B, L]` bool, the positions that the last step committed.
       cache: keys and values of every position, as they were computed last; None without a cache.
     """
 
+    reached: Array
     step: Array
     entry: Array
     memory: PyTree
@@ -71,7 +80,6 @@ class DiffusionInfo(Pretty):
 
 
 State = TypeVar("State", bound=DiffusionState)
-Kind = TypeVar("Kind")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +102,9 @@ class Diffusion(Decoder):
       cfg_scale: classifier-free guidance: logits are `u + (1 + cfg_scale)(c - u)`, where u are those without what was given
         (LLaDA's `generate`). A pass then reads two canvases a row. 0 is off.
       mesh: keeps the state on its shardings: rows over `data`, the cache's heads over `model`, its slots over `context`.
+      never: ids that are not predicted either (LLaDA's `logits_eos_inf`).
+      doubted: ids that are predicted, but of probability 0 to a policy, which sees the law without them (LLaDA's
+        `confidence_eos_eot_inf`).
     """
 
     target: LM
@@ -104,6 +115,8 @@ class Diffusion(Decoder):
     shift: bool = False
     cfg_scale: float = 0.0
     mesh: jax.sharding.Mesh | None = None
+    never: tuple[int, ...] = ()
+    doubted: tuple[int, ...] = ()
 
     def checked(self) -> Self:
         """Itself.
@@ -122,6 +135,9 @@ class Diffusion(Decoder):
             )
         if not self.cfg_scale >= 0:
             raise ValueError(f"cfg_scale must be at least 0, got {self.cfg_scale}")
+        outside = [i for i in (*self.never, *self.doubted) if not 0 <= i < self.target.vocab_size]
+        if outside:
+            raise ValueError(f"id {outside[0]} is outside the vocabulary of {self.target.vocab_size} tokens")
         if self.cfg_scale and self.cache.keeps:
             raise ValueError("cfg_scale reads a second canvas, which has no cache yet: choose the cache none")
         return self
@@ -145,17 +161,22 @@ class Diffusion(Decoder):
             self.block_length,
             eos_width,
             fill=self.mask_id,
+            reached=zeros(),
             step=zeros(),
             entry=zeros(),
-            memory=self.blank(batch),
+            memory=self.blank(batch, capacity),
             opened=zeros(capacity) > 0,
             fresh=zeros(capacity) > 0,
             cache=self._init_cache(params, batch, capacity, cache_dtype),
         )
 
-    def blank(self, batch: int) -> PyTree:
+    def blank(self, batch: int, capacity: int) -> PyTree:
         """The memory of rows that enter a block."""
-        return self.policy.init(batch, self.block_length, self.target.vocab_size)
+        return self.policy.init(batch, capacity if self._lasts else self.block_length, self.target.vocab_size)
+
+    @property
+    def _lasts(self) -> bool:
+        return self.policy.lasting
 
     def _init_cache(self, params, batch, capacity, dtype):
         if not self.cache.keeps:
@@ -209,6 +230,7 @@ class Diffusion(Decoder):
             fresh,
             tokens=canvas,
             length=first,
+            reached=first,
             finish=jnp.where(first < limit, Finish.RUNNING, Finish.LENGTH).astype(jnp.int32),
             key=row_keys,
             prompt_length=first,
@@ -217,7 +239,7 @@ class Diffusion(Decoder):
             sampling=sampling,
             opened=(canvas == self.mask_id) & (jnp.arange(capacity)[None] < limit[:, None]),
         )
-        fresh = dataclasses.replace(fresh, entry=self._masked(fresh)[1].sum(axis=1))
+        fresh = dataclasses.replace(fresh, entry=self._entry(fresh))
         fresh = self._read_prompts(params, fresh, prompts, lengths)
         return self._constrain(state.place(rows, fresh, self.axes(state)))
 
@@ -235,10 +257,16 @@ class Diffusion(Decoder):
 
     def _masked(self, state: DiffusionState) -> tuple[Array, Array]:
         """Positions of the active block `[B, W]`, and which of them are open."""
-        passed = (state.length - state.prompt_length) // self.block_length * self.block_length
-        at = (state.prompt_length + passed)[:, None] + jnp.arange(self.block_length)[None]
-        tokens = jnp.take_along_axis(state.tokens, at, axis=1, mode="clip")
-        return at, (tokens == self.mask_id) & (at < state.limit[:, None])
+        at = self._start(state)[:, None] + jnp.arange(self.block_length)[None]
+        return at, (block_of(state.tokens, at) == self.mask_id) & (at < state.limit[:, None])
+
+    def _start(self, state: DiffusionState) -> Array:
+        """Where the active block begins `[B]`."""
+        return state.prompt_length + (state.reached - state.prompt_length) // self.block_length * self.block_length
+
+    def _entry(self, state: DiffusionState) -> Array:
+        """How many positions of the active block a policy's schedule is for `[B]`."""
+        return self._masked(state)[1].sum(axis=1)
 
     @on_mesh
     def step(self, params: PyTree, state: DiffusionState) -> tuple[DiffusionState, DiffusionInfo]:
@@ -252,22 +280,66 @@ class Diffusion(Decoder):
         with jax.named_scope("unmask"):
             choice, memory = self.policy(guess, state.memory)
             failed = jnp.any(masked & (guess.tokens < 0), axis=1)
-            commit = at_least_one(choice.commit, choice.score, masked) & ~failed[:, None]
+            idle = self.policy.idle
+            commit = choice.commit & masked if idle else at_least_one(choice.commit, choice.score, masked)
+            commit = self._seeded(state, masked, commit) & ~failed[:, None]
         return self._commit(state, at, masked, commit, choice, memory, failed), DiffusionInfo(at[:, 0], commit, choice)
+
+    def _seeded(self, state, masked, commit):
+        """What is committed, where a pass that enters a block may be one that commits its first token alone."""
+        if not (self.shift and self.cache.seeds):
+            return commit
+        first = jnp.arange(masked.shape[1])[None] == jnp.argmax(masked, axis=1)[:, None]
+        return jnp.where((state.step == 0)[:, None], masked & first, commit)
 
     def _predict(self, params, state, at, masked) -> tuple[Guess, DiffusionState]:
         """What the model predicts for the active block, and the state after that pass."""
+        if not self.policy.whole:
+            with jax.named_scope("target"):
+                logits, _, state = self._read(params, state, at, masked)
+            with jax.named_scope("predict"):
+                return self._guess(state, at, masked, logits), state
+        view = self._view(state, at)
+        after = self._start(state) + self.block_length
+        open_now = (block_of(state.tokens, view) == self.mask_id) & (view < state.limit[:, None]) & ~state.done[:, None]
         with jax.named_scope("target"):
-            logits, state = self._read(params, state, at, masked)
+            logits, read, state = self._read(params, state, view, open_now & (view < after[:, None]))
         with jax.named_scope("predict"):
-            return self._guess(state, at, masked, logits), state
+            seen = self._guess(state, view, open_now, logits)
+            slots = at - view[:, :1]
+            guess = self._guess(state, at, masked, jnp.take_along_axis(logits, slots[:, :, None], axis=1, mode="clip"))
+            overview = Overview(
+                at=view,
+                tokens=seen.tokens,
+                log_law=seen.log_law,
+                noise=seen.noise,
+                read=read,
+                known=seen.committed,
+                open=open_now & read,
+                ends=jnp.any(seen.tokens[:, :, None] == state.eos[:, None], axis=2),
+                place=view - state.prompt_length[:, None],
+                after=after,
+                passes=state.stats.steps,
+                blocks=jnp.maximum(self._blocks(state), 1),
+            )
+        return dataclasses.replace(guess, overview=overview), state
 
-    def _read(self, params, state, at, masked) -> tuple[Array, DiffusionState]:
-        """Logits `[B, W, V]` of the active block, without the mask id, and the state with its cache after that pass. Garbage
-        where nothing is open."""
+    def _view(self, state, at) -> Array:
+        """The positions `[B, N]` of an overview: neighbours."""
+        return jnp.broadcast_to(jnp.arange(state.tokens.shape[1], dtype=jnp.int32)[None], state.tokens.shape)
+
+    def _blocks(self, state) -> Array:
+        """How many blocks rows have `[B]`."""
+        return -(-(state.limit - state.prompt_length) // self.block_length)
+
+    def _read(self, params, state, at, masked) -> tuple[Array, Array, DiffusionState]:
+        """Logits `[B, W, V]` of these positions, without the ids that are never predicted, which of them were read, and the
+        state with its cache after that pass. Garbage where nothing is open; what is `masked` is read in any case."""
         source = jnp.maximum(at - 1, 0) if self.shift else at
+        read = at < state.limit[:, None]
         if self.cache.keeps:
-            features, cache = self._recompute(params["target"], state, at, source, masked)
+            features, cache, active = self._recompute(params["target"], state, source, masked)
+            read = read & block_of(active, source)
         else:
             features, cache = self._whole(params["target"], state, source)[0], None
         logits = self.target.unembed(params["target"], features)
@@ -275,14 +347,22 @@ class Diffusion(Decoder):
             blind = dataclasses.replace(state, tokens=jnp.where(state.opened, state.tokens, self.mask_id))
             without = self.target.unembed(params["target"], self._whole(params["target"], blind, source)[0])
             logits = without + (1 + self.cfg_scale) * (logits - without)
-        return self._without_mask(logits), dataclasses.replace(state, cache=cache)
+        return self._possible(logits), read, dataclasses.replace(state, cache=cache)
 
-    def _without_mask(self, logits):
-        return logits.at[:, :, self.mask_id].set(-jnp.inf)
+    def _possible(self, logits):
+        """Logits without the ids that are never predicted."""
+        return logits.at[:, :, jnp.asarray((self.mask_id, *self.never))].set(-jnp.inf)
+
+    def _seen(self, state) -> Array:
+        """Where what a pass sees ends `[B]`."""
+        reach = self.policy.sees(state.memory)
+        if reach is None:
+            return state.limit
+        return jnp.minimum(state.limit, self._start(state) + jnp.minimum(reach, state.tokens.shape[1]))
 
     def _whole(self, weights, state, source):
         """Features `[B, W, E]` from a pass over the whole canvas, and its keys and values."""
-        output = self._final(weights, state.tokens, state.limit)
+        output = self._final(weights, state.tokens, self._seen(state))
         return jnp.take_along_axis(output.final, source[:, :, None], axis=1, mode="clip"), output.delta
 
     def _final(self, weights, tokens, limit):
@@ -292,18 +372,18 @@ class Diffusion(Decoder):
         block = Block(tokens, positions, jnp.zeros_like(limit), visible, causal=False)
         return self.target(weights, block, None, wants=Wants(final=True))
 
-    def _recompute(self, weights, state, at, source, masked):
-        """Features `[B, W, E]` from a pass over what the cache policy asks for, and the cache."""
+    def _recompute(self, weights, state, source, masked):
+        """Features `[B, W, E]` from a pass over what the cache policy asks for, the cache, and what was computed `[B, L]`."""
         size = state.tokens.shape[1]
         everywhere = jnp.arange(size, dtype=jnp.int32)[None]
         real = (everywhere < state.limit[:, None]) & ~state.done[:, None]
-        passes = state.stats.steps
+        passes, start, seen = state.stats.steps, self._start(state), self._seen(state)
         canvas = Canvas(
             masked=(state.tokens == self.mask_id) & real,
             fresh=state.fresh,
-            inside=(everywhere >= at[:, :1]) & (everywhere <= at[:, -1:]) & real,
+            inside=(everywhere >= start[:, None]) & (everywhere < start[:, None] + self.block_length) & real,
             prompt_length=state.prompt_length,
-            start=at[:, 0],
+            start=start,
             step=state.step,
             passes=passes,
             width=self.block_length,
@@ -320,8 +400,8 @@ class Diffusion(Decoder):
             block = Block(
                 jnp.take_along_axis(state.tokens, clipped, axis=1),
                 clipped,
-                state.limit,
-                jnp.broadcast_to(known[:, None, :], (*at.shape, width)),
+                seen,
+                jnp.broadcast_to((known & (at < seen[:, None]))[:, None, :], (*at.shape, width)),
                 unseen=active,
                 causal=False,
             )
@@ -338,7 +418,8 @@ class Diffusion(Decoder):
         branches = [*[lambda width=width: part(width) for width in sizes], whole]
         count = jnp.max(active.sum(axis=1))
         choice = (count > jnp.asarray(sizes)).sum()
-        return jax.lax.switch(jnp.where(jnp.all(active == real), len(sizes), choice), branches)
+        features, cache = jax.lax.switch(jnp.where(jnp.all(active == real), len(sizes), choice), branches)
+        return features, cache, active
 
     def _guess(self, state, at, masked, logits) -> Guess:
         live = ~state.done
@@ -350,93 +431,81 @@ class Diffusion(Decoder):
             drawn = draws(warp(logits, state.sampling, live), keys, at, sampled)
             return jnp.where(sampled[:, None], drawn, best(logits))
 
+        law = logits.at[:, :, jnp.asarray(self.doubted)].set(-jnp.inf) if self.doubted else logits
+        if self.policy.warped:
+            heat = jnp.where(sampled, state.sampling.temperature, 1.0)
+            law = warp(law, dataclasses.replace(state.sampling, temperature=heat), live)
         return Guess(
             tokens=jax.lax.cond(jnp.any(live & sampled), draw, lambda: best(logits)),
-            log_law=jax.nn.log_softmax(logits, axis=-1),
+            log_law=jax.nn.log_softmax(law, axis=-1),
             masked=masked,
-            committed=jnp.take_along_axis(state.opened, at, axis=1, mode="clip")
-            & (jnp.take_along_axis(state.tokens, at, axis=1, mode="clip") != self.mask_id)
-            & (at < state.limit[:, None]),
+            committed=self._committed(state, at),
             step=state.step,
             entry=state.entry,
             noise=uniform(keys, at, CHOOSE),
             sampled=sampled,
         )
 
+    def _committed(self, state, at):
+        """Which of these positions hold a token that is not the prompt's."""
+        known = block_of(state.opened, at) & (block_of(state.tokens, at) != self.mask_id)
+        return known & (at < state.limit[:, None])
+
+    def _write(self, state, at, masked, commit, choice, working) -> tuple[Array, Array]:
+        """The canvases after a pass, and which rows have not finished their block `[B]`."""
+        tokens = put(state.tokens, at, commit, choice.tokens)
+        blank = jnp.asarray(self.mask_id, jnp.int32)
+        again = jnp.zeros_like(working)
+        if choice.reopen is not None:
+            reopen = choice.reopen & working[:, None]
+            tokens = put(tokens, at, reopen, jnp.broadcast_to(blank, at.shape))
+            again = again | reopen.any(axis=1)
+        view = self._view(state, at)
+        if choice.besides is not None:
+            tokens = put(tokens, view, (choice.besides >= 0) & working[:, None], choice.besides)
+        if choice.undo is not None:
+            undo = choice.undo & working[:, None]
+            tokens = put(tokens, view, undo, jnp.broadcast_to(blank, view.shape))
+            again = again | undo.any(axis=1)
+        left = masked & (block_of(tokens, at) == self.mask_id) & (at < state.limit[:, None])
+        return tokens, left.any(axis=1) | again
+
     def _commit(self, state, at, masked, commit, choice, memory, failed) -> DiffusionState:
         live = ~state.done
-        tokens = jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))(
-            state.tokens, jnp.where(commit, at, state.tokens.shape[1]), choice.tokens
-        )
-        unfinished = jnp.any(masked & ~commit, axis=1)
-        if choice.reopen is not None:
-            reopen = choice.reopen & (live & ~failed & masked.any(axis=1))[:, None]  # not in a pass that only stores
-            tokens = jax.vmap(lambda row, at: row.at[at].set(self.mask_id, mode="drop"))(
-                tokens, jnp.where(reopen, at, tokens.shape[1])
-            )
-            unfinished = unfinished | reopen.any(axis=1)
-        if self.policy.ends:
-            end = ends_at(tokens, state.opened, state.limit, state.eos)
-            state = dataclasses.replace(state, limit=jnp.where(live, jnp.minimum(state.limit, end + 1), state.limit))
-            unfinished = unfinished & jnp.any(masked & ~commit & (at < state.limit[:, None]), axis=1)
-        length = first_open(tokens, state.limit, self.mask_id)
+        # not in a pass that only stores; where all positions count, those to write may lie before the block
+        working = live & ~failed & (masked.any(axis=1) | self._lasts)
+        if choice.end is not None:
+            limit = jnp.where(working, jnp.minimum(state.limit, choice.end), state.limit)
+            state = dataclasses.replace(state, limit=limit)
+        tokens, unfinished = self._write(state, at, masked, commit, choice, working)
+        reached = first_open(tokens, state.limit, self.mask_id)
         if self.policy.revises:  # no token of an unfinished block is final
-            length = jnp.where(unfinished, state.length, length)
-        length = jnp.where(live, length, state.length)
+            reached = jnp.where(unfinished, state.reached, reached)
+        reached = jnp.where(live, reached, state.reached)
         entered = live & ~unfinished
-        count = commit.sum(axis=1)
+        written = (tokens != state.tokens) & (tokens != self.mask_id)
+        count = jnp.minimum(written.sum(axis=1), self.block_length)
         steps = live.astype(jnp.int32)
         stats = Stats(
             state.stats.steps + steps,
             state.stats.accepted + steps[:, None] * (jnp.arange(self.block_length + 1)[None] == count[:, None]),
         )
-        end = ends_at(tokens, state.opened, length, state.eos)
-        ended = live & (end < length)
-        blank = self.blank(tokens.shape[0])
+        end = ends_at(tokens, state.opened, reached, state.eos)
+        ended = live & (end < reached)
+        finish = finish_rows(state, reached, ended, failed)
+        # what a row shows is final
+        shown = jnp.where(finish == Finish.RUNNING, state.length, reached) if self._lasts else reached
+        blank = memory if self._lasts else self.blank(*tokens.shape)
         kept = lambda new, blank: jnp.where(jnp.expand_dims(entered, tuple(range(1, new.ndim))), blank, new)
         state = dataclasses.replace(
             state,
             tokens=tokens,
-            length=jnp.where(ended, end + 1, length),
-            finish=finish_rows(state, length, ended, failed),
+            length=jnp.where(ended, end + 1, jnp.where(live, shown, state.length)),
+            reached=reached,
+            finish=finish,
             stats=stats,
             fresh=tokens != state.tokens,
             step=jnp.where(entered, 0, state.step + steps),
             memory=jax.tree.map(kept, memory, blank),
         )
-        entry = jnp.where(entered, self._masked(state)[1].sum(axis=1), state.entry)
-        return self._constrain(dataclasses.replace(state, entry=entry))
-
-
-def draws(scores: Array, keys: Array, at: Array, sampled: Array) -> Array:
-    """Tokens `[B, W]` drawn from warped scores `[B, W, V]` with the noise of each row's key `[B]` and position `[B, W]`; the
-    likeliest ones in rows that are not `sampled` `[B]`, and -1 where scores are not finite."""
-    which = jnp.broadcast_to(jnp.arange(at.shape[1], dtype=jnp.int32)[None], at.shape)
-    return gumbel_argmax(scores, keys_at(keys, at, DRAW), which, sampled)[0]
-
-
-def widened(kind: type[Kind], value: Any, **more: Any) -> Kind:
-    """A `kind`, which extends the dataclass of `value` by the fields `more`."""
-    return kind(**{field.name: getattr(value, field.name) for field in dataclasses.fields(value)}, **more)
-
-
-def at_least_one(commit: Array, score: Array, masked: Array) -> Array:
-    """The masked positions chosen `[B, W]`; where a row chose none, its surest one."""
-    commit = commit & masked
-    best = jnp.argmax(jnp.where(masked, score, -jnp.inf), axis=1)
-    surest = masked & (jnp.arange(masked.shape[1])[None] == best[:, None])
-    return jnp.where(commit.any(axis=1, keepdims=True), commit, surest)
-
-
-def first_open(tokens: Array, limit: Array, mask_id: int) -> Array:
-    """The first open position `[B]` of canvases `[B, L]`, `limit` where there is none."""
-    at = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    return jnp.min(jnp.where((tokens == mask_id) & (at < limit[:, None]), at, limit[:, None]), axis=1)
-
-
-def ends_at(tokens: Array, opened: Array, end: Array, eos: Array) -> Array:
-    """The first of the `opened` positions `[B, L]` below `end` `[B]` that holds one of `eos` `[B, K]`; L without one."""
-    size = tokens.shape[1]
-    at = jnp.arange(size, dtype=jnp.int32)[None]
-    hit = jnp.any(tokens[:, :, None] == eos[:, None, :], axis=2) & opened & (at < end[:, None])
-    return jnp.min(jnp.where(hit, at, size), axis=1)
+        return self._constrain(dataclasses.replace(state, entry=jnp.where(entered, self._entry(state), state.entry)))

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.diffusion.decoder import Diffusion, DiffusionInfo, DiffusionState, first_open
+from specjax.diffusion.common import first_open
+from specjax.diffusion.decoder import Diffusion, DiffusionInfo, DiffusionState
 from specjax.diffusion.unmask.base import RULES, Choice, Guess, ranks
 from specjax.diffusion.unmask.fixed import Fixed
 from specjax.sharding.ambient import on_mesh
@@ -60,7 +61,7 @@ class FreeDaveDecoder(Diffusion):
             raise ValueError("free_dave takes neither a cache nor guidance yet: choose the cache none and cfg_scale 0")
         return super().checked()
 
-    def blank(self, batch):
+    def blank(self, batch, capacity):
         """See `Diffusion.blank`."""
         shape = (batch, self.block_length)
         return {"tokens": jnp.zeros(shape, jnp.int32), "score": jnp.zeros(shape), "ready": jnp.zeros((batch,), bool)}
@@ -133,7 +134,7 @@ class FreeDaveDecoder(Diffusion):
         return jnp.take_along_axis(final, source[:, :, None], axis=1, mode="clip")
 
     def _expect(self, params, state, at, masked, step, features) -> Guess:
-        logits = self._without_mask(self.target.unembed(params["target"], features))
+        logits = self._possible(self.target.unembed(params["target"], features))
         return self._guess(dataclasses.replace(state, step=step), at, masked, logits)
 
     def _remember(self, params, state: DiffusionState, final) -> DiffusionState:

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.diffusion.decoder import Diffusion, DiffusionState, widened
+from specjax.diffusion.common import widened
+from specjax.diffusion.decoder import Diffusion, DiffusionState
 from specjax.diffusion.unmask.base import Choice, Guess, Unmask, confidence
 from specjax.lm import LM, Block, Wants
 

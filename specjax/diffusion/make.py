@@ -1,5 +1,7 @@
 """A diffusion decoder from its parts."""
 
+from collections.abc import Sequence
+
 import jax
 
 from specjax.diffusion.block import BlockDiffusion
@@ -13,7 +15,7 @@ from specjax.sharding.mesh import make_mesh
 def diffusion(
     target: LM, mask_id: int, policy: Unmask | None = None, cache: Cache | None = None, *, block_length: int = 32,
     shift: bool = False, cfg_scale: float = 0.0, causal_blocks: bool = False, sub_block: int = 0,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: jax.sharding.Mesh | None = None, never: Sequence[int] = (), doubted: Sequence[int] = (),
 ) -> Diffusion:  # fmt: skip
     """A masked-diffusion decoder from its parts.
 
@@ -28,12 +30,15 @@ def diffusion(
       causal_blocks: whether the model's blocks do not see later ones (`BlockDiffusion`).
       sub_block: see `BlockDiffusion`.
       mesh: see `Diffusion`; one that `specjax.sharding.make_mesh` takes.
+      never: see `Diffusion`.
+      doubted: see `Diffusion`.
 
     Raises:
       ValueError: on a mask id outside the vocabulary, an empty block, a mesh of other axes, or parts that do not go together.
     """
     policy = policy or Threshold()
     parts = (target, mask_id, policy, cache or NoCache(), block_length, shift, cfg_scale, make_mesh(mesh))
+    parts = (*parts, tuple(never), tuple(doubted))
     if causal_blocks:
         return BlockDiffusion(*parts, sub_block).checked()
     if sub_block:

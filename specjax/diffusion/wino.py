@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.diffusion.decoder import Diffusion, at_least_one, widened
+from specjax.diffusion.common import at_least_one, widened
+from specjax.diffusion.decoder import Diffusion
 from specjax.diffusion.unmask.base import Choice, Guess, Unmask, confidence, ranks
 from specjax.lm import Block, Wants
 
@@ -117,7 +118,7 @@ class WinoDecoder(Diffusion):
         with jax.named_scope("target"):
             final = self.target(params["target"], block, None, wants=Wants(final=True)).final
             own = jnp.take_along_axis(final, at[:, :, None], axis=1, mode="clip")
-            unembed = lambda features: self._without_mask(self.target.unembed(params["target"], features))
+            unembed = lambda features: self._possible(self.target.unembed(params["target"], features))
             logits, hidden = unembed(own), unembed(final[:, size:])
         guess = self._guess(state, at, masked, logits)
         known = jnp.take_along_axis(state.tokens, at, axis=1, mode="clip")

@@ -14,6 +14,7 @@ from specjax.serve.request import Record, several
 from specjax.serve.text import user_turn
 
 _DECODING = ("drafter", "verifier", "unmask", "cache", "block_length", "cfg_scale")
+_LATER = ("sub_block", "filter", "logits_eos_inf", "confidence_eos_eot_inf")  # as they were left out of older manifests
 
 
 class FromLines(Protocol):
@@ -79,13 +80,14 @@ def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict
     shared = {"shared_prefix": True} if options.shared_prefix else {}
     prompts = {"prompt_logprobs": True} if options.prompt_logprobs else {}
     chat = {"chat": True} if options.chat else {}
+    later = {name: getattr(options, name) for name in _LATER if getattr(options, name) not in (None, False)}
     sampling = ("max_new_tokens", *SamplingOptions.__dataclass_fields__)
     run = ("ignore_eos", "num_return_sequences", "logprobs", "suffix")
     return {
         "version": 1,
         "model": _model(engine),
-        "decoding": decoding | shared | chat,
-        "folders": named_folders(list(decoding.values())),
+        "decoding": decoding | shared | chat | later,
+        "folders": named_folders([*decoding.values(), f"learn2pd:model={options.filter}"]),
         "sampling": {name: getattr(options, name) for name in sampling}
         | {"stop": list(options.stop)}
         | {name: getattr(options, name) for name in run}

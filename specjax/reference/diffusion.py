@@ -10,7 +10,7 @@ Guesses = dict[int, tuple[int, Law, float]]
 """{position: (token, law, uniform)} of a block's open positions."""
 Picker = Callable[[Guesses, int, int], set[int] | tuple[set[int], set[int]]]
 """From a block's guesses, the passes over it so far and how many positions were open when it began, to the positions to commit,
-or to those and the committed ones to open again. It may change the guesses."""
+or to those and the ones to open again afterwards. It may change the guesses."""
 
 
 def score(rule: str, token: int, law: Law, uniform: float) -> float:
@@ -42,13 +42,19 @@ def fixed(steps: int, rule: str) -> Picker:
     return pick
 
 
-def threshold(tau: float) -> Picker:
-    """Oracle: every prediction of at least `tau`."""
-    return lambda guesses, step, entry: {at for at, (token, law, _) in guesses.items() if law[token] >= tau}
+def threshold(tau: float, steps: int = 0) -> Picker:
+    """Oracle: every prediction of at least `tau`; with `steps` the surest of LLaDA's schedule where there are fewer."""
+
+    def pick(guesses, step, entry):
+        sure = {at for at, (token, law, _) in guesses.items() if law[token] >= tau}
+        least = fixed(steps, "low_confidence")(guesses, step, entry) if steps else set()
+        return sure if len(sure) >= len(least) else least
+
+    return pick
 
 
-def factor(f: float) -> Picker:
-    """Oracle: the n surest while (n + 1)(1 - c_n) <= f."""
+def factor(f: float, published: bool = False) -> Picker:
+    """Oracle: the n surest while (n + 1)(1 - c_n) <= f; published, the last one too where all others are."""
 
     def pick(guesses, step, entry):
         scores = {at: float(law[token]) for at, (token, law, _) in guesses.items()}
@@ -57,7 +63,7 @@ def factor(f: float) -> Picker:
             if (n + 2) * (1 - c) > f:
                 break
             n += 1
-        return surest(scores, n)
+        return surest(scores, n + (published and max(n, 1) == len(scores) - 1))
 
     return pick
 
@@ -107,8 +113,8 @@ def prophet(inner: Picker, early: float, middle: float, late: float) -> Picker:
 
     def pick(guesses, step, entry):
         gap = min(float(np.diff(np.log(np.sort(law)[-2:]))[0]) for _, law, _ in guesses.values())
-        third = 3 * step // entry
-        return set(guesses) if gap >= (early, middle, late)[min(third, 2)] else inner(guesses, step, entry)
+        asked = early if step / entry < 0.33 else middle if step / entry < 0.67 else late
+        return set(guesses) if gap >= asked else inner(guesses, step, entry)
 
     return pick
 
@@ -130,35 +136,36 @@ def hierarchy(tau: float, low: float) -> Picker:
 
 
 def slow_fast(explore: int, reach: float, rest: float, tau: float) -> Picker:
-    """Oracle: cycles of one token a pass, then of all that is sure before the cycle's end."""
-    state = {"explored": 0, "ends": [0, 0], "end": None}
+    """Oracle: cycles of exploring passes, then of passes that go on until all before the cycle's end is known. What a pass
+    does not see makes no difference here: this one sees the whole canvas."""
+    state: dict = {}
 
     def pick(guesses, step, entry):
         if step == 0:
-            state.update(explored=0, ends=[0, 0], end=None, start=min(guesses))
-        scores = {at: float(law[token]) for at, (token, law, _) in guesses.items()}
-        far = max([at + 1 for at, c in scores.items() if c >= reach] + [min(scores) + 1])
-        if state["end"] is None:
-            chosen = surest(scores, 1)
-            state["explored"] += 1
-            state["ends"] = [state["ends"][1], far]
-            if state["explored"] >= explore and np.std(state["ends"]) < rest:
-                if any(at < far for at in set(scores) - chosen):
-                    state["end"] = far
-            return chosen
-        inside = {at: c for at, c in scores.items() if at < state["end"]}
+            state.update(start=min(guesses), begin=min(guesses), passes=0, ends=[], fast=False, settled=False)
+        scores = {at: float(law[token]) for at, (token, law, _) in guesses.items() if at >= state["begin"]}
+        if not state["fast"] and not state["settled"]:
+            state["ends"].append(max([at + 1 for at, c in scores.items() if c >= reach] + [state["begin"] + 1]))
+            last = [end - state["start"] for end in state["ends"][-2:]]
+            state["settled"] = len(last) == 2 and np.std(last) < rest
+            state["end"] = state["start"] + (last[-1] if state["settled"] else int(np.mean(last)))
+        inside = {at: c for at, c in scores.items() if at < state["end"] or not state["fast"]}
         sure = {at for at, c in inside.items() if c >= tau}
         chosen = sure if len(sure) > 1 else surest(inside, 1)
-        state["explored"] = 0
-        if not set(inside) - chosen:
-            state["end"] = None
+        state["passes"] += 1
+        if state["fast"] or state["passes"] >= explore:
+            over = not any(at < state["end"] for at in set(guesses) - chosen)
+            if over:
+                state.update(begin=state["end"], passes=0, ends=[], settled=False)
+            state["fast"] = not over
         return chosen
 
     return pick
 
 
-def dream(steps: int, rule: str, eps: float, alg_temp: float = 0.0) -> Picker:
-    """Oracle: Dream's linear schedule, with positions drawn by exponential races where `alg_temp` is above 0."""
+def dream(steps: int, rule: str, eps: float, alg_temp: float = 0.0, least: int = 1) -> Picker:
+    """Oracle: Dream's linear schedule, with positions drawn by exponential races where `alg_temp` is above 0, and at `least` so
+    many of them a pass."""
     times = np.linspace(1, eps, steps + 1)
 
     def pick(guesses, step, entry):
@@ -170,7 +177,23 @@ def dream(steps: int, rule: str, eps: float, alg_temp: float = 0.0) -> Picker:
         if alg_temp:  # of races at rates exp(score / alg_temp) the first ones to end are a draw without replacement
             ends = {at: -np.log(guess[2]) * np.exp(-scores[at] / alg_temp) for at, guess in guesses.items()}
             scores = {at: -end for at, end in ends.items()}
-        return surest(scores, max(1, int(len(scores) * share + 1e-4)))
+        return surest(scores, max(least, int(len(scores) * share + 1e-4)))
+
+    return pick
+
+
+def dream_threshold(steps: int, tau: float) -> Picker:
+    """Oracle: of the surest, as many as the schedule has and what was left over, the first and what is sure enough."""
+    left = {"over": 0}
+
+    def pick(guesses, step, entry):
+        if step == 0:
+            left["over"] = 0
+        scores = {at: float(law[token]) for at, (token, law, _) in guesses.items()}
+        looked = surest(scores, max(1, left["over"] + (entry // steps if step < steps else 0)))
+        chosen = surest(scores, 1) | {at for at in looked if scores[at] >= tau}
+        left["over"] = len(looked - chosen)
+        return chosen
 
     return pick
 
@@ -191,23 +214,23 @@ def remdm(extra: int, count: int, at: float) -> Picker:
             again = surest({at: -c for at, c in written.items()}, count)
             for at_ in again:
                 del written[at_]
-        return chosen - again, again - chosen
+        return chosen, again
 
     return pick
 
 
 def running_confidence(steps: int) -> Picker:
-    """Oracle: writes all, then opens the least sure again."""
+    """Oracle: writes all, then opens the least sure again, of earlier blocks too. For one text: it remembers all of it."""
     written: dict[int, float] = {}
 
     def pick(guesses, step, entry):
-        if step == 0:
-            written.clear()
         written.update({at: float(law[token]) for at, (token, law, _) in guesses.items()})
         passes = steps or entry
-        left = sum(entry // passes + (1 if t < entry % passes else 0) for t in range(step + 1, passes))
+        left = int(np.floor(entry * (1 - (step + 1) / passes))) if step + 1 < passes else 0
         again = surest({at: -c for at, c in written.items()}, left)
-        return set(guesses) - again, again - set(guesses)
+        for at in again:
+            del written[at]
+        return set(guesses), again
 
     return pick
 
@@ -223,6 +246,7 @@ def generate(
     uniforms: Callable[[int, int], float] = lambda at, step: 0.0,
     eos: Sequence[int] = (),
     cfg_scale: float = 0.0,
+    idle: bool = False,
 ) -> tuple[list[int], int]:
     """Oracle: greedy semi-autoregressive unmasking.
 
@@ -236,6 +260,7 @@ def generate(
       uniforms: the noise of a position in a pass over its block.
       eos: ids that end the text once all before them is known.
       cfg_scale: guidance away from the logits without what was given.
+      idle: whether a pass may commit nothing.
 
     Returns:
       The text, up to the first of `eos`, and how many forward passes it took.
@@ -246,7 +271,8 @@ def generate(
     for low in range(start, len(canvas), block_length):
         block = range(low, min(low + block_length, len(canvas)))
         entry, step = sum(canvas[at] == mask_id for at in block), 0
-        while any(canvas[at] == mask_id for at in block):
+        known = range(start, block[-1] + 1)  # an earlier block is only open again where a policy opens it
+        while any(canvas[at] == mask_id for at in known):
             logits = np.array(logits_of(canvas), np.float64)
             if cfg_scale:
                 blind = [mask_id if known else token for known, token in zip(given, canvas, strict=True)]
@@ -254,20 +280,19 @@ def generate(
                 logits = without + (1 + cfg_scale) * (logits - without)
             logits[:, mask_id] = -np.inf
             guesses = {}
-            for at in block:
+            for at in known:
                 if canvas[at] == mask_id:
                     row = logits[max(at - 1, 0) if shift else at]
                     law = np.exp(row - row.max())
                     guesses[at] = int(np.argmax(row)), law / law.sum(), uniforms(at, step)
             picked = pick(guesses, step, entry)
             chosen, again = picked if isinstance(picked, tuple) else (picked, set())
-            for at in chosen or surest({at: float(g[1][g[0]]) for at, g in guesses.items()}, 1):
+            for at in chosen or (set() if idle else surest({at: float(g[1][g[0]]) for at, g in guesses.items()}, 1)):
                 canvas[at] = guesses[at][0]
             for at in again:
                 canvas[at] = mask_id
             passes, step = passes + 1, step + 1
-        known = canvas[start : block[-1] + 1]
-        ends = [start + i + 1 for i, token in enumerate(known) if token in eos]
+        ends = [at + 1 for at in known if canvas[at] in eos]
         if ends:
             return canvas[: ends[0]], passes
     return canvas, passes

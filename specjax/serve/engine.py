@@ -47,6 +47,10 @@ class Engine:
       cache: a registry line, or a policy.
       block_length: positions that are decoded together.
       cfg_scale: classifier-free guidance; 0 is off.
+      sub_block: of block-diffusion models: parts of a block of that length are finished from left to right; 0: none.
+      filter: the folder of a filter, for the unmask policy `learn2pd`.
+      logits_eos_inf: whether an end of text is never predicted (LLaDA's option).
+      confidence_eos_eot_inf: whether a predicted end of text is the least sure of all predictions (LLaDA's option).
       dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere.
       mesh: a mesh, or a line such as `"data=2,model=4"`.
       logprobs: whether records carry log-probabilities.
@@ -67,6 +71,10 @@ class Engine:
         cache: Any = None,
         block_length: int | None = None,
         cfg_scale: float | None = None,
+        sub_block: int | None = None,
+        filter: str | None = None,
+        logits_eos_inf: bool = False,
+        confidence_eos_eot_inf: bool = False,
         dtype: Any = None,
         mesh: Any = None,
         logprobs: bool = False,
@@ -88,7 +96,20 @@ class Engine:
             lm, params = models.spread(model.lm, model.params, self.mesh)
             model = dataclasses.replace(model, lm=lm, params=params)
         self.model = model
-        plan = Plan(drafter, verifier, unmask, cache, block_length, cfg_scale, logprobs, tuple(logits_processors))
+        plan = Plan(
+            drafter=drafter,
+            verifier=verifier,
+            unmask=unmask,
+            cache=cache,
+            block_length=block_length,
+            cfg_scale=cfg_scale,
+            sub_block=sub_block,
+            filter=filter,
+            logits_eos_inf=logits_eos_inf,
+            confidence_eos_eot_inf=confidence_eos_eot_inf,
+            logprobs=logprobs,
+            logits_processors=tuple(logits_processors),
+        )
         self.decoder, self.params = assemble(model, plan, self.mesh)
         self.timing = Timing()
 
@@ -372,6 +393,10 @@ def generate(
     cache: Any = None,
     block_length: int | None = None,
     cfg_scale: float | None = None,
+    sub_block: int | None = None,
+    filter: str | None = None,
+    logits_eos_inf: bool = False,
+    confidence_eos_eot_inf: bool = False,
     chat: bool = False,
     suffix: Any = None,
     max_new_tokens: int = 128,
@@ -408,6 +433,10 @@ def generate(
       cache: of a diffusion model: a registry line or a policy.
       block_length: of a diffusion model.
       cfg_scale: of a diffusion model: classifier-free guidance, 0 is off.
+      sub_block: of a block-diffusion model: parts of a block of that length are finished from left to right; 0: none.
+      filter: of a diffusion model: the folder of a filter, for the unmask policy `learn2pd`.
+      logits_eos_inf: of a diffusion model: whether an end of text is never predicted (LLaDA's option).
+      confidence_eos_eot_inf: of a diffusion model: whether a predicted end of text is the least sure of all (LLaDA's option).
       chat: whether prompts that are texts are a user's turn of the model's chat template, which the model answers.
       suffix: of a diffusion model: what follows the new text, a string or token ids; `max_new_tokens` are filled in before it.
       max_new_tokens: at least 1.

@@ -36,6 +36,10 @@ class Plan:
       cache: of a diffusion model: a registry line or a policy.
       block_length: of a diffusion model.
       cfg_scale: of a diffusion model.
+      sub_block: of a diffusion model whose blocks do not see later ones: the length of a block's parts; 0: none.
+      filter: of a diffusion model: the folder of a filter, for the policy `learn2pd`.
+      logits_eos_inf: of a diffusion model: whether an end of text is never predicted (LLaDA).
+      confidence_eos_eot_inf: of a diffusion model: whether a predicted end of text is the least sure of all (LLaDA).
       logprobs: whether records carry log-probabilities; of an autoregressive model.
       logits_processors: the user's own warpers (`specjax.sampling.Processor`); of an autoregressive model.
     """
@@ -53,6 +57,14 @@ class Plan:
     block_length: int | None = _setting(None, f"of a diffusion model (default: {DEFAULT_BLOCK})", metavar="N")
     cfg_scale: float | None = _setting(
         None, "of a diffusion model: classifier-free guidance (default: off)", metavar="S"
+    )
+    sub_block: int | None = _setting(
+        None, "of a block-diffusion model: parts of a block from left to right (default: the model's)", metavar="N"
+    )
+    filter: str | None = _setting(None, "of a diffusion model: a filter's folder, for learn2pd", metavar="FOLDER")
+    logits_eos_inf: bool = _setting(False, "of a diffusion model: an end of text is never predicted")
+    confidence_eos_eot_inf: bool = _setting(
+        False, "of a diffusion model: a predicted end of text is the least sure of all"
     )
     logprobs: bool = _setting(False, "records carry log-probabilities of their tokens")
     logits_processors: Sequence[Processor] = _setting((), "", hidden=True)
@@ -72,7 +84,9 @@ class _Kind:
 
 
 _AUTOREGRESSIVE = _Kind("an autoregressive", ("drafter", "verifier", "logprobs", "logits_processors"))
-_DIFFUSION = _Kind("a diffusion", ("unmask", "cache", "block_length", "cfg_scale"))
+_DIFFUSION = _Kind("a diffusion", (
+    "unmask", "cache", "block_length", "cfg_scale", "sub_block", "filter", "logits_eos_inf", "confidence_eos_eot_inf",
+))  # fmt: skip
 
 
 def assemble(model: Any, plan: Plan, mesh: Any = None) -> tuple[Any, Any]:
@@ -122,6 +136,9 @@ def _canvas(model, plan, mesh):
         raise ValueError(
             f"{model.name} keeps an exact cache of its text, and reads no second canvas: choose the cache none, and cfg_scale 0"
         )
+    of_masks = ("sub_block", "filter", "logits_eos_inf", "confidence_eos_eot_inf")
+    if asked := [name for name in of_masks if getattr(plan, name)]:
+        raise ValueError(f"{model.name} has canvases of random tokens and no mask: leave {asked[0]} out")
     if plan.block_length not in (None, canvas.block):
         raise ValueError(
             f"{model.name} was made for canvases of {canvas.block} tokens, not of {plan.block_length}: leave the block length "
@@ -142,6 +159,8 @@ def _diffusion(model, plan, mesh):
 
     unmask = DEFAULT_UNMASK if plan.unmask is None else plan.unmask
     unmask = make_unmask(unmask) if isinstance(unmask, str) else unmask
+    if plan.filter is not None:
+        unmask = _filtered(unmask, plan.filter)
     params = {"target": model.params}
     if isinstance(unmask, Stored):
         unmask, own = unmask.load(model, mesh)
@@ -171,6 +190,28 @@ def _diffusion(model, plan, mesh):
         shift=model.masked.shift,
         causal_blocks=model.masked.block > 0,
         cfg_scale=plan.cfg_scale or 0.0,
+        sub_block=_sub_block(model, plan),
         mesh=mesh,
+        never=_ends(model) if plan.logits_eos_inf else (),
+        doubted=_ends(model) if plan.confidence_eos_eot_inf else (),
     )
     return decoder, params
+
+
+def _filtered(unmask, folder):
+    if not (isinstance(unmask, Stored) and unmask.name == "learn2pd"):
+        raise ValueError("filter is for the unmask policy learn2pd: choose it, or leave the filter out")
+    return dataclasses.replace(unmask, asked=folder)
+
+
+def _sub_block(model, plan):
+    if plan.sub_block is not None:
+        return plan.sub_block
+    usual = model.masked.usual_sub_block
+    return usual if plan.block_length is None or usual == 0 or plan.block_length % usual == 0 else 0
+
+
+def _ends(model):
+    if not model.eos_ids:
+        raise ValueError(f"{model.name} names no end of text: leave logits_eos_inf and confidence_eos_eot_inf out")
+    return tuple(model.eos_ids)

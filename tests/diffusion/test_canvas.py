@@ -17,7 +17,7 @@ from specjax import decoder as decoding
 from specjax.bench.engines import engines_of
 from specjax.bench.options import BenchOptions
 from specjax.diffusion import CanvasDiffusion, EntropyRenoise, Prefix, Threshold
-from specjax.diffusion.decoder import DRAW
+from specjax.diffusion.common import DRAW
 from specjax.sampling import Sampling, row_keys
 from specjax.sampling.noise import gumbel
 from specjax.serve.engine import Engine

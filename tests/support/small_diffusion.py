@@ -8,7 +8,7 @@ import numpy as np
 
 from specjax import decoder as decoding
 from specjax.diffusion import diffusion
-from specjax.diffusion.decoder import CHOOSE
+from specjax.diffusion.common import CHOOSE
 from specjax.lm import Block, Wants
 from specjax.models import LlamaConfig, LlamaLM
 from specjax.sampling import Sampling, row_keys

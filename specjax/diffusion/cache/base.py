@@ -61,6 +61,11 @@ class Cache(abc.ABC):
         """Whether anything is ever reused; without, no keys and values are stored."""
         return True
 
+    @property
+    def seeds(self) -> bool:
+        """Whether the pass that enters a block commits its first token alone, of a model whose logits are shifted."""
+        return False
+
     @abc.abstractmethod
     def active(self, canvas: Canvas) -> Array:
         """The positions to compute anew, `[B, L]` bool."""

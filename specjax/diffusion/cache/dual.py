@@ -8,7 +8,8 @@ from specjax.diffusion.cache.base import Cache, every
 
 @dataclasses.dataclass(frozen=True)
 class Dual(Cache):
-    """Reuses everything outside the active block; the pass that enters a block computes all.
+    """Reuses everything outside the active block; the pass that enters a block computes all. Where logits are shifted (Dream),
+    that pass commits the block's first token alone, however sure the others are.
 
     Attributes:
       refresh: passes over a block between two that compute everything; 0: the first alone does. 1 is no cache.
@@ -21,13 +22,18 @@ class Dual(Cache):
     def __post_init__(self):
         check_refresh(self, 0)
 
+    @property
+    def seeds(self):
+        return True
+
     def active(self, canvas):
         return canvas.inside | every(canvas, due(canvas.step, self.refresh))
 
 
 @dataclasses.dataclass(frozen=True)
 class Prefix(Cache):
-    """Reuses what lies before the active block; the block and all that follows are computed anew.
+    """Reuses what lies before the active block; the block and all that follows are computed anew. A block is entered as in
+    `Dual`.
 
     Attributes:
       refresh: as in `Dual`.
@@ -41,6 +47,10 @@ class Prefix(Cache):
 
     def __post_init__(self):
         check_refresh(self, 0)
+
+    @property
+    def seeds(self):
+        return True
 
     def active(self, canvas):
         return (canvas.at >= canvas.start[:, None]) | every(canvas, due(canvas.step, self.refresh))

@@ -34,12 +34,13 @@ class Interval(Cache):
 
 @dataclasses.dataclass(frozen=True)
 class Vicinity(Cache):
-    """Computes the active block and its neighbours, and everything in the first passes over a block (dInfer, 2025).
+    """Computes the active block and its neighbours, and everything in the first passes over a text and when a block is entered
+    (dInfer, 2025).
 
     Attributes:
       before: neighbours on the left.
       after: neighbours on the right.
-      warmup: passes over a block that compute everything.
+      warmup: passes over a text that compute everything, before one more that does so for the cache.
     """
 
     about = About("vicinity", "computes the block and its neighbours", "dInfer 2025", "lossy")
@@ -49,10 +50,10 @@ class Vicinity(Cache):
     warmup: int = 4
 
     def __post_init__(self):
-        if min(self.before, self.after) < 0 or self.warmup < 1:
-            raise ValueError(f"vicinity needs before >= 0, after >= 0 and warmup >= 1, got {self}")
+        if min(self.before, self.after) < 0 or self.warmup < 0:
+            raise ValueError(f"vicinity needs before >= 0, after >= 0 and warmup >= 0, got {self}")
 
     def active(self, canvas):
         offset = canvas.at - canvas.start[:, None]
         near = (offset >= -self.before) & (offset < canvas.width + self.after)
-        return near | every(canvas, canvas.step < self.warmup)
+        return near | every(canvas, (canvas.passes <= self.warmup) | (canvas.step == 0))

@@ -16,19 +16,57 @@ Array = jax.Array
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Overview:
+    """What the model predicts besides the active block: for `N` positions, all of the canvas or, of a model whose blocks do not
+    see later ones, the block.
+
+    Attributes:
+      at: `[B, N]` int32, the positions.
+      tokens: `[B, N]` int32, the predicted ids, never the mask id.
+      log_law: `[B, N, V]` float32, see `Guess`.
+      noise: `[B, N]` float32 in [0, 1), this pass's uniforms.
+      read: `[B, N]` bool, the positions whose predictions are of this pass.
+      known: `[B, N]` bool, the new text's positions that hold a token.
+      open: `[B, N]` bool, those that were read and do not.
+      ends: `[B, N]` bool, whether an end of text is predicted.
+      place: `[B, N]` int32, the positions, counted from the end of the prompt.
+      after: `[B]` int32, the first position behind the active block.
+      passes: `[B]` int32, forward passes over the canvas before this one.
+      blocks: `[B]` int32, how many blocks the canvas has.
+    """
+
+    at: Array
+    tokens: Array
+    log_law: Array
+    noise: Array
+    read: Array
+    known: Array
+    open: Array
+    ends: Array
+    place: Array
+    after: Array
+    passes: Array
+    blocks: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Guess:
     """What the model predicts for a row's active block of W positions, after one forward pass.
 
     Attributes:
       tokens: `[B, W]` int32, the predicted ids, never the mask id; -1 where the logits are not finite.
-      log_law: `[B, W, V]` float32, the model's law: no temperature, no filters, no mask id.
+      log_law: `[B, W, V]` float32, the model's law: no temperature, no filters, no mask id; of a policy that is `warped`, after
+        them.
       masked: `[B, W]` bool, the positions that may be committed.
       committed: `[B, W]` bool, those committed in earlier passes over this block.
       step: `[B]` int32, forward passes over this block before this one.
-      entry: `[B]` int32, how many positions were masked when the block began.
+      entry: `[B]` int32, how many positions were masked when the block began; where blocks count from the beginning of the
+        text, how many it has, masked or not.
       noise: `[B, W]` float32 in [0, 1), this pass's uniforms.
       sampled: `[B]` bool, whether the tokens were drawn; else they are the likeliest.
       weights: `params["unmask"]`, of a policy that was trained, or None.
+      overview: of a policy that looks at the `whole` canvas, or None.
     """
 
     tokens: Array
@@ -40,6 +78,7 @@ class Guess:
     noise: Array
     sampled: Array
     weights: Any = None
+    overview: Any = None
 
 
 @jax.tree_util.register_dataclass
@@ -52,12 +91,18 @@ class Choice:
       score: `[B, W]` float32: where no masked position was chosen, the surest one is committed.
       tokens: `[B, W]` int32, what to write.
       reopen: `[B, W]` bool, committed positions of the block that become open again, or None.
+      besides: `[B, N]` int32, what is written at open positions of the overview besides, -1 for nothing; or None.
+      undo: `[B, N]` bool, positions of the overview that become open again, or None.
+      end: `[B]` int32, where the canvas is cut, or None.
     """
 
     commit: Array
     score: Array
     tokens: Array
     reopen: Array | None = None
+    besides: Array | None = None
+    undo: Array | None = None
+    end: Array | None = None
 
 
 class Unmask(abc.ABC):
@@ -76,9 +121,28 @@ class Unmask(abc.ABC):
         return False
 
     @property
-    def ends(self) -> bool:
-        """Whether a committed end of text ends the canvas there, before all that precedes it is known."""
+    def whole(self) -> bool:
+        """Whether a guess needs an `Overview`: predictions for more than the active block."""
         return False
+
+    @property
+    def lasting(self) -> bool:
+        """Whether its memory is of an overview's N positions and lasts as long as the row, not of a block."""
+        return False
+
+    @property
+    def warped(self) -> bool:
+        """Whether it ranks by the laws after temperature and filters."""
+        return False
+
+    @property
+    def idle(self) -> bool:
+        """Whether a pass may commit nothing."""
+        return False
+
+    def sees(self, memory: Any) -> Array | None:
+        """How many positions from the block's beginning on a pass sees `[B]` int32; None: all."""
+        return None
 
     @property
     def decoder(self) -> Any:
@@ -104,36 +168,48 @@ class Unmask(abc.ABC):
         """The choice, and what to remember."""
 
 
-def confidence(guess: Guess) -> Array:
+def confidence(guess: Guess | Overview) -> Array:
     """The probability `[B, W]` of the predicted token (LLaDA's `low_confidence`, Dream's `maskgit_plus`)."""
     picked = jnp.take_along_axis(guess.log_law, guess.tokens[..., None], axis=-1)[..., 0]
     return jnp.exp(picked)
 
 
-def margin(guess: Guess) -> Array:
+def margin(guess: Guess | Overview) -> Array:
     """The likeliest token's probability less the second's, `[B, W]` (Dream's `topk_margin`)."""
     best = jnp.exp(jax.lax.top_k(guess.log_law, 2)[0])
     return best[..., 0] - best[..., 1]
 
 
-def negative_entropy(guess: Guess) -> Array:
+def negative_entropy(guess: Guess | Overview) -> Array:
     """`sum p log p`, `[B, W]` in nats (Dream's `entropy`)."""
     law = jnp.exp(guess.log_law)
     return jnp.sum(jnp.where(law > 0, law * guess.log_law, 0.0), axis=-1)
 
 
-def random(guess: Guess) -> Array:
+def random(guess: Guess | Overview) -> Array:
     """This pass's uniforms, `[B, W]`: any position is as good as another (LLaDA's `random`)."""
     return guess.noise
 
 
-RULES: dict[str, Callable[[Guess], Array]] = {
+RULES: dict[str, Callable[[Guess | Overview], Array]] = {
     "low_confidence": confidence,
     "margin": margin,
     "entropy": negative_entropy,
     "random": random,
 }
 """How sure a prediction is, by the name of what is committed last."""
+
+
+def counted(guess: Guess) -> Array:
+    """How many positions of the block were open when it began `[B]`: those that are, or were committed."""
+    return jnp.sum(guess.masked | guess.committed, axis=1)
+
+
+def scheduled(steps: int, passes: Array, entry: Array) -> Array:
+    """How many of a block's tokens `[B]` so many passes commit, where `steps` passes (0: `entry`) take as many each, and the
+    first ones the rest."""
+    count = jnp.maximum(entry, 1) if steps == 0 else jnp.full_like(entry, steps)
+    return jnp.minimum(entry // count * passes + jnp.minimum(passes, entry % count), entry)
 
 
 def ranks(scores: Array, masked: Array) -> Array:

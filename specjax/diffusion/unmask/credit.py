@@ -39,6 +39,9 @@ class Credit(Wrapper):
     def init(self, batch, width, vocab_size):
         return jnp.zeros((batch, width, vocab_size)), self.inner.init(batch, width, vocab_size)
 
+    def sees(self, memory):
+        return self.inner.sees(memory[1])
+
     def __call__(self, guess, memory):
         credit, inner = memory
         likeliest = jnp.argmax(guess.log_law, axis=-1).astype(jnp.int32)

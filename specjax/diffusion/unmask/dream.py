@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.diffusion.unmask.base import RULES, Choice, Unmask, ranks
+from specjax.diffusion.unmask.base import RULES, Choice, Unmask, confidence, ranks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,15 +13,20 @@ class Dream(Unmask):
     """Noise falls linearly from 1 to `eps` in `steps` passes; each commits the share of open positions by which it falls.
 
     `origin` commits every position with that probability; the others commit as many of the surest, rounded down, and all
-    that is open in the last pass. Counts are each row's own, where the original takes the mean over its batch. A pass in
-    which nothing would be committed still commits one.
+    that is open in the last pass. How sure a prediction is, the law after temperature and filters says. Counts are each row's
+    own, where the original takes the mean over its batch.
+
+    `threshold` is Fast-dLLM's rule for Dream (arXiv:2505.22618): a pass looks at the block's positions over `steps`, and as
+    many as earlier passes left over; of these the surest is committed, and what is sure enough. The rest is left over.
 
     Attributes:
       steps: passes a block.
-      rule: `origin`, or a key of `RULES` (`low_confidence` is Dream's `maskgit_plus`, `margin` its `topk_margin`).
+      rule: `origin`, `threshold`, or a key of `RULES` (`low_confidence` is Dream's `maskgit_plus`, `margin` its `topk_margin`).
       eps: the noise that is left.
       alg_temp: above 0, the positions are drawn without replacement in proportion to `exp(sureness / alg_temp)`. Not for
-        `origin`, which is not sure of anything.
+        `origin`, which is not sure of anything, and `threshold`.
+      threshold: of the rule of that name.
+      published: whether a pass in which nothing would be committed commits nothing, as in the original; else it commits one.
     """
 
     about = About("dream", "Dream's sampler: a linear schedule", "arXiv:2508.15487", "own text")
@@ -30,18 +35,36 @@ class Dream(Unmask):
     rule: str = "origin"
     eps: float = 1e-3
     alg_temp: float = 0.0
+    threshold: float = 0.9
+    published: bool = False
 
     def __post_init__(self):
-        if self.steps < 1 or self.rule not in ("origin", *RULES) or not 0 <= self.eps < 1:
+        if self.steps < 1 or self.rule not in ("origin", "threshold", *RULES) or not 0 <= self.eps < 1:
             raise ValueError(
-                f"dream needs steps >= 1, eps in [0, 1) and a rule of origin, {', '.join(RULES)}, got {self}"
+                f"dream needs steps >= 1, eps in [0, 1) and a rule of origin, threshold, {', '.join(RULES)}, got {self}"
             )
-        if not self.alg_temp >= 0 or (self.alg_temp and self.rule in ("origin", "random")):
+        if not self.alg_temp >= 0 or (self.alg_temp and self.rule in ("origin", "threshold", "random")):
             raise ValueError(
                 f"dream needs alg_temp >= 0, and a rule that is sure of something where it is not 0, got {self}"
             )
+        if not self.threshold >= 0:
+            raise ValueError(f"dream needs threshold >= 0, got {self.threshold}")
+
+    @property
+    def warped(self):
+        return True
+
+    @property
+    def idle(self):
+        return self.published
+
+    def init(self, batch, width, vocab_size):
+        """How many tokens earlier passes left over `[B]`, of the rule `threshold`."""
+        return jnp.zeros((batch,), jnp.int32) if self.rule == "threshold" else ()
 
     def __call__(self, guess, memory):
+        if self.rule == "threshold":
+            return self._left_over(guess, memory)
         step = guess.step.astype(jnp.float32)
         now, then = (1 - (1 - self.eps) * (step + offset) / self.steps for offset in (0, 1))
         share = jnp.where(guess.step >= self.steps - 1, 1.0, 1 - then / now)
@@ -53,3 +76,11 @@ class Dream(Unmask):
         if self.alg_temp:  # the largest of noisy scores are such a draw (Gumbel top-k)
             score = score / self.alg_temp - jnp.log(-jnp.log(guess.noise))
         return Choice(ranks(score, guess.masked) < count[:, None], score, guess.tokens), memory
+
+    def _left_over(self, guess, left):
+        score = confidence(guess)
+        place = ranks(score, guess.masked)
+        count = left + jnp.where(guess.step < self.steps, guess.entry // self.steps, 0)
+        looked = guess.masked & (place < jnp.maximum(count, 1)[:, None])
+        commit = looked & ((place == 0) | (score >= self.threshold))
+        return Choice(commit, score, guess.tokens), (looked & ~commit).sum(axis=1).astype(jnp.int32)

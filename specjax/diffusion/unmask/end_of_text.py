@@ -1,28 +1,37 @@
-"""End-of-text prediction: a committed end of text ends the canvas (Learn2PD, arXiv:2509.25188, section 3.3)."""
+"""End-of-text prediction: a predicted end of text ends the canvas (Learn2PD, arXiv:2509.25188, section 3.3)."""
 
 import dataclasses
 
+import jax.numpy as jnp
+
 from specjax.about import About
+from specjax.diffusion.unmask.base import confidence
 from specjax.diffusion.unmask.wrapper import Wrapper
 
 
 @dataclasses.dataclass(frozen=True)
 class EndOfText(Wrapper):
-    """Another policy's choice. Where it commits an end of text, nothing behind that is read or decoded any more.
+    """Another policy's choice. Where an end of text is predicted for an open position, anywhere in the canvas, nothing behind
+    it is read or decoded any more, before it is written; of several the surest counts.
 
-    Lossy where the model takes notice of open positions behind the end: the later ones of a block are not there for it.
+    Lossy: a later pass might not have predicted it, and the model takes notice of open positions behind the end.
 
     Attributes:
       inner: decides.
     """
 
     about = About(
-        "end_of_text", "a committed end of text ends the canvas; put before another policy", "arXiv:2509.25188", "lossy"
+        "end_of_text", "a predicted end of text ends the canvas; put before another policy", "arXiv:2509.25188", "lossy"
     )
 
     @property
-    def ends(self):
+    def whole(self):
         return True
 
     def __call__(self, guess, memory):
-        return self.inner(guess, memory)
+        choice, memory = self.inner(guess, memory)
+        view = guess.overview
+        sure = jnp.where(view.ends & view.open, confidence(view), -1.0)
+        surest = jnp.take_along_axis(view.at, jnp.argmax(sure, axis=1)[:, None], axis=1)[:, 0]
+        end = jnp.where(sure.max(axis=1) >= 0, surest + 1, jnp.iinfo(jnp.int32).max)
+        return dataclasses.replace(choice, end=end), memory

@@ -13,15 +13,16 @@ class Factor(Unmask):
     """Commits the n surest predictions with `(n + 1) (1 - c_n) <= factor`, c_n the n-th largest probability. At 1 the argmax of
     the product of the marginals is that of any joint law that has them.
 
-    The published loop also takes the last candidate that fails; this is the rule as the theorem has it.
-
     Attributes:
       factor: f.
+      published: whether the last candidate of a block is also taken where it alone fails, as the published loop does; else this
+        is the rule as the theorem has it.
     """
 
     about = About("factor", "the n surest while (n + 1)(1 - c_n) <= factor", "arXiv:2505.22618, section 3.3", "lossy")
 
     factor: float = 1.0
+    published: bool = False
 
     def __post_init__(self):
         if not self.factor > 0:
@@ -33,4 +34,7 @@ class Factor(Unmask):
         n = 1 + jnp.arange(score.shape[-1])[None]
         holds = (n + 1) * (1 - fallen) <= self.factor
         count = jnp.cumprod(holds.astype(jnp.int32), axis=-1).sum(axis=-1)
+        if self.published:
+            left = guess.masked.sum(axis=-1)
+            count = jnp.where(jnp.maximum(count, 1) == left - 1, left, count)
         return Choice(ranks(score, guess.masked) < count[:, None], score, guess.tokens), memory

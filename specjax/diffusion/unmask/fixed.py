@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.diffusion.unmask.base import RULES, Choice, Unmask, ranks
+from specjax.diffusion.unmask.base import RULES, Choice, Unmask, ranks, scheduled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,15 +28,11 @@ class Fixed(Unmask):
 
     def __call__(self, guess, memory):
         score = RULES[self.rule](guess)
-        return Choice(
-            ranks(score, guess.masked) < self.count(guess.step, guess.entry)[:, None], score, guess.tokens
-        ), memory
+        count = self.count(guess.step, guess.entry)
+        if self.steps:  # where a block was entered with one token alone, the last pass makes up for it
+            count = jnp.where(guess.step >= self.steps - 1, guess.masked.sum(axis=1), count)
+        return Choice(ranks(score, guess.masked) < count[:, None], score, guess.tokens), memory
 
     def count(self, step, entry):
         """How many tokens `[B]` pass number `step` commits."""
-        return self.after(step + 1, entry) - self.after(step, entry)
-
-    def after(self, passes, entry):
-        """How many tokens `[B]` so many passes commit: a block's masks over its passes, the first ones taking the rest."""
-        steps = jnp.where(self.steps > 0, self.steps, jnp.maximum(entry, 1))
-        return jnp.minimum(entry // steps * passes + jnp.minimum(passes, entry % steps), entry)
+        return scheduled(self.steps, step + 1, entry) - scheduled(self.steps, step, entry)

@@ -7,14 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.diffusion.unmask.base import Choice, Guess, Unmask, confidence
+from specjax.diffusion.unmask.base import Choice, Guess, Unmask, confidence, ranks, scheduled
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
 class Learn2PD(Unmask):
-    """Commits what the filter finds final; it sees how sure the model is at every position of the block.
+    """Commits what the filter finds final, and always the surest, as many as a schedule asks for. The filter sees how sure the
+    model is at every position of the block.
 
     Its parameters, `params["unmask"]`, are {`first`: {`kernel` `[W, H]`, `bias`}, `second`: {`kernel` `[H, W]`, `bias`}}. They
     belong to one model and one block length.
@@ -23,6 +24,7 @@ class Learn2PD(Unmask):
       threshold: of the filter's probability.
       block_length: W, that it was trained for.
       hidden: H.
+      steps: passes a block of the schedule, see `Fixed`; 0: one token a pass.
     """
 
     about = About(
@@ -30,17 +32,20 @@ class Learn2PD(Unmask):
         "what a trained filter finds final",
         "arXiv:2509.25188",
         "lossy",
-        fields=("threshold",),
+        fields=("threshold", "steps"),
         loads="filter",
     )
 
     threshold: float = 0.96
     block_length: int = 32
     hidden: int = 32
+    steps: int = 0
 
     def __post_init__(self):
-        if not 0 < self.threshold < 1 or self.block_length < 1 or self.hidden < 1:
-            raise ValueError(f"learn2pd needs threshold in (0, 1), block_length and hidden >= 1, got {self}")
+        if not 0 < self.threshold < 1 or self.block_length < 1 or self.hidden < 1 or self.steps < 0:
+            raise ValueError(
+                f"learn2pd needs threshold in (0, 1), block_length and hidden >= 1, and steps >= 0, got {self}"
+            )
 
     @property
     def needs(self):
@@ -69,7 +74,10 @@ class Learn2PD(Unmask):
     def __call__(self, guess, memory):
         sure = jnp.where(guess.masked | guess.committed, top(guess), 1.0)
         final = jax.nn.sigmoid(judge(guess.weights, sure)) > self.threshold
-        return Choice(final, confidence(guess), guess.tokens), memory
+        score = confidence(guess)
+        count = scheduled(self.steps, guess.step + 1, guess.entry) - scheduled(self.steps, guess.step, guess.entry)
+        surest = ranks(score, guess.masked) < count[:, None]
+        return Choice(final | surest, score, guess.tokens), memory
 
 
 def top(guess: Guess) -> Array:

@@ -3,10 +3,10 @@
 import dataclasses
 
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.about import About
-from specjax.diffusion.unmask.base import RULES, Choice, Unmask, ranks
-from specjax.diffusion.unmask.fixed import Fixed
+from specjax.diffusion.unmask.base import RULES, Choice, Unmask, counted, ranks
 
 
 class Revising(Unmask):
@@ -23,6 +23,9 @@ class Revising(Unmask):
 @dataclasses.dataclass(frozen=True)
 class ReMDM(Revising):
     """One token a pass; late in a block some extra passes each redo the tokens that were least sure when they were written.
+
+    The pass before opens them; the extra one reads the canvas without them, and commits as many: of those and of what was open
+    already. So a pass may leave the canvas as it found it.
 
     Attributes:
       extra: such passes a block.
@@ -46,32 +49,63 @@ class ReMDM(Revising):
 
     def __call__(self, guess, memory):
         score = RULES[self.rule](guess)
-        first = jnp.clip(jnp.floor(self.at * guess.entry).astype(jnp.int32), 1, jnp.maximum(guess.entry - 1, 1))
-        redoing = (guess.step >= first) & (guess.step < first + self.extra)
-        open_now = guess.masked.sum(axis=-1)
-        commit = ranks(score, guess.masked) < jnp.where(redoing, jnp.minimum(self.count, open_now), 1)[:, None]
+        commit = ranks(score, guess.masked) < jnp.where(self._redoes(guess, 0), self.count, 1)[:, None]
         written = jnp.where(commit, score, memory)
-        after = guess.step + 1
-        again = (after >= first) & (after < first + self.extra)
-        known = (guess.committed | commit) & (written < jnp.inf)  # a token is redone once for every time it was chosen
-        redo = (ranks(-written, known) < self.count) & again[:, None] & known
-        written = jnp.where(redo, jnp.inf, written)
-        return Choice(commit & ~redo, score, guess.tokens, guess.committed & redo), written
+        known = (guess.committed | commit) & (written < jnp.inf)
+        again = known & (ranks(-written, known) < self.count) & self._redoes(guess, 1)[:, None]
+        return Choice(commit, score, guess.tokens, again), jnp.where(again, jnp.inf, written)
+
+    def _redoes(self, guess, ahead):
+        """Whether so many passes after this one redo something `[B]`."""
+        entry = counted(guess)
+        first = jnp.clip(jnp.floor(self.at * entry).astype(jnp.int32), 1, jnp.maximum(entry - 1, 1))
+        return (guess.step + ahead >= first) & (guess.step + ahead < first + self.extra)
 
 
 @dataclasses.dataclass(frozen=True)
-class RunningConfidence(Revising, Fixed):
-    """Every pass writes all that is open, then opens the least sure tokens of the block again: as many as `Fixed` would leave.
+class RunningConfidence(Revising):
+    """Every pass writes all that is open up to the block's end, then opens the least sure tokens again, those of earlier blocks
+    too: as many as a linear schedule leaves open.
 
     A token keeps the confidence that it was written with until it is written anew, so an early unsure one may go again.
+
+    Attributes:
+      steps: passes a block; 0: as many as it has masks.
+      rule: a key of `RULES`.
     """
 
     about = About("rcr", "writes all, opens the least sure again", "ParallelBench 2025", "own text")
 
+    steps: int = 0
+    rule: str = "low_confidence"
+
+    def __post_init__(self):
+        if self.steps < 0 or self.rule not in RULES:
+            raise ValueError(f"steps must be at least 0, and rule one of {', '.join(RULES)}; got {self}")
+
+    @property
+    def whole(self):
+        return True
+
+    @property
+    def lasting(self):
+        return True
+
     def __call__(self, guess, memory):
-        score = RULES[self.rule](guess)
-        written = jnp.where(guess.masked, score, memory)
-        left = guess.entry - self.after(guess.step + 1, guess.entry)
-        mine = guess.masked | guess.committed
-        opened = (ranks(-written, mine) < left[:, None]) & mine
-        return Choice(guess.masked & ~opened, score, guess.tokens, guess.committed & opened), written
+        view = guess.overview
+        score = RULES[self.rule](view)
+        write = view.open & (view.at < view.after[:, None])
+        written = jnp.where(write, score, memory)
+        candidates = (write | view.known) & (written < jnp.inf)
+        undo = ranks(-written, candidates) < self.left(guess, score.shape[1])[:, None]
+        written_now = jnp.where(write, view.tokens, -1)
+        choice = Choice(guess.masked, jnp.where(guess.masked, 0.0, -1.0), guess.tokens, None, written_now, undo)
+        return choice, jnp.where(undo, jnp.inf, written)
+
+    def left(self, guess, most):
+        """How many positions `[B]` are open after this pass. The table is the published one, in its float64."""
+        total = np.arange(most + 1)[:, None]
+        steps = np.full_like(total, self.steps) if self.steps else np.maximum(total, 1)
+        done = np.arange(1, int(steps.max()) + 1)[None] / steps
+        table = np.where(done < 1, np.floor(total * np.clip(1 - done, 1e-6, 1)), 0).astype(np.int32)
+        return jnp.asarray(table)[counted(guess), jnp.minimum(guess.step, table.shape[1] - 1)]

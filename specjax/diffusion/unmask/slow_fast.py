@@ -2,24 +2,50 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.diffusion.unmask.base import Choice, Unmask, confidence
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cycle:
+    """Where a row is in its block. Places count from the block's beginning.
+
+    Attributes:
+      passes: `[B]` int32, of this phase.
+      begin: `[B]` int32, where the cycle begins; all before it is known.
+      end: `[B]` int32, how far it is thought to reach.
+      last: `[B]` int32, what the pass before thought; -1 in the first one.
+      settled: `[B]` bool, whether `end` has come to rest.
+      fast: `[B]` bool, accelerating, not exploring.
+    """
+
+    passes: Array
+    begin: Array
+    end: Array
+    last: Array
+    settled: Array
+    fast: Array
 
 
 @dataclasses.dataclass(frozen=True)
 class SlowFast(Unmask):
     """Cycles of exploring and accelerating within a block.
 
-    Exploring, the surest token is committed, and the cycle's end is put behind the last position of at least `reach`. When that
-    end has come to rest, all that lies before it is committed as fast as it is sure.
+    Exploring takes `explore` passes, in which the cycle's end is put behind the last position of at least `reach`: where two
+    passes agree, else at the mean of the last two. Accelerating goes on until all before that end is known, and from its second
+    pass on sees nothing behind it. In both, all that is sure is committed where that is two or more, else the surest.
 
     Attributes:
-      explore: passes a cycle explores at least.
+      explore: passes that a cycle explores.
       reach: probability of a prediction that may still be in the cycle.
-      rest: the standard deviation of the last two ends, in positions, below which exploring ends.
-      threshold: probability at which accelerating commits; where fewer than two are that sure, the surest one.
+      rest: the standard deviation of two ends, in positions, below which they agree.
+      threshold: probability at which a prediction is sure.
     """
 
     about = About(
@@ -36,32 +62,43 @@ class SlowFast(Unmask):
             raise ValueError(f"slow_fast needs explore >= 1, and reach, rest and threshold >= 0, got {self}")
 
     def init(self, batch, width, vocab_size):
-        zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)
-        return (
-            zeros(),
-            zeros(2),
-            zeros(),
-        )  # explored, the last two ends, the cycle's end (0: exploring)
+        zero, no = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch,), bool)
+        return Cycle(zero, zero, zero, zero - 1, no, no)
+
+    def sees(self, memory):
+        return jnp.where(memory.fast & (memory.passes > 0), memory.end, jnp.iinfo(jnp.int32).max)
 
     def __call__(self, guess, memory):
-        explored, ends, end = memory
         score = confidence(guess)
         place = jnp.arange(score.shape[-1], dtype=jnp.int32)[None]
-        far = jnp.max(jnp.where(guess.masked & (score >= self.reach), place + 1, 0), axis=-1)
-        far = jnp.maximum(far, jnp.argmax(guess.masked, axis=-1).astype(jnp.int32) + 1)
-        fast = end > 0
-        inside = guess.masked & (place < end[:, None])
+        inside = guess.masked & (place >= memory.begin[:, None])
+        end, last, settled = self._look(memory, inside, place, score)
+        inside = inside & (~memory.fast[:, None] | (place < end[:, None]))
         sure = inside & (score >= self.threshold)
-        commit = sure & fast[:, None] & (sure.sum(axis=-1, keepdims=True) > 1)
-        eligible = jnp.where(fast[:, None], inside, guess.masked)
-        score = jnp.where(eligible, score, -1.0)
-        surest = place == jnp.argmax(score, axis=-1)[:, None]
-        commit = jnp.where(commit.any(axis=-1, keepdims=True), commit, surest & guess.masked)
-        over = fast & ~jnp.any(inside & ~commit, axis=-1)
-        explored = jnp.where(fast, 0, explored + 1)
-        ends = jnp.where(fast[:, None], ends, jnp.stack([ends[:, 1], far], axis=1))
-        still = jnp.std(ends.astype(jnp.float32), axis=-1) < self.rest
-        found = ~fast & (explored >= self.explore) & still
-        left = jnp.any(guess.masked & ~commit & (place < far[:, None]), axis=-1)
-        end = jnp.where(found & left, far, jnp.where(over, 0, end))
-        return Choice(commit, score, guess.tokens), (explored, ends, end)
+        surest = inside & (place == jnp.argmax(jnp.where(inside, score, -1.0), axis=1)[:, None])
+        commit = jnp.where(sure.sum(axis=1, keepdims=True) > 1, sure, surest)
+
+        left = jnp.any(guess.masked & ~commit & (place < end[:, None]), axis=1)
+        explored = ~memory.fast & (memory.passes + 1 >= self.explore)
+        over = (explored | memory.fast) & ~left
+        new = over | (explored & left)  # a phase begins
+        memory = Cycle(
+            jnp.where(new, 0, memory.passes + 1),
+            jnp.where(over, end, memory.begin),
+            end,
+            jnp.where(over, -1, last),
+            settled & ~over,
+            (memory.fast | explored) & ~over,
+        )
+        return Choice(commit, jnp.where(inside, score, -1.0), guess.tokens), memory
+
+    def _look(self, memory, inside, place, score):
+        """The cycle's end, what this pass alone thinks of it, and whether it has come to rest."""
+        width = place.shape[1]
+        far = jnp.max(jnp.where(inside & (score >= self.reach), place + 1, 0), axis=1)
+        far = jnp.minimum(jnp.maximum(far, memory.begin + 1), width)
+        fixed = memory.fast | memory.settled
+        two = memory.last >= 0
+        still = two & (jnp.abs(far - memory.last) / 2 < self.rest)
+        mean = jnp.where(two & ~still, (far + memory.last) // 2, far)
+        return jnp.where(fixed, memory.end, mean), jnp.where(fixed, memory.last, far), fixed | still

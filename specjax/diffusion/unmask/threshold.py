@@ -2,26 +2,38 @@
 
 import dataclasses
 
+import jax.numpy as jnp
+
 from specjax.about import About
-from specjax.diffusion.unmask.base import Choice, Unmask, confidence
+from specjax.diffusion.unmask.base import Choice, Unmask, confidence, ranks, scheduled
 
 
 @dataclasses.dataclass(frozen=True)
 class Threshold(Unmask):
-    """Commits every prediction of at least this probability.
+    """Commits every prediction of at least this probability, and with `steps` never fewer than a schedule asks for (SDAR's
+    dynamic rule, arXiv:2510.06303): where too few are that sure, as many of the surest.
 
     Attributes:
-      threshold: tau; above 1 it is one token a step.
+      threshold: tau; above 1 it is one token a step, or what the schedule says.
+      steps: passes a block of the schedule, see `Fixed`; 0: at least one token a pass.
     """
 
     about = About("threshold", "all that is surer than a threshold", "arXiv:2505.22618, section 3.3", "lossy")
 
     threshold: float = 0.9
+    steps: int = 0
 
     def __post_init__(self):
         if not self.threshold >= 0:
             raise ValueError(f"threshold must be at least 0, got {self.threshold}")
+        if self.steps < 0:
+            raise ValueError(f"threshold needs steps >= 0, got {self.steps}")
 
     def __call__(self, guess, memory):
         score = confidence(guess)
-        return Choice(score >= self.threshold, score, guess.tokens), memory
+        sure = guess.masked & (score >= self.threshold)
+        if self.steps:
+            least = scheduled(self.steps, guess.step + 1, guess.entry) - scheduled(self.steps, guess.step, guess.entry)
+            surest = ranks(score, guess.masked) < least[:, None]
+            sure = jnp.where(sure.sum(axis=1, keepdims=True) >= least[:, None], sure, surest)
+        return Choice(sure, score, guess.tokens), memory

@@ -24,8 +24,16 @@ class Wrapper(Unmask):
             )
 
     @property
-    def ends(self):
-        return self.inner.ends
+    def whole(self):
+        return self.inner.whole
+
+    @property
+    def warped(self):
+        return self.inner.warped
+
+    @property
+    def idle(self):
+        return self.inner.idle
 
     @property
     def needs(self):
@@ -34,6 +42,10 @@ class Wrapper(Unmask):
     @property
     def width(self):
         return self.inner.width
+
+    def sees(self, memory: Any) -> Any:
+        """See `Unmask.sees`; a subclass that remembers something itself says whose memory is whose."""
+        return self.inner.sees(memory)
 
     def init(self, batch: int, width: int, vocab_size: int) -> Any:
         """See `Unmask.init`."""

@@ -1,0 +1,95 @@
+"""What published diffusion samplers wrote on tiny models, and how this library's runs are compared with it."""
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from specjax import models
+from specjax.serve.engine import Engine
+
+FOLDER = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "diffusion_traces"
+REQUEST = ("temperature", "top_p", "top_k")  # arguments of a request; the others are those of an engine
+
+
+@functools.cache
+def lines():
+    """The lines of every setting that public calls can say, `{setting: [line]}`; empty where the folder is absent."""
+    found = {}
+    if FOLDER.is_dir():
+        for text in (FOLDER / "traces.jsonl").read_text().splitlines():
+            line = json.loads(text)
+            if line["call"] is not None:
+                found.setdefault(line["setting"], []).append(line)
+    return found
+
+
+@functools.cache
+def model(name):
+    """One of the tiny models."""
+    return models.load(FOLDER / name, dtype="float32")
+
+
+def engine_of(line):
+    """The engine that a line asks for."""
+    call = {k: v for k, v in line["call"].items() if k not in (*REQUEST, "ignore_eos")}
+    if "filter" in call:
+        call["filter"] = str(FOLDER / call["filter"])
+    return Engine(model(line["model"]), **call)
+
+
+def run(lines):
+    """The canvases of these lines before the first step and after each, `[N, B, L]`, and the last state."""
+    engine = engine_of(lines[0])
+    sampling = {k: v for k, v in lines[0]["call"].items() if k in REQUEST}
+    requests = [engine.request(line["prompt"], max_new_tokens=line["gen_length"], **sampling) for line in lines]
+    state = engine.start(requests, ignore_eos=lines[0]["call"].get("ignore_eos", True))
+    begin, most = state.tokens, 2 * max(line["passes"] for line in lines) + 4
+
+    # such small programs run no longer than they are compiled
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    def steps(params, state):
+        def one(state, _):
+            state, _ = engine.decoder.step(params, state)
+            return state, state.tokens
+
+        return jax.lax.scan(one, state, None, length=most)
+
+    state, seen = steps(engine.params, state)
+    return np.concatenate([np.asarray(begin)[None], np.asarray(seen)]), state
+
+
+def ranked(order):
+    """Pass numbers, each replaced by its rank; a position's list may be empty, or a number."""
+    passes = [[p] if isinstance(p, int) else list(p) for p in order]
+    rank = {p: i for i, p in enumerate(sorted({p for one in passes for p in one}))}
+    return [[rank[p] for p in one] for one in passes]
+
+
+def differences(line, seen, state, row):
+    """What of a line is different: words, none where it is reproduced."""
+    begin = len(line["prompt"])
+    end, mask_id = int(state.length[row]), model(line["model"]).masked.mask_id
+    canvas = seen[:, row, begin:end]
+    moved = (canvas[1:] != canvas[:-1]) & (canvas[1:] != mask_id)
+    changed = [np.flatnonzero(column).tolist() for column in moved.T]
+    revises = any(isinstance(p, list) for p in line["order"])
+    steps = int(state.stats.steps[row])
+    compare, found = line["compare"], []
+    if "tokens" in compare and canvas[-1].tolist() != line["tokens"]:
+        found.append("tokens")
+    if "order" in compare:
+        order = changed if revises else [one[-1:] for one in changed]
+        if ranked(order) != ranked(line["order"]):
+            found.append("order")
+    if "passes" in compare and not line["moving"] <= steps <= line["passes"]:
+        found.append(f"passes {steps} not in {line['moving']}..{line['passes']}")
+    if "at_most" in compare and not steps <= line["passes"]:
+        found.append(f"passes {steps} above {line['passes']}")
+    if "first" in compare:
+        first = [i for i, p in enumerate(line["order"]) if (p if isinstance(p, int) else p[0]) == 0]
+        if [i for i, p in enumerate(changed) if p[:1] == [0]] != first:
+            found.append("first")
+    return found

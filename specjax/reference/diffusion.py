@@ -63,7 +63,8 @@ def factor(f: float, published: bool = False) -> Picker:
             if (n + 2) * (1 - c) > f:
                 break
             n += 1
-        return surest(scores, n + (published and max(n, 1) == len(scores) - 1))
+        n = max(n, 1)
+        return surest(scores, n + (published and n == len(scores) - 1))
 
     return pick
 

@@ -9,6 +9,11 @@ PUBLISHED = ("dream-6", "fast_dllm_factor-1", "fast_dllm_factor-3")
 TIED = ("dream_warped-1", "dream_warped-3")
 """Where top-p leaves one token at more positions than a pass commits, so that all of them are equally sure: the original takes
 those that its library's selection happens to leave in front, this one the lower positions. The first line has no such tie."""
+OVERASKED = "learn2pd-4"
+"""Where the original asks for more tokens than the block has open, and writes wherever its library's selection falls: in the
+first line at position 20, two blocks ahead."""
+ENDED = "eotp-3"
+"""Whose second line has an end of text in the middle. All before it is known, so the text ends there; the original goes on."""
 REFUSED = {
     "free_dave-1": "takes neither a cache nor guidance", "free_dave-3": "takes neither a cache nor guidance",
     "free_dave-5": "no field 'eager'", "free_dave_block-1": "reads whole canvases",
@@ -39,7 +44,9 @@ def test_a_few_settings(setting):
 
 @needs_traces
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", [name for name in traces.lines() if name not in (*FAST, *TIED, *REFUSED)])
+@pytest.mark.parametrize(
+    "setting", [name for name in traces.lines() if name not in (*FAST, *TIED, *REFUSED, OVERASKED, ENDED)]
+)
 def test_every_other_setting(setting):
     assert reproduced(setting) == {}
 
@@ -49,6 +56,27 @@ def test_every_other_setting(setting):
 @pytest.mark.parametrize("setting", TIED)
 def test_ties_alone_are_broken_otherwise(setting):
     assert reproduced(setting) == {1: ["first"], 2: ["first"]}
+
+
+@needs_traces
+@pytest.mark.slow
+def test_where_the_original_writes_ahead():
+    assert set(reproduced(OVERASKED)) == {0, 1, 2}
+    for line in traces.lines()[OVERASKED]:
+        order, size = line["order"], line["call"]["block_length"]
+        ends = range(size, len(order), size)
+        assert any(min(order[end:]) <= max(order[:end]) for end in ends)  # written before an earlier block was done
+
+
+@needs_traces
+@pytest.mark.slow
+def test_a_text_ends_at_its_first_end():
+    assert set(reproduced(ENDED)) == {1}
+    lines = traces.lines()[ENDED]
+    seen, state = traces.run(lines)
+    begin, end = len(lines[1]["prompt"]), int(state.length[1])
+    text = seen[-1, 1, begin:end].tolist()
+    assert text == lines[1]["tokens"][: len(text)] and text[-1] == 62
 
 
 @needs_traces

@@ -116,10 +116,9 @@ def refused(run):
         (["generate", "x", "--output", "no_such_folder/out.jsonl"], "there is no folder 'no_such_folder'"),
         (["generate", "x", "--output", "."], "is a folder"),
         (["bench", "--prompts", "0"], "--prompts must be at least 1"),
-        (["bench", "--peer", "frob"], "invalid choice: 'frob'"),
+        (["bench", "--peer", "frob"], "unknown peer 'frob'"),
         (["bench", "--drafter", "frob"], "unknown drafter 'frob'"),
         (["bench", "--max-new-tokens", "5000"], "lower --max-new-tokens"),
-        (["bench", "--peer", "transformers", "--temperature", "1"], "--peer compares greedy decoding"),
         (["bench", "--plot", "no_such_folder/a.png"], "--plot"),
     ],
 )

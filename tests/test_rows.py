@@ -177,6 +177,7 @@ def test_a_canvas_step_ends_for_the_same_reasons():
         tokens=jnp.where(opened, MASK, 3),
         finish=jnp.zeros_like(state.finish),
         length=jnp.ones_like(state.length),
+        reached=jnp.ones_like(state.length),
         prompt_length=jnp.ones_like(state.length),
         limit=1 + room,
         eos=jnp.full_like(state.eos, EOS),

@@ -62,8 +62,8 @@ class SlowFast(Unmask):
             raise ValueError(f"slow_fast needs explore >= 1, and reach, rest and threshold >= 0, got {self}")
 
     def init(self, batch, width, vocab_size):
-        zero, no = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch,), bool)
-        return Cycle(zero, zero, zero, zero - 1, no, no)
+        zero, no = (lambda: jnp.zeros((batch,), jnp.int32)), (lambda: jnp.zeros((batch,), bool))
+        return Cycle(zero(), zero(), zero(), zero() - 1, no(), no())
 
     def sees(self, memory):
         return jnp.where(memory.fast & (memory.passes > 0), memory.end, jnp.iinfo(jnp.int32).max)

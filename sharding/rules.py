@@ -66,7 +66,7 @@ def shardings(mesh: Mesh, axes: Any, tree: Any, counts: dict[str, int] | None = 
     Args:
       mesh: the mesh.
       axes: a pytree like `tree` with a tuple of logical names at every leaf.
-      tree: arrays or `ShapeDtypeStruct`s.
+      tree: of arrays, or of `ShapeDtypeStruct`.
       counts: see `partition`.
     """
     return jax.tree.map(
@@ -78,7 +78,7 @@ def placed(tree: Any, places: Any) -> Any:
     """`ShapeDtypeStruct`s with shardings, for programs that are compiled and not run.
 
     Args:
-      tree: arrays or `ShapeDtypeStruct`s.
+      tree: of arrays, or of `ShapeDtypeStruct`.
       places: a pytree like `tree`, of shardings.
     """
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)

@@ -37,6 +37,7 @@ class Entry:
       guarantee: see `specjax.about.GUARANTEES`.
       expander: the default line of its `expander`; empty where it grows no tree with one.
       paper: the fields of `preset=paper`, as a line has them; empty where there is no such preset.
+      loads: what is loaded for it, a key of `specjax.spec.companions.LOADERS`; empty: nothing.
     """
 
     make: Callable[..., Any]
@@ -46,6 +47,7 @@ class Entry:
     guarantee: str = ""
     expander: str = ""
     paper: str = ""
+    loads: str = ""
 
     @property
     def listed(self) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def entry_of(kind: type, about: About) -> Entry:
     fields = {**plain_fields(make), **about.defaults}
     if about.fields is not None:
         fields = {name: fields[name] for name in about.fields}
-    words = (about.summary, about.source, about.guarantee, about.expander, about.paper)
+    words = (about.summary, about.source, about.guarantee, about.expander, about.paper, about.loads)
     if not about.loads:
         return Entry(lambda **chosen: make(**{**about.defaults, **chosen}), fields, *words)
     loader = LOADERS[about.loads]

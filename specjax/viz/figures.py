@@ -188,7 +188,7 @@ def cache_layout(decoder: Any, state: Any, axes: Any = None) -> Any:
 
     Args:
       decoder: whose state it is.
-      state: arrays, or `ShapeDtypeStruct`s with shardings.
+      state: of arrays, or of `ShapeDtypeStruct` with shardings.
       axes: to draw on; None: those of a new figure.
 
     Raises:

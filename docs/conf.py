@@ -1,0 +1,44 @@
+"""The site: `pip install -e '.[docs]' && sphinx-build -W -b html docs docs/_build/html`.
+
+Name, version and addresses are those of pyproject.toml: where it names no repository, pages have no link to one.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+PROJECT = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]
+REPOSITORY = PROJECT.get("urls", {}).get("Repository", "")
+
+project = PROJECT["name"]
+author = project
+version = release = PROJECT["version"]
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["_build"]
+
+myst_heading_anchors = 3
+nb_execution_mode = "off"  # no page is a notebook yet
+
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_member_order = "bysource"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+html_theme = "sphinx_book_theme"
+html_title = project
+html_theme_options = {
+    "show_toc_level": 2,
+    **({"repository_url": REPOSITORY, "use_repository_button": True, "path_to_docs": "docs"} if REPOSITORY else {}),
+}
+
+
+def on_the_site(app, page: str, text: list[str]) -> None:
+    """Links to an experiment's README, which a reader of the files follows, lead to the page that includes it."""
+    text[0] = re.sub(r"\]\(\.\./experiments/(\w+)/README\.md\)", r"](/experiments/\1.md)", text[0])
+
+
+def setup(app) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", on_the_site)

@@ -12,6 +12,7 @@ from specjax.draft.medusa import Medusa as Medusa
 from specjax.draft.hydra import Hydra as Hydra
 from specjax.draft.eagle import Eagle as Eagle
 from specjax.draft.eagle3 import Eagle3 as Eagle3
+from specjax.draft.mtp import MTP as MTP
 from specjax.draft.clover2 import Clover2 as Clover2
 from specjax.draft.ppd import PPD as PPD
 from specjax.draft.kangaroo import Kangaroo as Kangaroo

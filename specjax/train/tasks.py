@@ -227,6 +227,7 @@ OBJECTIVES: dict[str, Make] = {
     "hydra": head("hydra", "specjax.draft:Hydra", "specjax.train.heads.hydra:TrainHydra"),
     "eagle1": head("eagle1", "specjax.draft:Eagle", "specjax.train.heads.eagle:TrainEagle"),
     "eagle3": head("eagle3", "specjax.draft:Eagle3", "specjax.train.heads.eagle:TrainEagle3"),
+    "mtp": head("mtp", "specjax.draft:MTP", "specjax.train.heads.eagle:TrainMTP"),
     "ppd": head("ppd", "specjax.draft:PPD", "specjax.train.heads.ppd:TrainPPD"),
     "clover2": head("clover2", "specjax.draft:Clover2", "specjax.train.heads.clover2:TrainClover2"),
     "diffusion": masked("diffusion", "specjax.train.masked:MaskedDiffusion"),

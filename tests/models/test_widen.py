@@ -14,6 +14,7 @@ import specjax
 from specjax import decoder as decoding
 from specjax import models
 from specjax.draft import (
+    MTP,
     PPD,
     Acceptance,
     Clover2,
@@ -133,6 +134,7 @@ DRAFTERS = {
     "hydra": Hydra(TopK(k=2, depth=2, nodes=4), layers=2, prefix_layer=True),
     "eagle1": Eagle(TopK(k=2, depth=2, nodes=4)),
     "eagle3": Eagle3(TopK(k=2, depth=2, nodes=4), norm_before_fc=True),
+    "mtp": MTP(TopK(k=2, depth=2, nodes=4)),
     "clover2": Clover2(TopK(k=2, depth=2, nodes=4), layers=1),
     "kangaroo": Kangaroo(exit_layer=1, length=2, threshold=0.0),
     "ppd": PPD("2 @ 2 1x2; 1 | 1 @ 2 1x2"),

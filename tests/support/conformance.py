@@ -12,6 +12,7 @@ import pytest
 
 import specjax
 from specjax.draft import (
+    MTP,
     PPD,
     Clover2,
     DiffuSpec,
@@ -82,6 +83,7 @@ DRAFTERS: dict[str, Drafter] = {
     "eagle3-top_k": Eagle3(
         TopK(k=3, depth=3, nodes=8), norm_before_fc=True, norm_before_residual=True, norm_output=True
     ),
+    "mtp": MTP(TopK(k=2, depth=3, nodes=6)),
     "clover2": Clover2(TopK(k=2, depth=3, nodes=6)),
     "kangaroo": Kangaroo(exit_layer=1, length=4, threshold=0.3),
     "swift": Swift(3, 0.3, share=0.5, window=8, patience=6, guess_every=3, history=8),

@@ -14,6 +14,7 @@ from specjax.draft.hydra import Hydra
 from specjax.draft.kangaroo import Kangaroo
 from specjax.draft.medusa import Medusa
 from specjax.draft.model import ModelDrafter
+from specjax.draft.mtp import MTP
 from specjax.draft.padded import PaddedLM
 from specjax.draft.ppd import PPD
 from specjax.draft.rest import Rest
@@ -23,7 +24,7 @@ from specjax.models.widening import check_times, tiled, wider_config, wider_lm
 
 PyTree = Any
 
-_TILED = (Clover2, DiffuSpec, Eagle, Eagle3, Hydra, Kangaroo, Medusa, ModelDrafter, PPD)
+_TILED = (Clover2, DiffuSpec, Eagle, Eagle3, Hydra, Kangaroo, Medusa, ModelDrafter, MTP, PPD)
 
 
 def widen_head(drafter: Drafter, params: PyTree, k: int) -> tuple[Drafter, PyTree]:

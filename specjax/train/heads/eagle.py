@@ -84,6 +84,16 @@ class TrainEagle3(TrainEagle):
         }
 
 
+@dataclasses.dataclass(frozen=True)
+class TrainMTP(TrainEagle):
+    """FastMTP (arXiv:2509.18362): one module for every depth, laws alone, later depths weighing less."""
+
+    unroll: int = 3
+    decay: float = 0.6
+    feature_weight: float = 0.0
+    noise: float = 0.0
+
+
 def unrolled(width: int, s: int) -> Array:
     """`[W, (s + 1) W]` bool: what pass s sees of all passes so far, whose keys are laid side by side.
 

@@ -10,7 +10,7 @@ from specjax.draft.heads.folder import Head, read_head, shipped_heads
 from specjax.draft.heads.taps import IDS
 from specjax.models import hub
 from specjax.models.errors import ModelError
-from specjax.models.fields import is_size
+from specjax.models.fields import an_object, is_size
 from specjax.models.json_file import read_json
 from specjax.spec.companions import Stored, asked_of
 from specjax.spec.registry import DRAFTERS, parse
@@ -118,8 +118,12 @@ def drafter_of(folder: Path) -> str:
     if "num_special_tokens" in config:
         return "ppd"
     kind, named = config.get("speculators_model_type"), str(config.get("architectures")).lower()
-    if kind == "mtp" or "mtp" in named:
-        return "mtp"
+    nested = an_object("dflash_config", config.get("dflash_config"))
+    if "dflash_config" in config or "num_anchors" in config:
+        return "dspark" if nested.get("markov_rank", config.get("markov_rank")) else "dflash"
+    for name in ("mtp", "peagle", "dspark", "dflash"):
+        if kind == name or name in named:
+            return name
     if "eagle3" in named or config.keys() & {"speculators_model_type", "draft_vocab_size", "eagle_config", IDS}:
         return "eagle3"
     if is_size(config.get("num_nextn_predict_layers", config.get("num_mtp_layers"))):

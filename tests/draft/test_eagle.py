@@ -18,7 +18,7 @@ from specjax.lm import Block
 from specjax.models.llama import LlamaConfig
 from specjax.sampling import Sampler
 
-NAMES = ("eagle1", "eagle2", "eagle3", "eagle3-top_k", "mtp", "clover2")
+NAMES = ("eagle1", "eagle2", "eagle3", "eagle3-top_k", "mtp", "peagle", "dflash", "clover2")
 
 
 @pytest.mark.parametrize("name", mostly_slow(NAMES, "eagle2"))

@@ -15,8 +15,10 @@ from specjax.draft import (
     MTP,
     PPD,
     Clover2,
+    DFlash,
     DiffuSpec,
     Drafter,
+    DSpark,
     DynamicExit,
     Eagle,
     Eagle3,
@@ -27,6 +29,7 @@ from specjax.draft import (
     Medusa,
     ModelDrafter,
     NoDrafter,
+    PEagle,
     PromptLookup,
     Rasd,
     Rest,
@@ -83,6 +86,9 @@ DRAFTERS: dict[str, Drafter] = {
     "eagle3-top_k": Eagle3(
         TopK(k=3, depth=3, nodes=8), norm_before_fc=True, norm_before_residual=True, norm_output=True
     ),
+    "peagle": PEagle(Chain(3)),
+    "dflash": DFlash(TopK(k=2, depth=3, nodes=6), layers=2, block=5),
+    "dspark": DSpark(TopK(k=2, depth=3, nodes=6), block=4, markov="rnn", rank=8),
     "mtp": MTP(TopK(k=2, depth=3, nodes=6)),
     "clover2": Clover2(TopK(k=2, depth=3, nodes=6)),
     "kangaroo": Kangaroo(exit_layer=1, length=4, threshold=0.3),

@@ -21,8 +21,10 @@ _MLP = ("gate", "up", "down")
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Whose decoder layers heads are made of."""
 _OTHERS = {
-    "peagle": "P-EAGLE drafts in parallel", "dflash": "DFlash drafts blocks", "dspark": "DSpark drafts blocks",
-    "domino": "Domino drafts blocks", "mtp": "a layer of its target's class", "moe": "its layer has experts",
+    "peagle": "P-EAGLE drafts in parallel", "dflash2": "DFlash 2 has convolutions and a selector",
+    "dflash": "DFlash drafts blocks", "dspark": "DSpark drafts blocks", "domino": "Domino drafts blocks",
+    "mtp": "a layer of its target's class", "moe": "its layer has experts",
+    "gemma": "its layers are Gemma's",
     "deepseek": "its attention is latent", "gptoss": "its layer has experts", "mla": "its attention is latent",
 }  # fmt: skip
 """Words in the `architectures` of heads that are none of the layouts here, and what they are."""
@@ -158,7 +160,8 @@ def check_architecture(reader: Reader, config: dict[str, Any], drafter: str) -> 
     """
     names = config.get("architectures") or []
     for name in names if isinstance(names, list) else [names]:
-        other = next((word for word in _OTHERS if word in str(name).lower() and word != drafter), None)
+        own = (drafter, "dflash") if drafter == "dspark" else (drafter,)
+        other = next((word for word in _OTHERS if word in str(name).lower() and word not in own), None)
         if other is not None:
             raise ModelError(f"{reader.file}: architectures has {name!r}, a head of another kind ({_OTHERS[other]})")
 

@@ -1,5 +1,5 @@
-"""Published heads: the file layouts of Medusa, Hydra, EAGLE-1/2, EAGLE-3, MTP, PPD and Kangaroo, read as fields and
-parameters of our drafters."""
+"""Published heads: the file layouts of Medusa, Hydra, EAGLE-1/2, EAGLE-3, P-EAGLE, DFlash, DSpark, MTP, PPD and Kangaroo, read
+as fields and parameters of our drafters."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax.draft.heads.layout import Reader, check_architecture
+from specjax.draft.heads.published_block import dflash, dspark, peagle
 from specjax.draft.heads.published_eagle import eagle1, eagle3
 from specjax.draft.heads.published_kangaroo import kangaroo
 from specjax.draft.heads.published_medusa import hydra, medusa
@@ -25,6 +26,9 @@ _LAYOUTS: dict[str, Layout] = {
     "ppd": ppd,
     "kangaroo": kangaroo,
     "mtp": mtp,
+    "peagle": peagle,
+    "dflash": dflash,
+    "dspark": dspark,
 }
 
 

@@ -129,6 +129,8 @@ def drafter_of(folder: Path) -> str:
     if is_size(config.get("num_nextn_predict_layers", config.get("num_mtp_layers"))):
         return "mtp"
     names = read_tensors(folder)
+    if "clover_norm.weight" in names:
+        return "clover2"
     if any(name.endswith("hidden_norm.weight") for name in names):
         return "eagle3"
     if "fc.weight" in names:

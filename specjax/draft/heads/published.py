@@ -1,5 +1,5 @@
-"""Published heads: the file layouts of Medusa, Hydra, EAGLE-1/2, EAGLE-3, P-EAGLE, DFlash, DSpark, MTP, PPD and Kangaroo, read
-as fields and parameters of our drafters."""
+"""Published heads: the file layouts of Medusa, Hydra, EAGLE-1/2, EAGLE-3, P-EAGLE, DFlash, DSpark, Clover-2, MTP, PPD and
+Kangaroo, read as fields and parameters of our drafters."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from typing import Any
 
 from specjax.draft.heads.layout import Reader, check_architecture
 from specjax.draft.heads.published_block import dflash, dspark, peagle
+from specjax.draft.heads.published_clover import clover2
 from specjax.draft.heads.published_eagle import eagle1, eagle3
 from specjax.draft.heads.published_kangaroo import kangaroo
 from specjax.draft.heads.published_medusa import hydra, medusa
@@ -25,6 +26,7 @@ _LAYOUTS: dict[str, Layout] = {
     "eagle3": eagle3,
     "ppd": ppd,
     "kangaroo": kangaroo,
+    "clover2": clover2,
     "mtp": mtp,
     "peagle": peagle,
     "dflash": dflash,

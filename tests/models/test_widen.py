@@ -18,6 +18,7 @@ from specjax.draft import (
     PPD,
     Acceptance,
     Clover2,
+    DFlash,
     DiffuSpec,
     Eagle,
     Eagle3,
@@ -25,6 +26,7 @@ from specjax.draft import (
     Kangaroo,
     Medusa,
     ModelDrafter,
+    PEagle,
     PromptLookup,
     Trained,
     View,
@@ -135,6 +137,8 @@ DRAFTERS = {
     "eagle1": Eagle(TopK(k=2, depth=2, nodes=4)),
     "eagle3": Eagle3(TopK(k=2, depth=2, nodes=4), norm_before_fc=True),
     "mtp": MTP(TopK(k=2, depth=2, nodes=4)),
+    "peagle": PEagle(Chain(2), norm_before_fc=True),
+    "dflash": DFlash(TopK(k=2, depth=2, nodes=4), layers=2, block=4),
     "clover2": Clover2(TopK(k=2, depth=2, nodes=4), layers=1),
     "kangaroo": Kangaroo(exit_layer=1, length=2, threshold=0.0),
     "ppd": PPD("2 @ 2 1x2; 1 | 1 @ 2 1x2"),
@@ -178,7 +182,8 @@ def drafted(model, drafter, own):
         view = View(state.tokens, state.length, ~state.done, state.cache, max_depth=decoder.drafter.depth)
         sampler = Sampler(state.key, state.tokens, state.length, ~state.done, state.sampling)
         tree = decoder.drafter.propose(params, state.draft, view, sampler).tree
-        return tree.tokens, getattr(state.draft, "feature", jnp.zeros((2, 0)))
+        feature = getattr(state.draft, "feature", jnp.zeros((2, 0)))
+        return tree.tokens, feature if feature.shape[1] > 1 else jnp.zeros((2, 0))  # DFlash's is no feature
 
     return program, {"target": model.params, "draft": own}
 

@@ -13,7 +13,12 @@ _MODEL_TYPES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-_MERGED = {"MedusaLlamaModel": "llama", "MedusaModelLlama": "llama", "MedusaModelMistral": "mistral"}
+_MERGED = {
+    "MedusaLlamaModel": "llama",
+    "MedusaModelLlama": "llama",
+    "MedusaModelMistral": "mistral",
+    "MiMoForCausalLM": "qwen2",
+}
 """Models that were saved with the heads they were trained with, which a drafter reads."""
 SUPPORTED = tuple(_MODEL_TYPES.values())
 

@@ -15,7 +15,7 @@ from specjax.models import gemma_config, gemma_names, hf_config, orbax_folder, r
 from specjax.models import masked as masked_config
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
-from specjax.models.fields import an_object, is_id, shown
+from specjax.models.fields import an_object, is_id, is_size, shown
 from specjax.models.json_file import read_json
 from specjax.models.kv_heads import copies_for
 from specjax.models.llama import LlamaLM
@@ -145,6 +145,9 @@ def _sources(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any], folder: Path, 
     # conversions of LLaDA exist under Llama's names
     own = masked_config.kind_of(raw) == "llada" and "model.embed_tokens.weight" not in tensors
     names = masked_config.llada_name if own else str
+    extra = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers"))
+    if is_size(extra):  # layers that draft for the others, which a drafter reads
+        tensors = {name: x for name, x in tensors.items() if not weights.extra_layer(name, lm.num_layers, extra)}
     return weights.match(tensors, shapes, lm.config.tie_word_embeddings, names, share=share)
 
 

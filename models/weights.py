@@ -17,7 +17,8 @@ from specjax.models.tensors import FLOATS, INTEGERS, Tensor
 
 _CODES = {dtype: code for code, dtype in FLOATS.items()}
 # buffers that old checkpoints carry, which we compute; heads that were saved with their target, which drafters read
-_HARMLESS = re.compile(r"rotary_emb\.inv_freq$|^medusa_head\.")
+_HARMLESS = re.compile(r"rotary_emb\.inv_freq$|^medusa_head\.|^(model\.)?mtp(_layers)?\.")
+_LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
 def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
@@ -44,6 +45,12 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
         case _:
             raise ModelError(f"parameter {'.'.join(map(str, keys))} has no Hugging Face name")
     return f"{module}.{kind}", keys[-1] == "kernel"
+
+
+def extra_layer(name: str, layers: int, count: int = 2**31) -> bool:
+    """Whether a tensor is one of at most `count` layers behind the `layers` that a model counts: they draft for it."""
+    found = _LAYER.match(name)
+    return found is not None and layers <= int(found[1]) < layers + count
 
 
 Names = Callable[[str], str]

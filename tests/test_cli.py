@@ -82,6 +82,10 @@ def refused(run):
     [
         ([], "give a command: generate"),
         (["frobnicate"], "unknown command 'frobnicate'; choose generate"),
+        (["convert", "nosuch", "out", "--format", "eagle3"], "unknown head 'nosuch': no such folder"),
+        (["convert", "medusa:model=x", "out", "--format", "eagle3"], "a head for medusa cannot be written as eagle3"),
+        (["generate", "x", "--drafter", "eagle3:preset=frob"], "has the presets paper and small, not 'frob'"),
+        (["bench", "spec", "--input", "missing"], "cannot read the questions 'missing': No such file"),
         (["generate", "x", "--temperature", "abc"], "--temperature: invalid float value: 'abc'"),
         (["generate", "x", "--frob"], "unrecognized arguments: --frob"),
         (["generate", "x", "--temp", "1"], "unrecognized arguments"),

@@ -39,6 +39,7 @@ OPTIMISED = (
     "draft-early_stop",
     "hydra-prefix",
     "eagle2",
+    "dflash",
     "kangaroo",
     "swift",
     "adaptive-goodput",

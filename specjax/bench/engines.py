@@ -69,11 +69,12 @@ def _drafting_engines(options: BenchOptions, model: Any, baseline: bool) -> tupl
     first = ["none"] if baseline else []
     wide = models.widen(model, options.widen or 1)
     engines, skipped = {}, []
+    named = lines_of(options.drafter or [])
     for drafter in dict.fromkeys([*first, *_every(options.drafter or ["all"], DRAFTERS)]):
         try:
             engines[drafter] = Engine(wide, _drafter(drafter, model, options), mesh=options.mesh)
         except ValueError as error:
-            if options.drafter:
+            if drafter in named:
                 raise
             skipped.append(f"left out {drafter}: {error}")
     return engines, skipped

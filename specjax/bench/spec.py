@@ -66,7 +66,8 @@ def read(path: str | Path, most: int) -> list[Question]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read the questions {str(path)!r}: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"cannot read the questions {str(path)!r}: {reason}") from error
     questions, taken = [], dict.fromkeys(TASKS, 0)
     for number, line in enumerate(lines, start=1):
         if line.strip():

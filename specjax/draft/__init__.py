@@ -12,6 +12,10 @@ from specjax.draft.medusa import Medusa as Medusa
 from specjax.draft.hydra import Hydra as Hydra
 from specjax.draft.eagle import Eagle as Eagle
 from specjax.draft.eagle3 import Eagle3 as Eagle3
+from specjax.draft.peagle import PEagle as PEagle
+from specjax.draft.dflash import DFlash as DFlash
+from specjax.draft.dspark import DSpark as DSpark
+from specjax.draft.mtp import MTP as MTP
 from specjax.draft.clover2 import Clover2 as Clover2
 from specjax.draft.ppd import PPD as PPD
 from specjax.draft.kangaroo import Kangaroo as Kangaroo
@@ -24,6 +28,7 @@ from specjax.draft.adaptive import Confidence as Confidence
 from specjax.draft.adaptive import Online as Online
 from specjax.draft.goodput import Goodput as Goodput
 from specjax.draft.adaptive import Acceptance as Acceptance
+from specjax.draft.adaptive import Scored as Scored
 
 # drafters made of others
 from specjax.draft.adaptive import Adaptive as Adaptive, adaptive as adaptive

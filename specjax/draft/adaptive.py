@@ -41,6 +41,8 @@ class Rule(abc.ABC):
 
     needs_features = False
     """Static: whether it reads the draft's features."""
+    needs_scores = False
+    """Static: whether it reads the draft's own confidence head; `start` gets that in place of features."""
     together = False
     """Static: whether all rows stop together, at any of `lengths`. Its `GoesOn` is asked at depth 0 too, whether to draft at
     all, and a row's draft depends on the others (see `Drafter.is_chain`)."""
@@ -120,6 +122,25 @@ class Acceptance(Rule):
             return 1 - survival[-1] <= self.threshold
 
         return goes_on
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored(Rule):
+    """Stops below the first token of which the draft's own confidence head says that it is likely rejected (DSpark).
+
+    DeepSpec leaves that token out; here it is still drafted, as by every rule.
+
+    Attributes:
+      threshold: in [0, 1]; 0 never stops.
+    """
+
+    about = About("scored", "a row stops where the draft's confidence head doubts a token", "deepseek-ai/DeepSpec")
+
+    threshold: float = 0.5
+    needs_scores = True
+
+    def start(self, params, state, view, length, hidden):
+        return lambda depth, confidence, carry: hidden(carry) >= self.threshold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,6 +225,10 @@ class Adaptive(TreeDrafter):
             raise ValueError(
                 f"{type(self.rule).__name__} reads the draft's features, and {type(inner).__name__} shows none"
             )
+        if self.rule.needs_scores and not getattr(inner, "confidence", False):
+            raise ValueError(
+                f"{type(self.rule).__name__} reads a confidence head, and this {type(inner).__name__} has none"
+            )
         return dataclasses.replace(self, drafter=inner)
 
     def init(self, params, batch, capacity):
@@ -224,6 +249,7 @@ class Adaptive(TreeDrafter):
 
     def propose(self, params, draft, view, sampler):
         hidden = self.drafter.hidden if isinstance(self.drafter, ShowsFeatures) else None
+        hidden = getattr(self.drafter, "score", None) if self.rule.needs_scores else hidden
         goes_on = self.rule.start(_part(params, "rule"), draft[1], view, self.length, hidden)
         inner, own = self.drafter.growing(_Ruled(self.expander, goes_on)), self._own(params)
 
@@ -269,6 +295,10 @@ class _Ruled:
     chain: EarlyStop
     goes_on: GoesOn
 
+    @property
+    def depth(self) -> int:
+        return self.chain.depth
+
     def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
         return self.chain.run(root, logits, grow, carry, sampler, keep_q=keep_q, goes_on=self.goes_on)[0]
 
@@ -278,7 +308,7 @@ def adaptive(drafter: TreeDrafter, rule: Rule, length: int = 8) -> Adaptive:
 
     Args:
       drafter: any that leaves its tree to an expander; the chain takes that one's place.
-      rule: `Confidence`, `Acceptance`, `Online` or `Goodput`.
+      rule: `Confidence`, `Acceptance`, `Scored`, `Online` or `Goodput`.
       length: the longest chain.
     """
     return Adaptive(drafter, rule, length)

@@ -1,13 +1,15 @@
 """Clover-2: recurrent heads joined by regressive attention (Xiao et al. 2024, arXiv:2408.00264)."""
 
 import dataclasses
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.draft.base import Proposal
 from specjax.draft.feature import FeatureDrafter, head_config, layers_config
-from specjax.draft.head import draft_logits
+from specjax.draft.head import draft_logits, head_kernel
 from specjax.expand import Chain, Expander
 from specjax.lm import Wants
 from specjax.models.kv_heads import merged
@@ -18,12 +20,16 @@ class Clover2(FeatureDrafter):
     """Two decoder layers over (feature, next token) make a state; every drafted token is mixed into it without attention.
 
     It reads the target's last layer before the final norm. `params["draft"]` is CloverHead's, and optionally `head`:
-    {`kernel` `[E, U]`} and `ids` `[U]` for fewer draft tokens. The paper leaves the augmenting blocks' form open; here
-    they are `h + silu(W h + b)` and `h + silu(W [h; e] + b)`.
+    {`kernel` `[E, U]`} and `ids` `[U]` for fewer draft tokens, and `embed`: {`embedding` `[V, E]`} where tokens are embedded
+    otherwise than by the target.
 
     Attributes:
       expander: turns next-token laws into a tree.
       layers: decoder layers before the heads.
+      published: the authors' network (XiaoBin1992/clover): augmenting blocks `W h + b` and `W [h; e] + b`, and tokens embedded
+        by the rows of the target's head, which are not trained. Else, as the small shipped head has them, `h + silu(W h + b)`
+        and `h + silu(W [h; e] + b)`, and the target's own embedding.
+      config: the layers' `LlamaConfig`; None: the target's own sizes.
     """
 
     about = About(
@@ -31,11 +37,15 @@ class Clover2(FeatureDrafter):
         "recurrent heads with attention to the last token",
         "arXiv:2408.00264",
         expander="chain:length=3",
+        paper="expander=static,tree=4 | 3 2x2 1 | 3 2x2 1 | 3 | 2",
+        fields=("layers",),
         loads="head",
     )
 
     expander: Expander = Chain()
     layers: int = 2
+    published: bool = False
+    config: Any = None
 
     @property
     def feature_wants(self) -> Wants:
@@ -43,7 +53,7 @@ class Clover2(FeatureDrafter):
 
     @property
     def cache_config(self):
-        return layers_config(self.target, "clover2", self.layers)
+        return self.config or layers_config(self.target, "clover2", self.layers)
 
     @property
     def feature_size(self) -> int:
@@ -54,7 +64,7 @@ class Clover2(FeatureDrafter):
         """The modules, as functions."""
         from specjax.draft.heads.clover2 import CloverHead
 
-        return CloverHead(self.cache_config)
+        return CloverHead(self.cache_config, self.published)
 
     def bind(self, target):
         head_config(target, "clover2")
@@ -66,13 +76,24 @@ class Clover2(FeatureDrafter):
         target_params = merged(target_params, self.target.config, self.target.kv_copies)
         last = target_params["layers"][self.target.num_layers - 1]
         norm = target_params["norm"]
-        return {**params, "layers": dict.fromkeys(range(self.layers), last), "norm": norm, "head_norm": norm}
+        params |= {"layers": dict.fromkeys(range(self.layers), last), "norm": norm, "head_norm": norm}
+        if self.published:
+            params["embed"] = {"embedding": head_kernel(self.target, target_params).T}
+        return params
 
     def features(self, output):
         return output.hidden[self.target.num_layers - 1]
 
+    def embed(self, params, tokens):
+        """`[B, T, E]` of ids `[B, T]`, by the head's table or the target's."""
+        own = params["draft"].get("embed")
+        if own is None:
+            return self.target.embed(params["target"], tokens)
+        table, known = jax.lax.stop_gradient(own["embedding"]), (tokens >= 0) & (tokens < self.target.vocab_size)
+        return table.at[jnp.where(known, tokens, 0)].get(mode="promise_in_bounds")
+
     def read(self, params, features, block, cache, past=None):
-        embeds = self.target.embed(params["target"], block.tokens)
+        embeds = self.embed(params, block.tokens)
         return self.head.context(params["draft"], embeds, features, block, cache)
 
     def propose(self, params, draft, view, sampler):
@@ -80,7 +101,7 @@ class Clover2(FeatureDrafter):
 
         def grow(states, level):  # states of the last pair and of every scored node, [B, 1 + P, E]
             above = jnp.take_along_axis(states, level.parent[:, :, None] + 1, axis=1)
-            embeds = self.target.embed(params["target"], level.tokens)
+            embeds = self.embed(params, level.tokens)
             h = self.head.advance(own, above, embeds)
             return jnp.concatenate([states, h], axis=1), self.law(params, h, embeds)
 

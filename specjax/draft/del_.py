@@ -82,23 +82,26 @@ class DynamicExit(TreeDrafter):
     verified positions are the evidence for later steps; that reads the head once more for every exit but l.
 
     Attributes:
-      exits: ascending layer counts to choose from; empty: a quarter and a half of the target.
+      exits: ascending layer counts to choose from; empty: see `every`.
       length: the longest chain.
       decay: what a step's evidence is multiplied by at the next.
+      every: without `exits`: an exit behind every so many layers; the paper has 1, all of them. A step's program holds a branch
+        for each, and reads the head for each. 0: a quarter and a half of the target.
       target: filled in by `bind`.
     """
 
-    about = About("del", "the target's first layers, as many as pay", "arXiv:2504.05598")
+    about = About("del", "the target's first layers, as many as pay", "arXiv:2504.05598", paper="every=1")
 
     exits: tuple[int, ...] = ()
     length: int = 6
     decay: float = 0.95
+    every: int = 0
     target: Any = None
 
     def __post_init__(self):
         EarlyStop(self.length)
-        if not 0 < self.decay <= 1 or list(self.exits) != sorted(set(self.exits)):
-            raise ValueError(f"del needs ascending exits and a decay in (0, 1], got {self}")
+        if not 0 < self.decay <= 1 or list(self.exits) != sorted(set(self.exits)) or self.every < 0:
+            raise ValueError(f"del needs ascending exits, every from 0 on and a decay in (0, 1], got {self}")
 
     @property
     def expander(self) -> EarlyStop:
@@ -112,7 +115,10 @@ class DynamicExit(TreeDrafter):
 
     def bind(self, target):
         layers = target.num_layers
-        exits = self.exits or tuple(sorted({max(layers // 4, 1), max(layers // 2, 1)}))
+        usual = range(self.every, layers, self.every) if self.every else {max(layers // 4, 1), max(layers // 2, 1)}
+        exits = self.exits or tuple(sorted(usual))
+        if not exits:
+            raise ValueError(f"del: every={self.every} leaves no exit inside a target of {layers} layers")
         if exits[0] < 1 or exits[-1] >= layers:
             raise ValueError(
                 f"del: exits {exits} must lie inside a target of {layers} layers: choose 1 to {layers - 1}"

@@ -127,6 +127,11 @@ def _row(x: Array, index: Array) -> Array:
     return jnp.take_along_axis(x, index[:, None, None], axis=1)[:, 0]
 
 
+def mean_embedding(target: Any, target_params: PyTree) -> Array:
+    """`[1, E]`, the mean of a target's embeddings: what a mask starts from."""
+    return target.embed(target_params, jnp.arange(target.vocab_size, dtype=jnp.int32)[None]).mean(axis=1)
+
+
 def head_config(target: Any, what: str) -> Any:
     """The target's `LlamaConfig`, from which a head takes its sizes.
 

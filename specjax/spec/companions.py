@@ -167,6 +167,27 @@ def _head(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     return load_head(stored.asked, stored.name, stored.kind, target, mesh, published=stored.published, **stored.fields)
 
 
+def asked_of(stored: Stored, target: Any) -> str:
+    """Folder, shipped name or hub id of a head: the target's own folder, where none is named of a head that lies in it.
+
+    Raises:
+      ValueError: where the target has no folder.
+    """
+    if stored.asked or abouts(stored.kind)[0].loads != "own_head":
+        return stored.asked
+    if target.path is None:
+        raise ValueError(
+            f"{stored.name} reads a head in its target's folder, and {target.name} has none: name model=FOLDER"
+        )
+    return str(target.path)
+
+
+def _own_head(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    return _head(
+        stored if target.abstract else dataclasses.replace(stored, asked=asked_of(stored, target)), target, mesh
+    )
+
+
 def _filter(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     if not (stored.asked or target.abstract):
         raise ValueError(
@@ -223,6 +244,7 @@ LOADERS: dict[str, Loader] = {
     "model": Loader(_model, f"{DEFAULT_MODEL}-draft"),
     "diffusion_model": Loader(_diffusion_model, f"{DEFAULT_MODEL}-diffusion"),
     "head": Loader(_head, DEFAULT_MODEL + "-{name}"),
+    "own_head": Loader(_own_head, ""),
     "datastore": Loader(_datastore, f"{DEFAULT_MODEL}-rest", "datastore"),
     "guide": Loader(_guide, DEFAULT_MODEL),
     "filter": Loader(_filter, ""),

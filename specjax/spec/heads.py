@@ -10,8 +10,9 @@ from specjax.draft.heads.folder import Head, read_head, shipped_heads
 from specjax.draft.heads.taps import IDS
 from specjax.models import hub
 from specjax.models.errors import ModelError
+from specjax.models.fields import an_object, is_size
 from specjax.models.json_file import read_json
-from specjax.spec.companions import Stored
+from specjax.spec.companions import Stored, asked_of
 from specjax.spec.registry import DRAFTERS, parse
 
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -31,10 +32,10 @@ def named_head(line: str, target: Any) -> tuple[str, Head]:
       ValueError: on a line of another kind of drafter, and where the head cannot be loaded for this target.
     """
     stored = parse("drafter", DRAFTERS, line)
-    if not isinstance(stored, Stored) or abouts(stored.kind)[0].loads != "head":
+    if not isinstance(stored, Stored) or abouts(stored.kind)[0].loads not in ("head", "own_head"):
         raise ValueError(f"{line!r} is no drafter with a trained head, such as eagle3:model=FOLDER")
     return _name(line), read_head(
-        stored.asked, stored.name, stored.kind, target, published=stored.published, **stored.fields
+        asked_of(stored, target), stored.name, stored.kind, target, published=stored.published, **stored.fields
     )
 
 
@@ -116,10 +117,20 @@ def drafter_of(folder: Path) -> str:
             return name
     if "num_special_tokens" in config:
         return "ppd"
-    of_class = "eagle3" in str(config.get("architectures")).lower()
-    if of_class or config.keys() & {"speculators_model_type", "draft_vocab_size", "eagle_config", IDS}:
+    kind, named = config.get("speculators_model_type"), str(config.get("architectures")).lower()
+    nested = an_object("dflash_config", config.get("dflash_config"))
+    if "dflash_config" in config or "num_anchors" in config:
+        return "dspark" if nested.get("markov_rank", config.get("markov_rank")) else "dflash"
+    for name in ("mtp", "peagle", "dspark", "dflash"):
+        if kind == name or name in named:
+            return name
+    if "eagle3" in named or config.keys() & {"speculators_model_type", "draft_vocab_size", "eagle_config", IDS}:
         return "eagle3"
+    if is_size(config.get("num_nextn_predict_layers", config.get("num_mtp_layers"))):
+        return "mtp"
     names = read_tensors(folder)
+    if "clover_norm.weight" in names:
+        return "clover2"
     if any(name.endswith("hidden_norm.weight") for name in names):
         return "eagle3"
     if "fc.weight" in names:

@@ -165,6 +165,10 @@ def test_exits_are_chosen_and_checked():
     assert DynamicExit().bind(TARGET).exits == (1,)
     eight = dataclasses.replace(TARGET, config=dataclasses.replace(CONFIG, num_hidden_layers=8))
     assert DynamicExit().bind(eight).exits == (2, 4)
+    assert DynamicExit(every=1).bind(eight).exits == (1, 2, 3, 4, 5, 6, 7)
+    assert DynamicExit(every=3).bind(eight).exits == (3, 6)
+    with pytest.raises(ValueError, match="every=8 leaves no exit inside a target of 8 layers"):
+        DynamicExit(every=8).bind(eight)
     with pytest.raises(ValueError, match="inside a target of 3 layers"):
         specjax.speculative(TARGET, DynamicExit((1, 3)))
     with pytest.raises(ValueError, match="inside a target of 1"):

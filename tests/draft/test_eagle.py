@@ -18,7 +18,7 @@ from specjax.lm import Block
 from specjax.models.llama import LlamaConfig
 from specjax.sampling import Sampler
 
-NAMES = ("eagle1", "eagle2", "eagle3", "eagle3-top_k", "clover2")
+NAMES = ("eagle1", "eagle2", "eagle3", "eagle3-top_k", "mtp", "peagle", "dflash", "clover2")
 
 
 @pytest.mark.parametrize("name", mostly_slow(NAMES, "eagle2"))
@@ -40,7 +40,7 @@ def test_the_cache_is_a_fresh_pass_over_committed_pairs(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["eagle1", "eagle3"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "mtp"])
 def test_a_draft_at_depth_s_is_pass_s_of_training(name):
     """Laws along a drafted chain, against the unrolled passes over the text made of prompt and draft."""
     from specjax.train.heads.eagle import unrolled

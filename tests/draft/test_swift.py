@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import MIXED, TARGET, params
+from support.conformance import ALIKE, MIXED, PREFIX, TARGET, params, start
 from support.head_start import bindings, check_head_start, proposed, running, step
 
 import specjax
@@ -214,3 +214,12 @@ def test_bad_fields():
         Swift(share=1.5)
     with pytest.raises(ValueError, match="width=97"):
         Swift(width=97).bind(TARGET)
+
+
+def test_rows_of_a_shared_prefix_count_their_whole_prompts():
+    """The leaf that is each row's own is copied with the prefix, and what every row's rest adds comes on top."""
+    decoder, rows = specjax.speculative(TARGET, DRAFTER), ALIKE.pick(0, 1, 3)
+    lengths = [len(prompt) for prompt in rows.prompts]
+    for prefix in (0, PREFIX):
+        state = start(decoder, rows, model=params("swift"), prefix=prefix, width=8)
+        np.testing.assert_array_equal(state.draft.prompt, lengths)

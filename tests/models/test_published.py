@@ -235,7 +235,7 @@ def test_a_folder_that_is_no_head(target, tmp_path):
     with pytest.raises(ModelError, match="holds no weights of a head"):
         load_head(tmp_path, "eagle1", Eagle, target)
     with pytest.raises(ModelError, match="has no published layout"):
-        load_head(tmp_path, "clover2", Eagle, target)
+        load_head(tmp_path, "learn2pd", Eagle, target)
 
 
 class Planted:

@@ -14,9 +14,11 @@ import specjax
 from specjax import decoder as decoding
 from specjax import models
 from specjax.draft import (
+    MTP,
     PPD,
     Acceptance,
     Clover2,
+    DFlash,
     DiffuSpec,
     Eagle,
     Eagle3,
@@ -24,6 +26,7 @@ from specjax.draft import (
     Kangaroo,
     Medusa,
     ModelDrafter,
+    PEagle,
     PromptLookup,
     Trained,
     View,
@@ -133,6 +136,9 @@ DRAFTERS = {
     "hydra": Hydra(TopK(k=2, depth=2, nodes=4), layers=2, prefix_layer=True),
     "eagle1": Eagle(TopK(k=2, depth=2, nodes=4)),
     "eagle3": Eagle3(TopK(k=2, depth=2, nodes=4), norm_before_fc=True),
+    "mtp": MTP(TopK(k=2, depth=2, nodes=4)),
+    "peagle": PEagle(Chain(2), norm_before_fc=True),
+    "dflash": DFlash(TopK(k=2, depth=2, nodes=4), layers=2, block=4),
     "clover2": Clover2(TopK(k=2, depth=2, nodes=4), layers=1),
     "kangaroo": Kangaroo(exit_layer=1, length=2, threshold=0.0),
     "ppd": PPD("2 @ 2 1x2; 1 | 1 @ 2 1x2"),
@@ -176,7 +182,8 @@ def drafted(model, drafter, own):
         view = View(state.tokens, state.length, ~state.done, state.cache, max_depth=decoder.drafter.depth)
         sampler = Sampler(state.key, state.tokens, state.length, ~state.done, state.sampling)
         tree = decoder.drafter.propose(params, state.draft, view, sampler).tree
-        return tree.tokens, getattr(state.draft, "feature", jnp.zeros((2, 0)))
+        feature = getattr(state.draft, "feature", jnp.zeros((2, 0)))
+        return tree.tokens, feature if feature.shape[1] > 1 else jnp.zeros((2, 0))  # DFlash's is no feature
 
     return program, {"target": model.params, "draft": own}
 

@@ -12,10 +12,13 @@ import pytest
 
 import specjax
 from specjax.draft import (
+    MTP,
     PPD,
     Clover2,
+    DFlash,
     DiffuSpec,
     Drafter,
+    DSpark,
     DynamicExit,
     Eagle,
     Eagle3,
@@ -26,6 +29,7 @@ from specjax.draft import (
     Medusa,
     ModelDrafter,
     NoDrafter,
+    PEagle,
     PromptLookup,
     Rasd,
     Rest,
@@ -82,6 +86,10 @@ DRAFTERS: dict[str, Drafter] = {
     "eagle3-top_k": Eagle3(
         TopK(k=3, depth=3, nodes=8), norm_before_fc=True, norm_before_residual=True, norm_output=True
     ),
+    "peagle": PEagle(Chain(3)),
+    "dflash": DFlash(TopK(k=2, depth=3, nodes=6), layers=2, block=5),
+    "dspark": DSpark(TopK(k=2, depth=3, nodes=6), block=4, markov="rnn", rank=8),
+    "mtp": MTP(TopK(k=2, depth=3, nodes=6)),
     "clover2": Clover2(TopK(k=2, depth=3, nodes=6)),
     "kangaroo": Kangaroo(exit_layer=1, length=4, threshold=0.3),
     "swift": Swift(3, 0.3, share=0.5, window=8, patience=6, guess_every=3, history=8),

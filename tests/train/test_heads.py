@@ -9,10 +9,11 @@ import optax
 import pytest
 from support import small_training as tiny
 
-from specjax.draft import Clover2, Eagle, Eagle3, Hydra, Medusa
+from specjax.draft import MTP, Clover2, DFlash, DSpark, Eagle, Eagle3, Hydra, Medusa, PEagle
 from specjax.expand import Chain
 from specjax.train.heads.clover2 import TrainClover2
-from specjax.train.heads.eagle import TrainEagle, TrainEagle3, unrolled
+from specjax.train.heads.dflash import TrainDFlash, TrainDSpark
+from specjax.train.heads.eagle import TrainEagle, TrainEagle3, TrainMTP, TrainPEagle, unrolled
 from specjax.train.heads.hydra import TrainHydra
 from specjax.train.heads.medusa import TrainMedusa
 from specjax.train.heads.teacher import Guess, score, teach
@@ -25,6 +26,18 @@ OBJECTIVES = {
     "hydra": lambda ids: TrainHydra(Hydra(Chain(2), heads=2, prefix_layer=True).bind(tiny.TARGET), ids),
     "clover2": lambda ids: TrainClover2(Clover2(Chain(2), layers=1).bind(tiny.TARGET), ids, heads=2),
     "eagle1": lambda ids: TrainEagle(Eagle().bind(tiny.TARGET), ids),
+    "peagle": lambda ids: TrainPEagle(PEagle(Chain(2)).bind(tiny.TARGET), ids, unroll=2),
+    "dflash": lambda ids: TrainDFlash(DFlash(block=4, layers=2).bind(tiny.TARGET), ids, anchors=12),
+    "dspark": lambda ids: TrainDSpark(
+        DSpark(block=3, rank=4, markov="gated").bind(tiny.TARGET),
+        ids,
+        ForwardKL(),
+        anchors=12,
+        label_weight=0.1,
+        law_weight=1.0,
+        confidence_weight=0.1,
+    ),
+    "mtp": lambda ids: TrainMTP(MTP().bind(tiny.TARGET), ids, unroll=2),
     "eagle3": lambda ids: TrainEagle3(Eagle3().bind(tiny.TARGET), ids, unroll=2),
 }
 

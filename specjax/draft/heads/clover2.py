@@ -70,9 +70,11 @@ class CloverHead:
 
     Attributes:
       config: of the decoder layers before the heads.
+      linear: whether the augmenting blocks are linear, as published.
     """
 
     config: LlamaConfig
+    linear: bool = False
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
         """Random parameters; regressive blocks start near the identity."""
@@ -81,7 +83,7 @@ class CloverHead:
     def bind(self, params: Any) -> Clover:
         """The module that holds these parameters; keys of the draft's vocabulary are left out."""
         graph = nnx.split(nnx.eval_shape(lambda: Clover(self.config, jnp.float32, nnx.Rngs(0))))[0]
-        return nnx.merge(graph, {name: value for name, value in params.items() if name not in ("head", "ids")})
+        return nnx.merge(graph, {name: value for name, value in params.items() if name not in ("head", "ids", "embed")})
 
     def context(
         self, params: Any, embeds: Array, features: Array, block: Block, cache: KVCache | None
@@ -103,4 +105,4 @@ class CloverHead:
             mixed = model.augment(h)
         else:
             mixed = model.augment_next(jnp.concatenate([h, embeds.astype(h.dtype)], axis=-1))
-        return model.head_norm(h + jax.nn.silu(mixed))
+        return model.head_norm(mixed if self.linear else h + jax.nn.silu(mixed))

@@ -16,6 +16,8 @@ from specjax.models.kv import KVCache, KVDelta
 from specjax.models.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, rms_norm, rope_tables
 
 Array = jax.Array
+_BESIDES = ("head", "ids", "embed", "mask", "mask_feature")
+"""Parameters of drafters that are not their module's."""
 
 
 class EagleLayer(nnx.Module):
@@ -114,7 +116,7 @@ class EagleHead:
           cache: of committed pairs.
           past: uncommitted pairs before this block.
         """
-        own = {name: value for name, value in params.items() if name not in ("head", "ids", "embed")}
+        own = {name: value for name, value in params.items() if name not in _BESIDES}
         module = nnx.merge(self._graph(), own)
         positions = block.positions
         if past is not None:

@@ -15,6 +15,7 @@ from specjax.draft.base import Trained
 from specjax.draft.head import check_ids
 from specjax.draft.heads.files import TORCH_FILES, config_file, write_files
 from specjax.draft.heads.published import read_published
+from specjax.expand.chain import Chain
 from specjax.expand.static import Static
 from specjax.models import hub
 from specjax.models.errors import ModelError
@@ -156,8 +157,10 @@ def read_head(
 
 
 def _cut(chosen: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """The published tree, no deeper than there are heads."""
+    """The published tree, no deeper than there are heads or a block drafts."""
     tree, heads = chosen.get("expander"), fields.get("heads")
+    if isinstance(tree, Chain) and "block" in fields:
+        return {**chosen, "expander": Chain(min(tree.length, max(fields["block"] - 1 + fields["from_anchor"], 1)))}
     if not isinstance(tree, Static) or heads is None or tree.depth <= heads:
         return chosen
     return {**chosen, "expander": dataclasses.replace(tree, choices=tuple(c for c in tree.choices if len(c) <= heads))}

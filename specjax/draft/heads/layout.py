@@ -4,6 +4,7 @@ Linear layers are stored `[out, in]`; ours are `[in, out]`. Every tensor and eve
 """
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ _MLP = ("gate", "up", "down")
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Whose decoder layers heads are made of."""
 _OTHERS = {
-    "peagle": "P-EAGLE drafts in parallel", "dflash": "DFlash drafts blocks", "dspark": "DSpark drafts blocks",
-    "domino": "Domino drafts blocks", "mtp": "a layer of its target's class", "moe": "its layer has experts",
+    "peagle": "P-EAGLE drafts in parallel", "dflash2": "DFlash 2 has convolutions and a selector",
+    "dflash": "DFlash drafts blocks", "dspark": "DSpark drafts blocks", "domino": "Domino drafts blocks",
+    "mtp": "a layer of its target's class", "moe": "its layer has experts",
+    "gemma": "its layers are Gemma's",
     "deepseek": "its attention is latent", "gptoss": "its layer has experts", "mla": "its attention is latent",
 }  # fmt: skip
 """Words in the `architectures` of heads that are none of the layouts here, and what they are."""
@@ -42,15 +45,15 @@ class Reader:
     Attributes:
       folder: of the head.
       chosen: fields of the drafter that the user set.
-      tensors: those that were not taken yet.
+      tensors: those that were not taken yet; from the start those alone that `keep` says, where a target's lie beside them.
       problems: what was missing or misshapen so far.
       format: whose layout it is, where the drafter's name does not say it.
       notes: what a user should know of how the file was read, a sentence each.
     """
 
-    def __init__(self, folder: Path, chosen: dict[str, Any] | None = None):
+    def __init__(self, folder: Path, chosen: dict[str, Any] | None = None, keep: Callable[[str], bool] | None = None):
         self.folder, self.chosen = folder, chosen or {}
-        self.tensors = read_tensors(folder)
+        self.tensors = {name: x for name, x in read_tensors(folder).items() if keep is None or keep(name)}
         self.problems: list[str] = []
         self.format = ""
         self.notes: list[str] = []
@@ -132,6 +135,17 @@ def is_embedding(table: np.ndarray, target: Any) -> bool:
     return True
 
 
+def is_head(kernel: np.ndarray, target: Any) -> bool:
+    """Whether `[E, V]` is the target's language-model head, but for rounding to 16 bits; of a target without weights, has its
+    shape."""
+    if target.abstract or target.lm.config.tie_word_embeddings:
+        return is_embedding(kernel.T, target)
+    own = target.params["head"]["kernel"]
+    columns = [slice(first, first + _ROWS) for first in range(0, own.shape[1], _ROWS)]
+    near = lambda a, b: np.allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=0.02, atol=1e-3)
+    return kernel.shape == own.shape and all(near(kernel[:, c], to_host(own[:, c])) for c in columns)
+
+
 def check_flags(reader: Reader, config: dict[str, Any], *known: str) -> None:
     """Raises ModelError on a flag that is neither neutral nor known."""
     unknown = sorted(set(config) - NEUTRAL - set(known))
@@ -139,14 +153,15 @@ def check_flags(reader: Reader, config: dict[str, Any], *known: str) -> None:
         raise ModelError(f"{reader.file} has the unknown flag {unknown[0]!r} ({config[unknown[0]]!r})")
 
 
-def check_architecture(reader: Reader, config: dict[str, Any]) -> None:
-    """Raises ModelError on the `architectures` of another method's drafts, or of layers that are none of Llama's.
+def check_architecture(reader: Reader, config: dict[str, Any], drafter: str) -> None:
+    """Raises ModelError on the `architectures` of another drafter's heads, or of layers that are none of Llama's.
 
     A head's class says nothing more: `LlamaForCausalLMEagle3`, `Eagle3LlamaForCausalLM` and `Eagle3Speculator` are one module.
     """
     names = config.get("architectures") or []
     for name in names if isinstance(names, list) else [names]:
-        other = next((word for word in _OTHERS if word in str(name).lower()), None)
+        own = (drafter, "dflash") if drafter == "dspark" else (drafter,)
+        other = next((word for word in _OTHERS if word in str(name).lower() and word not in own), None)
         if other is not None:
             raise ModelError(f"{reader.file}: architectures has {name!r}, a head of another kind ({_OTHERS[other]})")
 

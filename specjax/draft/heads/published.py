@@ -1,5 +1,5 @@
-"""Published heads: the file layouts of Medusa, Hydra, EAGLE-1/2, EAGLE-3, PPD and Kangaroo, read as fields and parameters of
-our drafters."""
+"""Published heads: the file layouts of Medusa, Hydra, EAGLE-1/2, EAGLE-3, P-EAGLE, DFlash, DSpark, Clover-2, MTP, PPD and
+Kangaroo, read as fields and parameters of our drafters."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from specjax.draft.heads.layout import Reader, check_architecture
+from specjax.draft.heads.published_block import dflash, dspark, peagle
+from specjax.draft.heads.published_clover import clover2
 from specjax.draft.heads.published_eagle import eagle1, eagle3
 from specjax.draft.heads.published_kangaroo import kangaroo
 from specjax.draft.heads.published_medusa import hydra, medusa
+from specjax.draft.heads.published_mtp import mtp, own_tensors
 from specjax.draft.heads.published_ppd import ppd
 from specjax.models.errors import ModelError
 
@@ -23,6 +26,11 @@ _LAYOUTS: dict[str, Layout] = {
     "eagle3": eagle3,
     "ppd": ppd,
     "kangaroo": kangaroo,
+    "clover2": clover2,
+    "mtp": mtp,
+    "peagle": peagle,
+    "dflash": dflash,
+    "dspark": dspark,
 }
 
 
@@ -62,8 +70,8 @@ def read_published(
         raise ModelError(
             f"{folder / 'config.json'} does not say which drafter it is for, and {name} has no published layout"
         )
-    reader = Reader(folder, chosen)
-    check_architecture(reader, config)
+    reader = Reader(folder, chosen, own_tensors(target) if name == "mtp" else None)
+    check_architecture(reader, config, name)
     try:
         fields, params = _LAYOUTS[name](reader, config, target)
     except ModelError:

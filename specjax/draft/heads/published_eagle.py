@@ -41,10 +41,11 @@ def eagle1(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[st
     return {"config": own}, {"fc": fc, "layer": reader.layer("layers.0", own, size)}
 
 
-def eagle3(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
-    """Fields and parameters of an EAGLE-3 or EAGLE-3.1 head, which may be narrower than its target."""
+def eagle3(reader: Reader, config: dict[str, Any], target: Any, kind: str = "eagle3") -> tuple[dict[str, Any], Any]:
+    """Fields and parameters of an EAGLE-3 or EAGLE-3.1 head, which may be narrower than its target; `kind` is what
+    speculators calls it."""
     if speculators.is_one(config):
-        config = speculators.flattened(reader, config)
+        config = speculators.flattened(reader, config, kind)
     check_flags(reader, config, *_EAGLE3_FLAGS)
     nested = _checked_nested(reader, config)
     at = "midlayer" if any(name.startswith("midlayer.") for name in reader.tensors) else "layers.0"
@@ -52,7 +53,7 @@ def eagle3(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[st
     size, wide = own.hidden_size, target.lm.config.hidden_size
     key = "target_hidden_size" if config.get("target_hidden_size") else "hidden_size"
     check_width(reader, config.get(key, size), target, key)
-    taps = _taps(reader, config, target)
+    taps = read_ids(reader, config, target)
     layer = reader.layer(at, own, 2 * size)
     params: dict[str, Any] = {
         "fc": reader.linear("fc", len(taps) * wide, size),
@@ -62,8 +63,8 @@ def eagle3(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[st
         "attention": layer["attention"],
         "mlp": layer["mlp"],
         "norm": reader.scale("norm", size),
-        **_embedding(reader, config, target, size),
-        **_head(reader, config, target, size),
+        **embedding(reader, config, target, size),
+        **vocabulary_head(reader, config, target, size),
     }
     flags = _norms(reader, {**config, **nested})
     if flags["norm_before_fc"]:
@@ -100,12 +101,12 @@ def _layer_config(reader: Reader, config: dict[str, Any], target: Any, at: str) 
     own = layer_config(reader, config, target, layers)
     has = lambda name: f"{at}.self_attn.{name}_proj.bias" in reader.tensors
     must = bool(config.get("qkv_bias")) or reader.format == "speculators" and own.qkv_bias
-    window, sliding = _windows(reader, config, layers)
+    window, sliding = windows(reader, config, layers)
     biases = {"qkv_bias": must or has("q"), "o_bias": has("o")}
     return dataclasses.replace(own, **biases, sliding_window=window, sliding_layers=sliding)
 
 
-def _windows(reader: Reader, config: dict[str, Any], layers: int) -> tuple[int | None, tuple[bool, ...]]:
+def windows(reader: Reader, config: dict[str, Any], layers: int) -> tuple[int | None, tuple[bool, ...]]:
     """The window of the head's layers, None where they attend to everything, and which have it (empty: all)."""
     window, kinds = config.get("sliding_window"), config.get("layer_types")
     if kinds is None:  # the rule of Qwen's configurations
@@ -146,7 +147,7 @@ def _norms(reader: Reader, config: dict[str, Any]) -> dict[str, bool]:
     return flags
 
 
-def _embedding(reader: Reader, config: dict[str, Any], target: Any, size: int) -> dict[str, Any]:
+def embedding(reader: Reader, config: dict[str, Any], target: Any, size: int) -> dict[str, Any]:
     """A table of the head's own, trained or not: where it is narrower than the target, or where the file's is another."""
     shape, same = (target.lm.vocab_size, size), size == target.lm.config.hidden_size
     if "embed_tokens.weight" not in reader.tensors and same:
@@ -160,7 +161,7 @@ def _embedding(reader: Reader, config: dict[str, Any], target: Any, size: int) -
     return {"embed": {"embedding": table}}
 
 
-def _head(reader: Reader, config: dict[str, Any], target: Any, size: int) -> dict[str, Any]:
+def vocabulary_head(reader: Reader, config: dict[str, Any], target: Any, size: int) -> dict[str, Any]:
     """The head over the draft's vocabulary, and its ids where they are not all; nothing where the target's is borrowed."""
     vocab, stored = target.lm.vocab_size, reader.tensors.get("lm_head.weight")
     count = config.get("draft_vocab_size") or (vocab if stored is None else len(stored))
@@ -212,7 +213,7 @@ def _ids(reader: Reader, count: int, vocab: int) -> np.ndarray:
     return ids
 
 
-def _taps(reader: Reader, config: dict[str, Any], target: Any) -> tuple[int, ...]:
+def read_ids(reader: Reader, config: dict[str, Any], target: Any) -> tuple[int, ...]:
     """The layers whose outputs are fused: those that the user chose, or what the file says."""
     if reader.chosen.get("taps"):
         found = Taps(tuple(reader.chosen["taps"]), "as asked for")

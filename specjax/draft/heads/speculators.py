@@ -19,15 +19,15 @@ def is_one(config: dict[str, Any]) -> bool:
     return "speculators_model_type" in config or "transformer_layer_config" in config
 
 
-def flattened(reader: Reader, config: dict[str, Any]) -> dict[str, Any]:
+def flattened(reader: Reader, config: dict[str, Any], wanted: str) -> dict[str, Any]:
     """The fields of the layer and the flags of the head side by side, as other layouts have them.
 
     Raises:
-      ModelError: on a method other than EAGLE-3, and on a layer of another family than Llama's.
+      ModelError: on a method other than the `wanted` one, and on a layer of another family than Llama's.
     """
-    kind = config.get("speculators_model_type", "eagle3")
-    if kind != "eagle3":
-        raise ModelError(f"{reader.file}: speculators_model_type is {kind!r}; of this format eagle3 is read")
+    kind = config.get("speculators_model_type", wanted)
+    if kind != wanted:
+        raise ModelError(f"{reader.file}: speculators_model_type is {kind!r}, a head for another drafter than {wanted}")
     layer = an_object("transformer_layer_config", config.get("transformer_layer_config"))
     family = layer.get("model_type", "llama")
     if family not in FAMILIES:

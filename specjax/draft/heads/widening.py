@@ -6,6 +6,7 @@ from typing import Any
 from specjax.draft.adaptive import Adaptive
 from specjax.draft.base import Drafter
 from specjax.draft.clover2 import Clover2
+from specjax.draft.dflash import DFlash
 from specjax.draft.diffuspec import DiffuSpec
 from specjax.draft.eagle import Eagle
 from specjax.draft.eagle3 import Eagle3
@@ -14,7 +15,9 @@ from specjax.draft.hydra import Hydra
 from specjax.draft.kangaroo import Kangaroo
 from specjax.draft.medusa import Medusa
 from specjax.draft.model import ModelDrafter
+from specjax.draft.mtp import MTP
 from specjax.draft.padded import PaddedLM
+from specjax.draft.peagle import PEagle
 from specjax.draft.ppd import PPD
 from specjax.draft.rest import Rest
 from specjax.draft.trim import TrimmedLM
@@ -23,7 +26,7 @@ from specjax.models.widening import check_times, tiled, wider_config, wider_lm
 
 PyTree = Any
 
-_TILED = (Clover2, DiffuSpec, Eagle, Eagle3, Hydra, Kangaroo, Medusa, ModelDrafter, PPD)
+_TILED = (Clover2, DFlash, DiffuSpec, Eagle, Eagle3, Hydra, Kangaroo, Medusa, ModelDrafter, MTP, PEagle, PPD)
 
 
 def widen_head(drafter: Drafter, params: PyTree, k: int) -> tuple[Drafter, PyTree]:

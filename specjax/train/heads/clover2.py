@@ -25,7 +25,7 @@ class TrainClover2(HeadObjective):
 
     @property
     def fields(self):
-        return {"layers": self.drafter.layers}
+        return {"layers": self.drafter.layers, "published": self.drafter.published}
 
     def loss(self, params, target_params, batch, key):
         drafter = self.drafter
@@ -33,7 +33,7 @@ class TrainClover2(HeadObjective):
         length = batch.tokens.shape[1]
         own = {"target": target_params, "draft": params}
         h, _ = drafter.read(own, drafter.features(teacher.output)[:, :-1], whole(batch.tokens[:, 1:]), None)
-        embeds = drafter.target.embed(target_params, batch.tokens)
+        embeds = drafter.embed(own, batch.tokens)
         guesses = []
         for i in range(self.heads):
             width = length - i - 2

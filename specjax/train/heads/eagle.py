@@ -84,6 +84,46 @@ class TrainEagle3(TrainEagle):
         }
 
 
+@dataclasses.dataclass(frozen=True)
+class TrainMTP(TrainEagle):
+    """FastMTP (arXiv:2509.18362): one module for every depth, laws alone, later depths weighing less."""
+
+    unroll: int = 3
+    decay: float = 0.6
+    feature_weight: float = 0.0
+    noise: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainPEagle(TrainEagle3):
+    """P-EAGLE: pass s > 0 reads masks; of every chain all depths are kept, where the paper keeps a share of the deeper ones.
+
+    Attributes:
+      unroll: depths.
+      decay: of their weights; the paper has none.
+    """
+
+    unroll: int = 4
+    decay: float = 1.0
+
+    def loss(self, params, target_params, batch, key):
+        drafter = self.drafter
+        teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
+        own = {"target": target_params, "draft": params}
+        tokens = batch.tokens[:, 1:]  # of pairs (feature t, token t + 1)
+        width = tokens.shape[1]
+        past, guesses = None, []
+        for s in range(self.unroll):
+            block = whole(tokens, unrolled(width, s)[None])
+            if s == 0:
+                h, delta = drafter.read(own, drafter.features(teacher.output)[:, :-1], block, None)
+            else:
+                h, delta = drafter.ahead(own, block, None, past)
+            past = stack_past(past, delta)
+            guesses.append(Guess(drafter.logits(own, h[:, s : width - 1]), s + 1, self.decay**s))
+        return score(teacher, guesses, self.divergence)
+
+
 def unrolled(width: int, s: int) -> Array:
     """`[W, (s + 1) W]` bool: what pass s sees of all passes so far, whose keys are laid side by side.
 

@@ -1,0 +1,101 @@
+"""DFlash's draft layers (arXiv:2602.06036): a block of masked tokens over keys and values made of the target's features.
+
+Slot i of the cache holds keys and values of feature i, at its own position; they pass through no layer. A block begins with
+the last token and goes on with masks; its slots see the cache and, in layers without a window, each other.
+Shapes: `B` rows, `T` slots, `E` width, `C` taps.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.lm import Block
+from specjax.models.kv import KVCache, KVDelta
+from specjax.models.llama import Attention, Layer, LlamaConfig, RMSNorm, rope_tables, rotate
+
+Array = jax.Array
+
+
+class DFlash(nnx.Module):
+    """`fc` and a norm over the target's features, ordinary decoder layers, and the norm before the head."""
+
+    def __init__(self, head: "DFlashHead", dtype: Any, rngs: nnx.Rngs):
+        c = head.config
+        inputs, width = head.taps * (head.target_size or c.hidden_size), c.hidden_size
+        self.fc = nnx.Linear(inputs, width, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        self.hidden_norm, self.norm = (RMSNorm(width, c.rms_norm_eps, dtype) for _ in range(2))
+        self.layers = nnx.List([Layer(c, c.window(i), dtype, rngs) for i in range(c.num_hidden_layers)])
+
+
+@dataclasses.dataclass(frozen=True)
+class DFlashHead:
+    """The module as functions of a params pytree, of which keys that belong to vocabulary and embeddings are ignored.
+
+    Attributes:
+      config: of its layers. Those with a window are causal inside a block.
+      taps: how many of the target's layers are fused.
+      causal: whether all layers are causal inside a block.
+      target_size: the target's width where it is not the head's; None: the same.
+    """
+
+    config: LlamaConfig
+    taps: int = 1
+    causal: bool = False
+    target_size: int | None = None
+
+    def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
+        """Random parameters."""
+        return nnx.to_pure_dict(nnx.split(DFlash(self, dtype, nnx.Rngs(key)))[1])
+
+    def context(self, params: Any, features: Array, positions: Array) -> KVDelta:
+        """What features `[B, T, C * target_size]` at `positions` `[B, T]` leave in the cache, one entry for all layers."""
+        module = self._bound(params)
+        c = module.hidden_norm(module.fc(features.astype(params["fc"]["kernel"].dtype)))
+        rope = rope_tables(self.config, positions)
+        keys, values = zip(*(_keys_values(layer.attention, c, rope) for layer in module.layers), strict=True)
+        return KVDelta(keys, values, positions)
+
+    def __call__(
+        self, params: Any, embeds: Array, block: Block, cache: KVCache | None, past: KVDelta | None = None
+    ) -> Array:
+        """Normed outputs `[B, T, E]` of blocks, to be read off with a head.
+
+        Args:
+          params: from `init`.
+          embeds: `[B, T, E]`, of the last token and the masks behind it.
+          block: positions and visibility of the slots; without `visible` they are one block, `causal` or not.
+          cache: of the features before the block.
+          past: features that are in no cache; then `block.visible` says who sees them.
+        """
+        module, positions = self._bound(params), block.positions
+        if past is not None:
+            positions = jnp.concatenate([past.positions, positions], axis=1)
+        rope, h = rope_tables(self.config, block.positions), embeds
+        for i, layer in enumerate(module.layers):
+            seen = _causal(block, positions) if self.causal or self.config.window(i) else block
+            own = None if cache is None else (cache.key[i], cache.value[i])
+            above = None if past is None else (past.key[i], past.value[i])
+            h, _ = layer(h, rope, seen, own, above, positions)
+        return module.norm(h)
+
+    def _bound(self, params: Any) -> DFlash:
+        graph = nnx.split(nnx.eval_shape(lambda: DFlash(self, jnp.float32, nnx.Rngs(0))))[0]
+        return nnx.merge(graph, {name: params[name] for name in ("fc", "hidden_norm", "norm", "layers")})
+
+
+def _keys_values(attention: Attention, x: Array, rope: tuple[Array, Array]) -> tuple[Array, Array]:
+    """A layer's keys and values `[B, T, K, H]` of `[B, T, E]`, as it makes them of its own slots."""
+    c = attention.config
+    k, v = (linear(x).reshape(*x.shape[:2], c.num_key_value_heads, c.head_dim) for linear in (attention.k, attention.v))
+    return rotate(attention.k_norm(k) if c.qk_norm else k, *rope), v
+
+
+def _causal(block: Block, positions: Array) -> Block:
+    """The same block, whose slots see none behind themselves. Features lie before them in any case."""
+    if block.visible is None:
+        return dataclasses.replace(block, causal=True)
+    before = positions[:, None, :] <= block.positions[:, :, None]
+    return dataclasses.replace(block, visible=block.visible & before)

@@ -1,0 +1,210 @@
+"""The published layouts of drafts behind masks: P-EAGLE (SpecForge, speculators), DFlash (z-lab, SpecForge, DeepSpec,
+speculators) and DSpark (DeepSpec, SpecForge, speculators)."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.draft.dflash import published_taps
+from specjax.draft.heads import speculators
+from specjax.draft.heads.dspark import KINDS, MarkovHead
+from specjax.draft.heads.layout import Reader, check_flags, check_width, layer_config
+from specjax.draft.heads.published_eagle import eagle3, embedding, read_ids, vocabulary_head, windows
+from specjax.models.errors import ModelError
+from specjax.models.fields import an_object, is_id, is_size
+from specjax.sharding.distributed import to_host
+
+_MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+"""What the mask's id is called, the first that there is."""
+_TAPS = ("target_layer_ids", "aux_hidden_state_layer_ids")
+_FLAGS = (
+    "block_size", "num_target_layers", "dflash_config", "is_causal", "draft_vocab_size", "target_hidden_size",
+    "embed_requires_grad", "sample_from_anchor", "shift_label", "sliding_window_non_causal", "projector_type", "num_anchors",
+    "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov", "attention_sink_bias",
+    "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim", "lambda_base_start", "lambda_base_decay_ratio", "auf",
+    "ce_loss_alpha", "l1_loss_alpha", "confidence_head_alpha", "loss_decay_gamma", *_TAPS, *_MASKS,
+)  # fmt: skip
+_NESTED = (
+    "block_size", "causal", "use_swa", "swa_window_size", "projector_type", "target_layer_ids", "num_anchors", "markov_rank",
+    "markov_head_type", "enable_confidence_head", "confidence_head_with_markov", "attention_mode", *_MASKS,
+)  # fmt: skip
+
+
+def peagle(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
+    """Fields and parameters of a P-EAGLE head: EAGLE-3's tensors with `layers.*`, and a feature for slots behind masks."""
+    mask = _mask(reader, config, target)
+    feature = reader.tensors.pop("mask_hidden", None)
+    if feature is None:
+        raise ModelError(f"{reader.folder}: missing mask_hidden: a head without it is no P-EAGLE head (try eagle3)")
+    if "norm_output" in reader.chosen:
+        raise ModelError("peagle never reads its own outputs: leave norm_output out")
+    fields, params = eagle3(reader, {key: x for key, x in config.items() if key not in _MASKS}, target, "peagle")
+    taps, width = len(fields["taps"]), target.lm.config.hidden_size
+    if feature.size != taps * width:
+        wrong = f"mask_hidden has shape {list(feature.shape)}, expected {[1, 1, taps * width]}"
+        raise ModelError(f"{reader.folder}: the head's tensors do not fit: {wrong}")
+    return fields, {**params, "mask": mask, "mask_feature": {"embedding": feature.reshape(taps, width)}}
+
+
+def dflash(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
+    """Fields and parameters of a DFlash head."""
+    config = _read_config(reader, config, "dflash")
+    if config.get("markov_rank"):
+        raise ModelError(
+            f"{reader.file}: markov_rank is {config['markov_rank']!r}: a head for another drafter than dflash (try dspark)"
+        )
+    return _block(reader, config, target)
+
+
+def dspark(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
+    """Fields and parameters of a DSpark head: DFlash's, a Markov head and perhaps a confidence head."""
+    config = _read_config(reader, config, "dspark")
+    prefix = "logit_head."  # of early files of SpecForge
+    reader.tensors = {name.removeprefix(prefix): x for name, x in reader.tensors.items()}
+    rank, kind = config.get("markov_rank"), config.get("markov_head_type", "vanilla")
+    if not is_size(rank) or kind not in KINDS:
+        raise ModelError(
+            f"{reader.file}: markov_rank is {rank!r} and markov_head_type {kind!r}: a rank above 0 and one of "
+            f"{', '.join(KINDS)} are read (without the head it is a dflash)"
+        )
+    fields, params = _block(reader, config, target, from_anchor=True)
+    params["markov"] = _markov(reader, MarkovHead(kind, rank, fields["config"].hidden_size), params, target)
+    confidence = bool(config.get("enable_confidence_head"))
+    if confidence:
+        stored, size = reader.tensors.get("confidence_head.proj.weight"), fields["config"].hidden_size
+        with_markov = config.get("confidence_head_with_markov", stored is not None and stored.shape[-1] != size)
+        params["confidence"] = reader.linear("confidence_head.proj", size + rank * bool(with_markov), 1, bias=True)
+    return {**fields, "markov": kind, "rank": rank, "confidence": confidence}, params
+
+
+def _markov(reader: Reader, bias: MarkovHead, params: dict[str, Any], target: Any) -> dict[str, Any]:
+    """Parameters of a Markov head: its table is over the target's ids, its columns are the draft's."""
+    at, vocab = "markov_head", target.lm.vocab_size
+    columns = len(params["ids"]) if "ids" in params else vocab
+    markov: dict[str, Any] = {
+        "table": {"embedding": reader.take(f"{at}.markov_w1.weight", (vocab, bias.rank))},
+        "head": reader.linear(f"{at}.markov_w2", bias.rank, columns),
+    }
+    if bias.kind != "vanilla":
+        name = {"gated": "gate_proj", "rnn": "joint_proj"}[bias.kind]
+        markov["mix"] = reader.linear(f"{at}.{name}", *bias.mixed, bias=True)
+    return markov
+
+
+def _read_config(reader: Reader, config: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The flags of a head of `kind`, side by side.
+
+    Raises:
+      ModelError: on unknown ones, and those of another kind.
+    """
+    if speculators.is_one(config):
+        config = speculators.flattened(reader, config, kind)
+    check_flags(reader, config, *_FLAGS)
+    config = _unnested(reader, config)
+    projector = config.get("projector_type") or kind
+    if projector != kind:
+        raise ModelError(f"{reader.file}: projector_type is {projector!r}: a head for another drafter than {kind}")
+    if config.get("attention_mode") not in (None, "gqa"):
+        raise ModelError(f"{reader.file}: attention_mode is {config['attention_mode']!r}; heads with 'gqa' are read")
+    return config
+
+
+def _block(
+    reader: Reader, config: dict[str, Any], target: Any, from_anchor: bool = False
+) -> tuple[dict[str, Any], Any]:
+    """Fields and parameters of the layers that DFlash and DSpark share; `from_anchor` where the file does not say it."""
+    _refuse(reader, config, target)
+    own = _layers(reader, config, target)
+    size, wide = own.hidden_size, target.lm.config.hidden_size
+    key = "target_hidden_size" if config.get("target_hidden_size") else "hidden_size"
+    check_width(reader, config.get(key) or size, target, key)
+    if not any(config.get(name) for name in _TAPS):
+        config = {**config, "target_layer_ids": list(published_taps(target.lm.num_layers, own.num_hidden_layers))}
+        reader.notes.append("names no layers that it reads: those of z-lab's rule are taken")
+    taps = read_ids(reader, config, target)
+    params = {
+        "fc": reader.linear("fc", len(taps) * wide, size),
+        "hidden_norm": reader.scale("hidden_norm", size),
+        "norm": reader.scale("norm", size),
+        "layers": {i: _layer(reader, i, own) for i in range(own.num_hidden_layers)},
+        "mask": _mask(reader, config, target),
+        **embedding(reader, config, target, size),
+        **vocabulary_head(reader, config, target, size),
+    }
+    block = config.get("block_size", 8 if reader.format == "speculators" else 16)
+    if not is_size(block):
+        raise ModelError(f"{reader.file}: block_size must be a number of slots, not {block!r}")
+    causal = bool(config.get("is_causal", config.get("causal")))
+    fields = {"config": own, "layers": own.num_hidden_layers, "taps": taps, "block": block, "causal": causal}
+    return {**fields, "from_anchor": _from_anchor(reader, config, from_anchor)}, params
+
+
+def _unnested(reader: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """The config with what stands in `dflash_config` beside the rest."""
+    nested = an_object("dflash_config", config.get("dflash_config"))
+    unknown = sorted(set(nested) - set(_NESTED))
+    if unknown:
+        raise ModelError(f"{reader.file} has the unknown flag dflash_config.{unknown[0]} ({nested[unknown[0]]!r})")
+    return {**config, **nested}
+
+
+def _refuse(reader: Reader, config: dict[str, Any], target: Any) -> None:
+    """Raises ModelError on parts that are not read, and on a head of another target."""
+    if config.get("attention_sink_bias") or config.get("use_swa"):
+        key = "attention_sink_bias" if config.get("attention_sink_bias") else "dflash_config.use_swa"
+        raise ModelError(f"{reader.file}: {key} is on; heads without it are read")
+    layers = config.get("num_target_layers", target.lm.num_layers)
+    if layers != target.lm.num_layers:
+        raise ModelError(
+            f"{reader.file}: num_target_layers is {layers}, and {target.name!r} has {target.lm.num_layers}: the head belongs "
+            "to another target"
+        )
+
+
+def _layers(reader: Reader, config: dict[str, Any], target: Any) -> Any:
+    """The `LlamaConfig` of the head's layers, with their windows."""
+    count = config.get("num_hidden_layers")
+    if not is_size(count):
+        raise ModelError(f"{reader.file}: num_hidden_layers must be a number of layers, not {count!r}")
+    own = layer_config(reader, config, target, count)
+    window, sliding = windows(reader, config, count)
+    if window and (reader.format == "speculators" or config.get("is_causal", config.get("causal")) is False):
+        raise ModelError(f"{reader.file}: sliding windows that are not causal inside a block are not read")
+    return dataclasses.replace(own, sliding_window=window, sliding_layers=sliding)
+
+
+def _layer(reader: Reader, i: int, own: Any) -> dict[str, Any]:
+    layer = reader.layer(f"layers.{i}", own, own.hidden_size)
+    return {**layer, "attention_norm": reader.scale(f"layers.{i}.input_layernorm", own.hidden_size)}
+
+
+def _from_anchor(reader: Reader, config: dict[str, Any], usual: bool) -> bool:
+    """Whether the last token's slot predicts the next one. DeepSpec's files do, and have no flag that says it; `usual` is what
+    others without a flag do."""
+    if "from_anchor" in reader.chosen:
+        return bool(reader.chosen["from_anchor"])
+    said = [config[key] for key in ("sample_from_anchor", "shift_label") if config.get(key) is not None]
+    if said or reader.format == "speculators":
+        return any(said) if said else usual
+    if usual or "num_anchors" in config or "markov_rank" in config:
+        reader.notes.append("drafts from its first slot, as DeepSpec's heads do: from_anchor=false if it does not")
+        return True
+    return False
+
+
+def _mask(reader: Reader, config: dict[str, Any], target: Any) -> dict[str, Any]:
+    """The embedding of the mask, by the file's table or the target's."""
+    key = next((key for key in _MASKS if config.get(key) is not None), None)
+    if key is None:
+        raise ModelError(f"{reader.file} names no mask: looked for {', '.join(_MASKS)}")
+    number, table = config[key], reader.tensors.get("embed_tokens.weight")
+    rows = target.lm.vocab_size if table is None else len(table)
+    if not is_id(number) or number >= rows:
+        raise ModelError(f"{reader.file}: {key} is {number!r}, and the table of embeddings has {rows} rows")
+    if table is not None:
+        return {"embedding": np.asarray(table[number : number + 1])}
+    if target.abstract:
+        return {"embedding": np.zeros((1, target.lm.config.hidden_size), np.float32)}
+    return {"embedding": np.asarray(to_host(target.lm.embed(target.params, jnp.full((1, 1), number))[0]))}

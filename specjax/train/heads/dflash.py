@@ -1,0 +1,172 @@
+"""Training of DFlash and DSpark: blocks that begin at random tokens of a text (arXiv:2602.06036, deepseek-ai/DeepSpec)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.draft.heads.dspark import sureness
+from specjax.lm import Block
+from specjax.train.heads.teacher import HeadObjective, teach
+from specjax.train.losses import TVD, Divergence, acceptance, agreement, masked_mean
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainDFlash(HeadObjective):
+    """The target is frozen; a block is compared with the target's laws along the text, its later tokens weighing less.
+
+    Attributes:
+      anchors: blocks a row, each at a token drawn anew for every batch.
+      gamma: the j-th token of a block weighs `exp(-(j - 1) / gamma)`.
+    """
+
+    anchors: int = 8
+    gamma: float = 4.0
+
+    def __post_init__(self):
+        if self.anchors < 1 or self.gamma <= 0:
+            raise ValueError(f"dflash: anchors must be at least 1 and gamma positive, got {self.anchors}, {self.gamma}")
+
+    @property
+    def fields(self):
+        own = self.drafter
+        return {
+            "taps": list(own.taps),
+            "layers": own.layers,
+            "block": own.block,
+            "from_anchor": own.from_anchor,
+            "causal": own.causal,
+        }
+
+    def loss(self, params, target_params, batch, key):
+        drafter = self.drafter
+        teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
+        rows, length = batch.tokens.shape
+        at = jax.random.randint(key, (rows, self.anchors), 0, length - 1)
+        own = {"target": target_params, "draft": params}
+        h = outputs(drafter, own, drafter.features(teacher.output), batch.tokens, at)
+        blocks, mask = self._blocks(teacher, at)
+        loss, logits = self.compared(own, h, blocks)
+        first = acceptance(blocks.laws[:, :, 0], logits[:, :, 0])
+        metrics = {"acceptance": masked_mean(first, mask[:, :, 0]), "weight": mask.sum()}
+        agree = agreement(blocks.laws, logits)
+        for j in range(drafter.drafts):
+            metrics[f"agreement_{j + 1}"] = masked_mean(agree[:, :, j], mask[:, :, j])
+        return loss, metrics
+
+    def compared(self, own, h, blocks: "Blocks"):
+        """The loss of outputs `[B, A, drafts, E]`, and their laws `[B, A, drafts, U]`."""
+        logits = self.drafter.logits(own, h.reshape(h.shape[0], -1, h.shape[-1])).reshape(*h.shape[:3], -1)
+        return masked_mean(self.divergence.positions(blocks.laws, logits), blocks.weight), logits
+
+    def _blocks(self, teacher, at):
+        """What blocks at `at` `[B, A]` should say, and which of it counts, `[B, A, drafts]` bool."""
+        rows, length = teacher.tokens.shape
+        drafts = self.drafter.drafts
+        where = at[:, :, None] + jnp.arange(drafts + 1)[None, None]  # of the last token, and of those that are drafted
+        last = jnp.minimum(where, length - 1).reshape(rows, -1)
+        take = lambda x: jnp.take_along_axis(x, last, axis=1).reshape(where.shape)
+        before = last.reshape(where.shape)[:, :, :-1].reshape(rows, -1, 1)
+        logits = teacher.output.logits
+        laws = jnp.take_along_axis(logits, before, axis=1).reshape(rows, -1, drafts, logits.shape[-1])
+        mask = take(teacher.mask)[:, :, 1:] & take(teacher.known)[:, :, :-1] & (where[:, :, 1:] < length)
+        weight = mask * jnp.exp(-jnp.arange(drafts) / self.gamma)[None, None]
+        return Blocks(take(teacher.tokens), laws, weight), mask
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """What blocks should say.
+
+    Attributes:
+      tokens: `[B, A, 1 + drafts]`, the text's.
+      laws: `[B, A, drafts, U]`, the target's logits of all but the first.
+      weight: `[B, A, drafts]`.
+    """
+
+    tokens: Array
+    laws: Array
+    weight: Array
+
+
+def outputs(drafter, params, features: Array, tokens: Array, at: Array) -> Array:
+    """The outputs `[B, A, drafts, E]` of blocks in the middle of texts, all in one pass.
+
+    Args:
+      drafter: a bound DFlash.
+      params: {"target": ..., "draft": ...}.
+      features: `[B, T, ...]` of the target.
+      tokens: `[B, T]`.
+      at: `[B, A]`, where the blocks begin: a block sees the features before that.
+    """
+    rows, length = tokens.shape
+    count, width = at.shape[1], drafter.block
+    embeds = drafter.slots(params, jnp.take_along_axis(tokens, at, axis=1)).reshape(rows, count * width, -1)
+    positions = (at[:, :, None] + jnp.arange(width)[None, None]).reshape(rows, -1)
+    own = jnp.repeat(jnp.arange(count), width)
+    alike = jnp.broadcast_to((own[:, None] == own[None])[None], (rows, count * width, count * width))
+    begin = jnp.repeat(at, width, axis=1)
+    earlier = jnp.arange(length)[None, None] < begin[:, :, None]
+    visible = jnp.concatenate([earlier, alike], axis=2)
+    where = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], (rows, length))
+    past = drafter.head.context(params["draft"], features, where)
+    block = Block(begin, positions, jnp.zeros((rows,), jnp.int32), visible)
+    h = drafter.head(params["draft"], embeds, block, None, past)
+    return h.reshape(rows, count, width, -1)[:, :, width - drafter.drafts :]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainDSpark(TrainDFlash):
+    """As DFlash, with the text's own tokens before every slot; the confidence head learns `1 - total variation`.
+
+    DeepSpec weighs the text's tokens 0.1, the laws' distance 0.9 in L1, which is 1.8 in total variation, and confidence 1.
+
+    Attributes:
+      divergence: between the laws.
+      label_weight: of the text's own tokens, as labels.
+      law_weight: of the divergence.
+      confidence_weight: of the confidence head's cross-entropy.
+    """
+
+    divergence: Divergence = TVD()
+    label_weight: float = 0.1
+    law_weight: float = 1.8
+    confidence_weight: float = 1.0
+
+    @property
+    def fields(self):
+        own = self.drafter
+        return {**super().fields, "markov": own.markov, "rank": own.rank, "confidence": own.confidence}
+
+    def compared(self, own, h, blocks):
+        laws, sure = self._slots(own, h, blocks)
+        loss = self.law_weight * masked_mean(self.divergence.positions(blocks.laws, laws), blocks.weight)
+        if self.label_weight:
+            columns = blocks.tokens[:, :, 1:]
+            if self.ids:  # a text's token that the draft cannot say teaches nothing
+                ids = jnp.asarray(self.ids)
+                columns = jnp.searchsorted(ids, columns).clip(0, len(self.ids) - 1)
+                weight = blocks.weight * (ids[columns] == blocks.tokens[:, :, 1:])
+            else:
+                weight = blocks.weight
+            said = jnp.take_along_axis(jax.nn.log_softmax(laws, axis=-1), columns[..., None], axis=-1)[..., 0]
+            loss -= self.label_weight * masked_mean(said, weight)
+        if sure is not None:
+            right = jax.lax.stop_gradient(acceptance(blocks.laws, laws))
+            said = right * jax.nn.log_sigmoid(sure) + (1 - right) * jax.nn.log_sigmoid(-sure)
+            loss -= self.confidence_weight * masked_mean(said, blocks.weight)
+        return loss, laws
+
+    def _slots(self, own, h, blocks):
+        """Laws `[B, A, drafts, U]` and confidence logits `[B, A, drafts]` along the text's tokens."""
+        drafter, markov = self.drafter, own["draft"]["markov"]
+        state, laws, sure = jnp.zeros((*h.shape[:2], drafter.rank), h.dtype), [], []
+        for j in range(drafter.drafts):
+            before = drafter.bias.before(markov, blocks.tokens[:, :, j])
+            bias, state = drafter.bias(markov, before, h[:, :, j], state)
+            laws.append(drafter.logits(own, h[:, :, j]) + bias)
+            if drafter.confidence:
+                sure.append(sureness(own["draft"]["confidence"], h[:, :, j], before))
+        return jnp.stack(laws, axis=2), jnp.stack(sure, axis=2) if sure else None

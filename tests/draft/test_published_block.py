@@ -1,0 +1,352 @@
+"""P-EAGLE and DFlash heads as their code writes them, against their layers written out in float64."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.published import E, V, decoder_layer, draw, llama, speculators, toy, vocabulary, write
+from support.steps_seen import read_text
+
+from specjax.draft import DFlash, DSpark, PEagle, Scored, View, adaptive
+from specjax.draft.feature import FeatureDraft
+from specjax.draft.heads.folder import read_head
+from specjax.expand import Chain
+from specjax.expand.base import Level
+from specjax.lm import Block
+from specjax.models import ModelError
+from specjax.models.kv import commit_kv, init_kv
+from specjax.sampling import Sampler, Sampling, row_keys
+from specjax.spec.companions import Stored
+from specjax.spec.heads import drafter_of
+from specjax.spec.registry import DRAFTERS, parse
+from specjax.train.heads.dflash import Blocks, TrainDSpark, outputs
+
+MASK = 7
+TEXT = tuple(np.random.default_rng(2).integers(1, V, 12).tolist())
+
+
+def zlab(layers=2, block=4, window=None, **config):
+    """z-lab's and SpecForge's DFlash: Qwen3 layers, what it reads in `dflash_config`, neither embedding nor head."""
+    shapes = {"fc.weight": (E, 2 * E), "hidden_norm.weight": (E,), "norm.weight": (E,)}
+    for i in range(layers):
+        shapes |= {**decoder_layer(f"layers.{i}", E), f"layers.{i}.input_layernorm.weight": (E,)}
+        shapes |= {f"layers.{i}.self_attn.{name}.weight": (8,) for name in ("q_norm", "k_norm")}
+    nested = {"mask_token_id": MASK, "target_layer_ids": [0, 2]}
+    own = llama(model_type="qwen3", architectures=["DFlashDraftModel"], num_hidden_layers=layers, num_target_layers=3)
+    kinds = ["full_attention" if window is None or i else "sliding_attention" for i in range(layers)]
+    own |= {"block_size": block, "dflash_config": nested, "layer_types": kinds, "sliding_window": window}
+    tensors = draw(5, shapes)
+    return {**own, **config}, {name: x * 4 if "_proj" in name else x for name, x in tensors.items()}
+
+
+def norm(x, w):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * w
+
+
+def rope(x, at):
+    angle = at[:, None, None] / 10000 ** (np.arange(0, 8, 2) / 8)
+    a, b, c, s = x[..., :4], x[..., 4:], np.cos(angle), np.sin(angle)
+    return np.concatenate([a * c - b * s, b * c + a * s], -1)
+
+
+def reference(t, taps, slots, window=None):
+    """Normed outputs of a block behind `taps`: of every layer, keys are those of the features and then the block's own."""
+    t = {name: np.asarray(x, np.float64) for name, x in t.items()}
+    c, n = norm(taps @ t["fc.weight"].T, t["hidden_norm.weight"]), len(taps)
+    at, z = np.arange(n + len(slots)), slots
+    for i in range(2):
+        own = lambda name, x, i=i: x @ t[f"layers.{i}.{name}.weight"].T
+        u = norm(z, t[f"layers.{i}.input_layernorm.weight"])
+        head = lambda x, name, i=i: norm(x.reshape(len(x), -1, 8), t[f"layers.{i}.self_attn.{name}.weight"])
+        q = rope(head(own("self_attn.q_proj", u), "q_norm"), at[n:])
+        k, v = (own(f"self_attn.{name}_proj", np.concatenate([c, u])) for name in "kv")
+        k, v = (np.repeat(x, 2, axis=1) for x in (rope(head(k, "k_norm"), at), v.reshape(len(at), -1, 8)))
+        gap = at[n:, None] - at[None]
+        seen = np.ones_like(gap, bool) if window is None or i else (gap >= 0) & (gap < window)
+        weight = np.where(seen, np.exp(np.einsum("qhd,khd->hqk", q, k) / np.sqrt(8)), 0)
+        out = np.einsum("hqk,khd->qhd", weight / weight.sum(-1, keepdims=True), v).reshape(len(z), -1)
+        z = z + own("self_attn.o_proj", out)
+        m = norm(z, t[f"layers.{i}.post_attention_layernorm.weight"])
+        gate = own("mlp.gate_proj", m)
+        z = z + own("mlp.down_proj", gate / (1 + np.exp(-gate)) * own("mlp.up_proj", m))
+    return norm(z, t["norm.weight"])
+
+
+def behind(head, text):
+    """A bound DFlash, its parameters beside the target's, and its state after all of `text` but the last token."""
+    model = {"target": toy().params, "draft": head.params}
+    wants = head.drafter.feature_wants
+    features = head.drafter.features(read_text(text, wants))[:, :-1]
+    at = jnp.arange(len(text) - 1)[None]
+    delta = head.drafter.head.context(head.params, features, at)
+    cache = commit_kv(init_kv(head.drafter.config, 1, 32, jnp.float32), delta, None, jnp.zeros((1,), jnp.int32))
+    return model, features, FeatureDraft(cache, jnp.asarray([len(text) - 1]), jnp.zeros((1, 1)))
+
+
+def view_of(text):
+    tokens = jnp.zeros((1, 32), jnp.int32).at[0, : len(text)].set(jnp.asarray(text))
+    return View(tokens, jnp.asarray([len(text)]), jnp.ones((1,), bool), None, 4)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_a_dflash_block_is_the_published_one(window, tmp_path):
+    """Slots behind the last token, in a layer with a window and in one without; and training reads them as decoding does."""
+    config, tensors = zlab(window=window)
+    head = read_head(write(tmp_path, config, tensors), "dflash", DFlash, toy())
+    drafter, text = head.drafter, TEXT
+    assert (drafter.taps, drafter.block, drafter.drafts, drafter_of(tmp_path)) == ((0, 2), 4, 3, "dflash")
+    assert "borrows the target's language-model head" in head.notes and "head" not in head.params
+    model, features, draft = behind(head, text)
+    got = drafter.outputs(model, draft, view_of(text))[0]
+    table = np.asarray(toy().params["embed"]["embedding"], np.float64)
+    slots = table[[text[-1], MASK, MASK, MASK]]
+    wanted = reference(tensors, np.asarray(features[0], np.float64), slots, window)
+    np.testing.assert_allclose(got, wanted[1:], rtol=1e-3, atol=1e-4)
+    later = jnp.asarray([[*text, 1, 2, 3]])
+    more = jnp.pad(features, ((0, 0), (0, 4), (0, 0)), constant_values=1e3)  # what lies behind a block is not seen
+    at = jnp.asarray([[3, len(text) - 1]])
+    taught = outputs(drafter, model, more, later, at)
+    np.testing.assert_allclose(taught[0, 1], got, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_slot_sees_the_whole_block_or_what_is_before_it(causal, tmp_path):
+    config, tensors = zlab(dflash_config={"mask_token_id": MASK, "target_layer_ids": [0, 2], "causal": causal})
+    head = read_head(write(tmp_path, config, tensors), "dflash", DFlash, toy())
+    text = TEXT[:9]
+    model, _, draft = behind(head, text)
+    embeds = head.drafter.slots(model, jnp.asarray([[text[-1]]]))[:, 0]
+
+    def outputs(embeds):
+        block = Block(
+            jnp.zeros((1, 4), jnp.int32), draft.length[:, None] + jnp.arange(4)[None], draft.length, causal=False
+        )
+        return head.drafter.head(head.params, embeds, block, draft.cache)[0]
+
+    moved = jnp.abs(outputs(embeds) - outputs(embeds.at[0, 3].add(1.0))).max(axis=-1) > 1e-6
+    np.testing.assert_array_equal(moved, [not causal] * 3 + [True])
+
+
+def test_where_the_first_token_is_drafted_from(tmp_path):
+    """DeepSpec's files draft from slot 0 and do not say it; speculators' say it, and count layers as boundaries."""
+    config, tensors = zlab()
+    config |= {"num_anchors": 512, "markov_rank": 0, "target_layer_ids": [0, 2], "mask_token_id": MASK}
+    config.pop("dflash_config")
+    folder = write(tmp_path / "deepspec", config, tensors)
+    head = read_head(folder, "dflash", DFlash, toy())
+    assert head.drafter.from_anchor and head.drafter.drafts == 4 and any("as DeepSpec's" in note for note in head.notes)
+    assert read_head(folder, "dflash", DFlash, toy(), from_anchor=False).drafter.drafts == 3
+    nested = {key: x for key, x in config.items() if key in llama() or key in ("layer_types", "sliding_window")}
+    own = {
+        "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash", "transformer_layer_config": nested,
+        "aux_hidden_state_layer_ids": [1, 3], "block_size": 4, "mask_token_id": MASK, "draft_vocab_size": 40,
+        "sample_from_anchor": True, "sliding_window_non_causal": False, "target_hidden_size": None, "projector_type": "dflash",
+    }  # fmt: skip
+    more = draw(9, {"embed_tokens.weight": (V, E), "lm_head.weight": (40, E)})
+    folder = write(tmp_path / "speculators", own, {**tensors, **more, **vocabulary(40)})
+    head = read_head(folder, "dflash", DFlash, toy())
+    assert (head.drafter.taps, head.drafter.from_anchor, len(head.params["ids"])) == ((0, 2), True, 40)
+    np.testing.assert_array_equal(head.params["mask"]["embedding"][0], head.params["embed"]["embedding"][MASK])
+
+
+def test_a_published_block_is_drafted_whole(tmp_path):
+    config, tensors = zlab(block=6)
+    stored = parse("drafter", DRAFTERS, f"dflash:model={write(tmp_path, config, tensors)}")
+    assert isinstance(stored, Stored) and stored.load(toy())[0].expander == Chain(5)
+    with pytest.raises(ValueError, match="a block of 6 drafts 5 tokens, and the tree is 9 deep"):
+        parse("drafter", DRAFTERS, f"dflash:model={tmp_path},length=9").load(toy())
+
+
+BAD = {
+    "num_target_layers is 36": {"num_target_layers": 36},
+    "architectures has 'DFlash2DraftModel'": {"architectures": ["DFlash2DraftModel"]},
+    "markov_rank is 256: a head for another drafter than dflash": {"markov_rank": 256},
+    "names no mask": {"dflash_config": {"target_layer_ids": [0, 2]}},
+    "mask_token_id is 96, and the table": {"dflash_config": {"mask_token_id": 96, "target_layer_ids": [0, 2]}},
+    "unknown flag dflash_config.frob": {"dflash_config": {"frob": 1}},
+    "block_size must be a number of slots": {"block_size": "x"},
+    "not causal inside a block are not read": {
+        "layer_types": ["sliding_attention"] * 2, "sliding_window": 6, "is_causal": False,
+    },
+    "layers.2.mlp": {"num_hidden_layers": 3},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_dflash_files_are_one_line_each(message, tmp_path):
+    config, tensors = zlab(**BAD[message])
+    with pytest.raises(ModelError, match=message) as caught:
+        read_head(write(tmp_path, config, tensors), "dflash", DFlash, toy())
+    assert "\n" not in str(caught.value)
+
+
+def parallel(**config):
+    """speculators' P-EAGLE: EAGLE-3's file, `mask_hidden`, and a table of embeddings that was trained."""
+    own, tensors = speculators(speculators_model_type="peagle", mask_token_id=MASK, embed_requires_grad=True, **config)
+    own["architectures"] = ["PEagleSpeculator"]
+    return own, {**tensors, **draw(8, {"mask_hidden": (1, 1, 3 * E)})}
+
+
+def test_a_peagle_head_reads_masks_behind_the_last_pair(tmp_path):
+    """Against one pass of EAGLE-3's layer over the pairs and, behind them, the mask's embedding and `fc` of `mask_hidden`."""
+    config, tensors = parallel()
+    head = read_head(write(tmp_path, config, tensors), "peagle", PEagle, toy())
+    assert drafter_of(tmp_path) == "peagle" and head.format == "speculators"
+    drafter, text = head.drafter, TEXT[:9]
+    model = {"target": toy().params, "draft": head.params}
+    features = drafter.features(read_text(text, drafter.feature_wants))[:, :-1]
+    pairs = Block(jnp.asarray([text[1:]]), jnp.arange(8)[None], jnp.zeros((1,), jnp.int32))
+    h, past = drafter.read(model, features, pairs, None)
+    cache = commit_kv(init_kv(drafter.config, 1, 16, jnp.float32), past, None, jnp.zeros((1,), jnp.int32))
+    slots = Block(jnp.zeros((1, 2), jnp.int32), 8 + jnp.arange(2)[None], jnp.asarray([8]))
+    got = drafter.logits(model, drafter.ahead(model, slots, cache)[0])
+    # the same as EAGLE-3's own read of features that are `mask_hidden`, and of tokens that are the mask
+    rows = np.broadcast_to(tensors["mask_hidden"].astype(np.float32), (1, 2, 3 * E))
+    both = jnp.concatenate([features, jnp.asarray(rows)], axis=1)
+    tokens = jnp.asarray([[*text[1:], MASK, MASK]])
+    whole = Block(tokens, jnp.arange(10)[None], jnp.zeros((1,), jnp.int32))
+    wanted, _ = drafter.read(model, both, whole, None)
+    np.testing.assert_allclose(got, drafter.logits(model, wanted)[:, 8:], rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(h, wanted[:, :8], rtol=1e-4, atol=1e-4)
+    three = Block(jnp.zeros((1, 3), jnp.int32), 8 + jnp.arange(3)[None], jnp.asarray([8]))
+    np.testing.assert_allclose(
+        drafter.logits(model, drafter.ahead(model, three, cache)[0])[:, :2], got, rtol=1e-3, atol=1e-3
+    )
+
+
+def test_bad_peagle_files_are_one_line_each(tmp_path):
+    config, tensors = parallel()
+    kept = {name: x for name, x in tensors.items() if name != "mask_hidden"}
+    short = {**tensors, "mask_hidden": tensors["mask_hidden"][:, :, :E]}
+    unmasked = {key: x for key, x in config.items() if key != "mask_token_id"}
+    cases = {
+        "missing mask_hidden": (config, kept),
+        "mask_hidden has shape .1, 1, 64., expected .1, 1, 192.": (config, short),
+        "names no mask": (unmasked, tensors),
+        "is 'eagle3', a head for another drafter than peagle": (
+            {**config, "speculators_model_type": "eagle3"},
+            tensors,
+        ),
+    }
+    for number, (message, file) in enumerate(cases.items()):
+        with pytest.raises(ModelError, match=message):
+            read_head(write(tmp_path / str(number), *file), "peagle", PEagle, toy())
+
+
+def spark(kind, confident=True, **config):
+    """DeepSpec's DSpark: DFlash's layers, all keys at the top level, embeddings and a head of its own."""
+    own, tensors = zlab(**config)
+    nested = own.pop("dflash_config")
+    own |= {
+        **nested, "architectures": ["Qwen3DSparkModel"], "num_anchors": 512, "markov_rank": 4, "markov_head_type": kind,
+        "enable_confidence_head": confident, "confidence_head_with_markov": True,
+    }  # fmt: skip
+    shapes = {"embed_tokens.weight": (V, E), "lm_head.weight": (V, E)}
+    shapes |= {"markov_head.markov_w1.weight": (V, 4), "markov_head.markov_w2.weight": (V, 4)}
+    if kind == "gated":
+        shapes |= {"markov_head.gate_proj.weight": (4, E + 4), "markov_head.gate_proj.bias": (4,)}
+    if kind == "rnn":
+        shapes |= {"markov_head.joint_proj.weight": (12, 8 + E), "markov_head.joint_proj.bias": (12,)}
+    if confident:
+        shapes |= {"confidence_head.proj.weight": (1, E + 4), "confidence_head.proj.bias": (1,)}
+    loud = {name: x * 8 for name, x in draw(10, shapes).items()}
+    return own, {**tensors, **loud}
+
+
+def corrected(t, kind, h, text):
+    """Logits and confidence of a block's slots along the tokens before them, in float64."""
+    t = {name: np.asarray(x, np.float64) for name, x in t.items()}
+    sigmoid = lambda x: 1 / (1 + np.exp(-x))
+    linear = lambda name, x: x @ t[f"{name}.weight"].T + t[f"{name}.bias"]
+    state, laws, sure = np.zeros(4), [], []
+    for hk, token in zip(h, text, strict=False):
+        w = u = t["markov_head.markov_w1.weight"][token]
+        if kind == "gated":
+            u = sigmoid(linear("markov_head.gate_proj", np.concatenate([hk, w]))) * w
+        if kind == "rnn":
+            gate, new, out = np.split(linear("markov_head.joint_proj", np.concatenate([state, w, hk])), 3)
+            state, u = sigmoid(gate) * state + (1 - sigmoid(gate)) * np.tanh(new), np.tanh(out)
+        laws.append(t["lm_head.weight"] @ hk + t["markov_head.markov_w2.weight"] @ u)
+        sure.append(sigmoid(linear("confidence_head.proj", np.concatenate([hk, w]))[0]))
+    return np.stack(laws), sure
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """An expander that drafts the tokens it is given, and keeps what it was told on the way."""
+
+    tokens: tuple[int, ...]
+    seen: list = dataclasses.field(default_factory=list, compare=False)
+
+    @property
+    def depth(self):
+        return len(self.tokens)
+
+    def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
+        self.seen.append((logits[0], carry[1][0]))
+        for depth, token in enumerate(self.tokens[:-1], start=1):
+            visible = jnp.ones((1, 1, depth), bool)
+            carry, laws = grow(carry, Level(jnp.asarray([[token]]), jnp.asarray([[depth - 2]]), visible, depth))
+            self.seen.append((laws[0, 0], carry[1][0]))
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+def test_dspark_corrects_a_slot_by_the_token_before_it(kind, tmp_path):
+    """Step by step as in decoding, and all at once along the text as in training."""
+    config, tensors = spark(kind)
+    head = read_head(write(tmp_path, config, tensors), "dspark", DSpark, toy())
+    drafter, drafted = head.drafter, (11, 40, 3, 8)
+    assert (drafter.drafts, drafter.from_anchor, drafter.confidence, drafter_of(tmp_path)) == (4, True, True, "dspark")
+    model, _, draft = behind(head, TEXT)
+    h = drafter.outputs(model, draft, view_of(TEXT))[0]
+    laws, sure = corrected(tensors, kind, np.asarray(h, np.float64), (TEXT[-1], *drafted))
+    given = dataclasses.replace(drafter, expander=Given(drafted))
+    given.propose(model, draft, view_of(TEXT), Sampler(None, None, None, None, None))
+    for (law, score), wanted, certain in zip(given.expander.seen, laws, sure, strict=True):
+        np.testing.assert_allclose(law, wanted, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(score, certain, rtol=1e-3, atol=1e-4)
+    blocks = Blocks(jnp.asarray([[(TEXT[-1], *drafted)]]), None, None)
+    taught, logits = TrainDSpark(drafter)._slots(model, h[None, None], blocks)
+    np.testing.assert_allclose(taught[0, 0], laws, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits[0, 0])), sure, rtol=1e-3, atol=1e-4)
+
+
+def test_dspark_files_of_specforge_are_read(tmp_path):
+    """All in `dflash_config`; early files have a prefix."""
+    config, tensors = spark("vanilla", confident=False)
+    moved = (
+        "num_anchors",
+        "markov_rank",
+        "markov_head_type",
+        "mask_token_id",
+        "target_layer_ids",
+        "enable_confidence_head",
+    )
+    nested = {key: config.pop(key) for key in moved} | {"projector_type": "dspark", "attention_mode": "gqa"}
+    tensors = {f"logit_head.{n}" if n.startswith("markov") else n: x for n, x in tensors.items()}
+    config |= {"dflash_config": nested, "architectures": ["DSparkDraftModel"]}
+    head = read_head(write(tmp_path, config, tensors), "dspark", DSpark, toy())
+    assert head.params["markov"]["table"]["embedding"].shape == (V, 4) and not head.drafter.confidence
+    assert drafter_of(tmp_path) == "dspark"
+    with pytest.raises(ValueError, match="Scored reads a confidence head, and this DSpark has none"):
+        adaptive(head.drafter, Scored(), 4).bind(toy().lm)
+    for key, value in (("markov_rank", 0), ("markov_head_type", "frob"), ("projector_type", "domino")):
+        other = {**config, "dflash_config": {**nested, key: value}}
+        with pytest.raises(ModelError, match=key):
+            read_head(write(tmp_path, other, tensors), "dspark", DSpark, toy())
+
+
+def test_the_confidence_head_ends_a_chain():
+    """Untrained, it says 1/2 of every token: a row stops below the first one, or not at all."""
+    counts = []
+    for threshold in (0.6, 0.5):
+        drafter = adaptive(DSpark(block=3, rank=4), Scored(threshold), 3).bind(toy().lm)
+        own = drafter.drafter.init_params(jax.random.key(8), toy().params)
+        own = {"target": toy().params, "draft": {"drafter": own, "rule": None}}
+        view, greedy = view_of(TEXT[:1]), Sampling.make(1, temperature=0.0)
+        sampler = Sampler(row_keys(0, ["a"]), view.tokens, view.length, view.live, greedy)
+        tree = drafter.propose(own, drafter.init(own, 1, 32), view, sampler).tree
+        counts.append(int(tree.valid.sum()))
+    assert counts == [2, 4]

@@ -1,0 +1,189 @@
+"""MTP layers in the layouts of DeepSeek-V3, Qwen3-Next, MiMo and speculators, against the module of transformers."""
+
+import functools
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import specjax
+from specjax.draft import MTP
+from specjax.draft.heads.folder import read_head
+from specjax.expand import Chain
+from specjax.lm import Block, Wants
+from specjax.models import ModelError
+from specjax.spec.heads import drafter_of, named_head
+from specjax.spec.registry import build_drafter
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "initializer_range": 0.2, "bos_token_id": 1,
+    "eos_token_id": 2, "tie_word_embeddings": False,
+}  # fmt: skip
+LAYOUTS = {
+    "deepseek": ("Llama", "model.layers.2", "enorm hnorm eh_proj shared_head.norm", "model.layers.2"),
+    "qwen3-next": ("Qwen3", "mtp", "pre_fc_norm_embedding pre_fc_norm_hidden fc norm", "mtp.layers.0"),
+    "mimo": (
+        "Qwen2", "model.mtp_layers.0", "token_layernorm hidden_layernorm input_proj final_layernorm",
+        "model.mtp_layers.0",
+    ),
+}  # fmt: skip
+"""Family, where the module is, its own tensors' names, where its layer is: as their files have them."""
+
+
+@functools.cache
+def oracle(layout):
+    """A target and its MTP layer of transformers, every parameter drawn: an initial norm of ones would hide a missing one."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from transformers.modeling_layers import MtpModel
+
+    family = LAYOUTS[layout][0]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**SIZES, num_mtp_layers=1, mtp_layer_types=["full_attention"])
+    config.mtp_hidden_states_first, config._attn_implementation = layout == "mimo", "eager"
+    main = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    module = MtpModel(main, 1).eval()
+    with torch.no_grad():
+        for name, x in [*main.named_parameters(), *module.layers.named_parameters()]:
+            x.copy_(0.2 * torch.randn(x.shape) + ("norm" in name))
+    return main, module
+
+
+def write(folder, layout, **config):
+    """The target's folder with the module in it."""
+    main, module = oracle(layout)
+    _, at, names, layer = LAYOUTS[layout]
+    main.save_pretrained(folder)
+    own = dict(zip(("enorm", "hnorm", "eh_proj", "post_norm"), names.split(), strict=True))
+    tensors = {}
+    for name, x in module.layers[0].state_dict().items():
+        first, _, rest = name.partition(".")
+        tensors[f"{layer}.{rest}" if first == "mtp_block" else f"{at}.{own[first]}.{rest}"] = x.numpy()
+    if layout == "deepseek":  # copies of the target's, which its files hold
+        tensors[f"{at}.embed_tokens.weight"] = main.model.embed_tokens.weight.detach().numpy()
+        tensors[f"{at}.shared_head.head.weight"] = main.lm_head.weight.detach().numpy()
+    both = {**load_file(folder / "model.safetensors"), **{n: np.ascontiguousarray(x) for n, x in tensors.items()}}
+    save_file(both, folder / "model.safetensors")
+    said = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1, **config}
+    for key in ("num_mtp_layers", "mtp_layer_types", "mtp_hidden_states_first"):
+        said.pop(key, None)
+    if layout == "mimo":
+        said |= {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
+    (folder / "config.json").write_text(json.dumps(said))
+    return folder
+
+
+def drafts_of_transformers(layout, ids, depth):
+    """The target's greedy token after `ids`, then `depth` drafts and their logits: each pass is fed its normed output."""
+    import torch
+
+    main, module = oracle(layout)
+    with torch.no_grad():
+        out = main(torch.tensor([ids]), output_hidden_states=True)
+        tokens, hidden = [*ids[1:], int(out.logits[0, -1].argmax())], out.hidden_states[-1]
+        laws = []
+        for _ in range(depth):
+            at = torch.arange(len(tokens))[None]
+            made = module.forward_layer(0, hidden, at, None, input_ids=torch.tensor([tokens]))
+            laws.append(module.shared_head(made[0, -1]).numpy())
+            tokens = [*tokens, int(laws[-1].argmax())]
+            hidden = torch.cat([hidden, made[:, -1:]], dim=1)
+    return tokens[len(ids) - 1 :], np.stack(laws)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_target_offers_its_own_layer(layout, tmp_path):
+    """Laws of three depths and the tokens drafted along them, from the folder alone."""
+    target = specjax.models.load(write(tmp_path, layout), dtype="float32")
+    drafter, own = build_drafter("mtp", target)
+    assert drafter.expander == Chain(3) and "head" not in own
+    ids = np.random.default_rng(1).integers(3, 64, 11).tolist()
+    tokens, wanted = drafts_of_transformers(layout, ids, 3)
+    model = {"target": target.params, "draft": own}
+    block = lambda tokens, at, **more: Block(
+        jnp.asarray([tokens]), jnp.asarray([at]), jnp.zeros((1,), jnp.int32), **more
+    )
+    final = target.lm(target.params, block(ids, range(11)), None, wants=Wants(final=True)).final
+    h, past = drafter.read(model, final, block([*ids[1:], tokens[0]], range(11)), None)
+    laws = [drafter.logits(model, h)[0, -1]]
+    for depth in (1, 2):
+        seen = jnp.ones((1, 1, 11 + depth), bool)
+        h, more = drafter.reread(
+            model, h[:, -1:], block(tokens[depth : depth + 1], [10 + depth], visible=seen), None, past
+        )
+        past = specjax.models.kv.stack_past(past, more)
+        laws.append(drafter.logits(model, h)[0, -1])
+    np.testing.assert_allclose(np.stack(laws), wanted, rtol=1e-4, atol=1e-4)
+    assert [int(law.argmax()) for law in laws] == tokens[1:]
+
+
+def test_a_folder_is_known_by_its_layer(tmp_path):
+    target = specjax.models.load(write(tmp_path, "qwen3-next"), dtype="float32")
+    name, head = named_head("mtp", target)
+    assert (name, head.format, drafter_of(tmp_path)) == ("mtp", "qwen3-next", "mtp")
+
+
+def test_speculators_files_are_read(tmp_path):
+    """Its module is MiMo's with the embedding first, in a folder without a target."""
+    target = specjax.models.load(write(tmp_path / "target", "qwen3-next"), dtype="float32")
+    at, own = LAYOUTS["qwen3-next"][1], {}
+    names = dict(zip(LAYOUTS["qwen3-next"][2].split(), LAYOUTS["mimo"][2].split(), strict=True))
+    for name, x in load_file(tmp_path / "target" / "model.safetensors").items():
+        if name.startswith("mtp.layers.0."):
+            own["mtp_layers.0." + name.removeprefix("mtp.layers.0.")] = x
+        elif name.startswith("mtp."):
+            first, _, rest = name.removeprefix(f"{at}.").partition(".")
+            own[f"mtp_layers.0.{names[first]}.{rest}"] = x
+    head = tmp_path / "head"
+    head.mkdir()
+    config = {"architectures": ["MTPDraftModel"], "speculators_model_type": "mtp", "num_nextn_predict_layers": 1}
+    (head / "config.json").write_text(json.dumps({**config, "transformer_layer_config": {"model_type": "qwen3"}}))
+    save_file(own, head / "model.safetensors")
+    assert drafter_of(head) == "mtp"
+    read, inside = (read_head(folder, "mtp", MTP, target) for folder in (head, tmp_path / "target"))
+    assert read.format == "speculators"
+    np.testing.assert_array_equal(read.params["fc"]["kernel"], inside.params["fc"]["kernel"])
+    np.testing.assert_array_equal(read.params["norm"]["scale"], inside.params["norm"]["scale"])
+
+
+def changed(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_a_head_that_is_no_copy_is_kept(tmp_path):
+    folder = write(tmp_path, "deepseek")
+    changed(
+        folder,
+        lambda tensors: tensors.update({"model.layers.2.shared_head.head.weight": np.ones((64, 32), np.float32)}),
+    )
+    head = read_head(folder, "mtp", MTP, specjax.models.load(folder, dtype="float32"))
+    assert head.params["head"]["kernel"].shape == (32, 64) and "has a language-model head of its own" in head.notes
+
+
+BAD = {
+    "has no MTP layer: looked for mtp.fc.weight": lambda t: t.pop("mtp.fc.weight"),
+    "missing mtp.norm.weight": lambda t: t.pop("mtp.norm.weight"),
+    "unknown mtp.frob.weight": lambda t: t.update({"mtp.frob.weight": np.ones((1,), np.float32)}),
+    "the MTP layer has experts": lambda t: t.update({"mtp.layers.0.mlp.experts.0.up_proj.weight": np.ones((1,), np.float32)}),
+    "several MTP layers": lambda t: t.update({"mtp.layers.1.input_layernorm.weight": np.ones((1,), np.float32)}),
+    "has shape": lambda t: t.update({"mtp.fc.weight": np.ones((32, 32), np.float32)}),
+}  # fmt: skip
+
+
+def test_bad_modules_are_one_line_each(tmp_path):
+    target = specjax.models.load(write(tmp_path / "good", "qwen3-next"), dtype="float32")
+    for number, (message, change) in enumerate(BAD.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for file in ("config.json", "model.safetensors"):
+            (folder / file).write_bytes((tmp_path / "good" / file).read_bytes())
+        changed(folder, change)
+        with pytest.raises(ModelError, match=message.replace("mtp.fc", ".*mtp.fc") if "looked" in message else message):
+            read_head(folder, "mtp", MTP, target)
+    bare = specjax.models.Model(target.lm, target.params)
+    with pytest.raises(ValueError, match="your model has none: name model=FOLDER"):
+        build_drafter("mtp", bare)

@@ -1,7 +1,5 @@
 """The shipped diffusion model: what it knows of held-out lines, on its own, by the commands' defaults, and as a draft."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,19 +26,21 @@ def test_it_is_the_targets_sibling(model):
     assert model.masked.shift and not model.masked.block
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def read(lm, params, tokens):
-    block = Block(tokens, jnp.arange(tokens.shape[1])[None], jnp.zeros(1, jnp.int32), causal=False)
-    return lm(params, block, None, wants=Wants(logits=True)).logits[0]
-
-
 def nats(model, tasks, sides):
     """Mean nats a token of whole masked lines, of which the first, or both, sides are known."""
     total, count = 0.0, 0
+    read = jax.jit(
+        lambda tokens: model.lm(
+            model.params,
+            Block(tokens, jnp.arange(tokens.shape[1])[None], jnp.zeros(1, jnp.int32), causal=False),
+            None,
+            wants=Wants(logits=True),
+        ).logits[0]
+    )
     for task in tasks:
         after = task.after if sides == 2 else [model.masked.mask_id] * len(task.after)
         ids = [*task.before, *[model.masked.mask_id] * len(task.line), *after]
-        logits = np.array(read(model.lm, model.params, jnp.asarray([ids])), np.float64)
+        logits = np.array(read(jnp.asarray([ids])), np.float64)
         logits[:, model.masked.mask_id] = -np.inf
         for i, token in enumerate(task.line):
             row = logits[len(task.before) + i - 1]

@@ -26,6 +26,9 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
+# of every program: thousands of them are an operation or two, and loading one takes half the time of compiling it. Two commands
+# that run beside each other, which start from the environment, would meet at the small ones while they are written
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def memory_maps() -> int:

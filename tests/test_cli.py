@@ -17,7 +17,8 @@ from specjax import cli, models, terminal
 from specjax.models.llama import LlamaConfig, LlamaLM
 
 PROMPT = "def add(a, b):"
-FEW = ["--max-new-tokens", "24"]
+LOOKUP = ["--drafter", "prompt_lookup:length=1"]  # the default drafter's program holds the target's pass four times
+FEW = ["--max-new-tokens", "24", *LOOKUP]
 
 
 def config(vocab=32, limit=64):
@@ -224,7 +225,7 @@ def test_a_records_text_does_not_depend_on_its_batch(records, tiny, tmp_path):
     lines = [{"prompt": [n, n + 1], "temperature": 0.5 * n, "seed": n} for n in range(4)]
     path = write_lines(tmp_path / "in.jsonl", *lines)
     words = ["--input", path, "--model", tiny, "--max-new-tokens", 8, "--ignore-eos"]
-    _, together = records(*words)
+    _, together = records(*words, *LOOKUP)
     _, alone = records(*words, "--batch-size", 1, "--drafter", "none")
     assert [r["tokens"] for r in together] == [r["tokens"] for r in alone]
 
@@ -232,7 +233,7 @@ def test_a_records_text_does_not_depend_on_its_batch(records, tiny, tmp_path):
 @pytest.mark.slow
 def test_several_eos_ids(records, tiny, tmp_path):
     path = write_lines(tmp_path / "in.jsonl", {"prompt": [1, 2, 3]})
-    words = ["--input", path, "--max-new-tokens", 12, "--temperature", 2]
+    words = ["--input", path, "--max-new-tokens", 12, "--temperature", 2, *LOOKUP]
     _, (free,) = records(*words, "--model", tiny)
     tokens = free["tokens"]
     ends = sorted({tokens[3], tokens[6]})
@@ -248,6 +249,7 @@ def test_several_eos_ids(records, tiny, tmp_path):
 def test_num_return_sequences(records, tiny, tmp_path):
     path = write_lines(tmp_path / "in.jsonl", {"prompt": [1, 2], "id": "a"}, {"prompt": [3]})
     words = ["--input", path, "--model", tiny, "--max-new-tokens", 8, "--temperature", 1.5]
+    words += ["--batch-size", 2, *LOOKUP]
     _, three = records(*words, "--num-return-sequences", 3)
     assert [r["line"] for r in three] == [1, 1, 1, 2, 2, 2]
     assert len({tuple(r["tokens"]) for r in three[:3]}) == 3
@@ -258,7 +260,7 @@ def test_num_return_sequences(records, tiny, tmp_path):
 @pytest.mark.slow
 def test_logprobs(records, tiny, tmp_path):
     path = write_lines(tmp_path / "in.jsonl", {"prompt": [1, 2]})
-    _, (record,) = records("--input", path, "--model", tiny, "--max-new-tokens", 8, "--logprobs")
+    _, (record,) = records("--input", path, "--model", tiny, "--max-new-tokens", 8, "--logprobs", *LOOKUP)
     assert len(record["logprobs"]) == len(record["warped_logprobs"]) == 8
     assert all(value <= 0 for value in record["logprobs"])
 
@@ -325,7 +327,7 @@ def test_messages_go_through_the_chat_template(records, tiny, tmp_path):
 
 
 def test_options_may_stand_between_prompts(records):
-    _, found = records(PROMPT, "--max-new-tokens", "24", "import os\n")
+    _, found = records(PROMPT, *FEW, "import os\n")
     assert [r["prompt"] for r in found] == [PROMPT, "import os\n"]
     _, found = records(*FEW, "--", "--not-an-option")
     assert found[0]["prompt"] == "--not-an-option"

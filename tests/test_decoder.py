@@ -81,7 +81,7 @@ def test_insert_into_finished_rows(name):
     state = dataclasses.replace(state, limit=state.limit)
     assert bool(state.done[::2].all()) and not bool(state.done.all())
     again = MIXED.pick(1, 3, 5, 7)  # the odd rows' prompts once more, now in the even rows
-    fresh = start(decoder, again)
+    fresh = start(specjax.speculative(TARGET), again)  # what every drafter is asked for alike
     size = max(len(p) for p in again.prompts)
     state = decoding.insert(
         decoder,
@@ -103,10 +103,10 @@ def test_insert_into_finished_rows(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [16, 64])
 def test_prefill_chunks_that_do_not_divide_the_buffer(width):
-    """Prompts of 40 tokens in a buffer of 60: the last chunk is cut, and the text is that of one wide pass."""
+    """Prompts of 40 tokens in a buffer of 60: the last chunk is cut, and the text is that of one wide pass without drafts."""
     long = Rows(tuple(tuple((7 * i + 3 * j) % 96 for j in range(40 - i)) for i in range(2)), ("a", "b"), ({}, {}), 8)
-    decoder = specjax.speculative(TARGET, DRAFTERS["draft-chain"])
-    wide = texts(decoding.run(decoder, params(), start(decoder, long, width=64)))
+    decoder, alone = specjax.speculative(TARGET, DRAFTERS["draft-chain"]), specjax.speculative(TARGET)
+    wide = texts(decoding.run(alone, params(), start(alone, long, model=params(), width=64)))
     got = texts(decoding.run(decoder, params(), start(decoder, long, capacity=60, width=width)))
     same(got, wide)
 
@@ -129,15 +129,21 @@ def test_limits_are_exact():
     assert (np.asarray(state.finish) == Finish.LENGTH).all()
 
 
+def with_logprobs(drafter):
+    decoder = specjax.speculative(TARGET, drafter, logprobs=True)
+    return decoding.run(decoder, params(), start(decoder, MIXED))
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """Plain decoding with log-probabilities."""
+    return with_logprobs(NoDrafter())
+
+
 @pytest.mark.parametrize("name", mostly_slow(["prompt_lookup", "draft-top_k"], "prompt_lookup"))
-def test_logprobs_equal_plain(name):
+def test_logprobs_equal_plain(name, reference):
     """Raw and warped log-probabilities of the text do not depend on how it was found."""
-
-    def run(drafter):
-        decoder = specjax.speculative(TARGET, drafter, logprobs=True)
-        return decoding.run(decoder, params(), start(decoder, MIXED))
-
-    ours, reference = run(DRAFTERS[name]), run(NoDrafter())
+    ours = with_logprobs(DRAFTERS[name])
     same(texts(ours), texts(reference))
     for row, (begin, end) in enumerate(zip(reference.prompt_length, reference.length, strict=True)):
         span = slice(int(begin), int(end))
@@ -149,14 +155,12 @@ def test_logprobs_equal_plain(name):
     assert not np.allclose(np.asarray(reference.logprobs.raw[2]), np.asarray(reference.logprobs.warped[2]), atol=1e-3)
 
 
-@pytest.mark.slow
-def test_logprobs_equal_a_fresh_pass():
-    decoder = specjax.speculative(TARGET, DRAFTERS["draft-chain"], logprobs=True)
-    state = decoding.run(decoder, params(), start(decoder, MIXED))
-    row, begin, end = 1, int(state.prompt_length[1]), int(state.length[1])
+def test_logprobs_equal_a_fresh_pass(reference):
+    state, row = reference, 1
+    begin, end = int(state.prompt_length[row]), int(state.length[row])
     tokens = state.tokens[row : row + 1, :end]
     block = Block(tokens, jnp.arange(end)[None], jnp.zeros((1,), jnp.int32))
-    logits = TARGET(params()["target"], block, None, wants=Wants(logits=True)).logits[0]
+    logits = jax.jit(lambda target: TARGET(target, block, None, wants=Wants(logits=True)).logits[0])(params()["target"])
     law = jax.nn.log_softmax(logits, axis=-1)
     wanted = [float(law[t - 1, int(tokens[0, t])]) for t in range(begin, end)]
     np.testing.assert_allclose(np.asarray(state.logprobs.raw[row, begin:end]), wanted, atol=2e-4)

@@ -66,7 +66,6 @@ def test_thresholds_at_their_ends(rule, least, most):
         ("draft-chain", Online(0.3)),
         pytest.param("draft-chain", Acceptance(0.6), marks=pytest.mark.slow),
         pytest.param("eagle1", Confidence(0.5), marks=pytest.mark.slow),
-        pytest.param("eagle1", Online(0.3), marks=pytest.mark.slow),
     ],
     ids=str,
 )

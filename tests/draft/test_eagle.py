@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.conformance import DRAFTERS, MIXED, TARGET, complete, mostly_slow, params, plain, same, start
-from support.steps_seen import read_text, row_texts, steps
+from support.steps_seen import read_pairs, read_text, row_texts, steps
 
 import specjax
 from specjax.draft import Eagle, Eagle3
@@ -31,12 +31,12 @@ def test_the_cache_is_a_fresh_pass_over_committed_pairs(name):
             assert int(state.draft.length[row]) == pairs
             if pairs == 0:
                 continue
-            features = drafter.features(read_text(text, drafter.feature_wants))
-            block = Block(jnp.asarray([text[1:]]), jnp.arange(pairs)[None], jnp.zeros((1,), jnp.int32))
-            h, delta = drafter.read(model, features[:, :-1], block, None)
+            h, delta = read_pairs(drafter, model, text)
             np.testing.assert_allclose(state.draft.feature[row], h[0, -1], rtol=1e-3, atol=1e-4)
             for cache, fresh in zip(state.draft.cache.key, delta.key, strict=True):
-                np.testing.assert_allclose(cache[row, :, :pairs], fresh[0].swapaxes(0, 1), rtol=1e-3, atol=1e-4)
+                np.testing.assert_allclose(
+                    np.asarray(cache)[row, :, :pairs], fresh[0].swapaxes(0, 1), rtol=1e-3, atol=1e-4
+                )
 
 
 @pytest.mark.slow
@@ -50,29 +50,27 @@ def test_a_draft_at_depth_s_is_pass_s_of_training(name):
     decoder, states, _ = steps(drafter, model, 2)
     state, row = states[-1], 1
     view, sampler = _view(decoder, state)
-    laws = []
-    logits = lambda h: laws.append(
-        Eagle3.logits(drafter, model, h) if name == "eagle3" else Eagle.logits(drafter, model, h)
-    )
+    seen = []
 
     class Watched(type(drafter)):
         def logits(self, params, h):
-            logits(h)
-            return super().logits(params, h)
+            seen.append(super().logits(params, h))
+            return seen[-1]
 
     watched = Watched(**{f.name: getattr(drafter, f.name) for f in dataclasses.fields(drafter)})
-    tree = watched.propose(model, state.draft, view, sampler).tree
+    tree, laws = jax.jit(lambda *args: (watched.propose(*args).tree, tuple(seen)))(model, state.draft, view, sampler)
     text = row_texts(state)[row] + tuple(np.asarray(tree.tokens)[row, 1:].tolist())
     features = drafter.features(read_text(text, drafter.feature_wants))
     width = len(text) - 1
     tokens, positions = jnp.asarray([text[1:]]), jnp.arange(width)[None]
     zero = jnp.zeros((1,), jnp.int32)
-    h, past = drafter.read(model, features[:, :-1], Block(tokens, positions, zero, unrolled(width, 0)[None]), None)
+    read, reread = jax.jit(drafter.read), jax.jit(drafter.reread)
+    h, past = read(model, features[:, :-1], Block(tokens, positions, zero, unrolled(width, 0)[None]), None)
     last = len(row_texts(state)[row]) - 2  # the last committed pair
     np.testing.assert_allclose(laws[0][row, 0], drafter.logits(model, h)[0, last], rtol=1e-3, atol=1e-3)
     for s in (1, 2):
         block = Block(tokens, positions, zero, unrolled(width, s)[None])
-        h, delta = drafter.reread(model, jnp.pad(h[:, :-1], ((0, 0), (1, 0), (0, 0))), block, None, past)
+        h, delta = reread(model, jnp.pad(h[:, :-1], ((0, 0), (1, 0), (0, 0))), block, None, past)
         past = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), past, delta)
         np.testing.assert_allclose(laws[s][row, 0], drafter.logits(model, h)[0, last + s], rtol=1e-3, atol=1e-3)
 
@@ -91,8 +89,9 @@ def test_only_target_features_pass_through_fc():
     decoder, states, _ = steps(drafter, model, 1)
     view, sampler = _view(decoder, states[-1])
     poisoned = {**model["draft"], "fc": {"kernel": jnp.full_like(model["draft"]["fc"]["kernel"], jnp.nan)}}
-    clean = drafter.propose(model, states[-1].draft, view, sampler).tree.tokens
-    got = drafter.propose({**model, "draft": poisoned}, states[-1].draft, view, sampler).tree.tokens
+    propose = jax.jit(drafter.propose)
+    clean = propose(model, states[-1].draft, view, sampler).tree.tokens
+    got = propose({**model, "draft": poisoned}, states[-1].draft, view, sampler).tree.tokens
     np.testing.assert_array_equal(got, clean)
 
 

@@ -5,14 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.conformance import DRAFTERS, TARGET, complete, params, plain, same
-from support.steps_seen import read_text, row_texts, steps
+from support.steps_seen import read_pairs, read_text, row_texts, steps
 
 import specjax
 from specjax.draft import Clover2, Hydra, Medusa, View
 from specjax.draft.hydra import head_law as hydra_law
 from specjax.draft.medusa import head_law as medusa_law
 from specjax.expand import Static
-from specjax.lm import Block
 from specjax.sampling import Sampler
 
 TREE = Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)))
@@ -103,11 +102,11 @@ def test_the_prefix_layer_is_cached_like_one_more_layer():
     state = states[-1]
     for row, text in enumerate(row_texts(state)):
         count = len(text) - 1
-        features = read_text(text, drafter.feature_wants).final[:, :-1]
-        block = Block(jnp.asarray([text[1:]]), jnp.arange(count)[None], jnp.zeros((1,), jnp.int32))
-        h, delta = drafter.read(model, features, block, None)
+        h, delta = read_pairs(drafter, model, text)
         np.testing.assert_allclose(state.draft.feature[row], h[0, -1], rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(state.draft.cache.key[0][row, :, :count], delta.key[0][0].swapaxes(0, 1), atol=1e-4)
+        np.testing.assert_allclose(
+            np.asarray(state.draft.cache.key[0])[row, :, :count], delta.key[0][0].swapaxes(0, 1), atol=1e-4
+        )
 
 
 def test_clover_gates_are_cosines():

@@ -42,7 +42,7 @@ class Case:
 @pytest.fixture(scope="module")
 def case(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plain")
-    return Case(folder, processes.save(folder / "model"))
+    return Case(folder, processes.save(folder / "model"), *processes.LOOKUP)
 
 
 def test_two_processes_write_what_one_writes(tmp_path):

@@ -46,7 +46,7 @@ def test_without_ray(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_killed_worker_costs_no_record(tmp_path, capfd):
     model, source = processes.save(tmp_path / "model"), processes.write_input(tmp_path / "in.jsonl", COUNT)
-    words = ["--model", model, "--input", source, "--batch-size", 2]
+    words = ["--model", model, "--input", source, "--batch-size", 2, *processes.LOOKUP]
     assert cli.main(["generate", *map(str, words), "--output", str(tmp_path / "plain.jsonl")]) == 1
     summary = capfd.readouterr().err.splitlines()
     output = tmp_path / "out.jsonl"

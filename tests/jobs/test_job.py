@@ -540,11 +540,9 @@ def kill(folder, kills, *words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "count", "kills"), [("plain", 200, 20), ("masked", 40, 4), ("pycode-diffusion", 16, 3)]
-)
+@pytest.mark.parametrize(("kind", "count", "kills"), [("plain", 120, 12), ("masked", 40, 4), ("pycode-draft", 8, 1)])
 def test_kills_at_random_moments(folders, tmp_path, kind, count, kills):
-    words = WORDS.get(kind, ["--max-new-tokens", 8, "--block-length", 8])
+    words = WORDS.get(kind, ["--max-new-tokens", 8, "--drafter", "none"])
     if kind in folders:
         write_input(tmp_path / "in.jsonl", count)
     else:

@@ -186,7 +186,7 @@ def run(folder, mesh, dtype, processes=1):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "dtype"), [("", "float32"), ("model=8", "float32"), ("model=8", "bfloat16")])
+@pytest.mark.parametrize(("mesh", "dtype"), [("", "float32"), ("model=8", "bfloat16")])
 def test_a_host_holds_little_beside_its_shards(big, mesh, dtype):
     """At its peak, converted or not, with two copies of every kv-head on the wide mesh."""
     (said,) = run(big, mesh, dtype)
@@ -197,10 +197,9 @@ def test_a_host_holds_little_beside_its_shards(big, mesh, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_each_of_two_hosts_reads_and_holds_its_half(big, dtype):
+def test_each_of_two_hosts_reads_and_holds_its_half(big):
     whole = (big / "model.safetensors").stat().st_size
-    for said in run(big, "model=8", dtype, processes=2):
+    for said in run(big, "model=8", "float32", processes=2):
         assert 0.45 * whole < said["read"] < 0.55 * whole
         assert said["grown"] < 1.3 * said["own"] < 1.3 * 0.55 * whole
         assert said["right"] > 500_000

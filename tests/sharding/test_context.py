@@ -1,7 +1,6 @@
 """Caches split by their slots: the text stays, the cache lies apart, and nothing of it travels in a step."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +8,14 @@ import numpy as np
 import pytest
 from support import small_diffusion as small
 from support.conformance import CONFIG, DRAFTERS, MIXED, TARGET, Rows, complete, params, plain, same, start, texts
+from support.mesh_law import SHALLOW, decoder_on, placed, weights
 
 import specjax
 from specjax.diffusion import CanvasDiffusion, Prefix, Threshold, diffusion
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
 from specjax.plan import fit, hlo
-from specjax.sharding import make_mesh, shardings
+from specjax.sharding import make_mesh
 from specjax.speculative import prefill_width
 
 MESHES = {
@@ -93,25 +93,17 @@ def test_a_split_chunk_is_as_wide_for_every_device():
 
 def test_ragged_rows_on_eight_devices():
     mesh = make_mesh("context=8")
-    got, state = complete(DRAFTERS["none"], MIXED, model=placed(mesh, "none"), mesh=mesh)
+    model = placed(specjax.speculative(TARGET, mesh=mesh), params("none"))
+    got, state = complete(DRAFTERS["none"], MIXED, model=model, mesh=mesh)
     same(got, plain())
     assert state.cache.key[0].addressable_shards[0].data.shape == (8, 4, 12, 8)
 
 
-def placed(mesh, name):
-    """The parameters of a drafter of the table and of its target on the mesh; those of heads are replicated."""
-    model = params(name)
-    whole = jax.tree.map(lambda x: (None,) * x.ndim, model)
-    axes = {**whole, "target": TARGET.axes(model["target"])}
-    return jax.tree.map(jax.device_put, model, shardings(mesh, axes, model, TARGET.axis_counts()))
-
-
-@functools.cache
-def alone(name):
+def alone(decoder, name):
     """One device's text, and what the prefill needs beside its arguments."""
-    decoder = specjax.speculative(TARGET, DRAFTERS[name])
-    state, spare = filled(decoder, params(name))
-    return texts(specjax.decoder.run(decoder, params(name), state)), spare
+    decoder = dataclasses.replace(decoder, mesh=None)
+    state, spare = filled(decoder, weights(name))
+    return texts(specjax.decoder.run(decoder, weights(name), state)), spare
 
 
 def filled(decoder, model):
@@ -138,8 +130,9 @@ def exchanged(text):
 @pytest.mark.parametrize("spec", MESHES)
 def test_long_prompts_go_round_and_the_cache_stays(spec):
     name, mesh = MESHES[spec], make_mesh(spec)
-    decoder, model = specjax.speculative(TARGET, DRAFTERS[name], mesh=mesh), placed(mesh, MESHES[spec])
-    want, spare = alone(name)
+    decoder = decoder_on(spec, name)
+    model = placed(decoder, weights(name))
+    want, spare = alone(decoder, name)
     state, split_spare = filled(decoder, model)
     count = mesh.shape["context"]
     slots = -(-CAPACITY // count)
@@ -160,7 +153,7 @@ def test_long_prompts_go_round_and_the_cache_stays(spec):
 @pytest.mark.slow
 def test_generate_rounds_and_splits():
     """Three devices divide no power of two: the engine's buffers are rounded up, and prompts split all the same."""
-    model = specjax.models.Model(TARGET, params("none")["target"], None, (), "toy", None, np.dtype("float32"))
+    model = specjax.models.Model(SHALLOW, weights("none")["target"], None, (), "toy", None, np.dtype("float32"))
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:3]), ("context",))
     prompts = [list(range(1, 90)), list(range(80, 2, -1))]
     asked = {"prompts": prompts, "drafter": None, "max_new_tokens": 12}

@@ -1,4 +1,4 @@
-"""The first half of the conformance table on two meshes each: the text of one device, and weights that stay where they are."""
+"""The first half of the conformance table on meshes: the text of one device, and weights that stay where they are."""
 
 import pytest
 from support.conformance import DRAFTERS

@@ -21,7 +21,7 @@ from support.conformance import (
     plain,
     same,
 )
-from support.mesh_law import placed
+from support.mesh_law import SHALLOW, placed, weights
 
 import specjax
 from specjax.diffusion import NoCache, Prefix, Threshold
@@ -169,9 +169,9 @@ def test_bad_meshes_are_refused(spec):
 @pytest.mark.slow
 def test_generate_takes_a_mesh():
     prompts = [list(range(1, 9)), [5, 6, 7]]
-    model = specjax.models.Model(TARGET, params()["target"], None, (), "toy", None, np.dtype("float32"))
-    wanted = [r.tokens for r in specjax.generate(model, prompts, drafter="prompt_lookup", max_new_tokens=12)]
-    got = specjax.generate(model, prompts, drafter="prompt_lookup", max_new_tokens=12, mesh="data=2,model=4")
+    model = specjax.models.Model(SHALLOW, weights("none")["target"], None, (), "toy", None, np.dtype("float32"))
+    wanted = [r.tokens for r in specjax.generate(model, prompts, drafter="prompt_lookup:length=1", max_new_tokens=12)]
+    got = specjax.generate(model, prompts, drafter="prompt_lookup:length=1", max_new_tokens=12, mesh="data=2,model=4")
     assert [r.tokens for r in got] == wanted
 
 
@@ -216,13 +216,13 @@ def test_heads_made_of_target_layers_have_no_copies(name):
 @pytest.mark.slow
 def test_kv_heads_are_copied_for_a_wider_mesh():
     """Every chip holds the one kv-head that its query heads share, and the text stays."""
-    model = specjax.models.Model(TARGET, params()["target"], None, (), "toy", None, np.dtype("float32"))
-    one = Engine(model, "prompt_lookup")
-    wide = Engine(model, "prompt_lookup", mesh="model=8")
-    assert (TARGET.config.num_key_value_heads, wide.model.lm.kv_copies) == (4, 2)
+    model = specjax.models.Model(SHALLOW, weights("none")["target"], None, (), "toy", None, np.dtype("float32"))
+    one = Engine(model, "prompt_lookup:length=1")
+    wide = Engine(model, "prompt_lookup:length=1", mesh="model=8")
+    assert (SHALLOW.config.num_key_value_heads, wide.model.lm.kv_copies) == (4, 2)
     asked = [one.request(prompt, max_new_tokens=12) for prompt in ([3, 1, 4, 1, 5, 9, 2, 6], [5, 6, 7])]
     cache = wide.start(asked).cache.key[0]
     assert cache.shape[1] == 8 and cache.addressable_shards[0].data.shape[1] == 1
     assert [r.tokens for r in wide.run(asked)] == [r.tokens for r in one.run(asked)]
-    back = merged(wide.model.params, CONFIG, 2)
+    back = merged(wide.model.params, SHALLOW.config, 2)
     jax.tree.map(np.testing.assert_array_equal, back, model.params)

@@ -63,7 +63,7 @@ CAPACITY = 96
 
 DRAFTERS: dict[str, Drafter] = {
     "none": NoDrafter(),
-    "prompt_lookup": PromptLookup(length=4, min_ngram=1),
+    "prompt_lookup": PromptLookup(length=3, min_ngram=1),
     "token_recycling": TokenRecycling(k=4),
     "stand": Stand("3 | 2 1 | 1", k=4, slots=64),
     "rest": Rest(nodes=8, length=4, matches=16),
@@ -72,7 +72,7 @@ DRAFTERS: dict[str, Drafter] = {
     "draft-top_k": ModelDrafter(DRAFT, TopK(k=3, depth=3, nodes=8)),
     "draft-eagle2": ModelDrafter(DRAFT, TopK(k=3, depth=3, nodes=8, coupled=False)),
     "draft-early_stop": ModelDrafter(DRAFT, EarlyStop(4, 0.3)),
-    "diffuspec": DiffuSpec(DRAFT, 95, Chain(4)),
+    "diffuspec": DiffuSpec(DRAFT, 95, Chain(3)),
     "diffuspec-top_k": DiffuSpec(DRAFT, 95, TopK(k=3, depth=3, nodes=8), shift=True),
     "lookahead": Lookahead(level=3, window=3, guesses=3, nodes=6, buckets=40),
     "ppd": PPD("3 @ 3 1x3; 2 | 1 @ 2x2 1x2; 1 | 1 | 1 @ 1 0 2x2"),

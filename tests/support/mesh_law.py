@@ -133,12 +133,13 @@ def kind(drafter) -> str:
     return "a model" if hasattr(drafter, "lm") else "the text and the target"
 
 
-def pairs() -> dict[str, tuple[str, str]]:
-    """Two meshes a drafter, by name: each pair splits rows and weights, and every mesh meets every kind of drafter."""
+def chosen_meshes() -> dict[str, tuple[str, ...]]:
+    """A mesh a drafter, by name, that splits rows and weights; two of a kind meet those that split one of them alone."""
     seen = collections.Counter()
     chosen = {}
     for name, drafter in DRAFTERS.items():
-        chosen[name] = (("2x4", "8x1"), ("1x8", "4x2"))[seen[kind(drafter)] % 2]
+        count = seen[kind(drafter)]
+        chosen[name] = (("2x4", "8x1"), ("4x2", "1x8"))[count % 2][: 2 if count < 2 else 1]
         seen[kind(drafter)] += 1
     assert min(seen.values()) >= 2, f"a kind with one drafter leaves out two meshes: {seen}"
     assert {kind(DRAFTERS[name]) for name in OPTIMISED} == set(seen)
@@ -151,7 +152,7 @@ def keeps_the_text(name, optimise=False):
     `optimise` compiles the first mesh's steps as users do.
     """
     host = None
-    for spec in pairs()[name]:
+    for spec in chosen_meshes()[name]:
         decoder = decoder_on(MESHES[spec], name)
         model = placed(decoder, weights(name))
         how = {"compiled": optimised} if optimise and host is None else {}

@@ -24,10 +24,10 @@ class FullChain(PromptLookup):
         return (self.nodes,)
 
 
-def setup_of(name, topology, layers, config=None):
+def setup_of(name, topology, layers):
     devices = aot.devices(topology)
     mesh = make_mesh(f"model={len(devices)}", devices)
-    model = models.abstract(name, "bfloat16", mesh, config)
+    model = models.abstract(name, "bfloat16", mesh)
     model = hub.with_layers(model, layers, mesh)
     return step.prepare(model, Plan(FullChain(length=15)), mesh, batch=8, context=8192)
 

@@ -16,6 +16,7 @@ from specjax.models import LlamaConfig, LlamaLM
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIG = LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=256)
+LOOKUP = ("--drafter", "prompt_lookup:length=1")  # the default drafter's program holds the target's pass four times
 PATIENCE = 60  # seconds, after which a process counts as hanging
 
 

@@ -29,12 +29,42 @@ def steps(drafter, model, count, rows=GREEDY):
     return decoder, states, infos
 
 
+SIZE = 64
+"""Texts of any length share a program: what stands behind a text changes nothing in it, and is cut off."""
+
+
+def _padded(row_text):
+    return jnp.asarray([[*row_text, *[0] * (SIZE - len(row_text))]], jnp.int32)
+
+
+def _whole(tokens):
+    return Block(tokens, jnp.arange(tokens.shape[1])[None], jnp.zeros((1,), jnp.int32))
+
+
+def _cut(tree, size):
+    return jax.tree.map(lambda x: np.asarray(x)[:, :size], tree)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _read(wants, target, tokens):
+    return TARGET(target, _whole(tokens), None, wants=wants)
+
+
 @functools.cache
 def read_text(row_text: tuple[int, ...], wants: Wants):
     """The target over one whole text, without a cache."""
-    tokens = jnp.asarray([row_text], jnp.int32)
-    block = Block(tokens, jnp.arange(len(row_text))[None], jnp.zeros((1,), jnp.int32))
-    return jax.jit(lambda target, block: TARGET(target, block, None, wants=wants))(params()["target"], block)
+    return _cut(_read(wants, params()["target"], _padded(row_text)), len(row_text))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _read_pairs(drafter, model, tokens):
+    features = drafter.features(TARGET(model["target"], _whole(tokens), None, wants=drafter.feature_wants))
+    return drafter.read(model, features[:, :-1], _whole(tokens[:, 1:]), None)
+
+
+def read_pairs(drafter, model, row_text: tuple[int, ...]):
+    """What a head makes of a whole text's pairs of a feature and the token behind it, without a cache: outputs and delta."""
+    return _cut(_read_pairs(drafter, model, _padded(row_text)), len(row_text) - 1)
 
 
 def row_texts(state):

@@ -27,16 +27,18 @@ def batch():
 @pytest.mark.slow
 def test_features_and_labels_of_drawn_tokens():
     key = jax.random.key(3)
-    label, features, _ = OBJECTIVE._drawn(frozen(), batch(), key)
+    label, features, _ = jax.jit(OBJECTIVE._drawn)(frozen(), batch(), key)
     row, t = 2, 6
     text = batch().tokens[row : row + 1, : t + 1]
     block = lambda tokens: Block(tokens, jnp.arange(tokens.shape[1])[None], jnp.zeros((1,), jnp.int32))
-    law = lambda lm, p: jax.nn.softmax(lm(p, block(text), None, wants=Wants(logits=True)).logits[0, -1])
+    law = jax.jit(
+        lambda lm, p: jax.nn.softmax(lm(p, block(text), None, wants=Wants(logits=True)).logits[0, -1]), static_argnums=0
+    )
     p, q = law(tiny.TARGET, frozen()[0]), law(tiny.DRAFT, frozen()[1])
     every = jnp.concatenate([jnp.repeat(text, 32, axis=0), jnp.arange(32)[:, None]], axis=1)
     positions = jnp.broadcast_to(jnp.arange(t + 2)[None], every.shape)
     after = Block(every, positions, jnp.zeros((32,), jnp.int32))
-    finals = tiny.DRAFT(frozen()[1], after, None, wants=Wants(final=True)).final[:, -1]
+    finals = jax.jit(lambda p: tiny.DRAFT(p, after, None, wants=Wants(final=True)).final[:, -1])(frozen()[1])
     token = int(jnp.argmin(jnp.abs(finals - features[row, t][None]).max(axis=1)))
     np.testing.assert_allclose(features[row, t], finals[token], rtol=1e-4, atol=1e-5)
     assert float(label[row, t]) == pytest.approx(min(1.0, float(p[token] / q[token])), rel=1e-3)

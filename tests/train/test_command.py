@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -137,6 +138,7 @@ def test_sigkill_in_the_midst_of_training(files, tmp_path):
         metrics = tmp_path / folder / "training" / "metrics.jsonl"
         while least is not None and (not metrics.exists() or metrics.read_text().count("\n") < least):
             assert process.poll() is None, process.stderr.read()
+            time.sleep(0.005)  # without it, this process takes a core from the other
         if least is not None:
             process.kill()
         _, err = process.communicate()

@@ -104,6 +104,10 @@ def test_a_bad_request_is_one_clear_error(engine, prompt, options, said):
         ("tiny", {"block_length": 0}, "block_length must be at least 1"),
         ("plain", {"cfg_scale": 0.0}, "cfg_scale is a setting of a diffusion one"),
         ("tiny", {"unmask": "credit+free_dave"}, "Credit cannot stand before FreeDave"),
+        ("tiny", {"unmask": "credit+rcr"}, "Credit cannot stand before RunningConfidence"),
+        ("tiny", {"unmask": "end_of_text+rcr"}, "EndOfText cannot stand before RunningConfidence"),
+        ("plain", {"logits_eos_inf": True}, "logits_eos_inf is a setting of a diffusion one"),
+        ("tiny", {"sub_block": 3}, "sub_block is for models whose blocks do not see later ones"),
     ),
 )
 def test_settings_of_the_other_kind_of_model(request, which, options, said):

@@ -212,6 +212,11 @@ def scheduled(steps: int, passes: Array, entry: Array) -> Array:
     return jnp.minimum(entry // count * passes + jnp.minimum(passes, entry % count), entry)
 
 
+def scheduled_in(steps: int, step: Array, entry: Array) -> Array:
+    """How many of a block's tokens `[B]` pass number `step` commits, see `scheduled`."""
+    return scheduled(steps, step + 1, entry) - scheduled(steps, step, entry)
+
+
 def ranks(scores: Array, masked: Array) -> Array:
     """Ranks `[B, W]` int32 of masked positions by falling score, 0 the surest, ties to the lower position; W elsewhere."""
     order = jnp.argsort(jnp.where(masked, -scores, jnp.inf), axis=-1, stable=True)

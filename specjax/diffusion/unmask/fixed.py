@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.diffusion.unmask.base import RULES, Choice, Unmask, ranks, scheduled
+from specjax.diffusion.unmask.base import RULES, Choice, Unmask, ranks, scheduled_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,4 +35,4 @@ class Fixed(Unmask):
 
     def count(self, step, entry):
         """How many tokens `[B]` pass number `step` commits."""
-        return scheduled(self.steps, step + 1, entry) - scheduled(self.steps, step, entry)
+        return scheduled_in(self.steps, step, entry)

@@ -142,6 +142,13 @@ def test_what_is_computed_anew(cache, want):
     assert "".join(str(int(x)) for x in cache.active(canvas())[0]) == want
 
 
+@pytest.mark.parametrize(("reach", "want"), ((0, "000010101000"), (1, "000011111000"), (2, "000011111110")))
+def test_what_comes_next_and_its_nearest_open_neighbours(reach, want):
+    """Of 8 the neighbours 7 and 9 are nearest; then of 4 there are 5, and far away 10."""
+    plan = jnp.full((1, 12), 12).at[0, 8].set(0).at[0, 4].set(1)
+    assert "".join(str(int(x)) for x in Greedy(8, reach).active(canvas(plan=plan))[0]) == want
+
+
 @pytest.mark.parametrize(
     ("kind", "fields"),
     (

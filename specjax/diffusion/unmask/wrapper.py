@@ -32,6 +32,10 @@ class Wrapper(Unmask):
         return self.inner.warped
 
     @property
+    def ordered(self):
+        return self.inner.ordered
+
+    @property
     def idle(self):
         return self.inner.idle
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoder import Decoder, check_rows
+from specjax.diffusion import layerwise
 from specjax.diffusion.cache.base import Cache, Canvas, widths
 from specjax.diffusion.cache.none import NoCache
 from specjax.diffusion.common import (
@@ -139,6 +140,10 @@ class Diffusion(Decoder):
         outside = [i for i in (*self.never, *self.doubted) if not 0 <= i < self.target.vocab_size]
         if outside:
             raise ValueError(f"id {outside[0]} is outside the vocabulary of {self.target.vocab_size} tokens")
+        if self.cache.chooses and not hasattr(self.target, "values"):
+            raise ValueError(
+                f"{type(self.target).__name__} does not say its layers' values, by which this cache chooses: leave share out"
+            )
         if self.cfg_scale and self.cache.keeps:
             raise ValueError("cfg_scale reads a second canvas, which has no cache yet: choose the cache none")
         return self
@@ -187,9 +192,10 @@ class Diffusion(Decoder):
     def _init_cache(self, params, batch, capacity, dtype):
         if not self.cache.keeps:
             return None
-        return self.target.init_cache(
-            batch, capacity, jax.tree.leaves(params["target"])[0].dtype if dtype is None else dtype
-        )
+        dtype = jax.tree.leaves(params["target"])[0].dtype if dtype is None else dtype
+        if self.cache.chooses:
+            return layerwise.begin(self.target, params["target"], batch, capacity, dtype)
+        return self.target.init_cache(batch, capacity, dtype)
 
     @on_mesh
     def insert(
@@ -256,7 +262,11 @@ class Diffusion(Decoder):
     def axes(self, state: DiffusionState) -> DiffusionState:
         """Logical axis names of every leaf of the state."""
         axes = jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), state)
-        return axes if state.cache is None else dataclasses.replace(axes, cache=self.target.cache_axes(state.cache))
+        if state.cache is None:
+            return axes
+        if self.cache.chooses:
+            return dataclasses.replace(axes, cache=layerwise.axes_of(self.target, state.cache))
+        return dataclasses.replace(axes, cache=self.target.cache_axes(state.cache))
 
     def _constrain(self, state: State) -> State:
         return constrain(self.mesh, self.axes(state), state)
@@ -389,6 +399,8 @@ class Diffusion(Decoder):
         if plan is not None:
             masked = masked & (plan < at.shape[1])
             plan = put(jnp.full_like(state.tokens, size), at, masked, plan)
+        if self.cache.chooses:
+            return self._by_layer(weights, state, source)
         active, real = self._asked(state, source, masked, plan)
         features, cache = read_drafts(
             self.target, weights, state.cache, state.tokens[:, None], active[:, None], self._seen(state), source,
@@ -399,9 +411,27 @@ class Diffusion(Decoder):
     def _asked(self, state, source, masked, plan=None):
         """What a pass computes anew `[B, L]`: what the cache policy says, and what logits are read from; and all there is."""
         size = state.tokens.shape[1]
-        everywhere = jnp.arange(size, dtype=jnp.int32)[None]
+        canvas, real = self._canvas(state, plan)
+        read = jax.vmap(lambda source, masked: jnp.zeros((size,), bool).at[source].max(masked, mode="drop"))(
+            source, masked
+        )
+        return (self.cache.active(canvas) | read | (canvas.passes == 0)[:, None]) & real, real
+
+    def _by_layer(self, weights, state, source):
+        """The same, of a cache policy whose choice is each layer's own."""
+        canvas, real = self._canvas(state)
+        must = (self.cache.active(canvas) | (canvas.passes == 0)[:, None]) & real
+        new = real & (canvas.at >= state.prompt_length[:, None])
+        features, cache = layerwise.read_by_layer(
+            self.target, weights, state.cache, state.tokens, must, new, self.cache.chooses, self._seen(state)
+        )
+        return jnp.take_along_axis(features, source[:, :, None], axis=1, mode="clip"), cache, real
+
+    def _canvas(self, state, plan=None):
+        """What a cache policy looks at, and what there is `[B, L]`."""
+        everywhere = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)[None]
         real = (everywhere < state.limit[:, None]) & ~state.done[:, None]
-        passes, start = state.stats.steps, self._start(state)
+        start = self._start(state)
         canvas = Canvas(
             masked=(state.tokens == self.mask_id) & real,
             fresh=state.fresh,
@@ -409,14 +439,11 @@ class Diffusion(Decoder):
             prompt_length=state.prompt_length,
             start=start,
             step=state.step,
-            passes=passes,
+            passes=state.stats.steps,
             width=self.span,
             plan=plan,
         )
-        read = jax.vmap(lambda source, masked: jnp.zeros((size,), bool).at[source].max(masked, mode="drop"))(
-            source, masked
-        )
-        return (self.cache.active(canvas) | read | (passes == 0)[:, None]) & real, real
+        return canvas, real
 
     def _anew(self, weights, state, source):
         """A pass over the whole canvas, which writes all of the cache."""

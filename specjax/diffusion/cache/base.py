@@ -73,6 +73,11 @@ class Cache(abc.ABC):
         """Whether the pass that enters a block computes all, and those after it always the same positions."""
         return False
 
+    @property
+    def chooses(self) -> float:
+        """The share of the new text that each layer computes anew besides: those positions whose values moved most."""
+        return 0.0
+
     @abc.abstractmethod
     def active(self, canvas: Canvas) -> Array:
         """The positions to compute anew, `[B, L]` bool."""

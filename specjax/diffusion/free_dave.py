@@ -37,7 +37,7 @@ class FreeDave(Fixed):
 
     about = About(
         "free_dave",
-        "fixed with the same cache, several steps a pass: the same text, but with eager=True",
+        "fixed with the same cache, several steps a pass: the same text, unless eager",
         "arXiv:2510.00294",
         "same text",
     )

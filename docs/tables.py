@@ -16,6 +16,7 @@ NEEDS = {
     "model": "a model of the same vocabulary",
     "diffusion_model": "a diffusion model of the same vocabulary",
     "head": "a trained head",
+    "own_head": "a target with such a layer",
     "datastore": "a datastore",
     "guide": "an autoregressive model of the same vocabulary",
     "filter": "a trained filter",

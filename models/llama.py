@@ -355,6 +355,12 @@ class LlamaLM:
             values.append(v)
         return h, KVDelta(tuple(keys), tuple(values), block.positions)
 
+    def values(self, params: Any, h: Array, layer: int) -> Array:
+        """The values `[B, T, K, H]` of a layer, from the residual stream `[B, T, E]` that enters it."""
+        entered = self.bind(params).layers[layer]
+        values = entered.attention.v(entered.attention_norm(h))
+        return values.reshape(*h.shape[:2], -1, self.config.head_dim)
+
     def join(self, below: KVDelta, above: KVDelta) -> KVDelta:
         """See `specjax.lm.LM.join`."""
         return KVDelta(below.key + above.key, below.value + above.value, below.positions)

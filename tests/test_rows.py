@@ -33,6 +33,7 @@ KINDS = {
     "diffusion": diffusion.diffusion(LM, MASK, cache=diffusion.Prefix(), block_length=WIDTH),
     "block": diffusion.diffusion(LM, MASK, causal_blocks=True, block_length=WIDTH),
     "free_dave": diffusion.diffusion(LM, MASK, free_dave.FreeDave(), block_length=WIDTH),
+    "free_dave_blocks": diffusion.diffusion(LM, MASK, free_dave.FreeDave(), causal_blocks=True, block_length=WIDTH),
     "guided": diffusion.diffusion(LM, MASK, GUIDE, block_length=WIDTH),
     "wino": diffusion.diffusion(LM, MASK, wino.Wino(), block_length=WIDTH),
     "canvas": diffusion.CanvasDiffusion(CANVAS, block_length=WIDTH),

@@ -22,7 +22,7 @@ class Row:
       decoder: its name.
       passes: forward passes in all.
       order: of every position behind the prompt, the step that wrote its final token, from 1; 0 where it was given. A step is a
-        pass, but with `free_dave`, whose first step only reads.
+        pass.
     """
 
     decoder: str

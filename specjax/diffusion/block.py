@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from specjax.diffusion.common import block_of, widened
 from specjax.diffusion.decoder import Diffusion, DiffusionState
 from specjax.lm import Block, Wants
-from specjax.sharding.ambient import on_mesh
 
 Array = jax.Array
 
@@ -56,7 +55,7 @@ class BlockDiffusion(Diffusion):
             raise ValueError(
                 "a block-diffusion model keeps an exact cache of finished blocks: choose the cache none, and cfg_scale 0"
             )
-        if self.policy.decoder is not None:
+        if self.policy.decoder is not None and self.policy.block_decoder is None:
             raise ValueError(f"{type(self.policy).__name__} reads whole canvases, a block-diffusion model does not")
         if self.sub_block < 0 or (self.sub_block and self.block_length % self.sub_block):
             raise ValueError(f"sub_block {self.sub_block} must divide the block length {self.block_length}")
@@ -120,33 +119,48 @@ class BlockDiffusion(Diffusion):
         seeding = masked[:, 0] & self.shift
         return super()._write(state, at, masked, commit, choice, working & ~seeding)
 
-    @on_mesh
-    def step(self, params, state):
-        """One pass over a block of every row: it commits a token or more, or stores a finished block and commits the seed."""
+    def _active(self, state):
+        """A pass commits a token or more, or stores a finished block and commits the seed."""
         at, masked = self._masked(state)
         seed = masked & self.shift & (jnp.arange(self.block_length)[None] == 0)
-        masked = jnp.where((state.stored < at[:, 0])[:, None] | (seed[:, :1]), seed, masked) & ~state.done[:, None]
-        return self._advance(params, state, at, masked)
+        return at, jnp.where((state.stored < at[:, 0])[:, None] | (seed[:, :1]), seed, masked) & ~state.done[:, None]
 
     def _read(self, params, state, at, masked):
-        capacity = state.tokens.shape[1]
+        final, first, new = self._read_blocks(params, state, at, state.tokens[:, None])
+        features = final[:, 0]
+        if self.shift:
+            features = jnp.concatenate([features[:, -1:], features[:, :-1]], axis=1)  # the first one is the seed's
+        logits = self._possible(self.target.unembed(params["target"], features))
+        storing = first < at[:, 0]
+        return logits, (at < state.limit[:, None]) & ~storing[:, None], new
+
+    def _read_blocks(self, params, state, at, canvases, several=True):
+        """Features `[B, K, W, E]` of a block of canvases `[B, K, L]`, where it begins `[B]`, and the state after that pass: the
+        active block, or the one that is to be stored. Where not `several`, only the first canvas counts."""
+        count, capacity = canvases.shape[1:]
         storing = state.stored < at[:, 0]
         begin = jnp.where(storing, state.stored, at[:, 0])
         read = begin[:, None] + jnp.arange(self.block_length)[None]
         real = read < state.limit[:, None]
         # a block is read whole, as in training: masks stand behind the limit too
-        tokens = jnp.where(real, block_of(state.tokens, read), self.mask_id)
-        final, delta = self._read_block(params, state.cache, tokens, read, begin)
-        # what an unfinished block writes lies behind `stored`: it is not read before it is written again
-        write = real & ~state.done[:, None]
-        cache = self.target.commit(state.cache, delta, None, jnp.where(write, read, capacity))
-        features = final
-        if self.shift:
-            features = jnp.concatenate([final[:, -1:], final[:, :-1]], axis=1)  # the first one is the seed's
-        logits = self._possible(self.target.unembed(params["target"], features))
+        blocks = jax.vmap(block_of, in_axes=(1, None), out_axes=1)(canvases, read)
+        blocks = jnp.where(real[:, None], blocks, self.mask_id)
+
+        def reading(count):
+            place = jnp.tile(read, (1, count))
+            of = jnp.arange(place.shape[1]) // self.block_length
+            visible = None if count == 1 else jnp.broadcast_to(of[:, None] == of[None], (*place.shape, place.shape[1]))
+            tokens = blocks[:, :count].reshape(place.shape)
+            final, delta = self._read_block(params, state.cache, tokens, place, begin, visible)
+            # what an unfinished block writes lies behind `stored`: it is not read before it is written again
+            write = jnp.tile(real & ~state.done[:, None], (1, count)) & (of == 0)[None]
+            cache = self.target.commit(state.cache, delta, None, jnp.where(write, place, capacity))
+            final = final.reshape(*blocks[:, :count].shape, -1)
+            return jnp.pad(final, ((0, 0), (0, blocks.shape[1] - count), (0, 0), (0, 0))), cache
+
+        if count == 1:
+            final, cache = reading(1)
+        else:
+            final, cache = jax.lax.cond(several, lambda: reading(count), lambda: reading(1))
         stored = jnp.where(storing & ~state.done, state.stored + self.block_length, state.stored)
-        return (
-            logits,
-            (at < state.limit[:, None]) & ~storing[:, None],
-            dataclasses.replace(state, cache=cache, stored=stored),
-        )
+        return final, begin, dataclasses.replace(state, cache=cache, stored=stored)

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decoder import Decoder, check_rows
-from specjax.diffusion.cache.base import Cache, Canvas, positions_of, widths
+from specjax.diffusion import layerwise
+from specjax.diffusion.cache.base import Cache, Canvas, widths
 from specjax.diffusion.cache.none import NoCache
 from specjax.diffusion.common import (
     CHOOSE,
@@ -21,6 +22,7 @@ from specjax.diffusion.common import (
     first_open,
     put,
 )  # fmt: skip
+from specjax.diffusion.reading import read_drafts
 from specjax.diffusion.unmask.base import Choice, Guess, Overview, Unmask
 from specjax.diffusion.unmask.threshold import Threshold
 from specjax.lm import LM, Block, Wants
@@ -138,6 +140,10 @@ class Diffusion(Decoder):
         outside = [i for i in (*self.never, *self.doubted) if not 0 <= i < self.target.vocab_size]
         if outside:
             raise ValueError(f"id {outside[0]} is outside the vocabulary of {self.target.vocab_size} tokens")
+        if self.cache.chooses and not hasattr(self.target, "values"):
+            raise ValueError(
+                f"{type(self.target).__name__} does not say its layers' values, by which this cache chooses: leave share out"
+            )
         if self.cfg_scale and self.cache.keeps:
             raise ValueError("cfg_scale reads a second canvas, which has no cache yet: choose the cache none")
         return self
@@ -145,6 +151,11 @@ class Diffusion(Decoder):
     @property
     def fills_in(self) -> bool:
         return True
+
+    @property
+    def span(self) -> int:
+        """How many positions the active block has."""
+        return self.block_length
 
     def empty(
         self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1
@@ -172,7 +183,7 @@ class Diffusion(Decoder):
 
     def blank(self, batch: int, capacity: int) -> PyTree:
         """The memory of rows that enter a block."""
-        return self.policy.init(batch, capacity if self._lasts else self.block_length, self.target.vocab_size)
+        return self.policy.init(batch, capacity if self._lasts else self.span, self.target.vocab_size)
 
     @property
     def _lasts(self) -> bool:
@@ -181,9 +192,10 @@ class Diffusion(Decoder):
     def _init_cache(self, params, batch, capacity, dtype):
         if not self.cache.keeps:
             return None
-        return self.target.init_cache(
-            batch, capacity, jax.tree.leaves(params["target"])[0].dtype if dtype is None else dtype
-        )
+        dtype = jax.tree.leaves(params["target"])[0].dtype if dtype is None else dtype
+        if self.cache.chooses:
+            return layerwise.begin(self.target, params["target"], batch, capacity, dtype)
+        return self.target.init_cache(batch, capacity, dtype)
 
     @on_mesh
     def insert(
@@ -250,19 +262,23 @@ class Diffusion(Decoder):
     def axes(self, state: DiffusionState) -> DiffusionState:
         """Logical axis names of every leaf of the state."""
         axes = jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), state)
-        return axes if state.cache is None else dataclasses.replace(axes, cache=self.target.cache_axes(state.cache))
+        if state.cache is None:
+            return axes
+        if self.cache.chooses:
+            return dataclasses.replace(axes, cache=layerwise.axes_of(self.target, state.cache))
+        return dataclasses.replace(axes, cache=self.target.cache_axes(state.cache))
 
     def _constrain(self, state: State) -> State:
         return constrain(self.mesh, self.axes(state), state)
 
     def _masked(self, state: DiffusionState) -> tuple[Array, Array]:
         """Positions of the active block `[B, W]`, and which of them are open."""
-        at = self._start(state)[:, None] + jnp.arange(self.block_length)[None]
+        at = self._start(state)[:, None] + jnp.arange(self.span)[None]
         return at, (block_of(state.tokens, at) == self.mask_id) & (at < state.limit[:, None])
 
     def _start(self, state: DiffusionState) -> Array:
         """Where the active block begins `[B]`."""
-        return state.prompt_length + (state.reached - state.prompt_length) // self.block_length * self.block_length
+        return state.prompt_length + (state.reached - state.prompt_length) // self.span * self.span
 
     def _entry(self, state: DiffusionState) -> Array:
         """How many positions of the active block a policy's schedule is for `[B]`."""
@@ -271,8 +287,12 @@ class Diffusion(Decoder):
     @on_mesh
     def step(self, params: PyTree, state: DiffusionState) -> tuple[DiffusionState, DiffusionInfo]:
         """One forward pass: every live row commits at least one token."""
+        return self._advance(params, state, *self._active(state))
+
+    def _active(self, state: DiffusionState) -> tuple[Array, Array]:
+        """Positions of the active block, and those that a pass may commit."""
         at, masked = self._masked(state)
-        return self._advance(params, state, at, masked & ~state.done[:, None])
+        return at, masked & ~state.done[:, None]
 
     def _advance(self, params, state, at, masked):
         guess, state = self._predict(params, state, at, masked)
@@ -300,7 +320,7 @@ class Diffusion(Decoder):
             with jax.named_scope("predict"):
                 return self._guess(state, at, masked, logits), state
         view = self._view(state, at)
-        after = self._start(state) + self.block_length
+        after = self._start(state) + self.span
         open_now = (block_of(state.tokens, view) == self.mask_id) & (view < state.limit[:, None]) & ~state.done[:, None]
         with jax.named_scope("target"):
             logits, read, state = self._read(params, state, view, open_now & (view < after[:, None]))
@@ -338,7 +358,7 @@ class Diffusion(Decoder):
         source = jnp.maximum(at - 1, 0) if self.shift else at
         read = at < state.limit[:, None]
         if self.cache.keeps:
-            features, cache, active = self._recompute(params["target"], state, source, masked)
+            features, cache, active = self._recompute(params["target"], state, at, source, masked)
             read = read & block_of(active, source)
         else:
             features, cache = self._whole(params["target"], state, source)[0], None
@@ -372,54 +392,67 @@ class Diffusion(Decoder):
         block = Block(tokens, positions, jnp.zeros_like(limit), visible, causal=False)
         return self.target(weights, block, None, wants=Wants(final=True))
 
-    def _recompute(self, weights, state, source, masked):
+    def _recompute(self, weights, state, at, source, masked):
         """Features `[B, W, E]` from a pass over what the cache policy asks for, the cache, and what was computed `[B, L]`."""
         size = state.tokens.shape[1]
-        everywhere = jnp.arange(size, dtype=jnp.int32)[None]
-        real = (everywhere < state.limit[:, None]) & ~state.done[:, None]
-        passes, start, seen = state.stats.steps, self._start(state), self._seen(state)
-        canvas = Canvas(
-            masked=(state.tokens == self.mask_id) & real,
-            fresh=state.fresh,
-            inside=(everywhere >= start[:, None]) & (everywhere < start[:, None] + self.block_length) & real,
-            prompt_length=state.prompt_length,
-            start=start,
-            step=state.step,
-            passes=passes,
-            width=self.block_length,
-        )
+        plan = self.policy.plan(self._noise(state, at), masked, state.step, state.entry)
+        if plan is not None:
+            masked = masked & (plan < at.shape[1])
+            plan = put(jnp.full_like(state.tokens, size), at, masked, plan)
+        if self.cache.chooses:
+            return self._by_layer(weights, state, source)
+        active, real = self._asked(state, source, masked, plan)
+        features, cache = read_drafts(
+            self.target, weights, state.cache, state.tokens[:, None], active[:, None], self._seen(state), source,
+            (*widths(self.span, size), size), self._anew(weights, state, source), jnp.all(active == real),
+        )  # fmt: skip
+        return features[:, 0], cache, active
+
+    def _asked(self, state, source, masked, plan=None):
+        """What a pass computes anew `[B, L]`: what the cache policy says, and what logits are read from; and all there is."""
+        size = state.tokens.shape[1]
+        canvas, real = self._canvas(state, plan)
         read = jax.vmap(lambda source, masked: jnp.zeros((size,), bool).at[source].max(masked, mode="drop"))(
             source, masked
         )
-        active = (self.cache.active(canvas) | read | (passes == 0)[:, None]) & real
+        return (self.cache.active(canvas) | read | (canvas.passes == 0)[:, None]) & real, real
 
-        def part(width):
-            at = positions_of(active, width)
-            known = at < size
-            clipped = jnp.minimum(at, size - 1)
-            block = Block(
-                jnp.take_along_axis(state.tokens, clipped, axis=1),
-                clipped,
-                seen,
-                jnp.broadcast_to((known & (at < seen[:, None]))[:, None, :], (*at.shape, width)),
-                unseen=active,
-                causal=False,
-            )
-            output = self.target(weights, block, state.cache, wants=Wants(final=True))
-            slot = jnp.take_along_axis(jnp.cumsum(active, axis=1) - 1, source, axis=1, mode="clip")
-            features = jnp.take_along_axis(output.final, slot[:, :, None], axis=1, mode="clip")
-            return features, self.target.commit(state.cache, output.delta, None, at)
+    def _by_layer(self, weights, state, source):
+        """The same, of a cache policy whose choice is each layer's own."""
+        canvas, real = self._canvas(state)
+        must = (self.cache.active(canvas) | (canvas.passes == 0)[:, None]) & real
+        new = real & (canvas.at >= state.prompt_length[:, None])
+        features, cache = layerwise.read_by_layer(
+            self.target, weights, state.cache, state.tokens, must, new, self.cache.chooses, self._seen(state)
+        )
+        return jnp.take_along_axis(features, source[:, :, None], axis=1, mode="clip"), cache, real
+
+    def _canvas(self, state, plan=None):
+        """What a cache policy looks at, and what there is `[B, L]`."""
+        everywhere = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)[None]
+        real = (everywhere < state.limit[:, None]) & ~state.done[:, None]
+        start = self._start(state)
+        canvas = Canvas(
+            masked=(state.tokens == self.mask_id) & real,
+            fresh=state.fresh,
+            inside=(everywhere >= start[:, None]) & (everywhere < start[:, None] + self.span) & real,
+            prompt_length=state.prompt_length,
+            start=start,
+            step=state.step,
+            passes=state.stats.steps,
+            width=self.span,
+            plan=plan,
+        )
+        return canvas, real
+
+    def _anew(self, weights, state, source):
+        """A pass over the whole canvas, which writes all of the cache."""
 
         def whole():
             features, delta = self._whole(weights, state, source)
-            return features, self.target.commit(state.cache, delta, None, jnp.zeros((active.shape[0],), jnp.int32))
+            return features, self.target.commit(state.cache, delta, None, jnp.zeros_like(state.limit))
 
-        sizes = (*widths(self.block_length, size), size)
-        branches = [*[lambda width=width: part(width) for width in sizes], whole]
-        count = jnp.max(active.sum(axis=1))
-        choice = (count > jnp.asarray(sizes)).sum()
-        features, cache = jax.lax.switch(jnp.where(jnp.all(active == real), len(sizes), choice), branches)
-        return features, cache, active
+        return whole
 
     def _guess(self, state, at, masked, logits) -> Guess:
         live = ~state.done
@@ -442,9 +475,14 @@ class Diffusion(Decoder):
             committed=self._committed(state, at),
             step=state.step,
             entry=state.entry,
-            noise=uniform(keys, at, CHOOSE),
+            noise=self._noise(state, at),
             sampled=sampled,
         )
+
+    def _noise(self, state, at):
+        """Uniforms `[B, W]` of these positions and of the pass; of a policy that is `ordered`, of the positions alone."""
+        step = jnp.zeros_like(state.step) if self.policy.ordered else state.step
+        return uniform(jax.vmap(jax.random.fold_in)(state.key, step), at, CHOOSE)
 
     def _committed(self, state, at):
         """Which of these positions hold a token that is not the prompt's."""

@@ -1,24 +1,26 @@
-"""FreeDave: several steps of static decoding from one pass, verified by the next (arXiv:2510.00294).
+"""FreeDave: several steps of static decoding from one pass, verified by the same pass (arXiv:2510.00294).
 
 What static decoding would commit next is guessed from the predictions at hand: the n surest now, then the next n, and so on.
-One pass reads all of these canvases; each is kept as long as static decoding, from the one before, would have made it. So the
-text is that of static decoding, in fewer passes.
+One pass reads all of these drafts; each is kept as long as static decoding, from the one before, would have made it. So the
+text is that of static decoding with the same cache, in fewer passes.
 
-In the shape descriptions `K` denotes the canvases of a pass.
+In the shape descriptions `K` denotes the drafts of a pass, `W` the positions of the active block.
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.diffusion.common import first_open
+from specjax.diffusion.block import BlockDiffusion
+from specjax.diffusion.cache.base import widths
+from specjax.diffusion.common import block_of, first_open, put
 from specjax.diffusion.decoder import Diffusion, DiffusionInfo, DiffusionState
-from specjax.diffusion.unmask.base import RULES, Choice, Guess, ranks
+from specjax.diffusion.reading import read_drafts
+from specjax.diffusion.unmask.base import Choice, Guess, ranks
 from specjax.diffusion.unmask.fixed import Fixed
-from specjax.sharding.ambient import on_mesh
-from specjax.state import Stats, finish_rows
 
 Array = jax.Array
 
@@ -29,11 +31,19 @@ class FreeDave(Fixed):
 
     Attributes:
       drafts: K.
+      eager: the published eager acceptance: drafts reach into the next block. Once the first block is known, the next one's
+        drafts are those of the last pass that saw it open, and the first of them is kept unseen: no longer the same text.
     """
 
-    about = About("free_dave", "fixed, several steps a pass: the same text; no cache", "arXiv:2510.00294", "same text")
+    about = About(
+        "free_dave",
+        "fixed with the same cache, several steps a pass: the same text, unless eager",
+        "arXiv:2510.00294",
+        "same text",
+    )
 
     drafts: int = 4
+    eager: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -44,105 +54,210 @@ class FreeDave(Fixed):
     def decoder(self):
         return FreeDaveDecoder
 
+    @property
+    def block_decoder(self):
+        return FreeDaveBlocks
+
 
 @dataclasses.dataclass(frozen=True)
 class FreeDaveDecoder(Diffusion):
-    """A `Diffusion` decoder whose policy is `FreeDave`.
+    """A `Diffusion` decoder whose policy is `FreeDave`. Without a cache a pass reads K canvases; with one, K times what static
+    decoding computes anew, over one cache.
 
-    Its state's `memory` holds what the last pass predicted for the active block: `tokens` and `score` `[B, W]`, and whether
-    there was one (`ready` `[B]`). A pass over the last canvas is left out, since nothing depends on it: a row that fills
-    its canvas never takes more passes than static decoding.
+    The first draft of a pass is the canvas as static decoding has it. The others follow from what the last pass over the block
+    predicted. The state's `memory` holds that: `tokens` and `score` `[B, W]`, whether there was such a pass (`ready` `[B]`),
+    and how many static steps the first draft is ahead of the canvas (`owed` `[B]`: 1 where nothing of it was committed yet).
+    A pass keeps drafts as long as they are static decoding's, and commits its next step after the last one kept: never fewer
+    tokens than static decoding.
     """
 
     policy: FreeDave = FreeDave()
 
     def checked(self):
-        if self.cache.keeps or self.cfg_scale:
-            raise ValueError("free_dave takes neither a cache nor guidance yet: choose the cache none and cfg_scale 0")
+        if self.cfg_scale:
+            raise ValueError("free_dave takes no guidance yet: choose cfg_scale 0")
+        if self.cache.keeps and not self.cache.steady:
+            raise ValueError(
+                "free_dave reuses a cache while a block lasts: choose the cache none, or prefix or dual without refresh"
+            )
         return super().checked()
+
+    @property
+    def span(self):
+        return self.block_length * (1 + self._blocks_ahead)
+
+    @property
+    def _blocks_ahead(self):
+        if not self.policy.eager:
+            return 0
+        steps = min(self.policy.steps or self.block_length, self.block_length)
+        return -(-self.policy.drafts // steps)
+
+    @property
+    def _onward(self) -> bool:
+        """Whether a pass sees a draft's next block as well."""
+        return not self.cache.keeps
 
     def blank(self, batch, capacity):
         """See `Diffusion.blank`."""
-        shape = (batch, self.block_length)
-        return {"tokens": jnp.zeros(shape, jnp.int32), "score": jnp.zeros(shape), "ready": jnp.zeros((batch,), bool)}
+        shape = (batch, self.span)
+        return {
+            "tokens": jnp.zeros(shape, jnp.int32),
+            "score": jnp.zeros(shape),
+            "ready": jnp.zeros((batch,), bool),
+            "owed": jnp.zeros((batch,), jnp.int32),
+        }
 
-    @on_mesh
-    def step(self, params, state):
-        """One pass over K canvases: a row commits as many steps of static decoding as they hold."""
-        at, masked = self._masked(state)
-        live, ready = ~state.done, state.memory["ready"]
-        masked = masked & live[:, None]
-        batch = state.tokens.shape[0]
-
-        # the canvases: what static decoding commits in 1, 2, ... K steps, if its predictions stay as they are
-        counts = jnp.stack(
-            [self.policy.count(state.step + ahead, state.entry) for ahead in range(self.policy.drafts)], axis=1
-        )
-        rank = ranks(state.memory["score"], masked)
-        commit = (rank[:, None] < jnp.cumsum(counts, axis=1)[:, :, None]) & (masked & ready[:, None])[:, None]
-        block = jnp.take_along_axis(state.tokens, at, axis=1, mode="clip")
-        drafts = jnp.where(commit, state.memory["tokens"][:, None], block[:, None])  # [B, K, W]
-        canvases = jax.vmap(
-            lambda row, at, drafts: jax.vmap(lambda new: row.at[at].set(new, mode="drop"))(drafts)
-        )(state.tokens, at, drafts)  # fmt: skip
-
-        last = ready & (first_open(canvases[:, 0], state.limit, self.mask_id) >= state.limit)
-        wanted = live & ~last
-        read = lambda: self._read_all(params["target"], state, canvases)
-        skipped = jax.eval_shape(read)
-        final = jax.lax.cond(jnp.any(wanted), read, lambda: jnp.zeros(skipped.shape, skipped.dtype))
-
-        # how far static decoding agrees: from canvas i it makes canvas i + 1
-        left = masked[:, None] & ~commit
-        steps = state.step[:, None] + jnp.arange(1, self.policy.drafts + 1)[None]
-        source = jnp.maximum(at - 1, 0) if self.shift else at
-        guesses = [
-            self._expect(params, state, at, left[:, j], steps[:, j], self._take(final[:, j], source))
-            for j in range(self.policy.drafts - 1)
-        ]
-        agree = []
-        for j, guess in enumerate(guesses):
-            following = ranks(RULES[self.policy.rule](guess), left[:, j]) < counts[:, j + 1, None]
-            made = jnp.where(following & left[:, j], guess.tokens, drafts[:, j])
-            same = jnp.all(made == drafts[:, j + 1], axis=1) & ~jnp.any(left[:, j] & (guess.tokens < 0), axis=1)
-            agree.append(same & left[:, j].any(axis=1))
-        chain = jnp.cumprod(jnp.stack([*agree, jnp.zeros((batch,), bool)], axis=1).astype(jnp.int32), axis=1).sum(
-            axis=1
-        )
-        kept = jnp.where(ready & ~last, chain, 0)
+    def _advance(self, params, state, at, masked):
+        memory = state.memory
+        commit = self._drafted(state, masked)
+        block = block_of(state.tokens, at)
+        drafts = jnp.where(commit, memory["tokens"][:, None], block[:, None])
+        with jax.named_scope("target"):
+            final, first, state = self._look(params, state, at, masked[:, None] & ~commit, drafts)
+        begin = state.step + memory["owed"]
+        with jax.named_scope("verify"):
+            kept = self._agreeing(params, state, at, masked, commit, drafts, final, first, begin)
         pick = lambda x: jnp.take_along_axis(x, kept.reshape(-1, *[1] * (x.ndim - 1)), axis=1)[:, 0]
 
-        chosen = Choice(pick(commit), state.memory["score"], state.memory["tokens"])
-        new = self._commit(state, at, masked, chosen.commit, chosen, state.memory, jnp.zeros((batch,), bool))
-        entered = live & ready & ~jnp.any(masked & ~chosen.commit, axis=1)
+        # static decoding's step after the last draft that was kept
+        drafted, seen = pick(commit), pick(final)
+        here = masked & ~drafted
+        crossed = masked.any(axis=1) & ~here.any(axis=1)
+        static = jnp.where(crossed, 0, begin + kept)
+        there, ahead = at, here
+        if self._onward:
+            canvas = put(state.tokens, at, drafted, memory["tokens"])
+            reached = first_open(canvas, state.limit, self.mask_id)
+            there, ahead = self._masked(dataclasses.replace(state, tokens=canvas, reached=reached))
+        guess = self._expect(params, dataclasses.replace(state, step=static), there, ahead, seen, first)
+        score = self._ranked(guess)
+        bad = jnp.any(ahead & (guess.tokens < 0), axis=1)
+        failed = bad & ~crossed
+        step = ranks(score, here) < self._count(begin + kept, state.entry)[:, None]
+        step = self._seeded(dataclasses.replace(state, step=begin + kept), here, step) & here & ~failed[:, None]
+
+        choice = Choice(drafted | step, score, jnp.where(drafted, memory["tokens"], guess.tokens))
+        fresh = {"tokens": guess.tokens, "score": score, "ready": ~bad & ~state.done}
+        remembered = self._kept_eagerly(memory, {**fresh, "owed": jnp.zeros_like(kept)}, here)
+        new = self._commit(state, at, masked, choice.commit, choice, remembered, failed)
         new = dataclasses.replace(
             new,
-            step=jnp.where(entered, 0, jnp.where(ready, state.step + kept + 1, state.step)),
-            stats=Stats(
-                state.stats.steps + wanted, jnp.where(ready[:, None], new.stats.accepted, state.stats.accepted)
-            ),
+            step=jnp.where(new.done | (new.step == 0), new.step, begin + kept + 1),
+            memory=self._onwards(new, fresh, crossed),
         )
-        return self._remember(params, new, pick(final)), DiffusionInfo(at[:, 0], chosen.commit, chosen)
+        return new, DiffusionInfo(at[:, 0], choice.commit, choice)
 
-    def _read_all(self, weights, state, canvases):
-        """Features `[B, K, L, E]` of the canvases `[B, K, L]`."""
-        flat = canvases.reshape(-1, canvases.shape[-1])
-        final = self._final(weights, flat, jnp.repeat(state.limit, self.policy.drafts)).final
-        return final.reshape(*canvases.shape, -1)
+    def _drafted(self, state, masked):
+        """What each draft commits `[B, K, W]`: nothing, then static decoding's next steps, if predictions stay as they are."""
+        memory, after = state.memory, []
+        for ahead in range(self.policy.drafts):
+            after.append(self._count(state.step + ahead, state.entry))
+        total = jnp.cumsum(jnp.stack(after, axis=1), axis=1)
+        total = jnp.concatenate([jnp.zeros_like(total[:, :1]), total], axis=1)  # of so many steps
+        steps = memory["owed"][:, None] + jnp.arange(self.policy.drafts)[None]
+        total = jnp.take_along_axis(total, steps, axis=1)
+        rank = ranks(memory["score"], masked)
+        return (rank[:, None] < total[:, :, None]) & (masked & memory["ready"][:, None])[:, None]
 
-    def _take(self, final, source):
-        return jnp.take_along_axis(final, source[:, :, None], axis=1, mode="clip")
+    def _agreeing(self, params, state, at, masked, commit, drafts, final, first, begin):
+        """How many drafts after the first are static decoding's `[B]`."""
+        count = self.policy.drafts - 1
+        if not count:
+            return jnp.zeros_like(begin)
+        rows = jnp.repeat(jnp.arange(begin.shape[0]), count)
+        of_each = lambda x: x[:, :-1].reshape(rows.shape[0], *x.shape[2:])
+        wide = jax.tree.map(lambda leaf: leaf[rows], dataclasses.replace(state, cache=None, memory=()))
+        step = (begin[:, None] + jnp.arange(count)[None]).reshape(-1)
+        left = masked[rows] & ~of_each(commit)
+        wide = dataclasses.replace(wide, step=step)
+        guess = self._expect(params, wide, at[rows], left, of_each(final), first[rows])
+        following = left & (ranks(self._ranked(guess), left) < self._count(step, wide.entry)[:, None])
+        made = jnp.where(following, guess.tokens, of_each(drafts))
+        same = jnp.all(made == drafts[:, 1:].reshape(made.shape), axis=1) & left.any(axis=1)
+        same = same & ~jnp.any(left & (guess.tokens < 0), axis=1)
+        chain = jnp.cumprod(same.reshape(-1, count).astype(jnp.int32), axis=1).sum(axis=1)
+        return jnp.where(state.memory["ready"], chain, 0)
 
-    def _expect(self, params, state, at, masked, step, features) -> Guess:
-        logits = self._possible(self.target.unembed(params["target"], features))
-        return self._guess(dataclasses.replace(state, step=step), at, masked, logits)
+    def _count(self, step, entry):
+        """How many tokens static decoding's pass number `step` commits; of an eager one as many in each."""
+        if self._blocks_ahead:
+            step, entry = jnp.zeros_like(step), jnp.full_like(entry, self.block_length)
+        return jnp.maximum(self.policy.count(step, entry), 1)
 
-    def _remember(self, params, state: DiffusionState, final) -> DiffusionState:
-        """The state with predictions for its active block, from the features `[B, L, E]` of its canvas."""
-        at, masked = self._masked(state)
-        source = jnp.maximum(at - 1, 0) if self.shift else at
-        guess = self._expect(params, state, at, masked, state.step, self._take(final, source))
-        failed = ~state.done & jnp.any(masked & (guess.tokens < 0), axis=1)
-        memory = {"tokens": guess.tokens, "score": RULES[self.policy.rule](guess), "ready": ~state.done}
-        finish = finish_rows(state, state.length, jnp.zeros_like(failed), failed)
-        return dataclasses.replace(state, memory=memory, finish=finish)
+    def _ranked(self, guess: Guess):
+        """How sure each prediction is `[B, W]`; where drafts reach into the next blocks, the earlier ones come first."""
+        score = self.policy.score(guess)
+        if not self._blocks_ahead:
+            return score
+        later = jnp.arange(self.span) // self.block_length
+        return score - later[None] * (1 + math.log(self.target.vocab_size))  # no rule's scores are further apart
+
+    def _kept_eagerly(self, memory, fresh, here):
+        """What is remembered: in an eager pass over a block whose first part is known, what was remembered before."""
+        if not self._blocks_ahead:
+            return fresh
+        stays = memory["ready"] & ~jnp.any(here[:, : self.block_length], axis=1)
+        fixed = {**memory, "owed": jnp.ones_like(memory["owed"])}
+        return jax.tree.map(lambda a, b: jnp.where(jnp.expand_dims(stays, tuple(range(1, a.ndim))), a, b), fixed, fresh)
+
+    def _onwards(self, new, fresh, crossed):
+        """The memory of rows that entered a block that the pass has seen."""
+        if not self._onward:
+            return new.memory
+        fresh = {**fresh, "owed": jnp.ones_like(new.step)}
+        entered = crossed & ~new.done
+        return jax.tree.map(
+            lambda a, b: jnp.where(jnp.expand_dims(entered, tuple(range(1, a.ndim))), a, b), fresh, new.memory
+        )
+
+    def _look(self, params, state, at, left, drafts) -> tuple[Array, Array, DiffusionState]:
+        """Features `[B, K, N, E]` of the drafts, from which position on `[B]`, and the state with its cache after that pass."""
+        count, size = self.policy.drafts, state.tokens.shape[1]
+        canvases = self._canvases(state, at, drafts)
+        if not self.cache.keeps:
+            flat = canvases.reshape(-1, size)
+            final = self._final(params["target"], flat, jnp.repeat(state.limit, count)).final
+            return final.reshape(*canvases.shape, -1), jnp.zeros_like(state.step), state
+        source = jnp.maximum(at[:, :1] - self.shift + jnp.arange(self.span + self.shift)[None], 0)
+        own = jnp.maximum(at - self.shift, 0)
+        active, real = self._asked(state, own, left[:, 0])
+        wanted = left.any(axis=2) & state.memory["ready"][:, None]
+        wanted = wanted.at[:, 0].set(True)
+        needed = count * (self.span + 1)  # of all drafts; the widths grow by as much, since each is a program
+        final, cache = read_drafts(
+            self.target, params["target"], state.cache, canvases, active[:, None] & wanted[:, :, None],
+            self._seen(state), source, (*widths(needed - 1, count * size, max(count, 2)), count * size),
+            self._anew(params["target"], state, source), jnp.all(active == real) & ~jnp.any(wanted[:, 1:]),
+        )  # fmt: skip
+        return final, source[:, 0], dataclasses.replace(state, cache=cache)
+
+    def _canvases(self, state, at, drafts):
+        """The canvases `[B, K, L]` with drafts `[B, K, W]` of the block."""
+        each = jax.vmap(put, in_axes=(None, None, None, 1), out_axes=1)
+        return each(state.tokens, at, jnp.ones_like(at, bool), drafts)
+
+    def _expect(self, params, state, at, masked, final, first) -> Guess:
+        """What features `[B, N, E]`, from the position `first` on, say of the positions `at`."""
+        slot = at - self.shift - first[:, None]
+        features = jnp.take_along_axis(final, slot[:, :, None], axis=1, mode="clip")
+        return self._guess(state, at, masked, self._possible(self.target.unembed(params["target"], features)))
+
+
+@dataclasses.dataclass(frozen=True)
+class FreeDaveBlocks(FreeDaveDecoder, BlockDiffusion):
+    """The same for models whose blocks do not see later ones: a pass reads K drafts of a block over their exact cache, or
+    stores a finished block."""
+
+    @property
+    def _onward(self):
+        return False
+
+    def checked(self):
+        if self.policy.eager:
+            raise ValueError("eager drafts read the next block too, which these models do not see: leave eager out")
+        return super().checked()
+
+    def _look(self, params, state, at, left, drafts):
+        several = jnp.any(state.memory["ready"] & left[:, 0].any(axis=1))
+        return self._read_blocks(params, state, at, self._canvases(state, at, drafts), several)

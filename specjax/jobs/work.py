@@ -81,13 +81,14 @@ def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict
     prompts = {"prompt_logprobs": True} if options.prompt_logprobs else {}
     chat = {"chat": True} if options.chat else {}
     later = {name: getattr(options, name) for name in _LATER if getattr(options, name) not in (None, False)}
+    filters = [] if options.filter is None else [f"learn2pd:model={options.filter}"]
     sampling = ("max_new_tokens", *SamplingOptions.__dataclass_fields__)
     run = ("ignore_eos", "num_return_sequences", "logprobs", "suffix")
     return {
         "version": 1,
         "model": _model(engine),
         "decoding": decoding | shared | chat | later,
-        "folders": named_folders([*decoding.values(), f"learn2pd:model={options.filter}"]),
+        "folders": named_folders([*decoding.values(), *filters]),
         "sampling": {name: getattr(options, name) for name in sampling}
         | {"stop": list(options.stop)}
         | {name: getattr(options, name) for name in run}

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from safetensors.numpy import load_file as read_file
 
 from specjax.about import abouts
 from specjax.diffusion.unmask import Unmask, Wrapper
+from specjax.diffusion.unmask.learned import read_filter
 from specjax.draft import Drafter, adaptive
 from specjax.draft.adaptive import Rule
 from specjax.draft.padded import PaddedLM
@@ -198,20 +197,10 @@ def _filter(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
 
 
 def _bare_filter(stored: Stored, file: Path, mesh: Any) -> tuple[Any, Any]:
-    """A filter that is tensors alone, two layers of a kernel and a bias: it says neither its block length nor its target."""
-    tensors = read_file(file)
-    names = [f"{layer}.{part}" for layer in ("first", "second") for part in ("kernel", "bias")]
-    if sorted(tensors) != sorted(names) or tensors["first.kernel"].ndim != 2:
-        raise ValueError(f"{file} is no filter: it holds {', '.join(sorted(tensors))} in place of {', '.join(names)}")
-    width, hidden = tensors["first.kernel"].shape
-    shapes = [tensors[name].shape for name in names]
-    if shapes != [(width, hidden), (hidden,), (hidden, width), (width,)]:
-        raise ValueError(f"{file} is no filter for blocks of {width}: its tensors are {shapes}")
+    """A filter that says neither its target nor its policy's fields."""
+    params = read_filter(file)
+    width, hidden = params["first"]["kernel"].shape
     policy = stored.kind(**{"block_length": width, "hidden": hidden, **stored.fields})
-    params = {
-        layer: {part: jnp.asarray(tensors[f"{layer}.{part}"], jnp.float32) for part in ("kernel", "bias")}
-        for layer in ("first", "second")
-    }
     return policy, params if mesh is None else jax.device_put(params, policy.param_shardings(mesh, params))
 
 

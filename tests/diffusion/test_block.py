@@ -11,7 +11,7 @@ from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, begin, params, te
 
 import specjax
 from specjax import models
-from specjax.diffusion import Fixed, FreeDave, Prefix, RunningConfidence, Threshold, diffusion
+from specjax.diffusion import Fixed, FreeDave, Prefix, RunningConfidence, Threshold, Wino, diffusion
 from specjax.lm import Block, Wants
 from specjax.models import LlamaLM, Masked, ModelError
 from specjax.reference import diffusion as oracle
@@ -186,7 +186,8 @@ def test_sdar_1_7b_has_its_published_size():
     (
         (lambda: make(Fixed(), 4, cache=Prefix()), "exact cache of finished blocks"),
         (lambda: make(Fixed(), 4, cfg_scale=1.0), "exact cache of finished blocks"),
-        (lambda: make(FreeDave(), 4), "reads whole canvases"),
+        (lambda: make(Wino(), 4), "reads whole canvases"),
+        (lambda: make(FreeDave(eager=True), 4), "leave eager out"),
         (lambda: make(Fixed(), 4, sub_block=3), "must divide the block length 4"),
         (lambda: diffusion(LM, MASK, sub_block=8), "sub_block is for models"),
         (lambda: models.masked.from_hf({"model_type": "sdar", "block_size": 0}), "block_size of at least 1"),

@@ -11,17 +11,19 @@ from support.conformance import mostly_slow
 from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, begin, make, params, texts
 
 import specjax
-from specjax.diffusion import Dual, Fixed, Freeze, Greedy, Interval, NoCache, Prefix, Threshold, Vicinity
+from specjax.diffusion import Dual, Fixed, Freeze, Greedy, Interval, NoCache, Prefix, Threshold, Vicinity, layerwise
 from specjax.diffusion.cache import Canvas, Delayed
 from specjax.lm import Block, Wants
 from specjax.state import Finish
 
 POLICIES = {
     "dual": Dual(), "prefix": Prefix(), "delayed": Delayed(3), "greedy": Greedy(2, 2), "freeze": Freeze(),
-    "freeze-window": Freeze(4), "interval": Interval(5, 3), "vicinity": Vicinity(2, 2, 1),
+    "freeze-window": Freeze(4), "interval": Interval(5, 3), "interval-share": Interval(5, 3, 0.25),
+    "vicinity": Vicinity(2, 2, 1),
 }  # fmt: skip
 ALWAYS = {
     "dual": Dual(1), "prefix": Prefix(1), "delayed": Delayed(1), "greedy": Greedy(1), "interval": Interval(1, 1),
+    "interval-share": Interval(1, 4, 1.0),
     "vicinity": Vicinity(warmup=99),
 }  # fmt: skip
 
@@ -134,12 +136,37 @@ def canvas(**changes):
         (Dual(), "000111100000"), (Prefix(), "000111111111"), (Delayed(), "000011111110"),
         (Greedy(8, 1), "000011110000"), (Freeze(), "000111111111"), (Freeze(2), "000111111000"),
         (Interval(9, 9), "000111100000"), (Interval(9, 2), "000111111111"), (Interval(2, 9), "111111100000"),
+        (Interval(9, 9, 0.5), "000000000000"), (Interval(9, 2, 0.5), "000111111111"),
         (Vicinity(1, 2, 1), "001111111000"), (NoCache(), "111111111111"),
     ),
     ids=str,
 )  # fmt: skip
 def test_what_is_computed_anew(cache, want):
     assert "".join(str(int(x)) for x in cache.active(canvas())[0]) == want
+
+
+@pytest.mark.parametrize(("reach", "want"), ((0, "000010101000"), (1, "000011111000"), (2, "000011111110")))
+def test_what_comes_next_and_its_nearest_open_neighbours(reach, want):
+    """Of 8 the neighbours 7 and 9 are nearest; then of 4 there are 5, and far away 10."""
+    plan = jnp.full((1, 12), 12).at[0, 8].set(0).at[0, 4].set(1)
+    assert "".join(str(int(x)) for x in Greedy(8, reach).active(canvas(plan=plan))[0]) == want
+
+
+def test_each_layer_computes_what_moved_most():
+    """Where one token changed and one position is to be chosen, it is that one, in every layer; all else is as it was."""
+    tokens = jnp.asarray([[3, 1, 4, MASK, 7, MASK, MASK, 2, MASK, MASK, MASK, MASK]])
+    new, seen = jnp.arange(12)[None] >= 3, jnp.asarray([12])
+    pass_over = jax.jit(lambda kept, tokens, must: layerwise.read_by_layer(
+        LM, params()["target"], kept, tokens, must, new, 0.12, seen
+    ))  # fmt: skip
+    blank = layerwise.begin(LM, params()["target"], 1, 12, jnp.float32)
+    before, kept = pass_over(blank, tokens, new | True)
+    features, after = pass_over(kept, tokens.at[0, 5].set(9), new & False)
+    moved = lambda a, b: np.flatnonzero(np.abs(np.asarray(a - b)).max(axis=-1).reshape(-1, 12).max(axis=0) > 1e-6)
+    assert moved(before, features).tolist() == [5]
+    for layer in range(LM.num_layers):
+        for leaf in (lambda kept: kept.kv.key, lambda kept: kept.kv.value, lambda kept: kept.added):
+            assert moved(leaf(kept)[layer], leaf(after)[layer]).tolist() == [5]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +178,7 @@ def test_what_is_computed_anew(cache, want):
         (Greedy, (2, -1)),
         (Freeze, (-5,)),
         (Interval, (0,)),
+        (Interval, (1, 1, 2.0)),
         (Vicinity, (-1,)),
     ),
 )

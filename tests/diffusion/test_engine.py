@@ -104,6 +104,10 @@ def test_a_bad_request_is_one_clear_error(engine, prompt, options, said):
         ("tiny", {"block_length": 0}, "block_length must be at least 1"),
         ("plain", {"cfg_scale": 0.0}, "cfg_scale is a setting of a diffusion one"),
         ("tiny", {"unmask": "credit+free_dave"}, "Credit cannot stand before FreeDave"),
+        ("tiny", {"unmask": "credit+rcr"}, "Credit cannot stand before RunningConfidence"),
+        ("tiny", {"unmask": "end_of_text+rcr"}, "EndOfText cannot stand before RunningConfidence"),
+        ("plain", {"logits_eos_inf": True}, "logits_eos_inf is a setting of a diffusion one"),
+        ("tiny", {"sub_block": 3}, "sub_block is for models whose blocks do not see later ones"),
     ),
 )
 def test_settings_of_the_other_kind_of_model(request, which, options, said):
@@ -178,9 +182,9 @@ def test_bench_leaves_out_pairs_that_do_not_go_together(tiny, tmp_path, capsys):
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": [1, 2], "suffix": [3]}\n')
     words = ("--input", str(source), "--json", "--max-new-tokens", "4", "--block-length", "4", "--repeats", "1")
-    status, out, err = run(capsys, "bench", "--model", str(tiny), *words, "--unmask", "free_dave:drafts=2")
+    status, out, err = run(capsys, "bench", "--model", str(tiny), *words, "--unmask", "wino")
     rows = [row["decoder"] for row in json.loads(out)["rows"]]
-    assert status == 0 and rows == ["fixed/none", "free_dave:drafts=2/none"] and err.count("left out") == 2
+    assert status == 0 and rows == ["fixed/none", "wino/none"] and err.count("left out") == 2
 
 
 def test_policies_are_listed(capsys):

@@ -5,31 +5,45 @@ import pytest
 from support.small_diffusion import LM, MASK, begin, make, params, texts
 
 import specjax
-from specjax.diffusion import Dual, Fixed, FreeDave, diffusion
+from specjax.diffusion import Dual, Fixed, FreeDave, Prefix, diffusion
 from specjax.state import Finish
 
 
-def both(drafts, policy, block_length=8, shift=False, **settings):
-    static = make(policy, block_length, shift)
-    ours = make(FreeDave(policy.steps, policy.rule, drafts), block_length, shift)
-    return [specjax.run(decoder, params(), begin(decoder, **settings)) for decoder in (ours, static)]
+def both(drafts, policy, block_length=8, shift=False, parts=(), **settings):
+    """Ours and static decoding, run to the end; `parts` are more arguments of `diffusion`."""
+    make = lambda policy: diffusion(LM, MASK, policy, block_length=block_length, shift=shift, **dict(parts))
+    decoders = make(FreeDave(policy.steps, policy.rule, drafts)), make(policy)
+    return [specjax.run(decoder, params(), begin(decoder, **settings)) for decoder in decoders]
+
+
+DUAL, PREFIX, BLOCKS = {"cache": Dual()}, {"cache": Prefix()}, {"causal_blocks": True}
 
 
 @pytest.mark.parametrize(
-    ("drafts", "policy", "block_length", "shift"),
+    ("drafts", "policy", "block_length", "shift", "parts"),
     (
-        (4, Fixed(), 8, False),
-        (2, Fixed(), 8, True),
-        (3, Fixed(3), 8, False),
-        pytest.param(4, Fixed(rule="random"), 8, False, marks=pytest.mark.slow),
-        pytest.param(1, Fixed(), 8, False, marks=pytest.mark.slow),
-        pytest.param(8, Fixed(), 5, True, marks=pytest.mark.slow),
-        pytest.param(4, Fixed(rule="entropy"), 16, False, marks=pytest.mark.slow),
+        (4, Fixed(), 8, False, {}),
+        (3, Fixed(), 8, True, DUAL),
+        (4, Fixed(), 8, False, BLOCKS),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (2, Fixed(), 8, True, {}),
+                (3, Fixed(3), 8, False, {}),
+                (4, Fixed(rule="random"), 8, False, {}),
+                (1, Fixed(), 8, False, {}),
+                (8, Fixed(), 5, True, {}),
+                (4, Fixed(rule="entropy"), 16, False, {}),
+                (4, Fixed(rule="order"), 8, False, PREFIX),
+                (2, Fixed(3), 8, True, PREFIX),
+                (2, Fixed(3), 8, True, {**BLOCKS, "sub_block": 4}),
+            )
+        ),
     ),
     ids=str,
 )
-def test_the_text_of_static_decoding_in_no_more_passes(drafts, policy, block_length, shift):
-    ours, static = both(drafts, policy, block_length, shift)
+def test_the_text_of_static_decoding_in_no_more_passes(drafts, policy, block_length, shift, parts):
+    ours, static = both(drafts, policy, block_length, shift, parts)
     assert texts(ours) == texts(static) and ours.finish.tolist() == static.finish.tolist()
     assert all(a <= b for a, b in zip(ours.stats.steps.tolist(), static.stats.steps.tolist(), strict=True))
     if drafts > 1 and policy.rule == "low_confidence":
@@ -60,7 +74,9 @@ def test_rows_do_not_see_each_other():
 def test_bad_settings():
     with pytest.raises(ValueError, match="drafts must be at least 1"):
         FreeDave(drafts=0)
-    with pytest.raises(ValueError, match="neither a cache nor guidance"):
-        diffusion(LM, MASK, FreeDave(), Dual())
+    with pytest.raises(ValueError, match="choose the cache none, or prefix or dual without refresh"):
+        diffusion(LM, MASK, FreeDave(), Dual(2))
+    with pytest.raises(ValueError, match="takes no guidance"):
+        diffusion(LM, MASK, FreeDave(), cfg_scale=1.0)
     with pytest.raises(ValueError, match="outside the vocabulary"):
         diffusion(LM, 99, FreeDave())

@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from support.small_diffusion import LIMITS, PROMPTS, begin, make, params, texts
 
 import specjax
 from specjax import cli, models
 from specjax.diffusion import Credit, EndOfText, Fixed, Learn2PD
-from specjax.diffusion.unmask.learned import judge
+from specjax.diffusion.unmask.learned import judge, read_filter
 from specjax.models import LlamaConfig, LlamaLM, Masked
 from specjax.serve.engine import Engine
 from specjax.train.filter import TrainFilter
@@ -45,6 +46,16 @@ def test_the_filter_is_a_perceptron():
     h = sure @ np.asarray(filter["first"]["kernel"]) + np.asarray(filter["first"]["bias"])
     want = np.asarray(jax.nn.gelu(h)) @ np.asarray(filter["second"]["kernel"]) + np.asarray(filter["second"]["bias"])
     np.testing.assert_allclose(judge(filter, jnp.asarray(sure)), want, rtol=1e-5)
+
+
+def test_a_damaged_filter_is_one_clear_line(tmp_path):
+    file = tmp_path / "filter.safetensors"
+    file.write_bytes(b"no such thing")
+    with pytest.raises(ValueError, match=f"{file} is damaged, or no file of safetensors"):
+        read_filter(file)
+    save_file({"first.kernel": np.zeros((4, 2), np.float32)}, file)
+    with pytest.raises(ValueError, match="is no filter: it holds first.kernel in place of"):
+        read_filter(file)
 
 
 def test_what_it_needs():

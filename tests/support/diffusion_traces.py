@@ -1,8 +1,10 @@
 """What published diffusion samplers wrote on tiny models, and how this library's runs are compared with it."""
 
+import contextlib
 import functools
 import json
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
@@ -27,6 +29,13 @@ def lines():
 
 
 @functools.cache
+def lines_of(setting):
+    """The lines of a setting, of those that no public call can say too."""
+    texts = (FOLDER / "traces.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, texts) if line["setting"] == setting]
+
+
+@functools.cache
 def model(name):
     """One of the tiny models."""
     return models.load(FOLDER / name, dtype="float32")
@@ -40,19 +49,43 @@ def engine_of(line):
     return Engine(model(line["model"]), **call)
 
 
-def run(lines):
-    """The canvases of these lines before the first step and after each, `[N, B, L]`, and the last state."""
+@contextlib.contextmanager
+def small_programs():
+    """Rows are put in op by op, so that all settings share those ops, and a pass over a part of a canvas has one width in place
+    of several, each of which would be a program of its own: a setting is nearly all compiling."""
+    put_in = lambda decoder, params, state, *args, width, **more: decoder.insert(
+        params, state, *args, width=width, **more
+    )
+    widths = lambda *_: ()
+    with (
+        mock.patch("specjax.decoder.insert_program", put_in),
+        mock.patch("specjax.diffusion.decoder.widths", widths),
+        mock.patch("specjax.diffusion.free_dave.widths", widths),
+    ):
+        yield
+
+
+@small_programs()
+def start(lines):
+    """The engine of these lines, and a state that holds them."""
     engine = engine_of(lines[0])
     sampling = {k: v for k, v in lines[0]["call"].items() if k in REQUEST}
     requests = [engine.request(line["prompt"], max_new_tokens=line["gen_length"], **sampling) for line in lines]
-    state = engine.start(requests, ignore_eos=lines[0]["call"].get("ignore_eos", True))
+    return engine, engine.start(requests, ignore_eos=lines[0]["call"].get("ignore_eos", True))
+
+
+@small_programs()
+def run(lines, decoder_of=lambda decoder: decoder):
+    """The canvases of these lines before the first step and after each, `[N, B, L]`, and the last state."""
+    engine, state = start(lines)
+    decoder = decoder_of(engine.decoder)
     begin, most = state.tokens, 2 * max(line["passes"] for line in lines) + 4
 
     # such small programs run no longer than they are compiled
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def steps(params, state):
         def one(state, _):
-            state, _ = engine.decoder.step(params, state)
+            state, _ = decoder.step(params, state)
             return state, state.tokens
 
         return jax.lax.scan(one, state, None, length=most)

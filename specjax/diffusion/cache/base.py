@@ -30,6 +30,7 @@ class Canvas:
       width: of a block; the last one of a row may be shorter.
       step: `[B]` int32, forward passes over the active block before this one.
       passes: `[B]` int32, forward passes before this one.
+      plan: `[B, L]` int32, what this pass will commit, 0 for the first, L for nothing; None where predictions decide.
     """
 
     masked: Array
@@ -40,6 +41,7 @@ class Canvas:
     step: Array
     passes: Array
     width: int = dataclasses.field(metadata={"static": True})
+    plan: Array | None = None
 
     @property
     def at(self) -> Array:
@@ -66,6 +68,16 @@ class Cache(abc.ABC):
         """Whether the pass that enters a block commits its first token alone, of a model whose logits are shifted."""
         return False
 
+    @property
+    def steady(self) -> bool:
+        """Whether the pass that enters a block computes all, and those after it always the same positions."""
+        return False
+
+    @property
+    def chooses(self) -> float:
+        """The share of the new text that each layer computes anew besides: those positions whose values moved most."""
+        return 0.0
+
     @abc.abstractmethod
     def active(self, canvas: Canvas) -> Array:
         """The positions to compute anew, `[B, L]` bool."""
@@ -76,12 +88,12 @@ def every(canvas: Canvas, when: Array) -> Array:
     return jnp.broadcast_to(when[:, None], canvas.masked.shape)
 
 
-def widths(block: int, capacity: int) -> tuple[int, ...]:
-    """Static sizes of a pass: the block and its neighbour, and their doubles up to the canvas."""
+def widths(block: int, capacity: int, growth: int = 2) -> tuple[int, ...]:
+    """Static sizes of a pass: the block and its neighbour, and so many times that, up to the canvas."""
     sizes, size = [], block + 1
     while size < capacity:
         sizes.append(size)
-        size = 2 * size
+        size = growth * size
     return tuple(sizes)
 
 

@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.diffusion.cache.base import Cache, every
 from specjax.diffusion.cache.dual import check_refresh, due
+from specjax.diffusion.unmask.base import ranks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,15 +32,19 @@ class Delayed(Cache):
 
 @dataclasses.dataclass(frozen=True)
 class Greedy(Cache):
-    """dKV-Cache-Greedy: of the open positions only the active block's, and neighbours of what was just decoded.
+    """dKV-Cache-Greedy: what comes next, what was just decoded, and open neighbours of the former.
+
+    What comes next is known beforehand where positions are written in a drawn order (`fixed:rule=order`), as in the published
+    sampler. Where predictions decide, all open positions of the active block may come next, and the neighbours are those of
+    what was just decoded.
 
     Attributes:
       refresh: as in `Delayed`.
-      reach: how far from a decoded token its open neighbours are computed anew.
+      reach: how many open neighbours of each position that comes next; where predictions decide, how far they may be away.
     """
 
     about = About(
-        "greedy", "the same, and of the open ones only the block's and neighbours", "arXiv:2505.15781", "lossy"
+        "greedy", "computes what comes next, what was just decoded, and neighbours", "arXiv:2505.15781", "lossy"
     )
 
     refresh: int = 2
@@ -50,10 +56,26 @@ class Greedy(Cache):
             raise ValueError(f"greedy needs reach >= 0, got {self}")
 
     def active(self, canvas):
+        asked = self._near_decoded(canvas) if canvas.plan is None else self._near_planned(canvas)
+        return asked | every(canvas, due(canvas.step, self.refresh))
+
+    def _near_decoded(self, canvas):
         fresh = canvas.fresh.astype(jnp.int32)
         total = jnp.pad(jnp.cumsum(fresh, axis=1), ((0, 0), (1, 0)))
         size = fresh.shape[1]
         low, high = jnp.maximum(canvas.at - self.reach, 0)[0], jnp.minimum(canvas.at + self.reach + 1, size)[0]
         near = canvas.masked & (total[:, high] > total[:, low])
-        asked = canvas.fresh | near | (canvas.masked & canvas.inside)
-        return asked | every(canvas, due(canvas.step, self.refresh))
+        return canvas.fresh | near | (canvas.masked & canvas.inside)
+
+    def _near_planned(self, canvas):
+        """For each position of the plan, one after the other, the nearest open ones not asked for yet, the left one first."""
+        planned = canvas.plan < canvas.plan.shape[1]
+
+        def more(turn, asked):
+            here = canvas.plan == turn
+            place = jnp.argmax(here, axis=1)[:, None]
+            nearness = -2 * jnp.abs(canvas.at - place) + (canvas.at < place)
+            chosen = ranks(nearness, canvas.masked & ~asked) < self.reach
+            return asked | (chosen & here.any(axis=1, keepdims=True))
+
+        return jax.lax.fori_loop(0, planned.sum(axis=1).max(), more, canvas.fresh | planned)

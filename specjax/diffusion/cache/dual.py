@@ -26,6 +26,10 @@ class Dual(Cache):
     def seeds(self):
         return True
 
+    @property
+    def steady(self):
+        return not self.refresh
+
     def active(self, canvas):
         return canvas.inside | every(canvas, due(canvas.step, self.refresh))
 
@@ -51,6 +55,10 @@ class Prefix(Cache):
     @property
     def seeds(self):
         return True
+
+    @property
+    def steady(self):
+        return not self.refresh
 
     def active(self, canvas):
         return (canvas.at >= canvas.start[:, None]) | every(canvas, due(canvas.step, self.refresh))

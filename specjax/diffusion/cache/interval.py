@@ -8,28 +8,40 @@ from specjax.diffusion.cache.base import Cache, every
 
 @dataclasses.dataclass(frozen=True)
 class Interval(Cache):
-    """Computes the prompt every `prompt` passes, the response every `response`, and the active block always.
-
-    The paper's partial refresh in between, of the tokens whose values moved most, is not part of it: the block takes its place.
+    """Computes the prompt every `prompt` passes, the response every `response`, and in between what moved most, or without a
+    `share` the active block.
 
     Attributes:
       prompt: passes between two that compute the prompt.
       response: passes between two that compute all that follows it.
+      share: of the response, how many positions each layer computes in between: those whose values are least like those of
+        before; the paper has 0.25. 0: the active block in their place.
     """
 
-    about = About("interval", "refreshes prompt and response at intervals of their own", "arXiv:2506.06295", "lossy")
+    about = About(
+        "interval",
+        "refreshes prompt and response at intervals, in between a share or the block",
+        "arXiv:2506.06295",
+        "lossy",
+    )
 
     prompt: int = 50
     response: int = 7
+    share: float = 0.0
 
     def __post_init__(self):
-        if self.prompt < 1 or self.response < 1:
-            raise ValueError(f"interval needs prompt >= 1 and response >= 1, got {self}")
+        if self.prompt < 1 or self.response < 1 or not 0 <= self.share <= 1:
+            raise ValueError(f"interval needs prompt >= 1, response >= 1 and share in [0, 1], got {self}")
+
+    @property
+    def chooses(self):
+        return self.share
 
     def active(self, canvas):
         response = canvas.at >= canvas.prompt_length[:, None]
         whole = every(canvas, canvas.passes % self.response == 0) & response
-        return canvas.inside | canvas.fresh | whole | (every(canvas, canvas.passes % self.prompt == 0) & ~response)
+        due = whole | (every(canvas, canvas.passes % self.prompt == 0) & ~response)
+        return due if self.share else canvas.inside | canvas.fresh | due
 
 
 @dataclasses.dataclass(frozen=True)

@@ -140,6 +140,16 @@ class Unmask(abc.ABC):
         """Whether a pass may commit nothing."""
         return False
 
+    @property
+    def ordered(self) -> bool:
+        """Whether a guess's noise is that of its positions, the same in every pass."""
+        return False
+
+    def plan(self, noise: Array, masked: Array, step: Array, entry: Array) -> Array | None:
+        """What a pass will commit, of a policy that knows before it sees predictions: `[B, W]` int32, 0 for the first, W and
+        more for nothing; None: predictions decide. The arguments are those of a `Guess`."""
+        return None
+
     def sees(self, memory: Any) -> Array | None:
         """How many positions from the block's beginning on a pass sees `[B]` int32; None: all."""
         return None
@@ -147,6 +157,11 @@ class Unmask(abc.ABC):
     @property
     def decoder(self) -> Any:
         """The kind of `Diffusion` that decodes with it; None is that class itself."""
+        return None
+
+    @property
+    def block_decoder(self) -> Any:
+        """The kind of `BlockDiffusion` that decodes with it, of a policy with a `decoder`; None: no model of that kind is."""
         return None
 
     @property
@@ -210,6 +225,11 @@ def scheduled(steps: int, passes: Array, entry: Array) -> Array:
     first ones the rest."""
     count = jnp.maximum(entry, 1) if steps == 0 else jnp.full_like(entry, steps)
     return jnp.minimum(entry // count * passes + jnp.minimum(passes, entry % count), entry)
+
+
+def scheduled_in(steps: int, step: Array, entry: Array) -> Array:
+    """How many of a block's tokens `[B]` pass number `step` commits, see `scheduled`."""
+    return scheduled(steps, step + 1, entry) - scheduled(steps, step, entry)
 
 
 def ranks(scores: Array, masked: Array) -> Array:

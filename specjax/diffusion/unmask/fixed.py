@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.diffusion.unmask.base import RULES, Choice, Unmask, ranks, scheduled
+from specjax.diffusion.unmask.base import RULES, Choice, Unmask, ranks, scheduled_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,7 +14,8 @@ class Fixed(Unmask):
 
     Attributes:
       steps: denoising steps a block; 0: as many as it has masks, one token each.
-      rule: a key of `RULES`.
+      rule: a key of `RULES`, or `order`: at random, in an order that is drawn before the first pass, so that the cache `greedy`
+        knows what comes next (dKV-Cache-Greedy, arXiv:2505.15781).
     """
 
     about = About("fixed", "LLaDA's sampler: as many a pass that a block takes `steps`", "arXiv:2502.09992", "own text")
@@ -23,16 +24,32 @@ class Fixed(Unmask):
     rule: str = "low_confidence"
 
     def __post_init__(self):
-        if self.steps < 0 or self.rule not in RULES:
-            raise ValueError(f"steps must be at least 0, and rule one of {', '.join(RULES)}; got {self}")
+        if self.steps < 0 or self.rule not in (*RULES, "order"):
+            raise ValueError(f"steps must be at least 0, and rule one of {', '.join(RULES)}, order; got {self}")
+
+    @property
+    def ordered(self):
+        return self.rule == "order"
+
+    def plan(self, noise, masked, step, entry):
+        """See `Unmask.plan`."""
+        if not self.ordered:
+            return None
+        rank = ranks(noise, masked)
+        return jnp.where(rank < self.count(step, entry)[:, None], rank, masked.shape[1])
 
     def __call__(self, guess, memory):
-        score = RULES[self.rule](guess)
-        count = self.count(guess.step, guess.entry)
-        if self.steps:  # where a block was entered with one token alone, the last pass makes up for it
-            count = jnp.where(guess.step >= self.steps - 1, guess.masked.sum(axis=1), count)
-        return Choice(ranks(score, guess.masked) < count[:, None], score, guess.tokens), memory
+        score = self.score(guess)
+        return Choice(
+            ranks(score, guess.masked) < self.count(guess.step, guess.entry)[:, None], score, guess.tokens
+        ), memory
+
+    def score(self, guess):
+        """How sure a prediction is `[B, W]`."""
+        return guess.noise if self.ordered else RULES[self.rule](guess)
 
     def count(self, step, entry):
-        """How many tokens `[B]` pass number `step` commits."""
-        return scheduled(self.steps, step + 1, entry) - scheduled(self.steps, step, entry)
+        """How many tokens `[B]` pass number `step` commits. Where a block was entered with one token alone, the last pass makes
+        up for it."""
+        count = scheduled_in(self.steps, step, entry)
+        return jnp.where(step >= self.steps - 1, entry, count) if self.steps else count

@@ -1,13 +1,16 @@
 """A trained filter decides which predictions are final: Learn2PD (arXiv:2509.25188)."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from specjax.about import About
-from specjax.diffusion.unmask.base import Choice, Guess, Unmask, confidence, ranks, scheduled
+from specjax.diffusion.unmask.base import Choice, Guess, Unmask, confidence, ranks, scheduled_in
 
 Array = jax.Array
 
@@ -75,7 +78,7 @@ class Learn2PD(Unmask):
         sure = jnp.where(guess.masked | guess.committed, top(guess), 1.0)
         final = jax.nn.sigmoid(judge(guess.weights, sure)) > self.threshold
         score = confidence(guess)
-        count = scheduled(self.steps, guess.step + 1, guess.entry) - scheduled(self.steps, guess.step, guess.entry)
+        count = scheduled_in(self.steps, guess.step, guess.entry)
         surest = ranks(score, guess.masked) < count[:, None]
         return Choice(final | surest, score, guess.tokens), memory
 
@@ -89,3 +92,26 @@ def judge(params: Any, sure: Array) -> Array:
     """The filter's logits `[..., W]` of being final, from the confidences `[..., W]` of a block."""
     layer = lambda x, part: x @ part["kernel"] + jnp.reshape(part["bias"], (1,) * (x.ndim - 1) + part["bias"].shape)
     return layer(jax.nn.gelu(layer(sure.astype(jnp.float32), params["first"])), params["second"])
+
+
+def read_filter(file: Path) -> dict[str, dict[str, Array]]:
+    """The parameters of a filter that is tensors alone: `first.kernel` and so on, see `Learn2PD`.
+
+    Raises:
+      ValueError: where the file is damaged, or its tensors are not those of a filter.
+    """
+    try:
+        tensors = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{file} is damaged, or no file of safetensors ({error}): fetch it again") from error
+    names = [f"{layer}.{part}" for layer in ("first", "second") for part in ("kernel", "bias")]
+    if sorted(tensors) != sorted(names) or tensors["first.kernel"].ndim != 2:
+        raise ValueError(f"{file} is no filter: it holds {', '.join(sorted(tensors))} in place of {', '.join(names)}")
+    width, hidden = tensors["first.kernel"].shape
+    shapes = [tensors[name].shape for name in names]
+    if shapes != [(width, hidden), (hidden,), (hidden, width), (width,)]:
+        raise ValueError(f"{file} is no filter for blocks of {width}: its tensors are {shapes}")
+    return {
+        layer: {part: jnp.asarray(tensors[f"{layer}.{part}"], jnp.float32) for part in ("kernel", "bias")}
+        for layer in ("first", "second")
+    }

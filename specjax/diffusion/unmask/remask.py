@@ -97,14 +97,14 @@ class RunningConfidence(Revising):
         write = view.open & (view.at < view.after[:, None])
         written = jnp.where(write, score, memory)
         candidates = (write | view.known) & (written < jnp.inf)
-        undo = ranks(-written, candidates) < self.left(guess, score.shape[1])[:, None]
+        undo = ranks(-written, candidates) < self.left(guess)[:, None]
         written_now = jnp.where(write, view.tokens, -1)
         choice = Choice(guess.masked, jnp.where(guess.masked, 0.0, -1.0), guess.tokens, None, written_now, undo)
         return choice, jnp.where(undo, jnp.inf, written)
 
-    def left(self, guess, most):
+    def left(self, guess):
         """How many positions `[B]` are open after this pass. The table is the published one, in its float64."""
-        total = np.arange(most + 1)[:, None]
+        total = np.arange(guess.masked.shape[1] + 1)[:, None]
         steps = np.full_like(total, self.steps) if self.steps else np.maximum(total, 1)
         done = np.arange(1, int(steps.max()) + 1)[None] / steps
         table = np.where(done < 1, np.floor(total * np.clip(1 - done, 1e-6, 1)), 0).astype(np.int32)

@@ -1,4 +1,4 @@
-"""SlowFast: one token a pass until it is clear how far predictions reach, then all sure ones up to there (arXiv:2506.10848)."""
+"""SlowFast: what is sure, or one token a pass, in cycles that end where predictions stop being likely (arXiv:2506.10848)."""
 
 import dataclasses
 
@@ -49,7 +49,7 @@ class SlowFast(Unmask):
     """
 
     about = About(
-        "slow_fast", "one token a pass until predictions settle, then all sure ones", "arXiv:2506.10848", "lossy"
+        "slow_fast", "what is sure, or one a pass, in cycles as long as predictions reach", "arXiv:2506.10848", "lossy"
     )
 
     explore: int = 6

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.diffusion.unmask.base import Choice, Unmask, confidence, ranks, scheduled
+from specjax.diffusion.unmask.base import Choice, Unmask, confidence, ranks, scheduled_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Threshold(Unmask):
         score = confidence(guess)
         sure = guess.masked & (score >= self.threshold)
         if self.steps:
-            least = scheduled(self.steps, guess.step + 1, guess.entry) - scheduled(self.steps, guess.step, guess.entry)
+            least = scheduled_in(self.steps, guess.step, guess.entry)
             surest = ranks(score, guess.masked) < least[:, None]
             sure = jnp.where(sure.sum(axis=1, keepdims=True) >= least[:, None], sure, surest)
         return Choice(sure, score, guess.tokens), memory

@@ -12,13 +12,13 @@ class Wrapper(Unmask):
     """Stands before another policy. Where a subclass remembers nothing, its memory is that of `inner`.
 
     Attributes:
-      inner: decides; it revises nothing and needs no decoder of its own.
+      inner: decides; it revises nothing, remembers no more than a block, and needs no decoder of its own.
     """
 
     inner: Unmask = Threshold()
 
     def __post_init__(self):
-        if self.inner.revises or self.inner.decoder is not None:
+        if self.inner.revises or self.inner.lasting or self.inner.decoder is not None:
             raise ValueError(
                 f"{type(self).__name__} cannot stand before {type(self.inner).__name__}, which decides over more than one pass"
             )
@@ -30,6 +30,10 @@ class Wrapper(Unmask):
     @property
     def warped(self):
         return self.inner.warped
+
+    @property
+    def ordered(self):
+        return self.inner.ordered
 
     @property
     def idle(self):

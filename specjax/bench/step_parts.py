@@ -3,14 +3,16 @@
 import collections
 import dataclasses
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from specjax.plan.hlo import Op, parse
+from specjax.plan.hlo import Computation, Op, Program, parse
 
 PARTS = ("draft", "target", "verify", "commit")
 REST = "everything else"
 _SCOPES = {"draft": "draft", "observe": "draft", "target": "target", "verify": "verify", "commit": "commit"}
 """Parts by the named scopes of `Speculative.step`."""
+_SHARED = ("constant", "parameter", "get-tuple-element")
+"""What all parts read, and nobody's work."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Event:
 def parts_of(text: str) -> dict[str, str]:
     """The part of every operation of a compiled program, by its name; `REST` where it is of none.
 
-    What the compiler adds by itself (copies, above all) belongs to what runs it: a branch of the target's switch, say.
+    An operation that the compiler added or rewrote (a copy, a matrix product for a library) may say nothing of itself. It is of
+    the part of what is fused into it, or of what runs it, or of what it reads, or of what reads it.
 
     Args:
       text: of `compiled.as_text()`.
@@ -44,22 +47,49 @@ def parts_of(text: str) -> dict[str, str]:
         if name in seen or name not in program.computations:
             continue
         seen.add(name)
-        for op in program.computations[name].ops.values():
-            found[op.name] = _part(op) or outer
-            waiting += [(called, found[op.name]) for called in op.called]
+        own = _of_computation(program, program.computations[name], None if outer == REST else outer)
+        found |= own
+        ops = program.computations[name].ops.values()
+        waiting += [(called, own[op.name]) for op in ops for called in op.called]
     return found
 
 
+def _of_computation(program: Program, here: Computation, outer: str | None) -> dict[str, str]:
+    said = {name: _part(op) or _fused(program, op) or outer for name, op in here.ops.items()}
+
+    def largest(names: Iterable[str]) -> str | None:
+        known = [name for name in names if said.get(name)]
+        return said[max(known, key=lambda name: sum(buffer.size for buffer in here.value(name)))] if known else None
+
+    for name, op in here.ops.items():  # operands come first
+        said[name] = said[name] or largest(op.operands)
+    for name, op in reversed(here.ops.items()):
+        if op.opcode not in _SHARED:
+            said[name] = said[name] or largest(user.name for user in here.users[name])
+    return {name: part or REST for name, part in said.items()}
+
+
 def _part(op: Op) -> str | None:
-    """By the outermost scope that names a part; `accept` is no part, and what is in it may be one."""
-    words = op.source.split("/")
-    return next((_SCOPES[word] for word in words if word in _SCOPES), REST if "accept" in words else None)
+    """By the outermost scope that names a part; None where it does not say what it was traced from."""
+    if not op.source:
+        return None
+    return next((_SCOPES[word] for word in op.source.split("/") if word in _SCOPES), REST)
+
+
+def _fused(program: Program, op: Op) -> str | None:
+    """The part of most of what a fusion holds."""
+    inside = [
+        program.computations[name] for name in op.called if op.opcode == "fusion" and name in program.computations
+    ]
+    parts = collections.Counter(part for one in inside for inner in one.ops.values() if (part := _part(inner)))
+    return parts.most_common(1)[0][0] if parts else None
 
 
 def by_part(lines: Sequence[Sequence[Event]], parts: Mapping[str, str]) -> dict[str, float]:
     """Nanoseconds by part, over all lines of a trace.
 
-    Of an operation that ran often, each run counts as the median one: what interrupts a program does not count.
+    Of an operation that ran often, each run counts as the median one, and so does each gap between the operations that a loop
+    runs: what interrupts a program does not count.
 
     Args:
       lines: events, a list for every thread or stream.
@@ -67,22 +97,22 @@ def by_part(lines: Sequence[Sequence[Event]], parts: Mapping[str, str]) -> dict[
     """
     runs: dict[str, list[float]] = collections.defaultdict(list)
     for line in lines:
-        for event, own in _own(line):
-            runs[event.name].append(own)
+        for name, own in _own(line):
+            runs[name] += own
     total = dict.fromkeys((*PARTS, REST), 0.0)
     for name, times in runs.items():
         total[parts.get(name, REST)] += len(times) * statistics.median(times)
     return total
 
 
-def _own(line: Sequence[Event]) -> Iterator[tuple[Event, float]]:
-    """Every event with its time less that of the events inside it."""
-    open_: list[tuple[Event, float]] = []  # with what those inside took
+def _own(line: Sequence[Event]) -> Iterator[tuple[str, list[float]]]:
+    """Every event's own time: its duration, or where others ran inside it, the gaps between them."""
+    open_: list[tuple[Event, list[float]]] = []  # with the ends of gaps
     for event in [*sorted(line, key=lambda e: (e.start, -e.duration)), Event("", float("inf"), 0)]:
         while open_ and open_[-1][0].start + open_[-1][0].duration <= event.start:
-            done, inside = open_.pop()
-            yield done, max(done.duration - inside, 0.0)
+            done, ends = open_.pop()
+            ends = [done.start, *ends, done.start + done.duration]
+            yield done.name, [max(stop - start, 0.0) for start, stop in zip(ends[::2], ends[1::2], strict=True)]
         if open_:
-            outer, inside = open_.pop()
-            open_.append((outer, inside + event.duration))
-        open_.append((event, 0.0))
+            open_[-1][1].extend((event.start, event.start + event.duration))
+        open_.append((event, []))

@@ -116,7 +116,7 @@ def profile(name: str, engine: Any, requests: list[Any], repeats: int) -> Profil
     laps = [once() for _ in range(repeats)]
     steps = laps[0][1]
     seconds = statistics.median(lap for lap, _ in laps) / steps
-    traced = by_part(events_of(once, "jit_run_program"), parts_of(program.as_text()))
+    traced = by_part(events_of(once, "jit_run_program"), parts_of(program.as_text() or ""))
     total = sum(traced.values())
     if not total:
         raise RuntimeError("the profiler recorded no operation of the program on this device")

@@ -1,4 +1,4 @@
-"""Tokenizers come from transformers; a folder without one works with ids."""
+"""Tokenizers: transformers', or what gives the same (`specjax.models.plain_tokenizer`). A folder without one works with ids."""
 
 import contextlib
 import logging
@@ -9,12 +9,13 @@ from typing import Any
 
 from specjax.models.errors import ModelError
 from specjax.models.json_file import read_json
+from specjax.models.plain_tokenizer import plain
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def load(folder: Path) -> Any:
-    """The folder's tokenizer, or None when it has no vocabulary file.
+    """The folder's tokenizer, with the methods of transformers', or None when it has no vocabulary file.
 
     Code that a folder brings along is never run, and nobody is asked whether it should be.
 
@@ -23,6 +24,12 @@ def load(folder: Path) -> Any:
     """
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         return None
+    found = plain(folder, lambda: _transformers(folder))
+    return _transformers(folder) if found is None else found
+
+
+def _transformers(folder: Path) -> Any:
+    """Transformers' own tokenizer."""
     with _no_advice():
         from transformers import AutoTokenizer
 

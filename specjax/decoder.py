@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,19 @@ from specjax.sampling import Sampling
 from specjax.state import Finish, Rows
 
 PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What a job asks of the program that decodes it.
+
+    Attributes:
+      greedy: whether no row draws or has a penalty.
+      brief: whether it is over before a program that only makes steps faster would have been compiled.
+    """
+
+    greedy: bool = False
+    brief: bool = False
 
 
 class Decoder(Protocol):
@@ -36,6 +49,10 @@ class Decoder(Protocol):
     def slack(self) -> int:
         """Buffer slots needed beyond the longest text: what a step may write before it cuts."""
         return 0
+
+    def fitted(self, needs: Needs) -> Self:
+        """The decoder for such a job: the same states and the same text, with less to compile where less is asked for."""
+        return self
 
     def axes(self, state: Any) -> Any:
         """Logical axis names of every leaf of the state, as tuples; one that leads with "batch" is the row's own."""
@@ -144,7 +161,12 @@ def run(
 
     One program a decoder and state shape, whatever the two numbers; `run_program` is that program, to lower or to compile.
     """
-    return run_program(decoder, params, state, jnp.asarray(max_steps, jnp.int32), jnp.asarray(min_live, jnp.int32))
+    return run_program(decoder, params, state, _count(max_steps), _count(min_live))
+
+
+def _count(number: jax.Array | int) -> Any:
+    """As int32; of a number on the host `jnp.asarray` would compile a program."""
+    return jnp.asarray(number, jnp.int32) if isinstance(number, jax.Array) else np.int32(number)
 
 
 @functools.partial(jax.jit, static_argnums=(0,), donate_argnums=(2,))

@@ -6,12 +6,12 @@ In the shape descriptions `B` denotes rows, `R` inserted rows, `N` tree nodes, `
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 
-from specjax.decoder import Decoder, check_rows
+from specjax.decoder import Decoder, Needs, check_rows
 from specjax.draft.base import Chunk, Drafter, Proposal, View
 from specjax.draft.none import NoDrafter
 from specjax.lm import LM, Block, Output, Wants
@@ -72,6 +72,8 @@ class Speculative(Decoder):
       logprobs: whether to keep log-probabilities of the emitted text.
       mesh: the device mesh that params and state are laid out on, or None.
       processors: the user's own warpers (`specjax.sampling.Processor`), after the repetition penalty and before the others.
+      greedy: whether no row draws or has a penalty, so that nothing is compiled for those; it is not looked at again.
+      whole: whether the target reads all nodes of every proposal: one program in place of one for each of the drafter's rungs.
     """
 
     target: LM
@@ -80,6 +82,12 @@ class Speculative(Decoder):
     logprobs: bool = False
     mesh: jax.sharding.Mesh | None = None
     processors: tuple[Processor, ...] = ()
+    greedy: bool = False
+    whole: bool = False
+
+    def fitted(self, needs: Needs) -> Self:
+        """See `Decoder.fitted`."""
+        return dataclasses.replace(self, greedy=needs.greedy, whole=needs.brief and len(self.drafter.rungs) > 1)
 
     def axes(self, state: DecodeState) -> DecodeState:
         """Logical axis names of every leaf of the state."""
@@ -267,7 +275,9 @@ class Speculative(Decoder):
         view = View(
             state.tokens, state.length, live, state.cache, max_depth=self.drafter.depth, keep_q=self.verifier.keep_q
         )
-        sampler = Sampler(state.key, state.tokens, state.length, live, state.sampling, processors=self.processors)
+        sampler = Sampler(
+            state.key, state.tokens, state.length, live, state.sampling, processors=self.processors, greedy=self.greedy
+        )
         with jax.named_scope("draft"):
             proposal = self.drafter.propose(params, state.draft, view, sampler)
         with jax.named_scope("target"):
@@ -280,7 +290,8 @@ class Speculative(Decoder):
     def _read(self, params, proposal: Proposal, view: View, sampler: Sampler) -> Output:
         """The target over the proposal, or over as many of its first nodes as the live rows need."""
         wants = self.verifier.wants | self.drafter.wants | Wants(logits=self.logprobs)
-        rungs, nodes = self.drafter.rungs, proposal.tree.nodes
+        nodes = proposal.tree.nodes
+        rungs = (nodes,) if self.whole else self.drafter.rungs
 
         def read(rung):
             part = proposal.prefix(rung)
@@ -314,6 +325,10 @@ class Speculative(Decoder):
         # Where the path goes does not depend on the verdict. XLA is made to believe it does, so that it knows the write to
         # come after every read of the cache, and updates the cache in place instead of copying it each step.
         after = jnp.where(verdict.committed >= 0, state.length - 1, 0)
+        with jax.named_scope("commit"):
+            cache = self.target.commit(state.cache, output.delta, src, after)
+        with jax.named_scope("observe"):
+            draft = self.drafter.observe(params, proposal.draft, proposal, output, verdict)
         live = (~state.done).astype(jnp.int32)
         stats = Stats(
             state.stats.steps + live,
@@ -326,8 +341,8 @@ class Speculative(Decoder):
             length=state.length + verdict.committed,
             finish=finish,
             stats=stats,
-            cache=self.target.commit(state.cache, output.delta, src, after),
-            draft=self.drafter.observe(params, proposal.draft, proposal, output, verdict),
+            cache=cache,
+            draft=draft,
             logprobs=logprobs,
         )
         return self._constrain(new), StepInfo(verdict, dataclasses.replace(tree, log_q=None))

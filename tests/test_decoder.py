@@ -26,6 +26,7 @@ from support.conformance import (
 
 import specjax
 from specjax import decoder as decoding
+from specjax.decoder import Needs
 from specjax.draft import Drafter, Extra, ModelDrafter, NoDrafter, PromptLookup, Proposal
 from specjax.expand import TopK
 from specjax.lm import Block, Partial, Wants
@@ -43,6 +44,19 @@ def test_import_is_light():
     code = "import specjax, sys; print([m for m in ('flax', 'transformers', 'torch', 'optax', 'orbax') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_a_fitted_decoder_has_less_to_compile_and_the_same_text():
+    """Of a greedy and brief job: the target once, and neither noise nor a sort."""
+    whole = specjax.speculative(TARGET, DRAFTERS["prompt_lookup"])
+    fitted, rows = whole.fitted(Needs(greedy=True, brief=True)), dataclasses.replace(MIXED.pick(0, 3), options=({}, {}))
+    programs = [str(jax.make_jaxpr(each.step)(params(), start(each, rows))) for each in (whole, fitted)]
+    reads = [program.count("tree_attention[") for program in programs]
+    assert reads[0] == len(whole.drafter.rungs) * reads[1] and len(whole.drafter.rungs) > 1
+    assert all("threefry" in program or "random_fold_in" in program for program in programs[:1])
+    assert not any(word in programs[1] for word in ("threefry", "random_fold_in", "sort["))
+    same(texts(decoding.run(fitted, params(), start(fitted, rows))), complete(DRAFTERS["prompt_lookup"], rows)[0])
+    assert whole.fitted(Needs()) == whole == specjax.speculative(TARGET, DRAFTERS["prompt_lookup"])
 
 
 def test_stream_brings_the_same_tokens(decoder):

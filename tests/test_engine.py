@@ -131,7 +131,8 @@ def test_no_advice_about_torch(tmp_path, monkeypatch, capfd):
     warns = "import logging\nlogging.getLogger(__name__).warning('PyTorch was not found')\nAutoTokenizer = AutoConfig = None\n"
     (tmp_path / "transformers" / "__init__.py").write_text(warns)
     (tmp_path / "tokenizer.json").write_text("{}")
-    for name in ["transformers", *(name for name in sys.modules if name.startswith("transformers."))]:
+    made = {"transformers", "transformers.utils", "transformers.utils.logging"}  # gone again afterwards
+    for name in made | {name for name in sys.modules if name.startswith("transformers.")}:
         monkeypatch.setitem(sys.modules, name, None)
         del sys.modules[name]
     monkeypatch.syspath_prepend(tmp_path)

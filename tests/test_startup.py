@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 from support import cuda_plugin
 
 import specjax
 from specjax import cli, startup
+from specjax.models import tokenizer
+from specjax.spec.companions import LOADERS
 
 WANTED = {"__init__.py", "startup.py", "models"}
 
@@ -54,6 +57,20 @@ def test_commands_leave_out_jaxs_traceback_about_the_plugin(spare, caplog):
     finally:
         log.filters[:] = before
     assert [record.args for record in caplog.records] == [("jax_plugins.another",)]
+
+
+def test_a_first_text_takes_four_programs_and_no_transformers(monkeypatch, caplog, capsys):
+    """Row keys, an empty state, the steps, and a prompt's way in: for these a user waits."""
+    monkeypatch.setattr(tokenizer, "_transformers", lambda folder: pytest.fail("transformers was asked"))
+    words = ["generate", "--model", LOADERS["model"].default, "--max-new-tokens", "4", "def f("]
+    said = []
+    for _ in range(2):
+        with jax.log_compiles():
+            assert cli.main(words) == 0
+        said.append(sum(record.getMessage().startswith("Compiling jit(") for record in caplog.records))
+        caplog.clear()
+    assert said == [4, 0]
+    assert capsys.readouterr().out.startswith("def f(")
 
 
 @pytest.mark.parametrize("kind", ["text", "dangling"])

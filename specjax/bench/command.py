@@ -1,10 +1,11 @@
-"""`specjax bench`: plain decoding, drafters and peers over the same prompts; and the suites `parallel`, `order` and `spec`."""
+"""`specjax bench`: plain decoding, drafters and peers over the same prompts; and the suites `parallel`, `order`, `profile` and
+`spec`."""
 
 from typing import Any
 
 import jax
 
-from specjax.bench import order, parallel_run, spec_run
+from specjax.bench import order, parallel_run, profile, spec_run
 from specjax.bench import report as reporting
 from specjax.bench.engines import engines_of, prompts_of, requests_of
 from specjax.bench.options import BenchOptions
@@ -22,7 +23,8 @@ def command(options: BenchOptions) -> int:
     with bad_input():
         check_suite(options)
     if options.suite != "speed":
-        return {"parallel": parallel_run, "order": order, "spec": spec_run}[options.suite].command(options)
+        suites = {"parallel": parallel_run, "order": order, "profile": profile, "spec": spec_run}
+        return suites[options.suite].command(options)
     with bad_input():
         contestants, peers, about, skipped = prepare(options)
     for reason in skipped:
@@ -45,6 +47,7 @@ def check_suite(options: BenchOptions) -> None:
     foreign = {
         "parallel": ("input", "answers", *plots, *peers),
         "order": ("tasks", "answers", *peers),
+        "profile": ("tasks", "answers", "peer"),
         "spec": ("tasks", "peer", *plots),
         "speed": ("tasks", "answers"),
     }[options.suite]

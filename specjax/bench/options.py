@@ -7,7 +7,7 @@ from specjax.serve.options import DecodeOptions, PromptOptions, option, same
 TOKENS, SPEC_TOKENS = 128, 1024
 SUITES = (
     "parallel: ParallelBench's list tasks; order: in which step each position behind the first prompt became known; "
-    "spec: Spec-Bench's protocol over its questions"
+    "profile: a step's time by part; spec: Spec-Bench's protocol over its questions"
 )
 
 
@@ -15,7 +15,9 @@ SUITES = (
 class BenchOptions:
     """See the help of each."""
 
-    suite: str = option("speed", SUITES, choices=("speed", "parallel", "order", "spec"), nargs="?", positional=True)
+    suite: str = option(
+        "speed", SUITES, choices=("speed", "parallel", "order", "profile", "spec"), nargs="?", positional=True
+    )
     model: str | None = same(DecodeOptions, "model")
     dtype: str | None = same(DecodeOptions, "dtype")
     mesh: str | None = same(DecodeOptions, "mesh")

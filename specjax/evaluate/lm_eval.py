@@ -97,7 +97,7 @@ class SpecjaxLM(TemplateLM):
         """Token ids; a text that begins with BOS already gets no second one."""
         bos = self.tokenizer.bos_token
         special = not (bos and string.startswith(bos)) if add_special_tokens is None else add_special_tokens
-        return self.tokenizer(string, add_special_tokens=special, verbose=False)["input_ids"]
+        return self.tokenizer.encode(string, add_special_tokens=special, verbose=False)
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
         pairs = [self._pair(context, after) for _, context, after in requests]

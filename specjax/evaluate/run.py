@@ -160,7 +160,7 @@ def _request(decoder: Decoder, item: Item, infill: bool) -> Request:
     if not infill or item.gap is None:
         return engine.request(item.prompt, suffix=item.suffix, **options)
     left, answer, right = item.gap
-    room = len(engine.model.tokenizer(f" {answer}", add_special_tokens=False, verbose=False)["input_ids"])
+    room = len(engine.model.tokenizer.encode(f" {answer}", add_special_tokens=False, verbose=False))
     return engine.request(left, suffix=f" {right}", **{**options, "max_new_tokens": room})
 
 

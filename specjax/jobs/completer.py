@@ -6,10 +6,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from specjax.decoder import Needs
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item
 from specjax.serve.engine import Engine, Timing
-from specjax.serve.request import Request
+from specjax.serve.request import Request, needs_of
 from specjax.serve.slots import OnText, Turn
 
 
@@ -48,11 +49,13 @@ class Shapes:
       slots: rows of the batch.
       capacity: text buffer slots of a row.
       prefix: ids that all prompts begin with, to be prefilled once; empty for none.
+      needs: of all requests.
     """
 
     slots: int
     capacity: int
     prefix: tuple[int, ...]
+    needs: Needs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Whole:
         requests = {index: item for index, item in enumerate(items) if isinstance(item, Request)}
         every = list(requests.values())
         prefix = engine.shared_prefix(every) if options.shared_prefix else ()
-        shapes = Shapes(min(options.batch_size, len(every)), engine.capacity(every), prefix)
+        shapes = Shapes(min(options.batch_size, len(every)), engine.capacity(every), prefix, needs_of(every))
         return cls(requests, engine.keys(every), shapes)
 
     def part(self, left: Sequence[int]) -> tuple[list[Request], np.ndarray]:
@@ -138,6 +141,7 @@ def turns_of(
         capacity=shapes.capacity,
         keys=keys,
         prefix=shapes.prefix,
+        needs=shapes.needs,
         prompt_logprobs=options.prompt_logprobs,
     )
 

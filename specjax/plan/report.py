@@ -53,6 +53,8 @@ def record(
         "tokens_per_step": tokens_per_step,
         "tokens_per_second": round(rows * tokens_per_step / seconds["step"], 1),
         "compiled_layers": list(layers),
+        "compile_seconds": round(cost.compile_seconds, 2),
+        "rungs": [1] if drafter is None else list(drafter.rungs),
     }
 
 
@@ -137,7 +139,13 @@ def _single(r: dict[str, Any]) -> list[str]:
         f"roofline   {seconds['step']:.3f} ms a step: memory {seconds['memory']:.3f}, compute {seconds['compute']:.3f}, "
         f"collectives {seconds['collectives']:.3f}",
         f"speed      {r['tokens_per_second']:.0f} tokens/s at {r['tokens_per_step']:g} tokens a step and row",
+        f"compile    {r['compile_seconds']:.0f} CPU seconds here, the target {_reads(r['rungs'])} among them",
     ]
+
+
+def _reads(rungs: list[int]) -> str:
+    """Over how many nodes the target is compiled."""
+    return "once" if len(rungs) == 1 else f"{len(rungs)} times ({', '.join(map(str, rungs))} nodes)"
 
 
 def plot(records: list[dict[str, Any]], chip: Chip, file: str) -> None:

@@ -5,6 +5,7 @@ In the shape descriptions `B` denotes rows and `L` the slots of text and cache a
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -65,12 +66,14 @@ class Cost:
       flops: as the compiler counts them; on a GPU, which has no such count, those of the matrix products. Pallas kernels that
         declare none count those of their grid.
       collectives: of every kind, how many and how many bytes they exchange.
+      compile_seconds: CPU seconds of this process from tracing the step to its compiled program, all threads together.
     """
 
     temporaries: float
     bytes: float
     flops: float
     collectives: Mapping[str, Mapping[str, float]]
+    compile_seconds: float = 0.0
 
 
 def prepare(model: Any, plan: assembly.Plan, mesh: Any, batch: int, context: int) -> Setup:
@@ -137,12 +140,20 @@ def step_of(setup: Setup, sampled: bool = False) -> Any:
 def compiled(setup: Setup, sampled: bool = False) -> tuple[Any, Traffic]:
     """The compiled step, its state donated, and its traffic at full rows."""
     step = step_of(setup, sampled)
-    program = compile_ahead(jax.jit(step, donate_argnums=1).lower(setup.params, setup.state))
+    program = _program(setup, step)
+    return program, _traffic(program, setup, step)
+
+
+def _program(setup, step):
+    return compile_ahead(jax.jit(step, donate_argnums=1).lower(setup.params, setup.state))
+
+
+def _traffic(program, setup, step):
     rows = np.full(setup.state.length.shape, setup.live, np.int32)
     state = dataclasses.replace(setup.state, length=rows, limit=rows)
     chips = setup.state.length.sharding.device_set
     platform, devices = "tpu" if next(iter(chips)).platform == "tpu" else "cuda", len(chips)
-    return program, traffic(program.as_text() or "", kernels(step, (setup.params, state), platform, devices))
+    return traffic(program.as_text() or "", kernels(step, (setup.params, state), platform, devices))
 
 
 def cost_of(program: Any, moved: Traffic) -> Cost:
@@ -154,6 +165,15 @@ def cost_of(program: Any, moved: Traffic) -> Cost:
     flops += moved.kernel_flops
     temporaries = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes + spare
     return Cost(temporaries, moved.bytes, flops, moved.collectives)
+
+
+def measured(setup: Setup, sampled: bool = False) -> Cost:
+    """The cost of a step, with what its compilation took."""
+    step = step_of(setup, sampled)
+    began = time.process_time()
+    program = _program(setup, step)
+    seconds = time.process_time() - began
+    return dataclasses.replace(cost_of(program, _traffic(program, setup, step)), compile_seconds=seconds)
 
 
 def extrapolated(costs: list[Cost], at: tuple[int, ...], layers: int) -> Cost:
@@ -179,6 +199,7 @@ def extrapolated(costs: list[Cost], at: tuple[int, ...], layers: int) -> Cost:
             }
             for kind in kinds
         },
+        line(low.compile_seconds, high.compile_seconds),
     )
 
 
@@ -195,12 +216,12 @@ def model_cost(
     config = model.lm.config
     alike = len({config.window(i) for i in range(layers)}) == 1
     if whole or layers <= LAYERS[1] or not alike or _reads_layers(setup.decoder):
-        return cost_of(*compiled(setup, sampled)), (layers,)
+        return measured(setup, sampled), (layers,)
     batch, context = setup.state.tokens.shape
 
     def of(count):
         part = prepare(hub.with_layers(model, count, mesh), plan, mesh, batch, context) if count < layers else setup
-        return cost_of(*compiled(part, sampled))
+        return measured(part, sampled)
 
     return from_few_layers(of, layers)
 

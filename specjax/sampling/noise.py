@@ -39,18 +39,21 @@ def row_keys(seed: int | Sequence[int], identities: Iterable[str | Sequence[int]
         counts[own_seed, digest] += 1
     table = np.asarray(words, np.uint32).reshape(-1, 3)
     halves = np.asarray([divmod(int(s) % 2**64, 2**32) for s in seeds], np.uint32).reshape(-1, 2)
-    return _fold(jnp.asarray(halves), jnp.asarray(table))
+    return _fold(halves, table)
 
 
 @jax.jit
 def _fold(seeds, words):
     def one(seed, word):
         high, low = seed
-        key = jax.random.key(low, impl="threefry2x32")
-        key = jnp.where(high == 0, key, jax.random.fold_in(key, high))  # as it was when seeds had 32 bits
-        for i in range(3):
-            key = jax.random.fold_in(key, word[i])
-        return key
+        folds = jnp.concatenate([high[None], word])
+        skipped = (jnp.arange(4) == 0) & (high == 0)  # as it was when seeds had 32 bits
+
+        def fold(key, each):
+            number, skip = each
+            return jnp.where(skip, key, jax.random.fold_in(key, number)), None
+
+        return jax.lax.scan(fold, jax.random.key(low, impl="threefry2x32"), (folds, skipped))[0]  # one hash to compile
 
     return jax.vmap(one)(seeds, words)
 

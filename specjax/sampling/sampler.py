@@ -35,6 +35,7 @@ class Sampler:
         where columns are ids.
       vocab: static, V, set together with `ids`.
       processors: static, the user's own warpers.
+      greedy: static, whether it is known that no row draws or has a penalty: then nothing is traced for those.
     """
 
     key: Array
@@ -45,6 +46,7 @@ class Sampler:
     ids: Array | None = None
     vocab: int = dataclasses.field(default=0, metadata={"static": True})
     processors: tuple[Processor, ...] = dataclasses.field(default=(), metadata={"static": True})
+    greedy: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def restricted(self, ids: Array | None, vocab: int) -> "Sampler":
         """The same sampler for logits over the columns `ids` `[U]` of V tokens: same noise, same penalties."""
@@ -73,7 +75,7 @@ class Sampler:
             return penalise(logits, self._columns(seen), self.params.repetition_penalty)
 
         used = self.live & (self.params.repetition_penalty != 1)
-        penalised = jax.lax.cond(jnp.any(used), apply, lambda: logits)
+        penalised = logits if self.greedy else jax.lax.cond(jnp.any(used), apply, lambda: logits)
         if not self.processors:
             return penalised
         own = None if paths is None else paths()
@@ -81,7 +83,8 @@ class Sampler:
 
     def warped(self, logits: Array, paths: Paths | None = None) -> Array:
         """Scores `[B, T, V]` whose softmax is the law of the next token; greedy rows keep their penalised logits."""
-        return warp(self.penalised(logits, paths), self.params, self.live)
+        penalised = self.penalised(logits, paths)
+        return penalised if self.greedy else warp(penalised, self.params, self.live)
 
     def log_law(self, logits: Array, paths: Paths | None = None) -> Array:
         """The law of the next token as log-probabilities `[B, T, V]`; one-hot in greedy rows."""
@@ -113,6 +116,8 @@ class Sampler:
             penalised = self.penalised(logits, paths)
             return jnp.where(sampled, warp(penalised, self.params, self.live) + g, penalised)
 
+        if self.greedy:
+            return self.penalised(logits, paths)
         sampled = jnp.any(self.live & (self.params.temperature > 0))
         return jax.lax.cond(sampled, noisy, lambda: self.penalised(logits, paths))
 
@@ -131,6 +136,8 @@ class Sampler:
             heat = jnp.where(sampled, self.params.temperature[:, None, None], 1)
             return jnp.where(sampled, log_q / heat + g.reshape(ids.shape), log_q)
 
+        if self.greedy:
+            return log_q
         return jax.lax.cond(jnp.any(self.live & (self.params.temperature > 0)), noisy, lambda: log_q)
 
     def draw(self, logits: Array, depth: Array | int, paths: Paths | None = None, max_depth: int = 0) -> Array:
@@ -149,6 +156,8 @@ class Sampler:
         def slow():
             return jax.lax.cond(jnp.any(self.live & hot), noisy, lambda: best(self.penalised(logits, paths)))
 
+        if self.greedy:
+            return best(self.penalised(logits, paths))
         if self.processors:
             return slow()
         uses = hot | (self.params.repetition_penalty != 1)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.decoder import Needs
 from specjax.draft import Drafter
 from specjax.sampling import Processor, row_keys
 from specjax.serve.options import DecodeOptions, PromptOptions, RunOptions, check_least, check_options, take
@@ -17,7 +18,7 @@ from specjax.serve.progress import Speed, bar_fits, in_notebook, record_bar
 from specjax.serve.prompt_logprobs import with_prompt_logprobs
 from specjax.serve.prompts import read_prompts
 from specjax.serve.reading import Reader
-from specjax.serve.request import Record, Request, several
+from specjax.serve.request import Record, Request, needs_of, several
 from specjax.serve.slots import OnText, Served, Slots, Timing, Turn, in_order, serve
 from specjax.serve.text import check_unicode, encode_text, user_turn
 from specjax.sharding import distributed, make_mesh
@@ -206,7 +207,7 @@ class Engine:
         if isinstance(suffix, str):
             check_unicode(suffix, "suffix")
         if isinstance(suffix, str) and tokenizer is not None:  # in the middle of a text: no special tokens
-            after = self.encode(tokenizer(suffix, add_special_tokens=False, verbose=False)["input_ids"], "suffix")
+            after = self.encode(tokenizer.encode(suffix, add_special_tokens=False, verbose=False), "suffix")
         else:
             after = self.encode(suffix, "suffix")
         total = len(request.ids) + count + len(after)
@@ -317,6 +318,7 @@ class Engine:
         keys: np.ndarray | None = None,
         prefix: Sequence[int] = (),
         prompt_logprobs: bool = False,
+        needs: Needs | None = None,
     ) -> Iterator[Turn]:
         """`run` as it happens: what every call on the device brought, with records as they finish.
 
@@ -332,6 +334,7 @@ class Engine:
           prefix: ids to prefill once, with which every prompt begins: `self.shared_prefix` of these requests, or of the
             longer list.
           prompt_logprobs: see `run`.
+          needs: `specjax.serve.request.needs_of` these requests, or of the longer list; None: as of a long job.
 
         Raises:
           ValueError: see `check_stop` and `reader`; on fewer than one row, a capacity that does not hold every request, or a
@@ -361,6 +364,7 @@ class Engine:
             on_text=on_text,
             on_end=self._ended,
             prefix=prefix,
+            needs=dataclasses.replace(needs_of(requests), brief=False) if needs is None else needs,
         )
         return turns if reader is None else with_prompt_logprobs(turns, reader, requests, slots)
 
@@ -487,6 +491,7 @@ def generate(
         ignore_eos=ignore_eos,
         prefix=engine.shared_prefix(requests) if shared_prefix else (),
         prompt_logprobs=prompt_logprobs,
+        needs=needs_of(requests),
     )
     if progress is None:
         progress = len(requests) > 1 and (bar_fits() or in_notebook())

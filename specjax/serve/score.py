@@ -170,7 +170,7 @@ def encode_pair(engine: Engine, prompt: Any, continuation: Any) -> tuple[tuple[i
     after: Any = continuation
     if isinstance(continuation, str) and tokenizer is not None:
         check_unicode(continuation, "continuation")
-        after = tokenizer(continuation, add_special_tokens=False, verbose=False)["input_ids"]
+        after = tokenizer.encode(continuation, add_special_tokens=False, verbose=False)
     return before, engine.encode(after, "continuation")
 
 

@@ -11,11 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specjax import decoder as decoding
-from specjax.decoder import Decoder
+from specjax.decoder import Decoder, Needs
 from specjax.serve.request import Record, Request, sampling_of
 from specjax.serve.text import cut_at_stop, settled
 from specjax.sharding.distributed import to_devices, to_host
@@ -177,7 +176,7 @@ class Slots:
             np.asarray(rows),
             prompts,
             np.asarray([len(ids) for ids in given], np.int32),
-            jax.random.wrap_key_data(jnp.asarray(keys)),
+            jax.random.wrap_key_data(jax.device_put(keys)),  # `jnp.asarray` would compile a program
             limit=np.minimum(ends, self.served.max_length).astype(np.int32),
             sampling=sampling_of(requests),
             eos=np.broadcast_to(np.asarray(eos, np.int32), (self.share, len(eos))),
@@ -194,6 +193,7 @@ def serve(
     *,
     slots: int,
     capacity: int,
+    needs: Needs,
     stop: tuple[str, ...] = (),
     on_text: OnText | None = None,
     on_end: OnEnd | None = None,
@@ -208,13 +208,14 @@ def serve(
       timing: what is spent is added to it.
       slots: B.
       capacity: text buffer slots of a row, enough for every request.
+      needs: of these requests, or of a longer list that they are part of.
       stop: strings that end a text.
       on_text: see `Engine.run`.
       on_end: called with the rows that have just ended and the state; returns the parameters to go on with.
       prefix: ids that every prompt begins with, which are prefilled once.
     """
     of = Slots(served, slots, capacity)
-    decoder, params = served.decoder, served.params
+    decoder, params = served.decoder.fitted(needs), served.params
     began = time.perf_counter()
     state = decoding.run(decoder, params, of.empty(), 0)  # compiles: the timing sees only decoding
     jax.block_until_ready(state)

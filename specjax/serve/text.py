@@ -18,7 +18,7 @@ def encode_text(tokenizer: Any, prompt: str | Sequence[dict[str, Any]], model: s
     """
     if isinstance(prompt, str):
         check_unicode(prompt, "prompt")
-        return tokenizer(prompt, verbose=False)["input_ids"] if prompt else []
+        return tokenizer.encode(prompt, verbose=False) if prompt else []
     if not all(isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in prompt):
         raise ValueError("every message must be an object with a role (a string) and content")
     if not tokenizer.chat_template:
@@ -28,7 +28,7 @@ def encode_text(tokenizer: Any, prompt: str | Sequence[dict[str, Any]], model: s
     except Exception as error:  # templates raise what they like
         raise ValueError(f"the chat template of {model} cannot render these messages: {_line(error)}") from error
     # the template writes special tokens itself
-    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] if text else []
+    return tokenizer.encode(text, add_special_tokens=False, verbose=False) if text else []
 
 
 def user_turn(prompt: Any, chat: bool) -> Any:

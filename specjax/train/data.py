@@ -179,7 +179,7 @@ def _ids(content: Any, model: Any, special: bool = True) -> list[int]:
         raise ValueError(f"{model.name} has no tokenizer, so it takes token ids only")
     if special or not isinstance(content, str):
         return encode_text(model.tokenizer, content, model.name)
-    return model.tokenizer(content, add_special_tokens=False, verbose=False)["input_ids"]
+    return model.tokenizer.encode(content, add_special_tokens=False, verbose=False)
 
 
 def _conversation(messages: Any, model: Any) -> tuple[list[int], list[bool]]:
@@ -199,7 +199,7 @@ def _conversation(messages: Any, model: Any) -> tuple[list[int], list[bool]]:
         if not prompt.startswith(before) or not answer.startswith(prompt):
             raise ValueError(f"the chat template of {model.name} rewrites earlier messages: give prompt and completion")
         for text, trained in ((prompt[len(before) :], False), (answer[len(prompt) :], True)):
-            part = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] if text else []
+            part = model.tokenizer.encode(text, add_special_tokens=False, verbose=False) if text else []
             ids += part
             mask += [trained] * len(part)
         before = answer

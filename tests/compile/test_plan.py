@@ -42,6 +42,7 @@ def test_the_command_prints_json_and_draws(plan, tmp_path):
         seconds = record["seconds"]
         assert seconds["memory"] == pytest.approx(record["bytes_accessed"] / 819e9, rel=1e-3)
         assert record["tokens_per_second"] == pytest.approx(record["batch"] * 2 / seconds["step"], rel=1e-3)
+        assert record["compile_seconds"] > 0 and record["rungs"] == [1]
     assert four["bytes_per_chip"]["cache"] == 4 * one["bytes_per_chip"]["cache"]
     assert four["flops"] > 2 * one["flops"] and four["ideal_bytes"] > one["ideal_bytes"]
     assert picture.stat().st_size > 1000
@@ -133,8 +134,10 @@ def test_deeper_programs_are_compiled_where_more_layers_cost_less():
 
 
 def test_costs_are_extrapolated_on_a_line():
-    low = step.Cost(10, 100, 1000, {"all-reduce": {"count": 7, "bytes": 70}})
-    high = dataclasses.replace(low, bytes=160, flops=1800, collectives={"all-reduce": {"count": 11, "bytes": 110}})
+    low = step.Cost(10, 100, 1000, {"all-reduce": {"count": 7, "bytes": 70}}, compile_seconds=3)
+    more = {"collectives": {"all-reduce": {"count": 11, "bytes": 110}}, "compile_seconds": 5}
+    high = dataclasses.replace(low, bytes=160, flops=1800, **more)
     found = step.extrapolated([low, high], (2, 4), 32)
     assert (found.bytes, found.flops, found.temporaries) == (100 + 15 * 60, 1000 + 15 * 800, 10)
+    assert found.compile_seconds == 3 + 15 * 2
     assert found.collectives == {"all-reduce": {"count": 67, "bytes": 670}}

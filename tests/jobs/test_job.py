@@ -470,14 +470,14 @@ def test_refilled_slots_write_the_texts_of_static_batches(folders, kind):
     engine = Engine(str(folders[kind]), **options)
     prompts = [([1 + i % 5] * (1 + i), 4 * (1 + i * 3 % 7)) for i in range(10)]
     requests = [engine.request(p, max_new_tokens=n, temperature=0.5 * (i % 3)) for i, (p, n) in enumerate(prompts)]
-    keys, capacity = engine.keys(requests), engine.capacity(requests)
+    keys, capacity, needs = engine.keys(requests), engine.capacity(requests), decoder.Needs()
 
     def decode(order, size):
         records, fill = {}, []
         for at in range(0, len(order), size):
             part = order[at : at + size]
             for turn in engine.turns(
-                [requests[i] for i in part], slots=3, keys=keys[part], capacity=capacity, ignore_eos=True
+                [requests[i] for i in part], slots=3, keys=keys[part], capacity=capacity, ignore_eos=True, needs=needs
             ):
                 records |= {part[i]: record for i, record in turn.finished}
                 assert turn.steps <= 3 * turn.passes

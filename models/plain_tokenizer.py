@@ -1,0 +1,131 @@
+"""Tokenizers that the `tokenizers` package serves alone: transformers takes seconds to import, and may never be needed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, processors
+
+from specjax.models.json_file import read_json
+
+_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Those that are `tokenizer.json` and no more."""
+_MODELS = ("llama", "Dream")
+"""Types of model for which transformers takes the folder's word on the tokenizer's class."""
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "mask_token")
+_ENDS = ("add_bos_token", "add_eos_token")
+_KNOWN = {
+    *_NAMED,
+    *_ENDS,
+    "tokenizer_class",
+    "clean_up_tokenization_spaces",
+    "model_max_length",
+    "chat_template",
+}
+"""Fields of `tokenizer_config.json` whose meaning is known here; with any other it is left to transformers."""
+_MORE = ("special_tokens_map.json", "added_tokens.json")
+"""Files that add to `tokenizer.json`."""
+_MOST = 100_000  # tokens: beyond them transformers may mend the pattern that splits words
+
+
+class PlainTokenizer:
+    """A `tokenizer.json` with transformers' results. What is asked most is answered by the `tokenizers` package; the first
+    time that anything else is asked for, transformers' own tokenizer is loaded, and answers everything from then on.
+
+    Args:
+      backend: what `tokenizer.json` holds.
+      load: makes transformers' tokenizer.
+    """
+
+    def __init__(self, backend: Tokenizer, load: Callable[[], Any]):
+        vars(self).update(_backend=backend, _load=load, _whole=None)
+
+    @property
+    def whole(self) -> Any:
+        """Transformers' tokenizer."""
+        if self._whole is None:
+            vars(self)["_whole"] = self._load()
+        return self._whole
+
+    def encode(self, text: Any, add_special_tokens: bool = True, **options: Any) -> list[int]:
+        """Ids of a text, see `transformers.PreTrainedTokenizerBase.encode`."""
+        if self._whole is None and isinstance(text, str) and not options.keys() - {"verbose"}:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.whole.encode(text, add_special_tokens=add_special_tokens, **options)
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> str:
+        """The text of ids, see `transformers.PreTrainedTokenizerBase.decode`."""
+        ours = isinstance(token_ids, list) and not any(options.values())
+        if self._whole is None and ours and not any(isinstance(i, list) for i in token_ids[:1]):
+            return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return self.whole.decode(token_ids, skip_special_tokens=skip_special_tokens, **options)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Every token's id, those of added tokens among them."""
+        return self._backend.get_vocab() if self._whole is None else self.whole.get_vocab()
+
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        return self.whole(*given, **options)
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what copying and pickling look for
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.whole, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.whole, name, value)
+
+
+def plain(folder: Path, load: Callable[[], Any]) -> PlainTokenizer | None:
+    """The tokenizer of a folder, where the `tokenizers` package alone is sure to give what transformers does; else None.
+
+    Args:
+      folder: see `specjax.models.tokenizer.load`.
+      load: makes transformers' tokenizer.
+
+    Raises:
+      ModelError: where a file is no JSON object.
+    """
+    file, settings, model = (folder / f"{name}.json" for name in ("tokenizer", "tokenizer_config", "config"))
+    if not all(each.is_file() for each in (file, settings, model)) or any((folder / name).is_file() for name in _MORE):
+        return None
+    if read_json(model).get("model_type") not in _MODELS or not _understood(read_json(settings)):
+        return None
+    try:
+        backend = Tokenizer.from_file(str(file))
+    except Exception:  # the library raises bare Exception; transformers' error is the one that is shown
+        return None
+    if not _as_it_is(backend, read_json(settings)):
+        return None
+    if read_json(settings).keys() & set(_ENDS):  # transformers makes one of its own then, here of no tokens
+        backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
+    return PlainTokenizer(backend, load)
+
+
+def _understood(settings: dict[str, Any]) -> bool:
+    """Whether every field is known, and says what changes nothing."""
+    named = [settings[name] for name in _NAMED if settings.get(name) is not None]
+    return (
+        settings.keys() <= _KNOWN
+        and settings.get("tokenizer_class") in _CLASSES
+        and not any(settings.get(name) for name in (*_ENDS, "clean_up_tokenization_spaces"))
+        and all(isinstance(token, str) for token in named)
+    )
+
+
+def _as_it_is(backend: Tokenizer, settings: dict[str, Any]) -> bool:
+    """Whether transformers would leave it so: it adds named tokens that are missing or not special, and sets padding and
+    truncation anew."""
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    return (
+        {settings[name] for name in _NAMED if settings.get(name) is not None} <= special
+        and backend.padding is None
+        and backend.truncation is None
+        and backend.get_vocab_size() <= _MOST
+    )

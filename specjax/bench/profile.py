@@ -1,0 +1,151 @@
+"""`specjax bench profile`: where a decoding step's time goes, from a trace of the device at hand.
+
+The decoder's own loop runs until the first row ends, under `jax.profiler`. The trace says how long every operation of the
+program took, and the compiled text which part of a step it was traced from. Tracing slows small operations most, so a part's
+share of the traced time is taken of a step's time without a trace.
+"""
+
+import dataclasses
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import decoder as decoding
+from specjax.bench.engines import engines_of, prompts_of, requests_of
+from specjax.bench.options import BenchOptions
+from specjax.bench.run import progress
+from specjax.bench.step_parts import PARTS, REST, Event, by_part, parts_of
+from specjax.jobs import jsonl
+from specjax.serve.request import needs_of
+from specjax.terminal import bad_input, note, write
+from specjax.viz import text
+from specjax.viz.files import check_plot
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Where the time of one decoder's step goes.
+
+    Attributes:
+      decoder: its registry line.
+      batch: rows.
+      steps: of a measurement.
+      step_seconds: of one step without a trace, median of the rounds.
+      parts: seconds by part, which add up to `step_seconds`.
+      besides_forwards: the share of a step that is no forward pass of a model; drafting counts as one where the drafter has
+        parameters.
+    """
+
+    decoder: str
+    batch: int
+    steps: int
+    step_seconds: float
+    parts: dict[str, float]
+    besides_forwards: float
+
+
+def command(options: BenchOptions) -> int:
+    """Runs the suite; returns the exit status."""
+    with bad_input():
+        if options.plot:
+            check_plot(options.plot)
+        texts, suffixes = prompts_of(options)
+        engines, skipped = engines_of(options)
+        if next(iter(engines.values())).model.masked is not None:
+            raise ValueError("the suite profile is for autoregressive models: a diffusion step has no draft to verify")
+        count = options.batch_size
+        if len(texts) < count:
+            raise ValueError(f"a batch of {count} needs as many prompts, and there are {len(texts)}: raise --prompts")
+        requests = requests_of(options, engines, texts[:count], suffixes[:count], skipped)
+    for reason in skipped:
+        note(reason)
+    found = []
+    with progress(len(requests)) as advance:
+        for name, own in requests.items():
+            found.append(profile(name, engines[name], own, options.repeats))
+            advance(name)
+    if options.json:
+        write(jsonl.dumps({"rows": [dataclasses.asdict(one) for one in found]}) + "\n")
+    else:
+        write(shown(found))
+    if options.plot:
+        from specjax.viz import figures
+
+        figures.step_times({one.decoder: one.parts for one in found}).savefig(options.plot, dpi=120)
+    return 0
+
+
+def shown(found: list[Profile]) -> str:
+    """The profiles as bars, and what is no model's forward pass."""
+    bars = text.step_times({f"{one.decoder}, batch {one.batch}": one.parts for one in found})
+    rest = (f"{one.decoder}: {one.besides_forwards:.1%} of a step is no forward pass of a model" for one in found)
+    return "\n".join([bars, *rest]) + "\n"
+
+
+def profile(name: str, engine: Any, requests: list[Any], repeats: int) -> Profile:
+    """Compiles, measures and traces the steps of these requests, one a row, until the first of them ends.
+
+    Args:
+      name: of the decoder.
+      engine: with an autoregressive decoder.
+      requests: as many as there are rows.
+      repeats: measurements without a trace.
+
+    Raises:
+      RuntimeError: where the profiler has no operation of the program.
+    """
+    decoder = engine.decoder.fitted(dataclasses.replace(needs_of(requests), brief=False))
+    state = engine.start(requests, ignore_eos=True)
+    numbers = np.int32(decoding.NO_LIMIT), np.int32(len(requests))
+    program = decoding.run_program.lower(decoder, engine.params, state, *numbers).compile()
+
+    def once() -> tuple[float, int]:
+        mine = jax.block_until_ready(jax.tree.map(jnp.copy, state))  # the program consumes its state
+        began = time.perf_counter()
+        after = jax.block_until_ready(program(engine.params, mine, *numbers))
+        return time.perf_counter() - began, int(np.max(np.asarray(after.stats.steps)))
+
+    once()
+    laps = [once() for _ in range(repeats)]
+    steps = laps[0][1]
+    seconds = statistics.median(lap for lap, _ in laps) / steps
+    traced = by_part(events_of(once, "jit_run_program"), parts_of(program.as_text() or ""))
+    total = sum(traced.values())
+    if not total:
+        raise RuntimeError("the profiler recorded no operation of the program on this device")
+    parts = {part: seconds * traced[part] / total for part in (*PARTS, REST)}
+    modelled = bool(jax.tree.leaves(engine.params["draft"]))
+    forwards = parts["target"] + (parts["draft"] if modelled else 0.0)
+    return Profile(name, len(requests), steps, seconds, parts, 1 - forwards / seconds)
+
+
+def events_of(run: Callable[[], Any], module: str) -> list[list[Event]]:
+    """The operations of a program that ran under the profiler, a list for every line of the trace (a thread, a stream).
+
+    Args:
+      run: runs it.
+      module: its name.
+    """
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, profiler_options=options):
+            run()
+        (file,) = Path(folder).glob("plugins/profile/*/*.xplane.pb")
+        planes = jax.profiler.ProfileData.from_file(str(file)).planes
+        lines = [[_event(event, module) for event in line.events] for plane in planes for line in plane.lines]
+    return [[event for event in line if event is not None] for line in lines]
+
+
+def _event(event: Any, module: str) -> Event | None:
+    stats = dict(event.stats)
+    if "hlo_op" not in stats or not str(stats.get("hlo_module", module)).startswith(module):
+        return None
+    return Event(str(stats["hlo_op"]), event.start_ns, event.duration_ns)

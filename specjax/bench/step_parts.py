@@ -1,0 +1,118 @@
+"""Which part of a step an operation of its compiled program belongs to, and how long each part took."""
+
+import collections
+import dataclasses
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from specjax.plan.hlo import Computation, Op, Program, parse
+
+PARTS = ("draft", "target", "verify", "commit")
+REST = "everything else"
+_SCOPES = {"draft": "draft", "observe": "draft", "target": "target", "verify": "verify", "commit": "commit"}
+"""Parts by the named scopes of `Speculative.step`."""
+_SHARED = ("constant", "parameter", "get-tuple-element")
+"""What all parts read, and nobody's work."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One run of an operation.
+
+    Attributes:
+      name: in the compiled text.
+      start: nanoseconds.
+      duration: likewise; where the operation runs others, theirs is inside.
+    """
+
+    name: str
+    start: float
+    duration: float
+
+
+def parts_of(text: str) -> dict[str, str]:
+    """The part of every operation of a compiled program, by its name; `REST` where it is of none.
+
+    An operation that the compiler added or rewrote (a copy, a matrix product for a library) may say nothing of itself. It is of
+    the part of what is fused into it, or of what runs it, or of what it reads, or of what reads it.
+
+    Args:
+      text: of `compiled.as_text()`.
+    """
+    program, found = parse(text), {}
+    seen: set[str] = set()
+    waiting = [(program.entry, REST)]
+    while waiting:
+        name, outer = waiting.pop()
+        if name in seen or name not in program.computations:
+            continue
+        seen.add(name)
+        own = _of_computation(program, program.computations[name], None if outer == REST else outer)
+        found |= own
+        ops = program.computations[name].ops.values()
+        waiting += [(called, own[op.name]) for op in ops for called in op.called]
+    return found
+
+
+def _of_computation(program: Program, here: Computation, outer: str | None) -> dict[str, str]:
+    said = {name: _part(op) or _fused(program, op) or outer for name, op in here.ops.items()}
+
+    def largest(names: Iterable[str]) -> str | None:
+        known = [name for name in names if said.get(name)]
+        return said[max(known, key=lambda name: sum(buffer.size for buffer in here.value(name)))] if known else None
+
+    for name, op in here.ops.items():  # operands come first
+        said[name] = said[name] or largest(op.operands)
+    for name, op in reversed(here.ops.items()):
+        if op.opcode not in _SHARED:
+            said[name] = said[name] or largest(user.name for user in here.users[name])
+    return {name: part or REST for name, part in said.items()}
+
+
+def _part(op: Op) -> str | None:
+    """By the outermost scope that names a part; None where it does not say what it was traced from."""
+    if not op.source:
+        return None
+    return next((_SCOPES[word] for word in op.source.split("/") if word in _SCOPES), REST)
+
+
+def _fused(program: Program, op: Op) -> str | None:
+    """The part of most of what a fusion holds."""
+    inside = [
+        program.computations[name] for name in op.called if op.opcode == "fusion" and name in program.computations
+    ]
+    parts = collections.Counter(part for one in inside for inner in one.ops.values() if (part := _part(inner)))
+    return parts.most_common(1)[0][0] if parts else None
+
+
+def by_part(lines: Sequence[Sequence[Event]], parts: Mapping[str, str]) -> dict[str, float]:
+    """Nanoseconds by part, over all lines of a trace.
+
+    Of an operation that ran often, each run counts as the median one, and so does each gap between the operations that a loop
+    runs: what interrupts a program does not count.
+
+    Args:
+      lines: events, a list for every thread or stream.
+      parts: see `parts_of`.
+    """
+    runs: dict[str, list[float]] = collections.defaultdict(list)
+    for line in lines:
+        for name, own in _own(line):
+            runs[name] += own
+    total = dict.fromkeys((*PARTS, REST), 0.0)
+    for name, times in runs.items():
+        total[parts.get(name, REST)] += len(times) * statistics.median(times)
+    return total
+
+
+def _own(line: Sequence[Event]) -> Iterator[tuple[str, list[float]]]:
+    """Every event's own time: its duration, or where others ran inside it, the gaps between them."""
+    open_: list[tuple[Event, list[float]]] = []  # with the ends of gaps
+    for event in [*sorted(line, key=lambda e: (e.start, -e.duration)), Event("", float("inf"), 0)]:
+        while open_ and open_[-1][0].start + open_[-1][0].duration <= event.start:
+            done, ends = open_.pop()
+            ends = [done.start, *ends, done.start + done.duration]
+            yield done.name, [max(stop - start, 0.0) for start, stop in zip(ends[::2], ends[1::2], strict=True)]
+        if open_:
+            open_[-1][1].extend((event.start, event.start + event.duration))
+        open_.append((event, []))

@@ -1,0 +1,100 @@
+"""Tokenizers without transformers: its results on what is shipped, and everything else from itself."""
+
+import copy
+import json
+import shutil
+
+import pytest
+
+from specjax import models
+from specjax.models import tokenizer
+from specjax.models.plain_tokenizer import PlainTokenizer
+from specjax.serve.text import encode_text
+from specjax.spec.companions import LOADERS
+
+TEXTS = (
+    "",
+    " ",
+    "def fibonacci(n):\n    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)\n",
+    "a  b\t\tc\r\n\r\n   d\u00a0e \u2009f , g .",
+    "na\u00efve \u5f71\u97ff \U0001f600 \u0e01\u0e33 e\u0301",
+    "x<|endoftext|>y <|pad|> <|mask|> <|endoftext|><|endoftext|>",
+    "1234567890 " * 300,
+)  # longer than the length that a tokenizer warns of, among them
+
+
+@pytest.fixture(scope="module", params=models.shipped())
+def both(request):
+    """The shipped tokenizer as it is loaded, and transformers'."""
+    folder = models.shipped()[request.param]
+    return tokenizer.load(folder), tokenizer._transformers(folder)
+
+
+def test_it_gives_what_transformers_does(both, monkeypatch):
+    ours, theirs = both
+    assert isinstance(ours, PlainTokenizer)
+    monkeypatch.setitem(vars(ours), "_load", lambda: pytest.fail("transformers was asked"))
+    for text in TEXTS:
+        for special in (True, False):
+            ids = ours.encode(text, add_special_tokens=special, verbose=False)
+            assert ids == theirs(text, add_special_tokens=special, verbose=False)["input_ids"]
+        for options in ({}, {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}):
+            assert ours.decode(ids, **options) == theirs.decode(ids, **options)
+    for ids in ([], [0], [1, 0, 5], list(range(4096)), [200, 201, 70_000]):
+        assert ours.decode(ids) == theirs.decode(ids)
+        assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.get_vocab() == theirs.get_vocab()
+
+
+def test_all_else_is_asked_of_transformers(both):
+    loaded, theirs = both
+    ours = copy.copy(loaded)
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    asked = {"add_generation_prompt": True, "tokenize": False}
+    assert ours.apply_chat_template(messages, **asked) == theirs.apply_chat_template(messages, **asked)
+    assert encode_text(ours, messages, "it") == encode_text(theirs, messages, "it")
+    assert ours(["a b", "c"]) == theirs(["a b", "c"]) and len(ours) == len(theirs)
+    assert ours.decode([[5, 6], [7]]) == theirs.decode([[5, 6], [7]]) and ours.decode(5) == theirs.decode(5)
+    assert ours.encode("a", return_tensors="np").tolist() == theirs.encode("a", return_tensors="np").tolist()
+    names = (
+        "bos_token",
+        "eos_token",
+        "eos_token_id",
+        "mask_token_id",
+        "pad_token_id",
+        "chat_template",
+        "model_max_length",
+    )
+    assert [getattr(ours, name) for name in names] == [getattr(theirs, name) for name in names]
+    ours.add_tokens(["<new>"])
+    assert (
+        ours.encode("<new>") == [len(theirs)] == [ours.get_vocab()["<new>"]] and ours.decode([len(theirs)]) == "<new>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("tokenizer_config", {"tokenizer_class": "LlamaTokenizer"}),
+        ("tokenizer_config", {"add_bos_token": True}),
+        ("tokenizer_config", {"clean_up_tokenization_spaces": True}),
+        ("tokenizer_config", {"eos_token": {"content": "<|endoftext|>", "special": True}}),
+        ("tokenizer_config", {"bos_token": "<|begin|>"}),
+        ("tokenizer_config", {"split_special_tokens": True}),
+        ("tokenizer", {"truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}}),
+        ("special_tokens_map", {}),
+        ("config", {"model_type": "qwen2"}),
+        ("tokenizer", {"model": {}}),
+    ],
+)
+def test_what_may_differ_is_left_to_transformers(tmp_path, monkeypatch, name, changes):
+    folder = tmp_path / "own"
+    shutil.copytree(
+        models.shipped()[LOADERS["model"].default],
+        folder,
+        ignore=lambda _, names: [n for n in names if n[-5:] != ".json"],
+    )
+    file = folder / f"{name}.json"
+    file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | changes))
+    monkeypatch.setattr(tokenizer, "_transformers", lambda folder: "transformers'")
+    assert tokenizer.load(folder) == "transformers'"

@@ -34,9 +34,10 @@ SHIPPED = HERE.parent.parent / "specjax" / "models" / "pretrained"
 
 
 def rate_at(recipe: dict, step: int, spent: float) -> float:
-    """Warm-up by steps, then flat, then linear to 0 at the end of the run."""
+    """Warm-up by steps, then flat, then as 1 - sqrt to 0 at the end of the run."""
     warm = min(1.0, (step + 1) / recipe["warmup_steps"])
-    return warm * min(1.0, max(0.0, (1.0 - spent) / (1.0 - recipe["decay_from"])))
+    gone = max(0.0, spent - recipe["decay_from"]) / (1.0 - recipe["decay_from"])
+    return warm * (1.0 - min(1.0, gone) ** 0.5)
 
 
 def shape_of(recipe: dict, vocab_size: int) -> LlamaConfig:

@@ -79,12 +79,15 @@ def verifiers(options: NoOptions) -> int:
 
 
 def _list_entries(table: dict[str, Any]) -> int:
+    """A line a method; below it, indented, the line that sets each of its fields to the default."""
     rows, guaranteed = [], any(entry.guarantee for entry in table.values())
     for name, entry in table.items():
-        fields = ",".join(f"{field}={spelt(value)}" for field, value in entry.listed.items())
         worth = [entry.guarantee or "-"] if guaranteed else []
-        rows.append((f"{name}:{fields}" if fields else name, *worth, f"{entry.summary} [{entry.source}]"))
-    return _columns(rows)
+        rows.append((name, *worth, f"{entry.summary} [{entry.source}]"))
+    for (name, entry), line in zip(table.items(), _aligned(rows), strict=True):
+        fields = ",".join(f"{field}={spelt(value)}" for field, value in entry.listed.items())
+        write(f"{line}\n" + (f"    {name}:{fields}\n" if fields else ""))
+    return 0
 
 
 def policies(options: NoOptions) -> int:
@@ -109,14 +112,13 @@ def models(options: NoOptions) -> int:
             shape = f"{config['num_hidden_layers']} layers of width {config['hidden_size']}"
             about = f"{config['model_type']}, {shape}, vocabulary {config['vocab_size']}"
             rows.append((name, f"{count / 1e6:.2f}M parameters", f"{about} [{folder}]"))
-    return _columns(rows)
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> int:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
+    write("".join(f"{line}\n" for line in _aligned(rows)))
     return 0
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def train(options: TrainOptions) -> int:

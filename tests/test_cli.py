@@ -334,15 +334,20 @@ def test_options_may_stand_between_prompts(records):
 
 
 @pytest.mark.parametrize("command", ["drafters", "verifiers", "models"])
-def test_lists_are_one_line_each(run, command):
-    from specjax.spec.registry import DRAFTERS, RULES, VERIFIERS
+def test_lists_are_one_line_each_and_one_of_fields(run, command):
+    from specjax.spec.registry import DRAFTERS, RULES, VERIFIERS, parse
 
     names = {"drafters": [*DRAFTERS, *RULES], "verifiers": VERIFIERS, "models": models.shipped()}[command]
     status, out, err = run(command)
     assert (status, err) == (0, "")
-    lines = [line for line in out.splitlines() if not line.startswith("rule=")]
-    assert [line.split()[0].split(":")[0] for line in lines] == list(names)
+    lines = [line for line in out.splitlines() if not line.startswith(("rule=", "    "))]
+    assert [line.split()[0] for line in lines] == list(names)
     assert all(line.endswith("]") for line in lines)
+    fields = [line.strip() for line in out.splitlines() if line.startswith("    ")]
+    if command == "drafters":
+        of_drafters = [line for line in fields if line.partition(":")[0] in DRAFTERS]
+        assert len(of_drafters) >= len(DRAFTERS) - 1 and len(fields) == len(of_drafters) + len(RULES)
+        assert all(parse("drafter", DRAFTERS, line) for line in of_drafters)  # each can be given as it stands
 
 
 @pytest.mark.parametrize("words", [["--help"], ["generate", "--help"], ["bench", "--help"], ["--version"]])

@@ -132,7 +132,13 @@ def test_a_slot_sees_the_whole_block_or_what_is_before_it(causal, tmp_path):
 def test_where_the_first_token_is_drafted_from(tmp_path):
     """DeepSpec's files draft from slot 0 and do not say it; speculators' say it, and count layers as boundaries."""
     config, tensors = zlab()
-    config |= {"num_anchors": 512, "markov_rank": 0, "target_layer_ids": [0, 2], "mask_token_id": MASK}
+    config |= {
+        "architectures": ["Qwen3DSparkModel"],
+        "num_anchors": 512,
+        "markov_rank": 0,
+        "target_layer_ids": [0, 2],
+        "mask_token_id": MASK,
+    }
     config.pop("dflash_config")
     folder = write(tmp_path / "deepspec", config, tensors)
     head = read_head(folder, "dflash", DFlash, toy())

@@ -157,10 +157,12 @@ def check_architecture(reader: Reader, config: dict[str, Any], drafter: str) -> 
     """Raises ModelError on the `architectures` of another drafter's heads, or of layers that are none of Llama's.
 
     A head's class says nothing more: `LlamaForCausalLMEagle3`, `Eagle3LlamaForCausalLM` and `Eagle3Speculator` are one module.
+    DeepSpec's class of DSpark heads without a Markov head is its DFlash.
     """
+    plain = drafter == "dflash" and not config.get("markov_rank")
     names = config.get("architectures") or []
     for name in names if isinstance(names, list) else [names]:
-        own = (drafter, "dflash") if drafter == "dspark" else (drafter,)
+        own = (drafter, "dflash", "dspark") if drafter == "dspark" or plain else (drafter,)
         other = next((word for word in _OTHERS if word in str(name).lower() and word not in own), None)
         if other is not None:
             raise ModelError(f"{reader.file}: architectures has {name!r}, a head of another kind ({_OTHERS[other]})")

@@ -40,7 +40,6 @@ class PlainTokenizer:
     def __init__(self, backend: Tokenizer, load: Callable[[], Any]):
         vars(self).update(_backend=backend, _load=load, _whole=None)
 
-    @property
     def whole(self) -> Any:
         """Transformers' tokenizer."""
         if self._whole is None:
@@ -51,24 +50,24 @@ class PlainTokenizer:
         """Ids of a text, see `transformers.PreTrainedTokenizerBase.encode`."""
         if self._whole is None and isinstance(text, str) and not options.keys() - {"verbose"}:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        return self.whole.encode(text, add_special_tokens=add_special_tokens, **options)
+        return self.whole().encode(text, add_special_tokens=add_special_tokens, **options)
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> str:
         """The text of ids, see `transformers.PreTrainedTokenizerBase.decode`."""
         ours = isinstance(token_ids, list) and not any(options.values())
         if self._whole is None and ours and not any(isinstance(i, list) for i in token_ids[:1]):
             return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        return self.whole.decode(token_ids, skip_special_tokens=skip_special_tokens, **options)
+        return self.whole().decode(token_ids, skip_special_tokens=skip_special_tokens, **options)
 
     def get_vocab(self) -> dict[str, int]:
         """Every token's id, those of added tokens among them."""
-        return self._backend.get_vocab() if self._whole is None else self.whole.get_vocab()
+        return self._backend.get_vocab() if self._whole is None else self.whole().get_vocab()
 
     def __call__(self, *given: Any, **options: Any) -> Any:
-        return self.whole(*given, **options)
+        return self.whole()(*given, **options)
 
     def __len__(self) -> int:
-        return len(self.whole)
+        return len(self.whole())
 
     def __bool__(self) -> bool:
         return True
@@ -76,10 +75,10 @@ class PlainTokenizer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what copying and pickling look for
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self.whole, name)
+        return getattr(self.whole(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.whole, name, value)
+        setattr(self.whole(), name, value)
 
 
 def plain(folder: Path, load: Callable[[], Any]) -> PlainTokenizer | None:

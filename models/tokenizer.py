@@ -1,6 +1,7 @@
 """Tokenizers: transformers', or what gives the same (`specjax.models.plain_tokenizer`). A folder without one works with ids."""
 
 import contextlib
+import functools
 import logging
 import warnings
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ def load(folder: Path) -> Any:
     """
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         return None
-    found = plain(folder, lambda: _transformers(folder))
+    found = plain(folder, functools.partial(_transformers, folder))
     return _transformers(folder) if found is None else found
 
 

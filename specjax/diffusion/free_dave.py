@@ -230,7 +230,7 @@ class FreeDaveDecoder(Diffusion):
             self._seen(state), source, (*widths(needed - 1, count * size, max(count, 2)), count * size),
             self._anew(params["target"], state, source), jnp.all(active == real) & ~jnp.any(wanted[:, 1:]),
         )  # fmt: skip
-        return final, source[:, 0], dataclasses.replace(state, cache=cache)
+        return final, at[:, 0] - self.shift, dataclasses.replace(state, cache=cache)
 
     def _canvases(self, state, at, drafts):
         """The canvases `[B, K, L]` with drafts `[B, K, W]` of the block."""

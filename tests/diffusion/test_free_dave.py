@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support import small_diffusion
 from support.small_diffusion import LM, MASK, begin, make, params, texts
 
 import specjax
@@ -50,6 +51,13 @@ def test_the_text_of_static_decoding_in_no_more_passes(drafts, policy, block_len
         assert ours.stats.steps.sum() < static.stats.steps.sum()
     if drafts == 1:
         assert ours.stats.steps.tolist() == static.stats.steps.tolist()
+
+
+def test_a_canvas_that_begins_open(monkeypatch):
+    """No feature lies before its first position; every other one is still said by the one before it."""
+    monkeypatch.setattr(small_diffusion, "PROMPTS", [[MASK, *prompt[1:]] for prompt in small_diffusion.PROMPTS])
+    ours, static = both(3, Fixed(), 8, True, DUAL)
+    assert texts(ours) == texts(static) and ours.tokens[:, 0].tolist() == static.tokens[:, 0].tolist()
 
 
 def test_drawn_texts_are_static_decodings_too():

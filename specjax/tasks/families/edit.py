@@ -4,7 +4,7 @@ from specjax.about import About
 from specjax.tasks.base import Family, Question, same_words
 from specjax.tasks.words import ADJECTIVES, ANIMALS, COLORS, NAMES, PLACES, THINGS
 
-SIZES = {1: (3, 4, 1), 2: (5, 7, 2), 3: (8, 11, 3)}
+SIZES = {1: (2, 4, 1), 2: (4, 6, 1), 3: (6, 9, 2)}
 """Sentences from, to, and edits."""
 ORDINALS = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth".split()
 SENTENCES = (
@@ -44,7 +44,7 @@ ASKS = (
 
 
 class Edit(Family):
-    """A paragraph and one to three edits, done in their order, each on what the ones before it left."""
+    """A paragraph and an edit; at level 3 two, the second of what the first one left."""
 
     about = About("edit", "a paragraph, edited as told: long copies", "-")
 

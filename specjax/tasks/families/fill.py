@@ -6,10 +6,11 @@ from specjax.about import About
 from specjax.tasks.base import Family, Question, same_words
 from specjax.tasks.words import ANIMALS, COLORS, FRUITS, NAMES, PLACES, THINGS
 
-ORDERS = {1: 4, 2: 5, 3: 6}
-TERMS = {1: (8, 10), 2: (11, 14), 3: (15, 20)}
-WORDS = {1: (6, 9), 2: (10, 14), 3: (15, 22)}
-EVENTS = {1: (2, 3), 2: (4, 5), 3: (6, 8)}
+ORDERS = {1: 4, 2: 4, 3: 5}
+HOLES = {1: 4, 2: 7, 3: 12}
+TERMS = {1: (7, 9), 2: (8, 11), 3: (11, 15)}
+WORDS = {1: (4, 7), 2: (6, 10), 3: (10, 15)}
+EVENTS = {1: (2, 3), 2: (3, 4), 3: (5, 7)}
 SYMBOLS = (
     tuple("ABCDEF"),
     tuple("123456"),
@@ -53,7 +54,7 @@ class Fill(Family):
     def write(self, rng, level, content):
         kind, about = content
         if kind == "square":
-            prompt, answer = _holes(rng, about)
+            prompt, answer = _holes(rng, about, HOLES[level])
             return Question(self.name, level, prompt, (answer,), self.key(content), kind)
         left, answer, right = {"sequence": _numbers, "mirror": _mirrored, "summary": _told}[kind](about)
         form = rng.integers(len(GAPS))
@@ -70,11 +71,11 @@ def _square(rng, level: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(names[(row + column) % n] for column in columns) for row in rows)
 
 
-def _holes(rng, square) -> tuple[str, str]:
+def _holes(rng, square, most: int) -> tuple[str, str]:
     n, symbols = len(square), rng.choice(SYMBOLS)[: len(square)]
     holes: set[tuple[int, int]] = set()
     for cell in rng.shuffled([(i, j) for i in range(n) for j in range(n)]):
-        if len(holes) < n * n // 2 and solvable(square, holes | {cell}):
+        if len(holes) < most and solvable(square, holes | {cell}):
             holes.add(cell)
 
     def written(holes):
@@ -105,10 +106,10 @@ def solvable(square: tuple[tuple[int, ...], ...], holes: set[tuple[int, int]]) -
 
 def _sequence(rng, level: int) -> tuple[int, ...]:
     """Numbers whose steps repeat: one step, or at level 3 two in turn."""
-    steps = [rng.integers(1, 13) for _ in range(2 if level == 3 else 1)]
+    steps = [rng.integers(1, 10) for _ in range(2 if level == 3 else 1)]
     if len({*steps}) < len(steps):
         steps[0] += 1
-    start, down = rng.integers(1, 40), rng.chance(0.3)
+    start, down = rng.integers(1, 30), rng.chance(0.3)
     values = [start]
     for i in range(rng.integers(*TERMS[level])):
         values.append(values[-1] + steps[i % len(steps)])

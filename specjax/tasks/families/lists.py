@@ -5,7 +5,7 @@ from specjax.tasks.base import Family, Question
 from specjax.tasks.operations import OPERATIONS
 from specjax.tasks.words import ANIMALS, CITIES, COLORS, FRUITS, NAMES, THINGS
 
-SIZES = {1: (6, 9), 2: (10, 15), 3: (18, 26)}
+SIZES = {1: (4, 6), 2: (6, 10), 3: (12, 20)}
 POOLS = {
     "names": NAMES,
     "cities and names": CITIES + NAMES,

@@ -8,8 +8,8 @@ from specjax.tasks.words import ANIMALS, FRUITS, NAMES, THINGS
 
 Equation = tuple[int, str, int, int]
 Content = tuple[int, tuple[tuple[str, int, int], ...]]
-EVENTS = {1: (2, 2), 2: (3, 4), 3: (5, 6)}
-CAPS = {1: 30, 2: 60, 3: 99}
+EVENTS = {1: (1, 2), 2: (2, 3), 3: (4, 5)}
+CAPS = {1: 30, 2: 50, 3: 99}
 """No number is above: carries of more digits stall small models."""
 
 KINDS = ("gain", "lose", "gain_groups", "lose_groups", "times", "share")

@@ -4,7 +4,7 @@ from specjax.about import About
 from specjax.tasks.base import Family, Question, same_words
 from specjax.tasks.words import ANIMALS, CITIES, COLORS, FRUITS, JOBS, NAMES, PLACES, THINGS
 
-SIZES = {1: (8, 14), 2: (22, 40), 3: (60, 112)}
+SIZES = {1: (8, 12), 2: (12, 24), 3: (60, 112)}
 """Sentences of the context."""
 # relation: values, sentences, questions about a person
 Relation = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]

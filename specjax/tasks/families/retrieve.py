@@ -6,7 +6,7 @@ from specjax.about import About
 from specjax.tasks.base import Family, Question, same_words
 from specjax.tasks.words import ADJECTIVES, ANIMALS, CITIES, COLORS, FRUITS, NAMES, PLACES, THINGS
 
-SIZES = {1: (260, 420, 2), 2: (520, 950, 3), 3: (1100, 1750, 5)}
+SIZES = {1: (260, 420, 2), 2: (420, 640, 3), 3: (1100, 1750, 5)}
 """Pieces (words, digits, marks) of the context from, to, and how many values are asked for."""
 ENTRIES = {
     "code": "The secret code of the {k} is {v}.",

@@ -6,11 +6,12 @@ from typing import Any
 
 from tokenizers import Tokenizer, processors
 
+from specjax.models import chat_template
 from specjax.models.json_file import read_json
 
 _CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Those that are `tokenizer.json` and no more."""
-_MODELS = ("llama", "Dream")
+_MODELS = ("llama", "qwen3", "Dream")
 """Types of model for which transformers takes the folder's word on the tokenizer's class."""
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "mask_token")
 _ENDS = ("add_bos_token", "add_eos_token")
@@ -25,6 +26,8 @@ _KNOWN = {
 """Fields of `tokenizer_config.json` whose meaning is known here; with any other it is left to transformers."""
 _MORE = ("special_tokens_map.json", "added_tokens.json")
 """Files that add to `tokenizer.json`."""
+_TEMPLATES = ("chat_template.jinja", "additional_chat_templates")
+"""What may stand beside, or for, the template in `tokenizer_config.json`."""
 _MOST = 100_000  # tokens: beyond them transformers may mend the pattern that splits words
 
 
@@ -35,10 +38,11 @@ class PlainTokenizer:
     Args:
       backend: what `tokenizer.json` holds.
       load: makes transformers' tokenizer.
+      template: the chat template where jinja2 renders it alone; None where transformers is asked.
     """
 
-    def __init__(self, backend: Tokenizer, load: Callable[[], Any]):
-        vars(self).update(_backend=backend, _load=load, _whole=None)
+    def __init__(self, backend: Tokenizer, load: Callable[[], Any], template: str | None = None):
+        vars(self).update(_backend=backend, _load=load, _template=template, _whole=None)
 
     def whole(self) -> Any:
         """Transformers' tokenizer."""
@@ -62,6 +66,18 @@ class PlainTokenizer:
     def get_vocab(self) -> dict[str, int]:
         """Every token's id, those of added tokens among them."""
         return self._backend.get_vocab() if self._whole is None else self.whole().get_vocab()
+
+    @property
+    def chat_template(self) -> Any:
+        """The chat template, or None."""
+        return self._template if self._whole is None and self._template else self.whole().chat_template
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        """Messages as the template writes them, see `transformers.PreTrainedTokenizerBase.apply_chat_template`."""
+        ours = options.keys() <= {"add_generation_prompt", "tokenize"} and options.get("tokenize") is False
+        if self._whole is None and self._template and ours and chat_template.are_plain(conversation):
+            return chat_template.render(self._template, conversation, options.get("add_generation_prompt", False))
+        return self.whole().apply_chat_template(conversation, **options)
 
     def __call__(self, *given: Any, **options: Any) -> Any:
         return self.whole()(*given, **options)
@@ -104,7 +120,10 @@ def plain(folder: Path, load: Callable[[], Any]) -> PlainTokenizer | None:
         return None
     if read_json(settings).keys() & set(_ENDS):  # transformers makes one of its own then, here of no tokens
         backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
-    return PlainTokenizer(backend, load)
+    template = (
+        None if any((folder / name).exists() for name in _TEMPLATES) else read_json(settings).get("chat_template")
+    )
+    return PlainTokenizer(backend, load, template if chat_template.is_plain(template) else None)
 
 
 def _understood(settings: dict[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from support import cuda_plugin
 import specjax
 from specjax import cli, startup
 from specjax.models import tokenizer
-from specjax.spec.companions import LOADERS
+from specjax.spec.companions import DEFAULT_MODEL
 
 WANTED = {"__init__.py", "startup.py", "models"}
 
@@ -62,7 +62,7 @@ def test_commands_leave_out_jaxs_traceback_about_the_plugin(spare, caplog):
 def test_a_first_text_takes_four_programs_and_no_transformers(monkeypatch, caplog, capsys):
     """Row keys, an empty state, the steps, and a prompt's way in: for these a user waits."""
     monkeypatch.setattr(tokenizer, "_transformers", lambda folder: pytest.fail("transformers was asked"))
-    words = ["generate", "--model", LOADERS["model"].default, "--max-new-tokens", "4", "def f("]
+    words = ["generate", "--model", f"{DEFAULT_MODEL}-draft", "--max-new-tokens", "4", "def f("]
     said = []
     for _ in range(2):
         with jax.log_compiles():

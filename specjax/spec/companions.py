@@ -15,7 +15,9 @@ from specjax.draft.adaptive import Rule
 from specjax.draft.padded import PaddedLM
 
 DEFAULT_MODEL = "pycode"
-"""The shipped target; what is shipped beside it has its name in front."""
+"""The shipped target that is meant where none is named; what is shipped beside a target has its name in front."""
+_TARGET = "TARGET"
+"""Stands for that name in what is loaded where a line names nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Stored:
 
     Attributes:
       kind: its class.
-      asked: folder, shipped name or hub id of what is loaded.
+      asked: folder, shipped name or hub id of what is loaded; see `beside`.
       fields: as they were set.
       published: the fields where what is loaded was published, whose defaults are the paper's; None: as they were set.
       before: of an unmask policy: those that stand before it, the first one foremost.
@@ -47,7 +49,8 @@ class Stored:
         Raises:
           ValueError: where they cannot be loaded, or belong to another target.
         """
-        method, params = LOADERS[abouts(self.kind)[0].loads].load(self, target, mesh)
+        named = dataclasses.replace(self, asked=beside(self.asked, target.name))
+        method, params = LOADERS[abouts(self.kind)[0].loads].load(named, target, mesh)
         return stacked(self.before, method), params
 
 
@@ -86,6 +89,22 @@ def stacked(before: Sequence[Wrapper], policy: Any) -> Any:
 def of_several_passes(policy: "Unmask | Stored") -> bool:
     """Whether a policy that is loaded later names a decoder of its own, so that none can stand before it."""
     return isinstance(policy, Stored) and policy.kind.decoder is not Unmask.decoder
+
+
+def beside(asked: str, target: str = DEFAULT_MODEL) -> str:
+    """What is loaded, where a line named nothing that which is shipped beside the target.
+
+    Args:
+      asked: a folder, shipped name or hub id, or `TARGET-draft` and the like.
+      target: its name; for one that is not shipped, `DEFAULT_MODEL` is what others are shipped beside.
+    """
+    from specjax import models
+
+    first, dash, what = asked.partition("-")
+    if first != _TARGET:
+        return asked
+    name = target if target in models.shipped() else DEFAULT_MODEL
+    return f"{name.partition('-')[0]}{dash}{what}"
 
 
 def companion(name: str, target: Any, mesh: Any) -> Any:
@@ -173,7 +192,7 @@ def asked_of(stored: Stored, target: Any) -> str:
       ValueError: where the target has no folder.
     """
     if stored.asked or abouts(stored.kind)[0].loads != "own_head":
-        return stored.asked
+        return beside(stored.asked, target.name)
     if target.path is None:
         raise ValueError(
             f"{stored.name} reads a head in its target's folder, and {target.name} has none: name model=FOLDER"
@@ -230,12 +249,12 @@ class Loader:
 
 
 LOADERS: dict[str, Loader] = {
-    "model": Loader(_model, f"{DEFAULT_MODEL}-draft"),
-    "diffusion_model": Loader(_diffusion_model, f"{DEFAULT_MODEL}-diffusion"),
-    "head": Loader(_head, DEFAULT_MODEL + "-{name}"),
+    "model": Loader(_model, f"{_TARGET}-draft"),
+    "diffusion_model": Loader(_diffusion_model, f"{_TARGET}-diffusion"),
+    "head": Loader(_head, _TARGET + "-{name}"),
     "own_head": Loader(_own_head, ""),
-    "datastore": Loader(_datastore, f"{DEFAULT_MODEL}-rest", "datastore"),
-    "guide": Loader(_guide, DEFAULT_MODEL),
+    "datastore": Loader(_datastore, f"{_TARGET}-rest", "datastore"),
+    "guide": Loader(_guide, _TARGET),
     "filter": Loader(_filter, ""),
 }
 """By what `About.loads` says."""

@@ -7,12 +7,13 @@ import pickle
 import shutil
 
 import pytest
+from jinja2 import TemplateError
 
 from specjax import models
 from specjax.models import tokenizer
 from specjax.models.plain_tokenizer import PlainTokenizer
 from specjax.serve.text import encode_text
-from specjax.spec.companions import LOADERS
+from specjax.spec.companions import DEFAULT_MODEL
 
 TEXTS = (
     "",
@@ -47,6 +48,66 @@ def test_it_gives_what_transformers_does(both, monkeypatch):
         assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
     assert ours.get_vocab() == theirs.get_vocab()
     assert pickle.loads(pickle.dumps(ours)).encode(TEXTS[2]) == ours.encode(TEXTS[2])
+
+
+def answering(tmp_path, template: str, files: tuple[str, ...] = ()):
+    """A folder of a tokenizer with a chat template, loaded both ways."""
+    shutil.copytree(
+        models.shipped()[DEFAULT_MODEL],
+        tmp_path,
+        dirs_exist_ok=True,
+        ignore=lambda _, names: [name for name in names if name[-5:] != ".json"],
+    )
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+    for name in files:
+        (tmp_path / name).write_text("another")
+    return tokenizer.load(tmp_path), tokenizer._transformers(tmp_path)
+
+
+PLAIN = """{% for message in messages %}
+    {%- if message.role == 'tool' %}{{ raise_exception('no tools, ' ~ loop.index) }}{% endif %}
+    {%- if not message.content %}{% continue %}{% endif %}
+<{{ message.role }}> {{ message['content'] | trim }}
+{% endfor %}
+{% if add_generation_prompt %}<assistant>{% endif %}"""
+
+
+def test_a_chat_template_is_rendered_without_transformers(tmp_path, monkeypatch):
+    ours, theirs = answering(tmp_path, PLAIN)
+    monkeypatch.setitem(vars(ours), "_load", functools.partial(pytest.fail, "transformers was asked"))
+    turns = [{"role": "system", "content": " a\n"}, {"role": "user", "content": ""}, {"role": "user", "content": "<b>"}]
+    for messages in (turns, turns[:1]):
+        for asked in ({}, {"add_generation_prompt": True}, {"add_generation_prompt": False}):
+            asked = {"tokenize": False, **asked}
+            assert ours.apply_chat_template(messages, **asked) == theirs.apply_chat_template(messages, **asked)
+    assert ours.chat_template == theirs.chat_template and encode_text(ours, turns, "it") == encode_text(
+        theirs, turns, "it"
+    )
+    said = []
+    for each in (ours, theirs):
+        with pytest.raises(TemplateError) as raised:
+            each.apply_chat_template([{"role": "tool", "content": "a"}], tokenize=False)
+        said.append(str(raised.value))
+    assert said == ["no tools, 1"] * 2
+
+
+@pytest.mark.parametrize(
+    ("template", "files", "messages"),
+    [
+        ("{{ eos_token }}{{ messages[0].content }}", (), [{"role": "user", "content": "a"}]),
+        ("{{ strftime_now('%Y') }}", (), [{"role": "user", "content": "a"}]),
+        ("{% generation %}{{ messages[0].content }}{% endgeneration %}", (), [{"role": "user", "content": "a"}]),
+        ("{{ messages[0].content }}", ("chat_template.jinja",), [{"role": "user", "content": "a"}]),
+        ("{{ messages | length }}", (), [{"role": "user", "content": ["a", "b"]}]),
+        ("{{ messages[0].reasoning }}", (), [{"role": "user", "content": "a", "reasoning_content": "b"}]),
+    ],
+)
+def test_templates_that_read_more_are_left_to_transformers(tmp_path, template, files, messages):
+    ours, theirs = answering(tmp_path, template, files)
+    assert isinstance(ours, PlainTokenizer)
+    assert ours.apply_chat_template(messages, tokenize=False) == theirs.apply_chat_template(messages, tokenize=False)
+    assert vars(ours)["_whole"] is not None
 
 
 def test_all_else_is_asked_of_transformers(both):
@@ -93,7 +154,7 @@ def test_all_else_is_asked_of_transformers(both):
 def test_what_may_differ_is_left_to_transformers(tmp_path, monkeypatch, name, changes):
     folder = tmp_path / "own"
     shutil.copytree(
-        models.shipped()[LOADERS["model"].default],
+        models.shipped()[DEFAULT_MODEL],
         folder,
         ignore=lambda _, names: [n for n in names if n[-5:] != ".json"],
     )

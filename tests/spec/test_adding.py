@@ -23,6 +23,7 @@ from specjax.expand import Chain, Expander
 from specjax.lm import Wants
 from specjax.models import LlamaConfig, LlamaLM
 from specjax.spec import registry
+from specjax.spec.companions import DEFAULT_MODEL, beside
 from specjax.verify import Rejection, Verifier
 
 ROOT = Path(__file__).parents[2]
@@ -200,12 +201,8 @@ def test_what_a_line_loads_where_it_names_nothing():
     grown = {"expander": Chain()}
     cases = {"rest": {}, "ppd": {}, "draft": grown, "diffuspec": grown, "eagle2": grown}
     loaded = {name: registry.DRAFTERS[name].make(**fields) for name, fields in cases.items()}
-    assert [stored.asked.removeprefix("pycode-") for stored in loaded.values()] == [
-        "rest",
-        "ppd",
-        "draft",
-        "diffusion",
-        "eagle1",
-    ]
-    assert loaded["eagle2"].name == "eagle1"
-    assert [registry.make_unmask(name).asked for name in ("guided", "learn2pd")] == ["pycode", ""]
+    kinds = ["rest", "ppd", "draft", "diffusion", "eagle1"]
+    for target, family in (("pycode", "pycode"), ("pycode-diffusion", "pycode"), ("another", DEFAULT_MODEL)):
+        assert [beside(stored.asked, target) for stored in loaded.values()] == [f"{family}-{kind}" for kind in kinds]
+        assert [beside(registry.make_unmask(name).asked, target) for name in ("guided", "learn2pd")] == [family, ""]
+    assert loaded["eagle2"].name == "eagle1" and beside("OWN/TARGET-draft", "pycode") == "OWN/TARGET-draft"

@@ -7,9 +7,10 @@ import jax
 
 from specjax.bench import order, parallel_run, profile, spec_run
 from specjax.bench import report as reporting
-from specjax.bench.engines import engines_of, prompts_of, requests_of
+from specjax.bench.engines import engines_of, requests_of
 from specjax.bench.options import BenchOptions
 from specjax.bench.peer import PEERS
+from specjax.bench.prompts import prompts_of, read_input
 from specjax.bench.run import Contestant, Ours, measure, progress, summarise
 from specjax.jobs import jsonl
 from specjax.serve.engine import DEFAULT_MODEL
@@ -45,13 +46,13 @@ def check_suite(options: BenchOptions) -> None:
     """Raises ValueError on an option of another suite, or a count below 1."""
     peers, plots = ("peer", "widen"), ("plot",)
     foreign = {
-        "parallel": ("input", "answers", *plots, *peers),
-        "order": ("tasks", "answers", *peers),
-        "profile": ("tasks", "answers", "peer"),
-        "spec": ("tasks", "peer", *plots),
-        "speed": ("tasks", "answers"),
+        "parallel": ("input", "answers", "ignore_eos", *plots, *peers),
+        "order": ("tasks", "answers", "ignore_eos", *peers),
+        "profile": ("answers", "peer", "ignore_eos"),
+        "spec": ("tasks", "peer", "ignore_eos", *plots),
+        "speed": ("answers",),
     }[options.suite]
-    wrong = [name for name in foreign if getattr(options, name) not in (None, ())]
+    wrong = [name for name in foreign if getattr(options, name) not in (None, (), False)]
     if wrong:
         raise ValueError(f"{flag(wrong[0])} is not for the suite {options.suite}")
     check_least(options, flag)
@@ -69,14 +70,14 @@ def prepare(options: BenchOptions) -> tuple[dict[str, Contestant], dict[str, tup
         raise ValueError(f"unknown peer {unknown[0]!r}; choose {', '.join(PEERS)}")
     if options.plot:
         check_plot(options.plot)
-    texts, suffixes = prompts_of(options)
-
+    lines = read_input(options)
     engines, skipped = engines_of(options)
-    of_engines = requests_of(options, engines, texts, suffixes, skipped)
     plain = next(iter(engines.values()))
+    texts, suffixes = prompts_of(lines, options, plain.model)
+    of_engines = requests_of(options, engines, texts, suffixes, skipped)
     requests = next(iter(of_engines.values()))
     contestants: dict[str, Contestant] = {
-        name: Ours(engines[name], own, options.batch_size, engines[name].capacity(own))
+        name: Ours(engines[name], own, options.batch_size, engines[name].capacity(own), options.ignore_eos)
         for name, own in of_engines.items()
     }
     peers: dict[str, tuple[str, str]] = {}
@@ -86,10 +87,14 @@ def prepare(options: BenchOptions) -> tuple[dict[str, Contestant], dict[str, tup
             peers[f"{peer} {mode}"] = (peer, mode)
     drawn = f"temperature {options.temperature:g}, seed {options.seed}" if options.temperature else "greedy"
     about = (
-        f"{_named(plain.model, options)}, {plain.model.dtype.name}, {len(requests)} prompts x {options.new_tokens} tokens, "
+        f"{_named(plain.model, options)}, {plain.model.dtype.name}, {len(requests)} prompts x {_most(options)} tokens, "
         f"{drawn}, batch {options.batch_size}, median of {options.repeats}"
     )
     return contestants, peers, about, skipped
+
+
+def _most(options: BenchOptions) -> str:
+    return f"{'' if options.ignore_eos else 'up to '}{options.new_tokens}"
 
 
 def _named(model: Any, options: BenchOptions) -> str:

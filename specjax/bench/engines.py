@@ -6,9 +6,7 @@ from typing import Any
 
 from specjax import models
 from specjax.bench.options import BenchOptions
-from specjax.bench.stdlib import heldout_functions
 from specjax.diffusion.guided import Guided
-from specjax.jobs import jsonl
 from specjax.serve.engine import DEFAULT_MODEL, Engine
 from specjax.serve.options import check_options
 from specjax.sharding import make_mesh
@@ -135,16 +133,3 @@ def _masked_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[
 
 def _every(lines: Sequence[str], table: dict[str, Any]) -> list[str]:
     return [name for line in lines_of(lines) for name in (table if line == "all" else [line])]
-
-
-def prompts_of(options: BenchOptions) -> tuple[list[Any], list[Any]]:
-    """Prompts, and what follows each new text (None: nothing)."""
-    if not options.input:
-        texts = list(heldout_functions(options.prompts))
-        return texts, [None] * len(texts)
-    lines = jsonl.read(options.input)[: options.prompts]
-    bad = [line for line in lines if line.error]
-    if bad or not lines:
-        why = f"line {bad[0].number}: {bad[0].error}" if bad else "it has no valid line"
-        raise ValueError(f"{options.input}: {why}")
-    return [line.prompt for line in lines], [line.suffix for line in lines]

@@ -26,7 +26,10 @@ class BenchOptions:
     max_new_tokens: int | None = option(
         None, f"new tokens a text, at most (default: {TOKENS}; of the suite spec {SPEC_TOKENS})", metavar="N"
     )
-    tasks: str | None = option(None, "of the suite parallel (default: all)", metavar="A,B,...")
+    tasks: str | None = option(
+        None, "of the suite parallel; or families of questions, see specjax eval (default: all)", metavar="A,B,..."
+    )
+    ignore_eos: bool = option(False, "every text goes on to --max-new-tokens")
     samples: int = option(100, "questions a task of the suites parallel and spec", metavar="N", least=1)
     answers: str | None = option(
         None, "of the suite spec: where to write a file a decoder, as its own scripts read them", metavar="FOLDER"
@@ -40,7 +43,12 @@ class BenchOptions:
     widen: int | None = option(
         None, "model, drafts and heads so many times as wide, with the same text (default: 1)", metavar="K", least=1
     )
-    prompts: int = option(20, "how many held-out functions, or lines of --input", metavar="N", least=1)
+    prompts: int = option(
+        20,
+        "how many: questions of every family in turn where the model chats, else held-out functions; or lines of --input",
+        metavar="N",
+        least=1,
+    )
     input: str | None = option(None, "prompts, or Spec-Bench's questions, from a file", metavar="FILE.jsonl")
     peer: tuple[str, ...] = option(
         (),

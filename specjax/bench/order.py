@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.bench.engines import engines_of, prompts_of, requests_of
+from specjax.bench.engines import engines_of, requests_of
 from specjax.bench.options import BenchOptions
+from specjax.bench.prompts import prompts_of, read_input
 from specjax.bench.run import progress
 from specjax.jobs import jsonl
 from specjax.terminal import bad_input, note, write
@@ -49,9 +50,11 @@ def command(options: BenchOptions) -> int:
     with bad_input():
         if options.plot:
             check_plot(options.plot)
-        (text, *_), (suffix, *_) = prompts_of(options)
+        lines = read_input(options)
         engines, skipped = engines_of(options)
-        if next(iter(engines.values())).model.masked is None:
+        model = next(iter(engines.values())).model
+        (text, *_), (suffix, *_) = prompts_of(lines, options, model)
+        if model.masked is None:
             raise ValueError("the suite order is for diffusion models: an autoregressive one writes from left to right")
         requests = requests_of(options, engines, [text], [suffix], skipped)
     for reason in skipped:

@@ -28,6 +28,7 @@ class TransformersPeer:
       batch_size: rows of a batch.
       how: what `generate` is told besides.
       seed: torch's, before every round.
+      eos: ids that end a text.
     """
 
     model: Any
@@ -35,10 +36,11 @@ class TransformersPeer:
     batch_size: int = 1
     how: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seed: int = 0
+    eos: tuple[int, ...] = ()
 
     @staticmethod
-    def load(folder: Path, dtype: str) -> Any:
-        """The folder as a transformers model that never stops at EOS.
+    def load(folder: Path, dtype: str, eos: tuple[int, ...] = ()) -> Any:
+        """The folder as a transformers model that stops at these ids and no others.
 
         Raises:
           ValueError: when torch is not installed.
@@ -53,7 +55,7 @@ class TransformersPeer:
         logging.disable_progress_bar()  # a bar of the loaded tensors
         known: Any = {"dtype": getattr(torch, dtype), "trust_remote_code": False}  # a folder's own code is never run
         model = AutoModelForCausalLM.from_pretrained(folder, **known).eval()
-        model.generation_config.eos_token_id = None
+        model.generation_config.eos_token_id = list(eos) or None
         model.generation_config.pad_token_id = model.generation_config.pad_token_id or 0
         return model
 
@@ -78,8 +80,8 @@ class TransformersPeer:
         how = {"do_sample": False, "use_cache": True, **self.how}
         with torch.inference_mode():
             out = self.model.generate(ids, attention_mask=mask, max_new_tokens=count, **how)
-        rows = out[:, width:].tolist()
-        return [row[: r.max_new_tokens] for row, r in zip(rows, requests, strict=True)]
+        rows = zip(out[:, width:].tolist(), requests, strict=True)
+        return [ended(row[: request.max_new_tokens], self.eos) for row, request in rows]
 
 
 def transformers_peers(
@@ -92,30 +94,40 @@ def transformers_peers(
       ValueError: when torch is not installed, or no format of transformers has the model.
     """
     plain = next(iter(engines.values()))
-    dtype = plain.model.dtype.name
+    dtype, eos = plain.model.dtype.name, () if options.ignore_eos else plain.model.eos_ids
     with tempfile.TemporaryDirectory() as scratch:
         folder = plain.model.path
         if options.widen is not None:
             folder = _written(plain.model.lm, plain.model.params, Path(scratch) / "target")
-        target = TransformersPeer.load(folder, dtype)
+        target = TransformersPeer.load(folder, dtype, eos)
         modes: dict[str, dict[str, Any]] = {"sampled" if options.temperature else "greedy": {}}
         if options.batch_size == 1:
             modes["prompt_lookup"] = {"prompt_lookup_num_tokens": LOOKED_UP}
             draft = next((draft for draft in map(_draft, engines.values()) if draft is not None), None)
             if draft is not None:
                 folder = _written(*draft, Path(scratch) / "draft")
-                modes["assisted"] = {"assistant_model": TransformersPeer.load(folder, dtype)}
+                modes["assisted"] = {"assistant_model": TransformersPeer.load(folder, dtype, eos)}
     drawn: dict[str, Any] = {}
     if options.temperature:
         drawn = {"do_sample": True, "temperature": options.temperature, "top_k": 0, "top_p": 1.0}
     return {
-        mode: TransformersPeer(target, requests, options.batch_size, drawn | how, options.seed)
+        mode: TransformersPeer(target, requests, options.batch_size, drawn | how, options.seed, eos)
         for mode, how in modes.items()
     }
 
 
 PEERS = {"transformers": transformers_peers}
 """Makes the contestants of a peer, by its name."""
+
+
+def ended(tokens: list[int], eos: tuple[int, ...]) -> list[int]:
+    """A row of a batch as far as its end, itself included; padding follows.
+
+    >>> ended([5, 2, 0, 0], (2,))
+    [5, 2]
+    """
+    found = [place for place, token in enumerate(tokens) if token in eos]
+    return tokens[: found[0] + 1] if found else tokens
 
 
 def _draft(engine: Any) -> tuple[LlamaLM, Any] | None:

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decoder as decoding
-from specjax.bench.engines import engines_of, prompts_of, requests_of
+from specjax.bench.engines import engines_of, requests_of
 from specjax.bench.options import BenchOptions
+from specjax.bench.prompts import prompts_of, read_input
 from specjax.bench.run import progress
 from specjax.bench.step_parts import PARTS, REST, Event, by_part, parts_of
 from specjax.jobs import jsonl
@@ -56,9 +57,11 @@ def command(options: BenchOptions) -> int:
     with bad_input():
         if options.plot:
             check_plot(options.plot)
-        texts, suffixes = prompts_of(options)
+        lines = read_input(options)
         engines, skipped = engines_of(options)
-        if next(iter(engines.values())).model.masked is not None:
+        model = next(iter(engines.values())).model
+        texts, suffixes = prompts_of(lines, options, model)
+        if model.masked is not None:
             raise ValueError("the suite profile is for autoregressive models: a diffusion step has no draft to verify")
         count = options.batch_size
         if len(texts) < count:

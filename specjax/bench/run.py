@@ -2,7 +2,7 @@
 
 Every contestant is compiled and warmed first. Then rounds alternate between them (A B C, A B C, ...): a round decodes all
 prompts, and a contestant's speed is the median of its rounds. The clock runs from token ids to token ids, prefill included,
-compilation and tokenisation not, for us and for peers alike; EOS is ignored, so that all make equally many tokens.
+compilation and tokenisation not, for us and for peers alike. A text ends at EOS, unless that is ignored.
 """
 
 import contextlib
@@ -57,6 +57,7 @@ class Ours:
     requests: list[Any]
     batch_size: int
     capacity: int
+    ignore_eos: bool = True
 
     def warm(self) -> None:
         """Compiles: one token of every prompt meets every prefill width."""
@@ -73,9 +74,8 @@ class Ours:
         return Lap([record.tokens for record in records], seconds, spent, steps, accepted)
 
     def _run(self, requests):
-        return list(
-            self.engine.run(requests, batch_size=self.batch_size, ignore_eos=True, capacity=self.capacity)
-        )  # fmt: skip
+        how = {"batch_size": self.batch_size, "capacity": self.capacity, "ignore_eos": self.ignore_eos}
+        return list(self.engine.run(requests, **how))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,14 +1,19 @@
 """The bench on a tiny model: schema, accounting, table and picture. No test rests on a wall time."""
 
 import json
+import shutil
+from types import SimpleNamespace
 
 import jax
 import pytest
 
 from specjax import cli, models
+from specjax.bench import command, prompts
+from specjax.bench.options import BenchOptions
 from specjax.bench.run import Lap, PeerRow, Report, Row, measure, summarise
 from specjax.models.llama import LlamaConfig, LlamaLM
 from specjax.spec import line
+from specjax.tasks import FAMILIES, generate
 
 ROW = ["decoder", "tokens_per_step", "tokens_per_second", "ratio_to_plain", "step_ratio", "identical_text"]
 ROW += ["acceptance_by_depth"]
@@ -164,3 +169,44 @@ def test_widened_decoders_write_the_same_text(words, capsys):
 def test_what_cannot_be_measured(options, message, capsys):
     assert cli.main(["bench", *options]) != 0
     assert message in capsys.readouterr().err
+
+
+def plain_texts(words, capsys, *more):
+    """The tokens of plain decoding, which all others must have as well."""
+    options = ["--drafter", "prompt_lookup", "--peer", "transformers", "--repeats", "1", "--batch-size", "2", *more]
+    laps = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "measure", lambda *given: laps.append(measure(*given)) or laps[-1])
+        assert cli.main([*words, *options, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert all(row["identical_text"] for row in (*report["rows"], *report["peers"]))
+    return laps[0]["none"][0].tokens
+
+
+def test_texts_end_at_eos_for_us_and_for_peers(words, capsys, tmp_path):
+    whole = plain_texts(words, capsys, "--ignore-eos")
+    assert [len(text) for text in whole] == [8, 8]
+    shutil.copytree(words[words.index("--model") + 1], tmp_path / "ends")
+    (tmp_path / "ends" / "generation_config.json").write_text(json.dumps({"eos_token_id": whole[0][3]}))
+    ends = [tmp_path / "ends" if word.endswith("/tiny") else word for word in words]
+    assert plain_texts(list(map(str, ends)), capsys)[0] == whole[0][: whole[0].index(whole[0][3]) + 1]
+
+
+@pytest.mark.parametrize(("chats", "tasks", "families"), [(True, None, 10), (False, "json,edit", 2), (False, None, 0)])
+def test_models_that_chat_are_asked_questions(chats, tasks, families):
+    model = SimpleNamespace(tokenizer=SimpleNamespace(chat_template="{{ messages }}" if chats else None))
+    texts, suffixes = prompts.prompts_of(None, BenchOptions(prompts=12, tasks=tasks), model)
+    assert len(texts) == 12 and suffixes == [None] * 12
+    if not families:
+        assert all(text.startswith(("def ", "class ")) for text in texts)
+        return
+    names = tasks.split(",") if tasks else list(FAMILIES)
+    first = [generate(name, 2, 0, 1)[0].prompt for name in names]
+    assert [turn[0]["content"] for turn in texts[:families]] == first and texts[families] != texts[0]
+
+
+def test_bad_prompts_of_a_bench(words, capsys):
+    assert cli.main([*words, "--tasks", "json"]) == 2
+    assert "give --tasks or --input, not both" in capsys.readouterr().err
+    assert cli.main(["bench", "--tasks", "json,frob"]) == 2
+    assert "unknown family 'frob'" in capsys.readouterr().err

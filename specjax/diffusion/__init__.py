@@ -11,6 +11,7 @@ from specjax.diffusion.free_dave import FreeDave as FreeDave
 from specjax.diffusion.unmask import Dream as Dream
 from specjax.diffusion.unmask import Factor as Factor
 from specjax.diffusion.unmask import EntropyBound as EntropyBound
+from specjax.diffusion.unmask import EntropyBudget as EntropyBudget
 from specjax.diffusion.unmask import LocalLeap as LocalLeap
 from specjax.diffusion.unmask import Hierarchy as Hierarchy
 from specjax.diffusion.unmask import SlowFast as SlowFast

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
+from specjax.diffusion.unmask.entropy_budget import within_budget
 
 Array = jax.Array
 
@@ -94,10 +95,7 @@ class EntropyRenoise:
         """
         law = jnp.exp(log_law)
         entropy = -jnp.sum(jnp.where(law > 0, law * log_law, 0.0), axis=-1)
-        order = jnp.argsort(entropy, axis=-1, stable=True)
-        rising = jnp.take_along_axis(entropy, order, axis=-1)
-        within = jnp.cumsum(rising, axis=-1) - rising <= self.bound
-        keep = jnp.take_along_axis(within, jnp.argsort(order, axis=-1), axis=-1)
+        keep = within_budget(entropy, -entropy, self.bound)
         same = jnp.where(jnp.all(likeliest == memory.last, axis=1), memory.same + 1, 0)
         settled = (same >= self.stability) & (jnp.mean(entropy, axis=-1) < self.confidence)
         return keep, settled | (step + 1 >= self.steps), Settling(likeliest, same)

@@ -79,6 +79,19 @@ def entropy_bound(bound: float) -> Picker:
     return pick
 
 
+def entropy_budget(gamma: float, rule: str) -> Picker:
+    """Oracle: the largest set of the surest whose entropies, the largest left out, sum to at most `gamma`."""
+
+    def pick(guesses, step, entry):
+        scores = {at: score(rule, *guess) for at, guess in guesses.items()}
+        entropies = {at: -score("entropy", *guess) for at, guess in guesses.items()}
+        sets = (surest(scores, count) for count in range(len(scores), 0, -1))
+        loss = ((chosen, [entropies[at] for at in chosen]) for chosen in sets)
+        return next(chosen for chosen, each in loss if sum(each) - max(each) <= gamma)
+
+    return pick
+
+
 def local_leap(anchor: float, relaxed: float, radius: int) -> Picker:
     """Oracle: anchors, and what is nearly as sure around them."""
 

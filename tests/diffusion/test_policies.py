@@ -14,6 +14,7 @@ from specjax.diffusion import (
     Credit,
     Dream,
     EndOfText,
+    EntropyBudget,
     Factor,
     Fixed,
     FreeDave,
@@ -48,6 +49,8 @@ POLICIES = {
     "dream-threshold": lambda: (Dream(3, "threshold", threshold=0.5), oracle.dream_threshold(3, 0.5)),
     "threshold-least": lambda: (Threshold(0.6, 4), oracle.threshold(0.6, 4)),
     "factor-published": lambda: (Factor(0.7, published=True), oracle.factor(0.7, published=True)),
+    "eb": lambda: (EntropyBudget(1.0), oracle.entropy_budget(1.0, "entropy")),
+    "eb-margin": lambda: (EntropyBudget(2.0, "margin"), oracle.entropy_budget(2.0, "margin")),
     "remdm": lambda: (ReMDM(3, 2, 0.6), oracle.remdm(3, 2, 0.6)),
     "rcr": lambda: (RunningConfidence(3), oracle.running_confidence(3)),
 }  # fmt: skip

@@ -7,6 +7,7 @@ from specjax.diffusion.unmask.fixed import Fixed as Fixed
 from specjax.diffusion.unmask.dream import Dream as Dream
 from specjax.diffusion.unmask.factor import Factor as Factor
 from specjax.diffusion.unmask.entropy import EntropyBound as EntropyBound
+from specjax.diffusion.unmask.entropy_budget import EntropyBudget as EntropyBudget
 from specjax.diffusion.unmask.local_leap import LocalLeap as LocalLeap
 from specjax.diffusion.unmask.hierarchy import Hierarchy as Hierarchy
 from specjax.diffusion.unmask.slow_fast import SlowFast as SlowFast

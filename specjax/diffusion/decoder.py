@@ -169,7 +169,7 @@ class Diffusion(Decoder):
         return DiffusionState.blank(
             batch,
             capacity,
-            self.block_length,
+            self.span,
             eos_width,
             fill=self.mask_id,
             reached=zeros(),
@@ -522,11 +522,11 @@ class Diffusion(Decoder):
         reached = jnp.where(live, reached, state.reached)
         entered = live & ~unfinished
         written = (tokens != state.tokens) & (tokens != self.mask_id)
-        count = jnp.minimum(written.sum(axis=1), self.block_length)
+        count = jnp.minimum(written.sum(axis=1), self.span)
         steps = live.astype(jnp.int32)
         stats = Stats(
             state.stats.steps + steps,
-            state.stats.accepted + steps[:, None] * (jnp.arange(self.block_length + 1)[None] == count[:, None]),
+            state.stats.accepted + steps[:, None] * (jnp.arange(self.span + 1)[None] == count[:, None]),
         )
         end = ends_at(tokens, state.opened, reached, state.eos)
         ended = live & (end < reached)

@@ -225,9 +225,10 @@ class FreeDaveDecoder(Diffusion):
         wanted = left.any(axis=2) & state.memory["ready"][:, None]
         wanted = wanted.at[:, 0].set(True)
         needed = count * (self.span + 1)  # of all drafts; the widths grow by as much, since each is a program
+        most = max(size, count * self.cache.most(self.span + 1, size))
         final, cache = read_drafts(
             self.target, params["target"], state.cache, canvases, active[:, None] & wanted[:, :, None],
-            self._seen(state), source, (*widths(needed - 1, count * size, max(count, 2)), count * size),
+            self._seen(state), source, (*widths(needed - 1, most, max(count, 2)), most),
             self._anew(params["target"], state, source), jnp.all(active == real) & ~jnp.any(wanted[:, 1:]),
         )  # fmt: skip
         return final, at[:, 0] - self.shift, dataclasses.replace(state, cache=cache)

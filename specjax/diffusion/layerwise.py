@@ -36,9 +36,12 @@ class Layered(Pretty):
 
 def begin(target: Any, weights: Any, batch: int, capacity: int, dtype: Any) -> Layered:
     """An empty one."""
-    width = jax.eval_shape(lambda weights: target.embed(weights, jnp.zeros((1, 1), jnp.int32)), weights)
-    zeros = lambda: jnp.zeros((batch, capacity, width.shape[-1]), width.dtype)
-    return Layered(target.init_cache(batch, capacity, dtype), tuple(zeros() for _ in range(target.num_layers)))
+    kv = target.init_cache(batch, capacity, dtype)
+    one = jnp.zeros((1, 1), jnp.int32)
+    stream = lambda weights: target.layers(weights, target.embed(weights, one), 0, 1, Block(one, one, one[0]), None)[0]
+    out = jax.eval_shape(stream, weights)  # layers may add up in another type than embeddings have
+    zeros = lambda: jnp.zeros((batch, capacity, out.shape[-1]), out.dtype)
+    return Layered(kv, tuple(zeros() for _ in range(target.num_layers)))
 
 
 def read_by_layer(
@@ -61,7 +64,7 @@ def read_by_layer(
     narrow = max(int(share * size + 1e-4), 1)
 
     def through(width):
-        h, keys, values, added = target.embed(weights, tokens), [], [], []
+        h, keys, values, added = target.embed(weights, tokens).astype(kept.added[0].dtype), [], [], []
         for layer in range(target.num_layers):
             fresh = target.values(weights, h, layer).astype(kept.kv.value[layer].dtype)
             near = _similarity(fresh, kept.kv.value[layer].swapaxes(1, 2))

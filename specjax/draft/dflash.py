@@ -86,7 +86,8 @@ class DFlash(FeatureDrafter):
             raise ValueError(f"{name}: taps {taps} must be increasing layers of the target's {target.num_layers}")
         if self.expander.depth > self.drafts:
             raise ValueError(
-                f"{name}: a block of {self.block} drafts {self.drafts} tokens, and the tree is {self.expander.depth} deep"
+                f"{name}: a block of {self.block} drafts {self.drafts} tokens, and the tree is {self.expander.depth} deep: "
+                f"choose one of at most {self.drafts} levels (length={self.drafts})"
             )
         return dataclasses.replace(self, config=own, layers=own.num_hidden_layers, taps=taps, target=target)
 

@@ -1,6 +1,7 @@
 """P-EAGLE: EAGLE-3's head drafts every depth in one pass, behind masks (arXiv:2602.01469)."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 
@@ -30,6 +31,9 @@ class PEagle(Eagle3):
         paper="expander=chain,length=8",
         loads="head",
     )
+
+    hidden: ClassVar = None
+    """No law follows from one that was drafted, so that no rule can read the features between them."""
 
     def init_params(self, key, target_params):
         """The mask starts as the mean embedding, its feature as zeros, and the head as EAGLE-3's."""

@@ -16,6 +16,8 @@ from specjax.draft.padded import PaddedLM
 
 DEFAULT_MODEL = "pycode"
 """The shipped target that is meant where none is named; what is shipped beside a target has its name in front."""
+LONGEST = 8
+"""Tokens of a chain that ends by a rule, at most."""
 _TARGET = "TARGET"
 """Stands for that name in what is loaded where a line names nothing."""
 
@@ -59,9 +61,9 @@ class Ruled:
     """A drafter whose chains end by a rule.
 
     Attributes:
-      drafter: the line without the rule.
+      drafter: the line without the rule, whose own tree counts for nothing.
       rule: when a chain ends.
-      length: the longest chain.
+      length: the longest chain; 0: `LONGEST`, or what a drafter of blocks has in one.
     """
 
     drafter: "Drafter | Stored"
@@ -71,7 +73,8 @@ class Ruled:
     def load(self, target: Any, mesh: Any = None) -> tuple[Drafter, Any]:
         """See `Stored.load`."""
         drafter, params = ready(self.drafter, target, mesh)
-        return adaptive(drafter, self.rule, self.length).bind(target.lm), {"drafter": params, "rule": None}
+        length = self.length or min(LONGEST, getattr(drafter, "drafts", LONGEST))
+        return adaptive(drafter, self.rule, length).bind(target.lm), {"drafter": params, "rule": None}
 
 
 def ready(drafter: "Drafter | Stored | Ruled", target: Any, mesh: Any = None) -> tuple[Any, Any]:

@@ -21,7 +21,7 @@ from specjax.draft import Drafter, fuse
 from specjax.draft.adaptive import Rule
 from specjax.expand import Chain, Expander
 from specjax.spec import line
-from specjax.spec.companions import LOADERS, Ruled, Stored, of_several_passes, ready, stacked
+from specjax.spec.companions import LOADERS, LONGEST, Ruled, Stored, of_several_passes, ready, stacked
 from specjax.verify import Verifier
 
 
@@ -252,15 +252,15 @@ def _ruled(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Ruled:
     chosen = fields.pop("rule")
     if chosen not in RULES:
         raise ValueError(f"unknown rule {chosen!r}; choose {', '.join(RULES)}")
-    of_rule = {"length": 8} | RULES[chosen].fields
+    of_rule = {"length": LONGEST} | RULES[chosen].fields
     if clash := entry.fields.keys() & of_rule.keys():
         raise ValueError(
             f"{kind} {name!r} takes no rule {chosen!r}: both have a field {min(clash)!r}; set it up in Python"
         )
     values = _values(kind, name, entry.fields | {"rule": chosen} | of_rule, fields)
     rule = {key: values.pop(key) for key in list(values) if key in of_rule}
-    length = rule.pop("length", of_rule["length"])
-    return Ruled(entry.make(expander=Chain(), **values), RULES[chosen].make(**rule), length)
+    length = rule.pop("length", 0)
+    return Ruled(entry.make(expander=Chain(1), **values), RULES[chosen].make(**rule), length)
 
 
 def _values(kind: str, name: str, known: dict[str, Any], fields: dict[str, str]) -> dict[str, Any]:

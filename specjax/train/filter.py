@@ -30,6 +30,8 @@ class TrainFilter(MaskedObjective):
       passes: of a replay.
     """
 
+    saved = ("block_length", "hidden")
+
     policy: Learn2PD = Learn2PD()
     passes: int = 4
 
@@ -38,8 +40,8 @@ class TrainFilter(MaskedObjective):
             raise ValueError(f"learn2pd needs passes >= 1, got {self.passes}")
 
     @property
-    def fields(self):
-        return {"block_length": self.policy.block_length, "hidden": self.policy.hidden}
+    def method(self):
+        return self.policy
 
     def init(self, key, target_params):
         return self.policy.init_params(key, target_params)

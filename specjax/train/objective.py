@@ -5,7 +5,7 @@ In the shape descriptions `B` denotes rows, `T` tokens a row, `V` the vocabulary
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,10 +33,19 @@ class Batch:
 class Objective(abc.ABC):
     """Parameters and the loss they are fitted to. Implementations are frozen dataclasses: static and hashable."""
 
+    saved: ClassVar[tuple[str, ...]] = ()
+    """Fields of `method` that parameters depend on, written beside them and read back with them."""
+
+    @property
+    def method(self) -> Any:
+        """The drafter or unmask policy that is trained."""
+        return getattr(self, "drafter", None)
+
     @property
     def fields(self) -> dict[str, Any]:
-        """Fields of the drafter that the parameters belong to, written beside them and read back with them."""
-        return {}
+        """Those of `saved`, as JSON has them."""
+        found = {name: getattr(self.method, name) for name in self.saved}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     def export(self, params: PyTree) -> PyTree:
         """Trained parameters as the drafter reads them."""

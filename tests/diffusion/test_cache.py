@@ -191,3 +191,21 @@ def test_entering_a_block_freezes_the_one_before():
     entering = canvas(start=jnp.asarray([7]), step=jnp.asarray([0]))
     assert "".join(str(int(x)) for x in Freeze().active(entering)[0]) == "000111111111"
     assert bool(Dual().active(entering).all())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_layers_add_up_as_in_a_whole_pass(dtype):
+    """In the type in which layers add up, whatever that of the weights: what is kept is not rounded on the way."""
+    weights = jax.tree.map(lambda leaf: leaf.astype(dtype), params()["target"])
+    tokens = jnp.arange(20, dtype=jnp.int32)[None] % MASK
+    everywhere = jnp.ones((1, 20), bool)
+    kept = layerwise.begin(LM, weights, 1, 20, dtype)
+    features, after = layerwise.read_by_layer(
+        LM, weights, kept, tokens, everywhere, everywhere, 0.25, jnp.asarray([20])
+    )
+    block = Block(tokens, jnp.arange(20, dtype=jnp.int32)[None], jnp.asarray([0]), causal=False)
+    whole = lambda weights: LM(weights, block, None, wants=Wants(final=True)).final
+    exact = whole(jax.tree.map(lambda leaf: leaf.astype("float32"), weights))
+    error = lambda found: float(jnp.abs(found.astype(jnp.float32) - exact).max())
+    assert [leaf.dtype for leaf in after.added] == [leaf.dtype for leaf in kept.added]
+    assert features.dtype == whole(weights).dtype and error(features) < 2 * error(whole(weights)) + 1e-5

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 from support import small_diffusion
-from support.small_diffusion import LM, MASK, begin, make, params, texts
+from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, begin, make, params, texts
 
 import specjax
-from specjax.diffusion import Dual, Fixed, FreeDave, Prefix, diffusion
+from specjax.diffusion import Dual, Fixed, FreeDave, Prefix, diffusion, free_dave
+from specjax.diffusion.reading import read_drafts
 from specjax.state import Finish
 
 
@@ -88,3 +89,26 @@ def test_bad_settings():
         diffusion(LM, MASK, FreeDave(), cfg_scale=1.0)
     with pytest.raises(ValueError, match="outside the vocabulary"):
         diffusion(LM, 99, FreeDave())
+
+
+@pytest.mark.parametrize(("cache", "most"), ((DUAL, 32), (PREFIX, 96)), ids=("dual", "prefix"))
+def test_passes_are_no_wider_than_a_cache_can_ask_for(monkeypatch, cache, most):
+    """Canvases of 32, three drafts: `dual` never reads more than a canvas, as three blocks and their neighbours are less."""
+    sizes = set()
+    reading = lambda *given: sizes.add(given[7]) or read_drafts(*given)
+    monkeypatch.setattr(free_dave, "read_drafts", reading)
+    ours, static = both(3, Fixed(), 8, False, cache)
+    assert texts(ours) == texts(static)
+    (found,) = sizes
+    assert ours.tokens.shape[1] == 32 and max(found) == most == found[-1]
+
+
+def test_eager_passes_are_counted_in_full():
+    """A pass may write more than a block."""
+    decoder = diffusion(LM, MASK, FreeDave(4, drafts=2, eager=True), block_length=4)
+    state = specjax.run(decoder, params(), begin(decoder))
+    counted = np.asarray(state.stats.accepted)
+    assert counted.shape[1] == decoder.span + 1 == 9
+    assert (counted * np.arange(9)).sum(axis=1).tolist() == [
+        limit - len(prompt) + prompt.count(MASK) for limit, prompt in zip(LIMITS, PROMPTS, strict=True)
+    ]

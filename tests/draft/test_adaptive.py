@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +12,12 @@ import pytest
 from support.conformance import DRAFTERS, MIXED, TARGET, complete, params, plain, same, start
 
 import specjax
-from specjax.draft import Kangaroo, Medusa, View
+from specjax.draft import DFlash, Eagle, Kangaroo, Medusa, PEagle, View
 from specjax.draft.adaptive import Acceptance, Confidence, Online, accept_log_prob, adaptive
+from specjax.expand import Chain
 from specjax.sampling import Sampler
+from specjax.spec import registry
+from specjax.spec.companions import LONGEST, Ruled
 from specjax.tree import Topology, Tree
 from specjax.verify import Rejection
 
@@ -124,7 +129,21 @@ def test_online_evidence():
 def test_a_drafter_must_show_its_features():
     with pytest.raises(ValueError, match="reads the draft's features, and Medusa shows none"):
         adaptive(Medusa(heads=5), Acceptance(), 3).bind(TARGET)
+    with pytest.raises(ValueError, match="reads the draft's features, and PEagle shows none"):
+        adaptive(PEagle(), Acceptance(), 3).bind(TARGET)
     with pytest.raises(ValueError, match="takes a drafter with an expander; Kangaroo grows its own tree"):
         adaptive(Kangaroo(exit_layer=1), Confidence(0.5), 3).bind(TARGET)
     with pytest.raises(ValueError, match="cost > 0"):
         Online(cost=0.0)
+
+
+def test_a_chain_of_a_block_is_as_long_as_the_block():
+    """Where the line sets no length; where it sets too much, the error says what would do."""
+    model = SimpleNamespace(lm=TARGET, name="target")
+    made, _ = Ruled(DFlash(Chain(1), block=4), Confidence(0.5), 0).load(model)
+    assert made.length == 3
+    assert Ruled(Eagle(), Confidence(0.5), 0).load(model)[0].length == LONGEST
+    with pytest.raises(ValueError, match=re.escape("choose one of at most 3 levels (length=3)")):
+        Ruled(DFlash(Chain(1), block=4), Confidence(0.5), 8).load(model)
+    line = registry.parse("drafter", registry.DRAFTERS, "dflash:model=a,rule=goodput")
+    assert line.length == 0 and line.drafter.fields["expander"] == Chain(1)

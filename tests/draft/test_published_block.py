@@ -1,6 +1,7 @@
 """P-EAGLE and DFlash heads as their code writes them, against their layers written out in float64."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from support.steps_seen import read_text
 from specjax.draft import DFlash, DSpark, PEagle, Scored, View, adaptive
 from specjax.draft.feature import FeatureDraft
 from specjax.draft.heads.folder import read_head
+from specjax.draft.heads.published_block import _from_anchor
 from specjax.expand import Chain
 from specjax.expand.base import Level
 from specjax.lm import Block
@@ -98,6 +100,7 @@ def test_a_dflash_block_is_the_published_one(window, tmp_path):
     drafter, text = head.drafter, TEXT
     assert (drafter.taps, drafter.block, drafter.drafts, drafter_of(tmp_path)) == ((0, 2), 4, 3, "dflash")
     assert "borrows the target's language-model head" in head.notes and "head" not in head.params
+    assert any("the last layer before the final norm" in note for note in head.notes)  # the toy has three
     model, features, draft = behind(head, text)
     got = drafter.outputs(model, draft, view_of(text))[0]
     table = np.asarray(toy().params["embed"]["embedding"], np.float64)
@@ -157,11 +160,26 @@ def test_where_the_first_token_is_drafted_from(tmp_path):
     np.testing.assert_array_equal(head.params["mask"]["embedding"][0], head.params["embed"]["embedding"][MASK])
 
 
+@pytest.mark.parametrize(
+    ("layout", "usual", "config", "drafts"),
+    [
+        ("speculators", True, {}, True),  # a DSpark that does not say it
+        ("speculators", False, {"num_anchors": 8}, False),
+        ("speculators", True, {"sample_from_anchor": False}, False),
+        ("torch", False, {}, False),
+    ],
+)
+def test_a_file_that_does_not_say_where_it_drafts_from_gets_a_note(layout, usual, config, drafts):
+    reader = SimpleNamespace(chosen={}, format=layout, notes=[])
+    assert _from_anchor(reader, config, usual) is drafts
+    assert bool(reader.notes) == (drafts and not config)
+
+
 def test_a_published_block_is_drafted_whole(tmp_path):
     config, tensors = zlab(block=6)
     stored = parse("drafter", DRAFTERS, f"dflash:model={write(tmp_path, config, tensors)}")
     assert isinstance(stored, Stored) and stored.load(toy())[0].expander == Chain(5)
-    with pytest.raises(ValueError, match="a block of 6 drafts 5 tokens, and the tree is 9 deep"):
+    with pytest.raises(ValueError, match="a block of 6 drafts 5 tokens, and the tree is 9 deep: choose"):
         parse("drafter", DRAFTERS, f"dflash:model={tmp_path},length=9").load(toy())
 
 
@@ -171,6 +189,7 @@ BAD = {
     "markov_rank is 256: a head for another drafter than dflash": {"markov_rank": 256},
     "names no mask": {"dflash_config": {"target_layer_ids": [0, 2]}},
     "mask_token_id is 96, and the table": {"dflash_config": {"mask_token_id": 96, "target_layer_ids": [0, 2]}},
+    r"target_layer_ids \[2, 0\] are not ascending": {"dflash_config": {"mask_token_id": MASK, "target_layer_ids": [2, 0]}},
     "unknown flag dflash_config.frob": {"dflash_config": {"frob": 1}},
     "block_size must be a number of slots": {"block_size": "x"},
     "not causal inside a block are not read": {

@@ -124,3 +124,23 @@ def test_what_an_unrolled_pass_sees():
         assert np.flatnonzero(seen[t, 0]).tolist() == list(range(max(t - 1, 0)))  # pairs up to t - 2
         assert np.flatnonzero(seen[t, 1]).tolist() == ([t - 1] if t else [])
         assert np.flatnonzero(seen[t, 2]).tolist() == [t]
+
+
+def test_peagle_reads_features_with_noise():
+    """As EAGLE-3 does where noise is set: in the first pass, and by the key."""
+    drafter, target = PEagle(Chain(2)).bind(tiny.TARGET), tiny.target_params()
+    params = TrainPEagle(drafter).init(jax.random.key(0), target)
+    loss = lambda noise, key: float(
+        TrainPEagle(drafter, unroll=2, noise=noise).loss(params, target, batch(), jax.random.key(key))[0]
+    )
+    assert loss(0.0, 1) == loss(0.0, 2) != loss(0.5, 1) != loss(0.5, 2)
+
+
+def test_blocks_begin_where_the_next_token_is_learned():
+    """Of the text, one token of row 0, all of row 1 and none of row 2 are learned."""
+    mask = np.zeros((3, 14), bool)
+    mask[0, 9], mask[1] = True, True
+    objective = TrainDFlash(DFlash(block=4, layers=1).bind(tiny.TARGET), anchors=40)
+    at = np.asarray(objective.drawn(jax.random.key(0), jnp.asarray(mask)))
+    assert at.shape == (3, 40) and (at[0] == 8).all() and {*at[1]} == {*range(13)}
+    assert (at >= 0).all() and (at < 13).all()

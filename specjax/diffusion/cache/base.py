@@ -78,6 +78,11 @@ class Cache(abc.ABC):
         """The share of the new text that each layer computes anew besides: those positions whose values moved most."""
         return 0.0
 
+    def most(self, width: int, size: int) -> int:
+        """How many positions a pass that does not compute all computes at most: of a block and its neighbour, `width`, and of a
+        canvas of `size`."""
+        return size
+
     @abc.abstractmethod
     def active(self, canvas: Canvas) -> Array:
         """The positions to compute anew, `[B, L]` bool."""

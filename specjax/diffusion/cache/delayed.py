@@ -70,6 +70,8 @@ class Greedy(Cache):
     def _near_planned(self, canvas):
         """For each position of the plan, one after the other, the nearest open ones not asked for yet, the left one first."""
         planned = canvas.plan < canvas.plan.shape[1]
+        if not self.reach:
+            return canvas.fresh | planned
 
         def more(turn, asked):
             here = canvas.plan == turn

@@ -30,6 +30,9 @@ class Dual(Cache):
     def steady(self):
         return not self.refresh
 
+    def most(self, width, size):
+        return min(width, size)
+
     def active(self, canvas):
         return canvas.inside | every(canvas, due(canvas.step, self.refresh))
 

@@ -124,6 +124,7 @@ def _block(
         config = {**config, "target_layer_ids": list(published_taps(target.lm.num_layers, own.num_hidden_layers))}
         reader.notes.append("names no layers that it reads: those of z-lab's rule are taken")
     taps = read_ids(reader, config, target)
+    _check_order(reader, config, target, taps)
     params = {
         "fc": reader.linear("fc", len(taps) * wide, size),
         "hidden_norm": reader.scale("hidden_norm", size),
@@ -139,6 +140,19 @@ def _block(
     causal = bool(config.get("is_causal", config.get("causal")))
     fields = {"config": own, "layers": own.num_hidden_layers, "taps": taps, "block": block, "causal": causal}
     return {**fields, "from_anchor": _from_anchor(reader, config, from_anchor)}, params
+
+
+def _check_order(reader: Reader, config: dict[str, Any], target: Any, taps: tuple[int, ...]) -> None:
+    """Raises ModelError on ids in another order than the target computes them, and notes where the original reads else."""
+    key = next((key for key in _TAPS if config.get(key)), _TAPS[0])
+    ids = list(config.get(key) or taps)
+    if ids != sorted(ids):
+        raise ModelError(
+            f"{reader.file}: {key} {ids} are not ascending: z-lab's code has the columns of fc in their order, others in "
+            "that of the layers; sort the ids, and the columns with them"
+        )
+    if taps[-1] == target.lm.num_layers - 1 and reader.format != "speculators":
+        reader.notes.append("reads the last layer before the final norm; z-lab's own code reads it behind that")
 
 
 def _unnested(reader: Reader, config: dict[str, Any]) -> dict[str, Any]:
@@ -186,8 +200,10 @@ def _from_anchor(reader: Reader, config: dict[str, Any], usual: bool) -> bool:
     if "from_anchor" in reader.chosen:
         return bool(reader.chosen["from_anchor"])
     said = [config[key] for key in ("sample_from_anchor", "shift_label") if config.get(key) is not None]
-    if said or reader.format == "speculators":
-        return any(said) if said else usual
+    if said:
+        return any(said)
+    if reader.format == "speculators" and not usual:
+        return False
     if usual or "num_anchors" in config or "markov_rank" in config:
         reader.notes.append("drafts from its first slot, as DeepSpec's heads do: from_anchor=false if it does not")
         return True

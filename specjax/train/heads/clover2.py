@@ -16,16 +16,14 @@ class TrainClover2(HeadObjective):
       decay: see above.
     """
 
+    saved = ("layers", "published")
+
     heads: int = 4
     decay: float = 0.7
 
     def __post_init__(self):
         if self.heads < 1:
             raise ValueError(f"clover2: heads must be at least 1, got {self.heads}")
-
-    @property
-    def fields(self):
-        return {"layers": self.drafter.layers, "published": self.drafter.published}
 
     def loss(self, params, target_params, batch, key):
         drafter = self.drafter

@@ -22,6 +22,8 @@ class TrainDFlash(HeadObjective):
       gamma: the j-th token of a block weighs `exp(-(j - 1) / gamma)`.
     """
 
+    saved = ("taps", "layers", "block", "from_anchor", "causal")
+
     anchors: int = 8
     gamma: float = 4.0
 
@@ -29,22 +31,10 @@ class TrainDFlash(HeadObjective):
         if self.anchors < 1 or self.gamma <= 0:
             raise ValueError(f"dflash: anchors must be at least 1 and gamma positive, got {self.anchors}, {self.gamma}")
 
-    @property
-    def fields(self):
-        own = self.drafter
-        return {
-            "taps": list(own.taps),
-            "layers": own.layers,
-            "block": own.block,
-            "from_anchor": own.from_anchor,
-            "causal": own.causal,
-        }
-
     def loss(self, params, target_params, batch, key):
         drafter = self.drafter
         teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
-        rows, length = batch.tokens.shape
-        at = jax.random.randint(key, (rows, self.anchors), 0, length - 1)
+        at = self.drawn(key, batch.mask)
         own = {"target": target_params, "draft": params}
         h = outputs(drafter, own, drafter.features(teacher.output), batch.tokens, at)
         blocks, mask = self._blocks(teacher, at)
@@ -55,6 +45,11 @@ class TrainDFlash(HeadObjective):
         for j in range(drafter.drafts):
             metrics[f"agreement_{j + 1}"] = masked_mean(agree[:, :, j], mask[:, :, j])
         return loss, metrics
+
+    def drawn(self, key, mask):
+        """Where blocks begin, `[B, A]` int32: at tokens whose next one is to be predicted, `mask` `[B, T]`."""
+        chances = jnp.where(mask[:, 1:], 0.0, -jnp.inf)
+        return jax.random.categorical(key, chances, shape=(self.anchors, len(mask))).T.astype(jnp.int32)
 
     def compared(self, own, h, blocks: "Blocks"):
         """The loss of outputs `[B, A, drafts, E]`, and their laws `[B, A, drafts, U]`."""
@@ -130,15 +125,12 @@ class TrainDSpark(TrainDFlash):
       confidence_weight: of the confidence head's cross-entropy.
     """
 
+    saved = (*TrainDFlash.saved, "markov", "rank", "confidence")
+
     divergence: Divergence = TVD()
     label_weight: float = 0.1
     law_weight: float = 1.8
     confidence_weight: float = 1.0
-
-    @property
-    def fields(self):
-        own = self.drafter
-        return {**super().fields, "markov": own.markov, "rank": own.rank, "confidence": own.confidence}
 
     def compared(self, own, h, blocks):
         laws, sure = self._slots(own, h, blocks)

@@ -34,10 +34,6 @@ class TrainEagle(HeadObjective):
         if self.unroll < 1 or self.noise < 0 or self.feature_weight < 0:
             raise ValueError(f"eagle: unroll must be at least 1, noise and feature_weight not negative, got {self}")
 
-    @property
-    def fields(self):
-        return {}
-
     def loss(self, params, target_params, batch, key):
         drafter = self.drafter
         teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
@@ -52,7 +48,7 @@ class TrainEagle(HeadObjective):
             if s == 0:
                 h, delta = drafter.read(own, noisy[:, :-1], block, None)
             else:
-                h, delta = drafter.reread(own, jnp.pad(h[:, :-1], ((0, 0), (1, 0), (0, 0))), block, None, past)
+                h, delta = self.later(own, h, block, past)
             past = stack_past(past, delta)
             # pair t's output stands for feature t + 1; the first s pairs had nothing to read
             guesses.append(Guess(drafter.logits(own, h[:, s : width - 1]), s + 1, self.decay**s))
@@ -62,26 +58,20 @@ class TrainEagle(HeadObjective):
         laws, metrics = score(teacher, guesses, self.divergence)
         return loss + laws, metrics
 
+    def later(self, own, h, block, past):
+        """Pass s > 0, after outputs `[B, W, E]`: its own, and its keys and values."""
+        return self.drafter.reread(own, jnp.pad(h[:, :-1], ((0, 0), (1, 0), (0, 0))), block, None, past)
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainEagle3(TrainEagle):
     """EAGLE-3: laws alone, unrolled."""
 
+    saved = ("taps", "layers", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
     unroll: int = 3
     feature_weight: float = 0.0
     noise: float = 0.0
-
-    @property
-    def fields(self):
-        own = self.drafter
-        return {
-            "taps": list(own.taps),
-            "layers": own.layers,
-            "norm_before_residual": own.norm_before_residual,
-            "norm_before_fc": own.norm_before_fc,
-            "fc_norm": own.fc_norm,
-            "norm_output": own.norm_output,
-        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,22 +96,8 @@ class TrainPEagle(TrainEagle3):
     unroll: int = 4
     decay: float = 1.0
 
-    def loss(self, params, target_params, batch, key):
-        drafter = self.drafter
-        teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
-        own = {"target": target_params, "draft": params}
-        tokens = batch.tokens[:, 1:]  # of pairs (feature t, token t + 1)
-        width = tokens.shape[1]
-        past, guesses = None, []
-        for s in range(self.unroll):
-            block = whole(tokens, unrolled(width, s)[None])
-            if s == 0:
-                h, delta = drafter.read(own, drafter.features(teacher.output)[:, :-1], block, None)
-            else:
-                h, delta = drafter.ahead(own, block, None, past)
-            past = stack_past(past, delta)
-            guesses.append(Guess(drafter.logits(own, h[:, s : width - 1]), s + 1, self.decay**s))
-        return score(teacher, guesses, self.divergence)
+    def later(self, own, h, block, past):
+        return self.drafter.ahead(own, block, None, past)
 
 
 def unrolled(width: int, s: int) -> Array:

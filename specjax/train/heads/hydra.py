@@ -17,12 +17,9 @@ class TrainHydra(HeadObjective):
       decay: see above.
     """
 
-    decay: float = 0.8
+    saved = ("heads", "layers", "prefix_layer")
 
-    @property
-    def fields(self):
-        drafter = self.drafter
-        return {"heads": drafter.heads, "layers": drafter.layers, "prefix_layer": drafter.prefix_layer}
+    decay: float = 0.8
 
     def loss(self, params, target_params, batch, key):
         drafter = self.drafter

@@ -22,16 +22,14 @@ class TrainKangaroo(Objective):
       divergence: between the laws.
     """
 
+    saved = ("exit_layer",)
+
     drafter: Kangaroo
     divergence: Divergence = ForwardKL()
 
     def __post_init__(self):
         if self.drafter.target is None:
             raise ValueError("kangaroo: bind the drafter to its target first")
-
-    @property
-    def fields(self):
-        return {"exit_layer": self.drafter.exit_layer}
 
     def init(self, key, target_params):
         return self.drafter.init_params(key, target_params)

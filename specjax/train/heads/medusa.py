@@ -14,11 +14,9 @@ class TrainMedusa(HeadObjective):
       decay: see above.
     """
 
-    decay: float = 0.8
+    saved = ("heads", "layers")
 
-    @property
-    def fields(self):
-        return {"heads": self.drafter.heads, "layers": self.drafter.layers}
+    decay: float = 0.8
 
     def loss(self, params, target_params, batch, key):
         teacher = teach(self.drafter, target_params, batch, self.ids, self.drafter.feature_wants)

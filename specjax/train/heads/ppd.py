@@ -28,6 +28,8 @@ class TrainPPD(Objective):
       divergence: between the laws.
     """
 
+    saved = ("trees", "ensembles")
+
     drafter: PPD
     cuts: int = 16
     decay: float = 0.8
@@ -38,10 +40,6 @@ class TrainPPD(Objective):
             raise ValueError("ppd: bind the drafter to its target first")
         if self.cuts < 1 or not 0 < self.decay <= 1:
             raise ValueError(f"ppd: cuts must be at least 1 and decay lie in (0, 1], got {self.cuts} and {self.decay}")
-
-    @property
-    def fields(self):
-        return {"trees": self.drafter.trees, "ensembles": self.drafter.ensembles}
 
     def init(self, key, target_params):
         return self.drafter.init_params(key, target_params)

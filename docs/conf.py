@@ -16,10 +16,14 @@ author = project
 version = release = PROJECT["version"]
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "notebooks/*.ipynb"]  # the other halves of the notebooks
 
 myst_heading_anchors = 3
-nb_execution_mode = "off"  # no page is a notebook yet
+nb_execution_mode = "cache"  # a notebook runs again when its code has changed
+nb_execution_raise_on_error = True
+nb_execution_timeout = 180  # seconds a cell
+nb_execution_in_temp = True
+nb_output_stderr = "remove"  # bars
 
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
@@ -36,7 +40,7 @@ html_theme_options = {
 
 def on_the_site(app, page: str, text: list[str]) -> None:
     """Links to an experiment's README, which a reader of the files follows, lead to the page that includes it."""
-    text[0] = re.sub(r"\]\(\.\./experiments/(\w+)/README\.md\)", r"](/experiments/\1.md)", text[0])
+    text[0] = re.sub(r"\]\(\.\./experiments/(\w+)/README\.md(#[\w-]+)?\)", r"](/experiments/\1.md\2)", text[0])
 
 
 def setup(app) -> None:

@@ -1,12 +1,13 @@
-"""`python docs/tables.py` writes the registry's tables into the pages, between `<!-- table: NAME -->` and `<!-- end -->`.
+"""`python docs/tables.py` writes the tables into the pages, between `<!-- table: NAME -->` and `<!-- end -->`.
 
-A row a method, in the registry's order; the measured figures are those that the folders of experiments hold.
+Those of methods have a row each, in the registry's order; the measured figures are those that the folders of experiments hold.
 """
 
 import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from specjax.spec import registry
 from specjax.spec.registry import Entry
@@ -24,10 +25,14 @@ NEEDS = {
 BEGIN = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
+def report(name: str) -> dict[str, Any]:
+    """What a command printed, as a folder of experiments holds it."""
+    return json.loads((FOLDER.parent / "experiments" / name).read_text())
+
+
 def measured(name: str, row: str, figure: str) -> dict[str, float]:
     """A figure of a committed report, by what its rows call themselves up to the first colon."""
-    rows = json.loads((FOLDER.parent / "experiments" / name).read_text())["rows"]
-    return {found[row].partition(":")[0]: found[figure] for found in rows}
+    return {found[row].partition(":")[0]: found[figure] for found in report(name)["rows"]}
 
 
 def needs(entries: Mapping[str, Entry]) -> dict[str, str]:
@@ -55,6 +60,31 @@ def listed(entries: Mapping[str, Entry], what: str) -> Iterator[tuple[str, ...]]
         yield f"`{name}`", entry.summary, *([entry.guarantee] if worth else []), entry.source
 
 
+def speeds() -> Iterator[tuple[str, ...]]:
+    """Every measured drafter by its greedy speed: tokens a step, and the ratio to plain, greedy and at temperature 1."""
+    names = [f"drafters/{name}.json" for name in ("greedy", "sampled")]
+    columns = [measured(name, "decoder", figure) for name in names for figure in ("tokens_per_step", "ratio_to_plain")]
+    yield "drafter", "tokens a step, greedy", "ratio to plain", "tokens a step, temperature 1", "ratio to plain"
+    for name in sorted(columns[1], key=columns[1].__getitem__, reverse=True):
+        yield f"`{name}`", *(f"{column[name]:.2f}" if name in column else "" for column in columns)
+
+
+def step_cost() -> Iterator[tuple[str, ...]]:
+    """What a step takes by the nodes that it verifies."""
+    found = report("bench/step_cost.json")["step_ms"]
+    yield "nodes a step verifies", "ms", "times one node"
+    for nodes, ms in found.items():
+        yield nodes, f"{ms:.1f}", f"{ms / found['1']:.2f}"
+
+
+def policies() -> Iterator[tuple[str, ...]]:
+    """What the unmask and cache policies of the shipped diffusion model gain and cost."""
+    yield "unmask, cache", "tokens a pass", "ratio to the first row", "bits per byte", "lines exactly right"
+    for row in report("diffusion/results.json")["rows"]:
+        figures = f"{row['tokens_per_pass']:.2f}", f"{row['ratio']:.2f}", f"{row['bits_per_byte']:.2f}"
+        yield f"`{row['unmask']}`, `{row['cache']}`", *figures, f"{100 * row['infill_exact_match']:.1f}%"
+
+
 TABLES = {
     "drafters": drafters,
     "rules": lambda: listed(registry.RULES, "a chain ends"),
@@ -63,6 +93,9 @@ TABLES = {
     "unmask": lambda: listed(registry.UNMASKS, "commits"),
     "samplers": lambda: listed(registry.SAMPLERS, "commits"),
     "caches": lambda: listed(registry.CACHES, "reuses"),
+    "speeds": speeds,
+    "step_cost": step_cost,
+    "policies": policies,
 }
 
 

@@ -1,0 +1,81 @@
+"""`python docs/pairs.py` writes every notebook's badge and first cell, and the `.ipynb` beside its `.md`, which Colab opens.
+
+The `.md` is the one to edit; the site executes and shows it. The badge and what the first cell installs follow from the
+repository's address in pyproject.toml: while there is none, there is no badge, and the cell says how to install from a clone.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import nbformat
+
+FOLDER = Path(__file__).resolve().parent
+NOTEBOOKS = FOLDER / "notebooks"
+BADGE = "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
+TITLE = re.compile(r"^(# .*\n)(?:\n\[!\[Open in Colab\].*\n)?", re.MULTILINE)
+FIRST = re.compile(r"(```\{code-cell\} ipython3\n:tags: \[hide-input\]\n\n).*?(```\n)", re.DOTALL)
+BEFORE = {"shard": 'jax.config.update("jax_num_cpu_devices", 8)  # a CPU counts as eight; real ones stay as many\n'}
+SETUP = """\
+import glob
+import importlib.util
+import os
+
+if {{"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"}} & set(os.environ) and not importlib.util.find_spec("specjax"):
+    tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+    extras = "plot" + (",tpu" if tpu else ",cuda12" if glob.glob("/dev/nvidia[0-9]*") else "")
+    {install}
+
+import jax
+
+{before}print(jax.devices())
+"""
+FROM_ADDRESS = """get_ipython().run_line_magic("pip", f"install -q 'specjax[{extras}] @ git+ADDRESS'")"""
+FROM_CLONE = """raise RuntimeError(f"bring a clone of specjax here, then: %pip install './specjax[{extras}]'")"""
+
+
+def repository() -> str:
+    """The public address, or nothing while there is none."""
+    project = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]
+    return project.get("urls", {}).get("Repository", "")
+
+
+def filled(page: str, name: str, address: str) -> str:
+    """A notebook's `.md` with the badge and the first cell that follow from the address.
+
+    Raises:
+      ValueError: where it has no title or no first cell to fill.
+    """
+    where = address.replace("https://github.com/", "https://colab.research.google.com/github/").removesuffix(".git")
+    badge = f"\n{BADGE}({where}/blob/main/docs/notebooks/{name}.ipynb)\n" if address else ""
+    install = FROM_ADDRESS.replace("ADDRESS", address) if address else FROM_CLONE
+    cell = SETUP.format(install=install, before=BEFORE.get(name, ""))
+    page, titles = TITLE.subn(lambda found: found[1] + badge, page, count=1)
+    page, cells = FIRST.subn(lambda found: found[1] + cell + found[2], page, count=1)
+    if not titles or not cells:
+        raise ValueError(f"{name}.md needs a title, and a first code cell tagged hide-input")
+    return page
+
+
+def paired(page: str) -> Any:
+    """The notebook of a `.md`, without outputs, the same one every time."""
+    notebook = jupytext.reads(page, fmt="md:myst")
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    for index, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{index}"
+    return notebook
+
+
+def main() -> None:
+    """Writes all pairs."""
+    for path in sorted(NOTEBOOKS.glob("*.md")):
+        page = filled(path.read_text(), path.stem, repository())
+        path.write_text(page)
+        path.with_suffix(".ipynb").write_text(nbformat.writes(paired(page)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

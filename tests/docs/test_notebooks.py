@@ -1,0 +1,63 @@
+"""The notebooks: every pair agrees, first cells and badges follow from the address, and the promised lines are kept."""
+
+import ast
+import importlib.util
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted((DOCS / "notebooks").glob("*.md"))
+ADDRESS = "https://github.com/someone/specjax"
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    spec = importlib.util.spec_from_file_location("pairs", DOCS / "pairs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pairs_agree_and_hold_no_outputs(pairs, page):
+    text = page.read_text()
+    assert pairs.filled(text, page.stem, pairs.repository()) == text, "run python docs/pairs.py"
+    stored = json.loads(page.with_suffix(".ipynb").read_text())
+    nbformat.validate(stored)
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in stored["cells"]]
+    assert cells == [(cell.cell_type, cell.source) for cell in pairs.paired(text).cells], "run python docs/pairs.py"
+    code = [cell for cell in stored["cells"] if cell["cell_type"] == "code"]
+    assert len(code) > 2 and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+    assert text.count("```{code-cell}") == len(code)
+    for cell in code:
+        ast.parse("".join(cell["source"]))
+
+
+def test_every_notebook_is_in_the_index():
+    index = (DOCS / "index.md").read_text()
+    assert len(PAGES) == 9 and all(f"\nnotebooks/{page.stem}\n" in index for page in PAGES)
+    assert {page.stem for page in (DOCS / "notebooks").glob("*.ipynb")} == {page.stem for page in PAGES}
+
+
+def test_badge_and_installation_follow_from_the_address(pairs):
+    page = PAGES[0]
+    bare, public = (pairs.filled(page.read_text(), page.stem, address) for address in ("", ADDRESS))
+    assert "colab" not in bare.lower().replace("colab_release_tag", "") and "git+" not in bare and "a clone" in bare
+    where = f"(https://colab.research.google.com/github/someone/specjax/blob/main/docs/notebooks/{page.stem}.ipynb)"
+    assert public.count(where) == 1 and f"git+{ADDRESS}" in public and "a clone" not in public
+    assert pairs.filled(public, page.stem, ADDRESS) == public and pairs.filled(public, page.stem, "") == bare
+
+
+def test_a_page_without_a_first_cell_is_refused(pairs):
+    with pytest.raises(ValueError, match="new.md needs a title"):
+        pairs.filled("# New\n\n```{code-cell} ipython3\nx = 1\n```\n", "new", "")
+
+
+@pytest.mark.parametrize(("name", "most"), (("own_model", 40), ("own_drafter", 30)))
+def test_what_is_written_oneself_is_as_short_as_promised(pairs, name, most):
+    page = (DOCS / f"notebooks/{name}.md").read_text()
+    (cell,) = (cell.source for cell in pairs.paired(page).cells if "\nclass " in cell.source)
+    assert f"{most} lines" in page and len(cell.splitlines()) <= most

@@ -10,15 +10,15 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonal(x: Tensor, steps: int = 5) -> Tensor:
-    """The nearest orthogonal matrices of `[N, R, C]`, roughly: Newton-Schulz of the fifth order."""
+    """The nearest orthogonal matrices of `[N, R, C]`, roughly: Newton-Schulz of the fifth order, in bfloat16."""
     a, b, c = COEFFICIENTS
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).bfloat16()
     for _ in range(steps):
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
-    return x.mT if tall else x
+    return (x.mT if tall else x).float()
 
 
 class Muon:

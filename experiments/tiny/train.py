@@ -89,7 +89,11 @@ class Run:
             self.pool, self.step, self.tokens, self.cpu_s = (
                 saved[name] for name in ("pool", "step", "tokens", "cpu_s")
             )
-        self.lost = torch.compile(objective.lost, dynamic=True) if compiled else objective.lost
+        self.lost = torch.compile(self._lost, dynamic=True) if compiled else self._lost
+
+    def _lost(self, *arrays: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.objective.lost(self.model, *arrays)
 
     def learn(self, pools: Pools) -> float:
         """One pool of questions; the mean loss."""
@@ -101,7 +105,7 @@ class Run:
             for j in shares(batches, self.processes)[self.rank]:
                 rng = np.random.default_rng((recipe["seed"], self.pool, 2, index, j))
                 arrays = self.objective.arrays(batches[j], rng)
-                loss = self.lost(self.model, *arrays)
+                loss = self.lost(*arrays)
                 loss.backward()
                 sums += torch.tensor([loss.item(), self.objective.weight(arrays)])
             self._share(sums)

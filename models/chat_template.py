@@ -56,6 +56,6 @@ def _environment() -> Any:
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    made: Any = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     made.globals["raise_exception"] = raise_exception
     return made

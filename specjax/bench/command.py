@@ -9,7 +9,7 @@ from specjax.bench import order, parallel_run, profile, spec_run
 from specjax.bench import report as reporting
 from specjax.bench.engines import engines_of, requests_of
 from specjax.bench.options import BenchOptions
-from specjax.bench.peer import PEERS
+from specjax.bench.peers import PEERS
 from specjax.bench.prompts import prompts_of, read_input
 from specjax.bench.run import Contestant, Ours, measure, progress, summarise
 from specjax.jobs import jsonl

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specjax import models
-from specjax.bench.peer import TransformersPeer
+from specjax.bench.peers.with_transformers import TransformersPeer
 from specjax.bench.run import Lap, measure
 from specjax.bench.stdlib import heldout_functions
 from specjax.jobs import jsonl

@@ -52,7 +52,7 @@ class BenchOptions:
     input: str | None = option(None, "prompts, or Spec-Bench's questions, from a file", metavar="FILE.jsonl")
     peer: tuple[str, ...] = option(
         (),
-        "other libraries over the same weights, plainly and with their own speculation: transformers",
+        "other libraries over the same weights, plainly and with their own speculation: transformers, llama.cpp",
         metavar="NAME",
     )
     repeats: int = option(3, "rounds", least=1)

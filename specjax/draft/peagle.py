@@ -1,7 +1,6 @@
 """P-EAGLE: EAGLE-3's head drafts every depth in one pass, behind masks (arXiv:2602.01469)."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax.numpy as jnp
 
@@ -32,7 +31,7 @@ class PEagle(Eagle3):
         loads="head",
     )
 
-    hidden: ClassVar = None
+    hidden = None  # pyrefly: ignore[bad-override]
     """No law follows from one that was drafted, so that no rule can read the features between them."""
 
     def init_params(self, key, target_params):

@@ -1,4 +1,4 @@
-"""Other libraries over the weights of a bench."""
+"""transformers as a peer, with its own speculation."""
 
 import dataclasses
 import tempfile
@@ -7,12 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specjax import models
 from specjax.bench.options import BenchOptions
+from specjax.bench.peers.folders import draft_of, target_folder, written
 from specjax.bench.run import Lap
-from specjax.draft.model import ModelDrafter
-from specjax.models.llama import LlamaLM
-from specjax.models.widening import untied
 
 LOOKED_UP = 10
 """Tokens that transformers' prompt lookup proposes."""
@@ -96,16 +93,13 @@ def transformers_peers(
     plain = next(iter(engines.values()))
     dtype, eos = plain.model.dtype.name, () if options.ignore_eos else plain.model.eos_ids
     with tempfile.TemporaryDirectory() as scratch:
-        folder = plain.model.path
-        if options.widen is not None:
-            folder = _written(plain.model.lm, plain.model.params, Path(scratch) / "target")
-        target = TransformersPeer.load(folder, dtype, eos)
+        target = TransformersPeer.load(target_folder(plain, options, Path(scratch) / "target"), dtype, eos)
         modes: dict[str, dict[str, Any]] = {"sampled" if options.temperature else "greedy": {}}
         if options.batch_size == 1:
             modes["prompt_lookup"] = {"prompt_lookup_num_tokens": LOOKED_UP}
-            draft = next((draft for draft in map(_draft, engines.values()) if draft is not None), None)
+            draft = next((draft for draft in map(draft_of, engines.values()) if draft is not None), None)
             if draft is not None:
-                folder = _written(*draft, Path(scratch) / "draft")
+                folder = written(*draft, Path(scratch) / "draft")
                 modes["assisted"] = {"assistant_model": TransformersPeer.load(folder, dtype, eos)}
     drawn: dict[str, Any] = {}
     if options.temperature:
@@ -116,10 +110,6 @@ def transformers_peers(
     }
 
 
-PEERS = {"transformers": transformers_peers}
-"""Makes the contestants of a peer, by its name."""
-
-
 def ended(tokens: list[int], eos: tuple[int, ...]) -> list[int]:
     """A row of a batch as far as its end, itself included; padding follows.
 
@@ -128,16 +118,3 @@ def ended(tokens: list[int], eos: tuple[int, ...]) -> list[int]:
     """
     found = [place for place, token in enumerate(tokens) if token in eos]
     return tokens[: found[0] + 1] if found else tokens
-
-
-def _draft(engine: Any) -> tuple[LlamaLM, Any] | None:
-    """An engine's draft model and its parameters, where it has one that transformers knows."""
-    drafter = getattr(engine.decoder, "drafter", None)
-    if isinstance(drafter, ModelDrafter) and isinstance(drafter.lm, LlamaLM):
-        return drafter.lm, engine.params["draft"]
-    return None
-
-
-def _written(lm: LlamaLM, params: Any, folder: Path) -> Path:
-    models.save(folder, *untied(lm, params) if lm.config.logits_scaling != 1 else (lm, params))
-    return folder

@@ -1,0 +1,170 @@
+"""llama.cpp as a peer: our weights as a GGUF file, read by llama-cpp-python; token ids in, token ids out."""
+
+import dataclasses
+import itertools
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specjax.bench.options import BenchOptions
+from specjax.bench.peers.folders import draft_of, target_folder, written
+from specjax.bench.run import Lap
+from specjax.models.tensors import read_folder
+
+LOOKED_UP, DRAFTED = 10, 4
+"""Tokens that its prompt lookup proposes (the default of its class), and those of our wrapper of a draft model."""
+SPARE = 64
+"""Slots behind the longest text, for proposals that reach beyond it."""
+ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+NEEDS = "--peer llama.cpp needs its packages: pip install 'specjax[peers]' (which builds llama.cpp, for some minutes)"
+
+
+def write_gguf(folder: Path, file: Path) -> None:
+    """A Hugging Face folder's weights as a float32 GGUF file whose tokenizer is of no use.
+
+    Raises:
+      ValueError: when gguf is not installed, or for a model of another family than Llama, Qwen2 and Qwen3.
+    """
+    try:
+        import gguf
+    except ImportError as error:
+        raise ValueError(NEEDS) from error
+    config = json.loads((folder / "config.json").read_text())
+    name = (config.get("architectures") or ["?"])[0]
+    if name not in ARCHITECTURES:
+        raise ValueError(f"--peer llama.cpp takes models of {', '.join(ARCHITECTURES)}, not {name}")
+    if config.get("rope_scaling") or config.get("sliding_window") and config.get("use_sliding_window", True):
+        raise ValueError("--peer llama.cpp takes models without scaled ropes or sliding windows")
+    heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
+    kv_heads = config.get("num_key_value_heads", heads)
+    head = config.get("head_dim") or config["hidden_size"] // heads
+    writer = gguf.GGUFWriter(str(file), ARCHITECTURES[name])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("llama")  # it needs one: these names stand for nothing
+    writer.add_token_list([f"token {i}" for i in range(config["vocab_size"])])
+    writer.add_token_types([gguf.TokenType.NORMAL] * config["vocab_size"])
+    writer.add_block_count(layers)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_rope_dimension_count(head)
+    writer.add_rope_freq_base(float(config.get("rope_theta", 10000.0)))
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, ARCHITECTURES[name].upper()), layers)
+    for source, stored in read_folder(folder).items():
+        target = names.get_name(source, try_suffixes=(".weight", ".bias"))
+        if target is None:
+            raise ValueError(f"--peer llama.cpp has no name for the tensor {source}")
+        tensor = stored.array()
+        if name == "LlamaForCausalLM" and source.endswith(("q_proj.weight", "k_proj.weight")):
+            tensor = interleaved(tensor, heads if "q_proj" in source else kv_heads)
+        writer.add_tensor(target, np.ascontiguousarray(tensor, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def interleaved(kernel: np.ndarray, heads: int) -> np.ndarray:
+    """Rows `[H * D, E]` of a kernel whose rope turns halves of a head, for one that turns neighbours.
+
+    >>> interleaved(np.arange(4)[:, None], 1)[:, 0].tolist()
+    [0, 2, 1, 3]
+    """
+    halves = kernel.reshape(heads, 2, kernel.shape[0] // heads // 2, *kernel.shape[1:])
+    return halves.swapaxes(1, 2).reshape(kernel.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class LlamaCppPeer:
+    """`llama_cpp.Llama.generate`, a text at a time: the package decodes no batches.
+
+    Attributes:
+      llama: what generates.
+      requests: what to complete: the `ids` and `max_new_tokens` of each.
+      how: of the sampler.
+      eos: ids that end a text.
+    """
+
+    llama: Any
+    requests: list[Any]
+    how: Mapping[str, float]
+    eos: tuple[int, ...] = ()
+
+    def warm(self) -> None:
+        list(itertools.islice(self._complete(self.requests[0]), 4))
+
+    def lap(self) -> Lap:
+        began = time.perf_counter()
+        tokens = [list(itertools.islice(self._complete(r), r.max_new_tokens)) for r in self.requests]
+        return Lap(tokens, time.perf_counter() - began)
+
+    def _complete(self, request: Any) -> Iterator[int]:
+        self.llama.reset()  # else a prompt that begins like the last one would be read for nothing
+        for token in self.llama.generate(list(request.ids), **self.how):
+            yield token
+            if token in self.eos:
+                return
+
+
+def llama_cpp_peers(options: BenchOptions, engines: Mapping[str, Any], requests: list[Any]) -> dict[str, LlamaCppPeer]:
+    """What llama.cpp decodes with, by mode: plainly, with the package's prompt lookup, and with the draft model of the first of
+    our engines that has one behind a wrapper of our own, since the package has none.
+
+    Raises:
+      ValueError: when its packages are not installed, on another type than float32, or on a model that it does not know.
+    """
+    plain = next(iter(engines.values()))
+    if plain.model.dtype.name != "float32":
+        raise ValueError(f"--peer llama.cpp compares in float32, not {plain.model.dtype.name}: add --dtype float32")
+    try:
+        from llama_cpp import Llama
+        from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
+    except ImportError as error:
+        raise ValueError(NEEDS) from error
+
+    slots = SPARE + max(len(r.ids) + r.max_new_tokens for r in requests)
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+    def load(folder: Path, drafts: Any = None) -> Any:
+        with tempfile.TemporaryDirectory() as scratch:
+            file = Path(scratch) / "model.gguf"
+            write_gguf(folder, file)
+            return Llama(
+                str(file), n_ctx=slots, n_threads=threads, n_threads_batch=threads, use_mmap=False, verbose=False,
+                seed=options.seed, draft_model=drafts,
+            )  # fmt: skip
+
+    class SecondLlama(LlamaDraftModel):
+        """Its greedy continuation; what it has read of the text before stays in its cache."""
+
+        def __init__(self, llama: Any):
+            self.llama = llama
+
+        def __call__(self, input_ids: Any, /, **kwargs: Any) -> Any:
+            ids = input_ids.tolist()
+            return np.fromiter(itertools.islice(self.llama.generate(ids, temp=0.0), DRAFTED), np.intc)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = target_folder(plain, options, Path(scratch) / "target")
+        modes = {
+            "sampled" if options.temperature else "greedy": load(folder),
+            "prompt_lookup": load(folder, LlamaPromptLookupDecoding(num_pred_tokens=LOOKED_UP)),
+        }
+        draft = next((draft for draft in map(draft_of, engines.values()) if draft is not None), None)
+        if draft is not None:
+            second = SecondLlama(load(written(*draft, Path(scratch) / "draft")))
+            modes["draft (our wrapper)"] = load(folder, second)
+    how = {"temp": options.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    eos = () if options.ignore_eos else plain.model.eos_ids
+    return {mode: LlamaCppPeer(llama, requests, how, eos) for mode, llama in modes.items()}

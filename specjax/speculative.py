@@ -278,6 +278,7 @@ class Speculative(Decoder):
         sampler = Sampler(
             state.key, state.tokens, state.length, live, state.sampling, processors=self.processors, greedy=self.greedy
         )
+        sampler = sampler.once() if self.verifier.own_noise else sampler
         with jax.named_scope("draft"):
             proposal = self.drafter.propose(params, state.draft, view, sampler)
         with jax.named_scope("target"):

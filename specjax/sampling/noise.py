@@ -12,7 +12,8 @@ from specjax.kernels.verify.gumbel import gumbel_noise
 
 Array = jax.Array
 
-GUMBEL, ACCEPT, RESIDUAL = 0, 1, 2  # purposes: the shared Gumbel vector, acceptance uniforms, the residual's draw
+GUMBEL, ACCEPT, RESIDUAL, STEP = 0, 1, 2, 3
+"""Purposes: the shared Gumbel vector, acceptance uniforms, the residual's draw, and the key of a step's own noise."""
 
 
 def row_keys(seed: int | Sequence[int], identities: Iterable[str | Sequence[int]]) -> Array:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.kernels.verify import gumbel_argmax
-from specjax.sampling.noise import ACCEPT, GUMBEL, RESIDUAL, gumbel, gumbel_at, keys_at, uniform
+from specjax.sampling.noise import ACCEPT, GUMBEL, RESIDUAL, STEP, gumbel, gumbel_at, keys_at, uniform
 from specjax.sampling.processors import Processor, process
 from specjax.sampling.repetition import penalise, seen_tokens
 from specjax.sampling.warp import warp
@@ -51,6 +51,10 @@ class Sampler:
     def restricted(self, ids: Array | None, vocab: int) -> "Sampler":
         """The same sampler for logits over the columns `ids` `[U]` of V tokens: same noise, same penalties."""
         return self if ids is None else dataclasses.replace(self, ids=ids, vocab=vocab)
+
+    def once(self) -> "Sampler":
+        """The same sampler with noise that no other step uses: a row's text grows in every one."""
+        return dataclasses.replace(self, key=keys_at(self.key, self.length[:, None], STEP)[:, 0])
 
     def tokens_of(self, columns: Array) -> Array:
         """Target ids of columns."""

@@ -6,6 +6,7 @@ A line a method, in the order in which they are listed.
 
 from specjax.verify.coupled import Coupled as Coupled
 from specjax.verify.rejection import Rejection as Rejection
+from specjax.verify.block import Block as Block
 
 # the contract
 from specjax.verify.base import Verifier as Verifier

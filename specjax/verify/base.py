@@ -50,6 +50,8 @@ class Verifier(abc.ABC):
     """What it reads of the target's Output."""
     keep_q: bool = False
     """Whether it reads `Tree.log_q`."""
+    own_noise: bool = False
+    """Whether its decisions rest on draws behind what it keeps, so that no step may use another's noise."""
     judges: tuple[Children, ...] = get_args(Children)
     """Of which children it can judge, by how they came to be."""
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from specjax.about import About
 from specjax.lm import Wants
 from specjax.sampling.sampler import best
+from specjax.tree import Tree
 from specjax.verify.base import Verdict, Verifier
 
 Array = jax.Array
@@ -38,14 +39,19 @@ class Rejection(Verifier):
         super().check(drafter)
         if not drafter.is_chain:
             raise ValueError(
-                f"the rejection verifier takes chains, and this drafter proposes a tree ({drafter.nodes} nodes, depth "
+                f"the {self.about.name} verifier takes chains, and this drafter proposes a tree ({drafter.nodes} nodes, depth "
                 f"{drafter.depth}): choose a chain expander, or the coupled verifier"
             )
 
-    def __call__(self, output, tree, sampler):
-        # node counts alone do not tell: EAGLE-2 may keep D + 1 nodes of a tree
+    def check_chain(self, tree: Tree) -> None:
+        """Raises ValueError for another tree: node counts alone do not tell, EAGLE-2 may keep D + 1 nodes."""
         if tree.max_depth and not tree.is_chain:
-            raise ValueError("the rejection verifier takes chains, and this tree is not one: choose a chain expander")
+            raise ValueError(
+                f"the {self.about.name} verifier takes chains, and this tree is not one: choose a chain expander"
+            )
+
+    def __call__(self, output, tree, sampler):
+        self.check_chain(tree)
         logits = output.logits[:, : tree.nodes]
         p = jnp.exp(sampler.log_law(logits, tree.path_tokens))  # [B, D + 1, V]
         finite = jnp.isfinite(logits.max(axis=-1))

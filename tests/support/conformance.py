@@ -44,7 +44,7 @@ from specjax.draft.datastore import build
 from specjax.expand import Chain, EarlyStop, Static, TopK
 from specjax.models.llama import LlamaConfig, LlamaLM
 from specjax.sampling import Sampling, row_keys
-from specjax.verify import Coupled, Rejection, Verifier
+from specjax.verify import Block, Coupled, Rejection, Verifier
 
 CONFIG = LlamaConfig(
     vocab_size=96,
@@ -100,7 +100,7 @@ DRAFTERS: dict[str, Drafter] = {
 }
 """The conformance table: one line a drafter and expander."""
 
-VERIFIERS: dict[str, Verifier] = {"coupled": Coupled(), "rejection": Rejection()}
+VERIFIERS: dict[str, Verifier] = {"coupled": Coupled(), "rejection": Rejection(), "block": Block()}
 """One line a verifier. The first is the default, which the whole table of drafters is judged by."""
 
 EACH_KIND = (

@@ -1,0 +1,96 @@
+"""Block verification for chains (Sun et al. 2025, algorithm 2): the length of what is kept follows from joint probabilities."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.about import About
+from specjax.sampling.sampler import best
+from specjax.verify.base import Verdict
+from specjax.verify.rejection import SMALLEST, Rejection, draft_law
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Block(Rejection):
+    """Keeps the longest prefix i with u_i < h_i, see `chances`; then a draw of norm(max(P_i p - q, 0)).
+
+    Lossless in law for chains, and of all such rules of one chain it keeps the most tokens in the mean. Every uniform and every
+    drafted token decides something, those behind the kept prefix too, so each step has noise of its own.
+    """
+
+    about = About(
+        "block",
+        "keep the longest prefix that the joint law allows; chains only",
+        "arXiv:2403.10444",
+        "same distribution",
+    )
+
+    own_noise = True
+
+    def __call__(self, output, tree, sampler):
+        self.check_chain(tree)
+        logits = output.logits[:, : tree.nodes]
+        finite = jnp.isfinite(logits.max(axis=-1))
+        p = jnp.exp(sampler.log_law(logits, tree.path_tokens))  # [B, D + 1, V]
+        q = draft_law(tree, p.shape[-1])  # [B, D, V]
+        proposed = jnp.cumprod(tree.valid[:, 1:] & finite[:, :-1], axis=1).astype(bool)
+        weight = carried(p, q, tree.tokens[:, 1:], proposed)
+        passes = sampler.uniform(tree.max_depth) < chances(p, q, weight, proposed)[:, 1:]
+        steps = jnp.arange(tree.max_depth + 1)[None]
+        accepted = jnp.max(jnp.where(passes & proposed, steps[:, 1:], 0), axis=1, initial=0).astype(jnp.int32)
+        left = residual(p, q, weight, proposed, accepted)
+        noise = sampler.residual_noise(accepted, p.shape[-1])
+        token = best(jnp.where(left > 0, jnp.log(left), -jnp.inf) + noise)
+        stopped = jnp.take_along_axis(finite, accepted[:, None], axis=1)[:, 0]
+        path = jnp.where(steps <= accepted[:, None], steps, -1).astype(jnp.int32)
+        return Verdict(path, accepted, jnp.where(stopped, token, -1))
+
+
+def carried(p: Array, q: Array, tokens: Array, proposed: Array) -> Array:
+    """P_i, `[B, D + 1]`: P_0 is 1, and P_i = min(1, P_(i-1) p(x_i) / q(x_i)); 0 behind the last proposed token.
+
+    Args:
+      p: `[B, D + 1, V]`.
+      q: `[B, D, V]`.
+      tokens: `[B, D]`, x.
+      proposed: `[B, D]` bool, whether x_i was proposed, and all before it.
+    """
+    at = jnp.maximum(tokens, 0)[:, :, None]
+    ours, theirs = (jnp.take_along_axis(law, at, axis=2)[:, :, 0] for law in (p[:, :-1], q))
+    ratios = jnp.where(proposed & (theirs > 0), ours / jnp.where(theirs > 0, theirs, 1), 0)
+    each = [jnp.ones_like(ratios[:, 0])] if ratios.shape[1] else [jnp.ones(p.shape[:1], p.dtype)]
+    for ratio in ratios.T:
+        each.append(jnp.minimum(1, each[-1] * ratio))
+    return jnp.stack(each, axis=1)
+
+
+def chances(p: Array, q: Array, weight: Array, proposed: Array) -> Array:
+    """h_i, `[B, D + 1]`: S_i / (S_i + 1 - P_i) with S_i the mass of max(P_i p - q, 0); P_i at the last proposed token.
+
+    Args:
+      p: see `carried`, as are q and proposed.
+      weight: P, of `carried`.
+    """
+    mass = jnp.maximum(weight[:, :-1, None] * p[:, :-1] - q, 0).sum(axis=-1)
+    below = mass + 1 - weight[:, :-1]
+    inner = jnp.where(below > 0, mass / jnp.where(below > 0, below, 1), 1)
+    return jnp.where(jnp.pad(proposed, ((0, 0), (0, 1))), jnp.pad(inner, ((0, 0), (0, 1))), weight)
+
+
+def residual(p: Array, q: Array, weight: Array, proposed: Array, accepted: Array) -> Array:
+    """Weights `[B, V]` of the next token: max(P p - q, 0) where more was proposed, else p.
+
+    Args:
+      p: see `chances`, as are q, weight and proposed.
+      accepted: `[B]`.
+    """
+    here = accepted[:, None]
+    law = jnp.take_along_axis(p, here[:, :, None], axis=1)[:, 0]
+    drafted = jnp.pad(jnp.where(proposed[:, :, None], q, 0), ((0, 0), (0, 1), (0, 0)))
+    goes_on = jnp.take_along_axis(jnp.pad(proposed, ((0, 0), (0, 1))), here, axis=1)
+    scale = jnp.where(goes_on, jnp.take_along_axis(weight, here, axis=1), 1)
+    left = jnp.maximum(scale * law - jnp.take_along_axis(drafted, here[:, :, None], axis=1)[:, 0], 0)
+    return jnp.where(left.sum(axis=-1, keepdims=True) > SMALLEST, left, law)

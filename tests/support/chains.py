@@ -1,0 +1,92 @@
+"""Chains judged many times over: laws by context for enumeration, and texts of the jitted decoder to be counted."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import specjax
+from specjax.draft import ModelDrafter
+from specjax.expand import Chain
+from specjax.models.tabular import TabularLM, random
+from specjax.reference import rejection as oracle
+from specjax.reference import statistics, warpers
+from specjax.sampling import Sampling
+from specjax.verify import Coupled
+
+V = 4
+
+
+def tables(rng, length, kind="full"):
+    """A law for every context of up to `length` - 1 tokens."""
+    out = []
+    for i in range(length):
+        law = rng.dirichlet(np.full(V, 0.7), (V,) * i)
+        if kind == "sparse":
+            law = np.where((rng.random(law.shape) < 0.5) & (law < law.max(-1, keepdims=True)), 0.0, law)
+            law = law / law.sum(-1, keepdims=True)
+        elif kind == "one_hot":
+            law = np.eye(V)[rng.integers(0, V, (V,) * i)]
+        out.append(law)
+    return out
+
+
+def along(laws, tokens):
+    """The laws met along rows of tokens: `[M, len(laws), V]`."""
+    met = [law[tuple(tokens[:, :i].T)] for i, law in enumerate(laws)]
+    return np.stack([np.broadcast_to(law, (len(tokens), V)) for law in met], axis=1)
+
+
+ROWS, NEW, ALPHA = 60_000, 3, 1e-3
+PROMPT = [1, 2, 0, 3, 1, 2]
+TARGET = TabularLM(V, order=2)
+PARAMS = {"target": random(jax.random.key(0), V, 2), "draft": random(jax.random.key(1), V, 2)}
+OPTIONS = {"temperature": 1.4, "top_p": 0.95}
+MODEL = ModelDrafter(TabularLM(V, order=2), Chain(2))
+start = jax.jit(
+    lambda decoder, *args, **kwargs: decoder.init(PARAMS, *args, capacity=len(PROMPT) + NEW + decoder.slack, **kwargs),
+    static_argnums=0,
+)
+
+
+def generate(drafter, verifier, seed=0, steps=NEW, **options):
+    """`ROWS` texts; one shape throughout, so that a decoder is compiled once."""
+    decoder = specjax.speculative(TARGET, drafter, verifier)
+    state = start(
+        dataclasses.replace(decoder, verifier=Coupled()),
+        jnp.broadcast_to(jnp.asarray(PROMPT), (ROWS, len(PROMPT))),
+        jnp.full((ROWS,), len(PROMPT)),
+        jax.random.split(jax.random.key(seed, impl="threefry2x32"), ROWS),
+        limit=jnp.full((ROWS,), len(PROMPT) + NEW),
+        sampling=Sampling.make(ROWS, **(options or OPTIONS)),
+    )
+    return specjax.run(decoder, PARAMS, state, steps)
+
+
+def context_tables(params, length):
+    """The exact warped laws of the first `length` tokens after the prompt."""
+    out = []
+    for i in range(length):
+        contexts = np.array(list(itertools.product(range(V), repeat=i)), int).reshape(V**i, i)
+        prompt = np.broadcast_to(PROMPT, (len(contexts), len(PROMPT)))
+        logits = TARGET.next_log_probs(params, np.concatenate([prompt, contexts], axis=1))
+        laws = [warpers.softmax(warpers.warp(z, OPTIONS["temperature"], p=OPTIONS["top_p"])) for z in logits]
+        out.append(np.stack(laws).reshape((V,) * (i + 1)))
+    return out
+
+
+@functools.cache
+def exact():
+    return context_tables(PARAMS["target"], NEW)
+
+
+def sampled_p_value(drafter, verifier, seed=0):
+    state = generate(drafter, verifier, seed)
+    text = np.asarray(state.tokens)[:, len(PROMPT) : len(PROMPT) + NEW]
+    assert (np.asarray(state.length) == len(PROMPT) + NEW).all()
+    counts = np.zeros((V,) * NEW)
+    np.add.at(counts, tuple(text.T), 1)
+    return statistics.chi_square(counts, oracle.joint(exact()))

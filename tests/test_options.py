@@ -12,11 +12,12 @@ from specjax.evaluate import EvalOptions
 from specjax.jobs import jsonl
 from specjax.jobs.options import JobOptions
 from specjax.sampling import Sampling
-from specjax.sampling_params import SamplingOptions
+from specjax.sampling_params import USUAL, SamplingOptions, form_of
 from specjax.serve.engine import Engine
 from specjax.serve.options import DecodeOptions, PromptOptions, RunOptions, check_options, take
 from specjax.serve.request import Request
 from specjax.terminal import BadInput, Parser, add_fields, flag, from_args
+from specjax.warpers import WARPERS
 
 SHARED = (DecodeOptions, PromptOptions, RunOptions)
 
@@ -71,13 +72,12 @@ def test_options_travel():
 
 
 def test_sampling_parameters_are_one_table():
-    names = list(defaults_of(SamplingOptions))
-    assert [field.name for field in dataclasses.fields(Sampling)] == names
-    assert set(names) <= set(defaults_of(PromptOptions)) <= {field.name for field in dataclasses.fields(Request)}
+    defaults = defaults_of(SamplingOptions)
+    assert set(defaults) == {field.name for each in WARPERS for field in dataclasses.fields(each)}
+    assert set(defaults) <= set(defaults_of(PromptOptions)) <= {field.name for field in dataclasses.fields(Request)}
     off = Sampling.make(2)
-    assert {name: getattr(off, name).tolist() for name in names} == {
-        n: [v] * 2 for n, v in defaults_of(SamplingOptions).items()
-    }
+    assert {name: off[name].tolist() for name, _ in USUAL} == {name: [defaults[name]] * 2 for name, _ in USUAL}
+    assert off.form == Sampling.blank(2).form == form_of([]) == form_of([SamplingOptions()]) == USUAL
 
 
 BAD = {

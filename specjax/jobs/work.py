@@ -7,7 +7,7 @@ from specjax.jobs import jsonl
 from specjax.jobs.manifest import fingerprint, hash_json, named_folders
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item
-from specjax.sampling_params import SamplingOptions
+from specjax.sampling_params import FIELDS, USUAL
 from specjax.serve.engine import Engine
 from specjax.serve.options import PROMPT_OPTIONS, DecodeOptions, PromptOptions, check_options, take
 from specjax.serve.request import Record, several
@@ -82,7 +82,9 @@ def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict
     chat = {"chat": True} if options.chat else {}
     later = {name: getattr(options, name) for name in _LATER if getattr(options, name) not in (None, False)}
     filters = [] if options.filter is None else [f"learn2pd:model={options.filter}"]
-    sampling = ("max_new_tokens", *SamplingOptions.__dataclass_fields__)
+    usual = [name for name, _ in USUAL]  # the others were left out of older manifests
+    rare = [name for name, field in FIELDS.items() if name not in usual and getattr(options, name) != field.default]
+    sampling = ("max_new_tokens", *usual, *rare)
     run = ("ignore_eos", "num_return_sequences", "logprobs", "suffix")
     return {
         "version": 1,

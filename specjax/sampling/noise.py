@@ -13,6 +13,7 @@ from specjax.kernels.verify.gumbel import gumbel_noise
 Array = jax.Array
 
 GUMBEL, ACCEPT, RESIDUAL = 0, 1, 2  # purposes: the shared Gumbel vector, acceptance uniforms, the residual's draw
+COIN = 5  # that of a warper which acts at some places only; `specjax.diffusion.common` has 3 and 4
 
 
 def row_keys(seed: int | Sequence[int], identities: Iterable[str | Sequence[int]]) -> Array:

@@ -1,0 +1,19 @@
+"""Warpers: what changes the distribution that a token is drawn from. A line a method, in the order in which they are applied.
+
+The order is `transformers`': those of logits, for greedy rows too, and then for sampled rows the temperature and what cuts.
+"""
+# isort: skip_file
+
+from specjax.warpers.base import Cut, Text, Warper, parameter
+
+from specjax.warpers.repetition_penalty import RepetitionPenalty as RepetitionPenalty
+from specjax.warpers.temperature import Temperature as Temperature
+from specjax.warpers.top_k_top_p import TopKTopP as TopKTopP
+from specjax.warpers.min_p import MinP as MinP
+
+WARPERS: tuple[Warper, ...] = tuple(
+    each() for each in list(vars().values()) if isinstance(each, type) and issubclass(each, Warper) and each.about
+)
+"""Every warper, in the order in which they are applied: options, states, flags and listings are made of it."""
+
+__all__ = ["WARPERS", "Cut", "Text", "Warper", "parameter"]

@@ -83,7 +83,8 @@ def test_sampling_parameters_are_one_table():
 BAD = {
     "temperature": (-1, float("nan"), 1e39, 10**400, "1", True), "top_k": (-1, 1.5, 2**31), "top_p": (0, 1.1, 1e-60),
     "min_p": (-0.1, 2), "repetition_penalty": (0, float("inf")), "max_new_tokens": (0, 2**31, 5.0, True, 10**30),
-    "seed": (1.0, "1", True),
+    "seed": (1.0, "1", True), "typical_p": (0, 1.1), "epsilon_cutoff": (-0.1, 1), "eta_cutoff": (-0.1, 1),
+    "top_h": (-0.1, 1.1),
 }  # fmt: skip
 
 

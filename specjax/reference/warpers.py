@@ -58,6 +58,47 @@ def min_p(scores: np.ndarray, share: float) -> np.ndarray:
     return np.where(probabilities >= share * probabilities.max(), scores, -np.inf)
 
 
+def entropy(scores: np.ndarray) -> float:
+    """Oracle: of the law that scores stand for, in nats."""
+    chances = softmax(scores)
+    return -sum(p * np.log(p) for p in chances if p > 0)
+
+
+def typical_p(scores: np.ndarray, mass: float) -> np.ndarray:
+    """Oracle: keeps the tokens whose surprisal is nearest to the entropy until they have the mass; 1 is off."""
+    with np.errstate(divide="ignore"):
+        distance = np.abs(-np.log(softmax(scores)) - entropy(scores))
+    reached, farthest = 0.0, np.inf
+    for token in np.argsort(distance, kind="stable"):
+        farthest, reached = distance[token], reached + softmax(scores)[token]
+        if reached >= mass:
+            break
+    return np.where(distance <= farthest, scores, -np.inf)
+
+
+def epsilon_cutoff(scores: np.ndarray, epsilon: float) -> np.ndarray:
+    """Oracle: keeps what has at least this probability, and the likeliest."""
+    chances = softmax(scores)
+    return np.where((chances >= epsilon) | (chances == chances.max()), scores, -np.inf)
+
+
+def eta_cutoff(scores: np.ndarray, eta: float) -> np.ndarray:
+    """Oracle: the same with min(eta, sqrt(eta) exp(-entropy))."""
+    return epsilon_cutoff(scores, min(eta, np.sqrt(eta) * np.exp(-entropy(scores))))
+
+
+def top_h(scores: np.ndarray, share: float, width: int = 100) -> np.ndarray:
+    """Oracle: of the likeliest `width` keeps those, in order, whose -p log p add up to at most this share of their entropy."""
+    order = np.argsort(-scores, kind="stable")[:width]
+    bound, total, out = share * entropy(scores[order]), 0.0, np.full(len(scores), -np.inf)
+    for rank, (token, p) in enumerate(zip(order, softmax(scores[order]), strict=True)):
+        total -= p * np.log(p) if p > 0 else 0.0
+        if rank and total > bound:
+            break
+        out[token] = scores[token]
+    return out
+
+
 def warp(logits: np.ndarray, temperature: float, k: int = 0, p: float = 1.0, share: float = 0.0) -> np.ndarray:
     """Oracle: the scores whose softmax is the law of the next token; temperature 0 changes nothing."""
     scores = np.asarray(logits, np.float64)

@@ -8,8 +8,12 @@ from specjax.warpers.base import Cut, Text, Warper, parameter
 
 from specjax.warpers.repetition_penalty import RepetitionPenalty as RepetitionPenalty
 from specjax.warpers.temperature import Temperature as Temperature
+from specjax.warpers.top_h import TopH as TopH
 from specjax.warpers.top_k_top_p import TopKTopP as TopKTopP
 from specjax.warpers.min_p import MinP as MinP
+from specjax.warpers.typical_p import TypicalP as TypicalP
+from specjax.warpers.cutoffs import EpsilonCutoff as EpsilonCutoff
+from specjax.warpers.cutoffs import EtaCutoff as EtaCutoff
 
 WARPERS: tuple[Warper, ...] = tuple(
     each() for each in list(vars().values()) if isinstance(each, type) and issubclass(each, Warper) and each.about

@@ -94,7 +94,9 @@ def _list_entries(table: dict[str, Any], flags: bool = False) -> int:
         rows.append((name, *worth, f"{entry.summary} [{entry.source}]"))
     for (name, entry), line in zip(table.items(), _aligned(rows), strict=True):
         if flags:
-            fields = " ".join(f"{flag(field)} {shlex.quote(spelt(value))}" for field, value in entry.listed.items())
+            fields = " ".join(
+                f"{flag(field)} {shlex.quote(json.dumps(value))}" for field, value in entry.listed.items()
+            )
         else:
             fields = f"{name}:" + ",".join(f"{field}={spelt(value)}" for field, value in entry.listed.items())
         write(f"{line}\n" + (f"    {fields}\n" if entry.listed else ""))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.warpers import WARPERS, Warper
+from specjax.warpers.lists import rounded
 
 LISTED = sorted(WARPERS, key=lambda each: (not each.usual, each.usual and each.of_logits))
 """The warpers with the usual ones first, and temperature the first of all: the order of options."""
@@ -17,7 +18,7 @@ FIELDS: dict[str, dataclasses.Field] = {field.name: field for each in LISTED for
 """Every parameter of every warper."""
 
 Form = tuple[tuple[str, tuple[int, ...]], ...]
-"""Which columns a batch has, by name, and how wide they are: `()` of numbers."""
+"""Which columns a batch has, by name, and how wide they are: `()` of numbers, some sizes of lists."""
 
 USUAL: Form = tuple((field.name, ()) for each in LISTED if each.usual for field in dataclasses.fields(each))
 """The columns that every batch has."""
@@ -39,14 +40,51 @@ def in_use(warper: Warper, options: Any) -> bool:
     """Whether options, or anything that has their fields, turn a warper on; greedy ones only those of logits."""
     if not warper.of_logits and not options.temperature:
         return False
-    return any(getattr(options, name) != FIELDS[name].default for name in warper.switches)
+    return any(is_set(name, getattr(options, name)) for name in warper.switches)
+
+
+def is_set(name: str, value: Any) -> bool:
+    """Whether a parameter is not at its default; a list: not empty."""
+    return bool(len(value)) if "shape" in FIELDS[name].metadata else value != FIELDS[name].default
 
 
 def form_of(options: Iterable[Any]) -> Form:
     """The columns that rows with these options need."""
     options = list(options)
     wanted = [each for each in LISTED if each.usual or any(in_use(each, own) for own in options)]
-    return tuple((field.name, ()) for each in wanted for field in dataclasses.fields(each))
+    fields = [field for each in wanted for field in dataclasses.fields(each)]
+    return tuple((field.name, _widths(field, [getattr(own, field.name) for own in options])) for field in fields)
+
+
+def _widths(field: dataclasses.Field, values: Sequence[Any]) -> tuple[int, ...]:
+    """How wide a column is that holds these values; of lists at least 1."""
+    shape = field.metadata.get("shape")
+    if shape is None:
+        return ()
+    found = [shape.widths(read(field, value)) for value in (*values, ())]
+    return tuple(rounded(max(1, *sizes)) for sizes in zip(*found, strict=True))
+
+
+def read(field: dataclasses.Field, value: Any) -> Any:
+    """The canonical value of a parameter that is a list.
+
+    Raises:
+      ValueError: on anything else.
+    """
+    try:
+        return field.metadata["shape"].read(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{field.name} must be {field.metadata['valid']}, got {value!r:.40}") from error
+
+
+def listed_ids(options: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The token ids in each of the options that are lists."""
+    found = {}
+    for name, value in options.items():
+        if name in FIELDS and "shape" in FIELDS[name].metadata:
+            arrays = jax.tree.leaves(_filled(FIELDS[name], [value], _widths(FIELDS[name], [value])))
+            found[name] = [token for array in arrays if array.dtype == np.int32 for token in array.ravel().tolist()]
+    return found
 
 
 @jax.tree_util.register_dataclass
@@ -58,7 +96,7 @@ class Sampling:
     of a program.
 
     Attributes:
-      columns: by the parameter's name, `[B]` each; those of a warper come together.
+      columns: by the parameter's name, `[B]` each, of lists `[B, ...]`; those of a warper come together.
     """
 
     columns: dict[str, Any]
@@ -67,7 +105,8 @@ class Sampling:
     def make(cls, batch: int, temperature: Any = 0.0, **others: Any) -> "Sampling":
         """Checks and broadcasts scalars, or sequences of `batch` values; names and defaults are those of `SamplingOptions`.
 
-        There are columns of the usual warpers, and of those that a value is given for.
+        Of parameters that are lists themselves a sequence of `batch` lists. There are columns of the usual warpers, and of
+        those that a value is given for.
 
         Raises:
           ValueError: naming the option that is out of range, and its range.
@@ -75,13 +114,23 @@ class Sampling:
         given = {"temperature": temperature, **others}
         values = SamplingOptions(**given)
         wanted = [each for each in LISTED if each.usual or given.keys() & {f.name for f in dataclasses.fields(each)}]
-        columns = {f.name: column(f, getattr(values, f.name)) for each in wanted for f in dataclasses.fields(each)}
-        return cls({name: jnp.asarray(np.broadcast_to(array, (batch,))) for name, array in columns.items()})
+        columns = {}
+        for field in (field for each in wanted for field in dataclasses.fields(each)):
+            value = getattr(values, field.name)
+            if "shape" not in field.metadata:
+                columns[field.name] = np.broadcast_to(column(field, value), (batch,))
+                continue
+            rows = value if field.name in given else [()] * batch
+            if not isinstance(rows, (list, tuple)) or len(rows) != batch:
+                raise ValueError(f"{field.name} of {batch} rows is as many values, each {field.metadata['valid']}")
+            columns[field.name] = _filled(field, rows, _widths(field, rows))
+        return cls(jax.tree.map(jnp.asarray, columns))
 
     @classmethod
     def blank(cls, batch: int, form: Form = USUAL) -> "Sampling":
         """Rows that use nothing, with the columns of a form. Every array is a buffer of its own."""
-        return cls({name: jnp.full((batch,), column(FIELDS[name], FIELDS[name].default)) for name, _ in form})
+        columns = {name: _filled(FIELDS[name], [FIELDS[name].default] * batch, widths) for name, widths in form}
+        return cls(jax.tree.map(jnp.array, columns))
 
     @classmethod
     def of_rows(cls, rows: Sequence[Any], form: Form) -> "Sampling":
@@ -90,11 +139,11 @@ class Sampling:
         Raises:
           ValueError: where an option is out of range, or needs a column that the form has not.
         """
-        if missing := {name for name, _ in form_of(rows)} - {name for name, _ in form}:
-            raise ValueError(
-                f"these rows have no column for {', '.join(sorted(missing))}: start with a form that has it"
-            )
-        return cls({name: column(FIELDS[name], [getattr(row, name) for row in rows]) for name, _ in form})
+        room = dict(form)
+        for name, widths in form_of(rows):
+            if name not in room or any(a > b for a, b in zip(widths, room[name], strict=True)):
+                raise ValueError(f"there is no column that holds {name} of these rows: start with a form that has one")
+        return cls({name: _filled(FIELDS[name], [getattr(row, name) for row in rows], widths) for name, widths in form})
 
     def replace(self, **columns: Any) -> "Sampling":
         """The same with other arrays in some columns."""
@@ -111,12 +160,21 @@ class Sampling:
     @property
     def form(self) -> Form:
         """Which columns there are."""
-        return tuple((name, ()) for name in FIELDS if name in self.columns)
+        there = [name for name in FIELDS if name in self.columns]
+        return tuple((name, tuple(jax.tree.leaves(self.columns[name])[0].shape[1:])) for name in there)
 
     def own(self, warper: Warper) -> Mapping[str, Any] | None:
         """A warper's columns; None where there are none."""
         names = [field.name for field in dataclasses.fields(warper)]
         return {name: self.columns[name] for name in names} if names[0] in self.columns else None
+
+
+def _filled(field: dataclasses.Field, values: Sequence[Any], widths: tuple[int, ...]) -> Any:
+    """A column of values, one a row, on the host."""
+    shape = field.metadata.get("shape")
+    if shape is None:
+        return column(field, list(values))
+    return shape.array([read(field, value) for value in values], widths)
 
 
 def column(field: dataclasses.Field, value: Any) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 from specjax.decoder import Needs
 from specjax.draft import Drafter
 from specjax.sampling import Processor, row_keys
-from specjax.sampling_params import FIELDS, SamplingOptions, form_of, in_use
+from specjax.sampling_params import FIELDS, SamplingOptions, form_of, in_use, is_set, listed_ids
 from specjax.serve.options import (
     DecodeOptions,
     PromptOptions,
@@ -190,6 +190,10 @@ class Engine:
           ValueError: on an unusable prompt, suffix or option.
         """
         check_options(options)
+        vocab = self.model.lm.vocab_size
+        for name, ids in listed_ids(options).items():
+            if outside := [token for token in ids if token >= vocab]:
+                raise ValueError(f"{name} holds the token {outside[0]}, outside the vocabulary of {vocab} tokens")
         request = Request(prompt, self.encode(prompt), **options)
         if self.model.masked:
             return self._masked_request(request, suffix, self.model.masked.block > 0)
@@ -200,8 +204,9 @@ class Engine:
     def _masked_request(self, request: Request, suffix: Any, any_length: bool) -> Request:
         for warper in WARPERS:
             if (warper.of_logits or warper.reads_text) and in_use(warper, request):
-                name = next(name for name in warper.switches if getattr(request, name) != FIELDS[name].default)
-                raise ValueError(f"diffusion models have no {name}: leave it at {FIELDS[name].default:g}")
+                name = next(name for name in warper.switches if is_set(name, getattr(request, name)))
+                usual = "leave it out" if FIELDS[name].default == () else f"leave it at {FIELDS[name].default:g}"
+                raise ValueError(f"diffusion models have no {name}: {usual}")
         block, count = self.decoder.block_length, request.max_new_tokens
         if suffix is None:
             if count > block and count % block and not any_length:

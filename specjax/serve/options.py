@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from specjax.sampling_params import SamplingOptions, column
+from specjax.sampling_params import SamplingOptions, column, read
 from specjax.spec.assemble import Plan
 from specjax.warpers import parameter
 
@@ -154,6 +154,9 @@ def _check(field: dataclasses.Field, value: Any) -> None:
     if field.name not in SamplingOptions.__dataclass_fields__:  # these are not rounded
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not field.metadata["holds"](value):
             raise ValueError(wrong)
+        return
+    if "shape" in field.metadata:
+        read(field, value)
         return
     large = 2**31 if field.type is int else 1e38
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not abs(value) < large:

@@ -6,7 +6,12 @@ The order is `transformers`': those of logits, for greedy rows too, and then for
 
 from specjax.warpers.base import Cut, Text, Warper, parameter
 
+from specjax.warpers.logit_bias import LogitBias as LogitBias
 from specjax.warpers.repetition_penalty import RepetitionPenalty as RepetitionPenalty
+from specjax.warpers.frequency_penalty import FrequencyPenalty as FrequencyPenalty
+from specjax.warpers.banned import BadWordsIds as BadWordsIds
+from specjax.warpers.banned import MinLength as MinLength
+from specjax.warpers.banned import SuppressTokens as SuppressTokens
 from specjax.warpers.temperature import Temperature as Temperature
 from specjax.warpers.top_h import TopH as TopH
 from specjax.warpers.top_k_top_p import TopKTopP as TopKTopP

@@ -14,7 +14,7 @@ from specjax.about import Named
 
 Array = jax.Array
 Columns = Mapping[str, Any]
-"""A warper's own parameters by name, an array `[B]` each."""
+"""A warper's own parameters by name: an array `[B]` each, of lists `[B, ...]` (`specjax.warpers.lists`)."""
 
 
 def parameter(default: float, help: str, valid: str, holds: Callable[[Any], Any], switch: bool = True) -> Any:
@@ -98,9 +98,10 @@ class Text:
 class Warper:
     """Changes the scores of the next token, for the rows that ask for it.
 
-    Its fields are its parameters (`parameter`), at their defaults: each is an option of every prompt under its own name. What
-    it does to the scores of a position may depend on the text and the path that lead there, on the row's noise at that place,
-    and on nothing else; so it says the same whatever was drafted, and a seed keeps its text.
+    Its fields are its parameters (`parameter`, or `specjax.warpers.lists.listing`), at their defaults: each is an option of
+    every prompt under its own name. What it does to the scores of a position may depend on the text and the path that lead
+    there, on the row's noise at that place, and on nothing else; so it says the same whatever was drafted, and a seed keeps
+    its text.
 
     Class attributes:
       of_logits: whether it comes before the temperature and is for greedy rows too; else sampled rows alone have it.
@@ -120,7 +121,7 @@ class Warper:
 
     def used(self, own: Columns) -> Array:
         """`[B]` bool: the rows that it does something to."""
-        used = [own[name] != getattr(self, name) for name in self.switches]
+        used = [_differs(own[name], getattr(self, name)) for name in self.switches]
         return jnp.stack(used).any(axis=0)
 
     def __call__(self, scores: Array, own: Columns, on: Array, text: Text | None) -> Array:
@@ -138,6 +139,14 @@ class Warper:
     def warp(self, scores: Array, own: Columns, text: Any) -> Array:
         """What it makes of the scores of rows that use it; of other rows anything."""
         raise NotImplementedError
+
+
+def _differs(column: Any, default: Any) -> Array:
+    """`[B]`: where a column is not at its default; of lists, where they hold an id."""
+    if default != ():
+        return column != default
+    ids = next(leaf for leaf in jax.tree.leaves(column) if leaf.dtype == jnp.int32)
+    return (ids >= 0).reshape(ids.shape[0], -1).any(axis=1)
 
 
 class Cut(Warper):

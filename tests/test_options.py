@@ -89,7 +89,9 @@ BAD = {
     "min_p": (-0.1, 2), "repetition_penalty": (0, float("inf")), "max_new_tokens": (0, 2**31, 5.0, True, 10**30),
     "seed": (1.0, "1", True), "typical_p": (0, 1.1), "epsilon_cutoff": (-0.1, 1), "eta_cutoff": (-0.1, 1),
     "top_h": (-0.1, 1.1), "frequency_penalty": (-2.1, 3), "presence_penalty": (float("nan"), 3), "min_length": (-1, 0.5),
-    "min_new_tokens": (-1,), "suppress_tokens": (5, "a", [-1], [0.5], [[1]]), "bad_words_ids": ([1], [[]], "ab", {"1": 2}),
+    "dry_multiplier": (-1, float("inf")), "dry_base": (0.5,), "dry_allowed_length": (0,), "dry_sequence_breakers": ("\n",),
+    "xtc_probability": (-0.1, 1.1), "xtc_threshold": (0, 1.1), "min_new_tokens": (-1,),
+    "suppress_tokens": (5, "a", [-1], [0.5], [[1]]), "bad_words_ids": ([1], [[]], "ab", {"1": 2}),
     "logit_bias": ([1, 2], {"a": 1}, {"1": "x"}, {"-1": 2}, {"1": float("inf")}),
 }  # fmt: skip
 

@@ -3,7 +3,7 @@
 Ties at a cut are all kept.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -96,6 +96,38 @@ def top_h(scores: np.ndarray, share: float, width: int = 100) -> np.ndarray:
         if rank and total > bound:
             break
         out[token] = scores[token]
+    return out
+
+
+def dry(
+    logits: np.ndarray,
+    text: Sequence[int],
+    multiplier: float,
+    base: float = 1.75,
+    allowed_length: int = 2,
+    sequence_breakers: Sequence[int] = (),
+) -> np.ndarray:
+    """Oracle: of every token the longest end of the text that stands before it somewhere; the penalty grows with its length."""
+    text, out = list(text), np.array(logits, np.float64)
+    for token in set(text) - set(sequence_breakers):
+        longest = 0
+        for place in (i for i in range(len(text)) if text[i] == token):
+            for n in range(1, place + 1):
+                end = text[len(text) - n :]
+                if text[place - n : place] == end and not set(end) & set(sequence_breakers):
+                    longest = max(longest, n)
+        if longest >= allowed_length:
+            out[token] -= multiplier * base ** (longest - allowed_length)
+    return out
+
+
+def xtc(scores: np.ndarray, threshold: float) -> np.ndarray:
+    """Oracle: removes the tokens of at least this probability, but the least likely of them."""
+    likely = [token for token, chance in enumerate(softmax(scores)) if chance >= threshold]
+    out = scores.copy()
+    for token in likely:
+        if scores[token] > min(scores[other] for other in likely):
+            out[token] = -np.inf
     return out
 
 

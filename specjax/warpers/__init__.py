@@ -9,6 +9,7 @@ from specjax.warpers.base import Cut, Text, Warper, parameter
 from specjax.warpers.logit_bias import LogitBias as LogitBias
 from specjax.warpers.repetition_penalty import RepetitionPenalty as RepetitionPenalty
 from specjax.warpers.frequency_penalty import FrequencyPenalty as FrequencyPenalty
+from specjax.warpers.dry import Dry as Dry
 from specjax.warpers.banned import BadWordsIds as BadWordsIds
 from specjax.warpers.banned import MinLength as MinLength
 from specjax.warpers.banned import SuppressTokens as SuppressTokens
@@ -19,6 +20,7 @@ from specjax.warpers.min_p import MinP as MinP
 from specjax.warpers.typical_p import TypicalP as TypicalP
 from specjax.warpers.cutoffs import EpsilonCutoff as EpsilonCutoff
 from specjax.warpers.cutoffs import EtaCutoff as EtaCutoff
+from specjax.warpers.xtc import Xtc as Xtc
 
 WARPERS: tuple[Warper, ...] = tuple(
     each() for each in list(vars().values()) if isinstance(each, type) and issubclass(each, Warper) and each.about

@@ -1,12 +1,16 @@
 """Warpers that read the text, or change logits, equal to transformers and to definitions, at every node of a tree."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax.reference import trees
+from specjax.reference import warpers as oracle
 from specjax.sampling import Sampler, Sampling
+from specjax.sampling.noise import COIN, uniform
 from specjax.sampling_params import SamplingOptions, form_of
 from specjax.tree import Topology, Tree
 
@@ -118,3 +122,42 @@ def test_forms():
     with pytest.raises(ValueError, match="suppress_tokens of 3 rows is as many values"):
         Sampling.make(3, suppress_tokens=[[1]])
     assert Sampling.make(2, suppress_tokens=[[1], []])["suppress_tokens"].tolist() == [[1], [-1]]
+
+
+DRY = [
+    {"dry_multiplier": 0.8},
+    {"dry_multiplier": 0.8, "dry_base": 1.2, "dry_allowed_length": 1},
+    {"dry_multiplier": 2.0, "dry_allowed_length": 3},
+    {"dry_multiplier": 1.0, "dry_allowed_length": 1, "dry_sequence_breakers": [2]},
+]
+
+
+def test_dry_is_its_definition_at_every_node():
+    rng, rows = np.random.default_rng(3), DRY * 3
+    made, tree = sampler(rng, rows, np.resize([10, 9, 8, 10, 1], len(rows)))
+    made = dataclasses.replace(made, tokens=(made.tokens % 3).at[0].set(0))  # texts that repeat
+    logits = rng.normal(size=(len(rows), NODES, V)).astype(np.float32)
+    got, most = np.asarray(penalised(made, tree, jnp.asarray(logits))), 0.0
+    for row, options in enumerate(rows):
+        for node, text in texts(made, tree, row):
+            want = oracle.dry(logits[row, node], text, **{name[4:]: value for name, value in options.items()})
+            np.testing.assert_allclose(got[row, node], want, rtol=1e-5, atol=1e-5, err_msg=f"{options} after {text}")
+            most = max(most, (logits[row, node] - want).max())
+    assert most > 5  # of long repetitions too
+
+
+def test_xtc_is_its_definition_where_its_coin_says_so():
+    rng = np.random.default_rng(4)
+    rows = [{"xtc_probability": p, "xtc_threshold": t} for p in (0.5, 1.0, 0.0) for t in (0.05, 0.15, 0.6, 0.2)]
+    made, tree = sampler(rng, rows)
+    logits = 2 * rng.normal(size=(len(rows), NODES, V)).astype(np.float32)
+    warped = jax.jit(lambda made, tree, logits: made.warped(logits, tree.path_tokens))
+    got, acted = np.asarray(warped(made, tree, jnp.asarray(logits))), np.zeros((3, 2), int)
+    coins = np.asarray(uniform(made.key, jnp.broadcast_to(jnp.arange(20), (len(rows), 20)), COIN))
+    for row, options in enumerate(rows):
+        for node, text in texts(made, tree, row):
+            acts = coins[row, len(text)] < options["xtc_probability"]
+            want = oracle.xtc(logits[row, node], options["xtc_threshold"]) if acts else logits[row, node]
+            np.testing.assert_array_equal(got[row, node], want, err_msg=f"{options} after {text}")
+            acted[row // 4, int(acts)] += 1
+    assert (acted[0] > 0).all() and acted[1, 0] == 0 and acted[2, 1] == 0

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from specjax.about import abouts
 from specjax.spec import registry
 from specjax.spec.registry import Entry
+from specjax.warpers import WARPERS
 
 FOLDER = Path(__file__).resolve().parent
 NEEDS = {
@@ -85,10 +87,24 @@ def policies() -> Iterator[tuple[str, ...]]:
         yield f"`{row['unmask']}`, `{row['cache']}`", *figures, f"{100 * row['infill_exact_match']:.1f}%"
 
 
+def warpers() -> Iterator[tuple[str, ...]]:
+    """Every warper with its options, what its text is worth, and whether it is for diffusion models too."""
+    gapped = {name: not (kind.of_logits or kind.reads_text) for kind in WARPERS for name in _names(kind)}
+    yield "name", "what it does", "options", "text", "of diffusion models", "source"
+    for name, entry in registry.WARPERS.items():
+        options = ", ".join(f"`{option}`" for option in entry.fields)
+        yield f"`{name}`", entry.summary, options, entry.guarantee, "too" if gapped[name] else "refused", entry.source
+
+
+def _names(method: Any) -> list[str]:
+    return [about.name for about in abouts(type(method))]
+
+
 TABLES = {
     "drafters": drafters,
     "rules": lambda: listed(registry.RULES, "a chain ends"),
     "expanders": lambda: listed(registry.EXPANDERS, "grows"),
+    "warpers": warpers,
     "verifiers": lambda: listed(registry.VERIFIERS, "keeps"),
     "unmask": lambda: listed(registry.UNMASKS, "commits"),
     "samplers": lambda: listed(registry.SAMPLERS, "commits"),

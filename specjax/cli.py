@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ from specjax.plan import command as plan
 from specjax.plan.command import PlanOptions
 from specjax.serve.options import option
 from specjax.spec.line import spelt
-from specjax.terminal import BadInput, Parser, add_fields, bad_input, from_args, run_command, write
+from specjax.terminal import BadInput, Parser, add_fields, bad_input, flag, from_args, run_command, write
 from specjax.train.losses import LOSSES
 from specjax.train.options import TrainOptions
 from specjax.train.tasks import OBJECTIVES
@@ -78,15 +79,27 @@ def verifiers(options: NoOptions) -> int:
     return _list_entries(VERIFIERS)
 
 
-def _list_entries(table: dict[str, Any]) -> int:
-    """A line a method; below it, indented, the line that sets each of its fields to the default."""
+def samplers(options: NoOptions) -> int:
+    """`specjax samplers`."""
+    from specjax.spec.registry import WARPERS
+
+    return _list_entries(WARPERS, flags=True)
+
+
+def _list_entries(table: dict[str, Any], flags: bool = False) -> int:
+    """A line a method; below it, indented, the line that sets each of its fields to the default, or the flags that do."""
     rows, guaranteed = [], any(entry.guarantee for entry in table.values())
     for name, entry in table.items():
         worth = [entry.guarantee or "-"] if guaranteed else []
         rows.append((name, *worth, f"{entry.summary} [{entry.source}]"))
     for (name, entry), line in zip(table.items(), _aligned(rows), strict=True):
-        fields = ",".join(f"{field}={spelt(value)}" for field, value in entry.listed.items())
-        write(f"{line}\n" + (f"    {name}:{fields}\n" if fields else ""))
+        if flags:
+            fields = " ".join(
+                f"{flag(field)} {shlex.quote(json.dumps(value))}" for field, value in entry.listed.items()
+            )
+        else:
+            fields = f"{name}:" + ",".join(f"{field}={spelt(value)}" for field, value in entry.listed.items())
+        write(f"{line}\n" + (f"    {fields}\n" if entry.listed else ""))
     return 0
 
 
@@ -159,6 +172,11 @@ COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
         drafters,
     ),
     "verifiers": ("list the verifiers: fields, what they do, source", NoOptions, verifiers),
+    "samplers": (
+        "list what samplers are made of, in this order: options, what they do, source",
+        NoOptions,
+        samplers,
+    ),
     "policies": ("list the unmask and cache policies of diffusion models", NoOptions, policies),
     "models": ("list the shipped models", NoOptions, models),
 }

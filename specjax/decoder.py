@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.sampling import Sampling
+from specjax.sampling_params import USUAL, Form
+from specjax.sharding.rules import constrain
 from specjax.state import Finish, Rows
 
 PyTree = Any
@@ -20,12 +22,14 @@ class Needs:
     """What a job asks of the program that decodes it.
 
     Attributes:
-      greedy: whether no row draws or has a penalty.
+      greedy: whether no row uses a warper.
       brief: whether it is over before a program that only makes steps faster would have been compiled.
+      form: which columns of sampling parameters its rows need.
     """
 
     greedy: bool = False
     brief: bool = False
+    form: Form = USUAL
 
 
 class Decoder(Protocol):
@@ -109,8 +113,17 @@ class Decoder(Protocol):
         batch = prompts.shape[0]
         check_rows(self, capacity, prompts, lengths, limit)
         state = self.empty(params, batch, capacity, cache_dtype, 1 if eos is None else eos.shape[1])
+        state = formed(self, state, sampling.form)
         rows = jnp.arange(batch)
         return self.insert(params, state, rows, prompts, lengths, row_keys, limit=limit, sampling=sampling, eos=eos)
+
+
+def formed(decoder: Decoder, state: Any, form: Form) -> Any:
+    """An empty state with the columns of a form."""
+    if form == state.sampling.form:
+        return state
+    state = dataclasses.replace(state, sampling=Sampling.blank(state.length.shape[0], form))
+    return constrain(getattr(decoder, "mesh", None), decoder.axes(state), state)
 
 
 def check_rows(
@@ -198,6 +211,11 @@ def insert(
     """
     batch, capacity = state.tokens.shape
     check_rows(decoder, capacity, prompts, lengths, limit, rows, batch)
+    if sampling.form != state.sampling.form:
+        raise ValueError(
+            f"rows with the sampling parameters {_named(sampling.form)} do not fit a state with {_named(state.sampling.form)}: "
+            "make it with specjax.decoder.empty(..., form=sampling.form)"
+        )
     return insert_program(
         decoder,
         params,
@@ -212,6 +230,10 @@ def insert(
         width=width,
         **more,
     )
+
+
+def _named(form: Form) -> str:
+    return ", ".join(name + (f" {widths}" if widths else "") for name, widths in form)
 
 
 insert_program = jax.jit(
@@ -230,12 +252,13 @@ read_prefix = jax.jit(
 """`decoder.read_prefix` under jit, with the state donated: of decoders that can read a prefix once for many prompts."""
 
 empty = jax.jit(
-    lambda decoder, params, batch, capacity, cache_dtype, eos_width: decoder.empty(
-        params, batch, capacity, cache_dtype, eos_width
+    lambda decoder, params, batch, capacity, cache_dtype, eos_width, form=USUAL: formed(
+        decoder, decoder.empty(params, batch, capacity, cache_dtype, eos_width), form
     ),
-    static_argnums=(0, 2, 3, 4, 5),
+    static_argnums=(0, 2, 3, 4, 5, 6),
+    static_argnames=("form",),
 )
-"""`decoder.empty` under jit."""
+"""`decoder.empty` under jit, with the columns of a form."""
 
 
 @dataclasses.dataclass(frozen=True)

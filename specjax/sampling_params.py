@@ -1,42 +1,90 @@
-"""Sampling parameters: one traced array a name, one entry a row; and the one table of them as plain numbers."""
+"""Sampling parameters, made of the table of warpers: options of one prompt, and columns of them for a batch of rows."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.warpers import WARPERS, Warper
+from specjax.warpers.lists import rounded
 
-def parameter(default: float, help: str, valid: str, holds: Callable[[Any], Any]) -> Any:
-    """A field that is a number.
+LISTED = sorted(WARPERS, key=lambda each: (not each.usual, each.usual and each.of_logits))
+"""The warpers with the usual ones first, and temperature the first of all: the order of options."""
 
-    Args:
-      default: its value where nobody sets it.
-      help: what it does, in a few words.
-      valid: the values that it may have, for errors.
-      holds: whether a value, or each of an array of them, is one of those.
+FIELDS: dict[str, dataclasses.Field] = {field.name: field for each in LISTED for field in dataclasses.fields(each)}
+"""Every parameter of every warper."""
+
+Form = tuple[tuple[str, tuple[int, ...]], ...]
+"""Which columns a batch has, by name, and how wide they are: `()` of numbers, some sizes of lists."""
+
+USUAL: Form = tuple((field.name, ()) for each in LISTED if each.usual for field in dataclasses.fields(each))
+"""The columns that every batch has."""
+
+
+def _options() -> Any:
+    """A class with a field for every parameter."""
+    copies = [(f.name, f.type, dataclasses.field(default=f.default, metadata=f.metadata)) for f in FIELDS.values()]
+    about = "How one row draws its tokens: the parameters of all warpers (`specjax.warpers`), where they are explained."
+    return dataclasses.make_dataclass(
+        "SamplingOptions", copies, frozen=True, kw_only=True, namespace={"__doc__": about, "__module__": __name__}
+    )
+
+
+SamplingOptions: Any = _options()
+
+
+def in_use(warper: Warper, options: Any) -> bool:
+    """Whether options, or anything that has their fields, turn a warper on; greedy ones only those of logits."""
+    if not warper.of_logits and not options.temperature:
+        return False
+    return any(is_set(name, getattr(options, name)) for name in warper.switches)
+
+
+def is_set(name: str, value: Any) -> bool:
+    """Whether a parameter is not at its default; a list: not empty."""
+    return bool(len(value)) if "shape" in FIELDS[name].metadata else value != FIELDS[name].default
+
+
+def form_of(options: Iterable[Any]) -> Form:
+    """The columns that rows with these options need."""
+    options = list(options)
+    wanted = [each for each in LISTED if each.usual or any(in_use(each, own) for own in options)]
+    fields = [field for each in wanted for field in dataclasses.fields(each)]
+    return tuple((field.name, _widths(field, [getattr(own, field.name) for own in options])) for field in fields)
+
+
+def _widths(field: dataclasses.Field, values: Sequence[Any]) -> tuple[int, ...]:
+    """How wide a column is that holds these values; of lists at least 1."""
+    shape = field.metadata.get("shape")
+    if shape is None:
+        return ()
+    found = [shape.widths(read(field, value)) for value in (*values, ())]
+    return tuple(rounded(max(1, *sizes)) for sizes in zip(*found, strict=True))
+
+
+def read(field: dataclasses.Field, value: Any) -> Any:
+    """The canonical value of a parameter that is a list.
+
+    Raises:
+      ValueError: on anything else.
     """
-    return dataclasses.field(default=default, metadata={"help": help, "valid": valid, "holds": holds})
+    try:
+        return field.metadata["shape"].read(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{field.name} must be {field.metadata['valid']}, got {value!r:.40}") from error
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SamplingOptions:
-    """How one row draws its tokens; the fields are those of `Sampling`, where they are explained."""
-
-    temperature: float = parameter(0.0, "0 is greedy", "a finite number >= 0", lambda x: (x >= 0) & np.isfinite(x))
-    top_k: int = parameter(0, "keep the k likeliest tokens; 0 is off", "an integer >= 0 (0 is off)", lambda x: x >= 0)
-    top_p: float = parameter(
-        1.0, "keep the smallest likeliest set of this mass; 1 is off", "in (0, 1]", lambda x: (x > 0) & (x <= 1)
-    )
-    min_p: float = parameter(
-        0.0, "keep tokens of at least this share of the likeliest's probability; 0 is off", "in [0, 1]",
-        lambda x: (x >= 0) & (x <= 1),
-    )  # fmt: skip
-    repetition_penalty: float = parameter(
-        1.0, "of tokens that were there before; 1 is off", "a finite number > 0", lambda x: (x > 0) & np.isfinite(x)
-    )
+def listed_ids(options: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The token ids in each of the options that are lists."""
+    found = {}
+    for name, value in options.items():
+        if name in FIELDS and "shape" in FIELDS[name].metadata:
+            arrays = jax.tree.leaves(_filled(FIELDS[name], [value], _widths(FIELDS[name], [value])))
+            found[name] = [token for array in arrays if array.dtype == np.int32 for token in array.ravel().tolist()]
+    return found
 
 
 @jax.tree_util.register_dataclass
@@ -44,32 +92,89 @@ class SamplingOptions:
 class Sampling:
     """How each row draws its tokens. Names and meanings are those of `transformers`' generation options.
 
-    All fields are arrays `[B]`, so that rows differ and changing them never recompiles.
+    Rows differ, and changing their values never recompiles. Which columns there are is static: a warper without any is no part
+    of a program.
 
     Attributes:
-      temperature: float32; 0 is greedy, and skips everything but the repetition penalty.
-      top_k: int32; keep the k likeliest (ties at the cut are all kept); 0 is off.
-      top_p: float32 in (0, 1]; keep the smallest likeliest set of at least this mass; 1 is off.
-      min_p: float32 in [0, 1]; keep what has at least this share of the likeliest token's probability; 0 is off.
-      repetition_penalty: float32 > 0; divides the positive and multiplies the negative logits of seen tokens; 1 is off.
+      columns: by the parameter's name, `[B]` each, of lists `[B, ...]`; those of a warper come together.
     """
 
-    temperature: jax.Array
-    top_k: jax.Array
-    top_p: jax.Array
-    min_p: jax.Array
-    repetition_penalty: jax.Array
+    columns: dict[str, Any]
 
     @classmethod
     def make(cls, batch: int, temperature: Any = 0.0, **others: Any) -> "Sampling":
         """Checks and broadcasts scalars, or sequences of `batch` values; names and defaults are those of `SamplingOptions`.
 
+        Of parameters that are lists themselves a sequence of `batch` lists. There are columns of the usual warpers, and of
+        those that a value is given for.
+
         Raises:
           ValueError: naming the option that is out of range, and its range.
         """
-        given = SamplingOptions(temperature=temperature, **others)
-        columns = {field.name: column(field, getattr(given, field.name)) for field in dataclasses.fields(given)}
-        return cls(**{name: jnp.asarray(np.broadcast_to(array, (batch,))) for name, array in columns.items()})
+        given = {"temperature": temperature, **others}
+        values = SamplingOptions(**given)
+        wanted = [each for each in LISTED if each.usual or given.keys() & {f.name for f in dataclasses.fields(each)}]
+        columns = {}
+        for field in (field for each in wanted for field in dataclasses.fields(each)):
+            value = getattr(values, field.name)
+            if "shape" not in field.metadata:
+                columns[field.name] = np.broadcast_to(column(field, value), (batch,))
+                continue
+            rows = value if field.name in given else [()] * batch
+            if not isinstance(rows, (list, tuple)) or len(rows) != batch:
+                raise ValueError(f"{field.name} of {batch} rows is as many values, each {field.metadata['valid']}")
+            columns[field.name] = _filled(field, rows, _widths(field, rows))
+        return cls(jax.tree.map(jnp.asarray, columns))
+
+    @classmethod
+    def blank(cls, batch: int, form: Form = USUAL) -> "Sampling":
+        """Rows that use nothing, with the columns of a form. Every array is a buffer of its own."""
+        columns = {name: _filled(FIELDS[name], [FIELDS[name].default] * batch, widths) for name, widths in form}
+        return cls(jax.tree.map(jnp.array, columns))
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Any], form: Form) -> "Sampling":
+        """Those of options, one a row, with the columns of a form, on the host.
+
+        Raises:
+          ValueError: where an option is out of range, or needs a column that the form has not.
+        """
+        room = dict(form)
+        for name, widths in form_of(rows):
+            if name not in room or any(a > b for a, b in zip(widths, room[name], strict=True)):
+                raise ValueError(f"there is no column that holds {name} of these rows: start with a form that has one")
+        return cls({name: _filled(FIELDS[name], [getattr(row, name) for row in rows], widths) for name, widths in form})
+
+    def replace(self, **columns: Any) -> "Sampling":
+        """The same with other arrays in some columns."""
+        return Sampling({**self.columns, **columns})
+
+    def __getitem__(self, name: str) -> Any:
+        return self.columns[name]
+
+    @property
+    def temperature(self) -> jax.Array:
+        """`[B]` float32; 0 is greedy."""
+        return self.columns["temperature"]
+
+    @property
+    def form(self) -> Form:
+        """Which columns there are."""
+        there = [name for name in FIELDS if name in self.columns]
+        return tuple((name, tuple(jax.tree.leaves(self.columns[name])[0].shape[1:])) for name in there)
+
+    def own(self, warper: Warper) -> Mapping[str, Any] | None:
+        """A warper's columns; None where there are none."""
+        names = [field.name for field in dataclasses.fields(warper)]
+        return {name: self.columns[name] for name in names} if names[0] in self.columns else None
+
+
+def _filled(field: dataclasses.Field, values: Sequence[Any], widths: tuple[int, ...]) -> Any:
+    """A column of values, one a row, on the host."""
+    shape = field.metadata.get("shape")
+    if shape is None:
+        return column(field, list(values))
+    return shape.array([read(field, value) for value in values], widths)
 
 
 def column(field: dataclasses.Field, value: Any) -> np.ndarray:

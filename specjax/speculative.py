@@ -71,8 +71,8 @@ class Speculative(Decoder):
       verifier: the acceptance rule.
       logprobs: whether to keep log-probabilities of the emitted text.
       mesh: the device mesh that params and state are laid out on, or None.
-      processors: the user's own warpers (`specjax.sampling.Processor`), after the repetition penalty and before the others.
-      greedy: whether no row draws or has a penalty, so that nothing is compiled for those; it is not looked at again.
+      processors: the user's own warpers (`specjax.sampling.Processor`), after those of logits and before the temperature.
+      greedy: whether no row uses a warper, so that nothing is compiled for them; it is not looked at again.
       whole: whether the target reads all nodes of every proposal: one program in place of one for each of the drafter's rungs.
     """
 
@@ -276,7 +276,15 @@ class Speculative(Decoder):
             state.tokens, state.length, live, state.cache, max_depth=self.drafter.depth, keep_q=self.verifier.keep_q
         )
         sampler = Sampler(
-            state.key, state.tokens, state.length, live, state.sampling, processors=self.processors, greedy=self.greedy
+            state.key,
+            state.tokens,
+            state.length,
+            live,
+            state.sampling,
+            processors=self.processors,
+            greedy=self.greedy,
+            begin=state.prompt_length,
+            eos=state.eos,
         )
         sampler = sampler.once() if self.verifier.own_noise else sampler
         with jax.named_scope("draft"):

@@ -107,7 +107,7 @@ class Rows(Pretty):
             prompt_length=zeros() + length,
             limit=zeros() + length,
             eos=jnp.full((batch, eos_width), -1, jnp.int32),
-            sampling=Sampling.make(batch),
+            sampling=Sampling.blank(batch),
             **own,
         )
 

@@ -49,7 +49,7 @@ class Formatter(argparse.ArgumentDefaultsHelpFormatter):
     """Shows the defaults that say something."""
 
     def _get_help_string(self, action):
-        if action.default is None or action.default is False or action.default == []:
+        if action.default is None or action.default is False or action.default in ([], ()):
             return action.help
         return super()._get_help_string(action)
 
@@ -92,8 +92,8 @@ def add_fields(parser: argparse.ArgumentParser, cls: type, **words: str) -> None
         if field.type is bool:
             more["action"] = "store_true"
         else:
-            several = typing.get_origin(field.type) is tuple
-            more |= {"type": kinds[0]} if kinds else {}
+            several = typing.get_origin(field.type) is tuple and "parse" not in about
+            more |= {"type": about.get("parse") or kinds[0]} if kinds or "parse" in about else {}
             more |= {"action": "append"} if several and "nargs" not in about else {}
             default: Any = field.default
             more |= {} if needed else {"default": list(default) if several else default}

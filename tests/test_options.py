@@ -12,11 +12,12 @@ from specjax.evaluate import EvalOptions
 from specjax.jobs import jsonl
 from specjax.jobs.options import JobOptions
 from specjax.sampling import Sampling
-from specjax.sampling_params import SamplingOptions
+from specjax.sampling_params import USUAL, SamplingOptions, form_of
 from specjax.serve.engine import Engine
 from specjax.serve.options import DecodeOptions, PromptOptions, RunOptions, check_options, take
 from specjax.serve.request import Request
 from specjax.terminal import BadInput, Parser, add_fields, flag, from_args
+from specjax.warpers import WARPERS
 
 SHARED = (DecodeOptions, PromptOptions, RunOptions)
 
@@ -58,6 +59,10 @@ def test_every_field_is_a_flag_of_its_type():
     assert (options.prompts, options.top_k, options.min_p, options.block_length) == (("p",), 3, 0.5, 4)
     assert (options.cfg_scale, options.stop, options.ignore_eos, options.ray_workers) == (1.5, ("a", "b"), True, 2)
     assert options.words == tuple(words.split())
+    lists = from_words("--logit-bias", '{"3": -100}', "--bad-words-ids", "[[1, 2]]", "--suppress-tokens", "[4]")
+    assert (lists.logit_bias, lists.bad_words_ids, lists.suppress_tokens) == ({"3": -100}, ([1, 2],), (4,))
+    with pytest.raises(BadInput, match="--suppress-tokens: invalid JSON value"):
+        from_words("--suppress-tokens", "4,")
     with pytest.raises(BadInput, match="--top-k: invalid int value"):
         from_words("--top-k", "1.5")
 
@@ -71,19 +76,23 @@ def test_options_travel():
 
 
 def test_sampling_parameters_are_one_table():
-    names = list(defaults_of(SamplingOptions))
-    assert [field.name for field in dataclasses.fields(Sampling)] == names
-    assert set(names) <= set(defaults_of(PromptOptions)) <= {field.name for field in dataclasses.fields(Request)}
+    defaults = defaults_of(SamplingOptions)
+    assert set(defaults) == {field.name for each in WARPERS for field in dataclasses.fields(each)}
+    assert set(defaults) <= set(defaults_of(PromptOptions)) <= {field.name for field in dataclasses.fields(Request)}
     off = Sampling.make(2)
-    assert {name: getattr(off, name).tolist() for name in names} == {
-        n: [v] * 2 for n, v in defaults_of(SamplingOptions).items()
-    }
+    assert {name: off[name].tolist() for name, _ in USUAL} == {name: [defaults[name]] * 2 for name, _ in USUAL}
+    assert off.form == Sampling.blank(2).form == form_of([]) == form_of([SamplingOptions()]) == USUAL
 
 
 BAD = {
     "temperature": (-1, float("nan"), 1e39, 10**400, "1", True), "top_k": (-1, 1.5, 2**31), "top_p": (0, 1.1, 1e-60),
     "min_p": (-0.1, 2), "repetition_penalty": (0, float("inf")), "max_new_tokens": (0, 2**31, 5.0, True, 10**30),
-    "seed": (1.0, "1", True),
+    "seed": (1.0, "1", True), "typical_p": (0, 1.1), "epsilon_cutoff": (-0.1, 1), "eta_cutoff": (-0.1, 1),
+    "top_h": (-0.1, 1.1), "frequency_penalty": (-2.1, 3), "presence_penalty": (float("nan"), 3), "min_length": (-1, 0.5),
+    "dry_multiplier": (-1, float("inf")), "dry_base": (0.5,), "dry_allowed_length": (0,), "dry_sequence_breakers": ("\n",),
+    "xtc_probability": (-0.1, 1.1), "xtc_threshold": (0, 1.1), "min_new_tokens": (-1,),
+    "suppress_tokens": (5, "a", [-1], [0.5], [[1]]), "bad_words_ids": ([1], [[]], "ab", {"1": 2}),
+    "logit_bias": ([1, 2], {"a": 1}, {"1": "x"}, {"-1": 2}, {"1": float("inf")}),
 }  # fmt: skip
 
 
@@ -95,5 +104,6 @@ def test_values_out_of_range(name):
         with pytest.raises(ValueError, match=f"^{name} must be .*, got ") as error:
             check_options({name: value})
         assert len(str(error.value)) < 120
+    check_options({"suppress_tokens": [1], "bad_words_ids": [[1, 2], (3,)], "logit_bias": {"1": 2.5, 7: -100}})
     line = jsonl.from_object(1, {"prompt": "a", name: defaults_of(PromptOptions)[name]})
     assert line.error is None and line.options == {name: defaults_of(PromptOptions)[name]}

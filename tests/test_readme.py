@@ -1,4 +1,4 @@
-"""The Python of the README and of the pages on models, diffusion, evaluation, pictures, scores and verifiers runs as written."""
+"""The Python of the README and of the pages on models, diffusion, evaluation, pictures, scores and verifiers runs."""
 
 import re
 from pathlib import Path

@@ -13,7 +13,7 @@ from specjax.jobs.work import check_lines
 from specjax.serve.engine import Engine
 from specjax.serve.options import DecodeOptions, PromptOptions, RunOptions, check_least, option, same
 from specjax.serve.progress import bar_fits, record_bar
-from specjax.serve.request import Request
+from specjax.serve.request import Record, Request
 from specjax.terminal import bad_input, flag, write
 from specjax.viz.data import survival
 
@@ -99,7 +99,7 @@ def _requests(options: CheckHeadOptions, engine: Engine, lines: list[jsonl.Line]
     """What is to be completed: greedily, where a line does not say otherwise."""
     defaults = {field.name: field.default for field in dataclasses.fields(PromptOptions)}
     items = list(jsonl.to_requests(lines, engine, {**defaults, "max_new_tokens": options.max_new_tokens}))
-    bad = [(item.line, item.error) for item in items if not isinstance(item, Request)]
+    bad = [(item.line, item.error) for item in items if isinstance(item, Record)]
     check_lines(options, bad, len(items))
     return [item for item in items if isinstance(item, Request)]
 

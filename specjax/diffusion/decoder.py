@@ -467,7 +467,7 @@ class Diffusion(Decoder):
         law = logits.at[:, :, jnp.asarray(self.doubted)].set(-jnp.inf) if self.doubted else logits
         if self.policy.warped:
             heat = jnp.where(sampled, state.sampling.temperature, 1.0)
-            law = warp(law, dataclasses.replace(state.sampling, temperature=heat), live)
+            law = warp(law, state.sampling.replace(temperature=heat), live)
         return Guess(
             tokens=jax.lax.cond(jnp.any(live & sampled), draw, lambda: best(logits)),
             log_law=jax.nn.log_softmax(law, axis=-1),

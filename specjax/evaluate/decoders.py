@@ -35,7 +35,7 @@ class Decoder:
     @property
     def of_prompts(self) -> dict[str, Any]:
         """Options of every prompt."""
-        return vars(take(PromptOptions, vars(self.options)))
+        return dict(vars(take(PromptOptions, vars(self.options))))
 
 
 def decoders_of(options: EvalOptions) -> list[Decoder]:

@@ -187,6 +187,8 @@ def _unicode(text: str) -> bool:
 
 def _option(key: str, value: Any) -> Any:
     kind = PROMPT_OPTIONS[key]
+    if kind not in _NAMES:  # a list, which is read where it becomes a request
+        return value
     good = isinstance(value, (int, kind)) and not isinstance(value, bool)
     if not good:
         raise LineError(f"{key} must be {_NAMES[kind]}, got {_kind(value)}")

@@ -1,13 +1,14 @@
 """What a job is to do: its engine, its items, and the manifest that says whether another run is the same job."""
 
 import dataclasses
+import json
 from typing import Any, Protocol
 
 from specjax.jobs import jsonl
 from specjax.jobs.manifest import fingerprint, hash_json, named_folders
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item
-from specjax.sampling_params import SamplingOptions
+from specjax.sampling_params import FIELDS, USUAL, is_set
 from specjax.serve.engine import Engine
 from specjax.serve.options import PROMPT_OPTIONS, DecodeOptions, PromptOptions, check_options, take
 from specjax.serve.request import Record, several
@@ -82,14 +83,17 @@ def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict
     chat = {"chat": True} if options.chat else {}
     later = {name: getattr(options, name) for name in _LATER if getattr(options, name) not in (None, False)}
     filters = [] if options.filter is None else [f"learn2pd:model={options.filter}"]
-    sampling = ("max_new_tokens", *SamplingOptions.__dataclass_fields__)
+    usual = [name for name, _ in USUAL]  # the others were left out of older manifests
+    every = {name: getattr(options, name) for name in FIELDS}
+    rare = {name: value for name, value in every.items() if name not in usual and is_set(name, value)}
     run = ("ignore_eos", "num_return_sequences", "logprobs", "suffix")
     return {
         "version": 1,
         "model": _model(engine),
         "decoding": decoding | shared | chat | later,
         "folders": named_folders([*decoding.values(), *filters]),
-        "sampling": {name: getattr(options, name) for name in sampling}
+        "sampling": {name: getattr(options, name) for name in ("max_new_tokens", *usual)}
+        | json.loads(json.dumps(rare))
         | {"stop": list(options.stop)}
         | {name: getattr(options, name) for name in run}
         | prompts,

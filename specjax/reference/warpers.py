@@ -3,7 +3,7 @@
 Ties at a cut are all kept.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -56,6 +56,79 @@ def min_p(scores: np.ndarray, share: float) -> np.ndarray:
     """Oracle: keeps what has at least this share of the likeliest token's probability; 0 is off."""
     probabilities = softmax(scores)
     return np.where(probabilities >= share * probabilities.max(), scores, -np.inf)
+
+
+def entropy(scores: np.ndarray) -> float:
+    """Oracle: of the law that scores stand for, in nats."""
+    chances = softmax(scores)
+    return -sum(p * np.log(p) for p in chances if p > 0)
+
+
+def typical_p(scores: np.ndarray, mass: float) -> np.ndarray:
+    """Oracle: keeps the tokens whose surprisal is nearest to the entropy until they have the mass; 1 is off."""
+    with np.errstate(divide="ignore"):
+        distance = np.abs(-np.log(softmax(scores)) - entropy(scores))
+    reached, farthest = 0.0, np.inf
+    for token in np.argsort(distance, kind="stable"):
+        farthest, reached = distance[token], reached + softmax(scores)[token]
+        if reached >= mass:
+            break
+    return np.where(distance <= farthest, scores, -np.inf)
+
+
+def epsilon_cutoff(scores: np.ndarray, epsilon: float) -> np.ndarray:
+    """Oracle: keeps what has at least this probability, and the likeliest."""
+    chances = softmax(scores)
+    return np.where((chances >= epsilon) | (chances == chances.max()), scores, -np.inf)
+
+
+def eta_cutoff(scores: np.ndarray, eta: float) -> np.ndarray:
+    """Oracle: the same with min(eta, sqrt(eta) exp(-entropy))."""
+    return epsilon_cutoff(scores, min(eta, np.sqrt(eta) * np.exp(-entropy(scores))))
+
+
+def top_h(scores: np.ndarray, share: float, width: int = 100) -> np.ndarray:
+    """Oracle: of the likeliest `width` keeps those, in order, whose -p log p add up to at most this share of their entropy."""
+    order = np.argsort(-scores, kind="stable")[:width]
+    bound, total, out = share * entropy(scores[order]), 0.0, np.full(len(scores), -np.inf)
+    for rank, (token, p) in enumerate(zip(order, softmax(scores[order]), strict=True)):
+        total -= p * np.log(p) if p > 0 else 0.0
+        if rank and total > bound:
+            break
+        out[token] = scores[token]
+    return out
+
+
+def dry(
+    logits: np.ndarray,
+    text: Sequence[int],
+    multiplier: float,
+    base: float = 1.75,
+    allowed_length: int = 2,
+    sequence_breakers: Sequence[int] = (),
+) -> np.ndarray:
+    """Oracle: of every token the longest end of the text that stands before it somewhere; the penalty grows with its length."""
+    text, out = list(text), np.array(logits, np.float64)
+    for token in set(text) - set(sequence_breakers):
+        longest = 0
+        for place in (i for i in range(len(text)) if text[i] == token):
+            for n in range(1, place + 1):
+                end = text[len(text) - n :]
+                if text[place - n : place] == end and not set(end) & set(sequence_breakers):
+                    longest = max(longest, n)
+        if longest >= allowed_length:
+            out[token] -= multiplier * base ** (longest - allowed_length)
+    return out
+
+
+def xtc(scores: np.ndarray, threshold: float) -> np.ndarray:
+    """Oracle: removes the tokens of at least this probability, but the least likely of them."""
+    likely = [token for token, chance in enumerate(softmax(scores)) if chance >= threshold]
+    out = scores.copy()
+    for token in likely:
+        if scores[token] > min(scores[other] for other in likely):
+            out[token] = -np.inf
+    return out
 
 
 def warp(logits: np.ndarray, temperature: float, k: int = 0, p: float = 1.0, share: float = 0.0) -> np.ndarray:

@@ -12,8 +12,9 @@ from specjax.kernels.verify.gumbel import gumbel_noise
 
 Array = jax.Array
 
-GUMBEL, ACCEPT, RESIDUAL, STEP = 0, 1, 2, 3
-"""Purposes: the shared Gumbel vector, acceptance uniforms, the residual's draw, and the key of a step's own noise."""
+GUMBEL, ACCEPT, RESIDUAL = 0, 1, 2  # purposes: the shared Gumbel vector, acceptance uniforms, the residual's draw
+COIN, STEP = 5, 6
+"""That of a warper that acts at some places only, and the key of a step's own noise; `specjax.diffusion.common` has 3 and 4."""
 
 
 def row_keys(seed: int | Sequence[int], identities: Iterable[str | Sequence[int]]) -> Array:

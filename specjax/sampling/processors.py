@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 import jax.numpy as jnp
 
+from specjax.warpers import Text
+
 Array = jax.Array
 Processor = Callable[[Array, Array, Array], Array]
 """From one text (`tokens` `[L]` int32, of which the first `length` `[]` count; the rest is garbage, and L is not a promise) and
@@ -40,24 +42,13 @@ def checked(processors: Iterable[Processor], vocab_size: int) -> tuple[Processor
     return processors
 
 
-def process(processors: Sequence[Processor], logits: Array, tokens: Array, length: Array, paths: Array | None) -> Array:
+def process(processors: Sequence[Processor], logits: Array, text: Text) -> Array:
     """Logits `[B, T, V]` after the processors, in order.
 
     Args:
       processors: see `Processor`.
       logits: `[B, T, V]` float32.
-      tokens: `[B, L]`, the rows' text.
-      length: `[B]`, how much of it is real.
-      paths: `[B, T, D]`, what each of T positions has below it, -1 for none; None: nothing.
+      text: what stands before each of T positions.
     """
     every = lambda tokens, length, logits: functools.reduce(lambda x, one: one(tokens, length, x), processors, logits)
-    if paths is None or paths.shape[-1] == 0:
-        return jax.vmap(jax.vmap(every, in_axes=(None, None, 0)))(tokens, length, logits)
-
-    def node(tokens, length, path, logits):
-        real = path >= 0
-        at = jnp.where(real, length + jnp.cumsum(real) - 1, tokens.shape[0])
-        return every(tokens.at[at].set(path, mode="drop"), length + real.sum(), logits)
-
-    wide = jnp.pad(tokens, ((0, 0), (0, paths.shape[-1])))
-    return jax.vmap(jax.vmap(node, in_axes=(None, None, 0, 0)))(wide, length, paths, logits)
+    return text.each(every, logits)

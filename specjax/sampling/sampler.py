@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from specjax.kernels.verify import gumbel_argmax
-from specjax.sampling.noise import ACCEPT, GUMBEL, RESIDUAL, STEP, gumbel, gumbel_at, keys_at, uniform
+from specjax.sampling.noise import ACCEPT, COIN, GUMBEL, RESIDUAL, STEP, gumbel, gumbel_at, keys_at, uniform
 from specjax.sampling.processors import Processor, process
-from specjax.sampling.repetition import penalise, seen_tokens
-from specjax.sampling.warp import warp
+from specjax.sampling.warp import penalise, penalised_rows, warp
 from specjax.sampling_params import Sampling
+from specjax.warpers import Text
 
 Array = jax.Array
 Paths = Callable[[], Array]
@@ -35,7 +35,10 @@ class Sampler:
         where columns are ids.
       vocab: static, V, set together with `ids`.
       processors: static, the user's own warpers.
-      greedy: static, whether it is known that no row draws or has a penalty: then nothing is traced for those.
+      greedy: static, whether it is known that no row uses a warper: then nothing is traced for them.
+      begin: `[B]` int32, how much of the text is the prompt; None: nothing.
+      eos: `[B, K]` int32, ids that end a row, -1 padded; None: none.
+      law_key: `[B]` typed row keys of noise that is part of a place's law, where that is not `key`.
     """
 
     key: Array
@@ -47,14 +50,17 @@ class Sampler:
     vocab: int = dataclasses.field(default=0, metadata={"static": True})
     processors: tuple[Processor, ...] = dataclasses.field(default=(), metadata={"static": True})
     greedy: bool = dataclasses.field(default=False, metadata={"static": True})
+    begin: Array | None = None
+    eos: Array | None = None
+    law_key: Array | None = None
 
     def restricted(self, ids: Array | None, vocab: int) -> "Sampler":
         """The same sampler for logits over the columns `ids` `[U]` of V tokens: same noise, same penalties."""
         return self if ids is None else dataclasses.replace(self, ids=ids, vocab=vocab)
 
     def once(self) -> "Sampler":
-        """The same sampler with noise that no other step uses: a row's text grows in every one."""
-        return dataclasses.replace(self, key=keys_at(self.key, self.length[:, None], STEP)[:, 0])
+        """The same laws with noise that no other step uses: a row's text grows in every one."""
+        return dataclasses.replace(self, key=keys_at(self.key, self.length[:, None], STEP)[:, 0], law_key=self.key)
 
     def tokens_of(self, columns: Array) -> Array:
         """Target ids of columns."""
@@ -70,25 +76,26 @@ class Sampler:
         return full if self.ids is None else full[..., self.ids]
 
     def penalised(self, logits: Array, paths: Paths | None = None) -> Array:
-        """Logits `[B, T, V]` after the repetition penalty and the processors; `paths` makes each node's own tokens."""
-
-        def apply():
-            seen = seen_tokens(
-                self.tokens, self.length, None if paths is None else paths(), self.vocab or logits.shape[-1]
-            )
-            return penalise(logits, self._columns(seen), self.params.repetition_penalty)
-
-        used = self.live & (self.params.repetition_penalty != 1)
-        penalised = logits if self.greedy else jax.lax.cond(jnp.any(used), apply, lambda: logits)
+        """Logits `[B, T, V]` after the warpers that greedy rows have too, and the processors; `paths` makes each node's own
+        tokens."""
+        text, penalised = self.text(paths), logits
+        if not self.greedy:
+            within = lambda work: lambda scores: self._columns(work(self.full(scores)))
+            penalised = penalise(logits, self.params, self.live, text, within)
         if not self.processors:
             return penalised
-        own = None if paths is None else paths()
-        return self._columns(process(self.processors, self.full(penalised), self.tokens, self.length, own))
+        return self._columns(process(self.processors, self.full(penalised), text))
+
+    def text(self, paths: Paths | None) -> Text:
+        """What stands before positions that `paths` lead to; before the next one without."""
+        key = self.key if self.law_key is None else self.law_key
+        coins = lambda positions: uniform(key, positions, COIN)
+        return Text(self.tokens, self.length, self.begin, self.eos, paths, coins)
 
     def warped(self, logits: Array, paths: Paths | None = None) -> Array:
         """Scores `[B, T, V]` whose softmax is the law of the next token; greedy rows keep their penalised logits."""
         penalised = self.penalised(logits, paths)
-        return penalised if self.greedy else warp(penalised, self.params, self.live)
+        return penalised if self.greedy else warp(penalised, self.params, self.live, self.text(paths))
 
     def log_law(self, logits: Array, paths: Paths | None = None) -> Array:
         """The law of the next token as log-probabilities `[B, T, V]`; one-hot in greedy rows."""
@@ -118,7 +125,7 @@ class Sampler:
                 g = jnp.take_along_axis(self._columns(g), depth[:, :, None], axis=1)
             sampled = (self.params.temperature > 0)[:, None, None]
             penalised = self.penalised(logits, paths)
-            return jnp.where(sampled, warp(penalised, self.params, self.live) + g, penalised)
+            return jnp.where(sampled, warp(penalised, self.params, self.live, self.text(paths)) + g, penalised)
 
         if self.greedy:
             return self.penalised(logits, paths)
@@ -164,7 +171,7 @@ class Sampler:
             return best(self.penalised(logits, paths))
         if self.processors:
             return slow()
-        uses = hot | (self.params.repetition_penalty != 1)
+        uses = hot | penalised_rows(self.params)
         return jax.lax.cond(jnp.any(self.live & uses), slow, lambda: best(logits))
 
     def uniform(self, count: int) -> Array:

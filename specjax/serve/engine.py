@@ -13,7 +13,16 @@ import numpy as np
 from specjax.decoder import Needs
 from specjax.draft import Drafter
 from specjax.sampling import Processor, row_keys
-from specjax.serve.options import DecodeOptions, PromptOptions, RunOptions, check_least, check_options, take
+from specjax.sampling_params import FIELDS, SamplingOptions, form_of, in_use, is_set, listed_ids
+from specjax.serve.options import (
+    DecodeOptions,
+    PromptOptions,
+    RunOptions,
+    check_least,
+    check_options,
+    take,
+    with_keywords,
+)
 from specjax.serve.progress import Speed, bar_fits, in_notebook, record_bar
 from specjax.serve.prompt_logprobs import with_prompt_logprobs
 from specjax.serve.prompts import read_prompts
@@ -25,6 +34,7 @@ from specjax.sharding import distributed, make_mesh
 from specjax.spec.assemble import Plan, assemble
 from specjax.spec.companions import DEFAULT_MODEL
 from specjax.verify import Verifier
+from specjax.warpers import WARPERS
 
 SHORTEST_PREFIX = 16  # tokens: a shorter prefix is a chunk or less of prefill, and not worth its own
 
@@ -180,6 +190,10 @@ class Engine:
           ValueError: on an unusable prompt, suffix or option.
         """
         check_options(options)
+        vocab = self.model.lm.vocab_size
+        for name, ids in listed_ids(options).items():
+            if outside := [token for token in ids if token >= vocab]:
+                raise ValueError(f"{name} holds the token {outside[0]}, outside the vocabulary of {vocab} tokens")
         request = Request(prompt, self.encode(prompt), **options)
         if self.model.masked:
             return self._masked_request(request, suffix, self.model.masked.block > 0)
@@ -188,8 +202,11 @@ class Engine:
         return request
 
     def _masked_request(self, request: Request, suffix: Any, any_length: bool) -> Request:
-        if request.repetition_penalty != 1:
-            raise ValueError("diffusion models have no repetition_penalty: leave it at 1")
+        for warper in WARPERS:
+            if (warper.of_logits or warper.reads_text) and in_use(warper, request):
+                name = next(name for name in warper.switches if is_set(name, getattr(request, name)))
+                usual = "leave it out" if FIELDS[name].default == () else f"leave it at {FIELDS[name].default:g}"
+                raise ValueError(f"diffusion models have no {name}: {usual}")
         block, count = self.decoder.block_length, request.max_new_tokens
         if suffix is None:
             if count > block and count % block and not any_length:
@@ -370,7 +387,7 @@ class Engine:
 
     def start(self, requests: Sequence[Request], *, ignore_eos: bool = False) -> Any:
         """A state that holds these requests, one a row: for programs that step it themselves."""
-        slots = Slots(self.served(ignore_eos), len(requests), self.capacity(requests))
+        slots = Slots(self.served(ignore_eos), len(requests), self.capacity(requests), form_of(requests))
         return slots.insert(slots.empty(), range(len(requests)), list(requests), self.keys(requests))
 
     def keys(self, requests: Sequence[Request]) -> np.ndarray:
@@ -387,6 +404,7 @@ class Engine:
         return self.params
 
 
+@with_keywords("sampling", SamplingOptions)
 def generate(
     model: Any = None,
     prompts: Any = None,
@@ -404,11 +422,6 @@ def generate(
     chat: bool = False,
     suffix: Any = None,
     max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
     seed: int = 0,
     num_return_sequences: int = 1,
     stop: str | Sequence[str] = (),
@@ -421,6 +434,7 @@ def generate(
     mesh: Any = None,
     shared_prefix: bool = False,
     progress: bool | None = None,
+    **sampling: Any,
 ) -> list[Record]:
     """Completes prompts and returns a record for each, in order.
 
@@ -430,7 +444,7 @@ def generate(
       model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target; a model of
         your own as a `specjax.models.Model`, or as a pair of an LM (`specjax.lm.BaseLM`) and its parameters.
       prompts: a string, token ids, chat messages, or an iterable of such. A dict instead, like a line of an input file, has
-        `prompt` or `messages`, and may set `id`, `suffix` and options from `max_new_tokens` to `seed` for itself.
+        `prompt` or `messages`, and may set `id`, `suffix`, `max_new_tokens`, `seed` and what `sampling` may hold for itself.
       drafter: a registry line such as `"prompt_lookup:length=8"`, a drafter, or a pair of drafter and its parameters.
       verifier: a registry line or a verifier.
       unmask: of a diffusion model: a registry line or a policy.
@@ -444,11 +458,6 @@ def generate(
       chat: whether prompts that are texts are a user's turn of the model's chat template, which the model answers.
       suffix: of a diffusion model: what follows the new text, a string or token ids; `max_new_tokens` are filled in before it.
       max_new_tokens: at least 1.
-      temperature: 0 is greedy.
-      top_k: 0 is off.
-      top_p: 1 is off.
-      min_p: 0 is off.
-      repetition_penalty: 1 is off.
       seed: with the prompt it decides the noise.
       num_return_sequences: independent completions of each prompt, one after the other.
       stop: strings that end a text; they are left out of it.
@@ -462,6 +471,8 @@ def generate(
       mesh: a mesh, or a line such as `"data=2,model=4"`.
       shared_prefix: whether to prefill what all prompts begin with once, where that is 16 tokens or more.
       progress: whether a bar of records is shown on stderr; None: for several prompts on a terminal or in a notebook.
+      **sampling: parameters of the warpers, such as `temperature` (0, the default, is greedy), `top_k` or `top_p`: see
+        `specjax samplers`.
 
     Raises:
       ValueError: one line that says what cannot be used, before any work is done.
@@ -471,7 +482,7 @@ def generate(
     >>> record.new_tokens, record.finish_reason
     (4, 'length')
     """
-    given = locals() | {"stop": (stop,) if isinstance(stop, str) else tuple(stop)}
+    given = locals() | sampling | {"stop": (stop,) if isinstance(stop, str) else tuple(stop)}
     run, defaults = take(RunOptions, given), vars(take(PromptOptions, given))
     check_least(run)
     check_options(defaults)

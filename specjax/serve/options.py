@@ -5,13 +5,16 @@ command line (`metavar`, `choices`, `nargs`, `positional`, or `hidden`).
 """
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from specjax.sampling_params import SamplingOptions, column, parameter
+from specjax.sampling_params import SamplingOptions, column, read
 from specjax.spec.assemble import Plan
+from specjax.warpers import parameter
 
 Options = TypeVar("Options")
 
@@ -36,6 +39,34 @@ def same(cls: type, name: str) -> Any:
 def take(cls: type[Options], given: Mapping[str, Any]) -> Options:
     """An instance from the entries that are its fields, whatever else there is."""
     return cls(**{field.name: given[field.name] for field in dataclasses.fields(cast(Any, cls))})
+
+
+def with_keywords(rest: str, cls: type) -> Callable[[Callable], Callable]:
+    """Writes the fields of a dataclass into a function's signature, in place of its `**rest`.
+
+    The function is called with all of them, and with nothing else that its signature does not have.
+    """
+
+    def decorate(function: Callable) -> Callable:
+        plain = inspect.signature(function)
+        own = [given for name, given in plain.parameters.items() if name != rest]
+        fields = dataclasses.fields(cast(Any, cls))
+        more = [
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+            for f in fields
+        ]
+        signature = plain.replace(parameters=[*own, *more])
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return function(*bound.args, **bound.kwargs)
+
+        called.__signature__ = signature  # type: ignore[attr-defined]
+        return called
+
+    return decorate
 
 
 def check_least(options: Any, spell: Callable[[str], str] = str) -> None:
@@ -123,6 +154,9 @@ def _check(field: dataclasses.Field, value: Any) -> None:
     if field.name not in SamplingOptions.__dataclass_fields__:  # these are not rounded
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not field.metadata["holds"](value):
             raise ValueError(wrong)
+        return
+    if "shape" in field.metadata:
+        read(field, value)
         return
     large = 2**31 if field.type is int else 1e38
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not abs(value) < large:

@@ -6,9 +6,9 @@ from typing import Any
 
 from specjax.decoder import Needs
 from specjax.pretty import short
-from specjax.sampling import Sampling
-from specjax.sampling_params import SamplingOptions, column
+from specjax.sampling_params import form_of, in_use
 from specjax.serve.options import PromptOptions
+from specjax.warpers import WARPERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,20 +98,11 @@ def several(item: "Request | Record", count: int) -> "list[Request | Record]":
     return [dataclasses.replace(item, sample=i) for i in range(count)]
 
 
-def sampling_of(requests: Sequence[Request]) -> Sampling:
-    """The sampling parameters of these requests, one row each, on the host."""
-    fields = dataclasses.fields(SamplingOptions)
-    columns: dict[str, Any] = {
-        field.name: column(field, [getattr(r, field.name) for r in requests]) for field in fields
-    }
-    return Sampling(**columns)
-
-
 BRIEF = 512
 """New tokens of a brief job, at most: a few seconds of decoding, or as long as one more program takes to compile."""
 
 
 def needs_of(requests: Sequence[Request]) -> Needs:
     """What these requests ask of the program that decodes them."""
-    greedy = all(r.temperature == 0 and r.repetition_penalty == 1 for r in requests)
-    return Needs(greedy, sum(r.max_new_tokens for r in requests) <= BRIEF)
+    greedy = not any(in_use(each, request) for request in requests for each in WARPERS)
+    return Needs(greedy, sum(r.max_new_tokens for r in requests) <= BRIEF, form_of(requests))

@@ -15,7 +15,8 @@ import numpy as np
 
 from specjax import decoder as decoding
 from specjax.decoder import Decoder, Needs
-from specjax.serve.request import Record, Request, sampling_of
+from specjax.sampling_params import USUAL, Form, Sampling
+from specjax.serve.request import Record, Request
 from specjax.serve.text import cut_at_stop, settled
 from specjax.sharding.distributed import to_devices, to_host
 from specjax.sharding.rules import parts, rounded
@@ -112,11 +113,13 @@ class Slots:
       served: the model.
       count: B.
       capacity: text buffer slots of a row.
+      form: which columns of sampling parameters rows have.
     """
 
     served: Served
     count: int
     capacity: int
+    form: Form = USUAL
 
     @property
     def rows(self) -> int:
@@ -132,7 +135,8 @@ class Slots:
         """A state of free rows."""
         decoder, params = self.served.decoder, self.served.params
         dtype = jax.tree.leaves(params["target"])[0].dtype
-        return decoding.empty(decoder, params, self.rows, self.capacity, dtype, max(len(self.served.eos), 1))
+        eos_width = max(len(self.served.eos), 1)
+        return decoding.empty(decoder, params, self.rows, self.capacity, dtype, eos_width, form=self.form)
 
     def read_prefix(self, state: Any, tokens: Sequence[int]) -> tuple[Any, Any]:
         """The state, and what prompts that begin with these tokens have in common; None of no tokens."""
@@ -178,7 +182,7 @@ class Slots:
             np.asarray([len(ids) for ids in given], np.int32),
             jax.random.wrap_key_data(jax.device_put(keys)),  # `jnp.asarray` would compile a program
             limit=np.minimum(ends, self.served.max_length).astype(np.int32),
-            sampling=sampling_of(requests),
+            sampling=Sampling.of_rows(requests, self.form),
             eos=np.broadcast_to(np.asarray(eos, np.int32), (self.share, len(eos))),
             width=width,
             **({} if prefix is None else {"prefix": prefix}),
@@ -214,7 +218,7 @@ def serve(
       on_end: called with the rows that have just ended and the state; returns the parameters to go on with.
       prefix: ids that every prompt begins with, which are prefilled once.
     """
-    of = Slots(served, slots, capacity)
+    of = Slots(served, slots, capacity, needs.form)
     decoder, params = served.decoder.fitted(needs), served.params
     began = time.perf_counter()
     state = decoding.run(decoder, params, of.empty(), 0)  # compiles: the timing sees only decoding

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from specjax import diffusion, draft, expand, verify
+from specjax import diffusion, draft, expand, verify, warpers
 from specjax.about import About, abouts
 from specjax.diffusion import EntropyRenoise, cache, unmask
 from specjax.draft import Drafter, fuse
@@ -23,6 +23,7 @@ from specjax.expand import Chain, Expander
 from specjax.spec import line
 from specjax.spec.companions import LOADERS, LONGEST, Ruled, Stored, of_several_passes, ready, stacked
 from specjax.verify import Verifier
+from specjax.warpers import Warper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +112,7 @@ EXPANDERS = listed(Expander, expand)
 RULES = listed(Rule, draft)
 """Rules for a chain's length; that of a trained head (`Acceptance`) is for Python alone."""
 VERIFIERS = listed(Verifier, verify)
+WARPERS = listed(Warper, warpers)
 UNMASKS = listed(unmask.Unmask, diffusion, unmask)
 SAMPLERS = listed(EntropyRenoise, diffusion)
 CACHES = listed(cache.Cache, cache)

@@ -71,7 +71,7 @@ def test_hydra_heads_see_their_ancestors_and_no_other_node(prefix_layer):
     tokens, parents = np.asarray(tree.tokens), TREE.topology.parents
     embed = lambda token: TARGET.embed(model["target"], jnp.asarray([[token]]))[0, 0]
     for row in (0, 1):  # greedy rows
-        penalty = float(state.sampling.repetition_penalty[row])
+        penalty = float(state.sampling["repetition_penalty"][row])
         if penalty != 1:
             continue
         for node in range(tree.nodes):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from specjax.reference import trees
 from specjax.reference import warpers as oracle
-from specjax.sampling import Sampler, Sampling, top_k_top_p, warp
-from specjax.sampling.repetition import penalise, seen_tokens
+from specjax.sampling import Sampler, Sampling, warp
 from specjax.tree import Topology, Tree
+from specjax.warpers import top_k_top_p
 
 V = 500
 WARPERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -192,8 +192,9 @@ def test_repetition_penalty_equals_transformers(penalty):
     tokens, lengths = rng.integers(0, V, (4, 30)), np.array([1, 30, 12, 5])
     logits = np.stack([logits_of(kind, rng) for kind in KINDS[:4]])
     logits[3, tokens[3, :3]] = -np.inf
-    seen = seen_tokens(jnp.asarray(tokens), jnp.asarray(lengths), None, V)
-    got = np.asarray(penalise(jnp.asarray(logits)[:, None], seen, jnp.full(4, penalty)))[:, 0]
+    params, keys = Sampling.make(4, repetition_penalty=penalty), jax.random.split(jax.random.key(0), 4)
+    sampler = Sampler(keys, jnp.asarray(tokens), jnp.asarray(lengths), jnp.ones(4, bool), params)
+    got = np.asarray(sampler.penalised(jnp.asarray(logits)[:, None]))[:, 0]
     for row in range(4):
         text = tokens[row, : lengths[row]]
         want = processors.RepetitionPenaltyLogitsProcessor(penalty)(

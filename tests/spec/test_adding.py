@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import importlib.util
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -169,6 +171,67 @@ def test_one_of_each_other_kind(monkeypatch, added, package, table, packages, ba
     assert make() == wanted
 
 
+WARPER = '''"""Favours one token."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specjax.about import About
+from specjax.warpers.base import Warper, parameter
+
+
+@dataclasses.dataclass(frozen=True)
+class Favour(Warper):
+    about = About("favour", "adds to the score of token 3", "-", "same text")
+
+    favour: float = parameter(0.0, "added to token 3; 0 is off", "a number", lambda x: x == x)
+
+    def warp(self, scores, own, text):
+        return scores.at[:, :, 3].add(own["favour"][:, None])
+'''
+USES_IT = """
+import inspect, jax.numpy as jnp, numpy as np, specjax
+from specjax import cli
+from specjax.jobs import jsonl
+from specjax.jobs.options import JobOptions
+from specjax.sampling import Sampling, warp
+from specjax.sampling_params import SamplingOptions, form_of
+
+assert inspect.signature(specjax.generate).parameters["favour"].default == 0.0
+assert jsonl.from_object(1, {"prompt": "a", "favour": 2.5}).options == {"favour": 2.5}
+assert JobOptions(favour=1.0).favour == 1.0
+assert "favour" in dict(form_of([SamplingOptions(temperature=1.0, favour=1.0)]))
+params = Sampling.make(3, temperature=[1, 0, 1], favour=[2, 2, 0])
+got = warp(jnp.zeros((3, 1, 5)), params, jnp.ones(3, bool))
+np.testing.assert_array_equal(got[:, 0], [[0, 0, 0, 2, 0], [0] * 5, [0] * 5])
+assert cli.main(["samplers"]) == 0
+"""
+
+
+def test_a_warper(tmp_path):
+    """A file and a line: the package with both of them, seen by another process."""
+    package = tmp_path / "specjax"
+    package.mkdir()
+    for own in (ROOT / "specjax").iterdir():
+        if own.name not in ("warpers", "__pycache__"):
+            (package / own.name).symlink_to(own.resolve())
+    shutil.copytree(ROOT / "specjax/warpers", package / "warpers")
+    (package / "warpers/favour.py").write_text(WARPER)
+    exports = package / "warpers/__init__.py"
+    lines = exports.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if "TopKTopP" in line)
+    lines.insert(at, "from specjax.warpers.favour import Favour as Favour")
+    exports.write_text("\n".join(lines))
+    done = subprocess.run(
+        [sys.executable, "-c", USES_IT], env={**os.environ, "PYTHONPATH": str(tmp_path)}, cwd=tmp_path,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    names = [line.split()[0] for line in done.stdout.splitlines() if not line.startswith(" ")]
+    assert names[names.index("favour") - 1] == "temperature" and "    --favour 0.0\n" in done.stdout
+
+
 def test_what_is_not_listed(monkeypatch):
     """A name that another has is refused; an export without names of its own is for Python alone, whatever it inherits."""
 
@@ -188,7 +251,7 @@ def test_who_promises_what(capsys):
     """Of a drafter's text the verifier decides; every other method of a decoder says what its text is worth."""
     promises = {name: entry.guarantee for name, entry in registry.VERIFIERS.items()}
     assert promises["coupled"] == "same text" and promises["rejection"] == "same distribution"
-    for table in (registry.VERIFIERS, registry.UNMASKS, registry.SAMPLERS, registry.CACHES):
+    for table in (registry.VERIFIERS, registry.UNMASKS, registry.SAMPLERS, registry.CACHES, registry.WARPERS):
         assert all(entry.guarantee in about.GUARANTEES for entry in table.values())
     assert not any(entry.guarantee for entry in (*registry.DRAFTERS.values(), *registry.EXPANDERS.values()))
     assert cli.main(["verifiers"]) == 0

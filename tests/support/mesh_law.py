@@ -116,7 +116,7 @@ def run(decoder, params, state):
     """Steps until all rows are done; filters and penalties are off."""
 
     def step(state):
-        hot = dataclasses.replace(Sampling.make(len(HEATS)), temperature=state.sampling.temperature)
+        hot = Sampling.make(len(HEATS)).replace(temperature=state.sampling.temperature)
         new, _ = decoder.step(params, dataclasses.replace(state, sampling=hot))
         return dataclasses.replace(new, sampling=state.sampling)
 

@@ -1,11 +1,42 @@
 """Top-k and top-p (nucleus) filtering as one cut: both keep a prefix of the ranked tokens, so both share one ranking."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+
+from specjax.about import About
+from specjax.warpers.base import Cut, parameter
 
 Array = jax.Array
 
 WIDTH = 128  # how many tokens are ranked before a full sort is paid for
+
+
+@dataclasses.dataclass(frozen=True)
+class TopKTopP(Cut):
+    """Keeps the k likeliest tokens, and of those the smallest likeliest set of a mass.
+
+    Attributes:
+      top_k: int32; ties at the cut are all kept; 0 is off.
+      top_p: float32 in (0, 1]; the set has at least this mass; 1 is off.
+    """
+
+    about = (
+        About("top_k", "keeps the k likeliest tokens", "arXiv:1805.04833, section 5.4", "same text", fields=("top_k",)),
+        About(
+            "top_p", "keeps the smallest set of a mass", "arXiv:1904.09751, section 3.1", "same text", fields=("top_p",)
+        ),
+    )
+    usual = True
+
+    top_k: int = parameter(0, "keep the k likeliest tokens; 0 is off", "an integer >= 0 (0 is off)", lambda x: x >= 0)
+    top_p: float = parameter(
+        1.0, "keep the smallest likeliest set of this mass; 1 is off", "in (0, 1]", lambda x: (x > 0) & (x <= 1)
+    )
+
+    def lowest(self, scores, own, on):
+        return cut(scores, own["top_k"], own["top_p"], on)
 
 
 def cut(scores: Array, top_k: Array, top_p: Array, active: Array) -> Array:

@@ -1,0 +1,164 @@
+"""What a warper is: a function from the scores of a text's next token to others, with parameters of each row's own.
+
+In shapes `B` denotes rows, `T` positions, `V` the vocabulary, `L` the text buffer, `D` the deepest node of a tree.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from specjax.about import Named
+
+Array = jax.Array
+Columns = Mapping[str, Any]
+"""A warper's own parameters by name: an array `[B]` each, of lists `[B, ...]` (`specjax.warpers.lists`)."""
+
+
+def parameter(default: float, help: str, valid: str, holds: Callable[[Any], Any], switch: bool = True) -> Any:
+    """A field that is a number.
+
+    Args:
+      default: its value where nobody sets it; of a switch the one at which the warper changes nothing.
+      help: what it does, in a few words.
+      valid: the values that it may have, for errors.
+      holds: whether a value, or each of an array of them, is one of those.
+      switch: whether another value than the default turns the warper on.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, "valid": valid, "holds": holds, "switch": switch})
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """What stands before each of T positions: the row's text, and then the path that leads to a node of a tree.
+
+    Attributes:
+      tokens: `[B, L]` int32, the rows' text.
+      length: `[B]` int32, how much of it is real.
+      begin: `[B]` int32, how much of it is the prompt; None: nothing.
+      eos: `[B, K]` int32, ids that end a row, -1 padded; None: none.
+      paths: makes `[B, T, D]` int32, what each position has below the text, -1 for none; None: nothing, and T is 1.
+      uniform: from positions `[B, T]` to numbers in [0, 1) of the rows' own noise.
+    """
+
+    tokens: Array
+    length: Array
+    begin: Array | None = None
+    eos: Array | None = None
+    paths: Callable[[], Array] | None = None
+    uniform: Callable[[Array], Array] | None = None
+
+    def below(self) -> Array:
+        """`[B, T, D]`; D may be 0."""
+        return jnp.zeros((*self.length.shape, 1, 0), jnp.int32) if self.paths is None else self.paths()
+
+    def positions(self) -> Array:
+        """`[B, T]`, where the token is to stand that is drawn."""
+        return self.length[:, None] + (self.below() >= 0).sum(axis=-1)
+
+    def counts(self, vocab: int, dtype: Any, begin: Array | None = None) -> Array:
+        """How often (of bool: whether) each id occurs from place `begin` `[B]` on, `[B, T, V]`; T is 1 without paths."""
+        at, rows = jnp.arange(self.tokens.shape[1])[None], jnp.arange(self.tokens.shape[0])[:, None]
+        real = (at < self.length[:, None]) & (True if begin is None else at >= begin[:, None])
+        found = jnp.zeros((self.tokens.shape[0], vocab), dtype)
+        add = lambda at: at.set(True, mode="drop") if dtype is bool else at.add(1, mode="drop")
+        found = add(found.at[rows, jnp.where(real, self.tokens, vocab)])[:, None, :]
+        paths = self.below()
+        if paths.shape[-1] == 0:
+            return found
+        found = jnp.broadcast_to(found, (*paths.shape[:2], vocab))
+        nodes = jnp.arange(paths.shape[1])[None, :, None]
+        return add(found.at[rows[:, :, None], nodes, jnp.where(paths >= 0, paths, vocab)])
+
+    def each(self, function: Callable[..., Array], scores: Array, *own: Any) -> Array:
+        """`function(tokens [L], length [], scores [V], *own)` of every position's whole text, as `[B, T, V]`.
+
+        Args:
+          function: of one text; L may be more than that of the rows.
+          scores: `[B, T, V]`.
+          *own: arrays, or trees of them, that lead with `[B]`.
+        """
+        paths, rest = self.below(), (None,) * len(own)
+        if paths.shape[-1] == 0:
+            plain = lambda scores, tokens, length, *own: function(tokens, length, scores, *own)
+            return jax.vmap(jax.vmap(plain, in_axes=(0, None, None, *rest)))(scores, self.tokens, self.length, *own)
+
+        def node(scores, path, tokens, length, *own):
+            real = path >= 0
+            at = jnp.where(real, length + jnp.cumsum(real) - 1, tokens.shape[0])
+            return function(tokens.at[at].set(path, mode="drop"), length + real.sum(), scores, *own)
+
+        wide = jnp.pad(self.tokens, ((0, 0), (0, paths.shape[-1])))
+        return jax.vmap(jax.vmap(node, in_axes=(0, 0, None, None, *rest)))(scores, paths, wide, self.length, *own)
+
+
+@dataclasses.dataclass(frozen=True)
+class Warper:
+    """Changes the scores of the next token, for the rows that ask for it.
+
+    Its fields are its parameters (`parameter`, or `specjax.warpers.lists.listing`), at their defaults: each is an option of
+    every prompt under its own name. What it does to the scores of a position may depend on the text and the path that lead
+    there, on the row's noise at that place, and on nothing else; so it says the same whatever was drafted, and a seed keeps
+    its text.
+
+    Class attributes:
+      of_logits: whether it comes before the temperature and is for greedy rows too; else sampled rows alone have it.
+      reads_text: whether it looks at anything but the scores. Diffusion models, whose texts have gaps, refuse it.
+      usual: whether every state has a column for it, used or not.
+    """
+
+    about: ClassVar[Named] = None
+    of_logits: ClassVar[bool] = False
+    reads_text: ClassVar[bool] = False
+    usual: ClassVar[bool] = False
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """The parameters of which another value than the default turns it on."""
+        return tuple(field.name for field in dataclasses.fields(self) if field.metadata["switch"])
+
+    def used(self, own: Columns) -> Array:
+        """`[B]` bool: the rows that it does something to."""
+        used = [_differs(own[name], getattr(self, name)) for name in self.switches]
+        return jnp.stack(used).any(axis=0)
+
+    def __call__(self, scores: Array, own: Columns, on: Array, text: Text | None) -> Array:
+        """Scores `[B, T, V]` after it; removed tokens are -inf. Costs next to nothing where no row is `on`.
+
+        Args:
+          scores: `[B, T, V]` float32.
+          own: its parameters.
+          on: `[B]` bool, rows that use it and matter.
+          text: what comes before each position; None where it does not read that.
+        """
+        warped = lambda: jnp.where(on[:, None, None], self.warp(scores, own, text), scores)
+        return jax.lax.cond(jnp.any(on), warped, lambda: scores)
+
+    def warp(self, scores: Array, own: Columns, text: Any) -> Array:
+        """What it makes of the scores of rows that use it; of other rows anything."""
+        raise NotImplementedError
+
+
+def _differs(column: Any, default: Any) -> Array:
+    """`[B]`: where a column is not at its default; of lists, where they hold an id."""
+    if default != ():
+        return column != default
+    ids = next(leaf for leaf in jax.tree.leaves(column) if leaf.dtype == jnp.int32)
+    return (ids >= 0).reshape(ids.shape[0], -1).any(axis=1)
+
+
+class Cut(Warper):
+    """A warper that removes what lies below a score: of each position one number tells which tokens stay."""
+
+    def __call__(self, scores, own, on, text):
+        none = lambda: jnp.full(scores.shape[:2], -jnp.inf)
+        lowest = lambda: jnp.where(on[:, None], self.lowest(scores, own, on), -jnp.inf)
+        cut = jax.lax.cond(jnp.any(on), lowest, none)
+        # this way round NaN stays, and a draw from it fails, instead of being removed
+        return jnp.where(scores < cut[:, :, None], -jnp.inf, scores)
+
+    def lowest(self, scores: Array, own: Columns, on: Array) -> Array:
+        """The lowest score that stays, `[B, T]`; rows that are not `on` may have any."""
+        raise NotImplementedError

@@ -1,0 +1,76 @@
+"""DRY: a penalty on going on with a repetition, which grows with its length.
+
+The rule is that of the pull request which brought it into text-generation-webui (#5677).
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.about import About
+from specjax.warpers.base import Warper, parameter
+from specjax.warpers.lists import listing
+
+
+@dataclasses.dataclass(frozen=True)
+class Dry(Warper):
+    """Subtracts `multiplier * base ** (n - allowed_length)` from a token that would continue a repetition of n tokens.
+
+    n is the longest end of the text, at least `allowed_length`, that occurs before in the text with this token behind it. A
+    repetition does not reach over a breaker, and a breaker is never penalised.
+
+    Attributes:
+      dry_multiplier: float32 >= 0; 0 is off.
+      dry_base: float32 >= 1.
+      dry_allowed_length: int32 >= 1.
+      dry_sequence_breakers: `[B, K]` int32 token ids, -1 padded.
+    """
+
+    about = About("dry", "lowers tokens that would go on with a repetition", "text-generation-webui #5677", "same text")
+    of_logits = True
+    reads_text = True
+
+    dry_multiplier: float = parameter(
+        0.0, "how strong the penalty on going on with a repetition is; 0 is off", "a finite number >= 0",
+        lambda x: (x >= 0) & np.isfinite(x),
+    )  # fmt: skip
+    dry_base: float = parameter(
+        1.75, "by how much that grows with each token repeated", "a finite number >= 1",
+        lambda x: (x >= 1) & np.isfinite(x), switch=False,
+    )  # fmt: skip
+    dry_allowed_length: int = parameter(
+        2, "the shortest repetition that is penalised, in tokens", "an integer >= 1", lambda x: x >= 1, switch=False
+    )
+    dry_sequence_breakers: tuple[int, ...] = listing(
+        "tokens that no repetition reaches over, such as [198]", "a list of token ids", switch=False
+    )
+
+    def warp(self, scores, own, text):
+        ids, vocab = own["dry_sequence_breakers"], scores.shape[-1]
+        rows = jnp.arange(ids.shape[0])[:, None]
+        breaks = jnp.zeros((ids.shape[0], vocab), bool)
+        breaks = breaks.at[rows, jnp.where(ids >= 0, ids, vocab)].set(True, mode="drop")
+
+        def one(tokens, length, scores, multiplier, base, allowed, breaks):
+            at = jnp.arange(tokens.shape[0])
+
+            def longer(carry):
+                run, alive = (
+                    carry  # of every place: how many tokens before it are those before the end; whether all so far
+                )
+                back = at - 1 - run
+                mine = tokens[jnp.maximum(length - 1 - run, 0)]
+                same = (back >= 0) & (tokens[jnp.maximum(back, 0)] == mine) & ~breaks[mine]
+                alive = alive & same
+                return run + alive, alive
+
+            start = jnp.zeros(tokens.shape, jnp.int32), (at < length) & ~breaks[tokens]
+            run = jax.lax.while_loop(lambda carry: carry[1].any(), longer, start)[0]
+            longest = jnp.zeros((vocab,), jnp.int32).at[jnp.where(at < length, tokens, vocab)].max(run, mode="drop")
+            penalty = multiplier * base ** (longest - allowed).astype(jnp.float32)
+            return jnp.where((longest >= allowed) & ~breaks, scores - penalty, scores)
+
+        names = ("dry_multiplier", "dry_base", "dry_allowed_length")
+        return text.each(one, scores, *(own[name] for name in names), breaks)

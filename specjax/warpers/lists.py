@@ -1,0 +1,75 @@
+"""Parameters that are lists of tokens: a row each of a padded array, as wide as the longest of a job asks for."""
+
+import dataclasses
+import json
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+NONE = -1
+"""Pads token ids."""
+
+
+def tokens(value: Any) -> tuple[int, ...]:
+    """Token ids, from a list of them.
+
+    Raises:
+      TypeError, ValueError: on anything else.
+    """
+    if isinstance(value, (str, bytes, dict)):
+        raise TypeError("not a list")
+    ids = tuple(operator.index(token) for token in value)
+    if any(not 0 <= token < 2**31 for token in ids):
+        raise ValueError("not token ids")
+    return ids
+
+
+def rounded(count: int) -> int:
+    """A power of two that is no less, so that few widths compile; 0 of 0."""
+    return 1 << (count - 1).bit_length() if count else 0
+
+
+def ids_array(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
+    """`[R, width]` int32, padded behind."""
+    out = np.full((len(rows), width), NONE, np.int32)
+    for row, ids in enumerate(rows):
+        out[row, : len(ids)] = ids
+    return out
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """How a parameter that is a list becomes an array.
+
+    Attributes:
+      read: from what the user gave to a canonical value, empty where it is off; raises TypeError or ValueError.
+      widths: of a canonical value.
+      array: of canonical values, one a row, and widths that hold them all.
+    """
+
+    read: Callable[[Any], Any]
+    widths: Callable[[Any], tuple[int, ...]]
+    array: Callable[[Sequence[Any], tuple[int, ...]], Any]
+
+
+TOKENS = Shape(tokens, lambda ids: (len(ids),), lambda rows, widths: ids_array(rows, widths[0]))
+
+
+def JSON(text: str) -> Any:
+    """What a flag's text says."""
+    return json.loads(text)
+
+
+def listing(help: str, valid: str, shape: Shape = TOKENS, switch: bool = True) -> Any:
+    """A field that is a list, empty where nobody sets it, which is off.
+
+    Args:
+      help: what it does, in a few words.
+      valid: the values that it may have, for errors.
+      shape: how it becomes an array.
+      switch: whether a list that is not empty turns the warper on.
+    """
+    metadata = {"help": help, "valid": valid, "shape": shape, "switch": switch, "metavar": "JSON", "parse": JSON}
+    return dataclasses.field(default=(), metadata=metadata)

@@ -1,0 +1,39 @@
+"""Locally typical sampling (Meister et al. 2022, arXiv:2202.00666, section 3)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.about import About
+from specjax.warpers.base import Warper, parameter
+
+
+@dataclasses.dataclass(frozen=True)
+class TypicalP(Warper):
+    """Keeps tokens whose surprisal is near the entropy: the nearest ones that together have a mass.
+
+    The likeliest token may be one of those removed.
+
+    Attributes:
+      typical_p: float32 in (0, 1]; ties at the last kept distance are all kept; 1 is off.
+    """
+
+    about = About(
+        "typical_p", "keeps the mass whose surprisal is nearest to the entropy", "arXiv:2202.00666", "same text"
+    )
+
+    typical_p: float = parameter(
+        1.0, "keep the likely mass whose surprisal is nearest to the entropy; 1 is off", "in (0, 1]",
+        lambda x: (x > 0) & (x <= 1),
+    )  # fmt: skip
+
+    def warp(self, scores, own, text):
+        logs = jax.nn.log_softmax(scores, axis=-1)
+        chances = jnp.exp(logs)
+        entropy = -jnp.where(chances > 0, chances * logs, 0.0).sum(axis=-1, keepdims=True)
+        distance = jnp.abs(-logs - entropy)
+        ordered, mass = jax.lax.sort((distance, chances), num_keys=1)
+        last = (jnp.cumsum(mass, axis=-1) < own["typical_p"][:, None, None]).sum(axis=-1, keepdims=True)
+        farthest = jnp.take_along_axis(ordered, jnp.minimum(last, scores.shape[-1] - 1), axis=-1)
+        return jnp.where(distance > farthest, -jnp.inf, scores)

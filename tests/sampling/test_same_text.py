@@ -1,0 +1,71 @@
+"""Every sampler under speculation writes what plain decoding writes, whatever was drafted, and leaves out none of its rows."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.conformance import CAPACITY, DRAFTERS, MIXED, TARGET, mostly_slow, params_of, same, texts
+
+import specjax
+from specjax.draft import NoDrafter
+from specjax.sampling import Sampling, row_keys
+from specjax.sampling_params import SamplingOptions, form_of, is_set
+from specjax.warpers import WARPERS
+
+OPTIONS = (
+    {"typical_p": 0.6, "temperature": 1.5, "bad_words_ids": [[3], [7, 5]]},
+    {"temperature": 1.0, "epsilon_cutoff": 0.02, "frequency_penalty": 1.5, "presence_penalty": 0.5},
+    {"temperature": 1.0, "eta_cutoff": 0.1, "dry_multiplier": 2.0, "dry_sequence_breakers": [4]},
+    {"frequency_penalty": 2.0, "logit_bias": {5: 3.0, "9": -100}},
+    {"temperature": 0.9, "top_h": 0.5, "suppress_tokens": [1, 2, 3, 4]},
+    {"temperature": 2.0, "xtc_probability": 0.5, "xtc_threshold": 0.05, "top_k": 8},
+    {"min_new_tokens": 6, "dry_multiplier": 1.0, "logit_bias": {11: 5}},
+    {
+        "temperature": 1.0,
+        "min_length": 34,
+        "logit_bias": {11: 5},
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "repetition_penalty": 1.1,
+    },
+)
+ROWS = [SamplingOptions(**own) for own in OPTIONS]
+EOS = 11
+
+
+def written(drafter, rows=ROWS, new_tokens=24):
+    count = len(MIXED.prompts)
+    prompts = np.zeros((count, max(map(len, MIXED.prompts))), np.int32)
+    for row, prompt in enumerate(MIXED.prompts):
+        prompts[row, : len(prompt)] = prompt
+    lengths = jnp.asarray([len(prompt) for prompt in MIXED.prompts])
+    decoder = specjax.speculative(TARGET, drafter)
+    state = decoder.init(
+        params_of(drafter), jnp.asarray(prompts), lengths, row_keys(0, MIXED.names), limit=lengths + new_tokens,
+        sampling=jax.tree.map(jnp.asarray, Sampling.of_rows(rows, form_of(ROWS))), capacity=CAPACITY,
+        eos=jnp.full((count, 1), EOS),
+    )  # fmt: skip
+    return texts(specjax.run(decoder, params_of(drafter), state))
+
+
+@functools.cache
+def plain():
+    return written(NoDrafter())
+
+
+def test_every_sampler_is_in_use_and_matters():
+    used = {name for own in ROWS for name in vars(own) if is_set(name, getattr(own, name))}
+    assert used == {name for each in WARPERS for name in vars(each) if name not in ("dry_base", "dry_allowed_length")}
+    bare = written(NoDrafter(), [SamplingOptions(temperature=own.temperature) for own in ROWS])
+    assert all(a != b for a, b in zip(plain(), bare, strict=True))
+    assert not {1, 2, 3, 4} & set(plain()[4]) and 3 not in plain()[0] and 9 not in plain()[3]
+    assert len(plain()[6]) >= 6 and EOS not in plain()[6][:6] and len(plain()[7]) + len(MIXED.prompts[7]) >= 34
+
+
+@pytest.mark.parametrize(
+    "name", mostly_slow(("prompt_lookup", "token_recycling", "draft-top_k", "medusa", "kangaroo"), "prompt_lookup")
+)
+def test_same_text_as_plain(name):
+    same(written(DRAFTERS[name]), plain())

@@ -1,5 +1,5 @@
 """What a masked-diffusion model adds to a transformer, and the config files of LLaDA, Dream, SDAR, Fast-dLLM v2 and A2D; those
-of LLaDA's models with experts are in `specjax.models.llada_moe`.
+of LLaDA's models with experts are in `specjax.models.llada_moe` and `llada2`.
 
 LLaDA (arXiv:2502.09992) is Llama-shaped with names of its own, in `config.json` and in the weights; Dream
 (arXiv:2508.15487) has Qwen2's. Both see the whole canvas in both directions. SDAR (arXiv:2510.06303; TraDo is one) has Qwen3's
@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from specjax.models import hf_config, llada_moe
+from specjax.models import hf_config, llada2, llada_moe
 from specjax.models.errors import ModelError
 from specjax.models.fields import check_fixed, is_id, is_size, shown
 from specjax.models.llama import LlamaConfig
@@ -56,15 +56,17 @@ class Canvas(Masked):
 
 
 ARCHITECTURES = {
-    "LLaDAModelLM": "llada", "LLaDAMoEModelLM": "lladamoe", "DreamModel": "Dream", "SDARForCausalLM": "sdar",
-    "SDARMoeForCausalLM": "sdar_moe", "Fast_dLLM_QwenForCausalLM": "Fast_dLLM_Qwen", "A2DLlamaLMHeadModel": "a2d-llama",
+    "LLaDAModelLM": "llada", "LLaDAMoEModelLM": "lladamoe", "LLaDA2MoeModelLM": "llada2_moe",
+    "DreamModel": "Dream", "SDARForCausalLM": "sdar", "SDARMoeForCausalLM": "sdar_moe",
+    "Fast_dLLM_QwenForCausalLM": "Fast_dLLM_Qwen", "A2DLlamaLMHeadModel": "a2d-llama",
     "A2DQwen2LMHeadModel": "a2d-qwen2", "A2DQwen3LMHeadModel": "a2d-qwen3",
 }  # fmt: skip
-# Of block-diffusion models: whose names they have, whether their logits are shifted, the field of the block length and, where
-# a published config leaves it out, the mask id and that length.
+# Of block-diffusion models: whose names they have (None: their own), whether their logits are shifted, the field of the block
+# length and, where a published config leaves it out, the mask id and that length.
 _BLOCKS = {
     "sdar": ("Qwen3ForCausalLM", False, "block_size", 151669, 4),
     "sdar_moe": ("Qwen3MoeForCausalLM", False, "block_size", 151669, 4),
+    "llada2_moe": (None, False, "block_size", llada2.MASK, llada2.BLOCK),
     "Fast_dLLM_Qwen": ("Qwen2ForCausalLM", True, "bd_size", 151665, 32),
 }
 # The architecture whose names and fields each has. Folders trained with blocks (BD3-LM) look like those without: `block_size`
@@ -99,7 +101,7 @@ def kind_of(config: dict[str, Any]) -> str | None:
 
 
 def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda: None) -> tuple[LlamaConfig, Masked]:
-    """Reads the `config.json` of a LLaDA, LLaDA-MoE, Dream, SDAR, Fast-dLLM v2 or A2D model.
+    """Reads the `config.json` of a LLaDA, LLaDA-MoE, LLaDA 2, Dream, SDAR, Fast-dLLM v2 or A2D model.
 
     Args:
       config: parsed.
@@ -114,6 +116,8 @@ def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda:
         shape = _llada_shape(config)
     elif kind == "lladamoe":
         shape = llada_moe.from_hf(config)
+    elif kind == "llada2_moe":
+        shape = llada2.from_hf(config)
     elif kind in _A2D:  # layers with a window see as far as the others
         both_ways = {"architectures": [_A2D[kind]], "use_sliding_window": False, "layer_types": None}
         shape = hf_config.from_hf(config | both_ways)
@@ -160,13 +164,20 @@ def _llada_shape(config: dict[str, Any]) -> LlamaConfig:
 
 def to_hf(config: LlamaConfig, masked: Masked) -> dict[str, Any]:
     """The `config.json` of a model, in the first of these layouts that can say what it is: with shifted logits Fast-dLLM v2's
-    (with blocks) or Dream's, else SDAR's (with blocks), LLaDA-MoE's (with experts), LLaDA's or A2D's.
+    (with blocks) or Dream's, else LLaDA 2's (where sigmoids choose experts), SDAR's (with blocks), LLaDA-MoE's (with experts),
+    LLaDA's or A2D's.
 
     Raises:
       ModelError: when none can.
     """
-    plain = hf_config.to_hf(config)
     mask = {"mask_token_id": masked.mask_id}
+    if llada2.is_one(config):
+        if masked.shift or not masked.block:
+            raise ModelError(
+                "a model whose experts are chosen by sigmoids is written as LLaDA 2, with blocks and no shift"
+            )
+        return llada2.to_hf(config) | _named("llada2_moe") | mask | {_BLOCKS["llada2_moe"][2]: masked.block}
+    plain = hf_config.to_hf(config)
     if masked.shift:
         kind = "Fast_dLLM_Qwen" if masked.block else "Dream"
         if plain["model_type"] != "qwen2":
@@ -214,5 +225,5 @@ def llada_name(name: str) -> str:
     return f"{_LLADA_MODULES[module]}.{kind}"
 
 
-NAMES = {"llada": llada_name}
+NAMES = {"llada": llada_name, "llada2_moe": llada2.tensor_name}
 """Names of tensors, by kind, where they are not Llama's."""

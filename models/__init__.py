@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specjax.models.diffusion_gemma import DiffusionGemmaLM
     from specjax.models.errors import ModelError
+    from specjax.models.experts import ExpertsConfig
     from specjax.models.gemma_config import DiffusionGemmaConfig
     from specjax.models.hub import Model, abstract, load, resolve_dtype, shipped
     from specjax.models.llama import LlamaConfig, LlamaLM, RopeScaling
@@ -22,6 +23,7 @@ _HOME = {
     "Canvas": "masked",
     "DiffusionGemmaConfig": "gemma_config",
     "DiffusionGemmaLM": "diffusion_gemma",
+    "ExpertsConfig": "experts",
     "ModelError": "errors",
     "Model": "hub",
     "abstract": "hub",
@@ -42,6 +44,7 @@ __all__ = [
     "Canvas",
     "DiffusionGemmaConfig",
     "DiffusionGemmaLM",
+    "ExpertsConfig",
     "LlamaConfig",
     "LlamaLM",
     "Masked",

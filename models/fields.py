@@ -6,6 +6,8 @@ from specjax.models.errors import ModelError
 
 MOST_LAYERS = 1000
 """No published model has a fifth of it, and reading a config takes a time that grows with its layers."""
+MOST_EXPERTS = 100_000
+"""Of a layer; a checkpoint has a tensor or more for each."""
 _MOST = 2**31 - 1  # what an index of 32 bits can count
 _LARGEST = 3e38  # what float32 holds
 
@@ -45,6 +47,15 @@ def flag(name: str, value: Any) -> bool:
     if value is not None and not isinstance(value, bool):
         raise ModelError(f"config.json: {name} must be true or false, not {shown(value)}")
     return bool(value)
+
+
+def check_fixed(config: dict[str, Any], fixed: dict[str, tuple[Any, ...]], family: str) -> None:
+    """Raises ModelError where a field says something that its family never does; the first value allowed is the usual one."""
+    for name, allowed in fixed.items():
+        if name in config and config[name] not in allowed:
+            raise ModelError(
+                f"config.json: {name} {shown(config[name])} is not supported; {family} has {shown(allowed[0])}"
+            )
 
 
 def an_object(name: str, value: Any) -> dict[str, Any]:

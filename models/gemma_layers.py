@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.kernels.tree_attention import tree_attention
+from specjax.models.experts import Kernel, mixed
 from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
 from specjax.models.llama import rotate
 
@@ -135,33 +136,22 @@ class Router(nnx.Module):
 
 
 class Experts(nnx.Module):
-    """Gated MLPs, each over the tokens that chose it.
-
-    Tokens are sorted by expert and multiplied group by group, however long a group is: none is dropped or padded, and what one
-    token gets does not depend on which experts the others chose.
-    """
+    """Gated MLPs, each over the tokens that chose it; see `specjax.models.experts.mixed`."""
 
     def __init__(self, config: DiffusionGemmaConfig, dtype: Any, rngs: nnx.Rngs):
         X, E, F = config.num_experts, config.hidden_size, config.moe_intermediate_size  # noqa: N806
-        self.gate_up = _Kernel((X, E, 2 * F), dtype, rngs)
-        self.down = _Kernel((X, F, E), dtype, rngs)
+        self.gate_up = Kernel((X, E, 2 * F), dtype, rngs)
+        self.down = Kernel((X, F, E), dtype, rngs)
 
     def __call__(self, x: Array, weights: Array, experts: Array) -> Array:
         """Tokens `[M, E]` through their experts `[M, k]`, summed by weight."""
-        tokens, each = experts.shape
-        chosen = experts.reshape(-1)
-        order = jnp.argsort(chosen, stable=True)
         gate_up, down = self.gate_up.kernel[...], self.down.kernel[...]
-        sizes = jnp.zeros((gate_up.shape[0],), jnp.int32).at[chosen].add(1)
-        gate, up = jnp.split(jax.lax.ragged_dot(x[order // each], gate_up, sizes), 2, axis=-1)
-        out = jax.lax.ragged_dot(nnx.gelu(gate) * up, down, sizes)
-        out = out[jnp.argsort(order)].reshape(tokens, each, -1).astype(jnp.float32)
-        return jnp.sum(out * weights[:, :, None], axis=1).astype(x.dtype)
 
+        def mlp(x, sizes):
+            gate, up = jnp.split(jax.lax.ragged_dot(x, gate_up, sizes), 2, axis=-1)
+            return jax.lax.ragged_dot(nnx.gelu(gate) * up, down, sizes)
 
-class _Kernel(nnx.Module):
-    def __init__(self, shape: tuple[int, ...], dtype: Any, rngs: nnx.Rngs):
-        self.kernel = nnx.Param(nnx.initializers.lecun_normal(batch_axis=0)(rngs.params(), shape, dtype))
+        return mixed(x, weights, experts, gate_up.shape[0], mlp)
 
 
 class Layer(nnx.Module):

@@ -4,7 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 from specjax.models.errors import ModelError
-from specjax.models.fields import an_object, check_depth, flag, is_positive, is_size, positive, shown
+from specjax.models.experts import ExpertsConfig
+from specjax.models.fields import (
+    MOST_EXPERTS,
+    an_object,
+    check_depth,
+    flag,
+    is_id,
+    is_positive,
+    is_size,
+    positive,
+    shown,
+)
 from specjax.models.llama import LlamaConfig, RopeScaling
 
 _MODEL_TYPES = {
@@ -12,6 +23,7 @@ _MODEL_TYPES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 _MERGED = {
     "MedusaLlamaModel": "llama",
@@ -30,6 +42,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2": _COMMON | {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
     "qwen3": _COMMON
     | {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
+    "qwen3_moe": _COMMON | {"max_position_embeddings": 32768, "num_key_value_heads": 4, "sliding_window": 4096},
 }
 _REQUIRED = (
     "vocab_size",
@@ -75,7 +88,8 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
         head_dim = width // heads
     theta, scaling = _rope(config, get("max_position_embeddings"))
     window, layers = _windows(family, get, get("num_hidden_layers"))
-    attention_bias = flag("attention_bias", get("attention_bias")) and family in ("llama", "qwen3")
+    attention_bias = flag("attention_bias", get("attention_bias")) and family in ("llama", "qwen3", "qwen3_moe")
+    experts, sparse = _experts(get, get("num_hidden_layers")) if family == "qwen3_moe" else (None, ())
     return LlamaConfig(
         vocab_size=get("vocab_size"),
         hidden_size=width,
@@ -94,17 +108,69 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
         qkv_bias=attention_bias or family == "qwen2",
         o_bias=attention_bias,
         mlp_bias=flag("mlp_bias", get("mlp_bias")) and family == "llama",
-        qk_norm=family == "qwen3",
+        qk_norm=family in ("qwen3", "qwen3_moe"),
+        experts=experts,
+        sparse_layers=sparse,
     )
+
+
+def experts_config(get: Callable[[str], Any], **fields: Any) -> ExpertsConfig:
+    """How many experts a config has, and how a token chooses them.
+
+    Args:
+      get: a field of `config.json` by name.
+      fields: the other fields of the result.
+
+    Raises:
+      ModelError: on sizes that are none, or do not go together.
+    """
+    sizes = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    missing = [name for name in sizes if not is_size(get(name))]
+    if missing:
+        raise ModelError(f"config.json needs positive integers for: {', '.join(missing)}")
+    made = ExpertsConfig(*(get(name) for name in sizes), **fields)
+    if made.num_experts > MOST_EXPERTS:
+        raise ModelError(f"config.json: num_experts is {made.num_experts}; up to {MOST_EXPERTS} are read")
+    groups, each = made.n_group, made.num_experts // made.n_group
+    if made.num_experts % groups or (groups > 1 and each < 2) or made.topk_group > groups:
+        raise ModelError(
+            f"config.json: {made.num_experts} experts do not form {groups} groups of two or more, of which topk_group "
+            f"{made.topk_group} count"
+        )
+    room = each * made.topk_group
+    if made.num_experts_per_tok > room:
+        raise ModelError(
+            f"config.json: num_experts_per_tok {made.num_experts_per_tok} is above {room}, the experts to choose from"
+        )
+    return made
+
+
+def _experts(get: Callable[[str], Any], layers: int) -> tuple[ExpertsConfig, tuple[bool, ...]]:
+    """Qwen3-MoE's experts, and which layers have them (empty: all)."""
+    step = 1 if get("decoder_sparse_step") is None else get("decoder_sparse_step")
+    dense = get("mlp_only_layers") or []
+    if not is_size(step) or not isinstance(dense, list) or not all(is_id(i) for i in dense):
+        raise ModelError(
+            f"config.json: decoder_sparse_step {shown(step)} must be a positive integer, and mlp_only_layers {shown(dense)} "
+            "numbers of layers"
+        )
+    named = lambda name: get("num_local_experts") if name == "num_experts" and get(name) is None else get(name)
+    experts = experts_config(named, norm_topk_prob=flag("norm_topk_prob", get("norm_topk_prob")))
+    sparse = tuple(i not in dense and (i + 1) % step == 0 for i in range(layers))
+    if not any(sparse):
+        raise ModelError("config.json: mlp_only_layers and decoder_sparse_step leave no layer with experts")
+    return experts, () if all(sparse) else sparse
 
 
 def to_hf(config: LlamaConfig) -> dict[str, Any]:
     """The `config.json` of a config, under the architecture that can express it; transformers 4 and 5 read it.
 
     Raises:
-      ModelError: when no family has this combination of biases, norms and windows, or divides its logits.
+      ModelError: when no family has this combination of biases, norms, windows and experts, or divides its logits.
     """
     c = config
+    if c.rotary_dim != c.head_dim:
+        raise ModelError(f"no supported architecture rotates {c.rotary_dim} of a head's {c.head_dim} channels")
     if c.logits_scaling != 1:
         raise ModelError(
             f"no supported architecture divides its logits (logits_scaling={c.logits_scaling:g}): save the model as it was "
@@ -114,7 +180,10 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
     windowed = any(windows)
     biases = (c.qkv_bias, c.o_bias, c.mlp_bias)
     out: dict[str, Any] = {}
-    if c.qk_norm and c.qkv_bias == c.o_bias and not c.mlp_bias:
+    if c.experts is not None:
+        family = "qwen3_moe"
+        out |= {"attention_bias": c.qkv_bias} | _experts_to_hf(c, c.experts)
+    elif c.qk_norm and c.qkv_bias == c.o_bias and not c.mlp_bias:
         family = "qwen3"
         out["attention_bias"] = c.qkv_bias
     elif not c.qk_norm and biases == (True, False, False):
@@ -130,7 +199,7 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
             f"no supported architecture has qk_norm={c.qk_norm}, qkv_bias={c.qkv_bias}, o_bias={c.o_bias}, "
             f"mlp_bias={c.mlp_bias} with sliding windows on {sum(windows)} of {len(windows)} layers"
         )
-    if family in ("qwen2", "qwen3"):
+    if family in ("qwen2", "qwen3", "qwen3_moe"):
         out |= {
             "use_sliding_window": windowed,
             "sliding_window": c.sliding_window if windowed else None,
@@ -163,6 +232,27 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
         "rope_scaling": scaling,
         "tie_word_embeddings": c.tie_word_embeddings,
         **out,
+    }
+
+
+def _experts_to_hf(config: LlamaConfig, experts: ExpertsConfig) -> dict[str, Any]:
+    c = config
+    plain = ExpertsConfig(
+        experts.num_experts, experts.num_experts_per_tok, experts.moe_intermediate_size,
+        norm_topk_prob=experts.norm_topk_prob,
+    )  # fmt: skip
+    if experts != plain or not c.qk_norm or c.qkv_bias != c.o_bias or c.mlp_bias:
+        raise ModelError(
+            f"a model with experts is written as {_MODEL_TYPES['qwen3_moe']}, which has norms on q and k, biases on all of "
+            "q, k, v and o or none, and a softmax router without groups or shared experts"
+        )
+    return {
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.num_experts_per_tok,
+        "moe_intermediate_size": experts.moe_intermediate_size,
+        "norm_topk_prob": experts.norm_topk_prob,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [i for i in range(c.num_hidden_layers) if not c.sparse(i)],
     }
 
 

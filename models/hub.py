@@ -38,7 +38,8 @@ class Model:
 
     Attributes:
       lm: the model as functions of `params`, a `specjax.lm.LM`.
-      params: a pytree of arrays, for what `load` returns nested dicts, all in `dtype`.
+      params: a pytree of arrays, for what `load` returns nested dicts, all in `dtype`, but for the biases of routers, which
+        are float32.
       tokenizer: a transformers tokenizer, or None when the folder has none (ids still work).
       eos_ids: the end-of-sequence ids of `generation_config.json` and `config.json`; may be empty.
       name: what `load` was asked for, or the folder's name.
@@ -143,8 +144,9 @@ def _sources(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any], folder: Path, 
         text = gemma_names.text_tensors(tensors, share)
         return weights.match(text, shapes, False, layout=gemma_names.hf_name)
     # conversions of LLaDA exist under Llama's names
-    own = masked_config.kind_of(raw) == "llada" and "model.embed_tokens.weight" not in tensors
-    names = masked_config.llada_name if own else str
+    kind = masked_config.kind_of(raw)
+    renamed = kind == "llada" and "model.embed_tokens.weight" in tensors
+    names = str if renamed else masked_config.NAMES.get(kind or "", str)
     extra = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers"))
     if is_size(extra):  # layers that draft for the others, which a drafter reads
         tensors = {name: x for name, x in tensors.items() if not weights.extra_layer(name, lm.num_layers, extra)}
@@ -199,8 +201,8 @@ def with_layers(model: Model, layers: int, mesh: jax.sharding.Mesh | None = None
       mesh: see `abstract`.
     """
     lm: Any = model.lm
-    shorter = {"num_hidden_layers": layers, "sliding_layers": lm.config.sliding_layers[:layers]}
-    lm = dataclasses.replace(lm, config=dataclasses.replace(lm.config, **shorter))
+    kinds = {"sliding_layers": lm.config.sliding_layers[:layers], "sparse_layers": lm.config.sparse_layers[:layers]}
+    lm = dataclasses.replace(lm, config=dataclasses.replace(lm.config, num_hidden_layers=layers, **kinds))
     return dataclasses.replace(model, lm=lm, params=_shapes(lm, model.dtype, mesh))
 
 

@@ -1,6 +1,7 @@
-"""The Llama family in one file: Llama 2/3, Mistral, Qwen2 and Qwen3, as flax nnx modules behind the LM contract.
+"""The Llama family: Llama 2/3, Mistral, Qwen2 and Qwen3, with and without experts, as flax nnx modules behind the LM contract.
 
-They differ in four switches of one decoder layer: rope scaling, a sliding window, biases, and norms on queries and keys.
+They differ in switches of one decoder layer: rope scaling, a sliding window, biases, norms on queries and keys, how much of a
+head is rotated, and experts in the place of the MLP.
 Shapes: `B` rows, `T` block tokens, `S` cache slots, `E` width, `N` heads, `K` kv-heads, `H` head width, `V` vocabulary.
 """
 
@@ -15,8 +16,10 @@ from flax import nnx
 
 from specjax.kernels.tree_attention import Implementation, tree_attention
 from specjax.lm import Block, Draw, Output, Partial, Wants
+from specjax.models.experts import ExpertsConfig, SparseMLP
 from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes
 from specjax.models.kv_heads import copied
+from specjax.models.mlp import MLP
 from specjax.models.param_axes import param_axes
 from specjax.models.stack import abstract_stack
 from specjax.sharding.ambient import split_tokens
@@ -58,6 +61,18 @@ class LlamaConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     logits_scaling: float = 1.0  # what logits are divided by (Granite's name); no file of the families here sets it
+    partial_rotary_factor: float = 1.0  # the share of a head that is rotated: its first channels
+    experts: ExpertsConfig | None = None
+    sparse_layers: tuple[bool, ...] = ()  # which layers have experts; empty: all of them, if any
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many channels of a head are rotated."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    def sparse(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return self.experts is not None and (not self.sparse_layers or self.sparse_layers[layer])
 
     def window(self, layer: int) -> int | None:
         """The sliding window of a layer, or None where it attends to everything."""
@@ -137,25 +152,17 @@ class Attention(nnx.Module):
         return self.o(out.reshape(batch, length, -1)), (k, v)
 
 
-class MLP(nnx.Module):
-    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
-        linear = functools.partial(nnx.Linear, use_bias=config.mlp_bias, param_dtype=dtype, dtype=dtype, rngs=rngs)
-        self.gate = linear(config.hidden_size, config.intermediate_size)
-        self.up = linear(config.hidden_size, config.intermediate_size)
-        self.down = linear(config.intermediate_size, config.hidden_size)
-
-    def __call__(self, x):
-        return self.down(nnx.silu(self.gate(x)) * self.up(x))
-
-
 class Layer(nnx.Module):
+    """`sparse`: with experts in the place of the MLP."""
+
     def __init__(
-        self, config: LlamaConfig, window: int | None, dtype: Any, rngs: nnx.Rngs, kernel: Implementation | None = None
+        self, config: LlamaConfig, window: int | None, dtype: Any, rngs: nnx.Rngs, kernel: Implementation | None = None,
+        sparse: bool = False,
     ):  # fmt: skip
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.attention = Attention(config, window, dtype, rngs, kernel=kernel)
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.mlp = MLP(config, dtype, rngs)
+        self.mlp = SparseMLP(config, dtype, rngs) if sparse else MLP(config, dtype, rngs)
 
     def __call__(self, x, rope, block, cache, past, positions, skip=None):
         """`skip` `[2]` bool, traced: whether to leave out the attention, and the MLP."""
@@ -179,7 +186,7 @@ class Llama(nnx.Module):
     """The whole stack. `LlamaLM` splits it into a static graph and a params pytree."""
 
     def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs, kernel: Implementation | None = None):
-        layer = lambda i: Layer(config, config.window(i), dtype, rngs, kernel)
+        layer = lambda i: Layer(config, config.window(i), dtype, rngs, kernel, config.sparse(i))
         self.embed = nnx.Embed(config.vocab_size, config.hidden_size, param_dtype=dtype, dtype=dtype, rngs=rngs)
         self.layers = nnx.List([layer(i) for i in range(config.num_hidden_layers)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
@@ -190,8 +197,8 @@ class Llama(nnx.Module):
 
 
 def rope_frequencies(config: LlamaConfig) -> Array:
-    """Inverse frequencies `[H / 2]` in float32, after the config's scaling."""
-    exponent = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
+    """Inverse frequencies `[R / 2]` in float32, after the config's scaling, of the R channels of a head that are rotated."""
+    exponent = jnp.arange(0, config.rotary_dim, 2, dtype=jnp.float32) / config.rotary_dim
     freq = 1.0 / (config.rope_theta**exponent)
     scaling = config.rope_scaling
     if scaling is None:
@@ -209,7 +216,7 @@ def rope_frequencies(config: LlamaConfig) -> Array:
 
 
 def rope_tables(config: LlamaConfig, positions: Array) -> tuple[Array, Array]:
-    """Cosines and signed sines `[B, T, 1, 2, H / 2]` in float32, for the first and the second half of a head.
+    """Cosines and signed sines `[B, T, 1, 2, R / 2]` in float32, for the first and the second half of what is rotated.
 
     Both are concatenations: XLA would fuse bare cosines into every layer's rotations, and compute them each time.
     """
@@ -219,7 +226,11 @@ def rope_tables(config: LlamaConfig, positions: Array) -> tuple[Array, Array]:
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotary embedding of `[B, T, N, H]` by `rope_tables`, in the half-split layout of the Hugging Face weights."""
+    """Rotary embedding of `[B, T, N, H]` by `rope_tables`, in the half-split layout of the Hugging Face weights; channels
+    behind those that the tables are for stay as they are."""
+    turned = 2 * cos.shape[-1]
+    if turned < x.shape[-1]:
+        return jnp.concatenate([rotate(x[..., :turned], cos, sin), x[..., turned:]], axis=-1)
     halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, x.shape[-1] // 2)
     return (halves * cos + jnp.flip(halves, axis=-2) * sin).reshape(x.shape).astype(x.dtype)
 
@@ -228,9 +239,10 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
 def _abstract(config: LlamaConfig, dtype: Any, kernel: Implementation | None):
     """The graph of the stack, and its parameters as `ShapeDtypeStruct`s."""
     bare = dataclasses.replace(config, num_hidden_layers=0)
-    windows = [config.window(i) for i in range(config.num_hidden_layers)]
+    kinds = [(config.window(i), config.sparse(i)) for i in range(config.num_hidden_layers)]
     shell = lambda: Llama(bare, dtype, nnx.Rngs(0), kernel)
-    return nnx.split(abstract_stack(shell, lambda w: Layer(config, w, dtype, nnx.Rngs(0), kernel), windows))
+    layer = lambda kind: Layer(config, kind[0], dtype, nnx.Rngs(0), kernel, kind[1])
+    return nnx.split(abstract_stack(shell, layer, kinds))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,11 @@
-"""What a masked-diffusion model adds to a transformer, and the config files of LLaDA, Dream, SDAR, Fast-dLLM v2 and A2D.
+"""What a masked-diffusion model adds to a transformer, and the config files of LLaDA, Dream, SDAR, Fast-dLLM v2 and A2D; those
+of LLaDA's models with experts are in `specjax.models.llada_moe` and `llada2`.
 
 LLaDA (arXiv:2502.09992) is Llama-shaped with names of its own, in `config.json` and in the weights; Dream
 (arXiv:2508.15487) has Qwen2's. Both see the whole canvas in both directions. SDAR (arXiv:2510.06303; TraDo is one) has Qwen3's
-names and Fast-dLLM v2 (arXiv:2509.26328) Qwen2's; they see their own block and those before it. A2D (autoregressive to
-diffusion, github.com/ZHZisZZ/dllm) is Llama, Qwen2 or Qwen3 with attention in both directions and everything else as it was;
-where a folder of it does not name the mask in `config.json`, its tokenizer does.
+names, with experts Qwen3-MoE's, and Fast-dLLM v2 (arXiv:2509.26328) Qwen2's; they see their own block and those before it. A2D
+(autoregressive to diffusion, github.com/ZHZisZZ/dllm) is Llama, Qwen2 or Qwen3 with attention in both directions and everything
+else as it was; where a folder of it does not name the mask in `config.json`, its tokenizer does.
 """
 
 import dataclasses
@@ -12,9 +13,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from specjax.models import hf_config
+from specjax.models import hf_config, llada2, llada_moe
 from specjax.models.errors import ModelError
-from specjax.models.fields import is_id, is_size, shown
+from specjax.models.fields import check_fixed, is_id, is_size, shown
 from specjax.models.llama import LlamaConfig
 
 
@@ -55,14 +56,17 @@ class Canvas(Masked):
 
 
 ARCHITECTURES = {
-    "LLaDAModelLM": "llada", "DreamModel": "Dream", "SDARForCausalLM": "sdar",
+    "LLaDAModelLM": "llada", "LLaDAMoEModelLM": "lladamoe", "LLaDA2MoeModelLM": "llada2_moe",
+    "DreamModel": "Dream", "SDARForCausalLM": "sdar", "SDARMoeForCausalLM": "sdar_moe",
     "Fast_dLLM_QwenForCausalLM": "Fast_dLLM_Qwen", "A2DLlamaLMHeadModel": "a2d-llama",
     "A2DQwen2LMHeadModel": "a2d-qwen2", "A2DQwen3LMHeadModel": "a2d-qwen3",
 }  # fmt: skip
-# Of block-diffusion models: whose names they have, whether their logits are shifted, the field of the block length and, where
-# a published config leaves it out, the mask id and that length.
+# Of block-diffusion models: whose names they have (None: their own), whether their logits are shifted, the field of the block
+# length and, where a published config leaves it out, the mask id and that length.
 _BLOCKS = {
     "sdar": ("Qwen3ForCausalLM", False, "block_size", 151669, 4),
+    "sdar_moe": ("Qwen3MoeForCausalLM", False, "block_size", 151669, 4),
+    "llada2_moe": (None, False, "block_size", llada2.MASK, llada2.BLOCK),
     "Fast_dLLM_Qwen": ("Qwen2ForCausalLM", True, "bd_size", 151665, 32),
 }
 # The architecture whose names and fields each has. Folders trained with blocks (BD3-LM) look like those without: `block_size`
@@ -97,7 +101,7 @@ def kind_of(config: dict[str, Any]) -> str | None:
 
 
 def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda: None) -> tuple[LlamaConfig, Masked]:
-    """Reads the `config.json` of a LLaDA, Dream, SDAR, Fast-dLLM v2 or A2D model.
+    """Reads the `config.json` of a LLaDA, LLaDA-MoE, LLaDA 2, Dream, SDAR, Fast-dLLM v2 or A2D model.
 
     Args:
       config: parsed.
@@ -110,6 +114,10 @@ def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda:
     masked = _masked(kind, config, own_mask)
     if kind == "llada":
         shape = _llada_shape(config)
+    elif kind == "lladamoe":
+        shape = llada_moe.from_hf(config)
+    elif kind == "llada2_moe":
+        shape = llada2.from_hf(config)
     elif kind in _A2D:  # layers with a window see as far as the others
         both_ways = {"architectures": [_A2D[kind]], "use_sliding_window": False, "layer_types": None}
         shape = hf_config.from_hf(config | both_ways)
@@ -124,7 +132,8 @@ def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda:
 
 
 def _masked(kind: str | None, config: dict[str, Any], own_mask: Callable[[], int | None]) -> Masked:
-    mask_id, block, field, shift = config.get("mask_token_id"), 0, "block_size", kind == "Dream"
+    usual = llada_moe.MASK if kind == "lladamoe" else None
+    mask_id, block, field, shift = config.get("mask_token_id", usual), 0, "block_size", kind == "Dream"
     if kind in _BLOCKS:
         _, shift, field, usual_mask, usual_block = _BLOCKS[kind]
         mask_id = config.get("mask_token_id", usual_mask)
@@ -144,9 +153,7 @@ def _masked(kind: str | None, config: dict[str, Any], own_mask: Callable[[], int
 
 
 def _llada_shape(config: dict[str, Any]) -> LlamaConfig:
-    for name, allowed in _LLADA_FIXED.items():
-        if name in config and config[name] not in allowed:
-            raise ModelError(f"config.json: {name} {config[name]!r} is not supported; LLaDA has {allowed[0]!r}")
+    check_fixed(config, _LLADA_FIXED, "LLaDA")
     renamed = {ours: config[theirs] for theirs, ours in _LLADA.items() if config.get(theirs) is not None}
     if "vocab_size" not in renamed and config.get("vocab_size") is not None:
         renamed["vocab_size"] = config["vocab_size"]
@@ -157,13 +164,20 @@ def _llada_shape(config: dict[str, Any]) -> LlamaConfig:
 
 def to_hf(config: LlamaConfig, masked: Masked) -> dict[str, Any]:
     """The `config.json` of a model, in the first of these layouts that can say what it is: with shifted logits Fast-dLLM v2's
-    (with blocks) or Dream's, else SDAR's (with blocks), LLaDA's or A2D's.
+    (with blocks) or Dream's, else LLaDA 2's (where sigmoids choose experts), SDAR's (with blocks), LLaDA-MoE's (with experts),
+    LLaDA's or A2D's.
 
     Raises:
       ModelError: when none can.
     """
-    plain = hf_config.to_hf(config)
     mask = {"mask_token_id": masked.mask_id}
+    if llada2.is_one(config):
+        if masked.shift or not masked.block:
+            raise ModelError(
+                "a model whose experts are chosen by sigmoids is written as LLaDA 2, with blocks and no shift"
+            )
+        return llada2.to_hf(config) | _named("llada2_moe") | mask | {_BLOCKS["llada2_moe"][2]: masked.block}
+    plain = hf_config.to_hf(config)
     if masked.shift:
         kind = "Fast_dLLM_Qwen" if masked.block else "Dream"
         if plain["model_type"] != "qwen2":
@@ -173,8 +187,11 @@ def to_hf(config: LlamaConfig, masked: Masked) -> dict[str, Any]:
         blocks = {_BLOCKS[kind][2]: masked.block} if masked.block else {}
         parts = {"small_block_size": masked.sub_block} if masked.sub_block else {}
         return plain | _named(kind) | mask | blocks | parts
-    if masked.block and plain["model_type"] == "qwen3":
-        return plain | _named("sdar") | mask | {_BLOCKS["sdar"][2]: masked.block}
+    if masked.block and plain["model_type"] in ("qwen3", "qwen3_moe"):
+        kind = plain["model_type"].replace("qwen3", "sdar")
+        return plain | _named(kind) | mask | {_BLOCKS[kind][2]: masked.block}
+    if not masked.block and plain["model_type"] == "qwen3_moe":
+        return llada_moe.to_hf(config, plain) | _named("lladamoe") | mask
     if not masked.block and _is_llada(config, plain):
         fixed = {name: allowed[0] for name, allowed in _LLADA_FIXED.items()}
         renamed = {theirs: plain[ours] for theirs, ours in _LLADA.items()}
@@ -206,3 +223,7 @@ def llada_name(name: str) -> str:
     if layer:
         return f"model.transformer.blocks.{layer[1]}.{_LLADA_MODULES[layer[2]]}.{kind}"
     return f"{_LLADA_MODULES[module]}.{kind}"
+
+
+NAMES = {"llada": llada_name, "llada2_moe": llada2.tensor_name}
+"""Names of tensors, by kind, where they are not Llama's."""

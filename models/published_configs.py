@@ -15,6 +15,21 @@ _QWEN = {
     "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "rope_scaling": None,
     "tie_word_embeddings": False, "use_sliding_window": False,
 }  # fmt: skip
+_LLADA_MOE = {
+    "architectures": ["LLaDAMoEModelLM"], "model_type": "lladamoe", "vocab_size": 157184, "hidden_size": 2048,
+    "dense_intermediate_size": 8192, "expert_intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16,
+    "num_key_value_heads": 16, "num_experts": 64, "num_experts_per_tok": 8, "moe_layer_freq": [1] * 16, "qk_layernorm": True,
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "rope_scaling": None,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+_LLADA2 = {
+    "architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe", "vocab_size": 157184, "hidden_size": 2048,
+    "intermediate_size": 5120, "moe_intermediate_size": 512, "num_hidden_layers": 20, "num_attention_heads": 16,
+    "num_key_value_heads": 4, "head_dim": 128, "num_experts": 256, "num_experts_per_tok": 8, "num_shared_experts": 1,
+    "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5,
+    "use_qk_norm": True, "use_qkv_bias": False, "use_bias": False, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+    "rope_theta": 600000.0, "rope_scaling": None, "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 def _sized(family: dict[str, Any], width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
@@ -27,5 +42,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.1-70B": _sized(_LLAMA, 8192, 28672, 80, 64),
     "Qwen/Qwen3-8B": _sized(_QWEN, 4096, 12288, 36, 32),
     "Qwen/Qwen3-32B": _sized(_QWEN, 5120, 25600, 64, 64),
+    "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,
+    "inclusionAI/LLaDA2.0-mini": _LLADA2,
 }
 """By hub name. Instruction-tuned versions have the same."""

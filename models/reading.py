@@ -34,15 +34,50 @@ class Source:
     Attributes:
       tensor: the whole of it.
       transposed: whether its last two dimensions are the other way round in the file.
+      dtype: its type as a parameter; None: as whoever reads it says.
     """
 
     tensor: Tensor
     transposed: bool
+    dtype: Any = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The parameter's."""
         return stored_shape(self.tensor.shape, self.transposed)
+
+    def fill(self, wanted: Sequence[tuple[Box, np.ndarray]]) -> None:
+        """Reads boxes of the parameter into arrays of their shapes.
+
+        Raises:
+          ModelError: where the file ends before it should.
+        """
+        turn = lambda x: x.swapaxes(-1, -2) if self.transposed else x
+        fill(self.tensor, [(stored_shape(box, self.transposed), turn(own)) for box, own in wanted])
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Where a parameter is stored of which the file has a tensor for every index of its first axis.
+
+    Attributes:
+      parts: of every index, alike in shape.
+      dtype: see `Source`.
+    """
+
+    parts: tuple[Source, ...]
+    dtype: Any = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The parameter's."""
+        return (len(self.parts), *self.parts[0].shape)
+
+    def fill(self, wanted: Sequence[tuple[Box, np.ndarray]]) -> None:
+        """See `Source.fill`."""
+        for i, part in enumerate(self.parts):
+            inside = [(box, own) for box, own in wanted if box[0][0] <= i < box[0][1]]
+            part.fill([(box[1:], own[i - box[0][0]]) for box, own in inside])
 
 
 def stored_shape(shape: tuple[Any, ...], transposed: bool) -> tuple[Any, ...]:
@@ -54,8 +89,8 @@ def read(sources: Any, dtype: Any, places: Any = None, advance: Callable[[int], 
     """Arrays from their sources.
 
     Args:
-      sources: a pytree of `Source`s.
-      dtype: of the arrays.
+      sources: a pytree of `Source`s and `Stack`s.
+      dtype: of the arrays whose source names none.
       places: a pytree like it, of shardings; None: the default device.
       advance: called with the number of parameters that were read since the last call.
 
@@ -66,7 +101,7 @@ def read(sources: Any, dtype: Any, places: Any = None, advance: Callable[[int], 
     where = [None] * len(leaves) if places is None else jax.tree.leaves(places)
     arrays, (default,) = [], jax.device_put(0).devices()
 
-    def read_one(source: Source, place: jax.sharding.Sharding | None) -> jax.Array:
+    def read_one(source: Source | Stack, place: jax.sharding.Sharding | None) -> jax.Array:
         with jax.default_device(default):  # a thread does not have what its caller set for a while
             return place_one(source, dtype, place)
 
@@ -77,7 +112,7 @@ def read(sources: Any, dtype: Any, places: Any = None, advance: Callable[[int], 
     return jax.tree.unflatten(tree, arrays)
 
 
-def place_one(source: Source, dtype: Any, place: jax.sharding.Sharding | None) -> jax.Array:
+def place_one(source: Source | Stack, dtype: Any, place: jax.sharding.Sharding | None) -> jax.Array:
     """One array, once it lies on its devices: of every slice that several of them hold, the file is read once."""
     whole = tuple((0, size) for size in source.shape)
     owners: dict[Box, list[Any]] = {whole: [None]}
@@ -85,9 +120,9 @@ def place_one(source: Source, dtype: Any, place: jax.sharding.Sharding | None) -
         owners = {}
         for device, index in place.addressable_devices_indices_map(source.shape).items():
             owners.setdefault(_box(index or (), source.shape), []).append(device)
-    buffers = {box: _aligned(tuple(stop - start for start, stop in box), np.dtype(dtype)) for box in owners}
-    turn = lambda x: x.swapaxes(-1, -2) if source.transposed else x
-    fill(source.tensor, [(stored_shape(box, source.transposed), turn(own)) for box, own in buffers.items()])
+    kind = np.dtype(dtype if source.dtype is None else source.dtype)
+    buffers = {box: _aligned(tuple(stop - start for start, stop in box), kind) for box in owners}
+    source.fill(list(buffers.items()))
     arrays = [jax.device_put(buffers[box], device) for box, devices in owners.items() for device in devices]
     jax.block_until_ready(arrays)
     return arrays[0] if place is None else jax.make_array_from_single_device_arrays(source.shape, place, arrays)

@@ -115,8 +115,7 @@ def _described(lm, diffusion):
     if diffusion is None:
         return hf_config.to_hf(lm.config), {}, str, weights.hf_name
     config = masked_config.to_hf(lm.config, diffusion)
-    names = masked_config.llada_name if config["model_type"] == "llada" else str
-    return config, {}, names, weights.hf_name
+    return config, {}, masked_config.NAMES.get(config["model_type"], str), weights.hf_name
 
 
 @contextlib.contextmanager

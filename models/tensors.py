@@ -53,6 +53,12 @@ class Tensor:
         raw = np.memmap(self.file, np.uint8, "r", self.offset, (self.size,)) if self.size else np.empty(0, np.uint8)
         return np.asarray(raw).view(kind).reshape(self.shape)
 
+    def rows(self, start: int, stop: int) -> "Tensor":
+        """Its rows from `start` up to `stop`, which lie one behind the other in the file."""
+        row = self.size // self.shape[0]
+        shape, offset = (stop - start, *self.shape[1:]), self.offset + start * row
+        return dataclasses.replace(self, shape=shape, offset=offset, size=(stop - start) * row)
+
 
 def read_header(file: Path) -> dict[str, Tensor]:
     """The tensors of one safetensors file.

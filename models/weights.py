@@ -1,5 +1,7 @@
 """The names that Hugging Face gives to our parameters: where each one is stored, and folders with all of them."""
 
+import dataclasses
+import itertools
 import json
 import math
 import os
@@ -12,7 +14,7 @@ import jax
 import numpy as np
 
 from specjax.models.errors import ModelError
-from specjax.models.reading import Source, equal, stored_shape
+from specjax.models.reading import Source, Stack, equal, stored_shape
 from specjax.models.tensors import FLOATS, INTEGERS, Tensor
 
 _CODES = {dtype: code for code, dtype in FLOATS.items()}
@@ -22,7 +24,7 @@ _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
 def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
-    """The Hugging Face name of a parameter, and whether its matrix is stored transposed (`[out, in]`)."""
+    """The Hugging Face name of a parameter, and whether its matrices are stored transposed (`[out, in]`); see `Layout`."""
     keys = [getattr(key, "key", key) for key in path]
     kind = "bias" if keys[-1] == "bias" else "weight"
     match keys[:-1]:
@@ -40,6 +42,12 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
             module = f"model.layers.{layer}.self_attn.{name}"
         case ["layers", layer, "attention", name]:
             module = f"model.layers.{layer}.self_attn.{name}_proj"
+        case ["layers", layer, "mlp", "router"]:
+            module = f"model.layers.{layer}.mlp.gate"
+        case ["layers", layer, "mlp", "experts", name]:
+            module = f"model.layers.{layer}.mlp.experts.{{}}.{name}_proj"
+        case ["layers", layer, "mlp", "shared", name]:
+            module = f"model.layers.{layer}.mlp.shared_experts.{name}_proj"
         case ["layers", layer, "mlp", name]:
             module = f"model.layers.{layer}.mlp.{name}_proj"
         case _:
@@ -54,10 +62,55 @@ def extra_layer(name: str, layers: int, count: int = 2**31) -> bool:
 
 
 Names = Callable[[str], str]
-"""From a tensor's name in Llama's layout to that in another."""
+"""From a tensor's name in Llama's layout to that in another. One that ends in `#0`, `#1`, ... is that of a tensor whose rows
+several parameters share: the first, the second, ..."""
 
 Layout = Callable[[tuple[Any, ...]], tuple[str, bool]]
-"""From a parameter's path to its tensor's name, and whether its matrices are stored transposed; see `hf_name`."""
+"""From a parameter's path to its tensor's name, and whether its matrices are stored transposed. A name with `{}` stands for a
+tensor for every index of the parameter's first axis (experts). See `hf_name`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """What a parameter has in a stored tensor: all its rows, or some.
+
+    Attributes:
+      leaf: which parameter.
+      index: of its first axis, or None for the whole of it.
+      shape: in the file.
+      transposed: see `Layout`.
+    """
+
+    leaf: int
+    index: int | None
+    shape: tuple[int, ...]
+    transposed: bool
+
+
+def _stored(leaves: list[tuple[Any, Any]], names: Names, layout: Layout) -> dict[str, list[_Part]]:
+    """Of every tensor of a file, by name, the parameters that it holds, in the order of its rows."""
+    found: dict[str, dict[int, _Part]] = {}
+    for i, (path, leaf) in enumerate(leaves):
+        name, transposed = layout(path)
+        several = "{}" in name
+        shape = stored_shape(leaf.shape[1:] if several else leaf.shape, transposed)
+        for index in range(leaf.shape[0]) if several else (None,):
+            whole, _, place = names(name.format(index)).partition("#")
+            found.setdefault(whole, {})[int(place or 0)] = _Part(i, index, shape, transposed)
+    return {name: [parts[place] for place in sorted(parts)] for name, parts in found.items()}
+
+
+def _shape_of(parts: list[_Part]) -> tuple[int, ...]:
+    """The shape of the tensor that holds them."""
+    return parts[0].shape if len(parts) == 1 else (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+
+
+def _cut(tensor: Tensor, parts: list[_Part]) -> list[Tensor]:
+    """The rows of each of them."""
+    if len(parts) == 1:
+        return [tensor]
+    ends = itertools.accumulate(part.shape[0] for part in parts)
+    return [tensor.rows(end - part.shape[0], end) for part, end in zip(parts, ends, strict=True)]
 
 
 def match(
@@ -68,7 +121,7 @@ def match(
     layout: Layout = hf_name,
     share: tuple[int, int] = (0, 1),
 ) -> Any:
-    """For every leaf of `abstract` the `Source` of its shape. No weights are read, but those that are stored twice.
+    """For every leaf of `abstract` the `Source` or `Stack` of its shape. No weights are read, but those that are stored twice.
 
     Args:
       tensors: of the folder, by name.
@@ -81,13 +134,11 @@ def match(
     Raises:
       ModelError: naming every tensor that is missing, misshapen, of an unknown type or not used.
     """
-    wanted, problems = {}, []
-
-    def find(path, leaf):
-        name, transposed = layout(path)
-        name = names(name)
-        shape = stored_shape(leaf.shape, transposed)
-        wanted[name] = None
+    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
+    stored, problems = _stored(leaves, names, layout), []
+    sources: list[list[Source]] = [[] for _ in leaves]
+    for name, parts in stored.items():
+        shape = _shape_of(parts)
         if name not in tensors:
             problems.append(f"missing {name} {list(shape)}")
         elif tensors[name].dtype in INTEGERS:
@@ -95,10 +146,9 @@ def match(
         elif tensors[name].shape != shape:
             problems.append(f"{name} has shape {list(tensors[name].shape)}, config.json says {list(shape)}")
         else:
-            return Source(tensors[name], transposed)
-
-    sources = jax.tree_util.tree_map_with_path(find, abstract)
-    spare = [name for name in tensors if name not in wanted and not _HARMLESS.search(name)]
+            for part, own in zip(parts, _cut(tensors[name], parts), strict=True):
+                sources[part.leaf].append(Source(own, part.transposed, leaves[part.leaf][1].dtype))
+    spare = [name for name in tensors if name not in stored and not _HARMLESS.search(name)]
     head, table = names("lm_head.weight"), names("model.embed_tokens.weight")
     if tied and head in spare and not problems:  # old checkpoints store the tied matrix twice
         spare.remove(head)
@@ -107,9 +157,11 @@ def match(
     problems += [f"unused {name} {list(tensors[name].shape)}" for name in spare]
     if problems:
         raise ModelError(f"the weights do not fit config.json: {listed(problems)}")
-    for source in jax.tree.leaves(sources):
-        _ = source.tensor.kind  # an unknown type is an error before anything is read
-    return sources
+    for name in stored:
+        _ = tensors[name].kind  # an unknown type is an error before anything is read
+    several = ["{}" in layout(path)[0] for path, _ in leaves]
+    whole = [Stack(tuple(own), own[0].dtype) if n else own[0] for own, n in zip(sources, several, strict=True)]
+    return jax.tree.unflatten(tree, whole)
 
 
 def listed(problems: list[str]) -> str:
@@ -119,18 +171,15 @@ def listed(problems: list[str]) -> str:
 
 def write(file: Path, params: Any, dtype: Any, names: Names = str, layout: Layout = hf_name) -> None:
     """Writes a params pytree as one safetensors file under the Hugging Face names, one parameter at a time."""
-    leaves = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        name, transposed = layout(path)
-        leaves[names(name)] = (leaf, transposed)
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    stored = dict(sorted(_stored(leaves, names, layout).items()))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
     offset = 0
-    for name in sorted(leaves):
-        leaf, transposed = leaves[name]
-        kind = np.dtype(leaf.dtype if dtype is None else dtype)
+    for name, parts in stored.items():
+        kind = np.dtype(leaves[parts[0].leaf][1].dtype if dtype is None else dtype)
         if kind not in _CODES:
             raise ModelError(f"{name} cannot be written as {kind}; choose float32, bfloat16 or float16")
-        shape = stored_shape(leaf.shape, transposed)
+        shape = _shape_of(parts)
         size = math.prod(shape) * kind.itemsize
         header[name] = {"dtype": _CODES[kind], "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
@@ -138,10 +187,10 @@ def write(file: Path, params: Any, dtype: Any, names: Names = str, layout: Layou
     text += b" " * (-len(text) % 8)
     with open(file, "wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
-        for name in sorted(leaves):
-            leaf, transposed = leaves[name]
-            array = np.asarray(leaf)
-            array = array.swapaxes(-1, -2) if transposed else array
+        for part in itertools.chain.from_iterable(stored.values()):
+            leaf = leaves[part.leaf][1]
+            array = np.asarray(leaf if part.index is None else leaf[part.index])
+            array = array.swapaxes(-1, -2) if part.transposed else array
             stream.write(np.array(array, leaf.dtype if dtype is None else dtype, order="C").tobytes())
         stream.flush()
         os.fsync(stream.fileno())

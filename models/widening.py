@@ -37,13 +37,15 @@ def widen(model: Model, k: int) -> Model:
       k: how many times; 1 changes nothing.
 
     Raises:
-      ModelError: on k below 1, and on a model of another family or without weights.
+      ModelError: on k below 1, and on a model of another family, with experts or without weights.
     """
     check_times(k)
     if not isinstance(model.lm, LlamaLM):
         raise ModelError(
             f"{model.name} cannot be widened: models of the Llama family can, and this is a {type(model.lm).__name__}"
         )
+    if model.lm.config.experts is not None:
+        raise ModelError(f"{model.name} cannot be widened: its layers have experts")
     if model.abstract:
         raise ModelError(f"{model.name} has no weights to widen: load it with them")
     if k == 1:

@@ -112,6 +112,9 @@ class BlockDiffusion(Diffusion):
     def _lasts(self):
         return False
 
+    def _storing(self, state, at):
+        return state.stored < at[:, 0]
+
     def _seeded(self, state, masked, commit):
         return jnp.where(masked[:, :1], masked, commit) if self.shift else commit
 

@@ -124,7 +124,7 @@ class Diffusion(Decoder):
         """Itself.
 
         Raises:
-          ValueError: on a mask id outside the vocabulary, an empty block, or guidance with a cache.
+          ValueError: on a mask id outside the vocabulary, an empty block, or guidance or a policy that edits with a cache.
         """
         if not 0 <= self.mask_id < self.target.vocab_size:
             raise ValueError(f"mask_id {self.mask_id} is outside the vocabulary of {self.target.vocab_size} tokens")
@@ -143,6 +143,11 @@ class Diffusion(Decoder):
         if self.cache.chooses and not hasattr(self.target, "values"):
             raise ValueError(
                 f"{type(self.target).__name__} does not say its layers' values, by which this cache chooses: leave share out"
+            )
+        if self.policy.edits and self.cache.keeps:
+            raise ValueError(
+                f"{type(self.policy).__name__} needs predictions for known tokens too, which a cache leaves out: choose the "
+                "cache none"
             )
         if self.cfg_scale and self.cache.keeps:
             raise ValueError("cfg_scale reads a second canvas, which has no cache yet: choose the cache none")
@@ -295,6 +300,7 @@ class Diffusion(Decoder):
         return at, masked & ~state.done[:, None]
 
     def _advance(self, params, state, at, masked):
+        storing = self._storing(state, at)
         guess, state = self._predict(params, state, at, masked)
         guess = dataclasses.replace(guess, weights=params.get("unmask"))
         with jax.named_scope("unmask"):
@@ -303,7 +309,14 @@ class Diffusion(Decoder):
             idle = self.policy.idle
             commit = choice.commit & masked if idle else at_least_one(choice.commit, choice.score, masked)
             commit = self._seeded(state, masked, commit) & ~failed[:, None]
+            if choice.edit is not None and choice.stay is not None:
+                edit = choice.edit & guess.committed & ~storing[:, None]
+                choice = dataclasses.replace(choice, edit=edit, stay=choice.stay & ~storing)
         return self._commit(state, at, masked, commit, choice, memory, failed), DiffusionInfo(at[:, 0], commit, choice)
+
+    def _storing(self, state, at) -> Array:
+        """Which rows' pass reads no active block `[B]`: it only stores a finished one."""
+        return jnp.zeros_like(state.done)
 
     def _seeded(self, state, masked, commit):
         """What is committed, where a pass that enters a block may be one that commits its first token alone."""
@@ -477,6 +490,7 @@ class Diffusion(Decoder):
             entry=state.entry,
             noise=self._noise(state, at),
             sampled=sampled,
+            current=block_of(state.tokens, at),
         )
 
     def _noise(self, state, at):
@@ -498,6 +512,10 @@ class Diffusion(Decoder):
             reopen = choice.reopen & working[:, None]
             tokens = put(tokens, at, reopen, jnp.broadcast_to(blank, at.shape))
             again = again | reopen.any(axis=1)
+        if choice.edit is not None:
+            tokens = put(tokens, at, choice.edit & working[:, None], choice.tokens)
+        if choice.stay is not None:
+            again = again | (choice.stay & working)
         view = self._view(state, at)
         if choice.besides is not None:
             tokens = put(tokens, view, (choice.besides >= 0) & working[:, None], choice.besides)
@@ -510,8 +528,9 @@ class Diffusion(Decoder):
 
     def _commit(self, state, at, masked, commit, choice, memory, failed) -> DiffusionState:
         live = ~state.done
-        # not in a pass that only stores; where all positions count, those to write may lie before the block
-        working = live & ~failed & (masked.any(axis=1) | self._lasts)
+        # not in a pass that only stores; where all positions count, those to write may lie before the block, and a policy that
+        # edits may find nothing open
+        working = live & ~failed & (masked.any(axis=1) | self._lasts | self.policy.edits)
         if choice.end is not None:
             limit = jnp.where(working, jnp.minimum(state.limit, choice.end), state.limit)
             state = dataclasses.replace(state, limit=limit)

@@ -151,4 +151,5 @@ def layers_config(target: Any, what: str, layers: int = 1) -> Any:
       ValueError: see `head_config`.
     """
     config = head_config(target, what)
-    return dataclasses.replace(config, num_hidden_layers=layers, sliding_window=None, sliding_layers=())
+    bare = {"sliding_window": None, "sliding_layers": (), "experts": None, "sparse_layers": ()}
+    return dataclasses.replace(config, num_hidden_layers=layers, **bare)

@@ -179,7 +179,11 @@ def _diffusion(model, plan, mesh):
         )
     cache = plan.cache
     if cache is None:
-        cache = "none" if unmask.decoder is not None or plan.cfg_scale or model.masked.block else DEFAULT_CACHE
+        cache = (
+            "none"
+            if unmask.decoder is not None or unmask.edits or plan.cfg_scale or model.masked.block
+            else DEFAULT_CACHE
+        )
     usual = unmask.width or model.masked.block or DEFAULT_BLOCK
     decoder = diffusion(
         model.lm,

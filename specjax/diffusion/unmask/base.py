@@ -65,6 +65,7 @@ class Guess:
         text, how many it has, masked or not.
       noise: `[B, W]` float32 in [0, 1), this pass's uniforms.
       sampled: `[B]` bool, whether the tokens were drawn; else they are the likeliest.
+      current: `[B, W]` int32, the ids that stand there now.
       weights: `params["unmask"]`, of a policy that was trained, or None.
       overview: of a policy that looks at the `whole` canvas, or None.
     """
@@ -77,6 +78,7 @@ class Guess:
     entry: Array
     noise: Array
     sampled: Array
+    current: Any = None
     weights: Any = None
     overview: Any = None
 
@@ -94,6 +96,8 @@ class Choice:
       besides: `[B, N]` int32, what is written at open positions of the overview besides, -1 for nothing; or None.
       undo: `[B, N]` bool, positions of the overview that become open again, or None.
       end: `[B]` int32, where the canvas is cut, or None.
+      edit: `[B, W]` bool, committed positions of the block that `tokens` are written over, or None.
+      stay: `[B]` bool, whether the block is read again though nothing of it is open, or None; of a policy that `edits`.
     """
 
     commit: Array
@@ -103,6 +107,8 @@ class Choice:
     besides: Array | None = None
     undo: Array | None = None
     end: Array | None = None
+    edit: Array | None = None
+    stay: Array | None = None
 
 
 class Unmask(abc.ABC):
@@ -118,6 +124,12 @@ class Unmask(abc.ABC):
     @property
     def revises(self) -> bool:
         """Whether commits may be taken back, so that no token of a block is final before all are."""
+        return False
+
+    @property
+    def edits(self) -> bool:
+        """Whether it writes over committed tokens, and reads a block that has no open position, see `Choice`; such a policy
+        `revises`."""
         return False
 
     @property

@@ -1,0 +1,144 @@
+"""Mixtures of experts: routers that choose a token's experts, and MLPs over exactly the tokens that chose them.
+
+Shapes: `M` tokens of all rows, `E` width, `X` experts, `k` experts a token, `F` an expert's inner width.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.models.mlp import MLP
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertsConfig:
+    """How the layers of a model that have experts use them; names follow Hugging Face's `config.json`.
+
+    Attributes:
+      num_experts: X.
+      num_experts_per_tok: k.
+      moe_intermediate_size: F.
+      scoring: what makes scores of a router's logits. By `softmax`, over all experts, the k best are chosen (Qwen3-MoE); by
+        `sigmoid` those with the best sums of a score and a learned bias, which does not count in their weights (DeepSeek-V3,
+        arXiv:2412.19437, section 2.1.2).
+      norm_topk_prob: whether a token's k weights, the scores, are divided by their sum.
+      routed_scaling_factor: what the weights are multiplied by then.
+      n_group: groups of neighbours that the experts form.
+      topk_group: how many of the groups a token chooses from: those whose two best sums add up to most.
+      num_shared_experts: experts besides that every token has; one MLP of their common width.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.0
+    n_group: int = 1
+    topk_group: int = 1
+    num_shared_experts: int = 0
+
+
+def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Array, Array]:
+    """Of a router's logits `[M, X]` in float32 the weights and experts, `[M, k]` each; `bias` is `[X]` or None."""
+    c = config
+    scores = jax.nn.softmax(logits, axis=-1) if c.scoring == "softmax" else jax.nn.sigmoid(logits)
+    ranked = scores if bias is None else scores + bias.astype(jnp.float32)[None]
+    if c.n_group > 1:
+        groups = ranked.reshape(ranked.shape[0], c.n_group, -1)
+        worth = jax.lax.top_k(groups, 2)[0].sum(axis=-1)
+        best = jax.lax.top_k(worth, c.topk_group)[1]
+        kept = jnp.any(best[:, :, None] == jnp.arange(c.n_group)[None, None], axis=1)
+        ranked = jnp.where(kept[:, :, None], groups, -jnp.inf).reshape(ranked.shape)
+    experts = jax.lax.top_k(ranked, c.num_experts_per_tok)[1]
+    weights = jnp.take_along_axis(scores, experts, axis=-1)
+    if c.norm_topk_prob:
+        weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
+    return weights * c.routed_scaling_factor, experts
+
+
+def mixed(x: Array, weights: Array, experts: Array, count: int, mlp: Callable[[Array, Array], Array]) -> Array:
+    """Tokens `[M, E]` through their experts `[M, k]`, summed by weight `[M, k]`.
+
+    Tokens are sorted by expert and multiplied group by group, however long a group is: none is dropped or padded, and what one
+    token gets does not depend on which experts the others chose.
+
+    Args:
+      x: the tokens.
+      weights: in float32.
+      experts: int32.
+      count: X.
+      mlp: from tokens `[M k, E]`, sorted by expert, and how many each expert has `[X]`, to outputs `[M k, E]`.
+    """
+    tokens, each = experts.shape
+    chosen = experts.reshape(-1)
+    order = jnp.argsort(chosen, stable=True)
+    sizes = jnp.zeros((count,), jnp.int32).at[chosen].add(1)
+    out = mlp(x[order // each], sizes)[jnp.argsort(order)].reshape(tokens, each, -1).astype(jnp.float32)
+    return jnp.sum(out * weights[:, :, None], axis=1).astype(x.dtype)
+
+
+class Kernel(nnx.Module):
+    """A matrix for every expert, `[X, inputs, outputs]`."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, rngs: nnx.Rngs):
+        self.kernel = nnx.Param(nnx.initializers.lecun_normal(batch_axis=0)(rngs.params(), shape, dtype))
+
+
+class Router(nnx.Module):
+    """Products and scores are in float32, and so is the bias, whatever the type of the other parameters."""
+
+    def __init__(self, config: ExpertsConfig, width: int, dtype: Any, rngs: nnx.Rngs):
+        init = nnx.initializers.lecun_normal()
+        self.kernel = nnx.Param(init(rngs.params(), (width, config.num_experts), dtype))
+        if config.scoring == "sigmoid":
+            self.bias = nnx.Param(jnp.zeros((config.num_experts,), jnp.float32))
+        self.config = config
+
+    def __call__(self, x: Array) -> tuple[Array, Array]:
+        """See `route`, of tokens `[M, E]`."""
+        logits = jnp.einsum("me,ex->mx", x, self.kernel[...], preferred_element_type=jnp.float32)
+        return route(logits, self.bias[...] if self.config.scoring == "sigmoid" else None, self.config)
+
+
+class Experts(nnx.Module):
+    """Gated MLPs, each over the tokens that chose it; see `mixed`."""
+
+    def __init__(self, config: ExpertsConfig, width: int, dtype: Any, rngs: nnx.Rngs):
+        X, F = config.num_experts, config.moe_intermediate_size  # noqa: N806
+        self.gate = Kernel((X, width, F), dtype, rngs)
+        self.up = Kernel((X, width, F), dtype, rngs)
+        self.down = Kernel((X, F, width), dtype, rngs)
+
+    def __call__(self, x: Array, weights: Array, experts: Array) -> Array:
+        gate, up, down = (part.kernel[...] for part in (self.gate, self.up, self.down))
+
+        def mlp(x, sizes):
+            inner = nnx.silu(jax.lax.ragged_dot(x, gate, sizes)) * jax.lax.ragged_dot(x, up, sizes)
+            return jax.lax.ragged_dot(inner, down, sizes)
+
+        return mixed(x, weights, experts, gate.shape[0], mlp)
+
+
+class SparseMLP(nnx.Module):
+    """What stands in the place of an MLP where a layer has experts; `config` is a `LlamaConfig`."""
+
+    def __init__(self, config: Any, dtype: Any, rngs: nnx.Rngs):
+        c = config.experts
+        self.router = Router(c, config.hidden_size, dtype, rngs)
+        self.experts = Experts(c, config.hidden_size, dtype, rngs)
+        if c.num_shared_experts:
+            self.shared = MLP(config, dtype, rngs, c.num_shared_experts * c.moe_intermediate_size)
+        self.shares = c.num_shared_experts > 0
+
+    def __call__(self, x: Array) -> Array:
+        """`[B, T, E]` to `[B, T, E]`."""
+        flat = x.reshape(-1, x.shape[-1])
+        out = self.experts(flat, *self.router(flat)).reshape(x.shape)
+        return out + self.shared(x) if self.shares else out

@@ -1,0 +1,79 @@
+"""The config files of LLaDA's models with experts.
+
+LLaDA-MoE (arXiv:2509.24389) has the names of Qwen3-MoE's tensors and, in its config, some fields of its own. It sees the whole
+canvas. A token's weights are the probabilities of its experts among all, not divided by their sum.
+"""
+
+import dataclasses
+from typing import Any
+
+from specjax.models import hf_config
+from specjax.models.errors import ModelError
+from specjax.models.fields import check_fixed, flag, is_size, shown
+from specjax.models.llama import LlamaConfig
+
+MASK = 156895
+"""The mask's id in published models, whose `config.json` leaves it out."""
+
+# What the loader relies on. A config that says otherwise describes another model.
+_FIXED = {
+    "clip_qkv": (None,), "shared_expert_intermediate_size": (None,), "moe_router_enable_expert_bias": (False, None),
+    "moe_router_score_function": ("softmax", None), "norm_topk_prob": (False, None), "routed_scaling_factor": (1, None),
+    "router_num_group": (None,), "router_topk_group": (None,),
+}  # fmt: skip
+
+
+def from_hf(config: dict[str, Any]) -> LlamaConfig:
+    """Reads the `config.json` of LLaDA-MoE.
+
+    Raises:
+      ModelError: on what the loader does not support, and on missing or inconsistent fields.
+    """
+    check_fixed(config, _FIXED, "LLaDA-MoE")
+    layers, sparse = config.get("num_hidden_layers"), config.get("moe_layer_freq") or None
+    if sparse is not None and (not isinstance(sparse, list) or len(sparse) != layers):
+        raise ModelError(f"config.json: moe_layer_freq must have a number for each layer, not {shown(sparse)}")
+    missing = [
+        name for name in ("dense_intermediate_size", "expert_intermediate_size") if not is_size(config.get(name))
+    ]
+    if missing:
+        raise ModelError(f"config.json needs positive integers for: {', '.join(missing)}")
+    defaults = {"num_key_value_heads": None, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+    renamed = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "head_dim": None,
+        "intermediate_size": config["dense_intermediate_size"],
+        "moe_intermediate_size": config["expert_intermediate_size"],
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [i for i, kind in enumerate(sparse or []) if not kind],
+        "use_sliding_window": False,
+        "layer_types": None,
+    }
+    shape = hf_config.from_hf(defaults | config | renamed)
+    return dataclasses.replace(shape, qk_norm=flag("qk_layernorm", config.get("qk_layernorm")))
+
+
+def to_hf(config: LlamaConfig, plain: dict[str, Any]) -> dict[str, Any]:
+    """The `config.json` of LLaDA-MoE, from that of Qwen3-MoE.
+
+    Raises:
+      ModelError: when LLaDA-MoE has no such shape.
+    """
+    c = config
+    wide = c.head_dim * c.num_attention_heads == c.hidden_size
+    if c.experts is None or c.experts.norm_topk_prob or c.sliding_window is not None or not wide:
+        raise ModelError(
+            "a diffusion model with experts and without blocks is written as LLaDA-MoE, which has no sliding window, heads "
+            "that fill its width, and weights of experts that are not divided by their sum"
+        )
+    of_qwen = ("moe_intermediate_size", "intermediate_size", "head_dim", "decoder_sparse_step", "mlp_only_layers")
+    windows = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
+    kept = {name: value for name, value in plain.items() if name not in of_qwen + windows}
+    own = {
+        "dense_intermediate_size": c.intermediate_size,
+        "expert_intermediate_size": c.experts.moe_intermediate_size,
+        "moe_layer_freq": [int(c.sparse(i)) for i in range(c.num_hidden_layers)],
+        "qk_layernorm": c.qk_norm,
+    }
+    return {name: allowed[0] for name, allowed in _FIXED.items()} | kept | own

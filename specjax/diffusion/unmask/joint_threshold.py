@@ -1,0 +1,55 @@
+"""Two thresholds, one to write a token and one to write another in its place: LLaDA2.1's token editing (arXiv:2602.08676)."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specjax.about import About
+from specjax.diffusion.unmask.base import Choice, Unmask, confidence
+
+
+@dataclasses.dataclass(frozen=True)
+class JointThreshold(Unmask):
+    """Commits every prediction surer than `threshold`, and writes those surer than `editing_threshold` over committed tokens of
+    the block that they differ from.
+
+    A block without open positions is read again as long as a pass changes something, `max_post_steps` times at most, and is
+    final then. The prompt's tokens stay. The fields have the names of the published `generate`.
+
+    Attributes:
+      threshold: of an open position; the surest one is committed in any case.
+      editing_threshold: of a committed one; 1 edits nothing.
+      max_post_steps: passes over a block that has no open position.
+    """
+
+    about = About(
+        "joint_threshold", "what is sure, and rewrites the block's tokens; no cache", "arXiv:2602.08676", "lossy"
+    )
+
+    threshold: float = 0.5
+    editing_threshold: float = 0.0
+    max_post_steps: int = 16
+
+    def __post_init__(self):
+        if not (self.threshold >= 0 and self.editing_threshold >= 0 and self.max_post_steps >= 0):
+            raise ValueError(f"joint_threshold needs thresholds and max_post_steps >= 0, got {self}")
+
+    @property
+    def revises(self):
+        return True
+
+    @property
+    def edits(self):
+        return True
+
+    def init(self, batch, width, vocab_size):
+        """How often the block was read without open positions `[B]`."""
+        return jnp.zeros((batch,), jnp.int32)
+
+    def __call__(self, guess, memory):
+        score = confidence(guess)
+        edit = guess.committed & (guess.tokens != guess.current) & (score > self.editing_threshold)
+        full = ~guess.masked.any(axis=1)
+        passes = memory + full
+        stay = jnp.where(full, edit.any(axis=1) & (passes < self.max_post_steps), self.max_post_steps > 0)
+        return Choice(guess.masked & (score > self.threshold), score, guess.tokens, edit=edit, stay=stay), passes

@@ -11,12 +11,12 @@ from specjax import cli
 def test_a_text_is_a_users_turn(tmp_path, capsys):
     messages = [{"role": "user", "content": "def add(a, b):"}]
     options = {"max_new_tokens": 4, "drafter": "none"}
-    asked = specjax.generate("pycode-draft", [messages, [5, 6]], **options)
-    chat = specjax.generate("pycode-draft", ["def add(a, b):", [5, 6]], chat=True, **options)
+    asked = specjax.generate("tiny", [messages, [5, 6]], **options)
+    chat = specjax.generate("tiny", ["def add(a, b):", [5, 6]], chat=True, **options)
     assert [r.tokens for r in chat] == [r.tokens for r in asked] and chat[0].prompt == messages
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps({"prompt": "def add(a, b):"}) + "\n" + json.dumps({"prompt": [5, 6]}) + "\n")
-    words = ["generate", "--model", "pycode-draft", "--drafter", "none", "--max-new-tokens", "4", "--chat"]
+    words = ["generate", "--model", "tiny", "--drafter", "none", "--max-new-tokens", "4", "--chat"]
     assert cli.main([*words, "--input", str(source), "--output", str(tmp_path / "out.jsonl")]) == 0
     written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [line["tokens"] for line in written] == [r.tokens for r in asked]
@@ -25,7 +25,7 @@ def test_a_text_is_a_users_turn(tmp_path, capsys):
 
 
 def test_a_model_without_a_chat_template_says_so(tmp_path):
-    model = specjax.models.load("pycode-draft")
+    model = specjax.models.load("tiny")
     model.tokenizer.chat_template = None
     with pytest.raises(ValueError, match="has no chat template"):
         specjax.generate(model, "def add(a, b):", chat=True)

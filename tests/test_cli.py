@@ -15,6 +15,7 @@ from support import cuda_plugin
 
 from specjax import cli, models, terminal
 from specjax.models.llama import LlamaConfig, LlamaLM
+from specjax.tasks.chat import render
 
 PROMPT = "def add(a, b):"
 LOOKUP = ["--drafter", "prompt_lookup:length=1"]  # the default drafter's program holds the target's pass four times
@@ -317,8 +318,8 @@ def test_several_prompts_and_stdin(run, records, monkeypatch):
 
 def test_messages_go_through_the_chat_template(records, tiny, tmp_path):
     messages = [{"role": "user", "content": PROMPT}]
-    path = write_lines(tmp_path / "in.jsonl", {"messages": messages}, {"prompt": PROMPT + "\n"}, {"messages": [{}]})
-    status, (chat, plain, bad) = records("--input", path, *FEW)
+    path = write_lines(tmp_path / "in.jsonl", {"messages": messages}, {"prompt": render(messages)}, {"messages": [{}]})
+    status, (chat, plain, bad) = records("--input", path, "--model", "tiny", *FEW)
     assert status == 1 and chat["prompt"] == messages and chat["tokens"] == plain["tokens"]
     assert "every message must be an object with a role" in bad["error"]
     path = write_lines(tmp_path / "ids.jsonl", {"messages": messages}, {"prompt": [1]})

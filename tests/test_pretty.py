@@ -26,7 +26,7 @@ def test_a_state_is_its_shapes_a_line_a_field():
     assert "  tokens=int32[4,96]," in lines and "  key=key[4]," in lines and "  logprobs=None," in lines
     cache = f"float32[4,{CONFIG.num_key_value_heads},96,{CONFIG.head_dim}]"
     assert f"  cache=KVCache(key=(3 x {cache}), value=(3 x {cache}))," in lines
-    assert len(lines) == 2 + len(dataclasses.fields(STATE)) + 6  # the sampling's five, and where it ends
+    assert len(lines) == 2 + len(dataclasses.fields(STATE)) + 8  # the sampling's five columns and their brackets
 
 
 def test_what_a_step_says_has_its_tree():

@@ -12,7 +12,6 @@ from specjax.evaluate import EvalOptions, evaluate
 from specjax.evaluate.questions import items_of, own_questions
 from specjax.evaluate.run import cut, prepare
 from specjax.models import LlamaConfig, LlamaLM, Masked
-from specjax.spec.companions import DEFAULT_MODEL
 from specjax.tasks.generate import keys
 
 PROMPTS = ("def add(a, b):", "import os\nfor name in", "class Stack:\n    def __init__(self", "while True")
@@ -21,7 +20,7 @@ FEW = 8
 
 def save(folder, diffusion=None):
     """A model that writes anything, with the shipped tokenizer."""
-    shipped = models.shipped()[DEFAULT_MODEL]
+    shipped = models.shipped()["tiny"]
     vocab = json.loads((shipped / "config.json").read_text())["vocab_size"]
     lm = LlamaLM(LlamaConfig(vocab, 16, 16, 1, 2, 1, 8, max_position_embeddings=512, tie_word_embeddings=True))
     params = jax.tree.map(lambda leaf: 4 * leaf, lm.init(jax.random.key(0)))
@@ -133,7 +132,7 @@ def test_samples_are_drawn_apart_and_counted_by_question(small, own):
 
 
 def test_nothing_compiles_while_the_clock_runs(small):
-    questions = [{"prompt": prompt, "answer": ""} for prompt in (*PROMPTS[:3], "for i in range(9):\n" * 8)]
+    questions = [{"prompt": prompt, "answer": ""} for prompt in ("import os", "while True", "x = 1", "for i in range(9):\n" * 8)]
     options = {"questions": questions, "drafter": "none", "batch_size": 4, "max_new_tokens": 4}
     (contestant,) = prepare(EvalOptions(model=small, **options)).contestants
     decoder.insert_program.clear_cache()

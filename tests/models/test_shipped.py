@@ -1,12 +1,14 @@
-"""The shipped models: same text as transformers, as plain decoding, and in any batch, on held-out Python."""
+"""The shipped models: right answers, the same text as transformers, as plain decoding, and in any batch, on held-out questions."""
 
 import numpy as np
 import pytest
 from support.margin import Margin, teacher_forced
 
 import specjax
-from specjax.bench.stdlib import heldout_functions
+from specjax import tasks
+from specjax.bench.prompts import questions
 from specjax.serve.engine import Engine
+from specjax.tasks import FAMILIES
 
 GREEDY = ("none", "prompt_lookup", "draft", "prompt_lookup:length=4+draft:length=2")
 SAMPLED = (
@@ -19,12 +21,12 @@ NEW = 64
 
 @pytest.fixture(scope="module")
 def model():
-    return specjax.models.load("pycode")
+    return specjax.models.load("tiny")
 
 
 @pytest.fixture(scope="module")
 def prompts():
-    return heldout_functions(8)
+    return questions(8, list(FAMILIES))
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +37,9 @@ def theirs(model, prompts):
 
     torch_model = transformers.AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32).eval()
     wanted, logits, eps, spread = [], [], 0.0, 1.0
+    engine = Engine(model, "none")
     for prompt in prompts[:5]:
-        ids = torch.as_tensor([model.tokenizer(prompt)["input_ids"]])
+        ids = torch.as_tensor([engine.request(prompt, max_new_tokens=NEW).ids])
         out = torch_model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -96,16 +99,11 @@ def test_sampled_text_is_the_same_in_any_batch(model, prompts, sampled, drafter)
         assert [next(iter(engine.run(requests[:1], ignore_eos=True))).tokens] == sampled[:1]
 
 
-def test_the_target_writes_python(model):
-    """Held-out text is predicted far better than by chance: recognisable Python."""
-    text = "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n"
-    ids = model.tokenizer(text)["input_ids"]
-    logits = teacher_forced(model.lm, model.params, ids)
-    law = (
-        logits
-        - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
-        - logits.max(-1, keepdims=True)
-    )
-    nats = -sum(law[i, t] for i, t in enumerate(ids[1:]))
-    assert nats / np.log(2) / len(text.encode()) < 1.5
-    assert model.tokenizer.decode(ids) == text
+@pytest.mark.slow
+def test_the_target_answers_questions_that_it_never_saw(model):
+    """Three of four in the families that it does best: far from chance, which is 0."""
+    asked = [question for family in ("json", "code", "edit", "translate") for question in tasks.generate(family, 2, 99, 8)]
+    prompts = [question.prompt for question in asked]
+    records = specjax.generate(model, prompts, chat=True, max_new_tokens=192, batch_size=16, progress=False)
+    right = [tasks.check(question, record.text) for question, record in zip(asked, records, strict=True)]
+    assert sum(right) >= 24

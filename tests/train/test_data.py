@@ -12,7 +12,7 @@ from specjax.train.data import batches, read_rows
 
 @pytest.fixture(scope="module")
 def model():
-    return models.load("pycode")
+    return models.load("tiny")
 
 
 def write(path, *lines):
@@ -29,7 +29,8 @@ def texts(rows, model):
     ]
 
 
-EOS = "<|endoftext|>"
+EOS = "<|end|>"
+USER, ASSISTANT = "<|user|>", "<|assistant|>"
 
 
 def test_prompts_are_read_and_completions_predicted(model, tmp_path):
@@ -43,17 +44,17 @@ def test_prompts_are_read_and_completions_predicted(model, tmp_path):
         {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "There"}]},
         {"prompt": [{"role": "user", "content": "Hi"}], "completion": "There"},
     )
-    rows = read_rows([file], model, 16)
-    assert rows.tokens.shape == (6, 16) and rows.tokens.dtype == np.int32
+    rows = read_rows([file], model, 24)
+    assert rows.tokens.shape == (6, 24) and rows.tokens.dtype == np.int32
     assert texts(rows, model) == [
         ("def f():", "\n    pass" + EOS),
         ("def f():", "\n    pass" + EOS),
         ("def f():", model.tokenizer.decode([5, 6, 7])),  # a record says itself where it ended
         ("def f():", "\n    return"),
-        ("Hi\n", "There\n"),
-        ("Hi\n", "There" + EOS),
+        (f"{USER} Hi{EOS}{ASSISTANT}", " There" + EOS),
+        (f"{USER} Hi{EOS}{ASSISTANT}", "There" + EOS),
     ]
-    assert np.all(rows.tokens[~rows.mask & (np.arange(16) > 12)] == 0)
+    assert np.all(rows.tokens[~rows.mask & (np.arange(24) > 20)] == 0)
 
 
 def test_every_answer_of_a_conversation_is_predicted(model, tmp_path):
@@ -61,8 +62,8 @@ def test_every_answer_of_a_conversation_is_predicted(model, tmp_path):
     file = write(tmp_path / "a.jsonl", {"messages": [{"role": role, "content": text} for role, text in turns]})
     rows = read_rows([file], model, 16)
     ids, mask = rows.tokens[0], rows.mask[0]
-    assert model.tokenizer.decode(ids[mask]) == "B\nD\n"
-    assert model.tokenizer.decode(ids[: mask.nonzero()[0][-1] + 1]) == "S\nA\nB\nC\nD\n"
+    assert model.tokenizer.decode(ids[mask]) == f" B{EOS} D{EOS}"
+    assert model.tokenizer.decode(ids[: mask.nonzero()[0][-1] + 1]) == "".join(f"<|{role}|> {text}{EOS}" for role, text in turns)
 
 
 def test_text_is_packed(model, tmp_path):
@@ -100,7 +101,7 @@ def test_nothing_of_a_long_example_is_lost(model, tmp_path):
         (({"text": ""},), "line 1: empty text"),
         (({"text": 3},), "line 1: not text, token ids or messages: 3"),
         (({"text": None},), "line 1: not text"),
-        (({"tokens": [99999]},), "token id 99999 is outside the vocabulary of 4096"),
+        (({"tokens": [99999]},), "token id 99999 is outside the vocabulary of 1536"),
         (({"prompt": "", "completion": "x"},), "line 1: empty text"),
         (({"messages": []},), "line 1: messages must be a list of objects"),
         (({"messages": [{"role": "user", "content": "x"}]},), "without an answer of the assistant"),

@@ -10,12 +10,8 @@ from specjax.bench.prompts import questions
 from specjax.serve.engine import Engine
 from specjax.tasks import FAMILIES
 
-GREEDY = ("none", "prompt_lookup", "draft", "prompt_lookup:length=4+draft:length=2")
-SAMPLED = (
-    "prompt_lookup",
-    "token_recycling",
-    "draft:expander=top_k,k=3,depth=4,nodes=10",
-)  # the last one alone as well
+GREEDY = ("none", "prompt_lookup", "token_recycling", "prompt_lookup:length=4+stand")
+SAMPLED = ("prompt_lookup", "token_recycling", "lookahead")  # the last one alone as well
 NEW = 64
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specjax.about import About
+from specjax.about import About, abouts
 from specjax.lm import Wants
 from specjax.sampling.sampler import best
 from specjax.tree import Tree
@@ -39,15 +39,15 @@ class Rejection(Verifier):
         super().check(drafter)
         if not drafter.is_chain:
             raise ValueError(
-                f"the {self.about.name} verifier takes chains, and this drafter proposes a tree ({drafter.nodes} nodes, depth "
-                f"{drafter.depth}): choose a chain expander, or the coupled verifier"
+                f"the {abouts(type(self))[0].name} verifier takes chains, and this drafter proposes a tree "
+                f"({drafter.nodes} nodes, depth {drafter.depth}): choose a chain expander, or the coupled verifier"
             )
 
     def check_chain(self, tree: Tree) -> None:
         """Raises ValueError for another tree: node counts alone do not tell, EAGLE-2 may keep D + 1 nodes."""
         if tree.max_depth and not tree.is_chain:
             raise ValueError(
-                f"the {self.about.name} verifier takes chains, and this tree is not one: choose a chain expander"
+                f"the {abouts(type(self))[0].name} verifier takes chains, and this tree is not one: choose a chain expander"
             )
 
     def __call__(self, output, tree, sampler):

@@ -132,7 +132,8 @@ def test_samples_are_drawn_apart_and_counted_by_question(small, own):
 
 
 def test_nothing_compiles_while_the_clock_runs(small):
-    questions = [{"prompt": prompt, "answer": ""} for prompt in ("import os", "while True", "x = 1", "for i in range(9):\n" * 8)]
+    asked = ("import os", "while True", "x = 1", "for i in range(9):\n" * 8)
+    questions = [{"prompt": prompt, "answer": ""} for prompt in asked]
     options = {"questions": questions, "drafter": "none", "batch_size": 4, "max_new_tokens": 4}
     (contestant,) = prepare(EvalOptions(model=small, **options)).contestants
     decoder.insert_program.clear_cache()

@@ -1,4 +1,4 @@
-"""The shipped models: right answers, the same text as transformers, as plain decoding, and in any batch, on held-out questions."""
+"""The shipped model that answers: rightly, with the text of transformers and of plain decoding, and the same in any batch."""
 
 import numpy as np
 import pytest
@@ -98,7 +98,9 @@ def test_sampled_text_is_the_same_in_any_batch(model, prompts, sampled, drafter)
 @pytest.mark.slow
 def test_the_target_answers_questions_that_it_never_saw(model):
     """Three of four in the families that it does best: far from chance, which is 0."""
-    asked = [question for family in ("json", "code", "edit", "translate") for question in tasks.generate(family, 2, 99, 8)]
+    asked = [
+        question for family in ("json", "code", "edit", "translate") for question in tasks.generate(family, 2, 99, 8)
+    ]
     prompts = [question.prompt for question in asked]
     records = specjax.generate(model, prompts, chat=True, max_new_tokens=192, batch_size=16, progress=False)
     right = [tasks.check(question, record.text) for question, record in zip(asked, records, strict=True)]

@@ -63,7 +63,8 @@ def test_every_answer_of_a_conversation_is_predicted(model, tmp_path):
     rows = read_rows([file], model, 16)
     ids, mask = rows.tokens[0], rows.mask[0]
     assert model.tokenizer.decode(ids[mask]) == f" B{EOS} D{EOS}"
-    assert model.tokenizer.decode(ids[: mask.nonzero()[0][-1] + 1]) == "".join(f"<|{role}|> {text}{EOS}" for role, text in turns)
+    whole = "".join(f"<|{role}|> {text}{EOS}" for role, text in turns)
+    assert model.tokenizer.decode(ids[: mask.nonzero()[0][-1] + 1]) == whole
 
 
 def test_text_is_packed(model, tmp_path):

@@ -15,6 +15,7 @@ from specjax.lm import LM
 from specjax.models import Model
 from specjax.sampling import Sampler, Sampling
 from specjax.sampling.processors import process
+from specjax.warpers import Text
 
 PAGE = Path(__file__).parents[1] / "docs/models.md"
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 1, 4], [7, 7, 8]]
@@ -113,7 +114,8 @@ def test_a_node_is_processed_with_its_own_text():
     tokens, length = rng.integers(0, 12, (2, 9)), np.asarray([9, 6])
     paths = np.asarray([[[-1, -1], [3, -1], [3, 8]], [[-1, -1], [5, -1], [4, 1]]])
     logits = rng.normal(size=(2, 3, 12)).astype(np.float32)
-    got = process((odd_behind_even, no_repeat), *map(jnp.asarray, (logits, tokens, length, paths)))
+    text = Text(jnp.asarray(tokens), jnp.asarray(length), paths=lambda: jnp.asarray(paths))
+    got = process((odd_behind_even, no_repeat), jnp.asarray(logits), text)
     for row in range(2):
         for node in range(3):
             text = jnp.asarray([*tokens[row, : length[row]], *[t for t in paths[row, node] if t >= 0]])

@@ -74,9 +74,9 @@ def test_an_unknown_task():
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """A diffusion model that writes anything, with the shipped tokenizer."""
-    shipped = models.shipped()["pycode"]
+    shipped = models.shipped()["tiny"]
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    lm = LlamaLM(LlamaConfig(4096, 16, 16, 1, 2, 1, 8, max_position_embeddings=512, tie_word_embeddings=True))
+    lm = LlamaLM(LlamaConfig(1536, 16, 16, 1, 2, 1, 8, max_position_embeddings=512, tie_word_embeddings=True))
     models.save(folder, lm, lm.init(jax.random.key(0)), eos_ids=(0,), diffusion=Masked(1, False))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(shipped / name, folder)
@@ -109,7 +109,7 @@ def test_the_command_scores_every_task_and_decoder(tiny, capsys):
         (["parallel", "--tasks", "frob"], "unknown task 'frob'; choose copy"),
         (["parallel", "--samples", "0"], "--samples must be at least 1"),
         (["parallel", "--plot", "x.png"], "--plot is not for the suite parallel"),
-        (["--tasks", "copy"], "--tasks is not for the suite speed"),
+        (["--tasks", "copy"], "unknown family 'copy'; choose math"),
     ),
 )
 def test_what_the_command_cannot_use(tiny, capsys, words, said):

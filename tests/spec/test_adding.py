@@ -229,7 +229,7 @@ def test_a_warper(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     names = [line.split()[0] for line in done.stdout.splitlines() if not line.startswith(" ")]
-    assert names[names.index("favour") - 1] == "temperature" and "    --favour 0.0\n" in done.stdout
+    assert names[names.index("favour") - 1] == "top_h" and "    --favour 0.0\n" in done.stdout
 
 
 def test_what_is_not_listed(monkeypatch):

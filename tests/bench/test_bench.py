@@ -25,9 +25,9 @@ def words(tmp_path_factory):
     """Options that choose a tiny model and two prompts of ids."""
     folder = tmp_path_factory.mktemp("bench")
     lm = LlamaLM(LlamaConfig(32, 16, 24, 1, 2, 1, 8, max_position_embeddings=64))
-    models.save(folder / "tiny", lm, jax.tree.map(lambda leaf: 4 * leaf, lm.init(jax.random.key(0))), eos_ids=(3,))
+    models.save(folder / "toy", lm, jax.tree.map(lambda leaf: 4 * leaf, lm.init(jax.random.key(0))), eos_ids=(3,))
     (folder / "in.jsonl").write_text('{"prompt": [1, 2, 3, 1, 2]}\n{"prompt": [4, 5]}\n')
-    options = ["--model", folder / "tiny", "--input", folder / "in.jsonl", "--max-new-tokens", 8]
+    options = ["--model", folder / "toy", "--input", folder / "in.jsonl", "--max-new-tokens", 8]
     return ["bench", *map(str, options)]
 
 
@@ -152,7 +152,7 @@ def test_widened_decoders_write_the_same_text(words, capsys):
     lm = LlamaLM(LlamaConfig(32, 32, 32, 1, 4, 2, 8))
     millions = sum(x.size for x in jax.tree.leaves(lm.abstract())) / 1e6
     assert content["about"].startswith(
-        f"tiny widened 2 times: {millions:.1f} M parameters, the text of {tiny}, float32"
+        f"toy widened 2 times: {millions:.1f} M parameters, the text of {tiny}, float32"
     )
 
 
@@ -188,7 +188,7 @@ def test_texts_end_at_eos_for_us_and_for_peers(words, capsys, tmp_path):
     assert [len(text) for text in whole] == [8, 8]
     shutil.copytree(words[words.index("--model") + 1], tmp_path / "ends")
     (tmp_path / "ends" / "generation_config.json").write_text(json.dumps({"eos_token_id": whole[0][3]}))
-    ends = [tmp_path / "ends" if word.endswith("/tiny") else word for word in words]
+    ends = [tmp_path / "ends" if word.endswith("/toy") else word for word in words]
     assert plain_texts(list(map(str, ends)), capsys)[0] == whole[0][: whole[0].index(whole[0][3]) + 1]
 
 

@@ -151,9 +151,7 @@ def test_widened_decoders_write_the_same_text(words, capsys):
     assert all(row["identical_text"] for row in content["rows"]) and content["rows"][1]["tokens_per_step"] > 2
     lm = LlamaLM(LlamaConfig(32, 32, 32, 1, 4, 2, 8))
     millions = sum(x.size for x in jax.tree.leaves(lm.abstract())) / 1e6
-    assert content["about"].startswith(
-        f"toy widened 2 times: {millions:.1f} M parameters, the text of {tiny}, float32"
-    )
+    assert content["about"].startswith(f"toy widened 2 times: {millions:.1f} M parameters, the text of {tiny}, float32")
 
 
 @pytest.mark.parametrize(

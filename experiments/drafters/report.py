@@ -43,6 +43,6 @@ def curves() -> None:
 
 
 if __name__ == "__main__":
-    for name in ("greedy", "sampled"):
+    for name in ("greedy", "wide", "sampled"):
         table(name)
     curves()

@@ -1,4 +1,4 @@
-"""Trains the shipped heads with `specjax generate` and `specjax train`, as `config.toml` says, and puts them in place.
+"""Trains the shipped heads with `specjax train`, as `config.toml` says, and puts them in place.
 
 python experiments/drafters/train.py --work FOLDER [HEAD ...]
 """
@@ -6,16 +6,17 @@ python experiments/drafters/train.py --work FOLDER [HEAD ...]
 import argparse
 import json
 import pathlib
-import random
 import shutil
 import subprocess
 import sys
 import tomllib
 
-from specjax.bench import stdlib
+from specjax.serve.text import user_turn
+from specjax.tasks import Mixture
 
 HERE = pathlib.Path(__file__).resolve().parent
-SHIPPED = HERE.parent.parent / "models" / "pretrained" / "heads"
+SHIPPED = HERE.parent.parent / "specjax" / "models" / "pretrained" / "heads"
+SEED = 5
 
 
 def run(*words: object) -> None:
@@ -23,65 +24,46 @@ def run(*words: object) -> None:
     subprocess.run([sys.executable, "-m", "specjax", *map(str, words)], check=True)
 
 
-def completions(work: pathlib.Path, data: dict) -> pathlib.Path:
-    """What the target writes after training prompts; made once."""
-    output = work / "completions.jsonl"
-    if not output.exists():
-        prompts = work / "prompts.jsonl"
-        openings = stdlib.function_openings(stdlib.training_files(), data["prompts"])
-        lines = [json.dumps({"id": f"train-{i}", "prompt": prompt}) for i, prompt in enumerate(openings)]
-        prompts.write_text("\n".join(lines) + "\n")
-        run(
-            "generate",
-            "--input",
-            prompts,
-            "--output",
-            work / "part.jsonl",
-            "--max-new-tokens",
-            data["new_tokens"],
-            "--ignore-eos",
-        )
-        (work / "part.jsonl").rename(output)
+def answered(work: pathlib.Path, count: int) -> pathlib.Path:
+    """Training questions of level 2 as chat messages, and their answers."""
+    mixture, output = Mixture(SEED, levels=(2,)), work / "answers.jsonl"
+    with output.open("w") as lines:
+        for i in range(count):
+            question = mixture[i]
+            asked = user_turn(question.prompt, chat=True)
+            lines.write(json.dumps({"prompt": asked, "completion": f" {question.answers[0]}"}) + "\n")
     return output
 
 
-def texts(data: dict) -> list[pathlib.Path]:
-    """Some of the training files, always the same for one Python version."""
-    files = stdlib.training_files()
-    random.Random(0).shuffle(files)
-    chosen, total = [], 0
-    for path in files:
-        size = len(stdlib.read(path))
-        if 2000 < size < 60000 and total < data["characters"]:
-            chosen.append(path)
-            total += size
-    return chosen
-
-
-def datastore(work: pathlib.Path, source: pathlib.Path, count: int) -> None:
-    """What the target itself writes: a small datastore does most where the text repeats it."""
+def datastore(work: pathlib.Path, target: str, source: pathlib.Path, count: int, place: pathlib.Path) -> None:
+    """Questions and answers: a small datastore does most where the text repeats it."""
     records = [json.loads(line) for line in source.read_text().splitlines()[:count]]
     folder = work / "rest"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for number, record in enumerate(records):
-        (folder / f"{number}.txt").write_text(record["prompt"] + record["text"])
-    run("datastore", "build", folder, "--output", SHIPPED / "pycode-rest")
+        (folder / f"{number}.txt").write_text(record["prompt"][-1]["content"] + record["completion"])
+    shutil.rmtree(place, ignore_errors=True)
+    run("datastore", "build", folder, "--model", target, "--output", place)
 
 
 def main() -> None:
-    config = tomllib.loads((HERE / "config.toml").read_text())
-    parser = argparse.ArgumentParser(description=__doc__)
-    names = ["rest", *config["heads"]]
-    parser.add_argument("heads", nargs="*", metavar="HEAD", help=f"of {', '.join(names)} (default: all)")
-    parser.add_argument("--work", type=pathlib.Path, required=True, help="folder for data and checkpoints")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "heads", nargs="*", metavar="HEAD", help="of the recipe's (default: all, and rest, a datastore)"
+    )
+    parser.add_argument("--work", type=pathlib.Path, required=True, help="data, checkpoints and logs")
+    parser.add_argument("--export", type=pathlib.Path, default=SHIPPED, help="folders of heads")
+    parser.add_argument("--config", type=pathlib.Path, default=HERE / "config.toml")
     args = parser.parse_args()
+    config = tomllib.loads(args.config.read_text())
     args.work.mkdir(parents=True, exist_ok=True)
-    written = completions(args.work, config["data"])
-    data = [written, *texts(config["data"])]
-    for name in args.heads or names:
+    target = config["target"]
+    written = answered(args.work, config["data"]["questions"])
+    for name in args.heads or ["rest", *config["heads"]]:
+        place = args.export / f"{target}-{name}"
         if name == "rest":
-            datastore(args.work, written, config["rest"]["completions"])
+            datastore(args.work, target, written, config["rest"]["answers"], place)
             continue
         own = dict(config["heads"][name])
         line = own.pop("line", name)
@@ -89,12 +71,11 @@ def main() -> None:
         words = [word for key, value in options.items() for word in (f"--{key}", value)]
         output = args.work / name
         resume = ["--resume"] if output.exists() else []
-        run("train", line, "--output", output, *words, *resume, "--data", *data)
-        place = SHIPPED / f"pycode-{name}"
+        run("train", line, "--target", target, "--output", output, *words, *resume, "--data", written)
         place.mkdir(parents=True, exist_ok=True)
         for file in ("config.json", "model.safetensors"):
             shutil.copy(output / file, place / file)
-        shutil.copy(output / "training" / "metrics.jsonl", HERE / f"{name}.jsonl")
+        shutil.copy(output / "training" / "metrics.jsonl", args.config.parent / f"{name}.jsonl")
 
 
 if __name__ == "__main__":

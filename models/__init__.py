@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from specjax.models.errors import ModelError
     from specjax.models.experts import ExpertsConfig
     from specjax.models.gemma_config import DiffusionGemmaConfig
-    from specjax.models.hub import Model, abstract, load, resolve_dtype, shipped
+    from specjax.models.hub import Model, abstract, load, resolve_dtype, retyped, shipped
     from specjax.models.llama import LlamaConfig, LlamaLM, RopeScaling
     from specjax.models.masked import Canvas, Masked
     from specjax.models.placement import spread
@@ -29,6 +29,7 @@ _HOME = {
     "abstract": "hub",
     "load": "hub",
     "resolve_dtype": "hub",
+    "retyped": "hub",
     "save": "saving",
     "shipped": "hub",
     "spread": "placement",
@@ -55,6 +56,7 @@ __all__ = [
     "abstract",
     "load",
     "resolve_dtype",
+    "retyped",
     "save",
     "shipped",
     "spread",

@@ -28,6 +28,8 @@ from specjax.sharding import rules
 NO_LIMIT = 2**31 - 1
 _PRETRAINED = Path(__file__).resolve().parent / "pretrained"
 _DTYPES = ("float32", "bfloat16", "float16")
+LAYER_CAST = "layercast"
+"""The type of parameters that are stored in bfloat16 and computed with in float32 (`LlamaLM.layer_cast`)."""
 _HUB_FILES = ("*.json", "*.safetensors", "tokenizer.model", "*.txt", "*.jinja")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -61,8 +63,13 @@ class Model:
 
     def __repr__(self) -> str:
         millions = sum(leaf.size for leaf in jax.tree.leaves(self.params)) / 1e6
-        kind = "" if self.dtype is None else f", {jnp.dtype(self.dtype).name}"
+        kind = "" if self.dtype is None else f", {self.dtype_name}"
         return f"Model({self.name!r}, {type(self.lm).__name__}, {millions:.2f} M parameters{kind})"
+
+    @property
+    def dtype_name(self) -> str:
+        """What `load` calls the type that it computes with."""
+        return LAYER_CAST if getattr(self.lm, "layer_cast", False) else jnp.dtype(self.dtype).name
 
     @property
     def max_length(self) -> int:
@@ -103,19 +110,44 @@ def resolve_dtype(dtype: Any = None) -> Any:
     return jnp.dtype(name)
 
 
+def _typed(lm: Any, dtype: Any) -> tuple[Any, Any]:
+    """A model's functions and the type of its parameters, for what `load` takes as a type."""
+    if dtype == LAYER_CAST and not isinstance(lm, LlamaLM):
+        raise ModelError(f"{LAYER_CAST} is for models of the Llama family, not for {type(lm).__name__}: choose float32")
+    cast = dataclasses.replace(lm, layer_cast=dtype == LAYER_CAST) if isinstance(lm, LlamaLM) else lm
+    return cast, resolve_dtype("bfloat16" if dtype == LAYER_CAST else dtype)
+
+
+def retyped(model: Model, dtype: Any) -> Model:
+    """A model with its parameters in another type, and computing with them as `load` would have it.
+
+    Args:
+      model: with its parameters.
+      dtype: see `load`.
+
+    Raises:
+      ModelError: see `load`.
+    """
+    lm, kind = _typed(model.lm, dtype)
+    cast = lambda x: x.astype(kind) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    params = model.params if kind == model.dtype else jax.tree.map(cast, model.params)
+    return dataclasses.replace(model, lm=lm, params=params, dtype=kind)
+
+
 def load(folder_or_hub_id: str | os.PathLike[str], dtype: Any = None, mesh: jax.sharding.Mesh | None = None) -> Model:
     """Reads a model: a folder, of Hugging Face or of `save`, the name of a shipped model, or a Hugging Face hub id.
 
     Args:
       folder_or_hub_id: a folder goes before a shipped name, and that before the hub.
-      dtype: the type of the parameters; None is float32 on a CPU and bfloat16 elsewhere.
+      dtype: the type of the parameters; None is float32 on a CPU and bfloat16 elsewhere. `layercast` stores them in bfloat16
+        and computes with them in float32.
       mesh: places every parameter by `specjax.sharding.rules`, reading only the byte ranges of this host's shards.
 
     Raises:
       ModelError: (a ValueError) when there is no such model, the folder is incomplete, the architecture is not
         supported, or weights and `config.json` disagree.
     """
-    dtype = resolve_dtype(dtype)
+    resolve_dtype(None if dtype == LAYER_CAST else dtype)  # before anything is looked for
     name, folder = find(folder_or_hub_id, shipped(), "model")
     config_file = folder / "config.json"
     if not config_file.is_file():
@@ -124,6 +156,7 @@ def load(folder_or_hub_id: str | os.PathLike[str], dtype: Any = None, mesh: jax.
     raw = read_json(config_file)
     words = functools.cache(lambda: tokenizer.load(folder))
     lm, diffusion = architecture(raw, config_file, lambda: getattr(words(), "mask_token_id", None))
+    lm, dtype = _typed(lm, dtype)
     wide = widened(lm, mesh)
     eos_ids = _eos_ids(folder, raw)  # our own checks come before those of transformers
     model = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion)
@@ -187,7 +220,7 @@ def abstract(
         raise ModelError(
             f"{path}: a model without its weights can be a Llama or a masked-diffusion one, not a DiffusionGemma"
         )
-    dtype = resolve_dtype("bfloat16" if dtype is None else dtype)
+    lm, dtype = _typed(lm, "bfloat16" if dtype is None else dtype)
     lm = dataclasses.replace(lm, kv_copies=copies_for(lm.config, mesh))
     return Model(lm, _shapes(lm, dtype, mesh), None, (), str(asked), path.parent, dtype, diffusion)
 

@@ -5,6 +5,7 @@ head is rotated, and experts in the place of the MLP.
 Shapes: `B` rows, `T` block tokens, `S` cache slots, `E` width, `N` heads, `K` kv-heads, `H` head width, `V` vocabulary.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -253,11 +254,17 @@ class LlamaLM:
       config: its shape.
       attention: the way to compute attention, see `implementation` of `specjax.kernels.tree_attention`.
       kv_copies: copies of every kv-head, side by side in parameters and cache (`specjax.models.kv_heads`).
+      layer_cast: whether all but the stored parameters is float32: each weight is widened where it is used, inputs and cache
+        are float32, and products have their full precision (LayerCast, Yuan et al. 2025, arXiv:2506.09501).
     """
 
     config: LlamaConfig
     attention: Implementation | None = None
     kv_copies: int = 1
+    layer_cast: bool = False
+
+    def _precisely(self) -> Any:
+        return jax.default_matmul_precision("highest") if self.layer_cast else contextlib.nullcontext()
 
     @property
     def laid_out(self) -> LlamaConfig:
@@ -336,7 +343,8 @@ class LlamaLM:
         """Ids `[B, T]` to `[B, T, E]`; ids outside the vocabulary are read as token 0."""
         table = params["embed"]["embedding"]
         known = (tokens >= 0) & (tokens < self.vocab_size)
-        return table.at[jnp.where(known, tokens, 0)].get(mode="promise_in_bounds")
+        h = table.at[jnp.where(known, tokens, 0)].get(mode="promise_in_bounds")
+        return h.astype(jnp.float32) if self.layer_cast else h
 
     def layers(
         self,
@@ -357,7 +365,7 @@ class LlamaLM:
             positions = jnp.concatenate([past.positions, positions], axis=1)
         keys, values = [], []
         for i in range(lo, hi):
-            with jax.named_scope(f"layer_{i}"):
+            with jax.named_scope(f"layer_{i}"), self._precisely():
                 layer_cache = None if cache is None else (cache.key[i], cache.value[i])
                 layer_past = None if past is None else (past.key[i], past.value[i])
                 left_out = None if skip is None else skip[i]
@@ -383,7 +391,7 @@ class LlamaLM:
 
     def unembed(self, params: Any, h: Array) -> Array:
         """Normed features `[B, T, E]` to logits `[B, T, V]` in float32."""
-        with jax.named_scope("head"):
+        with jax.named_scope("head"), self._precisely():
             if self.config.tie_word_embeddings:
                 table = params["embed"]["embedding"]
                 logits = jax.lax.dot_general(table, h, (((1,), (2,)), ((), ())), preferred_element_type=jnp.float32)
@@ -394,7 +402,11 @@ class LlamaLM:
 
     def init_cache(self, batch: int, capacity: int, dtype: Any = jnp.float32) -> KVCache:
         """An empty cache of `capacity` slots a row."""
-        return init_kv(self.laid_out, batch, capacity, dtype)
+        return init_kv(self.laid_out, batch, capacity, jnp.float32 if self.layer_cast else dtype)
+
+    def begin(self, params: Any, cache: KVCache, lengths: Array) -> KVCache:
+        """See `specjax.lm.LM.begin`: the cache as it is."""
+        return cache
 
     def commit(self, cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> KVCache:
         """See `specjax.lm.LM.commit`."""

@@ -11,7 +11,7 @@ from specjax.models.json_file import read_json
 
 _CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Those that are `tokenizer.json` and no more."""
-_MODELS = ("llama", "qwen3", "Dream")
+_MODELS = ("llama", "qwen3", "Dream", "a2d-qwen3")
 """Types of model for which transformers takes the folder's word on the tokenizer's class."""
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "mask_token")
 _ENDS = ("add_bos_token", "add_eos_token")

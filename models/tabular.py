@@ -164,6 +164,10 @@ class TabularLM:
         """An empty cache; `dtype` changes nothing, the cache holds ids."""
         return TabularCache(jnp.zeros((batch, capacity), jnp.int32))
 
+    def begin(self, params: Any, cache: TabularCache, lengths: Array) -> TabularCache:
+        """See `specjax.lm.LM.begin`: the cache as it is."""
+        return cache
+
     def commit(self, cache: TabularCache, delta: TabularDelta, src: Array | None, dst: Array) -> TabularCache:
         """See `specjax.lm.LM.commit`."""
 

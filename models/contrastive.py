@@ -1,0 +1,56 @@
+"""Contrastive decoding (Li et al. 2022, arXiv:2210.15097; in the form of O'Brien and Lewis 2023, arXiv:2309.09117)."""
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+
+from specjax.lm import LM
+from specjax.models.paired import Paired
+
+
+@dataclasses.dataclass(frozen=True)
+class Contrastive(Paired):
+    """The law of a model without what a weaker one says as well: `(1 + beta) * own - beta * other` in log-probabilities.
+
+    Tokens of less than `alpha` times the likeliest one's probability under the model are removed. The amateur reads the same
+    text. Parameters are {`lm`, `amateur`}.
+
+    Attributes:
+      amateur: the weaker model, of the same vocabulary.
+      alpha: in (0, 1]; 1 leaves the likeliest token alone.
+      beta: at least 0; at 0 only the cut remains.
+
+    Raises:
+      ValueError: where alpha or beta is out of range, or the vocabularies have other sizes.
+    """
+
+    amateur: LM
+    alpha: float = 0.1
+    beta: float = 0.5
+
+    def __post_init__(self):
+        if not 0 < self.alpha <= 1:
+            raise ValueError(f"contrast_alpha must be in (0, 1], got {self.alpha!r}")
+        if not (self.beta >= 0 and math.isfinite(self.beta)):
+            raise ValueError(f"contrast_beta must be a finite number >= 0, got {self.beta!r}")
+        if self.amateur.vocab_size != self.lm.vocab_size:
+            sizes = f"{self.amateur.vocab_size} tokens and the model {self.lm.vocab_size}"
+            raise ValueError(f"the amateur has {sizes}: take one of the same vocabulary")
+
+    def blended(self, own, other):
+        plausible = own >= math.log(self.alpha) + own.max(axis=-1, keepdims=True)
+        return jnp.where(plausible, (1 + self.beta) * own - self.beta * other, -jnp.inf)
+
+    def other(self, params):
+        return self.amateur, params["amateur"]
+
+    def own(self, params):
+        return params["lm"]
+
+    @property
+    def other_lm(self):
+        return self.amateur
+
+    def axes(self, params):
+        return {"lm": self.lm.axes(params["lm"]), "amateur": self.amateur.axes(params["amateur"])}

@@ -1,0 +1,102 @@
+"""DoLa: a model's last layer against an earlier one of its own (Chuang et al. 2023, arXiv:2309.03883)."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.lm import LM
+from specjax.models.paired import answered
+from specjax.warpers.lists import tokens
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Dola:
+    """An LM around another, whose scores are `final - early` in log-probabilities.
+
+    `early` is what the model's head says of the stream after one of some layers, at every place the one whose law is farthest
+    from the last one's (Jensen and Shannon's divergence; the released program has another in its place). As there, the stream
+    is not normed. Tokens of less than `alpha` times the likeliest one's probability are removed. One pass; the head runs once
+    more for each of the layers. `transformers` 4 takes one layer for all rows of a batch; here rows are apart.
+
+    Attributes:
+      lm: the model.
+      early: those layers, 0-based; transformers counts from 1.
+      alpha: in (0, 1].
+
+    Raises:
+      ValueError: where there is no such layer before the last one.
+    """
+
+    lm: LM
+    early: tuple[int, ...]
+    alpha: float = 0.1
+
+    def __post_init__(self):
+        last = self.lm.num_layers - 1
+        if not self.early or any(not 0 <= layer < last for layer in self.early):
+            counts = [layer + 1 for layer in self.early]
+            raise ValueError(f"dola_layers must be low, high or counts of layers from 1 to {last}, got {counts}")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.lm, name)
+
+    def __call__(self, params, block, cache, *, wants, draw=None, past=None, partial=None):
+        if not wants.head:
+            return self.lm(params, block, cache, wants=wants, past=past, partial=partial)
+        if partial is not None and partial.lo > min(self.early) + 1:
+            raise ValueError(
+                "DoLa reads layers that this drafter has run apart: take one that leaves them to the model"
+            )
+        hidden = tuple(sorted({*wants.hidden, *self.early}))
+        body = dataclasses.replace(wants, logits=True, topk=0, draw=False, hidden=hidden)
+        output = self.lm(params, block, cache, wants=body, past=past, partial=partial)
+        head = lambda h: jax.nn.log_softmax(self.lm.unembed(params, h), axis=-1)
+        final = jax.nn.log_softmax(output.logits, axis=-1)
+        scores = contrasted(final, [head(output.hidden[layer]) for layer in self.early], self.alpha)
+        kept = {layer: output.hidden[layer] for layer in wants.hidden}
+        return answered(dataclasses.replace(output, hidden=kept or None), scores, wants, draw)
+
+
+def contrasted(final: Array, early: list[Array], alpha: float) -> Array:
+    """Scores `[B, T, V]` from log-probabilities of the last layer and of earlier ones."""
+    chosen, most = early[0], divergence(final, early[0])
+    for law in early[1:]:
+        far = divergence(final, law)
+        chosen = jnp.where(far > most, law, chosen)
+        most = jnp.maximum(far, most)
+    plausible = final >= math.log(alpha) + final.max(axis=-1, keepdims=True)
+    return jnp.where(plausible, final - chosen, -jnp.inf)
+
+
+def divergence(a: Array, b: Array) -> Array:
+    """Jensen and Shannon's, `[B, T, 1]`, of log-probabilities."""
+    middle = jnp.logaddexp(a, b) - math.log(2)
+    from_middle = lambda law: jnp.where(law > -jnp.inf, jnp.exp(law) * (law - middle), 0.0).sum(axis=-1, keepdims=True)
+    return (from_middle(a) + from_middle(b)) / 2
+
+
+def layers_of(asked: Any, lm: LM) -> tuple[int, ...]:
+    """`Dola.early` for `transformers`' `dola_layers`: "low" or "high", every second layer of a half, or counts of layers.
+
+    Of more than 40 layers these are of the first or the last 20. The embeddings, which "low" begins with there where the head
+    is not tied to them, are no layer.
+
+    Args:
+      asked: the setting.
+      lm: the model.
+    """
+    count = lm.num_layers
+    half = count // 2 if count <= 40 else 20
+    named = {"low": range(2, half, 2) or [2], "high": range(count // 2 if count <= 40 else count - 20, count, 2)}
+    if isinstance(asked, str):
+        if asked not in named:
+            raise ValueError(f"dola_layers must be low, high or counts of layers, got {asked!r}")
+        asked = named[asked]
+    return tuple(layer - 1 for layer in tokens(asked))

@@ -1,0 +1,76 @@
+"""Classifier-free guidance of text (Sanchez et al. 2023, arXiv:2306.17806), as `transformers` has it."""
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from specjax.lm import Block, Wants
+from specjax.models.paired import Paired, PairedCache
+
+Array = jax.Array
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Guided(Paired):
+    """The law `other + scale * (own - other)` in log-probabilities: away from what follows without the prompt.
+
+    The other text is the negative prompt, or without one the prompt's last token, and then the new text, which both share. It
+    is read with the same weights from a cache of its own. At `scale` 1 nothing is guided, and nobody should make one.
+
+    Attributes:
+      scale: transformers' `guidance_scale`; below 1 it leans to the other text.
+      negative: token ids, transformers' `negative_prompt_ids`.
+
+    Raises:
+      ValueError: where the scale is not finite.
+    """
+
+    reads_prompt: ClassVar[bool] = False
+
+    scale: float = 1.0
+    negative: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        if not math.isfinite(self.scale):
+            raise ValueError(f"guidance_scale must be a finite number, got {self.scale!r}")
+
+    def blended(self, own, other):
+        return jnp.where(own == -jnp.inf, -jnp.inf, other + self.scale * (own - other))
+
+    def other(self, params):
+        return self.lm, params
+
+    @property
+    def room(self) -> int:
+        return -(-len(self.negative) // 128) * 128  # as a mesh may split
+
+    def begin(self, params: PyTree, cache: PairedCache, lengths: Array) -> PairedCache:
+        """The other text begins with the negative prompt: all but its last token, which stands where the prompt's last does."""
+        count = max(len(self.negative), 1) - 1
+        cache = dataclasses.replace(cache, shift=lengths - 1 - count)
+        if not count:
+            return cache
+        rows = lengths.shape[0]
+        tokens = jnp.asarray(self.negative[:-1], jnp.int32)[None]
+        block = Block(tokens, jnp.arange(count, dtype=jnp.int32)[None], jnp.zeros((1,), jnp.int32))
+        empty = self.lm.init_cache(1, count, jax.tree.leaves(cache.own)[0].dtype)
+        delta = self.lm(params, block, empty, wants=Wants()).delta
+        delta = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape[1:])), delta)
+        other = self.lm.commit(cache.other, delta, None, jnp.zeros((rows,), jnp.int32))
+        return dataclasses.replace(cache, other=other)
+
+    def elsewhere(self, block: Block, cache: PairedCache | None) -> Block:
+        if cache is None:
+            return block
+        shift = cache.shift
+        tokens = block.tokens
+        if self.negative:
+            last = shift + len(self.negative) - 1  # the prompt's last token
+            tokens = jnp.where(block.positions == last[:, None], self.negative[-1], tokens)
+        positions = jnp.maximum(block.positions - shift[:, None], 0)
+        length = jnp.clip(block.length - shift, 0, None)
+        return dataclasses.replace(block, tokens=tokens, positions=positions, length=length, split=False)

@@ -1,0 +1,159 @@
+"""A target whose law is made of two passes: its own, and another over a text of its own or of another model."""
+
+import abc
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from specjax.lm import LM, Block, Output, Wants
+from specjax.pretty import Pretty
+
+Array = jax.Array
+PyTree = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PairedCache(Pretty):
+    """Both caches.
+
+    Attributes:
+      own: the model's.
+      other: the other pass's.
+      shift: `[B]` int32, by how many places the other text is behind in the cache: what the model has at position p has there
+        position p - shift.
+    """
+
+    own: PyTree
+    other: PyTree
+    shift: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PairedDelta(Pretty):
+    """What both passes add to their caches; `other` is None where there was none."""
+
+    own: PyTree
+    other: PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Paired(abc.ABC):
+    """An LM around another: its logits are `blended` of two passes, each with a cache of its own.
+
+    Drafters and verifiers see one target: what a node's law is depends on the text and the path that lead there alone, so
+    every drafter keeps the text of plain decoding. What they read of it besides (layers, features, the head) is the model's own
+    pass. A step reads the weights of both passes.
+
+    Attributes:
+      lm: the model.
+
+    Class attributes:
+      reads_prompt: whether the other text begins with the prompt; else a pass without logits is the model's alone.
+    """
+
+    reads_prompt: ClassVar[bool] = True
+
+    lm: LM
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.lm, name)
+
+    @abc.abstractmethod
+    def blended(self, own: Array, other: Array) -> Array:
+        """Scores `[B, T, V]` float32 from the log-probabilities of both passes."""
+
+    @abc.abstractmethod
+    def other(self, params: PyTree) -> tuple[LM, PyTree]:
+        """The model of the other pass, and its parameters."""
+
+    def own(self, params: PyTree) -> PyTree:
+        """The model's own parameters."""
+        return params
+
+    def elsewhere(self, block: Block, cache: PairedCache) -> Block:
+        """The block as the other pass reads it."""
+        return block
+
+    def __call__(self, params, block, cache, *, wants, draw=None, past=None, partial=None):
+        if past is not None and wants.head:
+            raise ValueError(
+                f"{type(self).__name__} reads a tree in one pass: take a drafter that does not grow one with it"
+            )
+        mine, theirs = (None, None) if cache is None else (cache.own, cache.other)
+        body = dataclasses.replace(wants, logits=wants.head, topk=0, draw=False)
+        output = self.lm(self.own(params), block, mine, wants=body, past=past, partial=partial)
+        if not wants.head and not self.reads_prompt:
+            return dataclasses.replace(output, delta=PairedDelta(output.delta, None))
+        lm, weights = self.other(params)
+        said = lm(weights, self.elsewhere(block, cache), theirs, wants=Wants(logits=wants.head))
+        output = dataclasses.replace(output, delta=PairedDelta(output.delta, said.delta))
+        if not wants.head:
+            return output
+        scores = self.blended(*(jax.nn.log_softmax(logits, axis=-1) for logits in (output.logits, said.logits)))
+        return answered(output, scores, wants, draw)
+
+    def init_cache(self, batch: int, capacity: int, dtype: Any = None) -> PairedCache:
+        """Both caches, empty."""
+        return PairedCache(
+            self.lm.init_cache(batch, capacity, dtype),
+            self.other_lm.init_cache(batch, capacity + self.room, dtype),
+            jnp.zeros((batch,), jnp.int32),
+        )
+
+    @property
+    def other_lm(self) -> LM:
+        """The model of the other pass."""
+        return self.lm
+
+    @property
+    def room(self) -> int:
+        """How many slots more the other text may need."""
+        return 0
+
+    def begin(self, params: PyTree, cache: PairedCache, lengths: Array) -> PairedCache:
+        """See `specjax.lm.LM.begin`."""
+        return cache
+
+    def commit(self, cache: PyTree, delta: PyTree, src: Array | None, dst: Array) -> PyTree:
+        """See `specjax.lm.LM.commit`. Caches of the model's own kind, which drafters keep by its functions, are its own."""
+        if not isinstance(cache, PairedCache):
+            return self.lm.commit(cache, delta, src, dst)
+        own = self.lm.commit(cache.own, delta.own, src, dst)
+        if delta.other is None:
+            return dataclasses.replace(cache, own=own)
+        there = dst - (cache.shift if dst.ndim == 1 else cache.shift[:, None])
+        return dataclasses.replace(cache, own=own, other=self.other_lm.commit(cache.other, delta.other, src, there))
+
+    def cache_axes(self, cache: PyTree) -> PyTree:
+        """See `specjax.lm.LM.cache_axes`, and `commit`."""
+        if not isinstance(cache, PairedCache):
+            return self.lm.cache_axes(cache)
+        return PairedCache(self.lm.cache_axes(cache.own), self.other_lm.cache_axes(cache.other), ("batch",))
+
+    def embed(self, params, tokens):
+        return self.lm.embed(self.own(params), tokens)
+
+    def layers(self, params, h, lo, hi, block, cache, past=None, skip=None):
+        return self.lm.layers(self.own(params), h, lo, hi, block, None if cache is None else cache.own, past, skip)
+
+    def norm(self, params, h):
+        return self.lm.norm(self.own(params), h)
+
+    def unembed(self, params, h):
+        return self.lm.unembed(self.own(params), h)
+
+
+def answered(output: Output, scores: Array, wants: Wants, draw: Any) -> Output:
+    """What was asked for, of these scores `[B, T, V]`."""
+    return dataclasses.replace(
+        output,
+        logits=scores if wants.logits else None,
+        topk=jax.lax.top_k(scores, wants.topk) if wants.topk else None,
+        draw=draw(scores) if wants.draw and draw is not None else None,
+    )

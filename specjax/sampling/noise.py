@@ -15,6 +15,8 @@ Array = jax.Array
 GUMBEL, ACCEPT, RESIDUAL = 0, 1, 2  # purposes: the shared Gumbel vector, acceptance uniforms, the residual's draw
 COIN, STEP = 5, 6
 """That of a warper that acts at some places only, and the key of a step's own noise; `specjax.diffusion.common` has 3 and 4."""
+CHILDREN, ORDER = 7, 8
+"""Draws of a node's children with noise of their own, and the order in which a verifier tries them."""
 
 
 def row_keys(seed: int | Sequence[int], identities: Iterable[str | Sequence[int]]) -> Array:

@@ -1,15 +1,15 @@
 """A step's sampler: warpers and noise bound to the rows' text, shared by the drafter and the verifier."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 
 from specjax.kernels.verify import gumbel_argmax
-from specjax.sampling.noise import ACCEPT, COIN, GUMBEL, RESIDUAL, STEP, gumbel, gumbel_at, keys_at, uniform
+from specjax.sampling.noise import ACCEPT, CHILDREN, COIN, GUMBEL, RESIDUAL, STEP, gumbel, gumbel_at, keys_at, uniform
 from specjax.sampling.processors import Processor, process
-from specjax.sampling.warp import penalise, penalised_rows, warp
+from specjax.sampling.warp import carried, penalise, penalised_rows, warp
 from specjax.sampling_params import Sampling
 from specjax.warpers import Text
 
@@ -39,6 +39,7 @@ class Sampler:
       begin: `[B]` int32, how much of the text is the prompt; None: nothing.
       eos: `[B, K]` int32, ids that end a row, -1 padded; None: none.
       law_key: `[B]` typed row keys of noise that is part of a place's law, where that is not `key`.
+      carried: the sums of the warpers that carry one, `[B]` float32 each; None: they begin here.
     """
 
     key: Array
@@ -53,6 +54,7 @@ class Sampler:
     begin: Array | None = None
     eos: Array | None = None
     law_key: Array | None = None
+    carried: Mapping[str, Array] | None = None
 
     def restricted(self, ids: Array | None, vocab: int) -> "Sampler":
         """The same sampler for logits over the columns `ids` `[U]` of V tokens: same noise, same penalties."""
@@ -90,12 +92,24 @@ class Sampler:
         """What stands before positions that `paths` lead to; before the next one without."""
         key = self.key if self.law_key is None else self.law_key
         coins = lambda positions: uniform(key, positions, COIN)
-        return Text(self.tokens, self.length, self.begin, self.eos, paths, coins)
+        partial = self.ids is not None
+        return Text(self.tokens, self.length, self.begin, self.eos, paths, coins, self.carried, partial)
 
     def warped(self, logits: Array, paths: Paths | None = None) -> Array:
         """Scores `[B, T, V]` whose softmax is the law of the next token; greedy rows keep their penalised logits."""
         penalised = self.penalised(logits, paths)
         return penalised if self.greedy else warp(penalised, self.params, self.live, self.text(paths))
+
+    def after(self, logits: Array, paths: Paths, tokens: Array, count: Array) -> Mapping[str, Array] | None:
+        """`carried` after a step.
+
+        Args:
+          logits: `[B, T, V]` float32 along the path that was taken, from the root on.
+          paths: makes the tokens of each of those nodes' paths.
+          tokens: `[B, T]` int32, what was drawn at each.
+          count: `[B]` int32, how many of them were committed.
+        """
+        return carried(self.penalised(logits, paths), self.params, self.live, self.text(paths), tokens, count)
 
     def log_law(self, logits: Array, paths: Paths | None = None) -> Array:
         """The law of the next token as log-probabilities `[B, T, V]`; one-hot in greedy rows."""
@@ -174,9 +188,27 @@ class Sampler:
         uses = hot | penalised_rows(self.params)
         return jax.lax.cond(jnp.any(self.live & uses), slow, lambda: best(logits))
 
+    def children_noise(self, depth: int, draws: int, columns: int) -> Array:
+        """Gumbel noise `[B, draws, columns]` for draws of the tokens below nodes of a depth, apart from the shared noise."""
+        ids = jnp.arange(draws * columns)[None, None]
+        g = gumbel_at(self.key, self.length[:, None] + depth, ids, CHILDREN)
+        return g.reshape(g.shape[0], draws, columns)
+
     def uniform(self, count: int) -> Array:
         """Acceptance uniforms `[B, count]` for positions length, length + 1, ..."""
         return uniform(self.key, self.length[:, None] + jnp.arange(count)[None], ACCEPT)
+
+    def uniform_of(self, tree_depth: Array, purpose: int = ACCEPT) -> Array:
+        """Uniforms `[B, N]` of a tree's nodes, each of its token's position; the root's is of no use.
+
+        Args:
+          tree_depth: `[B, N]` int32, the nodes' depths.
+          purpose: what they decide.
+        """
+        nodes = jnp.broadcast_to(jnp.arange(tree_depth.shape[1])[None], tree_depth.shape)
+        keys = keys_at(self.key, self.length[:, None] + tree_depth - 1, purpose)
+        draw = jax.vmap(jax.vmap(lambda key, node: jax.random.uniform(jax.random.fold_in(key, node), (), jnp.float32)))
+        return draw(keys, nodes)
 
     def residual_noise(self, depth: Array, vocab: int) -> Array:
         """Gumbel noise `[B, V]` for a residual drawn at `depth` `[B]`, apart from the shared noise."""

@@ -1,13 +1,14 @@
 """Applies the warpers of the table, in its order: plain sampling, drafting and verification all call this."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
 
 from specjax.sampling_params import Sampling
-from specjax.warpers import WARPERS, Text
+from specjax.warpers import WARPERS, Text, Warper
+from specjax.warpers.base import Columns
 
 Array = jax.Array
 
@@ -26,16 +27,56 @@ def warp(logits: Array, sampling: Sampling, live: Array, text: Text | None = Non
     Raises:
       ValueError: where a warper reads the text and there is none.
     """
-    active = live & (sampling.temperature > 0)
     scores = logits
+    for each, own, on in _sampled(sampling, live, text):
+        scores = each(scores, own, on, text)
+    return scores
+
+
+def carried(
+    logits: Array, sampling: Sampling, live: Array, text: Text, tokens: Array, count: Array
+) -> Mapping[str, Array] | None:
+    """The sums that warpers carry, `[B]` each, after some tokens were drawn one behind the other.
+
+    Args:
+      logits: `[B, T, V]` float32, after the warpers of logits, where each of them was drawn.
+      sampling: the rows' parameters.
+      live: `[B]` bool.
+      text: what stands before each of those positions: with the sums so far, or None, which this returns.
+      tokens: `[B, T]` int32.
+      count: `[B]` int32, how many were committed.
+    """
+    sums = text.carried
+    if sums is None or not carries(sampling):
+        return sums
+    scores, last = logits, jnp.maximum(count - 1, 0)[:, None]
+    pick = lambda x: jnp.take_along_axis(x, last, axis=1)[:, 0]
+    for each, own, on in _sampled(sampling, live, text):
+        if each.carries:
+            start = sums[each.switches[0]]
+            cost = each.cost(scores, own)
+            added = jnp.take_along_axis(cost, jnp.maximum(tokens, 0)[..., None], axis=-1)[..., 0]
+            after = pick(text.summed(start, cost)) + pick(added)
+            sums = {**sums, each.switches[0]: jnp.where(on & (count > 0), after, start)}
+        scores = each(scores, own, on, text)
+    return sums
+
+
+def carries(sampling: Sampling) -> bool:
+    """Whether there are columns of a warper that carries a sum."""
+    return any(each.carries and sampling.own(each) is not None for each in WARPERS)
+
+
+def _sampled(sampling: Sampling, live: Array, text: Text | None) -> Iterator[tuple[Warper, Columns, Array]]:
+    """The warpers of sampled rows that there are columns of, with those and the rows that they are for."""
+    active = live & (sampling.temperature > 0)
     for each in WARPERS:
         own = sampling.own(each)
         if own is None or each.of_logits:
             continue
         if text is None and each.reads_text:
             raise ValueError(f"{each.switches[0]} reads a text from left to right, which there is none of here")
-        scores = each(scores, own, active & each.used(own), text)
-    return scores
+        yield each, own, active & each.used(own)
 
 
 def penalise(logits: Array, sampling: Sampling, live: Array, text: Text, within: Callable = lambda work: work) -> Array:

@@ -13,7 +13,9 @@ from specjax.warpers.dry import Dry as Dry
 from specjax.warpers.banned import BadWordsIds as BadWordsIds
 from specjax.warpers.banned import MinLength as MinLength
 from specjax.warpers.banned import SuppressTokens as SuppressTokens
+from specjax.warpers.momentum import Momentum as Momentum
 from specjax.warpers.temperature import Temperature as Temperature
+from specjax.warpers.mirostat import Mirostat as Mirostat
 from specjax.warpers.top_h import TopH as TopH
 from specjax.warpers.top_k_top_p import TopKTopP as TopKTopP
 from specjax.warpers.min_p import MinP as MinP

@@ -3,6 +3,7 @@
 In shapes `B` denotes rows, `T` positions, `V` the vocabulary, `L` the text buffer, `D` the deepest node of a tree.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -41,6 +42,9 @@ class Text:
       eos: `[B, K]` int32, ids that end a row, -1 padded; None: none.
       paths: makes `[B, T, D]` int32, what each position has below the text, -1 for none; None: nothing, and T is 1.
       uniform: from positions `[B, T]` to numbers in [0, 1) of the rows' own noise.
+      carried: by a warper's first parameter, `[B]` float32: the sums of those that carry one, over the new tokens of `tokens`;
+        None: nothing was drawn yet.
+      partial: static, whether the scores are of some tokens alone, as those of a draft head may be.
     """
 
     tokens: Array
@@ -49,6 +53,8 @@ class Text:
     eos: Array | None = None
     paths: Callable[[], Array] | None = None
     uniform: Callable[[Array], Array] | None = None
+    carried: Mapping[str, Array] | None = None
+    partial: bool = False
 
     def below(self) -> Array:
         """`[B, T, D]`; D may be 0."""
@@ -71,6 +77,32 @@ class Text:
         found = jnp.broadcast_to(found, (*paths.shape[:2], vocab))
         nodes = jnp.arange(paths.shape[1])[None, :, None]
         return add(found.at[rows[:, :, None], nodes, jnp.where(paths >= 0, paths, vocab)])
+
+    def summed(self, start: Array, cost: Array) -> Array:
+        """`[B, T]`: a sum over the tokens drawn before each position.
+
+        A position adds what its last token costs where that was drawn to the sum of the position before it, in the order of the
+        text; so the sum does not depend on how many tokens a step brings. Where the position before is none of the T, as on a
+        level of a draft that is still growing, the sum is that of the text.
+
+        Args:
+          start: `[B]`, of the text itself.
+          cost: `[B, T, V]`, what drawing each token at each position adds.
+        """
+        paths = self.below()
+        total = jnp.broadcast_to(start[:, None], cost.shape[:2])
+        if paths.shape[-1] == 0 or self.partial:
+            return total
+        depth = (paths >= 0).sum(axis=-1)
+        last = jnp.maximum(depth - 1, 0)[..., None]
+        above = jnp.where(jnp.arange(paths.shape[-1])[None, None] == depth[..., None] - 1, -1, paths)
+        same = (above[:, :, None] == paths[:, None]).all(axis=-1) & (depth > 0)[..., None]
+        parent, known = jnp.argmax(same, axis=-1), same.any(axis=-1)
+        at = parent, jnp.maximum(jnp.take_along_axis(paths, last, axis=-1)[..., 0], 0)
+        added = jax.vmap(lambda cost, parent, token: cost[parent, token])(cost, *at)
+        for _ in range(paths.shape[-1]):  # each round is right for one level more
+            total = jnp.where(known, jnp.take_along_axis(total, parent, axis=1) + added, total)
+        return total
 
     def each(self, function: Callable[..., Array], scores: Array, *own: Any) -> Array:
         """`function(tokens [L], length [], scores [V], *own)` of every position's whole text, as `[B, T, V]`.
@@ -95,24 +127,28 @@ class Text:
 
 
 @dataclasses.dataclass(frozen=True)
-class Warper:
+class Warper(abc.ABC):
     """Changes the scores of the next token, for the rows that ask for it.
 
     Its fields are its parameters (`parameter`, or `specjax.warpers.lists.listing`), at their defaults: each is an option of
     every prompt under its own name. What it does to the scores of a position may depend on the text and the path that lead
-    there, on the row's noise at that place, and on nothing else; so it says the same whatever was drafted, and a seed keeps
-    its text.
+    there, on the row's noise at that place, on a sum over the tokens drawn so far (`carries`), and on nothing else; so it says
+    the same whatever was drafted, and a seed keeps its text.
 
     Class attributes:
       of_logits: whether it comes before the temperature and is for greedy rows too; else sampled rows alone have it.
       reads_text: whether it looks at anything but the scores. Diffusion models, whose texts have gaps, refuse it.
       usual: whether every state has a column for it, used or not.
+      chooses: whether its scores say which token is taken, and are those of no distribution: for greedy rows alone.
+      carries: whether a state has a sum for it, of what each drawn token costs (`cost`); it begins at 0 with the new text.
     """
 
     about: ClassVar[Named] = None
     of_logits: ClassVar[bool] = False
     reads_text: ClassVar[bool] = False
     usual: ClassVar[bool] = False
+    chooses: ClassVar[bool] = False
+    carries: ClassVar[bool] = False
 
     @property
     def switches(self) -> tuple[str, ...]:
@@ -136,9 +172,18 @@ class Warper:
         warped = lambda: jnp.where(on[:, None, None], self.warp(scores, own, text), scores)
         return jax.lax.cond(jnp.any(on), warped, lambda: scores)
 
+    def cost(self, scores: Array, own: Columns) -> Array:
+        """`[B, T, V]`: what drawing each token adds to the sum of a warper that carries one.
+
+        Args:
+          scores: `[B, T, V]`, as it meets them.
+          own: its parameters.
+        """
+        raise NotImplementedError
+
+    @abc.abstractmethod
     def warp(self, scores: Array, own: Columns, text: Any) -> Array:
         """What it makes of the scores of rows that use it; of other rows anything."""
-        raise NotImplementedError
 
 
 def _differs(column: Any, default: Any) -> Array:
@@ -155,10 +200,17 @@ class Cut(Warper):
     def __call__(self, scores, own, on, text):
         none = lambda: jnp.full(scores.shape[:2], -jnp.inf)
         lowest = lambda: jnp.where(on[:, None], self.lowest(scores, own, on), -jnp.inf)
-        cut = jax.lax.cond(jnp.any(on), lowest, none)
-        # this way round NaN stays, and a draw from it fails, instead of being removed
-        return jnp.where(scores < cut[:, :, None], -jnp.inf, scores)
+        return _from(jax.lax.cond(jnp.any(on), lowest, none), scores)  # so that a branch makes no `[B, T, V]`
 
+    def warp(self, scores, own, text):
+        return _from(self.lowest(scores, own, self.used(own)), scores)
+
+    @abc.abstractmethod
     def lowest(self, scores: Array, own: Columns, on: Array) -> Array:
         """The lowest score that stays, `[B, T]`; rows that are not `on` may have any."""
-        raise NotImplementedError
+
+
+def _from(lowest: Array, scores: Array) -> Array:
+    """The scores `[B, T, V]` that are at least the lowest `[B, T]`; the others are -inf."""
+    # this way round NaN stays, and a draw from it fails, instead of being removed
+    return jnp.where(scores < lowest[:, :, None], -jnp.inf, scores)

@@ -23,5 +23,8 @@ class Temperature(Warper):
     temperature: float = parameter(0.0, "0 is greedy", "a finite number >= 0", lambda x: (x >= 0) & np.isfinite(x))
 
     def __call__(self, scores, own, on, text):
+        return self.warp(scores, own, text)  # a division costs less than a branch
+
+    def warp(self, scores, own, text):
         heat = own["temperature"]
         return scores / jnp.where(heat > 0, heat, 1.0)[:, None, None]

@@ -1,0 +1,85 @@
+"""Mirostat (Basu et al. 2021, arXiv:2007.14966): a cut that follows how much a text has surprised so far."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.about import About
+from specjax.warpers.base import Warper, parameter
+
+MOST = 100
+"""The likeliest tokens from which version 1 tells how fast probabilities fall with their rank."""
+LN2 = float(np.log(2.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Mirostat(Warper):
+    """Keeps tokens that surprise at most by `mu` bits, and moves mu by `eta` times what each drawn one was off `tau`.
+
+    A token's surprise is -log2 of its probability under the whole law after the temperature, in the cut and in the error, as
+    in the paper; llama.cpp takes that of the error after the cut. So mu is 2 tau - eta times the sum of the errors so far,
+    which is what a row carries. The likeliest token always stays.
+
+    Attributes:
+      mirostat: int32; 2 cuts by the surprise (the paper's section 5, alternative), 1 keeps the k likeliest, with k from mu and
+        an estimate of Zipf's exponent (algorithm 1); 0 is off.
+      mirostat_tau: float32 > 0, bits.
+      mirostat_eta: float32 in [0, 1].
+    """
+
+    about = About("mirostat", "cuts so that a text surprises evenly", "arXiv:2007.14966", "same text")
+    reads_text = True
+    carries = True
+
+    mirostat: int = parameter(
+        0, "2 cuts by surprise, 1 by an estimated rank; 0 is off", "0, 1 or 2", lambda x: (x >= 0) & (x <= 2)
+    )
+    mirostat_tau: float = parameter(
+        5.0, "how many bits a token of the text is to surprise by", "a finite number > 0",
+        lambda x: (x > 0) & np.isfinite(x), switch=False,
+    )  # fmt: skip
+    mirostat_eta: float = parameter(
+        0.1, "how fast the cut follows the text", "in [0, 1]", lambda x: (x >= 0) & (x <= 1), switch=False
+    )
+
+    def cost(self, scores, own):
+        return -jax.nn.log_softmax(scores, axis=-1) / LN2 - own["mirostat_tau"][:, None, None]
+
+    def warp(self, scores, own, text):
+        tau, eta = (own[name][:, None] for name in ("mirostat_tau", "mirostat_eta"))
+        start = jnp.zeros(scores.shape[:1]) if text.carried is None else text.carried["mirostat"]
+        cost = self.cost(scores, own)
+        mu = 2 * tau - eta * text.summed(start, cost)
+        surprise = cost + tau[..., None]
+        most = jnp.maximum(mu, surprise.min(axis=-1))[..., None]
+        second = jnp.where(surprise > most, -jnp.inf, scores)
+
+        def first():
+            order = -jnp.sort(-scores, axis=-1)
+            place = jnp.clip(rank(order, mu), 1, scores.shape[-1]).astype(jnp.int32) - 1
+            lowest = jnp.take_along_axis(order, place[..., None], axis=-1)
+            return jnp.where(scores < lowest, -jnp.inf, scores)
+
+        version = own["mirostat"][:, None, None]
+        return jax.lax.cond(jnp.any(version == 1), lambda: jnp.where(version == 1, first(), second), lambda: second)
+
+
+def rank(order: jax.Array, mu: jax.Array) -> jax.Array:
+    """How many tokens have a surprise of at most `mu` bits, by Zipf's law (equations 2 and 30), `[B, T]` float32.
+
+    Args:
+      order: `[B, T, V]` scores, the highest first.
+      mu: `[B, T]` float32.
+    """
+    vocab = order.shape[-1]
+    most = min(MOST, vocab)
+    logs = order[..., :most]
+    fell = logs[..., :-1] - logs[..., 1:]
+    step = np.log(np.arange(2, most + 1) / np.arange(1, most)).astype(np.float32)[None, None]
+    exponent = jnp.where(jnp.isfinite(fell), fell * step, 0.0).sum(axis=-1) / (step**2).sum()
+    over = exponent - 1
+    over = jnp.where(jnp.abs(over) < 1e-4, 1e-4, over)
+    share = over / -jnp.expm1(-over * float(np.log(vocab)))
+    return jnp.floor(jnp.exp((jnp.log(share) + mu * LN2) / jnp.maximum(exponent, 1e-4)))

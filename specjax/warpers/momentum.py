@@ -1,0 +1,58 @@
+"""Momentum decoding: a repetition meets a resistance that grows with its length (Lan et al. 2022, arXiv:2212.02175)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.about import About
+from specjax.warpers.base import Warper, parameter
+
+LONGEST = 5
+MOST = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Momentum(Warper):
+    """Of the k likeliest tokens takes that of the highest `p - alpha * n`: n is how long a repetition it would make.
+
+    p is the model's probability. n is the largest of 1 to 5 for which the last n - 1 tokens and this one stand in the text
+    already, one behind the other, the prompt included; 0 of a token that the text has not. That is the resistance of the
+    paper's program, f(n) = n.
+
+    Attributes:
+      momentum_alpha: float32 >= 0; 0 is off.
+      momentum_k: int32 in [1, 64]; ties with the last one are all looked at.
+    """
+
+    about = About("momentum", "takes a likely token that repeats little", "arXiv:2212.02175", "same text")
+    of_logits = True
+    reads_text = True
+    chooses = True
+
+    momentum_alpha: float = parameter(
+        0.0, "what each token of a repetition costs, in probability; 0 is off", "a finite number >= 0",
+        lambda x: (x >= 0) & np.isfinite(x),
+    )  # fmt: skip
+    momentum_k: int = parameter(
+        5, "how many of the likeliest tokens are looked at", "an integer in [1, 64]", lambda x: (x >= 1) & (x <= MOST),
+        switch=False,
+    )  # fmt: skip
+
+    def warp(self, scores, own, text):
+        vocab = scores.shape[-1]
+
+        def one(tokens, length, scores, alpha, k):
+            at = jnp.arange(tokens.shape[0])
+            alive, run = at < length, jnp.zeros(tokens.shape, jnp.int32)
+            for back in range(1, LONGEST):  # whether what stands before a place is what stands before the end
+                mine = tokens[jnp.maximum(length - back, 0)]
+                alive = alive & (at >= back) & (tokens[jnp.maximum(at - back, 0)] == mine)
+                run = run + alive
+            long = jnp.zeros((vocab,), jnp.int32).at[jnp.where(at < length, tokens, vocab)].max(1 + run, mode="drop")
+            ranked = jax.lax.top_k(scores, min(MOST, vocab))[0]
+            looked_at = scores >= jnp.maximum(ranked[jnp.minimum(k, vocab) - 1], jnp.finfo(jnp.float32).min)
+            return jnp.where(looked_at, jax.nn.softmax(scores) - alpha * long, -jnp.inf)
+
+        return text.each(one, scores, own["momentum_alpha"], own["momentum_k"])

@@ -3,6 +3,7 @@
 In the shape descriptions `B` denotes rows, `N` nodes, `D` the largest depth.
 """
 
+import abc
 import dataclasses
 from collections.abc import Mapping
 from typing import Literal, Protocol
@@ -14,14 +15,18 @@ import numpy as np
 from specjax.pretty import Pretty
 
 Array = jax.Array
-Children = Literal["deterministic", "coupled", "iid", "without_replacement"]
-"""How a node's children come to be, in the order of their ranks:
+Children = Literal["deterministic", "coupled", "iid", "without_replacement", "greedy"]
+"""How a node's children come to be, in the order of the nodes:
 
 - deterministic: they are taken as they are, and have no `log_q`: looked up, the likeliest, or kept for what was drawn;
 - coupled: the best of `log q + g` with the position's own noise g, which are draws without replacement from q;
 - iid: draws from q, so two may be equal;
-- without_replacement: draws from q without those before them, with noise of their own.
+- without_replacement: draws from q without those before them, with noise of their own. Whether there is one more may rest on
+  what was drawn before it, anywhere in the tree, and never on that draw itself;
+- greedy: the likeliest of q, but the last is a draw from q without the others, and `log_q` what that was drawn from.
 """
+DRAWN: tuple[Children, ...] = ("coupled", "iid", "without_replacement", "greedy")
+"""Those that are drawn, and so have a `log_q`."""
 
 
 class TreeFacts(Protocol):
@@ -46,6 +51,32 @@ class TreeFacts(Protocol):
     def children(self) -> Children:
         """Static: how a node's children come to be."""
         ...
+
+    @property
+    def alone(self) -> bool:
+        """Static: whether a row's tree depends on no other row."""
+        ...
+
+
+class OfTopology(abc.ABC):
+    """What has trees of one shape that is known beforehand, as `TreeFacts`."""
+
+    @property
+    @abc.abstractmethod
+    def topology(self) -> "Topology":
+        """Static: the shape."""
+
+    @property
+    def nodes(self) -> int:
+        return len(self.topology.parents)
+
+    @property
+    def depth(self) -> int:
+        return max(self.topology.depths)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.topology.is_chain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +153,16 @@ class Topology:
     def is_chain(self) -> bool:
         return self.parents == tuple(range(-1, len(self.parents) - 1))
 
+    @property
+    def leaves_out_none(self) -> bool:
+        """Whether every node's children are its best candidates, in their order, and none better is left out."""
+        following = [0] * len(self.parents)
+        for parent, rank in zip(self.parents[1:], self.ranks[1:], strict=True):
+            if rank != following[parent]:
+                return False
+            following[parent] += 1
+        return True
+
     def ancestors(self) -> np.ndarray:
         """`[N, N]` bool: whether column j is row i or above it."""
         out = np.eye(len(self.parents), dtype=bool)
@@ -151,8 +192,8 @@ class Tree(Pretty):
       depth: `[B, N]` int32.
       valid: `[B, N]` bool. A valid node's parent is valid.
       log_q: `[B, N, V]` float32, only where the verifier asks for it and children are drawn: the distribution that node n's
-        children were drawn from, the first of them with all of its mass (greedy rows: one-hot). Of no meaning at nodes
-        without valid children.
+        children were drawn from, the first of them with all of its mass (greedy rows: one-hot), of `greedy` children the last.
+        Of no meaning at nodes without valid children.
       max_depth: static, no node is deeper.
       children: static, how a node's children came to be.
       topology: static, the shape where it does not depend on data.

@@ -45,7 +45,7 @@ class Rule(abc.ABC):
     """Static: whether it reads the draft's own confidence head; `start` gets that in place of features."""
     together = False
     """Static: whether all rows stop together, at any of `lengths`. Its `GoesOn` is asked at depth 0 too, whether to draft at
-    all, and a row's draft depends on the others (see `Drafter.is_chain`)."""
+    all, and a row's draft depends on the others (see `Drafter.alone`)."""
 
     def lengths(self, length: int) -> tuple[int, ...]:
         """The lengths that a rule for all rows together chooses from, of chains of at most `length`."""
@@ -204,8 +204,8 @@ class Adaptive(TreeDrafter):
         return (1, *self.expander.rungs) if self.rule.together else self.expander.rungs
 
     @property
-    def is_chain(self):
-        return not self.rule.together
+    def alone(self):
+        return self.drafter.alone and not self.rule.together
 
     @property
     def wants(self):

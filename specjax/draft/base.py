@@ -174,13 +174,19 @@ class Drafter(abc.ABC):
 
     @property
     def is_chain(self) -> bool:
-        """Static: whether the tree is always a chain, and a row's draft its own: what the classical rules ask for."""
+        """Static: whether the tree is always a chain."""
         return self.nodes == self.depth + 1
 
     @property
     def children(self) -> Children:
         """Static: how a node's children come to be, what a verifier may have to know of them."""
         return "deterministic"
+
+    @property
+    def alone(self) -> bool:
+        """Static: whether a row's tree depends on no other row. Where it does, that may change the tree and so the steps; the
+        text too, by a verifier whose text follows the draft, and so such a one refuses it."""
+        return True
 
     @property
     def rungs(self) -> tuple[int, ...]:

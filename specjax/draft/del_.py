@@ -77,7 +77,7 @@ class DynamicExit(TreeDrafter):
     """Training-free, for targets whose early layers were trained to be read by the head (LayerSkip).
 
     A step drafts with layers `[0, l)` and the target's own norm and head. Rows choose their draft length, and vote on l by
-    the promise of each exit; a row's draft depends on the others through that vote (see `Drafter.is_chain`). The draft's
+    the promise of each exit; a row's draft depends on the others through that vote (see `Drafter.alone`). The draft's
     work is kept: the chain goes on from l to the last exit, where the target takes over. Every exit's own draws at the
     verified positions are the evidence for later steps; that reads the head once more for every exit but l.
 
@@ -110,7 +110,7 @@ class DynamicExit(TreeDrafter):
     plain_tree = False
 
     @property
-    def is_chain(self) -> bool:
+    def alone(self) -> bool:
         return False
 
     def bind(self, target):

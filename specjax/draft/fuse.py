@@ -44,6 +44,10 @@ class Fused(Drafter):
         return False
 
     @property
+    def alone(self) -> bool:
+        return self.a.alone and self.b.alone
+
+    @property
     def needs_params(self) -> bool:
         return self.a.needs_params or self.b.needs_params
 

@@ -69,6 +69,10 @@ class Stand(TableDrafter):
             raise ValueError(f"stand needs 1 <= probes <= slots, got {self.probes} and {self.slots}")
 
     @property
+    def alone(self) -> bool:
+        return False
+
+    @property
     def children(self):
         return "coupled"
 

@@ -26,8 +26,8 @@ class Swift(TreeDrafter):
 
     Until the search is over every step tries one set: it reads `window` tokens of the rows in one pass with that set left
     out, and counts the positions where it would have drawn the token that came. The set is shared by all rows,
-    and so are the trials, which go on over inserted prompts. It may change speed and never text; since a row's draft
-    depends on the other rows through it, `is_chain` is False even of a chain (see `Drafter.is_chain`).
+    and so are the trials, which go on over inserted prompts. It may change speed and never text; a row's draft
+    depends on the other rows through it (see `Drafter.alone`).
 
     Attributes:
       length: the longest chain.
@@ -80,7 +80,7 @@ class Swift(TreeDrafter):
     plain_tree = False
 
     @property
-    def is_chain(self) -> bool:
+    def alone(self) -> bool:
         return False
 
     def bind(self, target):

@@ -4,11 +4,11 @@ import dataclasses
 
 from specjax.draft.base import Drafter
 from specjax.lm import Wants
-from specjax.tree import Topology
+from specjax.tree import OfTopology, Topology
 
 
 @dataclasses.dataclass(frozen=True)
-class TableDrafter(Drafter):
+class TableDrafter(OfTopology, Drafter):
     """A tree of fixed shape over the `k` candidates that a table holds for a node.
 
     Attributes:
@@ -29,14 +29,6 @@ class TableDrafter(Drafter):
     @property
     def topology(self) -> Topology:
         return Topology.from_counts(self.tree)
-
-    @property
-    def nodes(self) -> int:
-        return len(self.topology.parents)
-
-    @property
-    def depth(self) -> int:
-        return max(self.topology.depths)
 
     @property
     def wants(self) -> Wants:

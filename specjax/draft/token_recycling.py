@@ -32,6 +32,10 @@ class TokenRecycling(TableDrafter):
     k: int = 8
     tree: str = "3 | 2 1 1 | 1x3 | 1x2 | 1 | 1"
 
+    @property
+    def alone(self) -> bool:
+        return False
+
     def init(self, params, batch, capacity):
         return jnp.full((self.vocab_size, self.k), -1, jnp.int32)
 

@@ -162,3 +162,61 @@ def drawn_from(sampler: Sampler, logits: Array, paths: Paths | None = None, *, n
     shared = logits.shape[1] != nodes
     law = sampler.full(sampler.log_law(logits, None if shared else paths))
     return jnp.broadcast_to(law, (law.shape[0], nodes, law.shape[2]))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Draws:
+    """Draws without replacement from the laws of F nodes; in greedy rows the likeliest tokens.
+
+    Attributes:
+      tokens: `[B, F, k]` int32 target ids, in the order of the draws; -1 where nothing is left.
+      log_q: `[B, F, k]`, the law's log-probability of each; -inf where there is none.
+      noisy: `[B, F, k]`, the same with the Gumbel noise that they were drawn with.
+      left: `[B, F, 1]`, the log of what the law has beside them.
+    """
+
+    tokens: Array
+    log_q: Array
+    noisy: Array
+    left: Array
+
+
+def draws(sampler: Sampler, logits: Array, k: int, *, nodes: int, depth: int, paths: Paths | None) -> Draws:
+    """k draws from the law of every node of a level, with noise of the node's own. See `candidates` for the arguments."""
+    batch, law, columns = logits.shape
+    paths = paths if law == nodes else None
+    every = lambda scores: jnp.broadcast_to(jax.nn.log_softmax(scores, axis=-1), (batch, nodes, columns))
+
+    def with_noise():
+        log_q = every(sampler.warped(logits, paths))
+        sampled = (sampler.params.temperature > 0)[:, None, None]
+        return log_q, jnp.where(sampled, log_q + sampler.children_noise(depth, nodes, columns), log_q)
+
+    def without():
+        log_q = every(sampler.penalised(logits, paths))
+        return log_q, log_q
+
+    if sampler.greedy:
+        log_q, noisy = without()
+    else:
+        log_q, noisy = jax.lax.cond(jnp.any(sampler.live & (sampler.params.temperature > 0)), with_noise, without)
+    values, found = jax.lax.top_k(noisy, k)
+    possible = values > -jnp.inf
+    taken = (jnp.arange(columns)[None, None, None] == found[..., None]).any(axis=2)
+    return Draws(
+        tokens=jnp.where(possible, sampler.tokens_of(found), -1).astype(jnp.int32),
+        log_q=jnp.where(possible, jnp.take_along_axis(log_q, found, axis=2), -jnp.inf),
+        noisy=jnp.where(possible, values, -jnp.inf),
+        left=jax.nn.logsumexp(jnp.where(taken, -jnp.inf, log_q), axis=2, keepdims=True),
+    )
+
+
+def skippable(pred: Array, on: Callable[[Any], tuple[Any, Any]], carry: Any) -> tuple[Any, Any]:
+    """`on(carry)`, or where the scalar `pred` is false its shapes in zeros, but for a carry that keeps its own."""
+    shapes = jax.eval_shape(on, carry)
+    same = jax.tree.structure(carry) == jax.tree.structure(shapes[0]) and all(
+        jnp.shape(a) == b.shape for a, b in zip(jax.tree.leaves(carry), jax.tree.leaves(shapes[0]), strict=True)
+    )
+    zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
+    return jax.lax.cond(pred, on, lambda carry: (carry if same else zeros(shapes[0]), zeros(shapes[1])), carry)

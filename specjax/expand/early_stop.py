@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.expand.base import Expander, Grow, Level, candidates, drawn_from
+from specjax.expand.base import Expander, Grow, Level, candidates, drawn_from, skippable
 from specjax.sampling import Sampler
 from specjax.tree import Topology, Tree, log_q_of
 
@@ -75,7 +75,8 @@ class EarlyStop(Expander):
 
     @property
     def children(self):
-        return "coupled"
+        # how many siblings a `narrowing` level keeps depends on the noise that they were drawn with
+        return "deterministic" if self.narrowing and self.width > 1 else "coupled"
 
     def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
         return self.run(root, logits, grow, carry, sampler, keep_q=keep_q)[0]
@@ -106,6 +107,7 @@ class EarlyStop(Expander):
           keep_q: whether to record what candidates are drawn from.
           goes_on: the stop rule in place of the threshold.
         """
+        keep_q = keep_q and self.children == "coupled"
         goes_on = goes_on or (lambda depth, confidence, carry: confidence >= self.threshold)
         alive = jnp.ones(root.shape, bool)
         picked = self._pick(logits, (), sampler, keep_q)
@@ -124,7 +126,7 @@ class EarlyStop(Expander):
                 carry, logits = grow(carry, level)
                 return carry, self._pick(logits[:, 0], above, sampler, keep_q)
 
-            carry, picked = _when(jnp.any(sampler.live & alive), on, carry)
+            carry, picked = skippable(jnp.any(sampler.live & alive), on, carry)
             levels.append(picked)
             valid.append(alive)
         ids = jnp.concatenate([ids for ids, *_ in levels], axis=1)
@@ -154,13 +156,3 @@ class EarlyStop(Expander):
         few = candidates(sampler, logits, self.width, depth=len(above), paths=paths)
         law = drawn_from(sampler, logits, paths)[:, 0] if keep_q else None
         return few.tokens[:, 0], jnp.exp(few.worth[:, 0, 0]), law
-
-
-def _when(pred, on, carry):
-    """`on(carry)`, or where `pred` is false its shapes in zeros, but for a carry that keeps its own."""
-    shapes = jax.eval_shape(on, carry)
-    same = jax.tree.structure(carry) == jax.tree.structure(shapes[0]) and all(
-        jnp.shape(a) == b.shape for a, b in zip(jax.tree.leaves(carry), jax.tree.leaves(shapes[0]), strict=True)
-    )
-    zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
-    return jax.lax.cond(pred, on, lambda carry: (carry if same else zeros(shapes[0]), zeros(shapes[1])), carry)

@@ -5,17 +5,19 @@ In the shape descriptions `B` denotes rows, `D` the deepest node a step may veri
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, get_args
 
 import jax
 
-from specjax.about import Named
-from specjax.lm import Output, Wants
+from specjax.about import Named, abouts
+from specjax.lm import LM, Output, Wants
 from specjax.pretty import Pretty
 from specjax.sampling import Sampler
-from specjax.tree import Children, Tree, TreeFacts
+from specjax.tree import DRAWN, Children, Tree, TreeFacts
 
 Array = jax.Array
+PyTree = Any
 
 
 @jax.tree_util.register_dataclass
@@ -54,6 +56,10 @@ class Verifier(abc.ABC):
     """Whether its decisions rest on draws behind what it keeps, so that no step may use another's noise."""
     judges: tuple[Children, ...] = get_args(Children)
     """Of which children it can judge, by how they came to be."""
+    text_follows_draft: bool = True
+    """Whether another draft may lead to another text, of the same distribution where it is lossless."""
+    keeps_greedy: bool = True
+    """Whether rows at temperature 0 have plain decoding's text; of lossy rules some have not."""
 
     def check(self, drafter: TreeFacts) -> None:
         """Says before any work whether this rule can judge the drafter's trees.
@@ -61,11 +67,28 @@ class Verifier(abc.ABC):
         Raises:
           ValueError: where it cannot.
         """
+        name = next((about.name for about in abouts(type(self))), type(self).__name__)
+        if self.text_follows_draft and not drafter.alone:
+            raise ValueError(
+                f"the {name} verifier takes drafters whose rows draft on their own, and of this one a row's text would depend "
+                "on the other rows: choose another drafter, or the coupled verifier"
+            )
+        drawn = set(self.judges) - {"deterministic"}
+        if drafter.is_chain and drafter.children in DRAWN and drawn:
+            return  # of one child a node it is the same how siblings are drawn
         if drafter.children not in self.judges:
             raise ValueError(
-                f"the {type(self).__name__} verifier cannot judge {drafter.children} children, which this drafter proposes: "
-                f"choose a drafter or an expander of {' or '.join(self.judges)} children, or the coupled verifier"
+                f"the {name} verifier cannot judge {drafter.children} children, which this drafter proposes: choose a drafter "
+                f"or an expander of {' or '.join(self.judges)} children, or the coupled verifier"
             )
+
+    def init_params(self, target: LM, params: PyTree) -> PyTree:
+        """Arrays that it judges by, made of a target and its parameters: a decoder's `params["verify"]`; None: it has none."""
+        return None
+
+    def given(self, params: PyTree) -> Callable[[Output, Tree, Sampler], Verdict]:
+        """The rule as a step calls it, with `params["verify"]` (None where there is none)."""
+        return self
 
     @abc.abstractmethod
     def __call__(self, output: Output, tree: Tree, sampler: Sampler) -> Verdict:

@@ -26,6 +26,7 @@ class Block(Rejection):
         "keep the longest prefix that the joint law allows; chains only",
         "arXiv:2403.10444",
         "same distribution",
+        tree="chain:length={depth}",
     )
 
     own_noise = True
@@ -61,7 +62,7 @@ def carried(p: Array, q: Array, tokens: Array, proposed: Array) -> Array:
     at = jnp.maximum(tokens, 0)[:, :, None]
     ours, theirs = (jnp.take_along_axis(law, at, axis=2)[:, :, 0] for law in (p[:, :-1], q))
     ratios = jnp.where(proposed & (theirs > 0), ours / jnp.where(theirs > 0, theirs, 1), 0)
-    each = [jnp.ones_like(ratios[:, 0])] if ratios.shape[1] else [jnp.ones(p.shape[:1], p.dtype)]
+    each = [jnp.ones_like(p[:, 0, 0])]
     for ratio in ratios.T:
         each.append(jnp.minimum(1, each[-1] * ratio))
     return jnp.stack(each, axis=1)
@@ -75,7 +76,7 @@ def chances(p: Array, q: Array, weight: Array, proposed: Array) -> Array:
       weight: P, of `carried`.
     """
     mass = jnp.maximum(weight[:, :-1, None] * p[:, :-1] - q, 0).sum(axis=-1)
-    below = mass + 1 - weight[:, :-1]
+    below = mass + (1 - weight[:, :-1])  # where P is 1, exactly the mass
     inner = jnp.where(below > 0, mass / jnp.where(below > 0, below, 1), 1)
     return jnp.where(jnp.pad(proposed, ((0, 0), (0, 1))), jnp.pad(inner, ((0, 0), (0, 1))), weight)
 

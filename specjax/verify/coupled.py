@@ -23,6 +23,7 @@ class Coupled(Verifier):
     )
 
     wants = Wants(draw=True)
+    text_follows_draft = False
 
     def __call__(self, output, tree, sampler):
         draw = output.draw  # [B, N]

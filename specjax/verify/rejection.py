@@ -30,6 +30,7 @@ class Rejection(Verifier):
         "accept with min(1, p/q), else draw the residual; chains only",
         "arXiv:2211.17192",
         "same distribution",
+        tree="chain:length={depth}",
     )
 
     wants = Wants(logits=True)

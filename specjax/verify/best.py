@@ -1,0 +1,56 @@
+"""Of the lossless rules that follow the draft the one that accepts the most, by how a node's children come to be."""
+
+import dataclasses
+from types import MappingProxyType
+
+from specjax.about import About
+from specjax.lm import Wants
+from specjax.tree import Tree
+from specjax.verify.base import Verifier
+from specjax.verify.block import Block
+from specjax.verify.greedy_multi import GreedyMulti
+from specjax.verify.optimal import Optimal
+from specjax.verify.recursive import Recursive
+from specjax.verify.recursive_wor import RecursiveWOR
+from specjax.verify.traversal import Traversal
+
+RULES = MappingProxyType(
+    {
+        "deterministic": Recursive(),  # as they are: one passes with the sum of their chances in p, by every rule
+        "coupled": RecursiveWOR(),  # of one child more than the target's own draw, of more of them as many
+        "iid": Optimal(),
+        "without_replacement": Traversal(),
+        "greedy": GreedyMulti(),
+    }
+)
+"""What trees are judged by, for all `specjax.tree.Children`; chains by `Block`, whatever they are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Best(Verifier):
+    """Judges a tree as the rule for its kind of children does. Which one that is is known before the first step.
+
+    Lossless in law. At a node `block`, `optimal` and `greedy_multi` reach what their children allow
+    (`specjax.verify.bounds`); of children without replacement no rule here does, and `traversal` keeps at least as many as
+    `recursive_wor`.
+    """
+
+    about = About(
+        "best",
+        "judge any tree by the rule that accepts the most of its kind of children",
+        "this library",
+        "same distribution",
+    )
+
+    wants = Wants(logits=True)
+    keep_q = True
+    own_noise = True  # some of the rules need it
+
+    def rule(self, tree: Tree) -> Verifier:
+        """The rule for a tree; static."""
+        if tree.is_chain:
+            return Block()
+        return RULES["deterministic" if tree.log_q is None else tree.children]
+
+    def __call__(self, output, tree, sampler):
+        return self.rule(tree)(output, tree, sampler)

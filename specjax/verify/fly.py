@@ -1,0 +1,64 @@
+"""Loosely speculative decoding (FLy; Li et al. 2025, arXiv:2511.22972), which is lossy: another token passes where the target
+is unsure, if it agrees again with what follows."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specjax.about import About
+from specjax.lm import Wants
+from specjax.verify.base import Verdict, Verifier
+from specjax.verify.paths import entropy, longest
+from specjax.verify.top_down import at, judged_by
+
+
+@dataclasses.dataclass(frozen=True)
+class Fly(Verifier):
+    """A child that is not the target's own draw passes where H(p) > threshold and the next `window` nodes of its path all are
+    the target's own draws; the longest path that owes none of these is kept, of equal ones the likeliest, and the target's own
+    draw follows it.
+
+    Lossy in greedy rows too, whose H is that of their logits' softmax at temperature 1. With a threshold that no entropy
+    exceeds it is `Coupled`. The released code is for longer drafts and windows, and its H sums over the three likeliest tokens
+    alone; here it is the whole entropy, as `Typical` has it.
+
+    Attributes:
+      threshold: an entropy in nats above which another token than the target's may stand, at least 0.
+      window: how many of the target's own tokens must follow such a token in the draft; 0: none.
+    """
+
+    about = About(
+        "fly",
+        "keep another token where the target is unsure, if it agrees again behind it",
+        "arXiv:2511.22972",
+        "lossy",
+    )
+
+    wants = Wants(logits=True, draw=True)
+    keeps_greedy = False
+
+    threshold: float = 0.3
+    window: int = 1
+
+    def __post_init__(self):
+        if self.threshold < 0 or self.window < 0:
+            raise ValueError(f"fly needs a threshold and a window of at least 0, got {self}")
+
+    def __call__(self, output, tree, sampler):
+        p, _, offered = judged_by(output, tree, sampler, soft=True)
+        rows, parent = jnp.arange(tree.tokens.shape[0])[:, None], jnp.maximum(tree.parent, 0)
+        draw = output.draw[:, : tree.nodes]
+        own = tree.tokens == draw[rows, parent]
+        unsure = entropy(p)[rows, parent] > self.threshold
+        lost = self.window + 1
+        owed = jnp.zeros(
+            tree.tokens.shape, jnp.int32
+        )  # own tokens that must still follow; `lost`: nothing mends the path
+        for depth in range(1, tree.max_depth + 1):
+            before = owed[rows, parent]
+            other = jnp.where((before == 0) & unsure, self.window, lost)
+            after = jnp.where(own, jnp.maximum(before - 1, 0), other)
+            after = jnp.where(offered.valid & (before < lost), after, lost)
+            owed = jnp.where(tree.depth == depth, after, owed)
+        node = longest((owed == 0).at[:, 0].set(True), p[rows, parent, jnp.maximum(tree.tokens, 0)], tree)
+        return Verdict(tree.path_to(node, tree.ancestors()), at(tree.depth, node), at(draw, node))

@@ -1,0 +1,136 @@
+"""LANTERN (Jang et al. 2024, arXiv:2410.03355), which is lossy: a token may have the chances of those nearest to it."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from specjax.about import About
+from specjax.verify.base import Verifier
+from specjax.verify.top_down import (
+    TopDown,
+    at,
+    descend,
+    judged_by,
+    normalised,
+    passing,
+    residual,
+    verdict_of,
+    where,
+    without,
+)
+
+Array = jax.Array
+CHUNK = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Lantern(Verifier):
+    """Tries i.i.d. children as `Recursive` does, but adds to p(x) what the nearest tokens of x have, as many of them as have at
+    most `bound` together: x passes with the chance min(1, (p(x) + pooled) / q(x)), and at temperature 0 where that sum is above
+    every other token's p.
+
+    Lossy, in greedy rows too. The law that x is tested against is within `bound` of p in total variation, and where a node has
+    one child no token's chance is above p's by more than `bound`; what p rules out never passes. At a bound of 0 it is
+    `Recursive`. Nearest are the closest rows of the target's embedding, where the paper has codes of an image tokenizer. A
+    rejected token leaves norm(max(p - q, 0)), on which the second bound rests; the released code also takes the pooled
+    tokens from q, or from p.
+
+    Attributes:
+      neighbours: how many tokens may be pooled, at least 1.
+      bound: how much chance they may have together, in [0, 1].
+    """
+
+    about = About(
+        "lantern",
+        "accept with the chances of the nearest tokens too, by the target's embedding",
+        "arXiv:2410.03355",
+        "lossy",
+        tree="chain:length={depth}",
+    )
+
+    wants = TopDown.wants
+    keep_q = True
+    judges = TopDown.judges
+    keeps_greedy = False
+
+    neighbours: int = 10
+    bound: float = 0.1
+
+    def __post_init__(self):
+        if self.neighbours < 1 or not 0 <= self.bound <= 1:
+            raise ValueError(f"lantern needs at least one neighbour and a bound in [0, 1], got {self}")
+
+    def init_params(self, target, params):
+        """The table of every token's nearest ones, nearest first: `{"nearest": [V, neighbours]}` int32.
+
+        Raises:
+          ValueError: where there are not so many tokens.
+        """
+        if self.neighbours >= target.vocab_size:
+            raise ValueError(f"lantern pools {self.neighbours} of {target.vocab_size} tokens: choose fewer neighbours")
+        return {"nearest": nearest(target.embed(params, jnp.arange(target.vocab_size)[None])[0], self.neighbours)}
+
+    def given(self, params):
+        return functools.partial(self, params=params)
+
+    def __call__(self, output, tree, sampler, params=None):
+        if params is None:
+            raise ValueError(
+                'lantern reads a table of near tokens: params["verify"] = verifier.init_params(target, params)'
+            )
+        p, finite, offered = judged_by(output, tree, sampler, soft=True)
+        rule = _Pooling(params["nearest"], self.bound, sampler.params.temperature == 0)
+        order = jnp.argsort(tree.depth.at[:, 0].set(-1), axis=1)[:, 1:]
+        found = descend(rule, p, offered, sampler.uniform_of(tree.depth), order)
+        return verdict_of(found, finite, tree, sampler)
+
+
+def nearest(table: Array, count: int) -> Array:
+    """The `count` rows of a table `[V, E]` that are closest to each, `[V, count]` int32, nearest first and never itself."""
+    table = table.astype(jnp.float32)
+    norms = (table**2).sum(axis=-1)
+
+    def of(row):
+        distance = norms - 2 * jnp.matmul(table, table[row], precision="highest")
+        return jax.lax.top_k(jnp.where(jnp.arange(norms.size) == row, -jnp.inf, -distance), count)[1]
+
+    return jax.lax.map(of, jnp.arange(norms.size), batch_size=CHUNK).astype(jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pooling:
+    """See `specjax.verify.top_down.Rule`. The state: the law, the law of the draft, and the law as it was at first."""
+
+    nearest: Array
+    bound: float
+    greedy: Array
+
+    def enter(self, p, log_q, count):
+        return p, None if log_q is None else jnp.exp(log_q), p
+
+    def compare(self, state, tokens, offered, noise):
+        return state
+
+    def chance(self, state, tokens):
+        p, q, first = state
+        own = at(p, tokens)
+        together = own + self.pooled(p, tokens)
+        drawn = jnp.minimum(together, 1) if q is None else passing(together, at(q, tokens))
+        top = (tokens == jnp.argmax(first, axis=-1)) | (together > first.max(axis=-1))
+        return jnp.where(own > 0, jnp.where(self.greedy, top.astype(p.dtype), drawn), 0)
+
+    def pooled(self, p: Array, tokens: Array) -> Array:
+        """What the nearest tokens have together `[B]`, as many as stay within the bound."""
+        sums = jnp.cumsum(jnp.take_along_axis(p, self.nearest[tokens], axis=1), axis=1)
+        return jnp.where(sums <= self.bound, sums, 0).max(axis=1)
+
+    def rejected(self, state, tokens):
+        p, q, first = state
+        left = normalised(without(p, tokens, 0), p) if q is None else residual(p, q)
+        return where(self.greedy, p, left), q, first
+
+    def rest(self, state):
+        p, _, first = state
+        return where(self.greedy, jax.nn.one_hot(jnp.argmax(first, axis=-1), p.shape[-1], dtype=p.dtype), p)

@@ -1,0 +1,227 @@
+"""The optimal verifier of i.i.d. children: no rule that keeps the target's law lets more of them pass."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax.about import About
+from specjax.sampling.noise import ORDER
+from specjax.verify.top_down import TopDown, at, normalised
+
+Array = jax.Array
+
+HALVINGS = 40
+"""Of a token's share of the line, when a place in it is looked for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimal(TopDown):
+    """One of k i.i.d. children is chosen, so that it is x with the chance c(x), and it passes with b(x) / c(x).
+
+    b = min(p, a q) is the most that can pass, in sum `specjax.verify.bounds.optimal_acceptance`: of the tokens of a set H no
+    more can than 1 - (1 - q(H))^k, the chance that a child is one of them, and with the tokens on [0, 1] in the order of p / q,
+    the largest first, it is enough that this holds for every beginning of the line. c is b, but at least m q where p / q is
+    small.
+
+    How one is chosen: the part of a token on the line is as long as its q, so a child has a uniform place in the part of its
+    token. The first of k places has the density z(s) = k (1 - s)^(k - 1), and should have y(s) = c / q; no beginning of the
+    line has less of z than of y. So places with z > y are paired with later ones with z < y, in the order in which what is too
+    much and what is missing add up, and a child at s goes to the partner t with the chance (z(s) - y(s)) / (z(s) - z(t)). As
+    many go one way as the other: places are still uniform, and the first of them now is of x with the chance c(x). The pairing
+    is that of Jourdain and Margheriti's martingale coupling of two laws (arXiv:1808.01390), here of c / q with z.
+
+    Lossless in law for any number of children and any vocabulary, with two sorts and some cumulative sums at each node whose
+    children are tried. It is the optimum at a node; of two children it does not prefer the one with more below it.
+    """
+
+    about = About(
+        "optimal",
+        "choose one of i.i.d. children so that as many pass as any rule can let pass",
+        "arXiv:2310.15141, arXiv:2502.18779",
+        "same distribution",
+        tree="iid:length={depth}",
+    )
+
+    def noise(self, tree, sampler):
+        twice = sampler.uniform_of(jnp.concatenate([tree.depth] * 2, axis=1), ORDER)
+        return jnp.stack(jnp.split(twice, 2, axis=1), axis=-1)
+
+    def enter(self, p, log_q, count):
+        return p, line_of(p, jnp.exp(log_q), jnp.maximum(count, 1).astype(p.dtype))
+
+    def compare(self, state, tokens, offered, noise):
+        p, line = state
+        here, there, goes = places(line, tokens, noise[..., 0])
+        place = jnp.where(noise[..., 1] < goes, there, here)
+        first = jnp.argmax(jnp.where(offered, place, -1), axis=1)
+        token = at(tokens, first)
+        left = jnp.where(offered.any(axis=1, keepdims=True), normalised(jnp.maximum(p - line.kept, 0), p), p)
+        return Chosen(jnp.where(offered.any(axis=1), token, -1), at(line.passes, token), left)
+
+    def chance(self, state, tokens):
+        return jnp.where(tokens == state.token, state.chance, 0)
+
+    def rejected(self, state, tokens):
+        return state._replace(token=jnp.where(tokens == state.token, -1, state.token))
+
+    def rest(self, state):
+        return state.left
+
+
+class Chosen(NamedTuple):
+    """One of a node's children.
+
+    Attributes:
+      token: `[B]`, its token; -1: there is none, or it has not passed.
+      chance: `[B]`, that it passes.
+      left: `[B, V]`, weights of the target's own token where it does not.
+    """
+
+    token: Array
+    chance: Array
+    left: Array
+
+
+class Line(NamedTuple):
+    """The tokens on [0, 1], the largest p / q first. A place s is held as 1 - s, what lies behind it.
+
+    Attributes:
+      kept: `[B, V]` by token, b.
+      passes: `[B, V]` by token, b / c.
+      rank: `[B, V]` int32 by token, which one it is on the line; all that follows is by rank.
+      share: `[B, V]`, q, the length of its part.
+      behind: `[B, V]`, 1 - s where its part begins.
+      level: `[B, V]`, y = c / q.
+      above: `[B, V]`, the length of that beginning of its part in which z > y.
+      surplus: `[B, V]`, the sum of z - y over what there is of z > y up to its end.
+      deficit: `[B, V]`, likewise of y - z.
+      drafts: `[B]`, k.
+    """
+
+    kept: Array
+    passes: Array
+    rank: Array
+    share: Array
+    behind: Array
+    level: Array
+    above: Array
+    surplus: Array
+    deficit: Array
+    drafts: Array
+
+
+def line_of(p: Array, q: Array, drafts: Array) -> Line:
+    """The line of p and q `[B, V]` for `drafts` `[B]` children."""
+    p, q = (law / law.sum(axis=-1, keepdims=True) for law in (p, q))
+    # greedy rows have children that are no draws: the target's token stands first, what neither law has last
+    ratio = jnp.where(q > 0, jnp.minimum(p / jnp.where(q > 0, q, 1), 1e30), jnp.where(p > 0, jnp.inf, -1))
+    order = jnp.argsort(-ratio, axis=-1)
+    rank = jnp.argsort(order, axis=-1).astype(jnp.int32)
+    by_rank = lambda values: jnp.take_along_axis(values, order, axis=-1)
+    by_token = lambda values: jnp.take_along_axis(values, rank, axis=-1)
+    target, share, ratio = (by_rank(values) for values in (p, q, ratio))
+    behind = jnp.cumsum(share[:, ::-1], axis=-1)[:, ::-1]
+    high, cap, floor = levels(target, share, ratio, behind, drafts)
+    level = jnp.where(high, jnp.minimum(ratio, cap), jnp.maximum(ratio, floor))
+    level = jnp.where(share > 0, level, 0)
+    kept = jnp.where(high, jnp.minimum(target, cap * share), target)
+    kept = jnp.where(share > 0, kept, 0)
+    taken = level * share
+    passes = jnp.where(taken > 0, jnp.minimum(kept / jnp.where(taken > 0, taken, 1), 1), target > 0)
+    turn = jnp.power(level / drafts[:, None], 1 / jnp.maximum(drafts - 1, 1)[:, None])  # where z is y
+    above = jnp.clip(behind - turn, 0, share)
+    surplus = excess(behind, above, level, drafts[:, None])
+    deficit = -excess(behind - above, share - above, level, drafts[:, None])
+    total = lambda parts: jnp.cumsum(jnp.maximum(parts, 0), axis=-1)
+    return Line(
+        by_token(kept), by_token(passes), rank, share, behind, level, above, total(surplus), total(deficit), drafts
+    )
+
+
+def levels(p: Array, q: Array, ratio: Array, behind: Array, drafts: Array) -> tuple[Array, Array, Array]:
+    """Of which tokens too much is wanted `[B, V]` bool, a of those `[B, 1]`, and m of the others `[B, 1]`.
+
+    They are the beginning of the line whose p exceeds the chance that a child is in it by the most: all of that chance is
+    used up by them, so the others can have all of their p.
+
+    Args:
+      p: `[B, V]` by rank, as are q, ratio and behind.
+      q: see p.
+      ratio: p / q, infinite where q is 0.
+      behind: 1 - s where a token's part begins.
+      drafts: `[B]`, k.
+    """
+    inner, after = jnp.cumsum(q, axis=-1), jnp.maximum(behind - q, 0)
+    mass = jnp.cumsum(p, axis=-1)
+    reached = -jnp.expm1(drafts[:, None] * jnp.log(after))
+    missing = mass - reached
+    last = jnp.argmax(missing, axis=-1, keepdims=True)
+    some = jnp.take_along_axis(missing, last, axis=-1) > 0
+    high = (jnp.arange(p.shape[-1])[None] <= last) & some
+    of_last = lambda values, other: jnp.where(some, jnp.take_along_axis(values, last, axis=-1), other)
+    high_mass, high_reached, low_share = of_last(mass, 0), of_last(reached, 0), of_last(after, 1)
+
+    with_cap = jnp.where(q > 0, inner * jnp.where(q > 0, ratio, 0), jnp.inf) + high_mass - mass
+    capped = (high & (with_cap > high_reached)).sum(axis=-1, keepdims=True)
+    width, below = upto(inner, capped, 0), high_mass - upto(mass, capped, 0)
+    cap = jnp.where(width > 0, jnp.maximum(high_reached - below, 0) / jnp.where(width > 0, width, 1), jnp.inf)
+
+    low_reached = jnp.power(low_share, drafts[:, None])
+    with_floor = jnp.where(q > 0, mass - high_mass + jnp.where(q > 0, ratio, 0) * after, ratio)
+    free = (high | (with_floor >= low_reached)).sum(axis=-1, keepdims=True)
+    width, above = upto(after, free, 1), upto(mass, free, 0) - high_mass
+    floor = jnp.where(width > 0, jnp.maximum(low_reached - above, 0) / jnp.where(width > 0, width, 1), 0)
+    return high, cap, floor
+
+
+def upto(sums: Array, count: Array, none: float) -> Array:
+    """What cumulative sums `[B, V]` are after `count` `[B, 1]` tokens, and `none` after 0."""
+    return jnp.where(count > 0, jnp.take_along_axis(sums, jnp.maximum(count - 1, 0), axis=-1), none)
+
+
+def excess(behind: Array, length: Array, level: Array, drafts: Array) -> Array:
+    """The integral of z - y over places from `behind` on; all of one shape. Exact for small lengths."""
+    whole = jnp.where(behind > 0, behind, 1)
+    first = -jnp.power(behind, drafts) * jnp.expm1(drafts * jnp.log1p(-jnp.minimum(length / whole, 1)))
+    return first - level * length
+
+
+def places(line: Line, tokens: Array, uniforms: Array) -> tuple[Array, Array, Array]:
+    """Of children of `tokens` `[B, N]` a place in the part of their token, its partner, both as what is behind them, and the
+    chance that a child goes there; all `[B, N]`, as are the uniforms."""
+    rank = jnp.take_along_axis(line.rank, jnp.maximum(tokens, 0), axis=-1)
+    drafts = line.drafts[:, None]
+    own = lambda values, index: jnp.take_along_axis(values, index, axis=-1)
+    before = lambda sums, index: jnp.where(index > 0, own(sums, jnp.maximum(index - 1, 0)), 0)
+
+    behind, above, level = own(line.behind, rank), own(line.above, rank), own(line.level, rank)
+    step = uniforms * own(line.share, rank)
+    more = step < above  # this place has too much
+    surplus = before(line.surplus, rank) + excess(behind, step, level, drafts)
+    deficit = before(line.deficit, rank) - excess(behind - above, step - above, level, drafts)
+    amount = jnp.maximum(jnp.where(more, surplus, deficit), 0)
+
+    def among(sums, start, length, sign):
+        """The place at which what is too much or too little sums up to `amount`."""
+        wanted = jnp.minimum(amount, sums[:, -1:])
+        index = jnp.minimum(jax.vmap(jnp.searchsorted)(sums, wanted), sums.shape[-1] - 1)
+        wanted = wanted - before(sums, index)
+        start, length, level = own(start, index), own(length, index), own(line.level, index)
+
+        def halve(_, ends):
+            low, high = ends
+            middle = (low + high) / 2
+            short = sign * excess(start, middle, level, drafts) < wanted
+            return jnp.where(short, middle, low), jnp.where(short, high, middle)
+
+        return start - jax.lax.fori_loop(0, HALVINGS, halve, (jnp.zeros_like(length), length))[1]
+
+    later = among(line.deficit, line.behind - line.above, line.share - line.above, -1)
+    earlier = among(line.surplus, line.behind, line.above, 1)
+    here, there = behind - step, jnp.maximum(jnp.where(more, later, earlier), 0)
+    density = lambda place: drafts * jnp.power(jnp.maximum(place, 0), drafts - 1)
+    gap = density(here) - density(there)
+    goes = jnp.where(gap != 0, (density(here) - level) / jnp.where(gap != 0, gap, 1), 0)
+    return here, there, jnp.clip(goes, 0, 1)

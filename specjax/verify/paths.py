@@ -1,0 +1,27 @@
+"""What rules that judge whole paths share."""
+
+import jax
+import jax.numpy as jnp
+
+from specjax.tree import Tree
+
+Array = jax.Array
+
+
+def entropy(p: Array) -> Array:
+    """Of laws `[..., V]`, in nats `[...]`."""
+    return -jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1)), 0).sum(axis=-1)
+
+
+def longest(ends: Array, chance: Array, tree: Tree) -> Array:
+    """The deepest node `[B]` at which a path may end; of equal ones that of the likeliest path.
+
+    Args:
+      ends: `[B, N]` bool, where a path may end; the root always.
+      chance: `[B, N]`, each node's chance after its parent; the root's is of no use.
+      tree: of the nodes.
+    """
+    deepest = ends & (tree.depth == jnp.where(ends, tree.depth, -1).max(axis=1, keepdims=True))
+    log_chance = jnp.log(jnp.maximum(chance, jnp.finfo(chance.dtype).tiny)).at[:, 0].set(0)
+    worth = jnp.where(tree.ancestors(), log_chance[:, None], 0).sum(axis=-1)
+    return jnp.argmax(jnp.where(deepest, worth, -jnp.inf), axis=1)

@@ -1,0 +1,38 @@
+"""Recursive rejection sampling of i.i.d. children (Jeon et al. 2024): the ordinary test, again on what is left of p."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specjax.about import About
+from specjax.verify.top_down import TopDown, passing, residual
+
+
+@dataclasses.dataclass(frozen=True)
+class Recursive(TopDown):
+    """Tries i.i.d. children in the order of their draws: x passes with min(1, p(x) / q(x)), else p becomes norm(max(p - q, 0)).
+
+    Lossless in law: whatever is rejected, p is then the law that the target's token has to have.
+    """
+
+    about = About(
+        "recursive",
+        "try i.i.d. children in their order, each against what is left of p",
+        "arXiv:2402.14160",
+        "same distribution",
+        tree="iid:length={depth}",
+    )
+
+    def enter(self, p, log_q, count):
+        return p, jnp.exp(log_q)
+
+    def chance(self, state, tokens):
+        p, q = (jnp.take_along_axis(law, tokens[:, None], axis=1)[:, 0] for law in state)
+        return passing(p, q)
+
+    def rejected(self, state, tokens):
+        p, q = state
+        return residual(p, q), q
+
+    def rest(self, state):
+        return state[0]

@@ -1,0 +1,142 @@
+"""Traversal verification (Weng et al. 2025): a tree is judged from its leaves up, by the joint law of each path."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.about import About
+from specjax.lm import Wants
+from specjax.tree import Tree
+from specjax.verify.base import Verifier
+from specjax.verify.recursive_wor import drawn_after
+from specjax.verify.top_down import Descent, at, judged_by, normalised, verdict_of, without
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Traversal(Verifier):
+    """Goes through the tree children first: a node whose children have all failed is kept, path and all, with its weight A.
+
+    The root has A = 1, a child of token x min(1, A p(x) / q(x)). A child that fails leaves its parent A = s / (s + 1 - A) and
+    p = norm(max(A p - q, 0)), with s the mass of max(A p - q, 0), and q without x. For a chain this is `Block`.
+    Lossless in law. What it keeps depends on draws all over the tree, so each node needs draws of its own, and each step noise
+    of its own.
+    """
+
+    about = About(
+        "traversal",
+        "judge a tree from its leaves up, by the joint law of each path",
+        "arXiv:2505.12398",
+        "same distribution",
+        tree="without_replacement:length={depth}",
+    )
+
+    wants = Wants(logits=True)
+    keep_q = True
+    own_noise = True
+    judges = ("deterministic", "without_replacement")
+
+    def __call__(self, output, tree, sampler):
+        p, finite, offered = judged_by(output, tree, sampler)
+        return verdict_of(climb(p, offered, sampler.uniform_of(tree.depth)), finite, tree, sampler)
+
+
+def climb(p: Array, tree: Tree, uniforms: Array) -> Descent:
+    """The first node, children before parents, that is kept. What is open are the nodes of one path, a level each.
+
+    Args:
+      p: `[B, N, V]`, the target's law at every node.
+      tree: what is judged, its valid nodes alone.
+      uniforms: `[B, N]`, a node is kept where its own is below its weight; the root always is.
+
+    Returns:
+      What was kept; `chances` in the order of the nodes.
+    """
+    batch, nodes, vocab = p.shape
+    rows = jnp.arange(batch)
+    root = jnp.zeros((batch,), jnp.int32)
+    levels = tree.max_depth + 1
+    law = lambda laws, node: jnp.take_along_axis(laws, node[:, None, None], axis=1)[:, 0]
+
+    def one(carry, event):
+        node, leaves = event // 2, event % 2 == 1
+        depth, tokens = at(tree.depth, node), jnp.maximum(at(tree.tokens, node), 0)
+        active = at(tree.valid, node) & (carry[-1] < 0)  # nothing is kept yet
+        above = jnp.maximum(depth - 1, 0)
+
+        def enter(carry):
+            weight, law_p, law_q, found, kept = carry
+            q = None if law_q is None else jnp.exp(at(law(law_q, above), tokens))
+            joint = at(weight, above) * at(law(law_p, above), tokens)
+            joint = joint if q is None else jnp.where(q > 0, joint / jnp.where(q > 0, q, 1), (joint > 0) * 1.0)
+            own = jnp.where(node == 0, 1, jnp.minimum(joint, 1)).astype(p.dtype)
+            put = lambda stack, new: stack.at[rows, depth].set(
+                jnp.where((active & ~leaves).reshape(-1, *[1] * (new.ndim - 1)), new, stack[rows, depth])
+            )
+            law_q = None if law_q is None else put(law_q, law(tree.log_q, node))
+            return put(weight, own), put(law_p, law(p, node)), law_q, found, kept
+
+        def leave(carry):
+            weight, law_p, law_q, found, kept = carry
+            chance = at(weight, depth)
+            passes = active & leaves & ((at(uniforms, node) < chance) | (node == 0))
+            found = jnp.where(passes[:, None], law(law_p, depth), found)
+            fails = active & leaves & ~passes
+            drawn = None if law_q is None else law(law_q, above)
+            own, left = after(at(weight, above), law(law_p, above), drawn, tokens)
+            put = lambda stack, new: stack.at[rows, above].set(
+                jnp.where(fails.reshape(-1, *[1] * (new.ndim - 1)), new, stack[rows, above])
+            )
+            law_q = None if drawn is None else put(law_q, drawn_after(drawn, tokens))
+            return put(weight, own), put(law_p, left), law_q, found, jnp.where(passes, node, kept)
+
+        chance = jnp.where(active & leaves, at(carry[0], depth), jnp.nan)
+        carry = jax.lax.cond(jnp.any(active & ~leaves), enter, lambda carry: carry, carry)
+        carry = jax.lax.cond(jnp.any(active & leaves), leave, lambda carry: carry, carry)
+        return carry, chance
+
+    stack = jnp.zeros((batch, levels, vocab), p.dtype)
+    carry = (
+        jnp.ones((batch, levels), p.dtype),
+        stack,
+        None if tree.log_q is None else stack,
+        jnp.zeros((batch, vocab), p.dtype),
+        root - 1,
+    )
+    events = visits(tree)
+    (*_, weights, node), chances = jax.lax.scan(one, carry, events.T)
+    left = jnp.argsort(events, axis=1)[:, 1::2]  # when each node was left
+    return Descent(node, at(tree.depth, node), weights, jnp.take_along_axis(chances.T, left, axis=1)[:, 1:])
+
+
+def after(weight: Array, p: Array, log_q: Array | None, tokens: Array) -> tuple[Array, Array]:
+    """A parent's weight `[B]` and law `[B, V]` once its child of `tokens` `[B]` has failed.
+
+    Args:
+      weight: `[B]`, A before it.
+      p: `[B, V]`.
+      log_q: `[B, V]`, what the child was drawn from; None: it was taken as it is.
+      tokens: `[B]`.
+    """
+    more = weight[:, None] * p
+    more = without(more, tokens, 0) if log_q is None else jnp.maximum(more - jnp.exp(log_q), 0)
+    mass = more.sum(axis=-1)
+    below = mass + (1 - weight)  # where A is 1, exactly the mass
+    return jnp.where(below > 0, mass / jnp.where(below > 0, below, 1), 1), normalised(more, p)
+
+
+def visits(tree: Tree) -> Array:
+    """Twice every node, `[B, 2 N]`: 2 n where n is entered, 2 n + 1 where it is left, after all below it, siblings in order."""
+    batch, nodes = tree.tokens.shape
+    above = jnp.broadcast_to(tree.ancestors(), (batch, nodes, nodes))
+    level = jnp.arange(tree.max_depth + 1)[None, None, :, None]
+    here = above[:, :, None, :] & (tree.depth[:, None, None, :] == level)
+    path = jnp.where(here.any(axis=-1), jnp.argmax(here, axis=-1), -1)  # [B, N, D + 1]
+    both = jnp.stack([path, jnp.where(path < 0, nodes, path)], axis=2).reshape(batch, 2 * nodes, -1)
+    # a node without any below it has full paths: what is left comes after what is entered, by its number
+    keys = jnp.concatenate(
+        [both, jnp.broadcast_to(jnp.arange(2 * nodes)[None, :, None], (batch, 2 * nodes, 1))], axis=2
+    )
+    return jax.vmap(lambda keys: jnp.lexsort(keys.T[::-1]))(keys).astype(jnp.int32)

@@ -1,0 +1,50 @@
+"""Typical acceptance (Medusa; Cai et al. 2024, arXiv:2401.10774), which is lossy: what the target finds likely is kept."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specjax.about import About
+from specjax.lm import Wants
+from specjax.verify.base import Verdict, Verifier
+from specjax.verify.paths import entropy, longest
+from specjax.verify.top_down import at, judged_by
+
+
+@dataclasses.dataclass(frozen=True)
+class Typical(Verifier):
+    """A child x passes where p(x) > min(threshold, alpha exp(-H(p))), with H the entropy of p in nats, and so does the target's
+    own draw; the longest path of passing nodes is kept, of equal ones the likeliest, and the target's own draw follows it.
+
+    Lossy: of tokens that pass it is the draft that chooses. Greedy rows keep greedy text, and at a threshold of 1 with a large
+    alpha only the target's own draw passes, as `Coupled` has it. That it passes, and follows a path as it was drawn, is
+    of this library: as published only the test counts, and what follows a path is drawn from the tokens that pass it.
+
+    Attributes:
+      threshold: a chance above which any token passes, in [0, 1].
+      alpha: how many times the inverse perplexity exp(-H) does where that is less.
+    """
+
+    about = About("typical", "keep what the target finds likely enough, by its entropy", "arXiv:2401.10774", "lossy")
+
+    wants = Wants(logits=True, draw=True)
+
+    threshold: float = 0.09
+    alpha: float = 0.3
+
+    def __post_init__(self):
+        if not 0 <= self.threshold <= 1 or self.alpha < 0:
+            raise ValueError(f"typical needs a threshold in [0, 1] and alpha >= 0, got {self}")
+
+    def __call__(self, output, tree, sampler):
+        p, _, offered = judged_by(output, tree, sampler)
+        rows, parent = jnp.arange(tree.tokens.shape[0])[:, None], jnp.maximum(tree.parent, 0)
+        tokens = jnp.maximum(tree.tokens, 0)
+        enough = jnp.minimum(self.threshold, self.alpha * jnp.exp(-entropy(p)))
+        chance = p[rows, parent, tokens]
+        draw = output.draw[:, : tree.nodes]
+        passes = (chance > enough[rows, parent]) | (tokens == draw[rows, parent])
+        passes = (passes & offered.valid).at[:, 0].set(True)
+        above = tree.ancestors()
+        node = longest(jnp.all(passes[:, None] | ~above, axis=-1), chance, tree)
+        return Verdict(tree.path_to(node, above), at(tree.depth, node), at(draw, node))

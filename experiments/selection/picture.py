@@ -1,0 +1,48 @@
+"""Right answers against target passes a question: `python experiments/selection/picture.py` writes `accuracy.png`."""
+
+import json
+from pathlib import Path
+
+from specjax.viz.picture import Picture
+
+FOLDER = Path(__file__).parent
+NAMES = ("majority", "self_certainty", "borda", "first_finish")
+
+
+def main() -> None:
+    """Draws a panel a temperature."""
+    files = sorted(FOLDER.glob("temperature_*.json"))
+    figure = Picture(5 * len(files), 4)
+    panels = figure.subplots(1, len(files), sharey=True)
+    for axes, file in zip(panels, files, strict=True):
+        found = json.loads(file.read_text())
+        greedy, one = found["rows"][:2]
+        for index, name in enumerate(NAMES):
+            rows = [one, *(row for row in found["rows"] if row["name"] == name)]
+            shift = 1 + 0.03 * (index - 1.5)  # so that intervals do not hide each other
+            axes.errorbar(
+                [row["passes"] * shift for row in rows],
+                [100 * row["right"] for row in rows],
+                yerr=[
+                    [100 * (row["right"] - row["low"]) for row in rows],
+                    [100 * (row["high"] - row["right"]) for row in rows],
+                ],
+                marker="o",
+                capsize=2,
+                lw=1,
+                label=name,
+            )
+        axes.axhline(100 * greedy["right"], color="black", lw=1)
+        axes.axhspan(100 * greedy["low"], 100 * greedy["high"], color="black", alpha=0.07)
+        axes.plot(greedy["passes"], 100 * greedy["right"], "k*", ms=12, label="greedy")
+        axes.set_xscale("log", base=2)
+        axes.set_title(f"temperature {found['options']['temperature']:g}", fontsize=10)
+        axes.set_xlabel("target passes a question")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("right answers, % (95%)")
+    panels[-1].legend(fontsize=8)
+    figure.savefig(str(FOLDER / "accuracy.png"), dpi=110)
+
+
+if __name__ == "__main__":
+    main()

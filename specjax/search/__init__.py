@@ -1,0 +1,26 @@
+"""Searches, decoders that keep several texts of a prompt side by side, and selections, which take one of several completions.
+
+A line a method, in the order in which they are listed.
+"""
+# isort: skip_file
+
+from specjax.search.beam import BeamSearch as BeamSearch
+from specjax.search.stochastic_beam import StochasticBeamSearch as StochasticBeamSearch
+
+# selections
+from specjax.search.majority import Majority as Majority
+from specjax.search.self_certainty import SelfCertainty as SelfCertainty
+from specjax.search.borda import Borda as Borda
+from specjax.search.first_finish import FirstFinish as FirstFinish
+
+# for Python alone
+from specjax.search.exact_extract import exact_extract as exact_extract
+from specjax.search.exact_extract import Span as Span
+
+# the contracts
+from specjax.search.base import Search as Search
+from specjax.search.base import SearchState as SearchState
+from specjax.search.base import Beams as Beams
+from specjax.search.base import Found as Found
+from specjax.search.selection import Selection as Selection
+from specjax.search.selection import Candidate as Candidate

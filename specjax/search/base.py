@@ -1,0 +1,273 @@
+"""What searches have in common: rows that hold several texts of one prompt, and caches that are forked.
+
+In the shape descriptions `B` denotes rows (prompts), `K` texts of a row, `L` the text buffer, `S` cache slots.
+"""
+
+import abc
+import dataclasses
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+
+from specjax.about import Named
+from specjax.decoder import Decoder, Needs, formed
+from specjax.lm import LM, Block, Wants
+from specjax.pretty import Pretty
+from specjax.sampling import Sampler
+from specjax.sampling.processors import Processor
+from specjax.sampling_params import Sampling
+from specjax.search.fork import chosen, fork, forked_axes, merged, parted, spread
+from specjax.sharding.ambient import on_mesh
+from specjax.sharding.rules import constrain, rounded
+from specjax.speculative import Speculative, speculative
+from specjax.state import DecodeState, Finish, Prefix, Rows
+
+Array = jax.Array
+PyTree = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Beams(Pretty):
+    """The texts of a row that still grow; all are as long.
+
+    Attributes:
+      tokens: `[B, K, L]` int32, prompt and output.
+      scores: `[B, K]` float32, the search's own; -inf where there is no text.
+    """
+
+    tokens: Array
+    scores: Array
+
+    @classmethod
+    def of(cls, prompts: Array, count: int, groups: int) -> Self:
+        """So many copies of every prompt `[B, L]`; the first of each group has score 0, and the others do not count yet."""
+        scores = jnp.where(jnp.arange(count) % (count // groups) == 0, 0.0, -jnp.inf)
+        return cls(spread(prompts, count), spread(jnp.zeros(prompts.shape[:1]), count) + scores[None])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Found(Pretty):
+    """The texts of a row that have ended.
+
+    Attributes:
+      tokens: `[B, K, L]` int32, prompt and output; anything from `length` on.
+      length: `[B, K]` int32.
+      scores: `[B, K]` float32, the best is the highest; -inf where there is no text.
+      finish: `[B, K]` int32, a `Finish` value.
+    """
+
+    tokens: Array
+    length: Array
+    scores: Array
+    finish: Array
+
+    @classmethod
+    def nothing(cls, batch: int, count: int, capacity: int) -> Self:
+        """No text yet."""
+        zeros = lambda *more: jnp.zeros((batch, count, *more), jnp.int32)
+        return cls(zeros(capacity), zeros(), zeros() - jnp.inf, zeros() + Finish.LENGTH)
+
+    def best(self) -> "Found":
+        """The best of every row, `[B]` and `[B, L]`."""
+        at = jnp.argmax(self.scores, axis=1)
+        return jax.tree.map(lambda x: chosen(x, at[:, None])[:, 0], self)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SearchState(Rows):
+    """The rows of a search. Until a row is done its `tokens` and `length` are the prompt; then they are the best text found.
+
+    Attributes:
+      beams: what still grows. Its texts have `prompt_length + stats.steps` tokens.
+      found: what has ended.
+      open: `[B, G]` bool, groups of a row that may still find something.
+      cache: the target's, of every text: leaves `[B, K, ...]`. The last token of a text has no entry yet.
+    """
+
+    beams: Beams
+    found: Found
+    open: Array
+    cache: PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Search(Decoder, abc.ABC):
+    """A decoder of several texts a row. Implementations are frozen dataclasses, and write `step`.
+
+    The prompt is read once a row, whatever the number of its texts, and a text that is continued in two ways takes its cache
+    along.
+
+    Attributes:
+      target: the model.
+      mesh: the device mesh that params and state are laid out on, or None.
+      processors: the user's own warpers (`specjax.sampling.Processor`), of log-probabilities.
+      greedy: whether no row uses a warper, so that nothing is compiled for them.
+    """
+
+    about: ClassVar[Named] = None
+    """Its names in the registry, and what its text is worth beside plain decoding's."""
+    draws: ClassVar[bool] = False
+    """Whether it draws its texts, so that rows need a temperature; else none may have one."""
+    growing: ClassVar[type[Beams]] = Beams
+    ended: ClassVar[type[Found]] = Found
+
+    target: LM
+    _: dataclasses.KW_ONLY
+    mesh: jax.sharding.Mesh | None = None
+    processors: tuple[Processor, ...] = ()
+    greedy: bool = False
+
+    @property
+    @abc.abstractmethod
+    def num_texts(self) -> int:
+        """K, how many texts of a row grow, and how many it ends with at most."""
+
+    @property
+    def num_groups(self) -> int:
+        """G, how many groups these fall into."""
+        return 1
+
+    @property
+    def reads_prefix(self) -> bool:
+        return True
+
+    def fitted(self, needs: Needs) -> Self:
+        """See `Decoder.fitted`."""
+        return dataclasses.replace(self, greedy=needs.greedy)
+
+    @property
+    def _plain(self) -> Speculative:
+        """What reads prompts."""
+        return speculative(self.target, mesh=self.mesh)
+
+    def axes(self, state: SearchState) -> SearchState:
+        """See `Decoder.axes`."""
+        axes = jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), state)
+        return dataclasses.replace(axes, cache=forked_axes(self.target, state.cache))
+
+    def param_shardings(self, params: PyTree) -> PyTree:
+        """See `specjax.speculative.Speculative.param_shardings`."""
+        return {"target": self._plain.param_shardings({"target": params["target"], "draft": None})["target"]}
+
+    def constrained(self, state: SearchState) -> SearchState:
+        """The state, kept on its shardings."""
+        return constrain(self.mesh, self.axes(state), state)
+
+    def empty(
+        self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1
+    ) -> SearchState:
+        """See `Decoder.empty`."""
+        capacity = rounded(self.mesh, "slots", capacity)
+        dtype = cache_dtype or jax.tree.leaves(params["target"])[0].dtype
+        prompts = jnp.zeros((batch, capacity), jnp.int32)
+        state = SearchState.blank(
+            batch,
+            capacity,
+            0,
+            eos_width,
+            length=1,
+            beams=self.growing.of(prompts, self.num_texts, self.num_groups),
+            found=self.ended.nothing(batch, self.num_texts, capacity),
+            open=jnp.ones((batch, self.num_groups), bool),
+            cache=parted(self.target.init_cache(batch * self.num_texts, capacity, dtype), self.num_texts),
+        )
+        return self.constrained(state)
+
+    def _searched(self, plain: DecodeState) -> SearchState:
+        """Rows after their prefill, as those of a search that begins."""
+        batch, capacity = plain.tokens.shape
+        rows = {field.name: getattr(plain, field.name) for field in dataclasses.fields(Rows)}
+        return SearchState(
+            **rows,
+            beams=self.growing.of(plain.tokens, self.num_texts, self.num_groups),
+            found=self.ended.nothing(batch, self.num_texts, capacity),
+            open=jnp.ones((batch, self.num_groups), bool),
+            cache=jax.tree.map(lambda x: spread(x, self.num_texts), plain.cache),
+        )
+
+    @on_mesh
+    def insert(
+        self,
+        params: PyTree,
+        state: SearchState,
+        rows: Array,
+        prompts: Array,
+        lengths: Array,
+        row_keys: Array,
+        *,
+        limit: Array,
+        sampling: Sampling,
+        eos: Array | None = None,
+        width: int | None = None,
+        prefix: Prefix | None = None,
+    ) -> SearchState:
+        """See `Decoder.insert`; `prefix` is from `read_prefix`."""
+        plain = self._plain.insert(
+            params | {"draft": None},
+            self._rows(params, state, prompts.shape[0], sampling),
+            jnp.arange(prompts.shape[0]),
+            prompts,
+            lengths,
+            row_keys,
+            limit=limit,
+            sampling=sampling,
+            eos=eos,
+            width=width,
+            prefix=prefix,
+        )
+        return self.constrained(state.place(rows, self._searched(plain), self.axes(state)))
+
+    @on_mesh
+    def read_prefix(self, params: PyTree, state: SearchState, tokens: Array) -> tuple[SearchState, Prefix]:
+        """See `specjax.speculative.Speculative.read_prefix`."""
+        plain = self._rows(params, state, 1, state.sampling)
+        return state, self._plain.read_prefix(params | {"draft": None}, plain, tokens)[1]
+
+    def _rows(self, params, state, count, sampling):
+        """So many rows of plain decoding, with room for what the state has."""
+        dtype = jax.tree.leaves(state.cache)[0].dtype
+        capacity, eos_width = state.tokens.shape[1], state.eos.shape[1]
+        plain = self._plain.empty(params | {"draft": None}, count, capacity, dtype, eos_width)
+        return formed(self._plain, plain, sampling.form)
+
+    def _read(self, params, state, length):
+        """Logits `[B, K, V]` of what follows every text, and what the pass adds to the cache."""
+        at = jnp.repeat(length - 1, self.num_texts)
+        tokens = jnp.take_along_axis(merged(state.beams.tokens), at[:, None], axis=1)
+        block = Block(tokens, at[:, None], at)
+        output = self.target(params["target"], block, merged(state.cache), wants=Wants(logits=True))
+        return parted(output.logits[:, 0], self.num_texts), output.delta
+
+    def _forked(self, state, delta, source, length, live):
+        """The cache of the new texts: of every one that of the text it goes on from, and what the pass added to it."""
+        whole = self.mesh is not None and self.mesh.size > 1
+        axes = forked_axes(self.target, state.cache)
+        axes = (
+            jax.tree.map(lambda _: (), state.cache) if whole else axes
+        )  # moved in pieces, a split axis would be gathered
+        first = jnp.min(jnp.where(live, state.prompt_length, state.tokens.shape[1])) - 1
+        last = jnp.max(jnp.where(live, length, 0))
+        cache = fork(state.cache, axes, source, first, last)
+        delta = merged(jax.tree.map(lambda x: chosen(x, source), parted(delta, self.num_texts)))
+        return parted(
+            self.target.commit(merged(cache), delta, None, jnp.repeat(length - 1, self.num_texts)), self.num_texts
+        )
+
+    def _sampler(self, state, texts, length, live):
+        """The warpers of so many rows as there are texts `[B, W, L]`."""
+        repeat = lambda tree: jax.tree.map(lambda x: jnp.repeat(x, texts.shape[1], axis=0), tree)
+        return Sampler(
+            repeat(state.key),
+            merged(texts),
+            repeat(length),
+            repeat(live),
+            repeat(state.sampling),
+            processors=self.processors,
+            greedy=self.greedy,
+            begin=repeat(state.prompt_length),
+            eos=repeat(state.eos),
+        )

@@ -1,0 +1,113 @@
+"""Exact extraction (Castel et al. 2021, arXiv:2108.05857): the span of a passage that is the likeliest answer, of all.
+
+In the shape descriptions `R` denotes rows, spans that begin at one place each, `T` the longest span, `V` the vocabulary.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.lm import LM, Block, Wants
+from specjax.sampling_params import Sampling
+from specjax.speculative import speculative
+
+ROWS = 16
+"""Spans are read from so many places at a time: the logits of these are all that there ever are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """A part of a passage.
+
+    Attributes:
+      start: its first token.
+      stop: behind its last one.
+      log_prob: natural logarithm of the probability that the answer is these tokens and ends there, in the model's own law.
+    """
+
+    start: int
+    stop: int
+    log_prob: float
+
+
+def exact_extract(
+    lm: LM,
+    params: Any,
+    prompt: Sequence[int],
+    passage: Sequence[int],
+    *,
+    eos: Sequence[int],
+    longest: int = 16,
+    count: int = 1,
+) -> list[Span]:
+    """The likeliest spans of a passage as the answer to a prompt, the best first.
+
+    Nothing is searched: all spans are scored, those that begin at one place in one row, and the prompt is read once.
+
+    Args:
+      lm: the model, on one device.
+      params: its parameters.
+      prompt: token ids, most often with the passage and a question; at least one.
+      passage: token ids as an answer would have them (after a space, most often).
+      eos: ids that end an answer.
+      longest: tokens of a span, at most.
+      count: how many spans.
+
+    Raises:
+      ValueError: on an empty prompt or passage, no EOS, or less than one token or span.
+    """
+    if not len(prompt) or not len(passage) or not len(eos) or longest < 1 or count < 1:
+        raise ValueError("exact_extract needs a prompt, a passage, an EOS, and longest and count of at least 1")
+    longest = min(longest, len(passage))
+    padded = np.concatenate([np.asarray(passage, np.int32), np.full(longest, -1, np.int32)])
+    starts = np.arange(len(passage))
+    tokens = padded[starts[:, None] + np.arange(longest)[None]]
+    cache = _prefilled(lm, params, jnp.asarray([prompt], jnp.int32), longest)
+    spans: list[Span] = []
+    for at in range(0, len(tokens), ROWS):
+        part = np.full((ROWS, longest), -1, np.int32)
+        part[: len(tokens[at : at + ROWS])] = tokens[at : at + ROWS]
+        scores = np.asarray(
+            _scores(lm, params, cache, np.int32(prompt[-1]), len(prompt), part, np.asarray(eos, np.int32))
+        )
+        for flat in np.argsort(-scores, axis=None, kind="stable")[:count]:
+            row, length = divmod(int(flat), longest)
+            if np.isfinite(scores[row, length]):
+                spans.append(Span(at + row, at + row + length + 1, float(scores[row, length])))
+    return sorted(spans, key=lambda span: -span.log_prob)[:count]
+
+
+def _prefilled(lm, params, prompt, room):
+    """The cache of one row after all but the prompt's last token."""
+    plain, length = speculative(lm), prompt.shape[1]
+    state = plain.init(
+        {"target": params, "draft": None},
+        prompt,
+        jnp.asarray([length]),
+        jax.random.key(0, impl="threefry2x32")[None],
+        limit=jnp.asarray([length + room]),
+        sampling=Sampling.make(1),
+        capacity=length + room + plain.slack + 1,
+    )
+    return state.cache
+
+
+def _score(lm, params, cache, last, length, tokens, eos):
+    """Log-probabilities `[R, T]` of the spans that begin every row and end behind column t; -inf where it is padding."""
+    rows, longest = tokens.shape
+    cache = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (rows, *leaf.shape[1:])), cache)
+    block = jnp.concatenate([jnp.broadcast_to(last, (rows, 1)), tokens], axis=1)
+    begin = jnp.broadcast_to(jnp.int32(length - 1), (rows,))
+    positions = begin[:, None] + jnp.arange(longest + 1)[None]
+    logits = lm(params, Block(block, positions, begin), cache, wants=Wants(logits=True)).logits
+    laws = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    own = jnp.take_along_axis(laws[:, :-1], jnp.maximum(tokens, 0)[:, :, None], axis=2)[:, :, 0]
+    ends = jax.nn.logsumexp(laws[:, 1:, eos], axis=2)
+    return jnp.where(tokens >= 0, jnp.cumsum(own, axis=1) + ends, -jnp.inf)
+
+
+_scores = jax.jit(_score, static_argnums=0)

@@ -1,0 +1,89 @@
+"""What a selection is: it takes one of several completions of a prompt, all of which are drawn by then, on the host."""
+
+import abc
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+
+from specjax.about import Named
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A completion.
+
+    Attributes:
+      answer: what it says, as far as that can be compared; None where it says nothing: then it has no vote.
+      certainty: its self-certainty, in nats (`specjax.state.LogProbs`); None where it was not kept.
+      length: its tokens.
+      ended: whether it ended by itself, with EOS or a stop string.
+    """
+
+    answer: str | None
+    certainty: float | None = None
+    length: int = 0
+    ended: bool = False
+
+
+class Selection(abc.ABC):
+    """Says what each of several completions is worth; the best one is taken. Implementations are frozen dataclasses.
+
+    Attributes:
+      reads_certainty: whether completions need their self-certainty.
+      stops_others: whether the shortest one that ends is taken, so that the others are written no further than that.
+    """
+
+    about: ClassVar[Named] = None
+    """Its names in the registry, and what its text is worth beside plain decoding's."""
+    reads_certainty: ClassVar[bool] = False
+    stops_others: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def scores(self, candidates: Sequence[Candidate]) -> list[float]:
+        """What each is worth; -inf for one that must not be taken."""
+
+    def choose(self, candidates: Sequence[Candidate]) -> tuple[int, float | None]:
+        """The best of at least one, the first of equals, and what it is worth; without any answer the first, worth nothing."""
+        scores = self.scores(candidates)
+        best = max(range(len(scores)), key=lambda index: (scores[index], -index))
+        return (0, None) if scores[best] == -math.inf else (best, scores[best])
+
+
+def by_answer(candidates: Sequence[Candidate], votes: Sequence[float]) -> list[float]:
+    """The sum of the votes for the answer of each; -inf where it has none."""
+    sums: dict[str, float] = {}
+    for candidate, vote in zip(candidates, votes, strict=True):
+        if candidate.answer is not None:
+            sums[candidate.answer] = sums.get(candidate.answer, 0.0) + vote
+    return [-math.inf if candidate.answer is None else sums[candidate.answer] for candidate in candidates]
+
+
+def certainties(candidates: Sequence[Candidate]) -> list[float]:
+    """The self-certainty of each; -inf without an answer.
+
+    Raises:
+      ValueError: where one has none.
+    """
+    if any(candidate.certainty is None for candidate in candidates):
+        raise ValueError("these completions have no self-certainty: decode them with logprobs=True")
+    return [-math.inf if c.answer is None or c.certainty is None else c.certainty for c in candidates]
+
+
+def answer_of(text: str, pattern: str | None = None) -> str | None:
+    """What a text says: all of it with single spaces, or the last place where a regular expression fits.
+
+    Args:
+      text: the completion.
+      pattern: a regular expression; its first group, where it has one, is the answer.
+
+    >>> answer_of("So 3 + 4 = 7. The answer is 7.", r"answer is ([0-9]+)"), answer_of(" a  b ")
+    ('7', 'a b')
+    """
+    if pattern is not None:
+        found = list(re.finditer(pattern, text))
+        if not found:
+            return None
+        text = found[-1][1 if found[-1].re.groups else 0] or ""
+    return " ".join(text.split()) or None

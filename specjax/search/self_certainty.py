@@ -1,0 +1,17 @@
+"""Best of N by self-certainty (Kang et al. 2025): the completion whose laws were the furthest from even."""
+
+import dataclasses
+
+from specjax.about import About
+from specjax.search.selection import Selection, certainties
+
+
+@dataclasses.dataclass(frozen=True)
+class SelfCertainty(Selection):
+    """A completion is worth its self-certainty: the mean divergence of the even law from the model's, token by token."""
+
+    about = About("self_certainty", "the completion that the model was surest of", "arXiv:2502.18581", "own text")
+    reads_certainty = True
+
+    def scores(self, candidates):
+        return certainties(candidates)

@@ -1,0 +1,160 @@
+"""Stochastic beam search (Kool et al. 2019, arXiv:1903.06059): K texts of a prompt, drawn without replacement.
+
+In the shape descriptions `B` denotes rows (prompts), `K` texts of a row, `L` the text buffer, `V` the vocabulary.
+"""
+
+import dataclasses
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from specjax.about import About
+from specjax.expand.stochastic_beam import lowered
+from specjax.sampling.noise import gumbel_at
+from specjax.search.base import Beams, Found, Search, SearchState
+from specjax.search.fork import chosen, merged, parted
+from specjax.sharding.ambient import on_mesh
+from specjax.state import Finish, Stats
+
+Array = jax.Array
+PyTree = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Drawn(Beams):
+    """Texts that grow; their `scores` are log-probabilities with Gumbel noise.
+
+    Attributes:
+      log_probs: `[B, K]` float32, of their new tokens, under the law that they are drawn from.
+    """
+
+    log_probs: Array
+
+    @classmethod
+    def of(cls, prompts: Array, count: int, groups: int) -> Self:
+        first = Beams.of(prompts, count, groups)
+        return cls(first.tokens, first.scores, first.scores + 0)  # each a buffer of its own
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DrawnFound(Found):
+    """Texts that have ended, with the same numbers. With the K-th score as threshold `k` the first K - 1 texts are importance
+    samples, each of weight `p / (1 - exp(-exp(log p - k)))` (section 4.1).
+
+    Attributes:
+      log_probs: `[B, K]` float32.
+    """
+
+    log_probs: Array
+
+    @classmethod
+    def nothing(cls, batch: int, count: int, capacity: int) -> Self:
+        return cls(**vars(Found.nothing(batch, count, capacity)), log_probs=jnp.zeros((batch, count)) - jnp.inf)
+
+
+@dataclasses.dataclass(frozen=True)
+class StochasticBeamSearch(Search):
+    """K different texts, as if texts were drawn one after the other and what came before were left out.
+
+    A text's score is its log-probability with Gumbel noise; the best of its continuations has its own score, so the K best
+    of all texts are found in one go from left to right. The first text is the one that plain decoding draws at the same seed.
+    Rows have a temperature, and their law is that after all warpers.
+
+    Attributes:
+      stochastic_beams: K.
+
+    Raises:
+      ValueError: where that is no whole number from 1 on.
+    """
+
+    about = About(
+        "stochastic_beam", "K texts drawn without replacement; the first is plain decoding's", "arXiv:1903.06059",
+        "own text",
+    )  # fmt: skip
+    draws = True
+    growing = Drawn
+    ended = DrawnFound
+
+    stochastic_beams: int = 4
+
+    def __post_init__(self):
+        if not isinstance(self.stochastic_beams, int) or self.stochastic_beams < 1:
+            raise ValueError(f"stochastic_beams must be a whole number from 1 on, got {self.stochastic_beams}")
+
+    @property
+    def num_texts(self) -> int:
+        return self.stochastic_beams
+
+    @on_mesh
+    def step(self, params: PyTree, state: SearchState) -> tuple[SearchState, None]:
+        """One target pass over all texts: each that has not ended grows by a token."""
+        live, length, count = ~state.done, state.prompt_length + state.stats.steps, self.num_texts
+        logits, delta = self._read(params, state, length)
+        old: Any = state.beams
+        grows = (old.scores > -jnp.inf) & live[:, None]
+        failed = (grows & jnp.isnan(logits).any(axis=2)).any(axis=1)
+        sampler = self._sampler(state, old.tokens, length, live)
+        own = parted(sampler.log_law(merged(logits)[:, None]), count)[:, :, 0]
+        own = jnp.where(grows[:, :, None], old.log_probs[:, :, None] + own, -jnp.inf)
+        # the noise of the first text is plain decoding's, and the best text is the first until it has ended
+        noise = gumbel_at(state.key, length[:, None], jnp.arange(own[0].size)[None, None]).reshape(own.shape)
+        scores = self._noisy(own, noise, old.scores)
+
+        batch, _, vocab = scores.shape
+        top, flat = jax.lax.top_k(scores.reshape(batch, -1), count)
+        parent, token = flat // vocab, flat % vocab
+        here = jnp.arange(state.tokens.shape[1])[None, None] == length[:, None, None]
+        texts = jnp.where(here, token[:, :, None], chosen(old.tokens, parent))
+        eos = (token[:, :, None] == state.eos[:, None, :]).any(axis=2)
+        ends = eos | (length + 1 >= state.limit)[:, None]
+        new = DrawnFound(
+            texts,
+            jnp.broadcast_to(length[:, None] + 1, top.shape),
+            top,
+            jnp.where(eos, Finish.EOS, Finish.LENGTH).astype(jnp.int32),
+            chosen(own.reshape(batch, -1), flat),
+        )
+        # texts that have ended stay among the K as long as their score does; a place holds one of these or one that grows
+        both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), state.found, new)
+        at = jax.lax.top_k(both.scores, count)[1]
+        kept = jax.tree.map(lambda x: chosen(x, at), both)
+        is_over = chosen(jnp.concatenate([jnp.ones_like(ends), ends], axis=1), at)
+        only = lambda where, x: jnp.where(where, x, -jnp.inf)
+        beams = Drawn(kept.tokens, only(~is_over, kept.scores), only(~is_over, kept.log_probs))
+        found = dataclasses.replace(kept, scores=only(is_over, kept.scores), log_probs=only(is_over, kept.log_probs))
+        source = chosen(jnp.concatenate([jnp.zeros_like(parent), parent], axis=1), at)
+        with jax.named_scope("fork"):
+            cache = self._forked(state, delta, source, length, live)
+        return self.constrained(self._after(state, live, beams, found, cache, failed)), None
+
+    def _noisy(self, own, noise, ceiling):
+        """Scores `[B, K, V]` of continuations with log-probabilities `own`, the best of each text at the score of that."""
+        possible = own > -jnp.inf
+        noisy = jnp.where(possible, own + noise, -jnp.inf)
+        largest = noisy.max(axis=2, keepdims=True)
+        finite = lambda x: jnp.where(possible, x, 0.0)
+        bounded = lowered(finite(noisy), finite(largest), jnp.where(possible, ceiling[:, :, None], 0.0))
+        return jnp.where(possible, bounded, -jnp.inf)
+
+    def _after(self, state, live, beams, found, cache, failed):
+        """The state after a step."""
+        grows = (beams.scores > -jnp.inf).any(axis=1)
+        best = found.best()
+        failed = failed | (~grows & ~jnp.isfinite(best.scores))
+        over = ~grows | failed
+        ends = live & over & ~failed
+        finish = jnp.where(over, jnp.where(failed, Finish.ERROR, best.finish), Finish.RUNNING)
+        return dataclasses.replace(
+            state,
+            tokens=jnp.where(ends[:, None], best.tokens, state.tokens),
+            length=jnp.where(ends, best.length, state.length),
+            finish=jnp.where(live, finish, state.finish).astype(jnp.int32),
+            stats=Stats(state.stats.steps + live, state.stats.accepted + live[:, None]),
+            beams=beams,
+            found=found,
+            open=grows[:, None],
+            cache=cache,
+        )

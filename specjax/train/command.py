@@ -85,9 +85,14 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, list[str]]
         raise ValueError(
             f"--length {options.length} is more than the {longest} positions that {target.name} was made for"
         )
-    read = functools.cache(lambda: data.read_rows(options.data, target, options.length, options.seed))
-    task = OBJECTIVES[name](target, options, read)
-    rows = read()
+    read = functools.cache(lambda packed: data.read_rows(options.data, target, options.length, options.seed, packed))
+    task = OBJECTIVES[name](target, options, functools.partial(read, True))
+    if options.accumulate > 1 and not task.objective.divisible:
+        raise ValueError(
+            f"--accumulate {options.accumulate}: {name} with keep below 1 chooses among the tokens of a whole batch, which "
+            "cannot come in parts: leave --accumulate out"
+        )
+    rows = read(task.objective.packed)
     about = {
         "objective": repr(task.objective), **dataclasses.asdict(settings), "batch_size": options.batch_size,
         "length": options.length, "data": rows.digest, "target": target.name,

@@ -10,6 +10,7 @@ Lines of a .jsonl file are objects of one of these kinds:
 A prompt may be text, token ids or messages. Other files are text as a whole.
 """
 
+import bisect
 import dataclasses
 import functools
 import hashlib
@@ -25,6 +26,9 @@ from specjax.serve.text import encode_text
 
 SUFFIXES = (".jsonl", ".txt", ".py")
 
+Piece = tuple[list[int], list[bool]]
+"""Token ids, and which of them are to be predicted."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
@@ -34,26 +38,33 @@ class Rows:
       tokens: `[N, T]` int32, 0 where a row is padded.
       mask: `[N, T]` bool, which tokens are to be predicted.
       skipped: what is wrong with each line that could not be used.
+      documents: `[N, T]` int32, see `specjax.train.objective.Batch`; None: a row is one document.
     """
 
     tokens: np.ndarray
     mask: np.ndarray
     skipped: tuple[str, ...] = ()
+    documents: np.ndarray | None = None
+
+    @property
+    def _arrays(self) -> dict[str, np.ndarray]:
+        own = {"tokens": self.tokens, "mask": self.mask, "documents": self.documents}
+        return {name: array for name, array in own.items() if array is not None}
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {"tokens": self.tokens[index], "mask": self.mask[index]}
+        return {name: array[index] for name, array in self._arrays.items()}
 
     @property
     def digest(self) -> str:
         """A name for the content."""
-        return hashlib.sha256(self.tokens.tobytes() + self.mask.tobytes()).hexdigest()[:16]
+        return hashlib.sha256(b"".join(array.tobytes() for array in self._arrays.values())).hexdigest()[:16]
 
 
 def batches(rows: Rows, batch_size: int, seed: int) -> Any:
-    """An endless iterator of `{"tokens": [B, T], "mask": [B, T]}`, shuffled anew each epoch.
+    """An endless iterator of what `Batch` holds, `[B, T]` each by name, shuffled anew each epoch.
 
     Its `get_state()` is a small JSON object, and `set_state` goes on from there exactly.
     """
@@ -62,23 +73,24 @@ def batches(rows: Rows, batch_size: int, seed: int) -> Any:
     return iter(order.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
 
 
-def read_rows(paths: Sequence[str | Path], model: Any, length: int, seed: int = 0) -> Rows:
+def read_rows(paths: Sequence[str | Path], model: Any, length: int, seed: int = 0, packed: bool = True) -> Rows:
     """Reads and tokenises training files.
 
-    Text is shuffled by document and packed: documents follow each other, each ended by EOS, and are cut into rows. An
-    example with a prompt has rows of its own.
+    Documents (texts, each ended by EOS, and examples with a prompt) share rows as far as they fit, and none sees another. One
+    that is longer than a row has several: a text is cut, and of an example every row but the first begins with what came
+    before, up to half of it, so that each answer is read behind its prompt.
 
     Args:
       paths: .jsonl, .txt or .py files, or folders that are searched for them.
       model: what `specjax.models.load` returned for the target.
       length: T.
       seed: of the order of documents.
+      packed: whether a row may hold several documents.
 
     Raises:
       ValueError: on a missing or empty file, or one without a usable line, naming it and saying why.
     """
-    texts: list[list[int]] = []
-    examples: list[tuple[list[int], list[bool]]] = []
+    pieces: list[Piece] = []
     skipped: list[str] = []
     for file in _files(paths):
         usable = 0
@@ -92,18 +104,16 @@ def read_rows(paths: Sequence[str | Path], model: Any, length: int, seed: int = 
                 skipped.append(f"{file}: {where}{error}")
                 continue
             usable += 1
-            if all(mask):
-                texts.append(ids)
-            else:
-                examples.append((ids, mask))
+            pieces += cut(ids, mask, length)
         if not usable:
             raise ValueError(f"{file} has no usable line: {first or 'it is empty'}")
-    tokens, mask = _cut(_pack(texts, seed), examples, length)
-    if not mask[:, 1:].any():
+    if not pieces:
         raise ValueError(
             f"{', '.join(map(str, paths))}: rows of {length} tokens leave nothing to predict; raise --length"
         )
-    return Rows(tokens, mask, tuple(skipped))
+    order = np.random.default_rng(seed).permutation(len(pieces))
+    shuffled = [pieces[i] for i in order]
+    return _rows(pack(shuffled, length) if packed else [[piece] for piece in shuffled], length, tuple(skipped))
 
 
 def _files(paths: Sequence[str | Path]) -> list[Path]:
@@ -221,24 +231,53 @@ def _check(ids: list[int], mask: list[bool], model: Any) -> None:
         raise ValueError("nothing to predict in it")
 
 
-def _pack(texts: list[list[int]], seed: int) -> list[tuple[list[int], list[bool]]]:
-    """All texts in random order as one."""
-    order = np.random.default_rng(seed).permutation(len(texts))
-    ids = [i for at in order for i in texts[at]]
-    return [(ids, [True] * len(ids))] if ids else []
+def cut(ids: list[int], mask: list[bool], length: int) -> list[Piece]:
+    """A document in pieces of at most `length` tokens; each has its own tokens to predict, and those without one are left out.
+
+    >>> cut([1, 2, 3, 4, 5, 6], [True] * 6, 4)
+    [([1, 2, 3, 4], [True, True, True, True]), ([5, 6], [True, True])]
+    >>> cut([1, 2, 3, 4, 5, 6], [False] * 3 + [True] * 3, 4)
+    [([1, 2, 3, 4], [False, False, False, True]), ([3, 4, 5, 6], [False, False, True, True])]
+    """
+    before = 0 if all(mask) else length // 2
+    pieces, done = [], 0
+    while done < len(ids):
+        begin = max(done - before, 0)
+        end = min(begin + length, len(ids))
+        own = [i >= done and mask[i] for i in range(begin, end)]
+        if any(own[1:]):
+            pieces.append((ids[begin:end], own))
+        done = end
+    return pieces
 
 
-def _cut(
-    packed: list[tuple[list[int], list[bool]]], examples: list[tuple[list[int], list[bool]]], length: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of `length` tokens, those dropped in which nothing can be predicted."""
-    tokens, masks = [], []
-    for ids, mask in packed + examples:
-        size = -(-len(ids) // length) * length
-        tokens.append(np.pad(np.asarray(ids, np.int32), (0, size - len(ids))).reshape(-1, length))
-        masks.append(np.pad(np.asarray(mask, bool), (0, size - len(ids))).reshape(-1, length))
-    rows, mask = np.concatenate(tokens), np.concatenate(masks)
-    used = mask[:, 1:].any(axis=1)
-    if not used.any():
-        return rows, mask
-    return rows[used], mask[used]
+def pack(pieces: list[Piece], length: int) -> list[list[Piece]]:
+    """Pieces that share a row: long ones first, each where it leaves the least room.
+
+    >>> [[len(ids) for ids, _ in row] for row in pack([([0] * n, [True] * n) for n in (2, 3, 5, 6)], 8)]
+    [[6, 2], [5, 3]]
+    """
+    rows: list[list[Piece]] = []
+    room: list[tuple[int, int]] = []  # of a row, and which; in order
+    for piece in sorted(pieces, key=lambda piece: -len(piece[0])):
+        size = len(piece[0])
+        at = bisect.bisect_left(room, (size, 0))
+        left, row = room.pop(at) if at < len(room) else (length, len(rows))
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(piece)
+        bisect.insort(room, (left - size, row))
+    return rows
+
+
+def _rows(held: list[list[Piece]], length: int, skipped: tuple[str, ...]) -> Rows:
+    tokens = np.zeros((len(held), length), np.int32)
+    mask = np.zeros((len(held), length), bool)
+    documents = np.zeros((len(held), length), np.int32)
+    for row, pieces in enumerate(held):
+        end = 0
+        for number, (ids, own) in enumerate(pieces):
+            begin, end = end, end + len(ids)
+            tokens[row, begin:end], mask[row, begin:end], documents[row, begin:end] = ids, own, number
+        documents[row, end:] = len(pieces)
+    return Rows(tokens, mask, skipped, documents)

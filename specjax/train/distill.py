@@ -10,7 +10,8 @@ from specjax import decoder as decoding
 from specjax.lm import LM, Wants
 from specjax.sampling import Sampling
 from specjax.speculative import speculative
-from specjax.train.losses import ForwardKL, Loss, acceptance, agreement, masked_mean
+from specjax.train.losses import ForwardKL, Loss, acceptance, agreement
+from specjax.train.means import MEAN
 from specjax.train.objective import Batch, Objective, read
 from specjax.train.select import select
 
@@ -46,6 +47,16 @@ class Distill(Objective):
     keep: float = 1.0
     eos_ids: tuple[int, ...] = ()
 
+    @property
+    def packed(self):
+        """A draft goes on from the beginning of a row, which is then one document."""
+        return self.on_policy == 0
+
+    @property
+    def divisible(self):
+        """Which tokens are kept is a choice among those of the whole batch."""
+        return self.keep == 1
+
     def __post_init__(self):
         if not 0 <= self.on_policy <= 1:
             raise ValueError(f"distill: on_policy must lie in [0, 1], got {self.on_policy}")
@@ -60,26 +71,27 @@ class Distill(Objective):
         """Random parameters of the draft."""
         return self.draft.init(key)
 
-    def loss(self, params, target_params, batch, key):
+    def loss(self, params, target_params, batch, key, mean=MEAN):
         target_params, reference_params = target_params if self.keep < 1 else (target_params, None)
         batch = self._data(params, batch, key)
-        mask = batch.mask[:, 1:]
+        mask = batch.due(1)
         target = self._logits(self.target, target_params, batch)
         draft = self._logits(self.draft, params, batch)
         chosen = mask
         if self.keep < 1:
             chosen = select(target, draft, self._logits(self.draft, reference_params, batch), mask, self.keep)
         metrics = {
-            "acceptance": masked_mean(acceptance(target, draft), mask),
-            "agreement": masked_mean(agreement(target, draft), mask),
+            "acceptance": mean(acceptance(target, draft), mask),
+            "agreement": mean(agreement(target, draft), mask),
             "weight": chosen.sum(),
         }
-        return self.divergence(target, draft, chosen), metrics
+        return self.divergence(target, draft, chosen, mean=mean), metrics
 
     def _data(self, params: Any, batch: Batch, key: Array) -> Batch:
         if self.on_policy == 0:
             return batch
-        choice, noise = jax.random.split(key)
+        noise = key if key.ndim else jax.random.split(key, len(batch.tokens))
+        choice = jax.random.fold_in(noise[0], 1)
         params = jax.lax.stop_gradient(params)
 
         def write():
@@ -89,7 +101,7 @@ class Distill(Objective):
 
     def _logits(self, lm: LM, params: Any, batch: Batch) -> Array:
         """Of slots 0 to T - 2, which score tokens 1 to T - 1."""
-        return read(lm, params, batch.tokens, Wants(logits=True)).logits[:, :-1] / self.temperature
+        return read(lm, params, batch, Wants(logits=True)).logits[:, :-1] / self.temperature
 
 
 def continuations(
@@ -104,7 +116,7 @@ def continuations(
       lm: the model.
       params: its parameters.
       batch: the rows.
-      key: a typed key.
+      key: a typed key, or one a row.
       prompt: at least 1.
       eos_ids: ids that end a text.
     """
@@ -120,7 +132,7 @@ def continuations(
         models,
         jnp.where(slots < start[:, None], batch.tokens, 0),
         start,
-        jax.random.split(key, rows),
+        key if key.ndim else jax.random.split(key, rows),
         limit=jnp.full((rows,), length, jnp.int32),
         sampling=Sampling.make(rows, temperature=1.0),
         capacity=length + decoder.slack,

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import optax
 
 from specjax.diffusion.unmask.learned import Learn2PD, judge
-from specjax.train.losses import masked_mean
 from specjax.train.masked import MaskedObjective, seen
+from specjax.train.means import MEAN
+from specjax.train.objective import each_row
 
 Array = jax.Array
 
@@ -46,12 +47,12 @@ class TrainFilter(MaskedObjective):
     def init(self, key, target_params):
         return self.policy.init_params(key, target_params)
 
-    def loss(self, params: Any, target_params, batch, key):
+    def loss(self, params: Any, target_params, batch, key, mean=MEAN):
         width = self.policy.block_length
         place = jnp.cumsum(batch.mask, axis=1) - 1
         count = batch.mask.sum(axis=1)
         blocks = jnp.maximum(count // width, 1)  # whole ones; a shorter answer has a single one
-        number = jnp.floor(jax.random.uniform(key, blocks.shape) * blocks).astype(jnp.int32)[:, None]
+        number = jnp.floor(each_row(jax.random.uniform, key, len(blocks)) * blocks).astype(jnp.int32)[:, None]
         first = jnp.argmax(batch.mask & (place == number * width), axis=1)
         at = first[:, None] + jnp.arange(width)[None]
         inside = (at < batch.tokens.shape[1]) & jnp.take_along_axis(batch.mask, at, axis=1, mode="clip")
@@ -76,8 +77,8 @@ class TrainFilter(MaskedObjective):
         each = optax.sigmoid_binary_cross_entropy(logits, right.astype(jnp.float32))
         kept = jax.nn.sigmoid(logits) > self.policy.threshold
         metrics = {
-            "acceptance": masked_mean(kept.astype(jnp.float32), masked),
-            "right": masked_mean(right.astype(jnp.float32), masked & kept),
+            "acceptance": mean(kept.astype(jnp.float32), masked),
+            "right": mean(right.astype(jnp.float32), masked & kept),
             "weight": masked.sum(),
         }
-        return masked_mean(each, masked), metrics
+        return mean(each, masked), metrics

@@ -16,6 +16,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax.sharding import shardings
+from specjax.train.means import MEAN, Counted, Parts
 from specjax.train.objective import Batch, Objective
 
 Array = jax.Array
@@ -92,36 +93,35 @@ def update(
 ) -> tuple[TrainState, dict[str, Array]]:
     """One update. `state` is donated.
 
-    Gradients and metrics of the batch's parts are summed times their weight, and the weights too; they are divided once,
-    so the parts together give the whole batch's mean (exactly so for losses that are a mean over tokens).
+    A batch in parts is gone through twice: what its means divide by is counted first. So the parts' gradients, losses and
+    metrics add up to those of the whole batch.
     """
     key = jax.random.fold_in(jax.random.key(settings.seed), state.step)
+    keys = jax.random.split(key, len(batch.tokens))
 
-    def part(piece, key):
-        def weighted(params):
-            loss, metrics = objective.loss(params, frozen, piece, key)
-            weight = metrics.get("weight", piece.mask[:, 1:].sum())
-            weight = jax.lax.stop_gradient(jnp.asarray(weight, jnp.float32))
-            kept = {name: value for name, value in metrics.items() if name != "weight"} | {"loss": loss}
-            return weight * loss, ({name: weight * jnp.asarray(x, jnp.float32) for name, x in kept.items()}, weight)
+    def part(mean, piece, keys):
+        def loss_of(params):
+            loss, metrics = objective.loss(params, frozen, piece, keys, mean)
+            weight = jnp.asarray(metrics.get("weight", piece.due(1).sum()), jnp.float32)
+            kept = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items() if name != "weight"}
+            return loss, (kept | {"loss": loss}, weight)
 
-        grads, (sums, weight) = jax.grad(weighted, has_aux=True)(state.params)
-        return grads, sums, weight
+        grads, (metrics, weight) = jax.grad(loss_of, has_aux=True)(state.params)
+        return grads, metrics, weight
 
-    count = settings.accumulate
-    if count == 1:
-        grads, sums, weight = part(batch, key)
+    def counted(piece, keys):
+        mean = Counted()
+        objective.loss(state.params, frozen, piece, keys, mean)
+        return mean.kept
+
+    if settings.accumulate == 1:
+        grads, metrics, weight = part(MEAN, batch, keys)
     else:
         # strided parts: each holds rows of every shard
-        parts = jax.tree.map(lambda x: x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1), batch)
-        given = parts, jax.random.split(key, count)
-        shapes = jax.eval_shape(part, *jax.tree.map(lambda x: x[0], given))
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        add = lambda total, each: (jax.tree.map(jnp.add, total, part(*each)), None)
-        grads, sums, weight = jax.lax.scan(add, zeros, given)[0]
-    share = 1 / jnp.where(weight > 0, weight, 1)
-    grads = jax.tree.map(lambda grad: (grad * share).astype(grad.dtype), grads)
-    metrics = {name: value * share for name, value in sums.items()}
+        split = lambda x: x.reshape(-1, settings.accumulate, *x.shape[1:]).swapaxes(0, 1)
+        parts = jax.tree.map(split, (batch, keys))
+        counts = _summed(counted, parts)
+        grads, metrics, weight = _summed(lambda *each: part(Parts(counts), *each), parts)
     changes, optimizer = settings.optimizer.update(grads, state.optimizer, state.params)
     metrics |= {
         "lr": jnp.asarray(settings.schedule(state.step), jnp.float32),
@@ -129,6 +129,13 @@ def update(
         "tokens": weight,
     }
     return TrainState(state.step + 1, optax.apply_updates(state.params, changes), optimizer), metrics
+
+
+def _summed(of: Callable[..., PyTree], parts: tuple[Any, ...]) -> PyTree:
+    """The sum of what a function gives for each part, one after the other."""
+    shapes = jax.eval_shape(of, *jax.tree.map(lambda x: x[0], parts))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.scan(lambda total, each: (jax.tree.map(jnp.add, total, of(*each)), None), zeros, parts)[0]
 
 
 class NotFinite(ValueError):
@@ -293,7 +300,7 @@ def _place(arrays: dict[str, Any], mesh: jax.sharding.Mesh | None, parts: int) -
         raise ValueError(f"a batch of {rows} rows cannot be split into {parts} equal parts")
     if mesh is not None:
         arrays = jax.device_put(arrays, shardings(mesh, dict.fromkeys(arrays, ("batch", None)), arrays))
-    return Batch(jnp.asarray(arrays["tokens"]), jnp.asarray(arrays["mask"]))
+    return Batch(**jax.tree.map(jnp.asarray, arrays))
 
 
 @contextlib.contextmanager

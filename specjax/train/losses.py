@@ -1,31 +1,36 @@
 """Losses that pull a draft's law q towards the target's law p, and the share of draft tokens that p accepts of q.
 
 All take logits `[B, T, V]` of both models for the same positions and a `mask` `[B, T]`, bool or non-negative weights, and
-give a float32 scalar: the mean over the masked positions of all the rows they are given (0 where there are none). Under
-`jax.jit` on a mesh those are the global batch's rows. Gradients belong to the draft's logits.
+give a float32 scalar: the mean over the masked positions of all the rows they are given (0 where there are none), or these
+rows' share of it where a batch comes in parts (`means`). Under `jax.jit` on a mesh those are the global batch's rows.
+Gradients belong to the draft's logits.
 """
 
 import abc
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+
+from specjax.train.means import MEAN, Mean
 
 Array = jax.Array
 
 TINY = 1e-20  # keeps a logarithm finite
 
 
-def masked_mean(values: Array, mask: Array) -> Array:
-    """The mean of `values` by weights `mask`, both `[B, T]`; 0 where no weight is left."""
-    weights = mask.astype(jnp.float32)
-    total = weights.sum()
-    return jnp.where(weights > 0, values * weights, 0.0).sum() / jnp.where(total > 0, total, 1.0)
+def acceptance(target_logits: Array, draft_logits: Array, outside: Array | None = None) -> Array:
+    """`sum_v min(p, q)` `[B, T]`: the chance that speculative sampling keeps a token of q (arXiv:2211.17192, section 3).
 
-
-def acceptance(target_logits: Array, draft_logits: Array) -> Array:
-    """`sum_v min(p, q)` `[B, T]`: the chance that speculative sampling keeps a token of q (arXiv:2211.17192, section 3)."""
+    Args:
+      target_logits: `[B, T, V]`.
+      draft_logits: `[B, T, V]`.
+      outside: `[B, T]`, the target's probability of all tokens that the draft cannot say and V leaves out; None: of none.
+    """
     p, q = _laws(target_logits, draft_logits)
+    if outside is not None:
+        p *= 1 - outside[..., None]
     return jnp.minimum(p, q).sum(axis=-1)
 
 
@@ -38,7 +43,14 @@ class Loss(abc.ABC):
     """A loss on logits. Implementations are frozen dataclasses; see `LOSSES`."""
 
     @abc.abstractmethod
-    def __call__(self, target_logits: Array, draft_logits: Array, mask: Array, labels: Array | None = None) -> Array:
+    def __call__(
+        self,
+        target_logits: Array,
+        draft_logits: Array,
+        mask: Array,
+        labels: Array | None = None,
+        mean: Mean = MEAN,
+    ) -> Array:
         """The loss of a batch.
 
         Args:
@@ -46,25 +58,30 @@ class Loss(abc.ABC):
           draft_logits: `[B, T, V]`.
           mask: `[B, T]`, bool or weights.
           labels: `[B, T]` int32, hard labels in place of the target's likeliest tokens. Read by `CrossEntropy` alone.
+          mean: takes the means.
         """
 
 
 class Divergence(Loss):
     """A loss that is the mean of one number a position."""
 
-    @abc.abstractmethod
-    def positions(self, target_logits: Array, draft_logits: Array) -> Array:
-        """The number of every position, `[B, T]` float32."""
+    counts_outside: ClassVar[bool] = False
+    """Whether it counts what the target may say and the draft cannot. Others take the target's law given that it says what the
+    draft can, at positions where its likeliest token is such a one (EAGLE-3's way)."""
 
-    def __call__(self, target_logits, draft_logits, mask, labels=None):
-        return masked_mean(self.positions(target_logits, draft_logits), mask)
+    @abc.abstractmethod
+    def positions(self, target_logits: Array, draft_logits: Array, outside: Array | None = None) -> Array:
+        """The number of every position, `[B, T]` float32; `outside` as `acceptance` has it."""
+
+    def __call__(self, target_logits, draft_logits, mask, labels=None, mean=MEAN):
+        return mean(self.positions(target_logits, draft_logits), mask)
 
 
 @dataclasses.dataclass(frozen=True)
 class ForwardKL(Divergence):
     """`sum_v p (log p - log q)`. Covers all that the target may say."""
 
-    def positions(self, target_logits, draft_logits):
+    def positions(self, target_logits, draft_logits, outside=None):
         return _kl(_log_law(target_logits), _log_law(draft_logits))
 
 
@@ -72,7 +89,7 @@ class ForwardKL(Divergence):
 class ReverseKL(Divergence):
     """`sum_v q (log q - log p)`. Keeps to what the target is likely to say."""
 
-    def positions(self, target_logits, draft_logits):
+    def positions(self, target_logits, draft_logits, outside=None):
         return _kl(_log_law(draft_logits), _log_law(target_logits))
 
 
@@ -90,7 +107,7 @@ class JSD(Divergence):
         if not 0 < self.beta < 1:
             raise ValueError(f"loss jsd: beta must lie between 0 and 1, got {self.beta}")
 
-    def positions(self, target_logits, draft_logits):
+    def positions(self, target_logits, draft_logits, outside=None):
         log_p, log_q = _log_law(target_logits), _log_law(draft_logits)
         # a floor: the gradient of a sum of two exact zeros would be NaN
         middle = jnp.log(jnp.maximum(self.beta * jnp.exp(log_p) + (1 - self.beta) * jnp.exp(log_q), TINY))
@@ -101,9 +118,13 @@ class JSD(Divergence):
 class TVD(Divergence):
     """Total variation, `1/2 sum_v |p - q|`: one minus `acceptance`. Its gradient fades where q is far from p."""
 
-    def positions(self, target_logits, draft_logits):
+    counts_outside = True
+
+    def positions(self, target_logits, draft_logits, outside=None):
         p, q = _laws(target_logits, draft_logits)
-        return 0.5 * jnp.abs(p - q).sum(axis=-1)
+        if outside is None:
+            return 0.5 * jnp.abs(p - q).sum(axis=-1)
+        return 0.5 * (jnp.abs(p * (1 - outside[..., None]) - q).sum(axis=-1) + outside)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,12 +137,12 @@ class TVDPP(Loss):
     gradient are those of `TVD` over sigma, so what this loss changes is the length of the step.
     """
 
-    def __call__(self, target_logits, draft_logits, mask, labels=None):
+    def __call__(self, target_logits, draft_logits, mask, labels=None, mean=MEAN):
         p, q = _laws(target_logits, draft_logits)
         reward = (jax.lax.stop_gradient(q) < p).astype(jnp.float32)
-        mean = masked_mean(reward.mean(axis=-1), mask)
-        spread = jnp.sqrt(masked_mean(jnp.square(reward - mean).mean(axis=-1), mask))
-        return masked_mean(((reward - mean) / (spread + 1e-6) * (p - q)).sum(axis=-1), mask)
+        share = mean.whole(reward.mean(axis=-1), mask)
+        spread = jnp.sqrt(share * (1 - share))  # of numbers that are 0 or 1
+        return mean(((reward - share) / (spread + 1e-6) * (p - q)).sum(axis=-1), mask)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,15 +171,14 @@ class LK(Loss):
                 f"{self.kl_decay}"
             )
 
-    def __call__(self, target_logits, draft_logits, mask, labels=None):
-        mean = masked_mean(acceptance(target_logits, draft_logits), mask)
-        if self.kind == "alpha":
-            # without a single position there is nothing to accept, and nothing to lose
-            return jnp.where(jnp.any(mask > 0), -jnp.log(jnp.maximum(mean, TINY)), 0.0)
-        share = self.kl_scale * jnp.exp(-self.kl_decay * jax.lax.stop_gradient(mean))
-        return share * ForwardKL()(target_logits, draft_logits, mask) + (1 - share) * TVD()(
-            target_logits, draft_logits, mask
-        )
+    def __call__(self, target_logits, draft_logits, mask, labels=None, mean=MEAN):
+        kept = acceptance(target_logits, draft_logits)
+        whole = jnp.maximum(mean.whole(kept, mask), TINY)
+        if self.kind == "alpha":  # -log a, its tangent at the whole batch's a, so that parts add up
+            return mean(1 - jnp.log(whole) - kept / whole, mask)
+        share = self.kl_scale * jnp.exp(-self.kl_decay * whole)
+        kl = ForwardKL()(target_logits, draft_logits, mask, mean=mean)
+        return share * kl + (1 - share) * TVD()(target_logits, draft_logits, mask, mean=mean)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,13 +189,13 @@ class CrossEntropy(Divergence):
     next token, so this is sequence-level distillation there.
     """
 
-    def positions(self, target_logits, draft_logits):
+    def positions(self, target_logits, draft_logits, outside=None):
         return self._of(draft_logits, jnp.argmax(target_logits, axis=-1))
 
-    def __call__(self, target_logits, draft_logits, mask, labels=None):
+    def __call__(self, target_logits, draft_logits, mask, labels=None, mean=MEAN):
         if labels is None:
-            return super().__call__(target_logits, draft_logits, mask)
-        return masked_mean(self._of(draft_logits, labels), mask)
+            return super().__call__(target_logits, draft_logits, mask, mean=mean)
+        return mean(self._of(draft_logits, labels), mask)
 
     def _of(self, draft_logits: Array, labels: Array) -> Array:
         return -jnp.take_along_axis(_log_law(draft_logits), labels[..., None], axis=-1)[..., 0]

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from specjax.lm import Block, Wants
-from specjax.train.losses import masked_mean
-from specjax.train.objective import Objective
+from specjax.train.means import MEAN
+from specjax.train.objective import Objective, each_row
 
 if TYPE_CHECKING:
     from specjax.models import LlamaLM
@@ -32,6 +32,11 @@ class MaskedObjective(Objective):
     lm: "LlamaLM"
     mask_id: int
     shift: bool
+
+    @property
+    def packed(self):
+        """Rates and blocks are drawn for a row, which is one document."""
+        return False
 
     def init(self, key, target_params):
         """The target's parameters, which training goes on from."""
@@ -65,18 +70,19 @@ class MaskedDiffusion(MaskedObjective):
 
     eps: float = 1e-3
 
-    def loss(self, params, target_params, batch, key):
-        rate_key, mask_key = jax.random.split(key)
-        rate = self.eps + (1 - self.eps) * jax.random.uniform(rate_key, batch.tokens.shape[:1])
-        masked = batch.mask & (jax.random.uniform(mask_key, batch.tokens.shape) < rate[:, None])
+    def loss(self, params, target_params, batch, key, mean=MEAN):
+        rows, width = batch.tokens.shape
+        drawn = each_row(lambda key: jax.random.uniform(key, (width + 1,)), key, rows)
+        rate = self.eps + (1 - self.eps) * drawn[:, 0]
+        masked = batch.mask & (drawn[:, 1:] < rate[:, None])
         logits = self.logits(params, jnp.where(masked, self.mask_id, batch.tokens), seen(batch))
         each = jnp.where(masked, surprise(logits, batch.tokens), 0.0)
         count = batch.mask.sum()
         metrics = {
-            "accuracy": masked_mean((jnp.argmax(logits, axis=-1) == batch.tokens).astype(jnp.float32), masked),
+            "accuracy": mean((jnp.argmax(logits, axis=-1) == batch.tokens).astype(jnp.float32), masked),
             "weight": count,
         }
-        return jnp.sum(each / rate[:, None]) / jnp.maximum(count, 1), metrics
+        return mean(each / rate[:, None], batch.mask), metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,22 +110,23 @@ class CertaintyForcing(MaskedObjective):
                 f"dparallel needs block_length >= 0, share in (0, 1), weight >= 0 and a positive temperature, got {self}"
             )
 
-    def loss(self, params, target_params, batch, key):
-        block_key, mask_key = jax.random.split(key)
-        inside, after = self.parts(batch.mask, block_key)
-        first = inside & (jax.random.uniform(mask_key, batch.tokens.shape) < self.share)
+    def loss(self, params, target_params, batch, key, mean=MEAN):
+        rows, width = batch.tokens.shape
+        drawn = each_row(lambda key: jax.random.uniform(key, (width + 1,)), key, rows)
+        inside, after = self.parts(batch.mask, drawn[:, 0])
+        first = inside & (drawn[:, 1:] < self.share)
         terms = [self.term(params, batch, masked, after) for masked in (first, inside & ~first)]
-        entropy = masked_mean(jnp.stack([t[1] for t in terms]), jnp.stack([t[2] for t in terms]))
-        crossed = masked_mean(terms[0][0], first) + masked_mean(terms[1][0], inside & ~first)
+        entropy = mean(jnp.stack([t[1] for t in terms]), jnp.stack([t[2] for t in terms]))
+        crossed = mean(terms[0][0], first) + mean(terms[1][0], inside & ~first)
         return crossed + self.weight * entropy, {"entropy": entropy, "weight": inside.sum()}
 
-    def parts(self, mask: Array, key: Array) -> tuple[Array, Array]:
-        """A block of each row's answer, and what of the answer follows it, `[B, T]` bool each."""
+    def parts(self, mask: Array, drawn: Array) -> tuple[Array, Array]:
+        """A block of each row's answer and what of it follows that, `[B, T]` bool each; `drawn` `[B]`, in [0, 1), chooses."""
         if not self.block_length:
             return mask, jnp.zeros_like(mask)
         place = jnp.cumsum(mask, axis=1) - 1
         blocks = -(-mask.sum(axis=1) // self.block_length)
-        chosen = jnp.floor(jax.random.uniform(key, blocks.shape) * blocks).astype(jnp.int32)[:, None]
+        chosen = jnp.floor(drawn * blocks).astype(jnp.int32)[:, None]
         number = place // self.block_length
         return mask & (number == chosen), mask & (number > chosen)
 

@@ -5,12 +5,14 @@ In the shape descriptions `B` denotes rows, `T` tokens a row, `V` the vocabulary
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from specjax.lm import LM, Block, Output, Wants
+from specjax.train.means import MEAN, Mean
 
 Array = jax.Array
 PyTree = Any
@@ -19,15 +21,57 @@ PyTree = Any
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Rows of text, padded on the right.
+    """Rows of text, padded on the right. A row holds one document or several, none of which knows of the others.
 
     Attributes:
       tokens: `[B, T]` int32; 0 where a row is padded.
       mask: `[B, T]` bool, which tokens are real and to be predicted: not padding, not the prompt.
+      documents: `[B, T]` int32, which of its row's documents a slot belongs to; None: a row is one document.
     """
 
     tokens: Array
     mask: Array
+    documents: Array | None = None
+
+    @property
+    def positions(self) -> Array:
+        """`[B, T]` int32, from 0 on in every document."""
+        slots = jnp.broadcast_to(jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None], self.tokens.shape)
+        if self.documents is None:
+            return slots
+        begins = jnp.pad(self.documents[:, 1:] != self.documents[:, :-1], ((0, 0), (1, 0)))
+        return slots - jax.lax.cummax(jnp.where(begins, slots, 0), axis=1)
+
+    def together(self, steps: int) -> Array:
+        """`[B, T - steps]` bool, whether slots t and t + steps are of one document."""
+        if self.documents is None:
+            return jnp.ones((len(self.tokens), self.tokens.shape[1] - steps), bool)
+        return self.documents[:, steps:] == self.documents[:, : self.tokens.shape[1] - steps]
+
+    def due(self, steps: int) -> Array:
+        """`[B, T - steps]` bool, whether slot t is to foretell token t + steps."""
+        return self.mask[:, steps:] & self.together(steps)
+
+    def seen(self, slots: Array) -> Array:
+        """`[B, X, T]` bool, whether the slots `[B, X]` and each slot of the row are of one document."""
+        if self.documents is None:
+            return jnp.ones((*slots.shape, self.tokens.shape[1]), bool)
+        return jnp.take_along_axis(self.documents, slots, axis=1)[:, :, None] == self.documents[:, None]
+
+    def block(self) -> Block:
+        """The rows as one causal pass reads them, without a prefix."""
+        return _block(self.tokens, self.positions, self.documents)
+
+    def pairs(self, seen: Array | None = None) -> Block:
+        """The pairs of feature t and token t + 1 as a head reads them, `[B, T - 1]`.
+
+        Args:
+          seen: `[T - 1, n (T - 1)]` bool, which pairs of n passes, laid side by side, a pair may see; None is causal, of one.
+        """
+        documents = None
+        if self.documents is not None:  # a pair of two documents is of neither
+            documents = jnp.where(self.together(1), self.documents[:, 1:], -1)
+        return _block(self.tokens[:, 1:], self.positions[:, :-1], documents, seen)
 
 
 class Objective(abc.ABC):
@@ -35,6 +79,16 @@ class Objective(abc.ABC):
 
     saved: ClassVar[tuple[str, ...]] = ()
     """Fields of `method` that parameters depend on, written beside them and read back with them."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether a row may hold several documents."""
+        return True
+
+    @property
+    def divisible(self) -> bool:
+        """Whether a batch may come in parts."""
+        return True
 
     @property
     def method(self) -> Any:
@@ -56,34 +110,52 @@ class Objective(abc.ABC):
         """Parameters before training."""
 
     @abc.abstractmethod
-    def loss(self, params: PyTree, target_params: PyTree, batch: Batch, key: Array) -> tuple[Array, dict[str, Array]]:
-        """The mean loss of a batch, differentiated in `params` alone.
+    def loss(
+        self, params: PyTree, target_params: PyTree, batch: Batch, key: Array, mean: Mean = MEAN
+    ) -> tuple[Array, dict[str, Array]]:
+        """The mean loss of a batch, differentiated in `params` alone, or a part's share of it.
+
+        Args:
+          params: what is trained.
+          target_params: what is not.
+          batch: the rows.
+          key: for what is drawn: one key, or one a row, `[B]`.
+          mean: takes the means.
 
         Returns:
-          A scalar, and scalar metrics by name: `acceptance` is what progress shows, and `weight` is over how much the
-          scalar is a mean (left out: over `mask[:, 1:]`). Losses and metrics of several batches are averaged by it.
+          A scalar, and scalar metrics by name, which are means as well: `acceptance` is what progress shows. `weight` is no
+          mean but over how much the first one is (left out: over `mask[:, 1:]`).
         """
 
 
-def read(lm: LM, params: PyTree, tokens: Array, wants: Wants) -> Output:
+def each_row(draw: Callable[[Array], Array], key: Array, rows: int) -> Array:
+    """What every row draws `[B, ...]` with a key of its own, so that it is the same in a part of the batch.
+
+    Args:
+      draw: from a key to a row's draws.
+      key: one key, or one a row.
+      rows: B.
+    """
+    return jax.vmap(draw)(key if key.ndim else jax.random.split(key, rows))
+
+
+def read(lm: LM, params: PyTree, batch: Batch, wants: Wants) -> Output:
     """One causal pass over whole rows, without a cache.
 
     Args:
       lm: the model.
       params: its parameters.
-      tokens: `[B, T]` int32. The logits of slot t score token t + 1.
+      batch: the rows. The logits of slot t score token t + 1.
       wants: what to return.
     """
-    return lm(params, whole(tokens), None, wants=wants)
+    return lm(params, batch.block(), None, wants=wants)
 
 
-def whole(tokens: Array, visible: Array | None = None) -> Block:
-    """Rows from position 0 on, without a prefix.
-
-    Args:
-      tokens: `[B, T]` int32.
-      visible: see `Block`; None is causal.
-    """
-    batch, length = tokens.shape
-    positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], (batch, length))
-    return Block(tokens, positions, jnp.zeros((batch,), jnp.int32), visible)
+def _block(tokens: Array, positions: Array, documents: Array | None, seen: Array | None = None) -> Block:
+    width = tokens.shape[1]
+    visible = None if seen is None else seen[None]
+    if documents is not None:
+        seen = jnp.tril(jnp.ones((width, width), bool)) if seen is None else seen
+        alike = documents[:, :, None] == documents[:, None]
+        visible = seen[None] & jnp.tile(alike, (1, 1, seen.shape[1] // width))
+    return Block(tokens, positions, jnp.zeros((len(tokens),), jnp.int32), visible)

@@ -18,7 +18,7 @@ from specjax.expand import Chain, Expander
 from specjax.lm import LM, Wants
 from specjax.serve.engine import Engine
 from specjax.train.losses import ForwardKL, Loss
-from specjax.train.objective import read
+from specjax.train.objective import Batch, read
 
 Array = jax.Array
 PyTree = Any
@@ -91,10 +91,11 @@ def update(
     Returns:
       New parameters, the optimizer's new state, and the loss.
     """
-    taught = read(target, target_params, tokens, Wants(logits=True)).logits[:, :-1]
+    text = Batch(tokens, missed)
+    taught = read(target, target_params, text, Wants(logits=True)).logits[:, :-1]
 
     def loss(params):
-        own = read(draft, params, tokens, Wants(logits=True)).logits[:, :-1]
+        own = read(draft, params, text, Wants(logits=True)).logits[:, :-1]
         return divergence(taught, own, missed[:, 1:])
 
     value, grads = jax.value_and_grad(loss)(params)

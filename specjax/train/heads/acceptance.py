@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from specjax.draft.adaptive import Acceptance, accept_log_prob
 from specjax.lm import LM, Block, Wants
-from specjax.train.losses import masked_mean
+from specjax.train.means import MEAN
 from specjax.train.objective import Batch, Objective, read
 
 
@@ -36,29 +36,30 @@ class TrainAcceptance(Objective):
         width = jax.eval_shape(lambda p: self.lm.embed(p, jnp.zeros((1, 1), jnp.int32)), target_params[1])
         return self.rule.init_params(key, width.shape[-1])
 
-    def loss(self, params, target_params, batch: Batch, key):
+    def loss(self, params, target_params, batch: Batch, key, mean=MEAN):
         label, features, mask = jax.lax.stop_gradient(self._drawn(target_params, batch, key))
         log_accept = accept_log_prob(params, features)
         log_reject = jnp.log1p(-jnp.exp(jnp.minimum(log_accept, -1e-6)))
-        mass = masked_mean(label + self.reject * (1 - label), mask)
-        loss = -masked_mean(label * log_accept + self.reject * (1 - label) * log_reject, mask) / jnp.maximum(mass, 1e-6)
-        error = masked_mean(jnp.abs(jnp.exp(log_accept) - label), mask)
-        return loss, {"acceptance": masked_mean(label, mask), "error": error, "weight": mask.sum()}
+        mass = mean.whole(label + self.reject * (1 - label), mask)
+        loss = -mean(label * log_accept + self.reject * (1 - label) * log_reject, mask) / jnp.maximum(mass, 1e-6)
+        error = mean(jnp.abs(jnp.exp(log_accept) - label), mask)
+        return loss, {"acceptance": mean(label, mask), "error": error, "weight": mask.sum()}
 
     def _drawn(self, both, batch, key):
         """Labels `[B, T - 1]`, features `[B, T - 1, E]` after the drawn tokens, and which of them count."""
-        tokens = batch.tokens
-        p = jax.nn.log_softmax(read(self.target, both[0], tokens, Wants(logits=True)).logits[:, :-1])
-        taught = read(self.lm, both[1], tokens, Wants(logits=True))
+        p = jax.nn.log_softmax(read(self.target, both[0], batch, Wants(logits=True)).logits[:, :-1])
+        taught = read(self.lm, both[1], batch, Wants(logits=True))
         q = jax.nn.log_softmax(taught.logits[:, :-1])
-        drawn = jax.random.categorical(key, q).astype(jnp.int32)
+        keys = key if key.ndim else jax.random.split(key, len(q))
+        drawn = jax.vmap(jax.random.categorical)(keys, q).astype(jnp.int32)
         pick = lambda law: jnp.take_along_axis(law, drawn[:, :, None], axis=2)[:, :, 0]
         label = jnp.exp(jnp.minimum(pick(p) - pick(q), 0.0))
         # a drawn token stands where the text's token t + 1 does, and sees the text before it and itself
-        rows, length = tokens.shape
-        positions = jnp.broadcast_to(1 + jnp.arange(length - 1)[None], drawn.shape)
-        text = jnp.arange(length)[None] < 1 + jnp.arange(length - 1)[:, None]
-        visible = jnp.concatenate([text, jnp.eye(length - 1, dtype=bool)], axis=1)[None]
-        block = Block(drawn, positions, jnp.zeros((rows,), jnp.int32), visible)
+        rows, length = batch.tokens.shape
+        before = jnp.broadcast_to(jnp.arange(length - 1)[None], drawn.shape)
+        text = (jnp.arange(length)[None, None] <= before[:, :, None]) & batch.seen(before)
+        itself = jnp.broadcast_to(jnp.eye(length - 1, dtype=bool)[None], (rows, length - 1, length - 1))
+        visible = jnp.concatenate([text, itself], axis=2)
+        block = Block(drawn, batch.positions[:, :-1] + 1, jnp.zeros((rows,), jnp.int32), visible)
         features = self.lm(both[1], block, None, wants=Wants(final=True), past=taught.delta).final
-        return label, features, batch.mask[:, 1:]
+        return label, features, batch.due(1)

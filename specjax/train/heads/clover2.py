@@ -3,7 +3,7 @@
 import dataclasses
 
 from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
-from specjax.train.objective import whole
+from specjax.train.means import MEAN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +25,12 @@ class TrainClover2(HeadObjective):
         if self.heads < 1:
             raise ValueError(f"clover2: heads must be at least 1, got {self.heads}")
 
-    def loss(self, params, target_params, batch, key):
+    def loss(self, params, target_params, batch, key, mean=MEAN):
         drafter = self.drafter
         teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
         length = batch.tokens.shape[1]
         own = {"target": target_params, "draft": params}
-        h, _ = drafter.read(own, drafter.features(teacher.output)[:, :-1], whole(batch.tokens[:, 1:]), None)
+        h, _ = drafter.read(own, drafter.features(teacher.output)[:, :-1], batch.pairs(), None)
         embeds = drafter.embed(own, batch.tokens)
         guesses = []
         for i in range(self.heads):
@@ -38,4 +38,4 @@ class TrainClover2(HeadObjective):
             drafted = teacher.ahead(embeds, i + 1, width) if i else None
             h = h[:, :width] if drafted is None else drafter.head.advance(params, h[:, :width], drafted)
             guesses.append(Guess(drafter.law(own, h, drafted), i + 1, self.decay**i))
-        return score(teacher, guesses, self.divergence)
+        return score(teacher, guesses, self.divergence, mean)

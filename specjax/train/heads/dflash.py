@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from specjax.draft.heads.dspark import sureness
 from specjax.lm import Block
 from specjax.train.heads.teacher import HeadObjective, teach
-from specjax.train.losses import TVD, Divergence, acceptance, agreement, masked_mean
+from specjax.train.losses import TVD, Divergence, acceptance, agreement
+from specjax.train.means import MEAN, Mean
+from specjax.train.objective import Batch
 
 Array = jax.Array
 
@@ -31,34 +33,41 @@ class TrainDFlash(HeadObjective):
         if self.anchors < 1 or self.gamma <= 0:
             raise ValueError(f"dflash: anchors must be at least 1 and gamma positive, got {self.anchors}, {self.gamma}")
 
-    def loss(self, params, target_params, batch, key):
+    def loss(self, params, target_params, batch, key, mean=MEAN):
         drafter = self.drafter
         teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
-        at = self.drawn(key, batch.mask)
+        at = self.drawn(key, batch.due(1))
         own = {"target": target_params, "draft": params}
-        h = outputs(drafter, own, drafter.features(teacher.output), batch.tokens, at)
-        blocks, mask = self._blocks(teacher, at)
-        loss, logits = self.compared(own, h, blocks)
-        first = acceptance(blocks.laws[:, :, 0], logits[:, :, 0])
-        metrics = {"acceptance": masked_mean(first, mask[:, :, 0]), "weight": mask.sum()}
-        agree = agreement(blocks.laws, logits)
+        h = outputs(drafter, own, drafter.features(teacher.output), batch, at)
+        blocks = self._blocks(teacher, at)
+        loss, logits = self.compared(own, h, blocks, mean)
+        kept, due = acceptance(blocks.laws, logits, blocks.outside), blocks.due
+        metrics = {"acceptance": mean(kept[:, :, 0], due[:, :, 0]), "weight": (due & blocks.known).sum()}
+        agree = agreement(blocks.laws, logits) * blocks.known
         for j in range(drafter.drafts):
-            metrics[f"agreement_{j + 1}"] = masked_mean(agree[:, :, j], mask[:, :, j])
+            metrics[f"agreement_{j + 1}"] = mean(agree[:, :, j], due[:, :, j])
         return loss, metrics
 
-    def drawn(self, key, mask):
-        """Where blocks begin, `[B, A]` int32: at tokens whose next one is to be predicted, `mask` `[B, T]`."""
-        chances = jnp.where(mask[:, 1:], 0.0, -jnp.inf)
-        return jax.random.categorical(key, chances, shape=(self.anchors, len(mask))).T.astype(jnp.int32)
+    def drawn(self, key, due):
+        """Where blocks begin, `[B, A]` int32: at tokens whose next one is to be predicted, `due` `[B, T - 1]`."""
+        chances = jnp.where(due, 0.0, -jnp.inf)
+        keys = key if key.ndim else jax.random.split(key, len(due))
+        draw = lambda key, chances: jax.random.categorical(key, chances, shape=(self.anchors,))
+        return jax.vmap(draw)(keys, chances).astype(jnp.int32)
 
-    def compared(self, own, h, blocks: "Blocks"):
+    def compared(self, own, h, blocks: "Blocks", mean: Mean):
         """The loss of outputs `[B, A, drafts, E]`, and their laws `[B, A, drafts, U]`."""
         logits = self.drafter.logits(own, h.reshape(h.shape[0], -1, h.shape[-1])).reshape(*h.shape[:3], -1)
-        return masked_mean(self.divergence.positions(blocks.laws, logits), blocks.weight), logits
+        return self.apart(logits, blocks, mean), logits
+
+    def apart(self, logits, blocks, mean):
+        """The divergence of the draft's laws from the target's."""
+        each = self.divergence.positions(blocks.laws, logits, blocks.outside)
+        return mean(each, blocks.weight * (blocks.due if self.divergence.counts_outside else blocks.due & blocks.known))
 
     def _blocks(self, teacher, at):
-        """What blocks at `at` `[B, A]` should say, and which of it counts, `[B, A, drafts]` bool."""
-        rows, length = teacher.tokens.shape
+        """What blocks at `at` `[B, A]` should say."""
+        rows, length = teacher.batch.tokens.shape
         drafts = self.drafter.drafts
         where = at[:, :, None] + jnp.arange(drafts + 1)[None, None]  # of the last token, and of those that are drafted
         last = jnp.minimum(where, length - 1).reshape(rows, -1)
@@ -66,9 +75,11 @@ class TrainDFlash(HeadObjective):
         before = last.reshape(where.shape)[:, :, :-1].reshape(rows, -1, 1)
         logits = teacher.output.logits
         laws = jnp.take_along_axis(logits, before, axis=1).reshape(rows, -1, drafts, logits.shape[-1])
-        mask = take(teacher.mask)[:, :, 1:] & take(teacher.known)[:, :, :-1] & (where[:, :, 1:] < length)
-        weight = mask * jnp.exp(-jnp.arange(drafts) / self.gamma)[None, None]
-        return Blocks(take(teacher.tokens), laws, weight), mask
+        due = take(teacher.batch.mask)[:, :, 1:] & (where[:, :, 1:] < length)
+        due &= jnp.take_along_axis(teacher.batch.seen(at), last.reshape(where.shape)[:, :, 1:], axis=2)
+        outside = None if teacher.outside is None else take(teacher.outside)[:, :, :-1]
+        weight = jnp.exp(-jnp.arange(drafts) / self.gamma)[None, None]
+        return Blocks(take(teacher.batch.tokens), laws, due, take(teacher.known)[:, :, :-1], outside, weight)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,35 +89,40 @@ class Blocks:
     Attributes:
       tokens: `[B, A, 1 + drafts]`, the text's.
       laws: `[B, A, drafts, U]`, the target's logits of all but the first.
-      weight: `[B, A, drafts]`.
+      due: `[B, A, drafts]` bool, which of them are to be predicted.
+      known: `[B, A, drafts]` bool, and `outside` `[B, A, drafts]`: see `Teacher`.
+      weight: `[1, 1, drafts]`, by their place in the block.
     """
 
     tokens: Array
     laws: Array
+    due: Array
+    known: Array
+    outside: Array | None
     weight: Array
 
 
-def outputs(drafter, params, features: Array, tokens: Array, at: Array) -> Array:
+def outputs(drafter, params, features: Array, batch: Batch, at: Array) -> Array:
     """The outputs `[B, A, drafts, E]` of blocks in the middle of texts, all in one pass.
 
     Args:
       drafter: a bound DFlash.
       params: {"target": ..., "draft": ...}.
       features: `[B, T, ...]` of the target.
-      tokens: `[B, T]`.
+      batch: the texts.
       at: `[B, A]`, where the blocks begin: a block sees the features before that.
     """
-    rows, length = tokens.shape
+    rows, length = batch.tokens.shape
     count, width = at.shape[1], drafter.block
-    embeds = drafter.slots(params, jnp.take_along_axis(tokens, at, axis=1)).reshape(rows, count * width, -1)
-    positions = (at[:, :, None] + jnp.arange(width)[None, None]).reshape(rows, -1)
+    embeds = drafter.slots(params, jnp.take_along_axis(batch.tokens, at, axis=1)).reshape(rows, count * width, -1)
+    begins = jnp.take_along_axis(batch.positions, at, axis=1)
+    positions = (begins[:, :, None] + jnp.arange(width)[None, None]).reshape(rows, -1)
     own = jnp.repeat(jnp.arange(count), width)
     alike = jnp.broadcast_to((own[:, None] == own[None])[None], (rows, count * width, count * width))
     begin = jnp.repeat(at, width, axis=1)
-    earlier = jnp.arange(length)[None, None] < begin[:, :, None]
+    earlier = (jnp.arange(length)[None, None] < begin[:, :, None]) & batch.seen(begin)
     visible = jnp.concatenate([earlier, alike], axis=2)
-    where = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], (rows, length))
-    past = drafter.head.context(params["draft"], features, where)
+    past = drafter.head.context(params["draft"], features, batch.positions)
     block = Block(begin, positions, jnp.zeros((rows,), jnp.int32), visible)
     h = drafter.head(params["draft"], embeds, block, None, past)
     return h.reshape(rows, count, width, -1)[:, :, width - drafter.drafts :]
@@ -132,23 +148,24 @@ class TrainDSpark(TrainDFlash):
     law_weight: float = 1.8
     confidence_weight: float = 1.0
 
-    def compared(self, own, h, blocks):
+    def compared(self, own, h, blocks, mean):
         laws, sure = self._slots(own, h, blocks)
-        loss = self.law_weight * masked_mean(self.divergence.positions(blocks.laws, laws), blocks.weight)
+        loss = self.law_weight * self.apart(laws, blocks, mean)
+        weight = blocks.weight * blocks.due
         if self.label_weight:
             columns = blocks.tokens[:, :, 1:]
             if self.ids:  # a text's token that the draft cannot say teaches nothing
                 ids = jnp.asarray(self.ids)
                 columns = jnp.searchsorted(ids, columns).clip(0, len(self.ids) - 1)
-                weight = blocks.weight * (ids[columns] == blocks.tokens[:, :, 1:])
+                sayable = ids[columns] == blocks.tokens[:, :, 1:]
             else:
-                weight = blocks.weight
+                sayable = True
             said = jnp.take_along_axis(jax.nn.log_softmax(laws, axis=-1), columns[..., None], axis=-1)[..., 0]
-            loss -= self.label_weight * masked_mean(said, weight)
+            loss -= self.label_weight * mean(said, weight * sayable)
         if sure is not None:
-            right = jax.lax.stop_gradient(acceptance(blocks.laws, laws))
+            right = jax.lax.stop_gradient(acceptance(blocks.laws, laws, blocks.outside))
             said = right * jax.nn.log_sigmoid(sure) + (1 - right) * jax.nn.log_sigmoid(-sure)
-            loss -= self.confidence_weight * masked_mean(said, blocks.weight)
+            loss -= self.confidence_weight * mean(said, weight)
         return loss, laws
 
     def _slots(self, own, h, blocks):

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from specjax.models.kv import stack_past
 from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
-from specjax.train.losses import masked_mean
-from specjax.train.objective import whole
+from specjax.train.means import MEAN
+from specjax.train.objective import each_row
 
 Array = jax.Array
 
@@ -22,7 +22,8 @@ class TrainEagle(HeadObjective):
       unroll: passes.
       decay: see above.
       feature_weight: of the smooth L1 distance between an output and the target's next feature; the laws weigh 1.
-      noise: uniform noise of this half-width on the target's features.
+      noise: half-width of the uniform noise on the features of rows of 512 tokens; of others it goes as one over the length
+        (EAGLE-1's code).
     """
 
     unroll: int = 1
@@ -34,17 +35,18 @@ class TrainEagle(HeadObjective):
         if self.unroll < 1 or self.noise < 0 or self.feature_weight < 0:
             raise ValueError(f"eagle: unroll must be at least 1, noise and feature_weight not negative, got {self}")
 
-    def loss(self, params, target_params, batch, key):
+    def loss(self, params, target_params, batch, key, mean=MEAN):
         drafter = self.drafter
         teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
         own = {"target": target_params, "draft": params}
         features = drafter.features(teacher.output)
-        noisy = features + jax.random.uniform(key, features.shape, features.dtype, -self.noise, self.noise)
-        tokens = batch.tokens[:, 1:]  # of pairs (feature t, token t + 1)
-        width = tokens.shape[1]
+        most = self.noise * 512 / features.shape[1]
+        noise = lambda key: jax.random.uniform(key, features.shape[1:], features.dtype, -most, most)
+        noisy = features + each_row(noise, key, len(features))
+        width = batch.tokens.shape[1] - 1  # pairs (feature t, token t + 1)
         loss, past, h, guesses = jnp.zeros(()), None, features[:, :-1], []
         for s in range(self.unroll):
-            block = whole(tokens, unrolled(width, s)[None])
+            block = batch.pairs(unrolled(width, s))
             if s == 0:
                 h, delta = drafter.read(own, noisy[:, :-1], block, None)
             else:
@@ -54,8 +56,8 @@ class TrainEagle(HeadObjective):
             guesses.append(Guess(drafter.logits(own, h[:, s : width - 1]), s + 1, self.decay**s))
             if self.feature_weight:
                 distance = smooth_l1(h[:, s:-1], features[:, s + 1 : -1])
-                loss += self.feature_weight * self.decay**s * masked_mean(distance, batch.mask[:, s + 2 :])
-        laws, metrics = score(teacher, guesses, self.divergence)
+                loss += self.feature_weight * self.decay**s * mean(distance, batch.due(s + 2))
+        laws, metrics = score(teacher, guesses, self.divergence, mean)
         return loss + laws, metrics
 
     def later(self, own, h, block, past):
@@ -65,11 +67,11 @@ class TrainEagle(HeadObjective):
 
 @dataclasses.dataclass(frozen=True)
 class TrainEagle3(TrainEagle):
-    """EAGLE-3: laws alone, unrolled."""
+    """EAGLE-3: laws alone, unrolled seven times as its authors do."""
 
     saved = ("taps", "layers", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
-    unroll: int = 3
+    unroll: int = 7
     feature_weight: float = 0.0
     noise: float = 0.0
 

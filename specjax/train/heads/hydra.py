@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from specjax.draft.hydra import head_law
 from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
-from specjax.train.objective import whole
+from specjax.train.means import MEAN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,12 +21,12 @@ class TrainHydra(HeadObjective):
 
     decay: float = 0.8
 
-    def loss(self, params, target_params, batch, key):
+    def loss(self, params, target_params, batch, key, mean=MEAN):
         drafter = self.drafter
         teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
         length = batch.tokens.shape[1]
         own = {"target": target_params, "draft": params}
-        prefix, _ = drafter.read(own, teacher.output.final, whole(batch.tokens), None)
+        prefix, _ = drafter.read(own, teacher.output.final, batch.block(), None)
         embeds = drafter.target.embed(target_params, batch.tokens)
         guesses = []
         for i, head in enumerate(params["heads"]):
@@ -34,4 +34,4 @@ class TrainHydra(HeadObjective):
             seen = [teacher.ahead(embeds, j, width) for j in range(1, i + 2)]
             logits = head_law(head, jnp.concatenate([prefix[:, :width], *seen], axis=-1))
             guesses.append(Guess(logits, i + 1, self.decay**i))
-        return score(teacher, guesses, self.divergence)
+        return score(teacher, guesses, self.divergence, mean)

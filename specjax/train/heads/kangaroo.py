@@ -7,8 +7,9 @@ import jax
 from specjax.draft.heads import kangaroo as head
 from specjax.draft.kangaroo import Kangaroo
 from specjax.lm import Wants
-from specjax.train.losses import Divergence, ForwardKL, acceptance, agreement, masked_mean
-from specjax.train.objective import Objective, read, whole
+from specjax.train.losses import Divergence, ForwardKL, acceptance, agreement
+from specjax.train.means import MEAN
+from specjax.train.objective import Objective, read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +35,14 @@ class TrainKangaroo(Objective):
     def init(self, key, target_params):
         return self.drafter.init_params(key, target_params)
 
-    def loss(self, params, target_params, batch, key):
+    def loss(self, params, target_params, batch, key, mean=MEAN):
         target, layer = self.drafter.target, self.drafter.exit_layer - 1
-        tokens = batch.tokens[:, :-1]  # slot t foretells token t + 1
-        taught = jax.lax.stop_gradient(read(target, target_params, tokens, Wants(logits=True, hidden=(layer,))))
-        features, _ = head.adapt(self.drafter.config, params, taught.hidden[layer], whole(tokens), None)
-        logits = target.unembed(target_params, features)
-        mask = batch.mask[:, 1:]
+        taught = jax.lax.stop_gradient(read(target, target_params, batch, Wants(logits=True, hidden=(layer,))))
+        features, _ = head.adapt(self.drafter.config, params, taught.hidden[layer], batch.block(), None)
+        law, logits = taught.logits[:, :-1], target.unembed(target_params, features[:, :-1])
+        mask = batch.due(1)
         metrics = {
-            "acceptance": masked_mean(acceptance(taught.logits, logits), mask),
-            "agreement": masked_mean(agreement(taught.logits, logits), mask),
+            "acceptance": mean(acceptance(law, logits), mask),
+            "agreement": mean(agreement(law, logits), mask),
         }
-        return masked_mean(self.divergence.positions(taught.logits, logits), mask), metrics
+        return mean(self.divergence.positions(law, logits), mask), metrics | {"weight": mask.sum()}

@@ -4,6 +4,7 @@ import dataclasses
 
 from specjax.draft.medusa import head_law
 from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
+from specjax.train.means import MEAN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,11 +19,11 @@ class TrainMedusa(HeadObjective):
 
     decay: float = 0.8
 
-    def loss(self, params, target_params, batch, key):
+    def loss(self, params, target_params, batch, key, mean=MEAN):
         teacher = teach(self.drafter, target_params, batch, self.ids, self.drafter.feature_wants)
         length = batch.tokens.shape[1]
         guesses = [
             Guess(head_law(head, teacher.output.final[:, : length - j - 2]), j + 1, self.decay**j)
             for j, head in enumerate(params["heads"])
         ]
-        return score(teacher, guesses, self.divergence)
+        return score(teacher, guesses, self.divergence, mean)

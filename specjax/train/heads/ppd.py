@@ -7,8 +7,9 @@ import jax.numpy as jnp
 
 from specjax.draft.ppd import PPD
 from specjax.lm import Block, Wants
-from specjax.train.losses import Divergence, ForwardKL, acceptance, agreement, masked_mean
-from specjax.train.objective import Batch, Objective, read
+from specjax.train.losses import Divergence, ForwardKL, acceptance, agreement
+from specjax.train.means import MEAN
+from specjax.train.objective import Batch, Objective, each_row, read
 
 Array = jax.Array
 
@@ -44,17 +45,17 @@ class TrainPPD(Objective):
     def init(self, key, target_params):
         return self.drafter.init_params(key, target_params)
 
-    def loss(self, params, target_params, batch, key):
+    def loss(self, params, target_params, batch, key, mean=MEAN):
         target, draft, mask = self._laws(params, target_params, batch, key)
         each = self.divergence.positions(target, draft)
         weights = self.decay ** (jnp.arange(mask.shape[1]) % self.drafter.prompts)
         accepted, agreed = acceptance(target, draft), agreement(target, draft)
         metrics = {
-            "acceptance": masked_mean(accepted, mask),
-            "agreement": masked_mean(agreed, mask),
+            "acceptance": mean(accepted, mask),
+            "agreement": mean(agreed, mask),
             "weight": mask.sum(),
         }
-        return masked_mean(each * weights[None], mask), metrics
+        return mean(each * weights[None], mask), metrics
 
     def accuracy(self, params, target_params, batch: Batch, key: Array, ranks: int) -> tuple[Array, Array]:
         """How often the target's likeliest token is the candidate of a rank of each prompt token, on a batch's random cuts.
@@ -73,26 +74,28 @@ class TrainPPD(Objective):
         """Logits `[B, cuts * m, V]` of the target and of the prompt slots, and where both are known `[B, cuts * m]`."""
         lm, prompts, members = self.drafter.target, self.drafter.prompts, self.drafter.ensembles
         rows, length = batch.tokens.shape
-        at, chosen = cut(key, batch.mask, self.cuts)  # [B, R]
-        text = read(lm, target_params, batch.tokens, Wants(final=True))
-        text = jax.lax.stop_gradient(text)
+        at, chosen = cut(key, jnp.pad(batch.due(2), ((0, 0), (0, 2))), self.cuts)  # [B, R]
+        text = jax.lax.stop_gradient(read(lm, target_params, batch, Wants(final=True)))
+        mine = batch.seen(at)  # [B, R, T]
 
         ahead = at[:, :, None] + jnp.arange(1, prompts + 1)[None, None]  # [B, R, m]
         flat = ahead.reshape(rows, -1)
-        known = jnp.take_along_axis(batch.mask, jnp.minimum(flat + 1, length - 1), axis=1) & (flat + 1 < length)
+        due = (mine & batch.mask[:, None]).reshape(rows, -1)
+        row = jnp.repeat(jnp.arange(at.shape[1]), prompts)[None] * length
+        known = jnp.take_along_axis(due, row + jnp.minimum(flat + 1, length - 1), axis=1) & (flat + 1 < length)
         known = known & jnp.repeat(chosen, prompts, axis=1)
         final = jnp.take_along_axis(text.final, jnp.minimum(flat, length - 1)[:, :, None], axis=1)
         target = lm.unembed(target_params, final)
 
         slots = at.shape[1] * prompts * members
         place, step, member = jnp.unravel_index(jnp.arange(slots), (at.shape[1], prompts, members))
-        seen = jnp.arange(length)[None, None] <= at[:, place][:, :, None]  # [B, X, T]
+        seen = (jnp.arange(length)[None, None] <= at[:, place][:, :, None]) & mine[:, place]  # [B, X, T]
         own = (place[:, None] == place[None]) & (member[:, None] == member[None]) & (step[:, None] >= step[None])
         visible = jnp.concatenate([seen, jnp.broadcast_to(own[None], (rows, slots, slots))], axis=2)
         embeddings = params["embeddings"][step, member]
         block = Block(
             tokens=jnp.zeros((rows, slots), jnp.int32),
-            positions=ahead[:, place, step],
+            positions=jnp.take_along_axis(batch.positions, at, axis=1)[:, place] + 1 + step[None],
             length=jnp.zeros((rows,), jnp.int32),
             visible=visible,
             embeddings=jnp.broadcast_to(embeddings[None], (rows, *embeddings.shape)),
@@ -103,19 +106,18 @@ class TrainPPD(Objective):
         return target, draft, known
 
 
-def cut(key: Array, mask: Array, count: int) -> tuple[Array, Array]:
-    """Random places of every row whose first prompt token has something to learn: the token two places on counts.
+def cut(key: Array, useful: Array, count: int) -> tuple[Array, Array]:
+    """Random places of every row.
 
     Args:
-      key: a key.
-      mask: `[B, T]` bool, tokens that count.
+      key: one key, or one a row.
+      useful: `[B, T]` bool, places whose first prompt token has something to learn: the token two places on.
       count: places a row.
 
     Returns:
       Indices `[B, R]` into the row, all different, and whether each is such a place `[B, R]`; R is at most T.
     """
-    length = mask.shape[1]
-    useful = jnp.pad(mask, ((0, 0), (0, 2)))[:, 2:]
-    score = jnp.where(useful, jax.random.uniform(key, mask.shape), -1.0)
-    value, at = jax.lax.top_k(score, min(count, length))
+    drawn = each_row(lambda key: jax.random.uniform(key, useful.shape[1:]), key, len(useful))
+    score = jnp.where(useful, drawn, -1.0)
+    value, at = jax.lax.top_k(score, min(count, useful.shape[1]))
     return at.astype(jnp.int32), value >= 0

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.lm import Output, Wants
-from specjax.train.losses import Divergence, ForwardKL, acceptance, agreement, masked_mean
+from specjax.train.losses import Divergence, ForwardKL, acceptance, agreement
+from specjax.train.means import Mean
 from specjax.train.objective import Batch, Objective, read
 
 Array = jax.Array
@@ -20,16 +21,16 @@ class Teacher:
     """A batch as the target reads it.
 
     Attributes:
-      tokens: `[B, T]` int32.
+      batch: the text.
       output: the target's, without gradient; its logits over the draft's columns.
       known: `[B, T]` bool, whether the target's likeliest next token is one that the draft can say.
-      mask: `[B, T]` bool, which tokens are to be predicted.
+      outside: `[B, T]`, the target's probability of all others; None where the draft can say every token.
     """
 
-    tokens: Array
+    batch: Batch
     output: Output
     known: Array
-    mask: Array
+    outside: Array | None = None
 
     def ahead(self, x: Array, steps: int, width: int) -> Array:
         """`[B, width, ...]`: slot t holds x of slot t + steps."""
@@ -46,16 +47,18 @@ def teach(drafter, target_params, batch: Batch, ids: Ids, wants: Wants) -> Teach
       ids: the draft's vocabulary; empty: all.
       wants: what the head needs beside the logits.
     """
-    output = read(drafter.target, target_params, batch.tokens, wants | Wants(logits=True))
+    output = read(drafter.target, target_params, batch, wants | Wants(logits=True))
     output = jax.lax.stop_gradient(output)
-    known = jnp.ones(batch.tokens.shape, bool)
+    known, outside = jnp.ones(batch.tokens.shape, bool), None
     if ids:
         columns = np.asarray(ids, np.int32)
         inside = np.zeros((drafter.target.vocab_size,), bool)
         inside[columns] = True
         known = jnp.asarray(inside)[jnp.argmax(output.logits, axis=-1)]
-        output = dataclasses.replace(output, logits=output.logits[..., columns])
-    return Teacher(batch.tokens, output, known, batch.mask)
+        every, output = output.logits, dataclasses.replace(output, logits=output.logits[..., columns])
+        said = jax.nn.logsumexp(output.logits, axis=-1) - jax.nn.logsumexp(every, axis=-1)
+        outside = jnp.maximum(-jnp.expm1(said), 0.0)
+    return Teacher(batch, output, known, outside)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,11 +70,11 @@ class Guess:
     weight: float
 
 
-def score(teacher: Teacher, guesses: list[Guess], divergence: Divergence) -> tuple[Array, dict[str, Array]]:
+def score(teacher: Teacher, guesses: list[Guess], divergence: Divergence, mean: Mean) -> tuple[Array, dict[str, Array]]:
     """The weighted divergences of some guesses from the target's laws, and how often each would be accepted.
 
     A guess of `steps` s at slot t is compared with the target's law after token t + s, where token t + s + 1 is to be
-    predicted and the draft can say what the target would.
+    predicted and is of slot t's document. A token that the draft cannot say is one that it guesses wrongly.
     """
     loss = jnp.zeros(())
     metrics = {}
@@ -79,12 +82,15 @@ def score(teacher: Teacher, guesses: list[Guess], divergence: Divergence) -> tup
     for number, guess in enumerate(guesses):
         width = guess.logits.shape[1]
         law = teacher.ahead(teacher.output.logits, guess.steps, width)
-        mask = teacher.ahead(teacher.mask, guess.steps + 1, width) & teacher.ahead(teacher.known, guess.steps, width)
-        loss += guess.weight * masked_mean(divergence.positions(law, guess.logits), mask)
+        known = teacher.ahead(teacher.known, guess.steps, width)
+        outside = None if teacher.outside is None else teacher.ahead(teacher.outside, guess.steps, width)
+        due = teacher.batch.due(guess.steps + 1)[:, :width]
+        mask = due if divergence.counts_outside else due & known
+        loss += guess.weight * mean(divergence.positions(law, guess.logits, outside), mask)
         if number == 0:
-            metrics["acceptance"] = masked_mean(acceptance(law, guess.logits), mask)
+            metrics["acceptance"] = mean(acceptance(law, guess.logits, outside), due)
             weight = mask.sum()
-        metrics[f"agreement_{number + 1}"] = masked_mean(agreement(law, guess.logits), mask)
+        metrics[f"agreement_{number + 1}"] = mean(agreement(law, guess.logits) * known, due)
     return loss, metrics | {"weight": weight}
 
 

@@ -1,0 +1,75 @@
+"""Means over a batch that comes in parts: each divides by what the whole batch counts, so parts add up to the whole."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+class Mean:
+    """Weighted means of values `[B, T]` by weights, bool or non-negative, of the same shape: of a batch in one piece.
+
+    An objective takes all its means with the one that it is given, in the same order in every call, and outside of
+    `jax.lax` loops and branches. Its loss is linear in what `__call__` gives.
+    """
+
+    def __call__(self, values: Array, weights: Array) -> Array:
+        """This part's share of the mean over the whole batch; 0 where the batch weighs nothing."""
+        return _over(*_sums(values, weights))
+
+    def whole(self, values: Array, weights: Array) -> Array:
+        """The mean over the whole batch, as a constant: for losses that are not linear in it."""
+        return jax.lax.stop_gradient(self(values, weights))
+
+
+MEAN = Mean()
+
+
+class Counted(Mean):
+    """Keeps what `Parts` will need of this part.
+
+    Attributes:
+      kept: for every mean its weight; of a `whole` one its sum as well.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[Array | tuple[Array, Array]] = []
+
+    def __call__(self, values, weights):
+        total, weight = _sums(values, weights)
+        self.kept.append(weight)
+        return _over(total, weight)
+
+    def whole(self, values, weights):
+        sums = jax.lax.stop_gradient(_sums(values, weights))
+        self.kept.append(sums)
+        return _over(*sums)
+
+
+class Parts(Mean):
+    """Means of one part of a batch.
+
+    Args:
+      counted: what `Counted` kept, summed over the parts.
+    """
+
+    def __init__(self, counted: Sequence[Array | tuple[Array, Array]]):
+        self._left: Iterator[Any] = iter(counted)
+
+    def __call__(self, values, weights):
+        return _over(_sums(values, weights)[0], next(self._left))
+
+    def whole(self, values, weights):
+        return _over(*next(self._left))
+
+
+def _sums(values: Array, weights: Array) -> tuple[Array, Array]:
+    weights = weights.astype(jnp.float32)
+    return jnp.where(weights > 0, values * weights, 0.0).sum(), weights.sum()
+
+
+def _over(total: Array, weight: Array) -> Array:
+    return total / jnp.where(weight > 0, weight, 1.0)

@@ -22,6 +22,7 @@ from specjax.diffusion.guided import Guided as Guided, GuidedState as GuidedStat
 from specjax.diffusion.unmask import Learn2PD as Learn2PD
 from specjax.diffusion.unmask import ReMDM as ReMDM
 from specjax.diffusion.wino import Wino as Wino
+from specjax.diffusion.unmask import ReDiff as ReDiff
 from specjax.diffusion.unmask import JointThreshold as JointThreshold
 from specjax.diffusion.unmask import RunningConfidence as RunningConfidence
 

@@ -309,9 +309,10 @@ class Diffusion(Decoder):
             idle = self.policy.idle
             commit = choice.commit & masked if idle else at_least_one(choice.commit, choice.score, masked)
             commit = self._seeded(state, masked, commit) & ~failed[:, None]
-            if choice.edit is not None and choice.stay is not None:
-                edit = choice.edit & guess.committed & ~storing[:, None]
-                choice = dataclasses.replace(choice, edit=edit, stay=choice.stay & ~storing)
+            if choice.edit is not None:
+                choice = dataclasses.replace(choice, edit=choice.edit & guess.committed & ~storing[:, None])
+            if choice.stay is not None:
+                choice = dataclasses.replace(choice, stay=choice.stay & ~storing)
         return self._commit(state, at, masked, commit, choice, memory, failed), DiffusionInfo(at[:, 0], commit, choice)
 
     def _storing(self, state, at) -> Array:

@@ -16,6 +16,7 @@ from specjax.diffusion.unmask.prophet import Prophet as Prophet
 from specjax.diffusion.unmask.end_of_text import EndOfText as EndOfText
 from specjax.diffusion.unmask.learned import Learn2PD as Learn2PD
 from specjax.diffusion.unmask.remask import ReMDM as ReMDM
+from specjax.diffusion.unmask.rediff import ReDiff as ReDiff
 from specjax.diffusion.unmask.joint_threshold import JointThreshold as JointThreshold
 from specjax.diffusion.unmask.remask import RunningConfidence as RunningConfidence
 

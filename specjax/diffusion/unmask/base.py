@@ -195,6 +195,18 @@ class Unmask(abc.ABC):
         """The choice, and what to remember."""
 
 
+class Editing(Unmask):
+    """Writes over tokens that it committed."""
+
+    @property
+    def revises(self):
+        return True
+
+    @property
+    def edits(self):
+        return True
+
+
 def confidence(guess: Guess | Overview) -> Array:
     """The probability `[B, W]` of the predicted token (LLaDA's `low_confidence`, Dream's `maskgit_plus`)."""
     picked = jnp.take_along_axis(guess.log_law, guess.tokens[..., None], axis=-1)[..., 0]

@@ -5,11 +5,11 @@ import dataclasses
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.diffusion.unmask.base import Choice, Unmask, confidence
+from specjax.diffusion.unmask.base import Choice, Editing, confidence
 
 
 @dataclasses.dataclass(frozen=True)
-class JointThreshold(Unmask):
+class JointThreshold(Editing):
     """Commits every prediction surer than `threshold`, and writes those surer than `editing_threshold` over committed tokens of
     the block that they differ from.
 
@@ -33,14 +33,6 @@ class JointThreshold(Unmask):
     def __post_init__(self):
         if not (self.threshold >= 0 and self.editing_threshold >= 0 and self.max_post_steps >= 0):
             raise ValueError(f"joint_threshold needs thresholds and max_post_steps >= 0, got {self}")
-
-    @property
-    def revises(self):
-        return True
-
-    @property
-    def edits(self):
-        return True
 
     def init(self, batch, width, vocab_size):
         """How often the block was read without open positions `[B]`."""

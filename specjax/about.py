@@ -33,6 +33,8 @@ class About:
       paper: fields as published, as a line has them, where `defaults` and `expander` are for small models: `preset=paper` sets
         them, and a published head has them in any case.
       loads: what is loaded for it when the target is known, a key of `specjax.spec.companions.LOADERS`; empty: nothing.
+      tree: of a verifier: the line of the expander of the trees that it is for, which a drafter takes beside it where none is
+        named; `{depth}` is as deep as the drafter's own. Empty: the drafter's own.
 
     Raises:
       ValueError: on a guarantee that there is not.
@@ -48,6 +50,7 @@ class About:
     expander: str = ""
     paper: str = ""
     loads: str = ""
+    tree: str = ""
 
     def __post_init__(self):
         if self.guarantee and self.guarantee not in GUARANTEES:

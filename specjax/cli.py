@@ -86,6 +86,15 @@ def samplers(options: NoOptions) -> int:
     return _list_entries(WARPERS, flags=True)
 
 
+def searches(options: NoOptions) -> int:
+    """`specjax searches`."""
+    from specjax.spec.registry import SEARCHES, SELECTIONS
+
+    _list_entries(SEARCHES, flags=True)
+    write("--select, of several completions\n")
+    return _list_entries(SELECTIONS)
+
+
 def _list_entries(table: dict[str, Any], flags: bool = False) -> int:
     """A line a method; below it, indented, the line that sets each of its fields to the default, or the flags that do."""
     rows, guaranteed = [], any(entry.guarantee for entry in table.values())
@@ -177,6 +186,7 @@ COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
         NoOptions,
         samplers,
     ),
+    "searches": ("list the searches and selections: options, what they do, source", NoOptions, searches),
     "policies": ("list the unmask and cache policies of diffusion models", NoOptions, policies),
     "models": ("list the shipped models", NoOptions, models),
 }

@@ -46,8 +46,13 @@ class Decoder(Protocol):
 
     @property
     def reads_prefix(self) -> bool:
-        """Whether it has `read_prefix`, and its `insert` takes a `prefix`."""
+        """Whether it has `read_prefix`, its `insert` takes a `prefix`, and reading a prompt has no use for the row's key."""
         return False
+
+    @property
+    def num_texts(self) -> int:
+        """How many texts of its prompt a row ends with, at most. Where these are several, its state has them in `found`."""
+        return 1
 
     @property
     def slack(self) -> int:
@@ -250,6 +255,31 @@ read_prefix = jax.jit(
     donate_argnums=(2,),
 )
 """`decoder.read_prefix` under jit, with the state donated: of decoders that can read a prefix once for many prompts."""
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def row_of(decoder: Decoder, state: Any, row: jax.Array) -> Any:
+    """One row of a state, for `copy_row`; scalars in place of what rows share."""
+    own = lambda leaf, axes: leaf[row][None] if axes[:1] == ("batch",) else jnp.zeros((), leaf.dtype)
+    return jax.tree.map(own, state, decoder.axes(state))
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def copy_row(decoder: Decoder, state: Any, row: jax.Array, kept: Any, key: jax.Array) -> Any:
+    """The state, which is donated, with another completion of a prompt that was read before: of decoders that `reads_prefix`.
+
+    Args:
+      decoder: that holds the rows.
+      state: of B rows.
+      row: `[]` int32, where it goes.
+      kept: from `row_of`, of the row that the prompt was inserted into, before any step.
+      key: `[]` typed key.
+    """
+    axes = decoder.axes(state)
+    new = jax.tree.map(lambda old, own, names: own if names[:1] == ("batch",) else old, state, kept, axes)
+    placed = state.place(row[None], dataclasses.replace(new, key=key[None]), axes)
+    return constrain(getattr(decoder, "mesh", None), axes, placed)
+
 
 empty = jax.jit(
     lambda decoder, params, batch, capacity, cache_dtype, eos_width, form=USUAL: formed(

@@ -116,9 +116,9 @@ class LM(Protocol):
     """A model as functions over a params pytree. Hashable, so that it can be a static argument of `jax.jit`.
 
     Plain decoding and drafters that look tokens up or learn them (prompt_lookup, token_recycling, rest, stand, lookahead) ask
-    for `vocab_size`, `__call__`, `init_cache`, `commit` and `cache_axes`; `BaseLM` has defaults of the last two. A mesh asks
-    for `axes` and `axis_counts` too. Drafters that run some of the target's layers, or read its features, ask for `num_layers`,
-    `embed`, `layers`, `join`, `norm` and `unembed`; diffusion decoders for `embed` and `unembed`.
+    for `vocab_size`, `__call__`, `init_cache`, `begin`, `commit` and `cache_axes`; `BaseLM` has defaults of the last three. A
+    mesh asks for `axes` and `axis_counts` too. Drafters that run some of the target's layers, or read its features, ask for
+    `num_layers`, `embed`, `layers`, `join`, `norm` and `unembed`; diffusion decoders for `embed` and `unembed`.
     """
 
     @property
@@ -172,6 +172,13 @@ class LM(Protocol):
 
     def init_cache(self, batch: int, capacity: int, dtype: Any = None) -> PyTree: ...
 
+    def begin(self, params: PyTree, cache: PyTree, lengths: Array) -> PyTree:
+        """The cache of rows before their first step, when all but the last token of their prompts was read (`lengths` `[B]`).
+
+        For models that read something else beside the text. What it makes of a row depends on nothing of other rows.
+        """
+        ...
+
     def commit(self, cache: PyTree, delta: PyTree, src: Array | None, dst: Array) -> PyTree:
         """Writes delta's slots `src` `[B, M]` (None: all, in order) into the cache.
 
@@ -215,6 +222,10 @@ class BaseLM:
     def cache_axes(self, cache: PyTree) -> PyTree:
         """See `LM.cache_axes`: rows are split, and nothing else."""
         return jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), cache)
+
+    def begin(self, params: PyTree, cache: PyTree, lengths: Array) -> PyTree:
+        """See `LM.begin`: the cache as it is."""
+        return cache
 
     def axes(self, params: PyTree) -> PyTree:
         """See `LM.axes`: nothing is split."""

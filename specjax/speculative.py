@@ -18,6 +18,7 @@ from specjax.lm import LM, Block, Output, Wants
 from specjax.pretty import Pretty
 from specjax.sampling import Sampler
 from specjax.sampling.processors import Processor, checked
+from specjax.sampling.warp import carries
 from specjax.sampling_params import Sampling
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.mesh import make_mesh
@@ -25,6 +26,7 @@ from specjax.sharding.rules import constrain, parts, rounded, shardings
 from specjax.state import DecodeState, LogProbs, Prefix, Stats, finish_rows
 from specjax.tree import Tree
 from specjax.verify import Coupled, Verdict, Verifier
+from specjax.warpers import WARPERS
 
 Array = jax.Array
 PyTree = Any
@@ -63,7 +65,8 @@ class StepInfo(Pretty):
 class Speculative(Decoder):
     """An autoregressive decoder. Static and hashable: pure functions `init` (or `empty`, `insert`) and `step`, see `Decoder`.
 
-    `params` is `{"target": ..., "draft": ...}`. Nothing here is jitted; `specjax.decoder.run` and `stream` are.
+    `params` is `{"target": ..., "draft": ...}`, and `"verify"` where the verifier has any. Nothing here is jitted;
+    `specjax.decoder.run` and `stream` are.
 
     Attributes:
       target: the model.
@@ -105,9 +108,12 @@ class Speculative(Decoder):
         if self.mesh is None:
             raise ValueError("this decoder has no mesh: make it with specjax.speculative(..., mesh=...)")
         target = params["target"]
+        verify = {name: params[name] for name in ("verify",) if name in params}
+        whole = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
         return {
             "target": shardings(self.mesh, self.target.axes(target), target, self.target.axis_counts()),
             "draft": self.drafter.param_shardings(self.mesh, params["draft"]),
+            **jax.tree.map(lambda leaf: whole, verify),
         }
 
     def _constrain(self, state: DecodeState) -> DecodeState:
@@ -137,7 +143,8 @@ class Speculative(Decoder):
             length=1,
             cache=self.target.init_cache(batch, capacity, dtype),
             draft=self.drafter.init(params, batch, capacity),
-            logprobs=LogProbs(buffer(), buffer()) if self.logprobs else None,
+            logprobs=LogProbs(buffer(), buffer(), buffer()) if self.logprobs else None,
+            carried={each.switches[0]: jnp.zeros((batch,), jnp.float32) for each in WARPERS if each.carries},
         )
         return self._constrain(state)
 
@@ -194,6 +201,7 @@ class Speculative(Decoder):
             sampling=sampling,
         )
         fresh = self._prefill(params, fresh, begin, size, width)
+        fresh = dataclasses.replace(fresh, cache=self.target.begin(params["target"], fresh.cache, lengths))
         return self._constrain(state.place(rows, fresh, self.axes(state)))
 
     @on_mesh
@@ -285,6 +293,7 @@ class Speculative(Decoder):
             greedy=self.greedy,
             begin=state.prompt_length,
             eos=state.eos,
+            carried=state.carried,
         )
         sampler = sampler.once() if self.verifier.own_noise else sampler
         with jax.named_scope("draft"):
@@ -292,13 +301,13 @@ class Speculative(Decoder):
         with jax.named_scope("target"):
             output = self._read(params, proposal, view, sampler)
         with jax.named_scope("verify"):
-            verdict = self.verifier(output, proposal.tree, sampler)
+            verdict = self.verifier.given(params.get("verify"))(output, proposal.tree, sampler)
         with jax.named_scope("accept"):
             return self._accept(params, state, proposal, output, verdict, sampler)
 
     def _read(self, params, proposal: Proposal, view: View, sampler: Sampler) -> Output:
         """The target over the proposal, or over as many of its first nodes as the live rows need."""
-        wants = self.verifier.wants | self.drafter.wants | Wants(logits=self.logprobs)
+        wants = self.verifier.wants | self.drafter.wants | Wants(logits=self._keeps_logits(sampler.params))
         nodes = proposal.tree.nodes
         rungs = (nodes,) if self.whole else self.drafter.rungs
 
@@ -323,6 +332,9 @@ class Speculative(Decoder):
         index = jnp.sum(used > jnp.asarray(rungs[:-1]))
         return jax.lax.switch(index, [functools.partial(read, rung) for rung in rungs])
 
+    def _keeps_logits(self, sampling: Sampling) -> bool:
+        return self.logprobs or (carries(sampling) and not self.greedy)
+
     def _accept(self, params, state, proposal: Proposal, output: Output, verdict: Verdict, sampler: Sampler):
         tree = proposal.tree
         emitted = emitted_tokens(tree.tokens, verdict)
@@ -331,6 +343,7 @@ class Speculative(Decoder):
         logprobs = state.logprobs
         if logprobs is not None:
             logprobs = self._log_probs(logprobs, state.length, tree, output, verdict, emitted, sampler)
+        carried = self._carried(state, tree, output, verdict, emitted, sampler)
         # Where the path goes does not depend on the verdict. XLA is made to believe it does, so that it knows the write to
         # come after every read of the cache, and updates the cache in place instead of copying it each step.
         after = jnp.where(verdict.committed >= 0, state.length - 1, 0)
@@ -353,8 +366,22 @@ class Speculative(Decoder):
             cache=cache,
             draft=draft,
             logprobs=logprobs,
+            carried=carried,
         )
         return self._constrain(new), StepInfo(verdict, dataclasses.replace(tree, log_q=None))
+
+    def _carried(self, state, tree, output, verdict, emitted, sampler):
+        if self.greedy or not carries(state.sampling):
+            return state.carried
+        nodes = jnp.maximum(verdict.path, 0)[:, :, None]
+
+        def after():
+            logits = jnp.take_along_axis(output.logits, nodes, axis=1)
+            paths = lambda: jnp.take_along_axis(tree.path_tokens(), nodes, axis=1)
+            return sampler.after(logits, paths, emitted, verdict.committed)
+
+        sampled = jnp.any(sampler.live & (state.sampling.temperature > 0))
+        return jax.lax.cond(sampled, after, lambda: state.carried)
 
     def _log_probs(self, logprobs, length, tree, output, verdict, emitted, sampler):
         nodes = jnp.maximum(verdict.path, 0)[:, :, None]
@@ -362,9 +389,11 @@ class Speculative(Decoder):
         pick = lambda scores: jnp.take_along_axis(jax.nn.log_softmax(scores, axis=-1), at, axis=2)[:, :, 0]
         logits = jnp.take_along_axis(output.logits, nodes, axis=1)
         paths = lambda: jnp.take_along_axis(tree.path_tokens(), nodes, axis=1)
+        even = jax.nn.logsumexp(logits, axis=-1) - jnp.mean(logits, axis=-1) - jnp.log(logits.shape[-1])
         return LogProbs(
             write(logprobs.raw, pick(logits), length),
             write(logprobs.warped, pick(sampler.warped(logits, paths)), length),
+            write(logprobs.certainty, even, length),
         )
 
 

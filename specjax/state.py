@@ -49,10 +49,13 @@ class LogProbs(Pretty):
     Attributes:
       raw: `[B, L]` float32, under the model's own softmax.
       warped: `[B, L]` float32, under the law they were drawn from (greedy rows: after the repetition penalty).
+      certainty: `[B, L]` float32, nats: the Kullback-Leibler divergence of the even law over the vocabulary from the model's
+        own, at each of these places. The mean over a text is its self-certainty (arXiv:2502.18581).
     """
 
     raw: Array
     warped: Array
+    certainty: Array
 
 
 @jax.tree_util.register_dataclass
@@ -160,11 +163,13 @@ class DecodeState(Rows):
       cache: the target's cache; opaque.
       draft: the drafter's state; opaque.
       logprobs: log-probabilities, or None where they were not asked for.
+      carried: `[B]` float32 by warper: the sums of those that carry one over the new tokens (`Warper.carries`).
     """
 
     cache: PyTree
     draft: PyTree
     logprobs: LogProbs | None = None
+    carried: dict[str, Array] = dataclasses.field(default_factory=dict)
 
 
 @jax.tree_util.register_dataclass

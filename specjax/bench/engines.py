@@ -10,7 +10,7 @@ from specjax.diffusion.guided import Guided
 from specjax.serve.engine import DEFAULT_MODEL, Engine
 from specjax.serve.options import check_options
 from specjax.sharding import make_mesh
-from specjax.spec.companions import Stored, beside
+from specjax.spec.companions import Stored
 from specjax.spec.line import lines as lines_of
 from specjax.spec.registry import CACHES, DRAFTERS, UNMASKS, build_drafter, make_unmask
 from specjax.terminal import flag
@@ -94,9 +94,7 @@ def _policy(line: str, model: Any, options: BenchOptions) -> Any:
         return line
     loaded, params = policy.load(model, make_mesh(options.mesh))
     if isinstance(loaded, Guided):
-        guide = models.widen(
-            models.Model(loaded.guide, params, name=beside(policy.asked, model.name)), options.widen or 1
-        )
+        guide = models.widen(models.Model(loaded.guide, params, name=policy.found(model)), options.widen or 1)
         loaded, params = dataclasses.replace(loaded, guide=guide.lm), guide.params
     return loaded, dict.fromkeys(loaded.needs, params)
 

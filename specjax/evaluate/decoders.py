@@ -8,9 +8,10 @@ from specjax import models
 from specjax.evaluate.options import DecoderOptions, EvalOptions
 from specjax.sampling_params import SamplingOptions
 from specjax.serve.engine import DEFAULT_MODEL, Engine
-from specjax.serve.options import DecodeOptions, PromptOptions, check_options, take
+from specjax.serve.options import DecodeOptions, PromptOptions, check_least, check_options, take
+from specjax.serve.selecting import Chooser
 from specjax.sharding import make_mesh
-from specjax.spec.assemble import DEFAULT_DRAFTER, DEFAULT_UNMASK, Plan
+from specjax.spec.assemble import DEFAULT_UNMASK, Plan
 from specjax.spec.line import settings
 from specjax.terminal import BadInput, Parser, add_fields, flag, from_args
 
@@ -26,11 +27,13 @@ class Decoder:
       name: what it was chosen by.
       engine: ready to answer.
       options: of its prompts.
+      chooser: takes one of several completions, which is the answer; None: there is one.
     """
 
     name: str
     engine: Engine
     options: DecoderOptions
+    chooser: Chooser | None = None
 
     @property
     def of_prompts(self) -> dict[str, Any]:
@@ -48,16 +51,34 @@ def decoders_of(options: EvalOptions) -> list[Decoder]:
     lines = dict.fromkeys(text.strip() for text in options.compare)
     chosen = [base, *(changed(base, line) for line in lines)]
     for own in chosen:
+        check_least(own)
         check_options(vars(take(PromptOptions, vars(own))))
+    choosers = [_chooser(own, options) for own in chosen]
     if options.samples > 1 and not options.temperature:
         raise ValueError(
             "several samples of a greedy answer are all the same: set a temperature, or ask for one sample"
         )
-    engines = _engines(chosen)
+    keep = lambda own: dataclasses.replace(own, logprobs=options.uncertainty)
+    engines = _engines(
+        [keep(own) if chooser is None else chooser.kept_by(own) for own, chooser in zip(chosen, choosers, strict=True)],
+        options.batch_size,
+    )
     names = [_named(base, engines[0]), *lines]
     if len(set(names)) < len(names):
         raise ValueError(f"compare names {names[0]!r}, which is what the others are compared with: leave it out")
-    return [Decoder(*parts) for parts in zip(names, engines, chosen, strict=True)]
+    return [Decoder(*parts) for parts in zip(names, engines, chosen, choosers, strict=True)]
+
+
+def _chooser(own: DecoderOptions, options: EvalOptions) -> Chooser | None:
+    """What takes one of a decoder's completions; None where it writes one answer."""
+    chooser = Chooser.of(own, options.uncertainty)
+    if chooser is None and own.num_return_sequences > 1:
+        raise ValueError(
+            "num_return_sequences is for select, which takes one of them; ask for several answers by samples"
+        )
+    if chooser is not None and options.samples > 1:
+        raise ValueError("a selection is one answer to a question: leave samples out, or select")
+    return chooser
 
 
 def changed(base: DecoderOptions, line: str) -> DecoderOptions:
@@ -81,7 +102,7 @@ def changed(base: DecoderOptions, line: str) -> DecoderOptions:
     return dataclasses.replace(base, **(fresh | {name: getattr(found, name) for name in given}))
 
 
-def _engines(chosen: Sequence[DecoderOptions]) -> list[Engine]:
+def _engines(chosen: Sequence[DecoderOptions], rows: int) -> list[Engine]:
     """An engine for each; those of one model share its parameters."""
     loaded: dict[tuple[Any, ...], Any] = {}
     engines = []
@@ -92,14 +113,15 @@ def _engines(chosen: Sequence[DecoderOptions]) -> list[Engine]:
             ready = isinstance(given, (models.Model, tuple))
             name = DEFAULT_MODEL if given is None else given
             loaded[key] = given if ready else models.load(name, dtype=own.dtype, mesh=make_mesh(own.mesh))
-        engines.append(Engine(**{**vars(take(DecodeOptions, vars(own))), "model": loaded[key]}))
+        engines.append(Engine(**{**vars(take(DecodeOptions, vars(own))), "model": loaded[key]}, rows=rows))
     return engines
 
 
 def _named(own: DecoderOptions, engine: Engine) -> str:
     """What a decoder differs from the defaults in, or its method where it does not."""
     fields = [*dataclasses.fields(Plan), *dataclasses.fields(SamplingOptions)]
+    fields += [OPTIONS[name] for name in ("num_return_sequences", "select")]
     shown = {field.name: getattr(own, field.name) for field in fields if field.name in OPTIONS}
     words = [f"{name}={value}" for name, value in shown.items() if value != OPTIONS[name].default]
-    usual = f"unmask={DEFAULT_UNMASK}" if engine.model.masked else f"drafter={DEFAULT_DRAFTER}"
+    usual = f"unmask={DEFAULT_UNMASK}" if engine.model.masked else f"drafter={engine.drafter}"
     return ";".join(words) or usual

@@ -54,6 +54,7 @@ class SpecjaxLM(TemplateLM):
         if not str(batch_size).isdigit() or not int(batch_size):
             raise ValueError(f"batch_size must be a number of rows, got {batch_size!r}")
         self.batch_size, self.max_gen_toks, self.seed = int(batch_size), max_gen_toks, seed
+        options.setdefault("rows", self.batch_size)
         self.engine = Engine(model, **options)
         self.tokenizer = self.engine.model.tokenizer
         if self.tokenizer is None:

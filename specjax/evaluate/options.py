@@ -15,6 +15,11 @@ class DecoderOptions(PromptOptions, DecodeOptions):
 
     seed: int = option(0, "", hidden=True)
     logprobs: bool = option(False, "", hidden=True)
+    num_return_sequences: int = option(
+        1, "completions of a question that --select takes one of, which is the answer", metavar="N", least=1
+    )
+    select: str | None = same(RunOptions, "select")
+    answer: str | None = same(RunOptions, "answer")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,7 @@ class EvalOptions(DecoderOptions):
     infill: bool = option(
         False, "a diffusion model fills gaps of the length of their answers, where a question has one"
     )
+    uncertainty: bool = option(False, "also how well an answer's negative log-likelihood says that it is wrong (AUROC)")
     stop: tuple[str, ...] = same(RunOptions, "stop")
     batch_size: int = same(RunOptions, "batch_size")
     compare: tuple[str, ...] = option(

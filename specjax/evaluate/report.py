@@ -38,13 +38,17 @@ def _decoders(found: Evaluation) -> Any:
     first, fits = found.rows[0], {comparison.decoder: comparison for comparison in found.comparisons}
     title = f"against {found.comparisons[0].baseline}, question by question" if fits else ""
     table = Table(title=title, title_justify="left")
-    names = ["decoder", "tokens/step", "tokens/s", "speed ratio"]
+    several = any(
+        answer.steps > answer.tokens for row in found.rows for answer in row.answers
+    )  # an answer is one of these
+    names = ["decoder", "tokens/step", *(["steps/answer"] if several else []), "tokens/s", "speed ratio"]
     names += ["points (95%, Bonett-Price)", "p (exact)", "same text", "verdict"] if fits else []
     for name in names:
         table.add_column(name, justify="left" if name in ("decoder", "verdict") else "right")
     for row in found.rows:
         speed = row.tokens_per_second / first.tokens_per_second
-        cells = [row.decoder, f"{row.tokens_per_step:.2f}", f"{row.tokens_per_second:.1f}", f"{speed:.2f}"]
+        steps = [f"{row.steps_per_answer:.1f}"] if several else []
+        cells = [row.decoder, f"{row.tokens_per_step:.2f}", *steps, f"{row.tokens_per_second:.1f}", f"{speed:.2f}"]
         table.add_row(*cells, *(_difference(fits.get(row.decoder)) if fits else []))
     return table
 
@@ -66,9 +70,14 @@ def _difference(comparison: Comparison | None) -> list[str]:
 
 
 def remarks(found: Evaluation) -> list[str]:
-    """What a reader of the figures should know: answers that were cut short, or that failed."""
+    """What a reader of the figures should know beside them: AUROC, answers that were cut short, or that failed."""
     said = []
     for row in found.rows:
+        if (own := row.auroc) is not None:
+            said.append(
+                f"{row.decoder}: wrong answers have a higher negative log-likelihood than right ones with AUROC {own.area:.3f} "
+                f"(95% {own.low:.3f} to {own.high:.3f}; {own.positive} wrong, {own.negative} right)"
+            )
         cut, failed = row.count("length"), row.count("error")
         if cut:
             said.append(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.evaluate.statistics import Paired, paired, verdict, wilson
+from specjax.evaluate.statistics import Auroc, Paired, auroc, paired, verdict, wilson
 from specjax.jobs import jsonl
 
 
@@ -22,9 +22,10 @@ class Answer:
       text: what was answered.
       right: whether it is right.
       tokens: how many.
-      steps: target passes.
+      steps: target passes, of all completions where it is one of several.
       finish_reason: eos, stop, length or error.
       sample: which of a question's answers it is, from 0.
+      nll: the negative log-likelihood of its tokens, in nats; None where it was not kept.
     """
 
     decoder: str
@@ -37,6 +38,7 @@ class Answer:
     steps: int
     finish_reason: str
     sample: int = 0
+    nll: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Cost:
 
     Attributes:
       tokens: new ones, the end of a text included.
-      steps: target passes.
+      steps: target passes of rows.
       seconds: wall time, prefill included.
       decode_seconds: of the decoding steps alone.
     """
@@ -96,8 +98,20 @@ class Row:
         return self.cost.tokens / max(self.cost.steps, 1)
 
     @property
+    def steps_per_answer(self) -> float:
+        return self.cost.steps / len(self.answers)
+
+    @property
     def tokens_per_second(self) -> float:
         return self.cost.tokens / self.cost.seconds
+
+    @property
+    def auroc(self) -> Auroc | None:
+        """How well `nll` tells wrong answers from right ones; None where it was not kept, or all are right or all wrong."""
+        wrong = [not answer.right for answer in self.answers if answer.nll is not None]
+        if len(wrong) < len(self.answers) or len(set(wrong)) < 2:
+            return None
+        return auroc(np.asarray([answer.nll for answer in self.answers]), np.asarray(wrong))
 
     def count(self, reason: str) -> int:
         """Answers that ended for a reason."""
@@ -109,12 +123,14 @@ class Row:
             "families": {name: _rounded(dataclasses.asdict(share)) for name, share in self.families.items()},
             **_rounded(dataclasses.asdict(self.overall)),
             "tokens_per_step": round(self.tokens_per_step, 4),
+            "steps_per_answer": round(self.steps_per_answer, 2),
             "tokens_per_second": round(self.tokens_per_second, 2),
             "decode_tokens_per_second": round(self.cost.tokens / max(self.cost.decode_seconds, 1e-9), 2),
             "answers": len(self.answers),
             "unfinished": self.count("length"),
             "failed": self.count("error"),
             "decoder": self.decoder,
+            **({} if (found := self.auroc) is None else {"auroc": _rounded(dataclasses.asdict(found))}),
         }
 
 
@@ -252,8 +268,9 @@ def _same_prompt(answer: Answer | None, prompt: Any) -> bool:
 
 
 def _answer_line(number: int, content: dict[str, Any]) -> jsonl.Line:
-    names = [field.name for field in dataclasses.fields(Answer)]
-    if set(names) - set(content) or not isinstance(content["right"], bool) or not isinstance(content["text"], str):
+    names = [field.name for field in dataclasses.fields(Answer) if field.name in content]
+    needed = {field.name for field in dataclasses.fields(Answer) if field.default is dataclasses.MISSING}
+    if needed - set(names) or not isinstance(content["right"], bool) or not isinstance(content["text"], str):
         return jsonl.Line(number, error="it is no answer of `specjax eval --answers`")
     return jsonl.Line(number, Answer(**{name: content[name] for name in names}))
 

@@ -20,6 +20,7 @@ from specjax.evaluate.results import Answer, Comparison, Cost, Evaluation, Row, 
 from specjax.serve.options import check_least
 from specjax.serve.progress import record_bar
 from specjax.serve.request import Record, Request, several
+from specjax.serve.selecting import Choose, selected
 from specjax.serve.slots import in_order
 from specjax.sharding.rules import parts
 from specjax.speculative import prefill_width
@@ -39,7 +40,7 @@ class Contestant:
 
     Attributes:
       decoder: who answers.
-      requests: one for every question and sample.
+      requests: one for every question and sample, or for every completion that one is taken of.
       keys: of their noise.
       capacity: text buffer slots of a row.
       batch_size: rows.
@@ -62,30 +63,50 @@ class Contestant:
             length = len(served.given(request))
             width = prefill_width(length, split)
             sizes.setdefault((width, -(-(length - 1) // width)), index)
-        chosen = [self.requests[index] for index in sizes.values()]
+        every = list(sizes.values())
+        every += [index + 1 for index in every[:1] if self.requests[index].sample == 0]  # a copy of a row that was read
+        chosen = [self.requests[index] for index in sorted(every)]
         short = [one if one.suffix_ids else dataclasses.replace(one, max_new_tokens=1) for one in chosen]
-        self._records(short, self.keys[list(sizes.values())], lambda count: None)
+        self._records(short, self.keys[sorted(every)], lambda count: None, None)
 
     def lap(self, part: range, advance: Callable[[int], None]) -> tuple[list[Record], Cost]:
-        """Answers a part of the requests: records and what they took.
+        """Answers a part of the questions: a record an answer, and what all that was written took.
 
         Args:
-          part: their indices.
+          part: the answers' indices.
           advance: called with how many are done.
         """
-        engine = self.decoder.engine
+        engine, chooser, written = self.decoder.engine, self.decoder.chooser, []
+
+        def choose(records: Sequence[Record]) -> Record:
+            assert chooser is not None
+            written.extend(records)
+            return dataclasses.replace(chooser(records), steps=sum(record.steps for record in records))
+
+        count = 1 if chooser is None else chooser.count
+        part = range(part.start * count, part.stop * count)
         requests, keys = [self.requests[i] for i in part], self.keys[list(part)]
         decoded, began = engine.timing.decode_seconds, time.perf_counter()
-        records = self._records(requests, keys, advance)
+        records = self._records(requests, keys, advance, None if chooser is None else choose)
         seconds = time.perf_counter() - began
-        tokens = sum(round(record.tokens_per_step * record.steps) for record in records)
+        tokens = sum(round(record.tokens_per_step * record.steps) for record in written or records)
         steps = sum(record.steps for record in records)
         return records, Cost(tokens, steps, seconds, engine.timing.decode_seconds - decoded)
 
-    def _records(self, requests: list[Request], keys: np.ndarray, advance: Callable[[int], None]) -> list[Record]:
+    def _records(
+        self, requests: list[Request], keys: np.ndarray, advance: Callable[[int], None], choose: Choose | None
+    ) -> list[Record]:
+        chooser = self.decoder.chooser
         turns = self.decoder.engine.turns(
-            requests, slots=self.batch_size, stop=self.stop, keys=keys, capacity=self.capacity
+            requests,
+            slots=self.batch_size,
+            stop=self.stop,
+            keys=keys,
+            capacity=self.capacity,
+            race=choose is not None and chooser is not None and chooser.races,
         )
+        if choose is not None:
+            turns = selected(turns, requests, choose)
 
         def counted():
             for turn in turns:
@@ -118,7 +139,7 @@ class Prepared:
         which = f"level {own.level}, seed {own.seed}" if own.questions is None else f"{own.questions!s:.60}"
         asked = f"{len(self.items)} questions" + (f" x {own.samples} samples" if own.samples > 1 else "")
         drawn = f"temperature {own.temperature:g}, seed {own.seed}" if own.temperature else "greedy"
-        return f"{model.name}, {model.dtype.name}, {asked} ({which}), {drawn}, batch {own.batch_size}"
+        return f"{model.name}, {model.dtype_name}, {asked} ({which}), {drawn}, batch {own.batch_size}"
 
 
 def prepare(options: EvalOptions) -> Prepared:
@@ -149,7 +170,9 @@ def _contestant(options: EvalOptions, decoder: Decoder, items: list[Item]) -> Co
         except ValueError as error:
             hint = "; leave its family or level out" if options.questions is None else ""
             raise ValueError(f"question {item.id!r} for {decoder.name}: {error}{hint}") from error
-        requests += several(request, options.samples)
+        requests += several(request, options.samples if decoder.chooser is None else decoder.chooser.count)
+    if decoder.chooser is not None:
+        decoder.chooser.check(engine, requests)
     return Contestant(
         decoder, requests, engine.keys(requests), engine.capacity(requests), options.batch_size, options.stop
     )
@@ -173,7 +196,7 @@ def run(prepared: Prepared, shown: bool = False, on_answers: OnAnswers | None = 
       on_answers: called with the answers of every part as it is done.
     """
     contestants, samples = prepared.contestants, prepared.options.samples
-    count = len(contestants[0].requests)
+    count = len(prepared.items) * samples
     answers: list[list[Answer]] = [[] for _ in contestants]
     costs: list[list[Cost]] = [[] for _ in contestants]
     with record_bar(count * len(contestants)) if shown else contextlib.nullcontext(lambda *_: None) as advance:
@@ -230,6 +253,7 @@ def _answer(name: str, item: Item, record: Record) -> Answer:
         record.steps,
         record.finish_reason,
         record.sample or 0,
+        record.nll,
     )
 
 

@@ -104,3 +104,56 @@ def verdict(found: Paired, same_text: bool, margin: float) -> str:
     if 100 * found.low > -margin:
         return f"free (within {margin:g} points)"
     return f"not shown: the interval reaches {100 * found.low:.1f} points"
+
+
+@dataclasses.dataclass(frozen=True)
+class Auroc:
+    """The area under the receiver operating characteristic of a score.
+
+    Attributes:
+      area: the chance that a positive has a higher score than a negative, equal ones counted half.
+      low: lower end of its interval.
+      high: upper end.
+      positive: how many.
+      negative: how many.
+    """
+
+    area: float
+    low: float
+    high: float
+    positive: int
+    negative: int
+
+
+def auroc(scores: np.ndarray, positive: np.ndarray) -> Auroc:
+    """How well a score tells positives from negatives: Mann and Whitney's statistic over the number of pairs.
+
+    The interval is the fifth of Newcombe (2006, Statistics in Medicine 25:559), a score interval with Hanley and McNeil's
+    variance at the middle of the two numbers: so it has a width where the score tells all of them apart.
+
+    Args:
+      scores: `[Q]`.
+      positive: `[Q]` bool.
+
+    Raises:
+      ValueError: where there is no positive, or no negative.
+    """
+    scores, positive = np.asarray(scores, np.float64), np.asarray(positive, bool)
+    m, n = int(positive.sum()), int((~positive).sum())
+    if not m or not n:
+        raise ValueError("an AUROC needs a positive and a negative")
+    gap = scores[positive][:, None] - scores[~positive][None]
+    area = float(np.mean((gap > 0) + 0.5 * (gap == 0)))
+    more = (m + n) / 2 - 1
+
+    def beyond(chance):
+        spread = 1 + more * ((1 - chance) / (2 - chance) + chance / (1 + chance))
+        return abs(area - chance) - Z * math.sqrt(chance * (1 - chance) * spread / (m * n))
+
+    def end(inner, outer):
+        for _ in range(60):
+            middle = (inner + outer) / 2
+            inner, outer = (inner, middle) if beyond(middle) > 0 else (middle, outer)
+        return (inner + outer) / 2
+
+    return Auroc(area, end(area, 0.0) if area else 0.0, end(area, 1.0) if area < 1 else 1.0, m, n)

@@ -10,7 +10,8 @@ from specjax.decoder import Needs
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item
 from specjax.serve.engine import Engine, Timing
-from specjax.serve.request import Request, needs_of
+from specjax.serve.request import Request, needs_of, several
+from specjax.serve.selecting import Chooser, selected
 from specjax.serve.slots import OnText, Turn
 
 
@@ -20,7 +21,7 @@ class Completer(Protocol):
     Attributes:
       timing: what was spent so far.
       tokenizer: of the model, to show ids as text; None where there is none.
-      decoding: how: `plain`, `drafted`, or `masked` for a diffusion model.
+      decoding: how: `plain`, a drafter's name, `searched`, or `masked` for a diffusion model.
       prefix: ids that all prompts begin with and that are prefilled once.
     """
 
@@ -65,13 +66,15 @@ class Whole:
 
     Attributes:
       requests: by the index of their item.
-      keys: key data `[R, 2]`, in the same order.
+      keys: key data, `[R, 2]` in the same order; of several completions of each one after the other.
       shapes: of all of them.
+      count: completions of each, of which a selection takes one.
     """
 
     requests: dict[int, Request]
     keys: np.ndarray
     shapes: Shapes
+    count: int = 1
 
     @classmethod
     def of(cls, options: JobOptions, engine: Engine, items: Sequence[Item]) -> "Whole":
@@ -81,15 +84,17 @@ class Whole:
           ValueError: where the model cannot share a prefix.
         """
         requests = {index: item for index, item in enumerate(items) if isinstance(item, Request)}
-        every = list(requests.values())
+        count = 1 if options.select is None else options.num_return_sequences
+        every: list[Any] = [one for item in requests.values() for one in several(item, count)]
         prefix = engine.shared_prefix(every) if options.shared_prefix else ()
-        shapes = Shapes(min(options.batch_size, len(every)), engine.capacity(every), prefix, needs_of(every))
-        return cls(requests, engine.keys(every), shapes)
+        shapes = Shapes(min(options.batch_size, engine.rows(every)), engine.capacity(every), prefix, needs_of(every))
+        return cls(requests, engine.keys(every), shapes, count)
 
     def part(self, left: Sequence[int]) -> tuple[list[Request], np.ndarray]:
-        """The requests of these items, and their keys."""
+        """The requests of these items with all their completions, and the keys of these."""
         at = {index: place for place, index in enumerate(self.requests)}
-        return [self.requests[index] for index in left], self.keys[[at[index] for index in left]]
+        every: list[Any] = [one for index in left for one in several(self.requests[index], self.count)]
+        return every, self.keys[[at[index] * self.count + own for index in left for own in range(self.count)]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +124,9 @@ class OnEngine:
     def turns(self, left: Sequence[int], on_text: OnText | None) -> Iterator[Turn]:
         """See `Completer.turns`."""
         requests, keys = self.whole.part(left)
-        for turn in turns_of(self.engine, self.options, self.whole.shapes, requests, keys, on_text):
+        turns = turns_of(self.engine, self.options, self.whole.shapes, requests, keys, on_text)
+        chooser = Chooser.of(self.options, self.options.logprobs)
+        for turn in turns if chooser is None else selected(turns, requests, chooser):
             yield dataclasses.replace(turn, finished=[(left[at], record) for at, record in turn.finished])
 
 
@@ -143,6 +150,7 @@ def turns_of(
         prefix=shapes.prefix,
         needs=shapes.needs,
         prompt_logprobs=options.prompt_logprobs,
+        race=(chooser := Chooser.of(options, options.logprobs)) is not None and chooser.races,
     )
 
 
@@ -150,4 +158,6 @@ def decoding_of(engine: Engine) -> str:
     """See `Completer.decoding`."""
     if engine.model.masked:
         return "masked"
-    return "drafted" if engine.decoder.drafter.depth else "plain"
+    if engine.searches:
+        return "searched"
+    return engine.drafter if engine.decoder.drafter.depth else "plain"

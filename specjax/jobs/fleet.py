@@ -42,6 +42,8 @@ def check(options: JobOptions) -> None:
         raise ValueError(f"--ray-workers is how many engines --ray starts, at least 1; got {workers}")
     if options.ray is None:
         return
+    if options.select is not None:
+        raise ValueError("--select takes one of the completions of a process: leave it or --ray out")
     if options.distributed or options.coordinator is not None:
         raise ValueError("--ray starts its own workers: give it or --distributed, not both")
     if not options.input or not (options.output or options.json):
@@ -134,7 +136,7 @@ class Worker:
     """
 
     def __init__(self, options: JobOptions, shapes: Shapes):
-        self.engine, self.options, self.shapes = make_engine(options), options, shapes
+        self.engine, self.options, self.shapes = make_engine(options, shapes.slots), options, shapes
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The records of parts, pickled as their requests were."""
@@ -170,7 +172,7 @@ def fleet(options: JobOptions, lines: list[Any]) -> Iterator[tuple[Fleet, list[I
 
 def _plan(options: JobOptions, lines: list[Any]) -> Plan:
     """On the cluster: everything about the job that needs the model."""
-    engine = make_engine(options)
+    engine = make_engine(options, len(lines))
     items = make_items(options, engine, lines)
     return Plan(items, make_manifest(options, engine, lines), Whole.of(options, engine, items), decoding_of(engine))
 

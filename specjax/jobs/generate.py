@@ -52,7 +52,7 @@ def _here(options: JobOptions, several: bool = False, first: bool = True) -> int
             same = {flag(name): value for name, value in vars(options).items() if name not in _MAY_DIFFER}
             hosts.check_same({**same, "--input" if options.input else "prompt": plain(given)})
         with talking(options.verbose and first):
-            engine = make_engine(options)
+            engine = make_engine(options, len(given))
         items = make_items(options, engine, given)
         completer = OnEngine(engine, options, Whole.of(options, engine, items))
         manifest = make_manifest(options, engine, given) if options.file or several else {}

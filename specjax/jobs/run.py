@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from specjax.about import abouts
 from specjax.jobs import jsonl
 from specjax.jobs.completer import Completer
 from specjax.jobs.options import JobOptions
@@ -17,8 +18,10 @@ from specjax.serve.progress import bar_fits
 from specjax.serve.request import Record, Request
 from specjax.serve.slots import OnText, Turn
 from specjax.sharding.distributed import from_first, largest
-from specjax.spec.assemble import DEFAULT_DRAFTER
+from specjax.spec.assemble import DEFAULT_VERIFIER
+from specjax.spec.registry import make_verifier
 from specjax.terminal import ENDS, BadInput, complain, note, write
+from specjax.verify import Verifier
 
 
 @dataclasses.dataclass
@@ -116,7 +119,8 @@ def _mask(done: dict[int, bool], items: list[Item]) -> np.ndarray:
 
 def _alone(options: JobOptions, completer: Completer, items: list[Item]) -> bool:
     """Whether the job is one prompt whose text is shown as it comes."""
-    return not options.prints_json and options.file is None and len(items) == 1 and completer.tokenizer is not None
+    shown = not options.prints_json and options.file is None and options.select is None
+    return shown and len(items) == 1 and completer.tokenizer is not None
 
 
 def _stand(output: Output | None, count: int, total: int) -> str:
@@ -194,8 +198,18 @@ def _summary(options: JobOptions, completer: Completer, totals: Totals) -> None:
     speed = f"{completer.timing.tokens_per_second:.0f} tokens/s"
     if completer.decoding == "masked":
         note(f"{tokens} new tokens in {steps} forward passes: {tokens / steps:.2f} tokens a pass, {speed}")
+    elif completer.decoding == "searched":
+        note(f"{tokens} new tokens of the best texts, a step of all {options.num_beams} beams for each, {speed}")
     elif completer.decoding == "plain":
         note(f"{tokens} new tokens in {steps} steps: plain decoding, 1.00 tokens a step, {speed}")
     else:
         gain = f"{totals.decoded / steps:.2f} tokens a step against 1.00 of plain decoding"
-        note(f"{tokens} new tokens in {steps} steps: {gain}, {speed}, drafter {options.drafter or DEFAULT_DRAFTER}")
+        parts = f"drafter {options.drafter or completer.decoding}{_lossy(options.verifier)}"
+        note(f"{tokens} new tokens in {steps} steps: {gain}, {speed}, {parts}")
+
+
+def _lossy(verifier: "str | Verifier | None") -> str:
+    """What is said of a verifier whose text may not be plain decoding's."""
+    made = verifier if isinstance(verifier, Verifier) else make_verifier(verifier or DEFAULT_VERIFIER)
+    lossy = any(about.guarantee == "lossy" for about in abouts(type(made)))
+    return f", verifier {verifier} (lossy)" if lossy else ""

@@ -11,11 +11,24 @@ from specjax.jobs.output import Item
 from specjax.sampling_params import FIELDS, USUAL, is_set
 from specjax.serve.engine import Engine
 from specjax.serve.options import PROMPT_OPTIONS, DecodeOptions, PromptOptions, check_options, take
-from specjax.serve.request import Record, several
+from specjax.serve.request import Record, Request, several
+from specjax.serve.selecting import Chooser
 from specjax.serve.text import user_turn
 
 _DECODING = ("drafter", "verifier", "unmask", "cache", "block_length", "cfg_scale")
-_LATER = ("sub_block", "filter", "logits_eos_inf", "confidence_eos_eot_inf")  # as they were left out of older manifests
+_LATER = (
+    "sub_block",
+    "filter",
+    "logits_eos_inf",
+    "confidence_eos_eot_inf",
+    "num_beams",
+    "num_beam_groups",
+    "diversity_penalty",
+    "length_penalty",
+    "early_stopping",
+    "stochastic_beams",
+)
+"""Settings that are left out at their defaults, as older manifests did not have them."""
 
 
 class FromLines(Protocol):
@@ -33,15 +46,19 @@ class FromLines(Protocol):
     def strict(self) -> bool: ...
 
 
-def make_engine(options: JobOptions) -> Engine:
-    """The engine of a job.
+def make_engine(options: JobOptions, texts: int) -> Engine:
+    """The engine of a job of so many prompts.
 
     Raises:
       ValueError: where its options cannot be used.
     """
     check_options(_of_prompts(options))
-    engine = Engine(**vars(take(DecodeOptions, vars(options))))
+    chooser = Chooser.of(options, options.logprobs)
+    decode = take(DecodeOptions, vars(options))
+    rows = min(options.batch_size, texts * options.num_return_sequences)
+    engine = Engine(**vars(decode if chooser is None else chooser.kept_by(decode)), rows=rows)
     engine.check_stop(options.stop)
+    engine.check_completions(options.num_return_sequences)
     if options.prompt_logprobs:
         engine.reader()  # refuses a diffusion model
     return engine
@@ -62,6 +79,9 @@ def make_items(options: JobOptions, engine: Engine, given: list[Any]) -> list[It
         lines = [dataclasses.replace(line, prompt=user_turn(line.prompt, options.chat)) for line in given]
         items = list(jsonl.to_requests(lines, engine, defaults))
         check_lines(options, [(item.line, item.error) for item in items if isinstance(item, Record)], len(items))
+    if (chooser := Chooser.of(options, options.logprobs)) is not None:
+        chooser.check(engine, [item for item in items if isinstance(item, Request)])
+        return items
     return [one for item in items for one in several(item, options.num_return_sequences)]
 
 
@@ -81,7 +101,9 @@ def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict
     shared = {"shared_prefix": True} if options.shared_prefix else {}
     prompts = {"prompt_logprobs": True} if options.prompt_logprobs else {}
     chat = {"chat": True} if options.chat else {}
-    later = {name: getattr(options, name) for name in _LATER if getattr(options, name) not in (None, False)}
+    select = {"select": options.select, "answer": options.answer} if options.select is not None else {}
+    usual_plan = {name: DecodeOptions.__dataclass_fields__[name].default for name in _LATER}
+    later = {name: getattr(options, name) for name in _LATER if getattr(options, name) != usual_plan[name]}
     filters = [] if options.filter is None else [f"learn2pd:model={options.filter}"]
     usual = [name for name, _ in USUAL]  # the others were left out of older manifests
     every = {name: getattr(options, name) for name in FIELDS}
@@ -90,7 +112,7 @@ def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict
     return {
         "version": 1,
         "model": _model(engine),
-        "decoding": decoding | shared | chat | later,
+        "decoding": decoding | shared | chat | later | select,
         "folders": named_folders([*decoding.values(), *filters]),
         "sampling": {name: getattr(options, name) for name in ("max_new_tokens", *usual)}
         | json.loads(json.dumps(rare))
@@ -111,7 +133,7 @@ def score_manifest(engine: Engine, given: list[Any]) -> dict[str, Any]:
 def _model(engine: Engine) -> dict[str, Any]:
     model = engine.model
     assert model.path is not None  # a command's model is read from a folder
-    return {"name": model.name, "fingerprint": fingerprint(model.path), "dtype": model.dtype.name}
+    return {"name": model.name, "fingerprint": fingerprint(model.path), "dtype": model.dtype_name}
 
 
 def _input(given: list[Any]) -> dict[str, Any]:

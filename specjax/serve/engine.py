@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from specjax.about import abouts
 from specjax.decoder import Needs
 from specjax.draft import Drafter
+from specjax.models.paired import Paired
 from specjax.sampling import Processor, row_keys
 from specjax.sampling_params import FIELDS, SamplingOptions, form_of, in_use, is_set, listed_ids
+from specjax.search import Search
 from specjax.serve.options import (
     DecodeOptions,
     PromptOptions,
@@ -27,7 +29,8 @@ from specjax.serve.progress import Speed, bar_fits, in_notebook, record_bar
 from specjax.serve.prompt_logprobs import with_prompt_logprobs
 from specjax.serve.prompts import read_prompts
 from specjax.serve.reading import Reader
-from specjax.serve.request import Record, Request, needs_of, several
+from specjax.serve.request import Record, Request, needs_of, rows_of, several
+from specjax.serve.selecting import Chooser, selected
 from specjax.serve.slots import OnText, Served, Slots, Timing, Turn, in_order, serve
 from specjax.serve.text import check_unicode, encode_text, user_turn
 from specjax.sharding import distributed, make_mesh
@@ -37,10 +40,6 @@ from specjax.verify import Verifier
 from specjax.warpers import WARPERS
 
 SHORTEST_PREFIX = 16  # tokens: a shorter prefix is a chunk or less of prefill, and not worth its own
-
-
-def _cast(x: jax.Array, dtype: Any) -> jax.Array:
-    return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 class Engine:
@@ -62,11 +61,25 @@ class Engine:
       filter: the folder of a filter, for the unmask policy `learn2pd`.
       logits_eos_inf: whether an end of text is never predicted (LLaDA's option).
       confidence_eos_eot_inf: whether a predicted end of text is the least sure of all predictions (LLaDA's option).
-      dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere.
+      num_beams: of an autoregressive model: how many texts of a prompt a beam search keeps; 1: no search. This option and the
+        next four are those of `specjax.search.BeamSearch`.
+      num_beam_groups: groups of beams, of diverse beam search.
+      diversity_penalty: what a token costs that an earlier group chose in the same step.
+      length_penalty: log-probabilities are over this power of the length.
+      early_stopping: True, False or "never".
+      guidance_scale: of an autoregressive model: classifier-free guidance, as in `transformers`; 1 is off. Log-probabilities
+        are then of the guided law, those of prompts of the model's own.
+      negative_prompt: of guidance: a text or token ids, what it leads away from; None: a prompt's last token.
+      amateur: contrastive decoding: a weaker model, as a folder, shipped name or hub id; see `specjax.models.contrastive`.
+      contrast_alpha: of an amateur: what share of the likeliest token's probability a token needs; None: 0.1.
+      contrast_beta: of an amateur: how much of what it says is taken away; None: 0.5.
+      dola_layers: DoLa's early layers: "low", "high" or how many layers each; see `specjax.models.dola`.
+      dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere; see `specjax.models.load` for "layercast".
       mesh: a mesh, or a line such as `"data=2,model=4"`.
       logprobs: whether records carry log-probabilities.
       logits_processors: of an autoregressive model: functions `(tokens, length, logits) -> logits` of one text, see
         `specjax.sampling.Processor`.
+      rows: how many texts are decoded together, where no drafter is named: see `specjax.spec.assemble.usual_drafter`.
 
     Raises:
       ValueError: one line that says what cannot be used, and what can.
@@ -86,10 +99,23 @@ class Engine:
         filter: str | None = None,
         logits_eos_inf: bool = False,
         confidence_eos_eot_inf: bool = False,
+        num_beams: int = 1,
+        num_beam_groups: int = 1,
+        diversity_penalty: float = 0.0,
+        length_penalty: float = 1.0,
+        early_stopping: bool | str = False,
+        guidance_scale: float = 1.0,
+        negative_prompt: str | Sequence[int] | None = None,
+        amateur: str | None = None,
+        contrast_alpha: float | None = None,
+        contrast_beta: float | None = None,
+        dola_layers: str | Sequence[int] | None = None,
+        stochastic_beams: int = 0,
         dtype: Any = None,
         mesh: Any = None,
         logprobs: bool = False,
         logits_processors: Sequence[Processor] = (),
+        rows: int = 1,
     ):
         from specjax import models
 
@@ -100,9 +126,8 @@ class Engine:
             distributed.meet(self.mesh)  # before one of them compiles for longer than the others wait
         if not isinstance(model, models.Model):
             model = models.load(DEFAULT_MODEL if model is None else model, dtype=dtype, mesh=self.mesh)
-        elif dtype is not None and models.resolve_dtype(dtype) != model.dtype:
-            kind = models.resolve_dtype(dtype)
-            model = dataclasses.replace(model, params=jax.tree.map(lambda x: _cast(x, kind), model.params), dtype=kind)
+        elif dtype is not None:
+            model = models.retyped(model, dtype)
         if self.mesh is not None:
             lm, params = models.spread(model.lm, model.params, self.mesh)
             model = dataclasses.replace(model, lm=lm, params=params)
@@ -118,15 +143,38 @@ class Engine:
             filter=filter,
             logits_eos_inf=logits_eos_inf,
             confidence_eos_eot_inf=confidence_eos_eot_inf,
+            num_beams=num_beams,
+            num_beam_groups=num_beam_groups,
+            diversity_penalty=diversity_penalty,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            guidance_scale=guidance_scale,
+            negative_prompt=negative_prompt,
+            amateur=amateur,
+            contrast_alpha=contrast_alpha,
+            contrast_beta=contrast_beta,
+            dola_layers=dola_layers,
+            stochastic_beams=stochastic_beams,
             logprobs=logprobs,
             logits_processors=tuple(logits_processors),
         )
-        self.decoder, self.params = assemble(model, plan, self.mesh)
+        self.decoder, self.params = assemble(model, plan, self.mesh, rows)
         self.timing = Timing()
 
     def __repr__(self) -> str:
-        how = self.decoder.policy if self.model.masked else self.decoder.drafter
-        return f"Engine({self.model.name!r}, {type(how).__name__}, {self.model.dtype.name})"
+        how = self.decoder if self.searches else self.decoder.policy if self.model.masked else self.decoder.drafter
+        return f"Engine({self.model.name!r}, {type(how).__name__}, {self.model.dtype_name})"
+
+    @property
+    def searches(self) -> bool:
+        """Whether it searches for texts, and draws none."""
+        return isinstance(self.decoder, Search)
+
+    @property
+    def drafter(self) -> str:
+        """Its drafter's name in the registry, `none` for plain decoding; of an autoregressive model."""
+        drafter = self.decoder.drafter
+        return next((about.name for about in abouts(type(drafter))), type(drafter).__name__)
 
     @property
     def max_length(self) -> int:
@@ -197,6 +245,20 @@ class Engine:
         request = Request(prompt, self.encode(prompt), **options)
         if self.model.masked:
             return self._masked_request(request, suffix, self.model.masked.block > 0)
+        if self.searches and self.decoder.draws and not request.temperature:
+            raise ValueError(
+                "a stochastic beam search draws its texts: set a temperature, or leave stochastic_beams out"
+            )
+        if (
+            self.searches
+            and not self.decoder.draws
+            and (drawn := [each for each in WARPERS if not each.of_logits and in_use(each, request)])
+        ):
+            raise ValueError(f"a beam search draws no token: leave {drawn[0].switches[0]} out, or num_beams at 1")
+        if choosing := [each for each in WARPERS if each.chooses and in_use(each, request)]:
+            wrong = "num_beams at 1" if self.searches else "the temperature at 0" if request.temperature else ""
+            if wrong:
+                raise ValueError(f"{choosing[0].switches[0]} chooses the token itself: leave {wrong}, or it out")
         if suffix is not None:
             raise ValueError(f"{self.model.name} is an autoregressive model, which cannot fill in before a suffix")
         return request
@@ -270,10 +332,15 @@ class Engine:
         Raises:
           ValueError: for a diffusion model.
         """
-        return Reader(self.model, self.params["target"], self.mesh)
+        params, target = self.params["target"], getattr(self.decoder, "target", None)
+        return Reader(self.model, target.own(params) if isinstance(target, Paired) else params, self.mesh)
 
     def check_stop(self, stop: Sequence[str]) -> None:
-        """Raises ValueError on stop strings without a tokenizer, or empty ones."""
+        """Raises ValueError on stop strings without a tokenizer, of a search, or empty ones."""
+        if stop and self.searches:
+            raise ValueError(
+                "a beam search ranks texts that end by themselves: leave the stop strings out, or num_beams at 1"
+            )
         if stop and self.model.tokenizer is None:
             raise ValueError(f"{self.model.name} has no tokenizer, so stop strings cannot be found in its output")
         if "" in stop:
@@ -308,7 +375,7 @@ class Engine:
         Raises:
           ValueError: see `check_stop`, `shared_prefix` and `reader`; on a capacity that does not hold every request.
         """
-        slots = min(batch_size, len(requests))
+        slots = min(batch_size, self.rows(requests))
         prefix = self.shared_prefix(requests) if shared_prefix else ()
         return in_order(
             self.turns(
@@ -336,6 +403,7 @@ class Engine:
         prefix: Sequence[int] = (),
         prompt_logprobs: bool = False,
         needs: Needs | None = None,
+        race: bool = False,
     ) -> Iterator[Turn]:
         """`run` as it happens: what every call on the device brought, with records as they finish.
 
@@ -352,6 +420,8 @@ class Engine:
             longer list.
           prompt_logprobs: see `run`.
           needs: `specjax.serve.request.needs_of` these requests, or of the longer list; None: as of a long job.
+          race: whether of several completions of a prompt, which stand next to each other, the shortest is wanted: the others
+            are then written no further than that.
 
         Raises:
           ValueError: see `check_stop` and `reader`; on fewer than one row, a capacity that does not hold every request, or a
@@ -382,8 +452,21 @@ class Engine:
             on_end=self._ended,
             prefix=prefix,
             needs=dataclasses.replace(needs_of(requests), brief=False) if needs is None else needs,
+            race=race,
         )
         return turns if reader is None else with_prompt_logprobs(turns, reader, requests, slots)
+
+    def check_completions(self, count: int) -> None:
+        """Raises ValueError where a search has fewer texts of a prompt than are asked for."""
+        if self.searches and count > self.decoder.num_texts:
+            raise ValueError(
+                f"num_return_sequences is {count}, and a search with {self.decoder.num_texts} beams finds no more texts than "
+                "these: raise num_beams, or lower num_return_sequences"
+            )
+
+    def rows(self, requests: Sequence[Request]) -> int:
+        """How many rows hold these requests: one each, but of a search one for all completions of a prompt."""
+        return len(rows_of(requests, self.decoder.num_texts))
 
     def start(self, requests: Sequence[Request], *, ignore_eos: bool = False) -> Any:
         """A state that holds these requests, one a row: for programs that step it themselves."""
@@ -419,11 +502,25 @@ def generate(
     filter: str | None = None,
     logits_eos_inf: bool = False,
     confidence_eos_eot_inf: bool = False,
+    num_beams: int = 1,
+    num_beam_groups: int = 1,
+    diversity_penalty: float = 0.0,
+    length_penalty: float = 1.0,
+    early_stopping: bool | str = False,
+    guidance_scale: float = 1.0,
+    negative_prompt: str | Sequence[int] | None = None,
+    amateur: str | None = None,
+    contrast_alpha: float | None = None,
+    contrast_beta: float | None = None,
+    dola_layers: str | Sequence[int] | None = None,
+    stochastic_beams: int = 0,
     chat: bool = False,
     suffix: Any = None,
     max_new_tokens: int = 128,
     seed: int = 0,
     num_return_sequences: int = 1,
+    select: str | None = None,
+    answer: str | None = None,
     stop: str | Sequence[str] = (),
     ignore_eos: bool = False,
     batch_size: int = 8,
@@ -455,11 +552,29 @@ def generate(
       filter: of a diffusion model: the folder of a filter, for the unmask policy `learn2pd`.
       logits_eos_inf: of a diffusion model: whether an end of text is never predicted (LLaDA's option).
       confidence_eos_eot_inf: of a diffusion model: whether a predicted end of text is the least sure of all (LLaDA's option).
+      num_beams: of an autoregressive model: how many texts of a prompt a beam search keeps; 1: no search. This option and the
+        next four are those of `specjax.search.BeamSearch`.
+      num_beam_groups: groups of beams, of diverse beam search.
+      diversity_penalty: what a token costs that an earlier group chose in the same step.
+      length_penalty: log-probabilities are over this power of the length.
+      early_stopping: True, False or "never".
+      guidance_scale: of an autoregressive model: classifier-free guidance, as in `transformers`; 1 is off. Log-probabilities
+        are then of the guided law, those of prompts of the model's own.
+      negative_prompt: of guidance: a text or token ids, what it leads away from; None: a prompt's last token.
+      amateur: contrastive decoding: a weaker model, as a folder, shipped name or hub id; see `specjax.models.contrastive`.
+      contrast_alpha: of an amateur: what share of the likeliest token's probability a token needs; None: 0.1.
+      contrast_beta: of an amateur: how much of what it says is taken away; None: 0.5.
+      dola_layers: DoLa's early layers: "low", "high" or how many layers each; see `specjax.models.dola`.
+      stochastic_beams: of an autoregressive model: how many texts of a prompt a stochastic beam search draws, without
+        replacement; 0: no such search.
       chat: whether prompts that are texts are a user's turn of the model's chat template, which the model answers.
       suffix: of a diffusion model: what follows the new text, a string or token ids; `max_new_tokens` are filled in before it.
       max_new_tokens: at least 1.
       seed: with the prompt it decides the noise.
-      num_return_sequences: independent completions of each prompt, one after the other.
+      num_return_sequences: independent completions of each prompt, one after the other; of a search its best texts.
+      select: takes one of these completions, a line such as `"majority"` or `"borda:power=0.7"`, see `specjax searches`.
+      answer: of a selection: a regular expression, whose last match (its first group, where it has one) is what a completion
+        says; None: all of its text.
       stop: strings that end a text; they are left out of it.
       ignore_eos: whether to go on after EOS.
       batch_size: rows decoded together; changes speed, never text.
@@ -467,7 +582,7 @@ def generate(
       prompt_logprobs: whether records carry log-probabilities of their prompts' tokens, for which every prompt is read once
         more; of an autoregressive model.
       logits_processors: your own warpers, see `specjax.sampling.Processor`.
-      dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere.
+      dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere; see `specjax.models.load` for "layercast".
       mesh: a mesh, or a line such as `"data=2,model=4"`.
       shared_prefix: whether to prefill what all prompts begin with once, where that is 16 tokens or more.
       progress: whether a bar of records is shown on stderr; None: for several prompts on a terminal or in a notebook.
@@ -478,16 +593,20 @@ def generate(
       ValueError: one line that says what cannot be used, before any work is done.
 
     >>> import specjax
-    >>> record = specjax.generate(None, "def add(a, b):", max_new_tokens=4)[0]
-    >>> record.new_tokens, record.finish_reason
-    (4, 'length')
+    >>> record = specjax.generate(None, "Repeat the list. [ hen, dog, deer, olive, mouse, mango ]", chat=True)[0]
+    >>> record.text, record.finish_reason
+    (' [ hen, dog, deer, olive, mouse, mango ]', 'eos')
     """
     given = locals() | sampling | {"stop": (stop,) if isinstance(stop, str) else tuple(stop)}
     run, defaults = take(RunOptions, given), vars(take(PromptOptions, given))
     check_least(run)
     check_options(defaults)
+    chooser = Chooser.of(run, logprobs)
     asked = read_prompts(model, prompts)
-    engine = Engine(**vars(take(DecodeOptions, given)))
+    decode = take(DecodeOptions, given)
+    rows = min(batch_size, len(asked) * num_return_sequences)
+    engine = Engine(**vars(decode if chooser is None else chooser.kept_by(decode)), rows=rows)
+    engine.check_completions(num_return_sequences)
     requests: Any = [
         one
         for prompt, own in asked
@@ -495,18 +614,24 @@ def generate(
             engine.request(user_turn(prompt, chat), **{"suffix": suffix, **defaults, **own}), num_return_sequences
         )
     ]
+    if chooser is not None:
+        chooser.check(engine, requests)
     turns = engine.turns(
         requests,
-        slots=min(batch_size, len(requests)),
+        slots=min(batch_size, engine.rows(requests)),
         stop=run.stop,
         ignore_eos=ignore_eos,
         prefix=engine.shared_prefix(requests) if shared_prefix else (),
         prompt_logprobs=prompt_logprobs,
         needs=needs_of(requests),
+        race=chooser is not None and chooser.races,
     )
+    count = len(requests)
+    if chooser is not None:
+        turns, count = selected(turns, requests, chooser), len(asked)
     if progress is None:
-        progress = len(requests) > 1 and (bar_fits() or in_notebook())
-    return list(in_order(_with_bar(turns, len(requests), engine.timing) if progress else turns))
+        progress = count > 1 and (bar_fits() or in_notebook())
+    return list(in_order(_with_bar(turns, count, engine.timing) if progress else turns))
 
 
 def _with_bar(turns: Iterator[Turn], total: int, timing: Timing) -> Iterator[Turn]:

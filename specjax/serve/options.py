@@ -83,12 +83,12 @@ class DecodeOptions(Plan):
 
     Attributes:
       model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target.
-      dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere.
+      dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere; see `specjax.models.load`.
       mesh: a mesh, or a line such as `"data=2,model=4"`.
     """
 
     model: Any = option(None, "folder, shipped name or hub id (default: the shipped target)")
-    dtype: Any = option(None, "float32, bfloat16 or float16 (default: float32 on a CPU, else bfloat16)")
+    dtype: Any = option(None, "float32, bfloat16, float16 or layercast (default: float32 on a CPU, else bfloat16)")
     mesh: Any = option(None, "devices by axis, such as data=2,model=2,context=2 (default: one device)")
 
 
@@ -114,7 +114,9 @@ class RunOptions:
     Attributes:
       chat: whether a prompt that is a text is a user's turn of the model's chat template.
       suffix: what follows the new text, a string or token ids; of a diffusion model.
-      num_return_sequences: independent completions of each prompt, one after the other.
+      num_return_sequences: independent completions of each prompt, one after the other; of a search its best texts.
+      select: which of these completions is taken, a line of `specjax searches`; None: all.
+      answer: of a selection: a regular expression for what a completion says; None: all of it.
       stop: strings that end a text.
       ignore_eos: whether to go on after EOS.
       batch_size: rows decoded together.
@@ -124,7 +126,17 @@ class RunOptions:
 
     chat: bool = option(False, "a text is a user's turn of the model's chat template, which the model answers")
     suffix: Any = option(None, "a diffusion model fills in --max-new-tokens tokens before it", metavar="TEXT")
-    num_return_sequences: int = option(1, "independent completions of each prompt", metavar="N", least=1)
+    num_return_sequences: int = option(
+        1, "independent completions of each prompt; of a search its best texts", metavar="N", least=1
+    )
+    select: str | None = option(
+        None,
+        "take one of them: majority, self_certainty, borda or first_finish (see `specjax searches`)",
+        metavar="NAME",
+    )
+    answer: str | None = option(
+        None, "with --select: what a completion says, the last match or its group (default: all of it)", metavar="REGEX"
+    )
     stop: tuple[str, ...] = option((), "ends a text and is left out; may be repeated", metavar="STRING")
     ignore_eos: bool = option(False, "go on after the end-of-sequence token")
     batch_size: int = option(8, "rows decoded together; changes speed, never text", least=1)

@@ -54,6 +54,13 @@ class Record:
       suffix: what follows the new text, as given, or None.
       error: what went wrong where `finish_reason` is error.
       sample: which of several completions of its prompt (from 0), or None where there is one.
+      score: of a search: what its texts are ranked by (of a beam search the log-probability, over a power of the length); of a
+        selection: what the completion that was taken is worth.
+      chosen: of a selection: which of the completions of its prompt this is (from 0); `sample` is None then.
+      nll: the negative log-likelihood of its tokens, the sum of `-logprobs`; of a greedy text an uncertainty (G-NLL,
+        arXiv:2412.15176); None without `logprobs`.
+      self_certainty: the mean over its tokens of how far the model's own law is from an even one, in nats; None without
+        `logprobs`.
       prompt_logprobs: of every token of the prompt after those before it, under the model's own softmax, None for the first;
         None as a whole where not asked for.
     """
@@ -73,6 +80,10 @@ class Record:
     suffix: Any = None
     error: str | None = None
     sample: int | None = None
+    score: float | None = None
+    chosen: int | None = None
+    nll: float | None = None
+    self_certainty: float | None = None
     prompt_logprobs: list[float | None] | None = None
 
     def __repr__(self) -> str:
@@ -96,6 +107,30 @@ def several(item: "Request | Record", count: int) -> "list[Request | Record]":
     if count == 1 or isinstance(item, Record):
         return [item]
     return [dataclasses.replace(item, sample=i) for i in range(count)]
+
+
+def rows_of(requests: Sequence[Request], num_texts: int) -> list[list[int]]:
+    """Which requests share a row that ends with up to so many texts: several completions of one prompt, next to each other.
+
+    >>> prompts = [Request("a", (1,), sample=0), Request("a", (1,), sample=1), Request("a", (1,), sample=0)]
+    >>> rows_of(prompts, 4), rows_of(prompts, 1)
+    ([[0, 1], [2]], [[0], [1], [2]])
+    """
+    rows: list[list[int]] = []
+    for index, request in enumerate(requests):
+        if num_texts > 1 and rows and follows(requests[rows[-1][-1]], request):
+            rows[-1].append(index)
+        else:
+            rows.append([index])
+    return rows
+
+
+def follows(before: Request, request: Request) -> bool:
+    """Whether it is a later completion of the same prompt."""
+    if before.sample is None or request.sample is None or request.sample <= before.sample:
+        return False
+    names = [field.name for field in dataclasses.fields(Request) if field.name not in ("prompt", "suffix", "sample")]
+    return all(getattr(before, name) == getattr(request, name) for name in names)
 
 
 BRIEF = 512

@@ -16,7 +16,8 @@ import numpy as np
 from specjax import decoder as decoding
 from specjax.decoder import Decoder, Needs
 from specjax.sampling_params import USUAL, Form, Sampling
-from specjax.serve.request import Record, Request
+from specjax.serve.race import Race
+from specjax.serve.request import Record, Request, follows, rows_of
 from specjax.serve.text import cut_at_stop, settled
 from specjax.sharding.distributed import to_devices, to_host
 from specjax.sharding.rules import parts, rounded
@@ -26,7 +27,15 @@ from specjax.state import Finish
 STEPS_PER_CALL = 32
 WATCHED_STEPS = 8  # a call, where text is looked at as it comes
 REFILL_SHARE = 16  # a call ends when one row in so many is free, so that hundreds of rows do not end a call each step
-_RECORDED = ("tokens", "prompt_length", "length", "finish", "stats", "logprobs")  # fields of a state that records need
+_RECORDED = (
+    "tokens",
+    "prompt_length",
+    "length",
+    "finish",
+    "stats",
+    "logprobs",
+    "found",
+)  # fields of a state that records need
 REASONS = {Finish.EOS: "eos", Finish.LENGTH: "length", Finish.STOP: "stop", Finish.ERROR: "error"}
 
 OnText = Callable[[int, str], None]
@@ -160,6 +169,39 @@ class Slots:
                 state = self._insert(state, chosen_rows, asked, keys[part], width, prefix)
         return state
 
+    def enter(
+        self, state: Any, rows: Sequence[int], requests: Sequence[Request], keys: np.ndarray, prefix: Any, kept: Any
+    ) -> tuple[Any, Any]:
+        """`insert` where several completions of a prompt come one after the other: the prompt is read for the first of them.
+
+        Args:
+          state: see `insert`.
+          rows: likewise.
+          requests: likewise.
+          keys: likewise.
+          prefix: likewise.
+          kept: what the call before returned, or None.
+
+        Returns:
+          The state, and what the next call needs: the last prompt's first request, and its row as it was before any step.
+        """
+        decoder = self.served.decoder
+        if not decoder.reads_prefix or decoder.num_texts > 1:
+            return self.insert(state, rows, requests, keys, prefix), None
+        runs = rows_of(requests, len(requests) + 1)
+        known = kept is not None and follows(kept[0], requests[0])
+        read = [run[0] for run in runs[known:]]
+        if read:
+            state = self.insert(state, [rows[i] for i in read], [requests[i] for i in read], keys[read], prefix)
+        for at, run in enumerate(runs):
+            copies = run if at == 0 and known else run[1:]
+            if copies is not run and requests[run[0]].sample is not None:
+                kept = requests[run[0]], decoding.row_of(decoder, state, np.int32(rows[run[0]]))
+            for i in copies:
+                key = jax.random.wrap_key_data(jax.device_put(keys[i]))
+                state = decoding.copy_row(decoder, state, np.int32(rows[i]), kept[1], key)
+        return state, kept
+
     def _insert(self, state, rows, requests, keys, width, prefix):
         # unused places repeat the first request and are dropped
         spare = self.share - len(rows)
@@ -202,6 +244,7 @@ def serve(
     on_text: OnText | None = None,
     on_end: OnEnd | None = None,
     prefix: Sequence[int] = (),
+    race: bool = False,
 ) -> Iterator[Turn]:
     """Completes requests in a fixed number of rows. The device runs on its own until a row ends or a number of steps is over.
 
@@ -217,6 +260,7 @@ def serve(
       on_text: see `Engine.run`.
       on_end: called with the rows that have just ended and the state; returns the parameters to go on with.
       prefix: ids that every prompt begins with, which are prefilled once.
+      race: whether of several completions of a prompt the shortest is wanted, so that the others go no further than it.
     """
     of = Slots(served, slots, capacity, needs.form)
     decoder, params = served.decoder.fitted(needs), served.params
@@ -227,18 +271,24 @@ def serve(
     began = time.perf_counter()
     state, shared = jax.block_until_ready(of.read_prefix(state, prefix))
     timing.prefill_seconds += time.perf_counter() - began
-    waiting = collections.deque(range(len(requests)))
-    held: dict[int, int] = {}  # row: index of its request
+    waiting = collections.deque(rows_of(requests, decoder.num_texts))
+    held: dict[int, list[int]] = {}  # row: the indices of its requests, one but of a search
+    first = lambda row: requests[held[row][0]]
+    kept = None
     length, steps = np.zeros(of.rows, np.int64), np.zeros(of.rows, np.int64)
     watch = Watch(served.tokenizer, stop, on_text) if stop or on_text else None
+    racing = Race(requests) if race else None
     while waiting or held:
         free = [row for row in range(of.rows) if row not in held][: len(waiting)]
         if free:
             began = time.perf_counter()
             new = [waiting.popleft() for _ in free]
-            state = of.insert(state, free, [requests[i] for i in new], keys[new], shared)
+            lead = [indices[0] for indices in new]
+            state, kept = of.enter(state, free, [requests[i] for i in lead], keys[lead], shared, kept)
             jax.block_until_ready(state)
             held |= zip(free, new, strict=True)
+            if racing is not None:
+                state, _ = racing.bound(state, held)
             length[free], steps[free] = to_host(state.length)[free], 0
             timing.prefill_seconds += time.perf_counter() - began
         began = time.perf_counter()
@@ -249,19 +299,30 @@ def serve(
         rows = list(held)
         ended = [row for row in rows if host.finish[row] != Finish.RUNNING]
         if watch is not None:
-            stopped = watch(host, {row: (held[row], requests[held[row]]) for row in rows})
+            stopped = watch(host, {row: (held[row][0], first(row)) for row in rows})
             if stopped:
                 host.finish = host.finish.copy()
                 host.finish[stopped] = Finish.STOP
                 state = dataclasses.replace(state, finish=to_devices(host.finish, state.finish.sharding))
                 ended += stopped
+        pairs = [(index, row) for row in ended for index in held[row]]
+        finished = [(i, record_of(served.tokenizer, requests[i], host, row, stop)) for i, row in pairs]
+        if racing is not None:
+            racing.hear(finished)
+            state, over = racing.bound(state, {row: own for row, own in held.items() if row not in ended})
+            host.finish = to_host(state.finish)
+            lost = [held[row][0] for row in over]
+            finished += [
+                (i, record_of(served.tokenizer, requests[i], host, row, stop))
+                for i, row in zip(lost, over, strict=True)
+            ]
+            ended += over
         if ended and on_end is not None:
             params = on_end(ended, state)
             of = dataclasses.replace(of, served=dataclasses.replace(served, params=params))
-        finished = [(held[row], record_of(served.tokenizer, requests[held[row]], host, row, stop)) for row in ended]
         timing.new_tokens += sum(record.new_tokens for _, record in finished)
-        timing.steps += sum(record.steps for _, record in finished)
-        ends = [host.prompt_length[row] + requests[held[row]].max_new_tokens for row in rows]  # a suffix follows
+        timing.steps += sum(int(host.stats.steps[row]) for row in ended)
+        ends = [host.prompt_length[row] + first(row).max_new_tokens for row in rows]  # a suffix follows
         known = np.minimum(host.length[rows], ends)
         moved, took = known - length[rows], host.stats.steps[rows] - steps[rows]
         length[rows], steps[rows] = known, host.stats.steps[rows]
@@ -301,16 +362,17 @@ def _new_tokens(request: Request, host: Any, row: int) -> list[int]:
 
 def record_of(tokenizer: Any, request: Request, host: Any, row: int, stop: Sequence[str]) -> Record:
     """The record of a request whose row ended, from the fields of the state that records need."""
-    tokens = _new_tokens(request, host, row)
+    ended = _of_rank(host, row, request.sample or 0)
+    tokens = _new_tokens(request, ended, row)
     decoded = len(tokens)
-    reason = REASONS[Finish(int(host.finish[row]))]
+    reason = REASONS[Finish(int(ended.finish[row]))]
     text, count = cut_at_stop(tokenizer, request.ids, tokens, stop)
     if count is not None:  # the tokens end where the stop string is complete, however far the last call went on
         reason, tokens = "stop", tokens[:count]
     steps = int(host.stats.steps[row])
     error = None
     if reason == "error":
-        error = f"the model's logits were not finite (NaN or infinite) after {len(tokens)} new tokens"
+        error = ended.missing or f"the model's logits were not finite (NaN or infinite) after {len(tokens)} new tokens"
     probs = host.logprobs
     begin = int(host.prompt_length[row])
     span = slice(begin, begin + len(tokens))
@@ -330,4 +392,27 @@ def record_of(tokenizer: Any, request: Request, host: Any, row: int, stop: Seque
         suffix=request.suffix,
         error=error,
         sample=request.sample,
+        score=ended.score,
+        nll=None if probs is None else -float(probs.raw[row, span].sum(dtype=np.float64)),
+        self_certainty=None
+        if probs is None or not tokens
+        else float(probs.certainty[row, span].mean(dtype=np.float64)),
     )
+
+
+def _of_rank(host: Any, row: int, rank: int) -> Any:
+    """A row as if it had ended with the text of this rank alone: the fields of the state, `score` and `missing`."""
+    if host.found is None or host.finish[row] == Finish.ERROR:
+        return SimpleNamespace(**vars(host), score=None, missing=None)
+    order = np.argsort(-host.found.scores[row], kind="stable")
+    at = order[rank]
+    score = float(host.found.scores[row, at])
+    if score == -np.inf:
+        finish, count = {row: Finish.ERROR}, int(np.isfinite(host.found.scores[row]).sum())
+        missing = f"the search found {count} texts and none of rank {rank + 1}"
+        return SimpleNamespace(
+            **{**vars(host), "finish": finish, "length": host.prompt_length}, score=None, missing=missing
+        )
+    own = {name: {row: getattr(host.found, name)[row, at]} for name in ("length", "finish")}
+    tokens = host.found.tokens[:, at]
+    return SimpleNamespace(**{**vars(host), **own, "tokens": tokens}, score=score, missing=None)

@@ -22,13 +22,25 @@ def encode_text(tokenizer: Any, prompt: str | Sequence[dict[str, Any]], model: s
     if not all(isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in prompt):
         raise ValueError("every message must be an object with a role (a string) and content")
     if not tokenizer.chat_template:
-        raise ValueError(f"{model} has no chat template, so it cannot take messages: give a prompt")
+        raise ValueError(
+            f"{model} has no chat template, so it cannot take messages, nor a prompt as one: give a prompt without --chat"
+            f"{_who_chats()}"
+        )
     try:
         text = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
     except Exception as error:  # templates raise what they like
         raise ValueError(f"the chat template of {model} cannot render these messages: {_line(error)}") from error
     # the template writes special tokens itself
     return tokenizer.encode(text, add_special_tokens=False, verbose=False) if text else []
+
+
+def _who_chats() -> str:
+    """The shipped models with a chat template, as the end of an error; empty where there are none."""
+    from specjax.models import shipped
+    from specjax.models.tokenizer import load
+
+    names = [name for name, folder in shipped().items() if getattr(load(folder), "chat_template", None)]
+    return f", or choose a model that chats (shipped: {', '.join(names)})" if names else ""
 
 
 def user_turn(prompt: Any, chat: bool) -> Any:

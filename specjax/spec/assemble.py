@@ -8,8 +8,11 @@ import jax
 
 from specjax.draft import Drafter
 from specjax.sampling import Processor
-from specjax.spec.companions import Stored
-from specjax.spec.registry import build_drafter, make_cache, make_sampler, make_unmask, make_verifier
+from specjax.sampling.processors import checked
+from specjax.search import BeamSearch, StochasticBeamSearch
+from specjax.spec.companions import Stored, shipped_name
+from specjax.spec.passes import SETTINGS, target_of
+from specjax.spec.registry import build_drafter, build_verifier, make_cache, make_sampler, make_unmask, tree_of
 from specjax.speculative import speculative
 from specjax.verify import Verifier
 
@@ -22,6 +25,11 @@ DEFAULT_BLOCK = 32
 
 def _setting(default: Any, help: str, **more: Any) -> Any:
     return dataclasses.field(default=default, metadata={"help": help, **more})  # as a command line shows it
+
+
+def _early_stopping(text: str) -> "bool | str":
+    """A value of `early_stopping` from its words; `BeamSearch` refuses others."""
+    return {"true": True, "false": False}.get(text.lower(), text.lower())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +48,26 @@ class Plan:
       filter: of a diffusion model: the folder of a filter, for the policy `learn2pd`.
       logits_eos_inf: of a diffusion model: whether an end of text is never predicted (LLaDA).
       confidence_eos_eot_inf: of a diffusion model: whether a predicted end of text is the least sure of all (LLaDA).
+      num_beams: of an autoregressive model: how many texts of a prompt a beam search keeps; 1: no search.
+      num_beam_groups: of a beam search: in how many groups, for diverse beam search.
+      diversity_penalty: of several groups: what a token costs that an earlier group chose in the same step.
+      length_penalty: of a beam search: log-probabilities are over this power of the length.
+      early_stopping: of a beam search: True, False or "never", see `specjax.search.BeamSearch`.
+      guidance_scale: of an autoregressive model: classifier-free guidance, see `specjax.models.guided`; 1: off.
+      negative_prompt: of guidance: a text or token ids, what it leads away from; None: a prompt's last token.
+      amateur: of an autoregressive model: a weaker one, for contrastive decoding (`specjax.models.contrastive`).
+      contrast_alpha: of an amateur: what share of the likeliest token's probability a token needs; None: 0.1.
+      contrast_beta: of an amateur: how much of what it says is taken away; None: 0.5.
+      dola_layers: of an autoregressive model: DoLa's early layers (`specjax.models.dola`): "low", "high" or counts of layers.
+      stochastic_beams: of an autoregressive model: how many texts of a prompt are drawn without replacement; 0: no such search.
       logprobs: whether records carry log-probabilities; of an autoregressive model.
       logits_processors: the user's own warpers (`specjax.sampling.Processor`); of an autoregressive model.
     """
 
     drafter: "str | Drafter | tuple[Drafter, Any] | None" = _setting(
-        None, f"name:field=value,...; see `specjax drafters`; a+b fuses two (default: {DEFAULT_DRAFTER})"
+        None,
+        f"name:field=value,...; see `specjax drafters`; a+b fuses two (default: {DEFAULT_DRAFTER}; for several "
+        "rows on a CPU draft where one is shipped, else none)",
     )
     verifier: "str | Verifier | None" = _setting(None, f"see `specjax verifiers` (default: {DEFAULT_VERIFIER})")
     unmask: Any = _setting(
@@ -66,6 +88,43 @@ class Plan:
     confidence_eos_eot_inf: bool = _setting(
         False, "of a diffusion model: a predicted end of text is the least sure of all"
     )
+    num_beams: int = _setting(1, "beam search over so many texts (see `specjax searches`)", metavar="K", least=1)
+    num_beam_groups: int = _setting(
+        1, "of a beam search: groups of beams, for diverse beam search", metavar="G", least=1
+    )
+    diversity_penalty: float = _setting(
+        0.0, "of several groups: what a token costs, in nats, that an earlier one chose in the same step", metavar="X"
+    )
+    length_penalty: float = _setting(
+        1.0, "of a beam search: log-probabilities are over this power of the length", metavar="X"
+    )
+    early_stopping: "bool | str" = _setting(
+        False, "of a beam search: true (when K texts have ended), false (by a guess) or never (when none can be better)",
+        metavar="WHEN", parse=_early_stopping,
+    )  # fmt: skip
+    guidance_scale: float = _setting(
+        1.0, "of an autoregressive model: classifier-free guidance, a second pass a step; 1 is off", metavar="S"
+    )
+    negative_prompt: "str | Sequence[int] | None" = _setting(
+        None, "what guidance leads away from (default: the prompt's last token)", metavar="TEXT"
+    )
+    amateur: str | None = _setting(
+        None,
+        "contrastive decoding: folder, shipped name or hub id of a weaker model of the same vocabulary",
+        metavar="MODEL",
+    )
+    contrast_alpha: float | None = _setting(
+        None, "of an amateur: the share of the likeliest token's probability that one needs (default: 0.1)", metavar="A"
+    )
+    contrast_beta: float | None = _setting(
+        None, "of an amateur: how much of what it says is taken away (default: 0.5)", metavar="B"
+    )
+    dola_layers: "str | Sequence[int] | None" = _setting(
+        None, "DoLa: low or high, the early layers that are taken from the last one's law", metavar="WHICH"
+    )
+    stochastic_beams: int = _setting(
+        0, "stochastic beam search: so many texts, drawn without replacement", metavar="K", least=0
+    )
     logprobs: bool = _setting(False, "records carry log-probabilities of their tokens")
     logits_processors: Sequence[Processor] = _setting((), "", hidden=True)
 
@@ -83,45 +142,120 @@ class _Kind:
     settings: tuple[str, ...]
 
 
-_AUTOREGRESSIVE = _Kind("an autoregressive", ("drafter", "verifier", "logprobs", "logits_processors"))
+_OF_SEARCHES = ("num_beam_groups", "diversity_penalty", "length_penalty", "early_stopping")
+_AUTOREGRESSIVE = _Kind(
+    "an autoregressive",
+    ("drafter", "verifier", "logprobs", "logits_processors", *SETTINGS, "num_beams", *_OF_SEARCHES, "stochastic_beams"),
+)
 _DIFFUSION = _Kind("a diffusion", (
     "unmask", "cache", "block_length", "cfg_scale", "sub_block", "filter", "logits_eos_inf", "confidence_eos_eot_inf",
 ))  # fmt: skip
 
 
-def assemble(model: Any, plan: Plan, mesh: Any = None) -> tuple[Any, Any]:
+def usual_drafter(model: Any, rows: int = 1) -> str:
+    """The drafter of an autoregressive model where none is named; the default verifier's text is the same with any.
+
+    Several rows fill a CPU, and what a look-up guesses wrong in one takes time from the others: there it is the draft model
+    that is shipped beside the target, or no drafter (`experiments/defaults` has the figures).
+
+    Args:
+      model: what `specjax.models.load` returned.
+      rows: how many are decoded together.
+    """
+    from specjax import models
+
+    if rows == 1 or jax.default_backend() != "cpu":
+        return DEFAULT_DRAFTER
+    return "draft" if f"{shipped_name(model)}-draft" in models.shipped() else "none"
+
+
+def assemble(model: Any, plan: Plan, mesh: Any = None, rows: int = 1) -> tuple[Any, Any]:
     """A decoder and its parameters.
 
     Args:
       model: what `specjax.models.load` returned.
       plan: how to decode.
       mesh: where parameters lie.
+      rows: how many are decoded together, where the default drafter follows from it.
 
     Raises:
       ValueError: one line that says what cannot be used, and what can; a setting of the other kind of model among it.
     """
     kind, other = (_DIFFUSION, _AUTOREGRESSIVE) if model.masked else (_AUTOREGRESSIVE, _DIFFUSION)
-    asked = lambda value: not (value is None or value is False or isinstance(value, tuple) and not value)
-    wrong = [field for field in other.settings if asked(getattr(plan, field))]
-    if wrong:
+    if wrong := [name for name in other.settings if _asked(plan, name)]:
         raise ValueError(
             f"{model.name} is {kind.words} model: {wrong[0]} is a setting of {other.words} one; it takes "
             f"{', '.join(kind.settings)}"
         )
-    make = _canvas if model.canvas else _diffusion if model.masked else _autoregressive
-    return make(model, plan, mesh)
+    if not model.masked and plan.num_beams != 1:
+        if plan.stochastic_beams:
+            raise ValueError("num_beams and stochastic_beams are two searches: leave one of them out")
+        return _searching(model, plan, mesh)
+    if wrong := [name for name in _OF_SEARCHES if _asked(plan, name)]:
+        raise ValueError(f"{wrong[0]} is a setting of a beam search: set num_beams to 2 or more, or leave it out")
+    if plan.stochastic_beams:
+        return _searching(model, plan, mesh)
+    if model.canvas or model.masked:
+        return (_canvas if model.canvas else _diffusion)(model, plan, mesh)
+    return _autoregressive(model, plan, mesh, rows)
 
 
-def _autoregressive(model, plan, mesh):
-    verifier = DEFAULT_VERIFIER if plan.verifier is None else plan.verifier
-    if isinstance(verifier, str):
-        verifier = make_verifier(verifier)
-    chosen = DEFAULT_DRAFTER if plan.drafter is None else plan.drafter or "none"
-    drafter, draft_params = build_drafter(chosen, model, mesh=mesh)
-    decoder = speculative(
-        model.lm, drafter, verifier, logprobs=plan.logprobs, mesh=mesh, logits_processors=plan.logits_processors
+def _asked(plan, name):
+    return getattr(plan, name) != Plan.__dataclass_fields__[name].default
+
+
+def _searching(model, plan, mesh):
+    if wrong := [name for name in ("drafter", "verifier") if getattr(plan, name) not in (None, "", "none")]:
+        raise ValueError(
+            f"a beam search reads one token of every beam a step, and drafts nothing: leave {wrong[0]} out, or "
+            f"{'stochastic_beams at 0' if plan.stochastic_beams else 'num_beams at 1'}"
+        )
+    if plan.logprobs:
+        raise ValueError(
+            "records of a beam search carry a score, the log-probability of the whole text: leave logprobs out, or ask "
+            "`specjax score` for those of its tokens"
+        )
+    if wrong := [name for name in SETTINGS if _asked(plan, name)]:
+        raise ValueError(f"a beam search reads its texts in one pass: leave {wrong[0]} out, or num_beams at 1")
+    search = _search(model, plan)
+    processors = checked(plan.logits_processors, model.lm.vocab_size)
+    search = dataclasses.replace(search, mesh=mesh, processors=processors)
+    params = {"target": model.params}
+    if mesh is not None and not model.abstract:
+        params = jax.device_put(params, search.param_shardings(params))
+    return search, params
+
+
+def _search(model, plan):
+    if plan.stochastic_beams:
+        return StochasticBeamSearch(model.lm, plan.stochastic_beams)
+    return BeamSearch(
+        model.lm,
+        plan.num_beams,
+        plan.num_beam_groups,
+        plan.diversity_penalty,
+        plan.length_penalty,
+        plan.early_stopping,  # type: ignore[arg-type]
     )
-    params = {"target": model.params, "draft": draft_params}
+
+
+def _autoregressive(model, plan, mesh, rows):
+    verifier, verify_params = build_verifier(DEFAULT_VERIFIER if plan.verifier is None else plan.verifier, model)
+    chosen = plan.drafter or "none"
+    if plan.drafter is None:  # where a text rests on the drafter, the number of rows must not choose it
+        chosen = usual_drafter(model, 1 if verifier.text_follows_draft else rows)
+    drafter, draft_params = build_drafter(chosen, model, mesh=mesh, tree=tree_of(verifier))
+    target, target_params = target_of(model, plan, mesh)
+    decoder = speculative(
+        target,
+        drafter,
+        verifier,
+        logprobs=plan.logprobs,
+        mesh=mesh,
+        logits_processors=plan.logits_processors,
+    )
+    params = {"target": target_params, "draft": draft_params}
+    params |= {} if verify_params is None else {"verify": verify_params}
     if mesh is not None and not model.abstract:
         params = jax.device_put(params, decoder.param_shardings(params))
     return decoder, params

@@ -14,7 +14,7 @@ from specjax.draft import Drafter, adaptive
 from specjax.draft.adaptive import Rule
 from specjax.draft.padded import PaddedLM
 
-DEFAULT_MODEL = "pycode"
+DEFAULT_MODEL = "tiny"
 """The shipped target that is meant where none is named; what is shipped beside a target has its name in front."""
 LONGEST = 8
 """Tokens of a chain that ends by a rule, at most."""
@@ -28,7 +28,7 @@ class Stored:
 
     Attributes:
       kind: its class.
-      asked: folder, shipped name or hub id of what is loaded; see `beside`.
+      asked: folder, shipped name or hub id of what is loaded; see `beside` and `found`.
       fields: as they were set.
       published: the fields where what is loaded was published, whose defaults are the paper's; None: as they were set.
       before: of an unmask policy: those that stand before it, the first one foremost.
@@ -51,9 +51,34 @@ class Stored:
         Raises:
           ValueError: where they cannot be loaded, or belong to another target.
         """
-        named = dataclasses.replace(self, asked=beside(self.asked, target.name))
-        method, params = LOADERS[abouts(self.kind)[0].loads].load(named, target, mesh)
+        method, params = self.loader.load(self, target, mesh)
         return stacked(self.before, method), params
+
+    @property
+    def loader(self) -> "Loader":
+        """How it is loaded."""
+        return LOADERS[abouts(self.kind)[0].loads]
+
+    def found(self, target: Any = None) -> str:
+        """What is loaded: what was asked for, or what is shipped beside the target where a line named nothing.
+
+        Args:
+          target: what `specjax.models.load` or `abstract` returned; None is `DEFAULT_MODEL`.
+
+        Raises:
+          ValueError: where a line named nothing, and no such thing is shipped.
+        """
+        from specjax import models
+        from specjax.draft.heads.folder import shipped_heads
+
+        asked = beside(self.asked, DEFAULT_MODEL if target is None else shipped_name(target))
+        if asked != self.asked and not Path(asked).is_dir() and asked not in {**models.shipped(), **shipped_heads()}:
+            what, how = (words.format(name=self.name) for words in (self.loader.what, self.loader.how))
+            raise ValueError(
+                f"no {what} is shipped beside {DEFAULT_MODEL if target is None else target.name!r}: name one with "
+                f"{self.loader.option}=FOLDER ({how})"
+            )
+        return asked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,12 +119,20 @@ def of_several_passes(policy: "Unmask | Stored") -> bool:
     return isinstance(policy, Stored) and policy.kind.decoder is not Unmask.decoder
 
 
+def shipped_name(target: Any) -> str:
+    """The name that a model is shipped under, whatever a folder of one's own is called; empty for one that is not."""
+    from specjax import models
+
+    folder = target.path and target.path.resolve()
+    return next((name for name, ours in models.shipped().items() if ours.resolve() == folder), "")
+
+
 def beside(asked: str, target: str = DEFAULT_MODEL) -> str:
-    """What is loaded, where a line named nothing that which is shipped beside the target.
+    """What is loaded, where a line named nothing that which would be shipped beside the target.
 
     Args:
       asked: a folder, shipped name or hub id, or `TARGET-draft` and the like.
-      target: its name; for one that is not shipped, `DEFAULT_MODEL` is what others are shipped beside.
+      target: its `shipped_name`; for one that is not shipped, `DEFAULT_MODEL` is what others are shipped beside.
     """
     from specjax import models
 
@@ -117,15 +150,15 @@ def companion(name: str, target: Any, mesh: Any) -> Any:
     return (models.abstract if target.abstract else models.load)(name, dtype=target.dtype, mesh=mesh)
 
 
-def check_vocabulary(other: Any, target: Any, besides: int = -1) -> None:
-    """Raises ValueError where two models' tokenizers differ in a token; the one of id `besides` may."""
+def check_vocabulary(other: Any, target: Any, besides: int = -1, what: str = "draft model") -> None:
+    """Raises ValueError where two tokenizers differ in a token; that of id `besides` may. `what` is the other model's part."""
     if target.tokenizer is None or other.tokenizer is None:
         return
     theirs, ours = ({i: t for t, i in model.tokenizer.get_vocab().items() if i != besides} for model in (other, target))
     if any(theirs[i] != ours[i] for i in theirs.keys() & ours.keys()):
         raise ValueError(
-            f"the draft model {other.name!r} has another vocabulary than {target.name!r} (other tokens): pick a draft with the "
-            "target's tokenizer"
+            f"the {what} {other.name!r} has another vocabulary than {target.name!r} (other tokens): pick one with the target's "
+            "tokenizer"
         )
 
 
@@ -150,7 +183,7 @@ def padded(draft: Any, target: Any) -> Any:
 
 
 def _model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
-    draft = companion(stored.asked, target, mesh)
+    draft = companion(stored.found(target), target, mesh)
     if draft.masked is not None:
         raise ValueError(f"the draft model {draft.name!r} is a diffusion model: pick an autoregressive one")
     drafter = stored.kind(padded(draft, target), **stored.fields).bind(target.lm)
@@ -159,7 +192,7 @@ def _model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
 
 
 def _diffusion_model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
-    draft = companion(stored.asked, target, mesh)
+    draft = companion(stored.found(target), target, mesh)
     if draft.masked is None:
         raise ValueError(f"{stored.name} drafts with a diffusion model; {draft.name!r} is autoregressive (use draft)")
     how = draft.masked
@@ -171,7 +204,7 @@ def _diffusion_model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
 
 
 def _guide(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
-    guide = companion(stored.asked, target, mesh)
+    guide = companion(stored.found(target), target, mesh)
     if guide.masked is not None:
         raise ValueError(f"the guide {guide.name!r} is a diffusion model: pick an autoregressive one")
     policy = stored.kind(guide.lm, **stored.fields)
@@ -185,17 +218,19 @@ def _head(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
 
     if target.abstract:
         return abstract_head(stored.kind, target, mesh, **stored.fields)
-    return load_head(stored.asked, stored.name, stored.kind, target, mesh, published=stored.published, **stored.fields)
+    return load_head(
+        stored.found(target), stored.name, stored.kind, target, mesh, published=stored.published, **stored.fields
+    )
 
 
 def asked_of(stored: Stored, target: Any) -> str:
     """Folder, shipped name or hub id of a head: the target's own folder, where none is named of a head that lies in it.
 
     Raises:
-      ValueError: where the target has no folder.
+      ValueError: where the target has no folder, or none is named of a head that is not shipped beside it.
     """
     if stored.asked or abouts(stored.kind)[0].loads != "own_head":
-        return beside(stored.asked, target.name)
+        return stored.found(target)
     if target.path is None:
         raise ValueError(
             f"{stored.name} reads a head in its target's folder, and {target.name} has none: name model=FOLDER"
@@ -233,7 +268,7 @@ def _datastore(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
         raise ValueError(
             f"{stored.name} reads a datastore, which a configuration does not describe: choose another drafter"
         )
-    return stored.kind(**stored.fields).bind(target.lm), load_datastore(stored.asked, target, mesh)
+    return stored.kind(**stored.fields).bind(target.lm), load_datastore(stored.found(target), target, mesh)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,20 +279,30 @@ class Loader:
       load: from what is stored, the target and a mesh to the method and its parameters; see `Stored.load`.
       default: what is loaded where a line names nothing; `{name}` is the method's (see `Stored.name`).
       option: the field of a line that names it.
+      what: what it loads, and how one comes by it, where that may be shipped beside a target; `{name}` is the method's.
+      how: see `what`.
     """
 
     load: Callable[[Stored, Any, Any], tuple[Any, Any]]
     default: str
     option: str = "model"
+    what: str = ""
+    how: str = ""
 
 
 LOADERS: dict[str, Loader] = {
-    "model": Loader(_model, f"{_TARGET}-draft"),
-    "diffusion_model": Loader(_diffusion_model, f"{_TARGET}-diffusion"),
-    "head": Loader(_head, _TARGET + "-{name}"),
+    "model": Loader(_model, f"{_TARGET}-draft", what="draft model", how="a smaller model with its tokenizer"),
+    "diffusion_model": Loader(
+        _diffusion_model, f"{_TARGET}-diffusion", what="diffusion model", how="a smaller one with its tokenizer"
+    ),
+    "head": Loader(
+        _head, _TARGET + "-{name}", what="head for {name}", how="`specjax train {name}` makes one for a target"
+    ),
     "own_head": Loader(_own_head, ""),
-    "datastore": Loader(_datastore, f"{_TARGET}-rest", "datastore"),
-    "guide": Loader(_guide, _TARGET),
+    "datastore": Loader(
+        _datastore, f"{_TARGET}-rest", "datastore", "datastore", "`specjax datastore build` makes one for a target"
+    ),
+    "guide": Loader(_guide, _TARGET, what="guide", how="an autoregressive model with its tokenizer"),
     "filter": Loader(_filter, ""),
 }
 """By what `About.loads` says."""

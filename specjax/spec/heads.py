@@ -12,7 +12,7 @@ from specjax.models import hub
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object, is_size
 from specjax.models.json_file import read_json
-from specjax.spec.companions import Stored, asked_of, beside
+from specjax.spec.companions import Stored, asked_of
 from specjax.spec.registry import DRAFTERS, parse
 
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -69,7 +69,7 @@ def target_of(asked: str) -> str | None:
     """
     line = head_line(asked)
     stored = parse("drafter", DRAFTERS, line)
-    named = isinstance(stored, Stored) and read_json(config_file(_folder(beside(stored.asked)))).get("target")
+    named = isinstance(stored, Stored) and read_json(config_file(_folder(stored.found()))).get("target")
     return named.get("name") if isinstance(named, dict) else None
 
 

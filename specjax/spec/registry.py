@@ -14,12 +14,15 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from specjax import diffusion, draft, expand, verify, warpers
+import jax
+
+from specjax import diffusion, draft, expand, search, verify, warpers
 from specjax.about import About, abouts
 from specjax.diffusion import EntropyRenoise, cache, unmask
 from specjax.draft import Drafter, fuse
 from specjax.draft.adaptive import Rule
 from specjax.expand import Chain, Expander
+from specjax.search import Search, Selection
 from specjax.spec import line
 from specjax.spec.companions import LOADERS, LONGEST, Ruled, Stored, of_several_passes, ready, stacked
 from specjax.verify import Verifier
@@ -113,13 +116,15 @@ RULES = listed(Rule, draft)
 """Rules for a chain's length; that of a trained head (`Acceptance`) is for Python alone."""
 VERIFIERS = listed(Verifier, verify)
 WARPERS = listed(Warper, warpers)
+SEARCHES = listed(Search, search)
+SELECTIONS = listed(Selection, search)
 UNMASKS = listed(unmask.Unmask, diffusion, unmask)
 SAMPLERS = listed(EntropyRenoise, diffusion)
 CACHES = listed(cache.Cache, cache)
 
 
 def build_drafter(
-    drafter: "str | Drafter | tuple[Drafter, Any]", target: Any, *, mesh: Any = None
+    drafter: "str | Drafter | tuple[Drafter, Any]", target: Any, *, mesh: Any = None, tree: str = ""
 ) -> tuple[Drafter, Any]:
     """A drafter ready for a loaded target, and its parameters (None where it has none).
 
@@ -127,6 +132,7 @@ def build_drafter(
       drafter: a line of text, a drafter without parameters, or a pair of drafter and parameters.
       target: what `specjax.models.load` returned.
       mesh: where to place a draft's parameters.
+      tree: what a line that takes an expander and names none grows with, of `tree_of`; empty: its own.
 
     Raises:
       ValueError: on an unknown name or field, naming those there are, or what cannot be loaded for this target.
@@ -139,8 +145,36 @@ def build_drafter(
         raise ValueError(f"a {type(drafter).__name__} needs its parameters: give drafter=(drafter, params)")
     if isinstance(drafter, Drafter):
         return drafter, None
-    made = [parse("drafter", DRAFTERS, part) for part in line.parts(drafter)]
+    parts = line.parts(drafter)
+    lines = [_grown(drafter, tree)] if len(parts) == 1 else parts  # side by side, trees are taken as they are
+    made = [parse("drafter", DRAFTERS, part) for part in lines]
     return functools.reduce(_fuse, (ready(part, target, mesh) for part in made))
+
+
+def tree_of(verifier: Verifier) -> str:
+    """What a verifier says of the trees that it is for, see `specjax.about.About.tree`."""
+    return next((about.tree for about in abouts(type(verifier))), "")
+
+
+def _grown(drafter: str, tree: str) -> str:
+    """A drafter's line with another expander (see `About.tree`), unless it sets anything of its own tree."""
+    asked = line.read_line(drafter, "drafter")
+    entry = DRAFTERS.get(asked.name)
+    if not tree or entry is None or not entry.expander:
+        return drafter
+    own = line.read_line(entry.expander)
+    depth = _expander(own.name, own.fields).depth
+    wanted = line.read_line(tree.format(depth=depth))
+    free = entry.fields.keys() | EXPANDERS[wanted.name].fields.keys()
+    if wanted.name == own.name or not asked.fields.keys() <= free:
+        return drafter
+    for name, value in {"expander": wanted.name, **wanted.fields}.items():
+        drafter = drafter if name in asked.fields else line.extended(drafter, f"{name}={value}")
+    return drafter
+
+
+def _expander(name: str, fields: dict[str, str]) -> Expander:
+    return EXPANDERS[name].make(**_values("expander", name, EXPANDERS[name].fields, fields))
 
 
 def _fuse(a: tuple[Drafter, Any], b: tuple[Drafter, Any]) -> tuple[Drafter, Any]:
@@ -155,6 +189,31 @@ def make_verifier(spec: str) -> Verifier:
       ValueError: on an unknown name or field, naming those there are.
     """
     return parse("verifier", VERIFIERS, spec)
+
+
+def build_verifier(verifier: "str | Verifier", target: Any) -> tuple[Verifier, Any]:
+    """A verifier ready for a loaded target, and its parameters (None where it has none).
+
+    Args:
+      verifier: a line of text or a verifier.
+      target: what `specjax.models.load` returned.
+
+    Raises:
+      ValueError: on an unknown name or field, naming those there are, or what cannot judge by this target.
+    """
+    made = make_verifier(verifier) if isinstance(verifier, str) else verifier
+    if target.abstract:
+        return made, jax.eval_shape(lambda params: made.init_params(target.lm, params), target.params)
+    return made, made.init_params(target.lm, target.params)
+
+
+def make_selection(spec: str) -> Selection:
+    """A selection from its line of text.
+
+    Raises:
+      ValueError: on an unknown name or field, naming those there are.
+    """
+    return parse("selection", SELECTIONS, spec)
 
 
 def make_unmask(spec: str) -> "unmask.Unmask | Stored":

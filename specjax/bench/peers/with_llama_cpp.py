@@ -94,12 +94,14 @@ class LlamaCppPeer:
       requests: what to complete: the `ids` and `max_new_tokens` of each.
       how: of the sampler.
       eos: ids that end a text.
+      draft: the `llama_cpp.Llama` that drafts for it; None where none does.
     """
 
     llama: Any
     requests: list[Any]
     how: Mapping[str, float]
     eos: tuple[int, ...] = ()
+    draft: Any = None
 
     def warm(self) -> None:
         list(itertools.islice(self._complete(self.requests[0]), 4))
@@ -110,7 +112,9 @@ class LlamaCppPeer:
         return Lap(tokens, time.perf_counter() - began)
 
     def _complete(self, request: Any) -> Iterator[int]:
-        self.llama.reset()  # else a prompt that begins like the last one would be read for nothing
+        for llama in (self.llama, self.draft):  # else a prompt that begins like the last one would be read for nothing
+            if llama is not None:
+                llama.reset()
         for token in self.llama.generate(list(request.ids), **self.how):
             yield token
             if token in self.eos:
@@ -146,7 +150,7 @@ def llama_cpp_peers(options: BenchOptions, engines: Mapping[str, Any], requests:
             )  # fmt: skip
 
     class SecondLlama(LlamaDraftModel):
-        """Its greedy continuation; what it has read of the text before stays in its cache."""
+        """Its greedy continuation; what it has read of a text stays in its cache until the next one."""
 
         def __init__(self, llama: Any):
             self.llama = llama
@@ -158,13 +162,13 @@ def llama_cpp_peers(options: BenchOptions, engines: Mapping[str, Any], requests:
     with tempfile.TemporaryDirectory() as scratch:
         folder = target_folder(plain, options, Path(scratch) / "target")
         modes = {
-            "sampled" if options.temperature else "greedy": load(folder),
-            "prompt_lookup": load(folder, LlamaPromptLookupDecoding(num_pred_tokens=LOOKED_UP)),
+            "sampled" if options.temperature else "greedy": (load(folder), None),
+            "prompt_lookup": (load(folder, LlamaPromptLookupDecoding(num_pred_tokens=LOOKED_UP)), None),
         }
         draft = next((draft for draft in map(draft_of, engines.values()) if draft is not None), None)
         if draft is not None:
-            second = SecondLlama(load(written(*draft, Path(scratch) / "draft")))
-            modes["draft (our wrapper)"] = load(folder, second)
+            second = load(written(*draft, Path(scratch) / "draft"))
+            modes["draft (our wrapper)"] = (load(folder, SecondLlama(second)), second)
     how = {"temp": options.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     eos = () if options.ignore_eos else plain.model.eos_ids
-    return {mode: LlamaCppPeer(llama, requests, how, eos) for mode, llama in modes.items()}
+    return {mode: LlamaCppPeer(llama, requests, how, eos, second) for mode, (llama, second) in modes.items()}

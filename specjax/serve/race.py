@@ -1,0 +1,53 @@
+"""Completions of which the shortest is wanted: once one has ended, the others of its prompt go no further than it did."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from specjax.serve.request import Record, Request, rows_of
+from specjax.sharding.distributed import to_devices, to_host
+from specjax.state import Finish
+
+ENDED = ("eos", "stop")
+"""Why a text ends by itself."""
+
+
+class Race:
+    """Knows the shortest completion of every prompt that has ended so far.
+
+    Args:
+      requests: completions of a prompt stand next to each other.
+    """
+
+    def __init__(self, requests: Sequence[Request]):
+        groups = rows_of(requests, len(requests) + 1)
+        self.group_of = {index: group for group, indices in enumerate(groups) for index in indices}
+        self.shortest: dict[int, int] = {}
+
+    def hear(self, finished: Iterable[tuple[int, Record]]) -> None:
+        """Takes note of records, under their requests' indices."""
+        for index, record in finished:
+            if record.finish_reason in ENDED:
+                group = self.group_of[index]
+                self.shortest[group] = min(self.shortest.get(group, record.new_tokens), record.new_tokens)
+
+    def bound(self, state: Any, held: Mapping[int, Sequence[int]]) -> tuple[Any, list[int]]:
+        """The state with lower limits, and the rows that are at theirs: these are done now.
+
+        Args:
+          state: of the rows.
+          held: of every running row the indices of its requests.
+        """
+        most = {
+            row: self.shortest[group] for row, own in held.items() if (group := self.group_of[own[0]]) in self.shortest
+        }
+        if not most:
+            return state, []
+        host = to_host({name: getattr(state, name) for name in ("limit", "length", "prompt_length", "finish")})
+        limit, finish = host["limit"].copy(), host["finish"].copy()
+        for row, count in most.items():
+            limit[row] = min(limit[row], host["prompt_length"][row] + count)
+        over = [row for row in most if host["length"][row] >= limit[row] and finish[row] == Finish.RUNNING]
+        finish[over] = Finish.LENGTH
+        limit, finish = to_devices(limit, state.limit.sharding), to_devices(finish, state.finish.sharding)
+        return dataclasses.replace(state, limit=limit, finish=finish), over

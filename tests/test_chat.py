@@ -1,11 +1,14 @@
 """`chat`: texts as a user's turn of the model's chat template, in Python and on the command line."""
 
 import json
+import shutil
 
 import pytest
 
 import specjax
 from specjax import cli
+from specjax.models import hub
+from specjax.serve.text import encode_text
 
 
 def test_a_text_is_a_users_turn(tmp_path, capsys):
@@ -24,8 +27,17 @@ def test_a_text_is_a_users_turn(tmp_path, capsys):
     assert "chat" in capsys.readouterr().err  # the file is that of another job
 
 
-def test_a_model_without_a_chat_template_says_so(tmp_path):
+def test_a_model_without_a_chat_template_says_so(tmp_path, monkeypatch):
+    """And names the shipped ones that have one."""
     model = specjax.models.load("tiny")
     model.tokenizer.chat_template = None
     with pytest.raises(ValueError, match="has no chat template"):
         specjax.generate(model, "def add(a, b):", chat=True)
+    for name, drop in (("talks", ""), ("completes", "chat_template")):
+        shutil.copytree(hub.shipped()["tiny"], tmp_path / name)
+        file = tmp_path / name / "tokenizer_config.json"
+        said = json.loads(file.read_text())
+        file.write_text(json.dumps({key: value for key, value in said.items() if key != drop}))
+    monkeypatch.setattr(hub, "_PRETRAINED", tmp_path)
+    with pytest.raises(ValueError, match=r"choose a model that chats \(shipped: talks\)"):
+        encode_text(model.tokenizer, [{"role": "user", "content": "def add(a, b):"}], "completes")

@@ -18,6 +18,8 @@ from specjax.models.llama import LlamaConfig, LlamaLM
 from specjax.tasks.chat import render
 
 PROMPT = "def add(a, b):"
+LIST = "[ hen, dog, deer, olive, mouse, mango, plum, cup, ring, bell, frog, duck ]"
+COPY = f"<|user|> Repeat the list. {LIST}<|end|><|assistant|>"
 LOOKUP = ["--drafter", "prompt_lookup:length=1"]  # the default drafter's program holds the target's pass four times
 FEW = ["--max-new-tokens", "24", *LOOKUP]
 
@@ -112,7 +114,7 @@ def refused(run):
         (["generate", "x", "--num-return-sequences", "0"], "--num-return-sequences must be at least 1"),
         (["generate", "x", "--batch-size", "0"], "--batch-size must be at least 1"),
         (["generate", "x", "--dtype", "int4"], "unknown dtype 'int4'"),
-        (["generate", "x", "--drafter", "ppd+prompt_lookup"], "PPD adds slots of its own"),
+        (["generate", "x", "--drafter", "lookahead+prompt_lookup"], "Lookahead adds slots of its own"),
         (["generate", "x", "--mesh", "data=3"], "asks for 3 devices and there are"),
         (["generate", "x", "--mesh", "frob=2"], "mesh 'frob=2'"),
         (["generate", "x", "--strict"], "--strict"),
@@ -283,27 +285,27 @@ def test_nan_logits_end_that_row_with_an_error(run, tmp_path):
 
 @pytest.mark.slow
 def test_streamed_text_is_the_records_text(run, records):
-    status, (record,) = records(PROMPT, *FEW)
-    assert status == 0 and record["prompt"] == PROMPT and record["new_tokens"] == 24
-    status, out, err = run("generate", PROMPT, *FEW)
-    assert (status, out) == (0, PROMPT + record["text"] + "\n")
+    status, (record,) = records(COPY, *FEW)
+    assert status == 0 and record["prompt"] == COPY and record["new_tokens"] == 24
+    status, out, err = run("generate", COPY, *FEW)
+    assert (status, out) == (0, COPY + record["text"] + "\n")
     assert "tokens a step against 1.00 of plain decoding" in err and "drafter prompt_lookup" in err
-    status, out, err = run("generate", PROMPT, *FEW, "--drafter", "none")
-    assert (status, out) == (0, PROMPT + record["text"] + "\n") and "plain decoding" in err
+    status, out, err = run("generate", COPY, *FEW, "--drafter", "none")
+    assert (status, out) == (0, COPY + record["text"] + "\n") and "plain decoding" in err
 
 
 @pytest.mark.slow
 def test_stop_strings_across_token_borders(run, records):
-    _, (record,) = records(PROMPT, *FEW)
-    tokenizer = models.load("pycode").tokenizer
+    _, (record,) = records(COPY, *FEW)
+    tokenizer = models.load("tiny").tokenizer
     border = len(tokenizer.decode(record["tokens"][:10]))
     stop = record["text"][border - 1 : border + 2]
     cut = record["text"].index(stop)
-    words = [PROMPT, *FEW, "--stop", "never written", "--stop", stop]
+    words = [COPY, *FEW, "--stop", "never written", "--stop", stop]
     _, (stopped,) = records(*words)
     assert (stopped["finish_reason"], stopped["text"]) == ("stop", record["text"][:cut])
     assert stopped["tokens"] == record["tokens"][: stopped["new_tokens"]] and stopped["new_tokens"] < 24
-    assert run("generate", *words)[1] == PROMPT + record["text"][:cut] + "\n"
+    assert run("generate", *words)[1] == COPY + record["text"][:cut] + "\n"
 
 
 def test_several_prompts_and_stdin(run, records, monkeypatch):

@@ -160,14 +160,14 @@ def test_files_and_folders_are_read_in_order(corpus):
 
 def test_the_command_builds_what_the_target_loads(run, corpus, tmp_path):
     output = tmp_path / "stores" / "mine"
-    status, out, err = run("datastore", "build", corpus, "--model", "pycode", "--output", output)
+    status, out, err = run("datastore", "build", corpus, "--model", "tiny", "--output", output)
     assert (status, out) == (0, "")
     assert "left out 2 files" in err and "2 documents" in err and f"rest:datastore={output}" in err
-    home = models.shipped()["pycode"]
+    home = models.shipped()["tiny"]
     own = models.tokenizer.load(home)
-    store = load_datastore(output, target(4096, own))
+    store = load_datastore(output, target(1536, own))
     ids = [own(text, add_special_tokens=False)["input_ids"] for text in read([str(corpus)])[0]]
-    for name, array in build(ids, 4096).items():
+    for name, array in build(ids, 1536).items():
         np.testing.assert_array_equal(store[name], array)
 
 

@@ -1,6 +1,7 @@
 """Plausible input of the Python API that cannot be used: one clear ValueError each."""
 
 import contextlib
+import dataclasses
 import logging
 import re
 import sys
@@ -11,12 +12,14 @@ import pytest
 from support.conformance import DRAFT, TARGET, params
 
 import specjax
+from specjax import models
 from specjax.draft import ModelDrafter
 from specjax.models import tokenizer
 from specjax.serve import engine as engine_module
 from specjax.serve.engine import Engine
 from specjax.serve.prompts import read_prompts
 from specjax.serve.request import Record
+from specjax.spec.assemble import usual_drafter
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +169,12 @@ def test_a_capacity_that_is_too_small_is_refused(model):
     ):
         engine.run(requests, capacity=13)
     assert [r.new_tokens for r in engine.run(requests, capacity=14)] == [6, 6]
+
+
+def test_the_usual_drafter_goes_by_the_rows():
+    """On a CPU: one row looks up; several have the draft that is shipped for them, or none."""
+    ours, other = models.abstract("tiny"), dataclasses.replace(models.abstract("tiny"), path=None)
+    assert [usual_drafter(ours, rows) for rows in (1, 2, 8)] == ["prompt_lookup", "draft", "draft"]
+    assert [usual_drafter(other, rows) for rows in (1, 2, 8)] == ["prompt_lookup", "none", "none"]
+    assert Engine(ours, rows=8).drafter == "draft"
+    assert Engine(ours, verifier="rejection", rows=8).drafter == Engine(ours).drafter == "prompt_lookup"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax.sampling import Sampler, Sampling, row_keys
-from specjax.sampling.noise import ACCEPT, GUMBEL, RESIDUAL, gumbel, gumbel_at, keys_at, uniform
+from specjax.sampling.noise import ACCEPT, COIN, GUMBEL, RESIDUAL, gumbel, gumbel_at, keys_at, uniform
 
 
 def bits(keys):
@@ -128,6 +128,20 @@ def test_the_sampler_uses_the_position_alone():
         np.testing.assert_array_equal(fixed[0], np.stack([every[0, lengths[0] + 2]] * 3))
         np.testing.assert_array_equal(residual[0], at_six)
         np.testing.assert_array_equal(accept, [u[row, lengths[row] : lengths[row] + 4] for row in range(2)])
+
+
+def test_once_is_other_noise_at_every_length_and_the_same_coins():
+    """A coin is part of a place's law, so a step's own noise leaves it; what a step draws, the next one does not see."""
+    keys, depth = row_keys(0, ["a", "b"]), jnp.asarray([2, 0])
+    at = lambda s: jnp.asarray([[6, 7, 8]] * 2)
+    coins = jax.jit(lambda s: s.text(None).uniform(at(s)))
+    drawn = jax.jit(lambda s: (s.scores(jnp.zeros((2, 1, 16)), 0), s.residual_noise(depth, 16), s.uniform(4)))
+    early, late = sampler(keys, [4, 2]), sampler(keys, [5, 3])
+    np.testing.assert_array_equal(coins(early.once()), uniform(keys, at(early), COIN))
+    for ours, theirs in ((early.once(), early), (early.once(), late.once())):
+        np.testing.assert_array_equal(coins(ours), coins(theirs))
+        for mine, other in zip(drawn(ours), drawn(theirs), strict=True):
+            assert not np.isin(mine, other).any()
 
 
 def test_noise_does_not_depend_on_the_other_rows():

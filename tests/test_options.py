@@ -33,7 +33,7 @@ def keywords(function):
 def test_python_and_the_command_line_have_the_same_names_and_defaults():
     table = {name: value for cls in SHARED for name, value in defaults_of(cls).items()}
     assert keywords(specjax.generate) == {**table, "prompts": None, "progress": None}
-    assert keywords(Engine) == defaults_of(DecodeOptions)
+    assert keywords(Engine) == {**defaults_of(DecodeOptions), "rows": 1}
     of_job = defaults_of(JobOptions)
     assert {name: of_job[name] for name in table} == table
     assert dataclasses.asdict(from_words()) == dataclasses.asdict(JobOptions())
@@ -90,6 +90,8 @@ BAD = {
     "seed": (1.0, "1", True), "typical_p": (0, 1.1), "epsilon_cutoff": (-0.1, 1), "eta_cutoff": (-0.1, 1),
     "top_h": (-0.1, 1.1), "frequency_penalty": (-2.1, 3), "presence_penalty": (float("nan"), 3), "min_length": (-1, 0.5),
     "dry_multiplier": (-1, float("inf")), "dry_base": (0.5,), "dry_allowed_length": (0,), "dry_sequence_breakers": ("\n",),
+    "momentum_alpha": (-0.1, float("inf")), "momentum_k": (0, 65, 1.5),
+    "mirostat": (3, -1, 0.5), "mirostat_tau": (0, float("inf")), "mirostat_eta": (-0.1, 1.1),
     "xtc_probability": (-0.1, 1.1), "xtc_threshold": (0, 1.1), "min_new_tokens": (-1,),
     "suppress_tokens": (5, "a", [-1], [0.5], [[1]]), "bad_words_ids": ([1], [[]], "ab", {"1": 2}),
     "logit_bias": ([1, 2], {"a": 1}, {"1": "x"}, {"-1": 2}, {"1": float("inf")}),

@@ -1,4 +1,4 @@
-"""The Python of the README and of the pages on models, diffusion, evaluation, pictures, scores and verifiers runs."""
+"""The Python of the README and of the pages on models, diffusion, evaluation, pictures, scores, searches and verifiers runs."""
 
 import re
 from pathlib import Path
@@ -15,6 +15,7 @@ BLOCKS = {
         "docs/models.md",
         "docs/pictures.md",
         "docs/score.md",
+        "docs/search.md",
         "docs/verifiers.md",
     )
     for i, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL))
@@ -36,6 +37,8 @@ def test_block(name):
         assert names["found"].comparisons[0].verdict == "same text" and names["found"].rows[0].overall.n == 8
     elif "scores" in names:
         assert len(names["scores"]) == 2 and all(score.logprob < 0 for score in names["scores"])
+    elif "spans" in names:
+        assert len(names["spans"]) == 3 and names["spans"][0].log_prob > names["spans"][-1].log_prob
     elif "rates" in names:
         assert names["rates"] == sorted(names["rates"])
     else:

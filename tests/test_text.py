@@ -39,7 +39,7 @@ def streamed(pieces, stop, width, reason=Finish.LENGTH):
         stats = SimpleNamespace(steps=np.asarray([count]), accepted=np.asarray([[0, 1]]))
         host = SimpleNamespace(
             tokens=tokens, prompt_length=np.asarray([1]), length=np.asarray([1 + count]), finish=finish, stats=stats,
-            logprobs=None,
+            logprobs=None, found=None,
         )  # fmt: skip
         stopped = watch(host, {0: (0, request)})
         if stopped:

@@ -40,8 +40,8 @@ def test_json_is_the_rows_and_nothing_else(words, capsys):
     assert list(content) == ["rows", "peers"] and content["peers"] == []
     names = [row["decoder"] for row in content["rows"]]
     assert names == ["none", "prompt_lookup", "token_recycling", "stand", "lookahead"]
-    assert "left out draft: the draft model has 4096 tokens and the target 32" in err
-    assert "left out medusa: pycode-medusa was trained for the target 'pycode'" in err
+    assert "left out draft: the draft model has 1536 tokens and the target 32" in err
+    assert "left out medusa: tiny-medusa was trained for the target 'tiny'" in err
     assert "left out swift: " in err  # this target has too few layers
     for row in content["rows"]:
         assert list(row) == ROW and row["identical_text"] is True and row["tokens_per_second"] > 0

@@ -32,7 +32,7 @@ def test_the_fit_finds_the_rules_own_times():
 def test_the_command_prints_a_line_that_parses(capsys):
     words = [
         "--model",
-        "pycode-draft",
+        "tiny-draft",
         "--length",
         "2",
         "--batch",

@@ -114,13 +114,15 @@ def test_every_mode_is_asked(tmp_path, monkeypatch, capsys):
     class Llama:
         def __init__(self, file, **how):
             assert gguf.GGUFReader(file).tensors and how["n_ctx"] >= 11 and how["use_mmap"] is False
-            self.drafts = how["draft_model"]
+            self.drafts, self.read = how["draft_model"], []
             loaded.append(self)
 
         def reset(self):
-            pass
+            self.read = []
 
         def generate(self, ids, temp, **how):
+            assert not self.read
+            self.read = ids
             if self.drafts is not None and not isinstance(self.drafts, Lookup):
                 assert self.drafts(np.asarray(ids)).tolist() == [9, 9, 9, 9]
             while True:
@@ -147,7 +149,7 @@ def test_every_mode_is_asked(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_its_greedy_text_is_ours(capsys):
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: it builds from source for many minutes")
-    words = ["bench", "--model", "pycode", "--drafter", "none,draft", "--peer", "llama.cpp", "--json", "--repeats", "1"]
+    words = ["bench", "--model", "tiny", "--drafter", "none,draft", "--peer", "llama.cpp", "--json", "--repeats", "1"]
     assert cli.main([*words, "--prompts", "4", "--max-new-tokens", "32", "--ignore-eos"]) == 0
     peers = json.loads(capsys.readouterr().out)["peers"]
     assert [peer["identical_text"] for peer in peers] == [True] * 3

@@ -65,5 +65,5 @@ def test_the_command_prints_and_draws(folder, capsys):
 
 
 def test_it_is_for_diffusion_models(capsys):
-    assert cli.main(["bench", "order", "--model", "pycode-draft", "--drafter", "none"]) == 2
+    assert cli.main(["bench", "order", "--model", "tiny-draft", "--drafter", "none"]) == 2
     assert "the suite order is for diffusion models" in capsys.readouterr().err

@@ -24,7 +24,7 @@ def plan(capsys):
     return go
 
 
-TINY = ("--model", "pycode-draft", "--topology", "v5e:1x1", "--context", 256)
+TINY = ("--model", "tiny-draft", "--topology", "v5e:1x1", "--context", 256)
 
 
 @needs_libtpu
@@ -51,7 +51,7 @@ def test_the_command_prints_json_and_draws(plan, tmp_path):
 @needs_libtpu
 def test_a_cache_split_by_its_slots(plan):
     """A chip holds a quarter of it, and exchanges what is as long as the queries."""
-    words = ("--model", "pycode-draft", "--drafter", "none", "--batch", 2, "--context", 512, "--json")
+    words = ("--model", "tiny-draft", "--drafter", "none", "--batch", 2, "--context", 512, "--json")
     split, whole = (json.loads(plan(*words, *more)[1]) for more in (
         ("--topology", "v5e:2x2", "--mesh", "context=4"), ("--topology", "v5e:1x1"),
     ))  # fmt: skip
@@ -105,7 +105,7 @@ def test_a_missing_compiler_says_what_to_install(monkeypatch):
 
 
 def test_heads_divide_over_the_default_mesh():
-    config = models.abstract("pycode").lm.config  # 8 heads
+    config = models.abstract("tiny").lm.config  # 8 heads
     assert fit.check_mesh(None, "v5e:4x4", config, 8) == "data=2,model=8"
     with pytest.raises(ValueError, match="8 attention heads do not divide over model=16: give data=2,model=8"):
         fit.check_mesh("model=16", "v5e:4x4", config, 8)

@@ -128,4 +128,4 @@ def test_a_filter_is_trained_written_and_read(tmp_path, capsys):
 
 def test_a_filter_has_to_be_named():
     with pytest.raises(ValueError, match="name it with model=FOLDER"):
-        Engine("pycode-diffusion", unmask="learn2pd")
+        Engine("tiny-diffusion", unmask="learn2pd")

@@ -135,14 +135,14 @@ def test_the_text_stays_whatever_is_drafted(decoder):
 def test_what_it_cannot_be():
     with pytest.raises(ValueError, match="goodput needs times of at least 0"):
         Goodput(draft_pass=-1.0)
-    with pytest.raises(ValueError, match="takes chains"):
+    with pytest.raises(ValueError, match="rejection verifier takes drafters whose rows draft on their own"):
         specjax.speculative(TARGET, adaptive(ModelDrafter(DRAFT), Goodput(), 4), Rejection())
 
 
 def test_its_line_of_text():
     """The rule's fields stand beside the drafter's; what neither has is refused."""
-    made = parse("drafter", REGISTRY, "draft:model=pycode-draft,rule=goodput,length=4,target_pass=3")
-    assert (made.rule, made.length, made.drafter.asked) == (Goodput(target_pass=3.0), 4, "pycode-draft")
+    made = parse("drafter", REGISTRY, "draft:model=tiny-draft,rule=goodput,length=4,target_pass=3")
+    assert (made.rule, made.length, made.drafter.asked) == (Goodput(target_pass=3.0), 4, "tiny-draft")
     for line, why in (
         ("draft:rule=frob", "unknown rule 'frob'; choose confidence, online, goodput"),
         ("draft:rule=goodput,cost=1", "has no field 'cost'; it has model, rule, length, draft_pass"),
@@ -156,6 +156,6 @@ def test_its_line_of_text():
 
 @pytest.mark.slow
 def test_a_line_loads():
-    model = specjax.models.load("pycode")
+    model = specjax.models.load("tiny")
     drafter, own = build_drafter("eagle1:rule=online,length=3", model)
     assert drafter == adaptive(drafter.drafter, Online(), 3) and own["rule"] is None and "head" not in own

@@ -91,9 +91,13 @@ def test_a_drafter_says_what_its_trees_are(name):
         live = ~state.done
         view = View(state.tokens, state.length, live, state.cache, max_depth=drafter.depth, keep_q=True)
         sampler = Sampler(state.key, state.tokens, state.length, live, state.sampling)
+        leads = jax.tree.map(lambda leaf, axes: axes[0] == "batch", state.draft, drafter.axes(state.draft))
+        own.extend(jax.tree.leaves(leads))
         return drafter.propose(model, state.draft, view, sampler).tree
 
+    own: list[bool] = []
     tree = jax.eval_shape(propose, model)
+    assert all(own) or not drafter.alone  # what rows share depends on all of them
     assert tree.children == drafter.children
     assert tree.nodes == drafter.nodes and tree.max_depth <= drafter.depth and (tree.is_chain or not drafter.is_chain)
     if drafter.children == "deterministic":

@@ -24,6 +24,7 @@ from specjax.spec.companions import Stored
 from specjax.spec.heads import drafter_of
 from specjax.spec.registry import DRAFTERS, parse
 from specjax.train.heads.dflash import Blocks, TrainDSpark, outputs
+from specjax.train.objective import Batch
 
 MASK = 7
 TEXT = tuple(np.random.default_rng(2).integers(1, V, 12).tolist())
@@ -110,7 +111,7 @@ def test_a_dflash_block_is_the_published_one(window, tmp_path):
     later = jnp.asarray([[*text, 1, 2, 3]])
     more = jnp.pad(features, ((0, 0), (0, 4), (0, 0)), constant_values=1e3)  # what lies behind a block is not seen
     at = jnp.asarray([[3, len(text) - 1]])
-    taught = outputs(drafter, model, more, later, at)
+    taught = outputs(drafter, model, more, Batch(later, jnp.ones_like(later, bool)), at)
     np.testing.assert_allclose(taught[0, 1], got, rtol=1e-3, atol=1e-4)
 
 
@@ -332,7 +333,7 @@ def test_dspark_corrects_a_slot_by_the_token_before_it(kind, tmp_path):
     for (law, score), wanted, certain in zip(given.expander.seen, laws, sure, strict=True):
         np.testing.assert_allclose(law, wanted, rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(score, certain, rtol=1e-3, atol=1e-4)
-    blocks = Blocks(jnp.asarray([[(TEXT[-1], *drafted)]]), None, None)
+    blocks = Blocks(jnp.asarray([[(TEXT[-1], *drafted)]]), None, None, None, None, None)
     taught, logits = TrainDSpark(drafter)._slots(model, h[None, None], blocks)
     np.testing.assert_allclose(taught[0, 0], laws, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(1 / (1 + np.exp(-logits[0, 0])), sure, rtol=1e-3, atol=1e-4)

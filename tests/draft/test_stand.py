@@ -303,7 +303,12 @@ def test_rejection_with_its_law_keeps_the_targets_law_detects_tv_003_with_power_
     rows = each * len(temperatures)
     lm = TabularLM(vocab, order=1)
     params = {"target": random(jax.random.key(3), vocab, 1), "draft": None}
-    decoder = specjax.speculative(lm, Stand(tree="1 | 1", k=vocab, slots=1 << 12), Rejection())
+    drafter = Stand(tree="1 | 1", k=vocab, slots=1 << 12)
+    with pytest.raises(
+        ValueError, match="rows draft on their own"
+    ):  # the memory is of all rows: the law stays, a row's text not
+        specjax.speculative(lm, drafter, Rejection())
+    decoder = dataclasses.replace(specjax.speculative(lm, drafter), verifier=Rejection())
     sampling = Sampling.make(rows, temperature=np.repeat(temperatures, each))
     keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), rows)
     state = begin(decoder, params, jnp.full((rows, 2), 1), keys, jnp.full(rows, 20), sampling)

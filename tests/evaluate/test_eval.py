@@ -1,63 +1,16 @@
 """`specjax eval` on small models of random weights: what is asked, what is counted, and what is refused."""
 
 import json
-import shutil
 
-import jax
 import pytest
+from support.small_eval import FEW, save
 
-import specjax
-from specjax import cli, decoder, models, tasks
+from specjax import decoder, models, tasks
 from specjax.evaluate import EvalOptions, evaluate
 from specjax.evaluate.questions import items_of, own_questions
 from specjax.evaluate.run import cut, prepare
-from specjax.models import LlamaConfig, LlamaLM, Masked
+from specjax.models import Masked
 from specjax.tasks.generate import keys
-
-PROMPTS = ("def add(a, b):", "import os\nfor name in", "class Stack:\n    def __init__(self", "while True")
-FEW = 8
-
-
-def save(folder, diffusion=None):
-    """A model that writes anything, with the shipped tokenizer."""
-    shipped = models.shipped()["tiny"]
-    vocab = json.loads((shipped / "config.json").read_text())["vocab_size"]
-    lm = LlamaLM(LlamaConfig(vocab, 16, 16, 1, 2, 1, 8, max_position_embeddings=512, tie_word_embeddings=True))
-    params = jax.tree.map(lambda leaf: 4 * leaf, lm.init(jax.random.key(0)))
-    models.save(folder, lm, params, eos_ids=(0,), diffusion=diffusion)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(shipped / name, folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    return save(tmp_path_factory.mktemp("models") / "small")
-
-
-@pytest.fixture(scope="module")
-def own(small, tmp_path_factory):
-    """Questions whose answers are what the model writes, but for one."""
-    records = specjax.generate(small, PROMPTS, drafter="none", max_new_tokens=FEW, progress=False)
-    lines = [{"prompt": r.prompt, "answers": ["no", f" {r.text}\n"], "id": f"q{i}"} for i, r in enumerate(records)]
-    lines[1] |= {"family": "loops"}
-    lines[3] |= {"family": "loops", "answers": ["something else"]}
-    path = tmp_path_factory.mktemp("questions") / "own.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(path)
-
-
-@pytest.fixture
-def run(small, capsys):
-    """Runs the command on the small model and gives its exit status, stdout and stderr."""
-
-    def go(*words):
-        status = cli.main(
-            ["eval", "--model", small, "--max-new-tokens", str(FEW), "--batch-size", "4", *map(str, words)]
-        )
-        return status, *capsys.readouterr()
-
-    return go
 
 
 def test_one_line_of_json_counts_what_is_right(run, own, tmp_path):

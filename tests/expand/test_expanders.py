@@ -1,118 +1,19 @@
-"""Expanders against their oracles, driven by laws that are a fixed random function of a node's path."""
+"""Expanders against their oracles."""
 
+import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
+from support.growth import SETTINGS, B, V, by_hand, expand, paths_of, sampler_of, table, well_formed
 
-from specjax.expand import Chain, EarlyStop, Static, TopK
+from specjax.expand import IID, Chain, DySpec, EarlyStop, GreedyDraft, Static, TopK, WithoutReplacement
 from specjax.reference import expand as oracle
-from specjax.reference import trees, warpers
-from specjax.sampling import Sampler, Sampling
-from specjax.sampling.noise import gumbel
-
-V, B, DEEPEST = 6, 3, 4
-WEIGHTS = (V + 1) ** np.arange(DEEPEST)  # a path (t1, t2, ...) is the number sum (t_d + 1) (V + 1)^(d - 1)
-TEXT = np.array([[1, 2, 3, 0, 0, 0, 0, 0], [5, 5, 1, 2, 0, 4, 0, 0], [0, 3, 0, 0, 0, 0, 0, 0]])
-LENGTHS = np.array([3, 6, 1])
-SETTINGS = {
-    "greedy": {},
-    "sampled": {"temperature": [1.0, 0.6, 1.5]},
-    "mixed": {"temperature": [0.0, 1.0, 0.7], "top_k": [0, 3, 2], "repetition_penalty": [1.5, 0.7, 1.0]},
-    "narrow": {"temperature": 1.0, "top_k": [1, 2, 2]},
-}
-
-
-def table(seed):
-    """Logits `[B, paths, V]` after every path."""
-    return np.random.default_rng(seed).normal(size=(B, WEIGHTS.sum() * V + 1, V)).astype(np.float32) * 2
-
-
-def make_grow(laws):
-    """A drafter whose law is looked up by path. The path is read twice, through `parent` and through `visible`; where
-    the two disagree the logits are NaN."""
-
-    def grow(carry, level):
-        tokens, depths, codes = carry
-        rows, width = level.tokens.shape
-        own = (level.tokens + 1) * int(WEIGHTS[level.depth - 1])
-        above = jnp.concatenate([jnp.zeros((rows, 1), own.dtype), codes], axis=1)
-        code = jnp.take_along_axis(above, level.parent + 1, axis=1) + own
-        tokens = jnp.concatenate([tokens, level.tokens], axis=1)
-        depths = (*depths, *[level.depth] * width)
-        worth = (tokens + 1) * jnp.asarray(WEIGHTS)[jnp.asarray(depths) - 1][None]
-        assert level.visible.shape[1:] == (width, tokens.shape[1])
-        seen = jnp.where(level.visible, worth[:, None], 0).sum(axis=2)
-        logits = jnp.take_along_axis(laws, code[:, :, None], axis=1)
-        return (tokens, depths, jnp.concatenate([codes, code], axis=1)), jnp.where(
-            (code == seen)[..., None], logits, jnp.nan
-        )
-
-    return grow
-
-
-@functools.partial(jax.jit, static_argnames=("expander", "keep_q"))
-def expand(expander, laws, sampler, keep_q=False):
-    empty = jnp.zeros((B, 0), jnp.int32)
-    root = jnp.asarray(TEXT[np.arange(B), LENGTHS - 1], jnp.int32)
-    return expander(root, laws[:, 0], make_grow(laws), (empty, (), empty), sampler, keep_q=keep_q)
-
-
-def sampler_of(name):
-    return Sampler(
-        jax.random.split(jax.random.key(3), B),
-        jnp.asarray(TEXT),
-        jnp.asarray(LENGTHS),
-        jnp.ones(B, bool),
-        Sampling.make(B, **SETTINGS[name]),
-    )
-
-
-NOISE = np.asarray(
-    gumbel(sampler_of("greedy").key, jnp.asarray(LENGTHS)[:, None] + jnp.arange(DEEPEST)[None], V), np.float64
-)
-
-
-def by_hand(laws, row, name, coupled, tau=1.0):
-    """The row's `score` for the oracles: penalty over text and path, warpers, and the depth's noise if coupled."""
-    option = {key: np.broadcast_to(value, B)[row] for key, value in SETTINGS[name].items()}
-    heat = option.get("temperature", 0.0)
-
-    def score(path):
-        code = sum((token + 1) * WEIGHTS[depth] for depth, token in enumerate(path))
-        seen = [*TEXT[row, : LENGTHS[row]], *path]
-        scores = warpers.repetition_penalty(laws[row, code], seen, option.get("repetition_penalty", 1.0))
-        scores = warpers.warp(scores, heat, option.get("top_k", 0))
-        if coupled and heat > 0:
-            scores = scores + NOISE[row, len(path)]
-        return scores, warpers.log_softmax(scores / tau)
-
-    return score
-
-
-def paths_of(tree, row):
-    """Each valid node's tokens below the root, through `parent`; None for the others."""
-    parent, tokens = np.asarray(tree.parent)[row], np.asarray(tree.tokens)[row]
-    lines = [trees.path_to(parent, node)[1:] for node in range(tree.nodes)]
-    return [
-        tuple(tokens[line].tolist()) if ok else None
-        for line, ok in zip(lines, np.asarray(tree.valid)[row], strict=True)
-    ]
-
-
-def well_formed(tree):
-    parent, depth, valid = (np.asarray(x) for x in (tree.parent, tree.depth, tree.valid))
-    assert (parent[:, 0] == -1).all() and (depth[:, 0] == 0).all() and valid[:, 0].all()
-    assert ((parent[:, 1:] >= 0) & (parent[:, 1:] < np.arange(1, tree.nodes))).all()
-    above = np.take_along_axis(valid, np.maximum(parent, 0), axis=1)
-    assert above[valid].all() and (np.asarray(tree.tokens)[~valid] == -1).all()
-    np.testing.assert_array_equal(
-        depth[:, 1:][valid[:, 1:]], np.take_along_axis(depth, np.maximum(parent, 0), 1)[:, 1:][valid[:, 1:]] + 1
-    )
-    assert depth.max() <= tree.max_depth
+from specjax.reference import statistics, trees, warpers
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -196,7 +97,7 @@ def test_chain_equals_the_oracle_and_records_its_laws(name):
         assert paths_of(tree, row)[-1] == path
 
 
-BUSHY = Static(((0,), (1,), (0, 0), (0, 2), (1, 0), (1, 0, 0)))
+BUSHY = Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 0, 0)))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -216,6 +117,87 @@ def test_trees_record_the_distribution_of_every_parent(expander, name):
             scores = plain(paths[node])[0]
             wanted = np.eye(V)[scores.argmax()] if cold else warpers.softmax(scores)
             np.testing.assert_allclose(np.exp(np.asarray(tree.log_q)[row, node]), wanted, atol=1e-5)
+
+
+OWN = IID(tree="3 | 2 0 1 | 1"), WithoutReplacement(tree="3 | 2 0 1 | 1")
+
+
+@functools.partial(jax.jit, static_argnames=("expander",))
+def expand_all(expander, laws, samplers):
+    return jax.vmap(lambda sampler: expand(expander, laws, sampler, keep_q=True))(samplers)
+
+
+@pytest.mark.parametrize("name", ["sampled", "mixed"])
+@pytest.mark.parametrize("expander", OWN, ids=["iid", "without_replacement"])
+def test_children_of_their_own_noise_have_the_law_that_is_recorded(expander, name):
+    """Chi-square of 20,000 trees: the children of the root and of a node together, given that node's token."""
+    laws, many = jnp.asarray(table(4)), 20_000
+    one = sampler_of(name)
+    keys = jax.random.split(jax.random.key(11), (many, B))
+    every = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (many, *x.shape)), dataclasses.replace(one, key=keys[0]))
+    trees_ = expand_all(expander, laws, dataclasses.replace(every, key=keys))
+    tree = jax.tree.map(lambda x: x[0], trees_)
+    well_formed(tree)
+    assert tree.children == expander.children and trees_.log_q.shape == (many, B, expander.nodes, V)
+    tokens = np.asarray(trees_.tokens)
+    for row in range(B):
+        if np.broadcast_to(SETTINGS[name]["temperature"], B)[row] == 0:
+            order = np.argsort(-by_hand(laws, row, name, False)(())[0], kind="stable")
+            assert (tokens[:, row, 1:4] == order[None, :3]).all()  # the likeliest, always
+            continue
+        counts, law = np.zeros((V + 1,) * 4), np.zeros((V + 1,) * 4)
+        np.add.at(counts, tuple(tokens[:, row, [1, 2, 4, 5]].T), 1)
+        score = by_hand(laws, row, name, False)
+        again = expander.children == "iid"
+        for first, second, third, fourth in itertools.product([*range(V), -1], repeat=4):
+            if first >= 0:
+                law[first, second, third, fourth] = two(warpers.softmax(score(())[0]), first, second, again) * two(
+                    warpers.softmax(score((first,))[0]), third, fourth, again
+                )
+        assert law.sum() == pytest.approx(1) and statistics.chi_square(counts, law) > 1e-4
+
+
+def two(law, first, second, again):
+    """The chance of two draws; -1 is one where nothing is left."""
+    left = law if again else np.where(np.arange(V) == first, 0, law)
+    if first < 0 or left.sum() == 0:
+        return 0.0 if first < 0 else law[first] * (second < 0)
+    return law[first] * (left[second] / left.sum() if second >= 0 else 0)
+
+
+@pytest.mark.parametrize("expander", OWN, ids=["iid", "without_replacement"])
+def test_nodes_of_one_depth_have_noise_of_their_own(expander):
+    """Nodes 1 and 3 are scored by laws that are equal here, and their first children differ as often as two draws do."""
+    laws = jnp.zeros_like(jnp.asarray(table(0)))
+    one, many = sampler_of("sampled"), 2000
+    keys = jax.random.split(jax.random.key(5), (many, B))
+    every = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (many, *x.shape)), dataclasses.replace(one, key=keys[0]))
+    tokens = np.asarray(expand_all(expander, laws, dataclasses.replace(every, key=keys)).tokens)
+    assert abs((tokens[:, :, 4] == tokens[:, :, 6]).mean() - 1 / V) < 0.02
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_greedy_draft_is_the_likeliest_and_a_draw_from_the_rest(name):
+    """Node 0 has three children, node 1 two, node 3 one, which is a plain draw; that its law is the recorded one is counted in
+    `tests/verify/test_top_down.py`."""
+    laws, expander = table(6), GreedyDraft(tree="3 | 2 0 1")
+    tree = expand(expander, jnp.asarray(laws), sampler_of(name), keep_q=True)
+    well_formed(tree)
+    tokens, log_q = np.asarray(tree.tokens), np.asarray(tree.log_q)
+    for row in range(B):
+        cold = np.broadcast_to(SETTINGS[name].get("temperature", 0.0), B)[row] == 0
+        for node, children in ((0, [1, 2, 3]), (1, [4, 5]), (3, [6])):
+            path = paths_of(tree, row)[node]
+            if path is None:
+                continue
+            scores = by_hand(laws, row, name, False)(path)[0]
+            likeliest = [t if scores[t] > -np.inf else -1 for t in np.argsort(-scores, kind="stable")[: len(children)]]
+            assert tokens[row, children[:-1]].tolist() == likeliest[:-1]
+            law = np.eye(V)[scores.argmax()] if cold else warpers.softmax(scores)
+            law[[t for t in likeliest[:-1] if t >= 0]] = 0
+            np.testing.assert_allclose(np.exp(log_q[row, node]), law / max(law.sum(), 1e-300), atol=1e-5)
+            last = tokens[row, children[-1]]
+            assert last == likeliest[-1] if cold else (law[last] > 0 if law.sum() else last == -1)
 
 
 @pytest.mark.parametrize("name", ["mixed", "sampled"])
@@ -240,7 +222,9 @@ def sizes(expander, keep_q):
 
 
 @pytest.mark.parametrize(
-    "expander", [Chain(3), BUSHY, EarlyStop(3, 0.2, width=2)], ids=["chain", "static", "early_stop"]
+    "expander",
+    [Chain(3), BUSHY, EarlyStop(3, 0.2, width=2), *OWN, GreedyDraft(k=2, length=2), DySpec(k=2, depth=2, nodes=5)],
+    ids=["chain", "static", "early_stop", "iid", "wor", "greedy", "dyspec"],
 )
 def test_distributions_are_kept_only_on_request(expander):
     """A verifier that does not ask for them leaves no `[B, N, V]` array in the program."""
@@ -248,7 +232,16 @@ def test_distributions_are_kept_only_on_request(expander):
     assert whole in sizes(expander, True) and whole not in sizes(expander, False)
 
 
-@pytest.mark.parametrize("expander", [TopK(k=2, depth=3, nodes=6), Static(BUSHY.choices, coupled=False)])
+@pytest.mark.parametrize(
+    "expander",
+    [
+        TopK(k=2, depth=3, nodes=6),
+        Static(BUSHY.choices, coupled=False),
+        Static(((0,), (0, 0), (0, 2))),  # the second draw is left out, so the third is none from the rest
+        Static(((1,),)),
+        EarlyStop(3, 0.2, width=2, narrowing=True),  # siblings are left out for what was drawn
+    ],
+)
 def test_what_is_not_drawn_has_no_distribution(expander):
     laws, sampler = jnp.asarray(table(2)), sampler_of("sampled")
     tree = jax.eval_shape(lambda: expand(expander, laws, sampler, keep_q=True))
@@ -279,8 +272,10 @@ def test_the_driver_notices_a_wrong_mask():
         lambda: TopK(k=2, depth=1, nodes=4),
         lambda: TopK(nodes=1),
         lambda: TopK(tau=0.0),
+        lambda: IID(k=0),
+        lambda: WithoutReplacement(tree="0"),
     ],
 )
 def test_bad_shapes(bad):
-    with pytest.raises(ValueError, match="chain|static|top_k|choice"):
+    with pytest.raises(ValueError, match="chain|static|top_k|choice|iid|without_replacement"):
         bad()

@@ -16,7 +16,7 @@ from specjax.sharding import distributed, make_mesh
 
 
 def refused(capsys, *words):
-    status = cli.main(["generate", "--model", "pycode", "x", *map(str, words)])
+    status = cli.main(["generate", "--model", "tiny", "x", *map(str, words)])
     out, err = capsys.readouterr()
     assert status == 2 and out == "" and err.count("\n") == 1
     return err

@@ -47,9 +47,16 @@ def case(tmp_path_factory):
 
 def test_two_processes_write_what_one_writes(tmp_path):
     """The shipped target with a trained head, greedy and sampled, with stop strings."""
-    prompts = ["def add(a, b):", "class Stack:", "import os", "for i in range(10):", "x = ["]
-    words = ("--drafter", "medusa", "--max-new-tokens", 24, "--stop", "return")
-    case = Case(tmp_path, "pycode", *words, prompts=prompts)
+    lists = [
+        "hen, dog, deer, olive, mouse",
+        "plum, cup, ring, bell, frog, duck, hen, dog, cow",
+        "cup, deer",
+        "ring, bell",
+        "dog",
+    ]
+    prompts = [f"<|user|> Repeat the list. [ {words} ]<|end|><|assistant|>" for words in lists]
+    words = ("--drafter", "medusa", "--max-new-tokens", 16, "--stop", "deer")
+    case = Case(tmp_path, "tiny", *words, prompts=prompts)
     records = [json.loads(line) for line in case.whole.splitlines()]
     assert case.status == 0 and {"stop", "length"} <= {record["finish_reason"] for record in records}
     assert case.two("two.jsonl") == ([0, 0], case.whole)

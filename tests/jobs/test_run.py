@@ -57,3 +57,15 @@ def test_what_ends_a_job_without_a_file(capsys, number):
     out, err = capsys.readouterr()
     assert [json.loads(line)["line"] for line in out.splitlines()] == [2, 3]
     assert err.splitlines()[-1].endswith("; 2 of 3 records were written")
+
+
+class Drafting(Backwards):
+    decoding = "prompt_lookup"
+
+
+@pytest.mark.parametrize(
+    ("verifier", "said"), ((None, ""), ("rejection", ""), ("fly:window=2", ", verifier fly:window=2 (lossy)"))
+)
+def test_a_lossy_verifier_is_called_so(capsys, verifier, said):
+    complete(JobOptions(input="in.jsonl", json=True, verifier=verifier), Drafting(ITEMS), ITEMS, None)
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"drafter prompt_lookup{said}")

@@ -115,7 +115,7 @@ def test_unknown_fields_are_named(target, tmp_path):
     [
         ({"fields": [1]}, "fields must be an object"),
         ({"fields": "x"}, "fields must be an object"),
-        ({"target": "pycode"}, "target must be an object"),
+        ({"target": "tiny"}, "target must be an object"),
         ({"target": None}, "was trained for the target None"),
         ({"fields": {"layers": "x"}}, "has a field of the wrong kind"),
         ({"drafter": {}}, "is a head for {}, not for medusa"),

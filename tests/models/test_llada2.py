@@ -125,8 +125,6 @@ def test_a_folder_gives_back_what_was_saved(llada2, model, tmp_path):
 
 
 def test_devices_read_their_part_of_joined_rows(llada2, model):
-    if jax.device_count() < 4:
-        pytest.skip("needs 4 devices; tests/conftest.py makes 8 virtual ones on a CPU")
     split = models.load(llada2[1], dtype="float32", mesh=make_mesh("data=1,model=4", jax.devices()[:4]))
     (attention, mlp), (own_attention, own_mlp) = (
         (of.params["layers"][1]["attention"], of.params["layers"][1]["mlp"]) for of in (split, model)

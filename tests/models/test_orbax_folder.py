@@ -250,10 +250,10 @@ def test_convert_refuses_before_any_work(toy, tmp_path, capsys):
 @pytest.mark.slow
 def test_convert(tmp_path, capsys):
     there, back = tmp_path / "orbax", tmp_path / "again"
-    assert cli.main(["convert", "pycode-draft", str(there), "--dtype", "float32"]) == 0
-    assert f"pycode-draft is in {there} (orbax, float32); use it with --model {there}" in capsys.readouterr().err
+    assert cli.main(["convert", "tiny-draft", str(there), "--dtype", "float32"]) == 0
+    assert f"tiny-draft is in {there} (orbax, float32); use it with --model {there}" in capsys.readouterr().err
     assert orbax_folder.is_one(there)
-    wanted, got = models.load("pycode-draft"), models.load(there)
+    wanted, got = models.load("tiny-draft"), models.load(there)
     same(got.params, wanted.params)
     assert (got.lm, got.eos_ids) == (wanted.lm, wanted.eos_ids)
     assert got.tokenizer("def f(x):")["input_ids"] == wanted.tokenizer("def f(x):")["input_ids"]

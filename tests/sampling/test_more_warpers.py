@@ -7,6 +7,9 @@ import pytest
 
 from specjax.reference import warpers as oracle
 from specjax.sampling import Sampling, warp
+from specjax.sampling.warp import penalise
+from specjax.warpers import Cut, Text, Warper
+from specjax.warpers.min_p import MinP
 
 V = 300
 KINDS = {
@@ -89,6 +92,30 @@ def test_greedy_and_broken_rows_stay_as_they_are():
     got = np.asarray(warped(jnp.asarray(logits), sampling(options)))
     np.testing.assert_array_equal(got[0], logits[0])
     assert np.isnan(got[1]).any() and (got[2:] == -np.inf).any(axis=1).all()
+
+
+class EarlyMinP(MinP):
+    """Before the temperature, and for greedy rows too."""
+
+    of_logits = True
+
+
+def test_a_cut_of_logits(monkeypatch):
+    """A cut needs its lowest score and nothing else, wherever it stands; without one it is no warper."""
+    monkeypatch.setitem(penalise.__globals__, "WARPERS", (EarlyMinP(),))
+    logits = np.random.default_rng(7).normal(size=(4, V)).astype(np.float32)
+    logits[2, 3] = np.nan
+    shares, text = np.float32([0.2, 0.3, 0.2, 0.0]), Text(jnp.zeros((4, 1), jnp.int32), jnp.ones(4, jnp.int32))
+    params, live = Sampling.make(4, temperature=[0.0, 3.0, 1.0, 0.0], min_p=shares), jnp.ones(4, bool)
+    got = np.asarray(penalise(jnp.asarray(logits)[:, None], params, live, text))[:, 0]
+    want = logits.copy()
+    for row in (0, 1):
+        want[row, np.exp(logits[row] - logits[row].max()) < shares[row]] = -np.inf
+    np.testing.assert_array_equal(got, want)
+    with pytest.raises(TypeError, match="abstract method '?lowest"):
+        Cut()
+    with pytest.raises(TypeError, match="abstract method '?warp"):
+        Warper()
 
 
 @pytest.mark.parametrize("name", ("typical_p", "epsilon_cutoff", "eta_cutoff", "top_h"))

@@ -14,14 +14,15 @@ from specjax.sampling import Sampling, row_keys
 from specjax.sampling_params import SamplingOptions, form_of, is_set
 from specjax.warpers import WARPERS
 
+MIROSTAT = {"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.5}
 OPTIONS = (
     {"typical_p": 0.6, "temperature": 1.5, "bad_words_ids": [[3], [7, 5]]},
     {"temperature": 1.0, "epsilon_cutoff": 0.02, "frequency_penalty": 1.5, "presence_penalty": 0.5},
     {"temperature": 1.0, "eta_cutoff": 0.1, "dry_multiplier": 2.0, "dry_sequence_breakers": [4]},
     {"frequency_penalty": 2.0, "logit_bias": {5: 3.0, "9": -100}},
     {"temperature": 0.9, "top_h": 0.5, "suppress_tokens": [1, 2, 3, 4]},
-    {"temperature": 2.0, "xtc_probability": 0.5, "xtc_threshold": 0.05, "top_k": 8},
-    {"min_new_tokens": 6, "dry_multiplier": 1.0, "logit_bias": {11: 5}},
+    {"temperature": 2.0, "xtc_probability": 0.5, "xtc_threshold": 0.05, "top_k": 8} | MIROSTAT,
+    {"min_new_tokens": 6, "dry_multiplier": 1.0, "logit_bias": {11: 5}, "momentum_alpha": 0.2},
     {
         "temperature": 1.0,
         "min_length": 34,
@@ -31,6 +32,7 @@ OPTIONS = (
         "repetition_penalty": 1.1,
     },
 )
+DEFAULTS = ("dry_base", "dry_allowed_length", "momentum_k")
 ROWS = [SamplingOptions(**own) for own in OPTIONS]
 EOS = 11
 
@@ -57,7 +59,7 @@ def plain():
 
 def test_every_sampler_is_in_use_and_matters():
     used = {name for own in ROWS for name in vars(own) if is_set(name, getattr(own, name))}
-    assert used == {name for each in WARPERS for name in vars(each) if name not in ("dry_base", "dry_allowed_length")}
+    assert used == {name for each in WARPERS for name in vars(each) if name not in DEFAULTS}
     bare = written(NoDrafter(), [SamplingOptions(temperature=own.temperature) for own in ROWS])
     assert all(a != b for a, b in zip(plain(), bare, strict=True))
     assert not {1, 2, 3, 4} & set(plain()[4]) and 3 not in plain()[0] and 9 not in plain()[3]

@@ -15,6 +15,7 @@ from support.conformance import (
     MIXED,
     PREFIX,
     TARGET,
+    VERIFIERS,
     complete,
     mostly_slow,
     params,
@@ -25,7 +26,8 @@ from support.mesh_law import SHALLOW, placed, weights
 
 import specjax
 from specjax.diffusion import NoCache, Prefix, Threshold
-from specjax.draft import ModelDrafter
+from specjax.draft import Clover2, Kangaroo, ModelDrafter
+from specjax.draft.heads.folder import save_head
 from specjax.models.kv_heads import merged
 from specjax.models.llama import LlamaLM
 from specjax.serve.engine import Engine
@@ -65,6 +67,20 @@ def test_mesh_keeps_the_text_of_a_tree():
     decoder = decoder_on("data=2,model=4", "draft-top_k")
     got, _ = complete(DRAFTERS["draft-top_k"], MIXED, model=placed(decoder, params("draft-top_k")), mesh=decoder.mesh)
     same(got, plain())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("verifier", "name"),
+    [("k_seq", "draft-iid"), *((rule, "draft-without_replacement") for rule in ("recursive_wor", "traversal"))],
+)
+def test_mesh_keeps_the_text_of_verifiers_of_trees(verifier, name):
+    """The text of one device by the same rule, which is not plain decoding's."""
+    rows = dataclasses.replace(MIXED, new_tokens=8)
+    alone, _ = complete(DRAFTERS[name], rows, VERIFIERS[verifier])
+    decoder = decoder_on("data=2,model=4", name)
+    got, _ = complete(DRAFTERS[name], rows, VERIFIERS[verifier], model=placed(decoder, params(name)), mesh=decoder.mesh)
+    same(got, alone)
 
 
 @pytest.mark.slow
@@ -194,7 +210,7 @@ def test_mesh_keeps_a_diffusion_models_text(cache):
 @pytest.mark.slow
 def test_a_loaded_head_lies_where_its_drafter_says():
     mesh = make_mesh("data=2,model=4")
-    target = specjax.models.load("pycode", mesh=mesh)
+    target = specjax.models.load("tiny", mesh=mesh)
     drafter, loaded = specjax.spec.registry.build_drafter("eagle3", target, mesh=mesh)
     places = drafter.param_shardings(mesh, loaded)
     assert loaded["mlp"]["down"]["kernel"].sharding.spec == P("model", None)
@@ -202,15 +218,16 @@ def test_a_loaded_head_lies_where_its_drafter_says():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ("kangaroo", "clover2"))
-def test_heads_made_of_target_layers_have_no_copies(name):
-    """The shipped heads fit the shipped target on a mesh wider than its kv-heads."""
-    wide = specjax.models.load("pycode", mesh=make_mesh("model=8"))
-    drafter, loaded = specjax.spec.registry.build_drafter(name, wide)
+@pytest.mark.parametrize(("name", "kind"), [("kangaroo", Kangaroo), ("clover2", Clover2)])
+def test_heads_made_of_target_layers_have_no_copies(name, kind, tmp_path):
+    """A head's folder fits the shipped target on a mesh wider than its kv-heads."""
+    narrow, wide = specjax.models.load("tiny"), specjax.models.load("tiny", mesh=make_mesh("model=8"))
+    own = kind().bind(narrow.lm).init_params(jax.random.key(0), narrow.params)
+    save_head(tmp_path, name, {}, own, narrow)
+    drafter, loaded = specjax.spec.registry.build_drafter(f"{name}:model={tmp_path}", wide)
     start = drafter.init_params(jax.random.key(0), wide.params)
     assert wide.lm.kv_copies > 1
-    own = {part: loaded[part] for part in start}  # a shipped head may add a trimmed vocabulary
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.shape, b.shape), start, own)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.shape, b.shape), start, loaded)
 
 
 @pytest.mark.slow

@@ -16,14 +16,15 @@ import pytest
 from support.conformance import TARGET, Rows, same, start, texts
 
 import specjax
-from specjax import about, cli, diffusion, draft, expand, verify
+from specjax import about, cli, diffusion, draft, expand, models, verify
 from specjax.about import About
 from specjax.diffusion import Credit, Unmask, cache, unmask
 from specjax.diffusion.unmask import Choice
 from specjax.draft import Drafter, NoDrafter, Verdict
+from specjax.draft.heads import folder as folder_of_heads
 from specjax.expand import Chain, Expander
 from specjax.lm import Wants
-from specjax.models import LlamaConfig, LlamaLM
+from specjax.models import LlamaConfig, LlamaLM, hub
 from specjax.spec import registry
 from specjax.spec.companions import DEFAULT_MODEL, beside
 from specjax.verify import Rejection, Verifier
@@ -265,7 +266,36 @@ def test_what_a_line_loads_where_it_names_nothing():
     cases = {"rest": {}, "ppd": {}, "draft": grown, "diffuspec": grown, "eagle2": grown}
     loaded = {name: registry.DRAFTERS[name].make(**fields) for name, fields in cases.items()}
     kinds = ["rest", "ppd", "draft", "diffusion", "eagle1"]
-    for target, family in (("pycode", "pycode"), ("pycode-diffusion", "pycode"), ("another", DEFAULT_MODEL)):
+    for target, family in (("tiny", "tiny"), ("tiny-diffusion", "tiny"), ("another", DEFAULT_MODEL)):
         assert [beside(stored.asked, target) for stored in loaded.values()] == [f"{family}-{kind}" for kind in kinds]
         assert [beside(registry.make_unmask(name).asked, target) for name in ("guided", "learn2pd")] == [family, ""]
-    assert loaded["eagle2"].name == "eagle1" and beside("OWN/TARGET-draft", "pycode") == "OWN/TARGET-draft"
+    assert loaded["eagle2"].name == "eagle1" and beside("OWN/TARGET-draft", "tiny") == "OWN/TARGET-draft"
+
+
+def test_what_is_shipped_beside_a_target_goes_by_its_folder(tmp_path, monkeypatch):
+    """A folder of one's own is no shipped model, whatever it is called; and what is not shipped is named, not guessed."""
+    ours, own, home = tmp_path / "ours", tmp_path / "own", tmp_path / "home"
+    for folder in (*(ours / name for name in (DEFAULT_MODEL, "toy", "toy-draft")), own / "toy", home):
+        shutil.copytree(models.shipped()["tiny"], folder)
+    (own / "link").symlink_to(ours / "toy")
+    monkeypatch.setattr(hub, "_PRETRAINED", ours)
+    monkeypatch.setattr(folder_of_heads, "_SHIPPED", ours / "heads")
+    monkeypatch.chdir(home)
+    line = registry.DRAFTERS["draft"].make(expander=Chain())
+    loaded = {asked: models.load(asked) for asked in ("toy", ours / "toy", own / "link", own / "toy")}
+    assert [line.found(model) for model in list(loaded.values())[:3]] == ["toy-draft"] * 3
+    assert loaded["toy"].name == loaded[own / "toy"].name == "toy"
+    with pytest.raises(ValueError, match="no draft model is shipped beside 'toy': name one with model=FOLDER"):
+        line.found(loaded[own / "toy"])
+    shutil.copytree(own / "toy", ours / f"{DEFAULT_MODEL}-draft")
+    assert line.found(loaded[own / "toy"]) == line.found() == f"{DEFAULT_MODEL}-draft"
+    wanted = {
+        "eagle3": "no head for eagle3 .*`specjax train eagle3`",
+        "rest": "no datastore .* with datastore=FOLDER .*`specjax datastore build`",
+        "diffuspec": "no diffusion model .* with model=FOLDER",
+    }
+    for name, said in wanted.items():
+        with pytest.raises(ValueError, match=said):
+            registry.build_drafter(name, loaded["toy"])
+    drafter, _ = registry.build_drafter("eagle3", models.abstract("toy"))  # untrained: nothing is looked for
+    assert drafter.target.vocab_size == loaded["toy"].lm.vocab_size

@@ -41,10 +41,38 @@ from specjax.draft import (
     fuse,
 )
 from specjax.draft.datastore import build
-from specjax.expand import Chain, EarlyStop, Static, TopK
+from specjax.expand import (
+    IID,
+    Chain,
+    DySpec,
+    EarlyStop,
+    GreedyDraft,
+    Static,
+    StochasticBeam,
+    TopK,
+    WithoutReplacement,
+)
 from specjax.models.llama import LlamaConfig, LlamaLM
 from specjax.sampling import Sampling, row_keys
-from specjax.verify import Block, Coupled, Rejection, Verifier
+from specjax.verify import (
+    Best,
+    Block,
+    Coupled,
+    Ears,
+    Fly,
+    GreedyMulti,
+    KSeq,
+    Lantern,
+    MultiStep,
+    Optimal,
+    Recursive,
+    RecursiveWOR,
+    Rejection,
+    Reverse,
+    Traversal,
+    Typical,
+    Verifier,
+)
 
 CONFIG = LlamaConfig(
     vocab_size=96,
@@ -72,6 +100,12 @@ DRAFTERS: dict[str, Drafter] = {
     "draft-top_k": ModelDrafter(DRAFT, TopK(k=3, depth=3, nodes=8)),
     "draft-eagle2": ModelDrafter(DRAFT, TopK(k=3, depth=3, nodes=8, coupled=False)),
     "draft-early_stop": ModelDrafter(DRAFT, EarlyStop(4, 0.3)),
+    "draft-iid": ModelDrafter(DRAFT, IID(tree="3 | 2 1 1 | 1")),
+    "draft-without_replacement": ModelDrafter(DRAFT, WithoutReplacement(tree="3 | 2 1 1 | 1")),
+    "draft-greedy_draft": ModelDrafter(DRAFT, GreedyDraft(tree="3 | 2 1 1 | 1")),
+    "draft-stochastic_beam": ModelDrafter(DRAFT, StochasticBeam(k=2, depth=3)),
+    "draft-dyspec": ModelDrafter(DRAFT, DySpec(k=3, depth=3, nodes=8)),
+    "draft-opt_tree": ModelDrafter(DRAFT, TopK(k=4, depth=3, nodes=5, coupled=False, threshold=0.5)),
     "diffuspec": DiffuSpec(DRAFT, 95, Chain(3)),
     "diffuspec-top_k": DiffuSpec(DRAFT, 95, TopK(k=3, depth=3, nodes=8), shift=True),
     "lookahead": Lookahead(level=3, window=3, guesses=3, nodes=6, buckets=40),
@@ -100,7 +134,24 @@ DRAFTERS: dict[str, Drafter] = {
 }
 """The conformance table: one line a drafter and expander."""
 
-VERIFIERS: dict[str, Verifier] = {"coupled": Coupled(), "rejection": Rejection(), "block": Block()}
+VERIFIERS: dict[str, Verifier] = {
+    "coupled": Coupled(),
+    "rejection": Rejection(),
+    "block": Block(),
+    "multi_step": MultiStep(),
+    "recursive": Recursive(),
+    "recursive_wor": RecursiveWOR(),
+    "k_seq": KSeq(),
+    "optimal": Optimal(),
+    "greedy_multi": GreedyMulti(),
+    "typical": Typical(),
+    "fly": Fly(),
+    "ears": Ears(),
+    "lantern": Lantern(),
+    "reverse": Reverse(),
+    "traversal": Traversal(),
+    "best": Best(),
+}
 """One line a verifier. The first is the default, which the whole table of drafters is judged by."""
 
 EACH_KIND = (
@@ -110,6 +161,10 @@ EACH_KIND = (
     "draft-chain",
     "draft-early_stop",
     "draft-top_k",
+    "draft-iid",
+    "draft-without_replacement",
+    "draft-greedy_draft",
+    "draft-dyspec",
     "diffuspec",
     "medusa",
     "eagle3",
@@ -276,6 +331,8 @@ def complete(drafter, rows: Rows = MIXED, verifier=None, *, model=None, mesh=Non
     """Runs a decoder to the end. Returns the rows' new tokens and the final state."""
     decoder = specjax.speculative(TARGET, drafter, verifier, mesh=mesh)
     model = params_of(drafter) if model is None else model
+    verify = decoder.verifier.init_params(TARGET, model["target"])
+    model = model if verify is None else model | {"verify": verify}
     state = specjax.decoder.run(decoder, model, start(decoder, rows, model=model, **options))
     return texts(state)[: len(rows.prompts)], state
 

@@ -49,7 +49,7 @@ def test_the_mean_label_is_the_acceptance_rate():
     from specjax.train.losses import acceptance
     from specjax.train.objective import read
 
-    logits = lambda lm, params: read(lm, params, batch().tokens, Wants(logits=True)).logits[:, :-1]
+    logits = lambda lm, params: read(lm, params, batch(), Wants(logits=True)).logits[:, :-1]
     wanted = float(acceptance(logits(tiny.TARGET, frozen()[0]), logits(tiny.DRAFT, frozen()[1])).mean())
     draw = jax.jit(jax.vmap(lambda key: OBJECTIVE._drawn(frozen(), batch(), key)[0].mean()))
     means = np.asarray(draw(jax.random.split(jax.random.key(0), 400)))

@@ -196,7 +196,7 @@ def test_nan_ends_the_run_with_one_line(train, tmp_path):
         (["distill:on_policy=2", "--draft", "{draft}"], "distill: on_policy must lie in [0, 1]"),
         (["distill", "--draft", "{draft}", "--loss", "frob"], "unknown loss 'frob'; choose forward_kl"),
         (["distill", "--draft", "{draft}", "--loss", "jsd:beta=1"], "loss jsd: beta must lie between 0 and 1"),
-        (["distill", "--draft", "pycode-draft"], "the draft model has 4096 tokens and the target 32"),
+        (["distill", "--draft", "tiny-draft"], "the draft model has 1536 tokens and the target 32"),
         (["distill", "--draft", "{draft}", "--draft-vocabulary", "8"], "--draft-vocabulary is for heads"),
         (["distill", "--draft-config", "{data}"], "is not valid JSON"),
         (["distill", "--draft-config", "missing.json"], "--draft-config 'missing.json': No such file"),

@@ -21,12 +21,14 @@ def write(path, *lines):
 
 
 def texts(rows, model):
-    """Each row as (text that is read, text that is predicted)."""
-    decode = lambda ids: model.tokenizer.decode(ids)
-    return [
-        (decode(tokens[: mask.argmax()]), decode(tokens[mask]))
-        for tokens, mask in zip(rows.tokens, rows.mask, strict=True)
-    ]
+    """Of every document (text that is read, text that is predicted), those of a row in their order."""
+    found = []
+    for tokens, mask, documents in zip(rows.tokens, rows.mask, rows.documents, strict=True):
+        for number in range(documents.max() + 1):
+            ids, own = tokens[documents == number], mask[documents == number]
+            if own.any():
+                found.append((model.tokenizer.decode(ids[: own.argmax()]), model.tokenizer.decode(ids[own])))
+    return found
 
 
 EOS = "<|end|>"
@@ -45,8 +47,8 @@ def test_prompts_are_read_and_completions_predicted(model, tmp_path):
         {"prompt": [{"role": "user", "content": "Hi"}], "completion": "There"},
     )
     rows = read_rows([file], model, 24)
-    assert rows.tokens.shape == (6, 24) and rows.tokens.dtype == np.int32
-    assert texts(rows, model) == [
+    assert rows.tokens.shape[1:] == (24,) and rows.tokens.dtype == np.int32
+    expected = [
         ("def f():", "\n    pass" + EOS),
         ("def f():", "\n    pass" + EOS),
         ("def f():", model.tokenizer.decode([5, 6, 7])),  # a record says itself where it ended
@@ -54,7 +56,11 @@ def test_prompts_are_read_and_completions_predicted(model, tmp_path):
         (f"{USER} Hi{EOS}{ASSISTANT}", " There" + EOS),
         (f"{USER} Hi{EOS}{ASSISTANT}", "There" + EOS),
     ]
-    assert np.all(rows.tokens[~rows.mask & (np.arange(24) > 20)] == 0)
+    assert sorted(texts(rows, model)) == sorted(expected)
+    padding = rows.documents == rows.documents.max(axis=1, keepdims=True)
+    assert len(rows) < 6 and not rows.tokens[padding & ~rows.mask].any()
+    unpacked = read_rows([file], model, 24, packed=False)
+    assert len(unpacked) == 6 and sorted(texts(unpacked, model)) == sorted(expected)
 
 
 def test_every_answer_of_a_conversation_is_predicted(model, tmp_path):
@@ -67,27 +73,41 @@ def test_every_answer_of_a_conversation_is_predicted(model, tmp_path):
     assert model.tokenizer.decode(ids[: mask.nonzero()[0][-1] + 1]) == whole
 
 
-def test_text_is_packed(model, tmp_path):
+def test_texts_share_rows(model, tmp_path):
     write(tmp_path / "a.txt", "import os")
     write(tmp_path / "b.py", "x = 1")
     write(tmp_path / "c.jsonl", {"text": "y = 2"}, {"tokens": [9, 8, 7]})
     write(tmp_path / "notes.md", "left out")
     (tmp_path / "empty.py").write_text("")
-    rows = read_rows([tmp_path], model, 6, seed=1)
-    stream = rows.tokens.reshape(-1)[rows.mask.reshape(-1)]
-    documents = model.tokenizer.decode(stream).split(EOS)
-    assert sorted(documents) == sorted(["import os\n", "x = 1\n", "y = 2", model.tokenizer.decode([9, 8, 7]), ""])
-    assert rows.mask[:-1].all() and not rows.tokens.reshape(-1)[~rows.mask.reshape(-1)].any()
-    again = read_rows([tmp_path], model, 6, seed=1)
+    rows = read_rows([tmp_path], model, 12, seed=1)
+    said = sorted(text for _, text in texts(rows, model))
+    assert said == sorted(
+        f"{text}{EOS}" for text in ("import os\n", "x = 1\n", "y = 2", model.tokenizer.decode([9, 8, 7]))
+    )
+    assert len(rows) < 4 and not rows.tokens[~rows.mask].any()
+    again = read_rows([tmp_path], model, 12, seed=1)
     assert np.array_equal(rows.tokens, again.tokens) and rows.digest == again.digest
-    assert any(read_rows([tmp_path], model, 6, seed=s).digest != rows.digest for s in range(2, 6))
+    assert any(read_rows([tmp_path], model, 12, seed=s).digest != rows.digest for s in range(2, 6))
 
 
 def test_nothing_of_a_long_example_is_lost(model, tmp_path):
+    """Its answer is read behind its prompt, as much as half a row of what came before."""
     file = write(tmp_path / "a.jsonl", {"prompt": list(range(10, 19)), "tokens": list(range(20, 30))})
-    rows = read_rows([file], model, 4)
-    assert rows.tokens[rows.mask].tolist() == list(range(20, 30))
-    assert rows.tokens[0].tolist() == [18, 20, 21, 22]  # rows of the prompt alone are dropped
+    rows = read_rows([file], model, 8)
+    pieces = sorted(
+        (tokens[mask].tolist(), tokens.tolist()) for tokens, mask in zip(rows.tokens, rows.mask, strict=True)
+    )
+    assert sum((own for own, _ in pieces), []) == list(range(20, 30))
+    assert [whole for _, whole in pieces] == [
+        [14, 15, 16, 17, 18, 20, 21, 22],
+        [18, *range(20, 27)],
+        [*range(23, 30), 0],
+    ]
+
+
+def test_nothing_of_a_long_text_is_lost(model, tmp_path):
+    rows = read_rows([write(tmp_path / "a.jsonl", {"tokens": list(range(10, 30))})], model, 8)
+    assert sorted(rows.tokens[rows.mask].tolist()) == sorted([*range(10, 30), *model.eos_ids[:1]])
 
 
 @pytest.mark.parametrize(
@@ -138,14 +158,14 @@ def test_without_a_tokenizer_ids_work(model, tmp_path):
     bare = dataclasses.replace(model, tokenizer=None, eos_ids=())
     file = write(tmp_path / "a.jsonl", {"tokens": [1, 2, 3]}, {"prompt": [4], "tokens": [5, 6]}, {"text": "words"})
     rows = read_rows([file], bare, 4)
-    assert rows.tokens.tolist() == [[1, 2, 3, 0], [4, 5, 6, 0]]
-    assert rows.mask.tolist() == [[True, True, True, False], [False, True, True, False]]
+    assert sorted(rows.tokens.tolist()) == [[1, 2, 3, 0], [4, 5, 6, 0]]
+    assert sorted(rows.mask.tolist()) == [[False, True, True, False], [True, True, True, False]]
     assert "has no tokenizer" in rows.skipped[0]
 
 
 def test_batches_go_on_where_they_stopped(model, tmp_path):
     file = write(tmp_path / "a.jsonl", *({"prompt": [n], "tokens": [n, n]} for n in range(1, 8)))
-    rows = read_rows([file], model, 4)
+    rows = read_rows([file], model, 4, packed=False)
     order = lambda stream, count: [next(stream)["tokens"][:, 0].tolist() for _ in range(count)]
     stream = batches(rows, 3, seed=5)
     before = order(stream, 4)

@@ -18,6 +18,7 @@ from specjax.train.heads.hydra import TrainHydra
 from specjax.train.heads.medusa import TrainMedusa
 from specjax.train.heads.teacher import Guess, score, teach
 from specjax.train.losses import ForwardKL
+from specjax.train.means import MEAN
 from specjax.train.objective import Batch
 
 IDS = tuple(range(0, 32, 2))
@@ -90,10 +91,10 @@ def test_a_guess_is_compared_with_the_law_of_its_token():
     for steps in (1, 2):
         right = Guess(logits[:, steps : steps + 11], steps, 1.0)
         wrong = Guess(logits[:, steps - 1 : steps + 10], steps, 1.0)
-        loss, metrics = score(teacher, [right], ForwardKL())
+        loss, metrics = score(teacher, [right], ForwardKL(), MEAN)
         assert float(loss) == pytest.approx(0, abs=1e-5)
         assert float(metrics["acceptance"]) == pytest.approx(1, abs=1e-5) and float(metrics["agreement_1"]) == 1
-        assert float(score(teacher, [wrong], ForwardKL())[0]) > 0.1
+        assert float(score(teacher, [wrong], ForwardKL(), MEAN)[0]) > 0.1
 
 
 def test_masked_tokens_teach_nothing():
@@ -141,6 +142,6 @@ def test_blocks_begin_where_the_next_token_is_learned():
     mask = np.zeros((3, 14), bool)
     mask[0, 9], mask[1] = True, True
     objective = TrainDFlash(DFlash(block=4, layers=1).bind(tiny.TARGET), anchors=40)
-    at = np.asarray(objective.drawn(jax.random.key(0), jnp.asarray(mask)))
+    at = np.asarray(objective.drawn(jax.random.key(0), Batch(np.zeros((3, 14), np.int32), mask).due(1)))
     assert at.shape == (3, 40) and (at[0] == 8).all() and {*at[1]} == {*range(13)}
     assert (at >= 0).all() and (at < 13).all()

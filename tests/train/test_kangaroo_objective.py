@@ -36,7 +36,7 @@ loss = jax.jit(lambda params, batch: OBJECTIVE.loss(params, tiny.target_params()
 
 def test_the_loss_is_the_mean_divergence_before_masked_tokens():
     tokens, mask = batch().tokens, np.asarray(batch().mask)
-    taught = read(tiny.TARGET, tiny.target_params(), tokens, Wants(logits=True, hidden=(0,)))
+    taught = read(tiny.TARGET, tiny.target_params(), batch(), Wants(logits=True, hidden=(0,)))
     positions = jnp.broadcast_to(jnp.arange(12)[None], tokens.shape)
     block = Block(tokens, positions, jnp.zeros(3, jnp.int32))
     features, _ = head.adapt(tiny.TARGET.config, start(), taught.hidden[0], block, None)

@@ -13,7 +13,8 @@ from support import small_training as tiny
 from specjax.sharding import make_mesh
 from specjax.train.data import batches
 from specjax.train.loop import NotFinite, Run, Settings, TrainState, fit, update
-from specjax.train.objective import Batch, Objective
+from specjax.train.means import MEAN
+from specjax.train.objective import Batch, Objective, each_row
 
 SETTINGS = Settings(steps=9, learning_rate=0.1, warmup=3, weight_decay=0.01, clip=0.5)
 
@@ -28,13 +29,13 @@ class Bigram(Objective):
     def init(self, key, target_params):
         return {"table": jax.random.normal(key, (32, 32))}
 
-    def loss(self, params, target_params, batch, key):
+    def loss(self, params, target_params, batch, key, mean=MEAN):
         logits = params["table"][batch.tokens[:, :-1]]
-        logits = logits + self.noise * jax.random.normal(key, logits.shape) + target_params
+        noise = each_row(lambda key: jax.random.normal(key, logits.shape[1:]), key, len(logits))
+        logits = logits + self.noise * noise + target_params
         each = optax.softmax_cross_entropy_with_integer_labels(logits, batch.tokens[:, 1:])
-        mask = batch.mask[:, 1:]
-        value = jnp.where(mask, each, 0).sum() / jnp.maximum(mask.sum(), 1)
-        return jnp.where(value < self.breaks, jnp.nan, value), {"acceptance": jnp.exp(-value)}
+        value = mean(each, batch.mask[:, 1:])
+        return jnp.where(value < self.breaks, jnp.nan, value), {"acceptance": mean(jnp.exp(-each), batch.mask[:, 1:])}
 
 
 def train(folder, objective, *, settings=SETTINGS, resume=False, stop=None, rows=None, **options):

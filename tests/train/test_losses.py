@@ -18,8 +18,8 @@ from specjax.train.losses import (
     ForwardKL,
     acceptance,
     agreement,
-    masked_mean,
 )
+from specjax.train.means import MEAN
 from specjax.train.select import select
 
 B, T, V = 2, 3, 7
@@ -156,7 +156,7 @@ def test_tvdpp_is_tvd_over_sigma_and_a_policy_gradient():
         log_q = jax.nn.log_softmax(z)
         reward = (jnp.exp(log_q) < law(TARGET)).astype(jnp.float32)
         weight = jax.lax.stop_gradient(jnp.exp(log_q) * (reward - baseline)) / spread
-        return -masked_mean((weight * log_q).sum(axis=-1), jnp.asarray(MASK))
+        return -MEAN((weight * log_q).sum(axis=-1), jnp.asarray(MASK))
 
     for baseline in (0.0, 0.4, -3.0):  # a constant added to the reward changes nothing
         grad = jax.grad(surrogate)(jnp.asarray(DRAFT), baseline)

@@ -17,7 +17,7 @@ from specjax.sampling import Sampling, row_keys
 from specjax.serve.engine import Engine
 from specjax.train import online
 from specjax.train.losses import TVD, ForwardKL
-from specjax.train.objective import read
+from specjax.train.objective import Batch, read
 from specjax.train.online import OnlineEngine, Watching
 
 TARGET = tiny.model(tiny.TARGET, tiny.target_params())
@@ -107,7 +107,9 @@ def test_the_logits_before_a_corrected_token_are_taught():
     args = (tiny.target_params(), tokens, missed)
     new, _, loss = online.update(target, draft, ForwardKL(), 1e-3, tiny.draft_params(), moments(), *args)
     laws = [
-        jax.nn.log_softmax(jax.jit(lambda p, lm=lm: read(lm, p, tokens, Wants(logits=True)).logits)(params))
+        jax.nn.log_softmax(
+            jax.jit(lambda p, lm=lm: read(lm, p, Batch(tokens, missed), Wants(logits=True)).logits)(params)
+        )
         for lm, params in ((target, tiny.target_params()), (draft, tiny.draft_params()))
     ]
     at = jnp.asarray([0, 1]), jnp.asarray([4, 8])  # slot 0 has nothing before it

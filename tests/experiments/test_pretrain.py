@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from experiments.tiny import tokenizer as words
-from experiments.tiny.data import Pools, batch_of, gap_of, row_of, shares
-from experiments.tiny.induction import induce
-from experiments.tiny.model import Model, load
-from experiments.tiny.objectives import Diffusion, Draft, Probe, Target
-from experiments.tiny.train import Run, folder_of
+from experiments.pretrain import tokenizer as words
+from experiments.pretrain.data import Pools, batch_of, gap_of, row_of, shares
+from experiments.pretrain.induction import induce
+from experiments.pretrain.model import Model, load
+from experiments.pretrain.objectives import Diffusion, Draft, Probe, Target
+from experiments.pretrain.train import Run, folder_of
 from specjax.models import LlamaConfig
 from specjax.models import load as load_folder
 from specjax.tasks import FAMILIES, Mixture, generate

@@ -1,0 +1,75 @@
+"""Contrastive decoding: the formula over both models' own logits, and one text whatever is drafted."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.conformance import CAPACITY, DRAFT, DRAFTERS, MIXED, TARGET, draft_model, params_of, same, texts
+from support.margin import teacher_forced
+
+import specjax
+from specjax.draft import NoDrafter
+from specjax.models.contrastive import Contrastive
+from specjax.models.tabular import TabularLM
+from specjax.sampling import Sampling, row_keys
+from specjax.serve.engine import Engine
+
+ALPHA, BETA, NEW = 0.3, 0.8, 12
+MODEL = Contrastive(TARGET, DRAFT, ALPHA, BETA)
+
+
+def written(drafter):
+    rows = len(MIXED.prompts)
+    prompts = np.zeros((rows, max(map(len, MIXED.prompts))), np.int32)
+    for row, prompt in enumerate(MIXED.prompts):
+        prompts[row, : len(prompt)] = prompt
+    lengths = jnp.asarray([len(prompt) for prompt in MIXED.prompts])
+    own = params_of(drafter)
+    params = {**own, "target": {"lm": own["target"], "amateur": draft_model(own["target"])}}
+    decoder = specjax.speculative(MODEL, drafter)
+    state = decoder.init(
+        params, jnp.asarray(prompts), lengths, row_keys(0, MIXED.names), limit=lengths + NEW, capacity=CAPACITY,
+        sampling=Sampling.make(rows, temperature=[0.0, 0.8] * (rows // 2)),
+    )  # fmt: skip
+    return texts(specjax.run(decoder, params, state))
+
+
+@functools.cache
+def plain():
+    return written(NoDrafter())
+
+
+def test_the_formula():
+    params, bare = params_of(NoDrafter())["target"], 0
+    for row in (0, 2):
+        ids = [*MIXED.prompts[row], *plain()[row]]
+        laws = [teacher_forced(*each, ids) for each in ((TARGET, params), (DRAFT, draft_model(params)))]
+        own, other = (law.astype(float) - np.logaddexp.reduce(law.astype(float), axis=1)[:, None] for law in laws)
+        for at in range(len(MIXED.prompts[row]), len(ids)):
+            strong, weak = own[at - 1], other[at - 1]
+            scores = np.where(np.exp(strong - strong.max()) < ALPHA, -np.inf, (1 + BETA) * strong - BETA * weak)
+            best = np.sort(scores)
+            assert ids[at] == scores.argmax() or best[-1] - best[-2] < 1e-4
+            bare += ids[at] != strong.argmax()
+    assert bare > 2
+
+
+@pytest.mark.parametrize("name", ["token_recycling", pytest.param("kangaroo", marks=pytest.mark.slow)])
+def test_same_text_as_plain(name):
+    same(written(DRAFTERS[name]), plain())
+
+
+def test_refused():
+    model = TARGET, params_of(NoDrafter())["target"]
+    with pytest.raises(ValueError, match="contrast_beta is of contrastive decoding: name an amateur"):
+        Engine(model, "none", contrast_beta=0.5)
+    with pytest.raises(ValueError, match="leave guidance_scale out, or amateur"):
+        Engine(model, "none", amateur="tiny-draft", guidance_scale=2.0)
+    with pytest.raises(ValueError, match="leave amateur out, or num_beams at 1"):
+        Engine(model, amateur="tiny-draft", num_beams=2)
+    for wrong, message in (({"alpha": 0}, "contrast_alpha must be"), ({"beta": -1}, "contrast_beta must be")):
+        with pytest.raises(ValueError, match=message):
+            Contrastive(TARGET, DRAFT, **wrong)
+    with pytest.raises(ValueError, match="the amateur has 4 tokens and the model 96"):
+        Contrastive(TARGET, TabularLM(4))

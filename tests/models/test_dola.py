@@ -1,0 +1,84 @@
+"""DoLa: transformers' rule over the same layers by a definition in numpy, and one text whatever is drafted."""
+
+import functools
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.conformance import CAPACITY, DRAFTERS, MIXED, TARGET, params_of, same, texts
+
+import specjax
+from specjax.draft import NoDrafter
+from specjax.lm import Block, Wants
+from specjax.models.dola import Dola, layers_of
+from specjax.sampling import Sampling, row_keys
+from specjax.serve.engine import Engine
+
+EARLY, ALPHA, NEW = (0, 1), 0.2, 12
+
+
+def written(drafter):
+    rows = len(MIXED.prompts)
+    prompts = np.zeros((rows, max(map(len, MIXED.prompts))), np.int32)
+    for row, prompt in enumerate(MIXED.prompts):
+        prompts[row, : len(prompt)] = prompt
+    lengths = jnp.asarray([len(prompt) for prompt in MIXED.prompts])
+    decoder, params = specjax.speculative(Dola(TARGET, EARLY, ALPHA), drafter), params_of(drafter)
+    state = decoder.init(
+        params, jnp.asarray(prompts), lengths, row_keys(0, MIXED.names), limit=lengths + NEW, capacity=CAPACITY,
+        sampling=Sampling.make(rows, temperature=[0.0, 0.8] * (rows // 2)),
+    )  # fmt: skip
+    return texts(specjax.run(decoder, params, state))
+
+
+@functools.cache
+def plain():
+    return written(NoDrafter())
+
+
+def log_softmax(x):
+    return x - np.logaddexp.reduce(x, axis=-1)[:, None]
+
+
+def test_the_rule():
+    params, row, bare, used = params_of(NoDrafter())["target"], 2, 0, set()
+    ids = [*MIXED.prompts[row], *plain()[row]]
+    tokens = jnp.asarray([ids], jnp.int32)
+    block = Block(tokens, jnp.arange(len(ids))[None], jnp.zeros((1,), jnp.int32))
+    output = TARGET(params, block, None, wants=Wants(logits=True, hidden=EARLY))
+    head = lambda h: np.asarray(TARGET.unembed(params, h)[0], float)
+    final = log_softmax(np.asarray(output.logits[0], float))
+    early = [log_softmax(head(output.hidden[layer])) for layer in EARLY]
+    for at in range(len(MIXED.prompts[row]), len(ids)):
+        p, others = final[at - 1], [law[at - 1] for law in early]
+        far = []
+        for q in others:
+            m = np.log((np.exp(p) + np.exp(q)) / 2)
+            far.append(0.5 * (np.exp(p) @ (p - m)) + 0.5 * (np.exp(q) @ (q - m)))
+        used.add(int(np.argmax(far)))
+        scores = np.where(np.exp(p - p.max()) < ALPHA, -np.inf, p - others[int(np.argmax(far))])
+        assert ids[at] == scores.argmax()
+        bare += ids[at] != p.argmax()
+    assert bare > 2
+
+
+@pytest.mark.parametrize("name", ["token_recycling", pytest.param("kangaroo", marks=pytest.mark.slow)])
+def test_same_text_as_plain(name):
+    same(written(DRAFTERS[name]), plain())
+
+
+def test_refused():
+    model = TARGET, params_of(NoDrafter())["target"]
+    for layers in ([3], [0], [], "middle"):
+        with pytest.raises(ValueError, match="dola_layers must be low, high or counts of layers"):
+            Engine(model, "none", dola_layers=layers)
+    with pytest.raises(ValueError, match="leave guidance_scale out, or dola_layers"):
+        Engine(model, "none", dola_layers="low", guidance_scale=2.0)
+
+
+def test_layers_by_name():
+    of = lambda count: types.SimpleNamespace(num_layers=count)
+    assert layers_of("low", of(8)) == (1,) and layers_of("high", of(8)) == (3, 5)  # after 2, and after 4 and 6 layers
+    assert layers_of("low", of(3)) == (1,) and layers_of([1, 2], of(3)) == (0, 1)
+    assert layers_of("high", of(48)) == tuple(range(27, 47, 2)) and layers_of("low", of(48)) == tuple(range(1, 19, 2))

@@ -1,0 +1,73 @@
+"""An objective of every kind on a tiny target, and rows that hold several documents."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+from support import small_training as tiny
+
+from specjax.draft import MTP, PPD, Clover2, DFlash, DSpark, Eagle, Eagle3, Hydra, Kangaroo, Medusa, PEagle
+from specjax.draft.adaptive import Acceptance
+from specjax.expand import Chain
+from specjax.train.distill import Distill
+from specjax.train.heads.acceptance import TrainAcceptance
+from specjax.train.heads.clover2 import TrainClover2
+from specjax.train.heads.dflash import TrainDFlash, TrainDSpark
+from specjax.train.heads.eagle import TrainEagle, TrainEagle3, TrainMTP, TrainPEagle
+from specjax.train.heads.hydra import TrainHydra
+from specjax.train.heads.kangaroo import TrainKangaroo
+from specjax.train.heads.medusa import TrainMedusa
+from specjax.train.heads.ppd import TrainPPD
+from specjax.train.objective import Batch
+
+SIZES = (6, 5), (8, 6)
+"""Of the documents in each row of 14."""
+FIXED = {
+    "medusa": TrainMedusa(Medusa(Chain(2), heads=2).bind(tiny.TARGET)),
+    "hydra": TrainHydra(Hydra(Chain(2), heads=2, prefix_layer=True).bind(tiny.TARGET)),
+    "clover2": TrainClover2(Clover2(Chain(2), layers=1).bind(tiny.TARGET), heads=2),
+    "eagle1": TrainEagle(Eagle().bind(tiny.TARGET), noise=0.0),
+    "eagle3": TrainEagle3(Eagle3().bind(tiny.TARGET), unroll=3),
+    "peagle": TrainPEagle(PEagle(Chain(2)).bind(tiny.TARGET), unroll=3),
+    "mtp": TrainMTP(MTP().bind(tiny.TARGET), unroll=2),
+    "kangaroo": TrainKangaroo(Kangaroo(exit_layer=1).bind(tiny.TARGET)),
+    "distill": Distill(tiny.TARGET, tiny.DRAFT),
+}
+DRAWN = {
+    "dflash": TrainDFlash(DFlash(block=4, layers=1).bind(tiny.TARGET), anchors=6),
+    "dspark": TrainDSpark(DSpark(block=3, rank=4).bind(tiny.TARGET), anchors=6),
+    "ppd": TrainPPD(PPD("2 @ 1x3; 1 @ 1x2").bind(tiny.TARGET), cuts=6),
+    "acceptance": TrainAcceptance(tiny.TARGET, tiny.DRAFT, Acceptance(layers=1)),
+}
+"""Objectives that draw places or tokens by slot."""
+
+
+@functools.cache
+def packed() -> Batch:
+    """Every document's first two tokens are a prompt, but the second one's, which is text."""
+    tokens = np.zeros((2, 14), np.int32)
+    mask = np.zeros((2, 14), bool)
+    documents = np.full((2, 14), 2, np.int32)
+    rng = np.random.default_rng(0)
+    for row, sizes in enumerate(SIZES):
+        for number, size in enumerate(sizes):
+            begin = sum(sizes[:number])
+            tokens[row, begin : begin + size] = rng.integers(1, 32, size)
+            mask[row, begin + (0 if (row, number) == (0, 1) else 2) : begin + size] = True
+            documents[row, begin : begin + size] = number
+    return Batch(*map(jnp.asarray, (tokens, mask, documents)))
+
+
+def alone() -> Batch:
+    """The same documents in rows of their own."""
+    tokens, mask = np.zeros((4, 14), np.int32), np.zeros((4, 14), bool)
+    for row in range(2):
+        for number, size in enumerate(SIZES[row]):
+            begin = sum(SIZES[row][:number])
+            tokens[2 * row + number, :size] = packed().tokens[row, begin : begin + size]
+            mask[2 * row + number, :size] = packed().mask[row, begin : begin + size]
+    return Batch(jnp.asarray(tokens), jnp.asarray(mask))
+
+
+def frozen(name):
+    return (tiny.target_params(), tiny.draft_params()) if name == "acceptance" else tiny.target_params()

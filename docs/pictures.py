@@ -16,11 +16,13 @@ from specjax import viz
 from specjax.bench.order import Row
 from specjax.bench.order import unmask_order as written
 from specjax.serve.engine import DEFAULT_MODEL, Engine
+from specjax.serve.text import user_turn
 from specjax.sharding import make_mesh
 from specjax.sharding.rules import placed, shardings
 
 FOLDER = Path(__file__).resolve().parent
-PROMPT = "def add(a, b):"
+QUESTION = "A counter shows 24. Subtract 17. Add 9. What does the counter show? Work it out, then say the answer."
+PROMPT = user_turn(QUESTION, chat=True)
 TREE = "draft:expander=top_k,k=3,depth=4,nodes=12"
 POLICIES = ("fixed", "threshold:threshold=0.5", "factor", "fixed:steps=8")
 MESH = "data=2,model=2,context=2"

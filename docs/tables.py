@@ -24,6 +24,7 @@ NEEDS = {
     "guide": "an autoregressive model of the same vocabulary",
     "filter": "a trained filter",
 }
+BATCHES = 1, 2, 4, 8, 32
 BEGIN = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -33,8 +34,8 @@ def report(name: str) -> dict[str, Any]:
 
 
 def measured(name: str, row: str, figure: str) -> dict[str, float]:
-    """A figure of a committed report, by what its rows call themselves up to the first colon."""
-    return {found[row].partition(":")[0]: found[figure] for found in report(name)["rows"]}
+    """A figure of a committed report, by what its rows call themselves up to the first colon; of equal names the first row's."""
+    return {found[row].partition(":")[0]: found[figure] for found in reversed(report(name)["rows"])}
 
 
 def needs(entries: Mapping[str, Entry]) -> dict[str, str]:
@@ -63,12 +64,21 @@ def listed(entries: Mapping[str, Entry], what: str) -> Iterator[tuple[str, ...]]
 
 
 def speeds() -> Iterator[tuple[str, ...]]:
-    """Every measured drafter by its greedy speed: tokens a step, and the ratio to plain, greedy and at temperature 1."""
-    names = [f"drafters/{name}.json" for name in ("greedy", "sampled")]
-    columns = [measured(name, "decoder", figure) for name in names for figure in ("tokens_per_step", "ratio_to_plain")]
-    yield "drafter", "tokens a step, greedy", "ratio to plain", "tokens a step, temperature 1", "ratio to plain"
-    for name in sorted(columns[1], key=columns[1].__getitem__, reverse=True):
+    """Every measured drafter: tokens a step and ratios to plain, greedy at both widths and at temperature 1."""
+    shown = ("greedy", "tokens_per_step"), ("wide", "ratio_to_plain"), ("greedy", "ratio_to_plain")
+    shown += ("sampled", "tokens_per_step"), ("sampled", "ratio_to_plain")
+    columns = [measured(f"drafters/{name}.json", "decoder", figure) for name, figure in shown]
+    yield "drafter", "tokens a step, greedy", "ratio, 4x as wide", "ratio", "tokens a step, temperature 1", "ratio"
+    for name in sorted(columns[2], key=columns[2].__getitem__, reverse=True):
         yield f"`{name}`", *(f"{column[name]:.2f}" if name in column else "" for column in columns)
+
+
+def batches() -> Iterator[tuple[str, ...]]:
+    """Ratios to plain decoding by how many rows decode together."""
+    found = {rows: measured(f"defaults/batch_{rows}.json", "decoder", "ratio_to_plain") for rows in BATCHES}
+    yield "drafter", *(f"{rows} row" if rows == 1 else f"{rows} rows" for rows in BATCHES)
+    for name in found[1]:
+        yield f"`{name}`", *(f"{found[rows][name]:.2f}" for rows in BATCHES)
 
 
 def step_cost() -> Iterator[tuple[str, ...]]:
@@ -80,11 +90,15 @@ def step_cost() -> Iterator[tuple[str, ...]]:
 
 
 def policies() -> Iterator[tuple[str, ...]]:
-    """What the unmask and cache policies of the shipped diffusion model gain and cost."""
-    yield "unmask, cache", "tokens a pass", "ratio to the first row", "bits per byte", "lines exactly right"
-    for row in report("diffusion/results.json")["rows"]:
-        figures = f"{row['tokens_per_pass']:.2f}", f"{row['ratio']:.2f}", f"{row['bits_per_byte']:.2f}"
-        yield f"`{row['unmask']}`, `{row['cache']}`", *figures, f"{100 * row['infill_exact_match']:.1f}%"
+    """What the unmask and cache policies of the shipped diffusion model gain in speed and cost in right answers."""
+    found = report("diffusion/eval.json")
+    against = {paired["decoder"]: paired for paired in found["comparisons"]}
+    yield "decoder", "tokens a pass", "ratio to the first row", "right", "points against the first row, 95%", "verdict"
+    for row in (found, *found["decoders"]):
+        paired = against.get(row["decoder"])
+        cost = (f"{100 * paired['low']:+.1f} to {100 * paired['high']:+.1f}", paired["verdict"]) if paired else ("", "")
+        speed = f"{paired['speed'] if paired else 1.0:.2f}"
+        yield f"`{row['decoder']}`", f"{row['tokens_per_step']:.2f}", speed, f"{100 * row['accuracy']:.1f}%", *cost
 
 
 def warpers() -> Iterator[tuple[str, ...]]:
@@ -105,11 +119,14 @@ TABLES = {
     "rules": lambda: listed(registry.RULES, "a chain ends"),
     "expanders": lambda: listed(registry.EXPANDERS, "grows"),
     "warpers": warpers,
+    "searches": lambda: listed(registry.SEARCHES, "finds"),
+    "selections": lambda: listed(registry.SELECTIONS, "takes"),
     "verifiers": lambda: listed(registry.VERIFIERS, "keeps"),
     "unmask": lambda: listed(registry.UNMASKS, "commits"),
     "samplers": lambda: listed(registry.SAMPLERS, "commits"),
     "caches": lambda: listed(registry.CACHES, "reuses"),
     "speeds": speeds,
+    "batches": batches,
     "step_cost": step_cost,
     "policies": policies,
 }

@@ -34,7 +34,7 @@ def report(name: str) -> dict[str, Any]:
 
 
 def measured(name: str, row: str, figure: str) -> dict[str, float]:
-    """A figure of a committed report, by what its rows call themselves up to the first colon; of equal names the first row's."""
+    """A figure of a committed report, by what its rows call themselves up to the first colon; of equal names the first."""
     return {found[row].partition(":")[0]: found[figure] for found in reversed(report(name)["rows"])}
 
 

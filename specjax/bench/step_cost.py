@@ -7,6 +7,7 @@ KV cache and argmax, which is leaner than its `generate`.
 """
 
 import dataclasses
+import inspect
 import statistics
 import sys
 import time
@@ -132,8 +133,10 @@ def transformers(shape: Shape, steps: int) -> Callable[[], float]:
     model = LlamaForCausalLM(config).eval()
     prompt = torch.arange(shape.prefix)[None] % shape.vocab
     cache = DynamicCache(config=config)
+    named = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"  # below 5.24
+    read = lambda tokens: model(tokens, use_cache=True, **{named: cache}).logits[:, -1:].argmax(-1)
     with torch.inference_mode():
-        first = model(prompt, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+        first = read(prompt)
 
     def once() -> float:
         grown = cache.get_seq_length() - shape.prefix
@@ -143,7 +146,7 @@ def transformers(shape: Shape, steps: int) -> Callable[[], float]:
         with torch.inference_mode():
             began = time.perf_counter()
             for _ in range(steps):
-                token = model(token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+                token = read(token)
             return (time.perf_counter() - began) / steps
 
     return once

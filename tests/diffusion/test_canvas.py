@@ -79,7 +79,8 @@ def generated(monkeypatch, decoder, row, temperature, eos):
     own = generation.DiffusionGemmaGenerationMixin._prepare_denoiser_inputs
 
     def prepare(self, **inputs):
-        now.update(step=0, start=inputs["past_key_values"].get_seq_length())
+        cache = inputs["cache" if "cache" in inputs else "past_key_values"]  # the older name, below 5.24
+        now.update(step=0, start=cache.get_seq_length())
         return own(self, **inputs)
 
     def positions():

@@ -37,14 +37,15 @@ def plain(negative):
 
 
 def stub(params):
-    """What the processor calls a model: logits of the ids so far, which it keeps as `past_key_values`."""
+    """What the processor calls a model: logits of the ids so far, which it keeps as `cache` (`past_key_values` below 5.24)."""
     torch = pytest.importorskip("torch")
 
-    def model(input_ids, attention_mask, use_cache, past_key_values):
-        ids = input_ids if past_key_values is None else torch.cat([past_key_values, input_ids], dim=1)
+    def model(input_ids, attention_mask, use_cache, **kept):
+        [before] = kept.values()
+        ids = input_ids if before is None else torch.cat([before, input_ids], dim=1)
         assert attention_mask.shape == ids.shape and use_cache
         logits = torch.tensor(teacher_forced(TARGET, params, ids[0].tolist()))[None]
-        return type("Out", (dict,), {"logits": logits})(past_key_values=ids)
+        return type("Out", (dict,), {"logits": logits})(dict.fromkeys(kept, ids))
 
     return model
 

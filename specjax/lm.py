@@ -47,7 +47,7 @@ class Block(Pretty):
       visible: bool `[B, T, P + T]` over the uncommitted past and the block itself, or None for `causal`/full.
       embeddings: `[B, T, E]` inputs that replace the embedding of the tokens marked in `embedded`, or None.
       embedded: `[B, T]` bool, who uses `embeddings`.
-      mixture: of slots that are read as several tokens at once (`LM.reads_mixtures`), or None; `tokens` are what is recorded there.
+      mixture: of slots that are read as several tokens at once (`LM.reads_mixtures`), or None; `tokens` are what texts have.
       unseen: `[B, S]` bool, committed slots below `length` that no query sees, since the block holds them anew; or None.
       causal: without `visible`: a query sees all of the past, and the block up to itself (True) or all of it (False).
       split: whether a mesh may split its tokens (its axis `context` does), as those of a long prompt; only without `visible`.

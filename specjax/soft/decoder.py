@@ -1,4 +1,4 @@
-"""Soft thinking (arXiv:2505.15778): while a row thinks, its next input is a mixture of tokens; afterwards it is decoded plainly.
+"""Soft thinking (arXiv:2505.15778): while a row thinks, its next input is a mixture of tokens; then it is decoded plainly.
 
 In the shape descriptions `B` denotes rows, `n` tokens of a mixture, `V` the vocabulary.
 """
@@ -55,7 +55,7 @@ class SoftThinking(Speculative):
     """Plain decoding whose rows begin by thinking. Make one with `soft_thinking`; `params` is `{"target": ..., "draft": None}`.
 
     Rows at temperature 0 do not think. A row has thought when its heaviest token is `end_of_think`, or by `Mixer.cold_stop`,
-    which writes that token in place of its own. The same program serves both: slots that are no mixture are read as their token.
+    which writes that token in place of its own. One program serves both: slots that are no mixture are read as their token.
     What follows a mixture is no function of the text, so there is nothing that a draft could be verified against.
 
     Attributes:

@@ -106,7 +106,9 @@ class SoftThinking(Speculative):
             calm = jnp.where(thinks & (entropy(logits[:, 0]) < self.mixer.cold_stop), calm + 1, 0)
         cold = thinks & (calm >= self.mixer.cold_steps)
         mixed = self.mixer.mix(logits, sampler)
-        token = jnp.where(thinks & ~cold, mixed.token, self.mixer.plain(logits, sampler, mixed))
+        hard = ~thinks | cold
+        drawn = lambda: jnp.where(hard, self.mixer.plain(logits, sampler, mixed), mixed.token)
+        token = jax.lax.cond(jnp.any(hard & ~state.done), drawn, lambda: mixed.token)
         if self.end_of_think >= 0:
             token = jnp.where(cold & (token >= 0), self.end_of_think, token)
         thinks = thinks & ~cold & (token != self.end_of_think)

@@ -227,6 +227,21 @@ def test_a_mesh_changes_nothing_and_moves_no_weights():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "law", ({"guidance_scale": 1.5, "negative_prompt": "Once"}, {"amateur": "tiny-draft"}), ids=str
+)
+def test_a_target_of_two_passes(law):
+    """Both read the mixture, of which one token is left; several completions of a prompt begin as copies of its row."""
+    options = {"temperature": 1.0, "max_new_tokens": 8, "num_return_sequences": 2, "progress": False, **law}
+    ask = lambda **more: specjax.generate("tiny", ["The red hen"], **options, **more)
+    wanted = [record.tokens for record in ask(drafter="none")]
+    assert [record.tokens for record in ask(soft_thinking="gumbel:tau=0.0")] == wanted and wanted[0] != wanted[1]
+    assert [record.tokens for record in ask(soft_thinking="mean:n=4")] != wanted
+    record = ask(soft_thinking="gumbel:tau=0.0", logprobs=True)[1]
+    assert record.tokens == wanted[1] and record.logprobs == ask(drafter="none", logprobs=True)[1].logprobs
+
+
+@pytest.mark.slow
 def test_the_command_line_goes_on_where_it_was(tmp_path, capsys):
     """Lines with options of their own; records are those of `generate`, and another mixer is another job."""
     path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

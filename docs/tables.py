@@ -120,6 +120,7 @@ TABLES = {
     "expanders": lambda: listed(registry.EXPANDERS, "grows"),
     "warpers": warpers,
     "searches": lambda: listed(registry.SEARCHES, "finds"),
+    "mixers": lambda: listed(registry.MIXERS, "a thinking row reads"),
     "selections": lambda: listed(registry.SELECTIONS, "takes"),
     "verifiers": lambda: listed(registry.VERIFIERS, "keeps"),
     "unmask": lambda: listed(registry.UNMASKS, "commits"),

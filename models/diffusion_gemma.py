@@ -62,6 +62,10 @@ class DiffusionGemmaLM:
     def num_layers(self) -> int:
         return self.config.num_hidden_layers
 
+    @property
+    def reads_mixtures(self) -> bool:
+        return False
+
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
         """Random parameters of the given type."""
         return nnx.to_pure_dict(nnx.split(DiffusionGemma(self.config, dtype, nnx.Rngs(key)))[1])
@@ -88,9 +92,9 @@ class DiffusionGemmaLM:
         """The encoder's pass.
 
         Raises:
-          ValueError: on what is not supported: `past`, `partial`, `block.unseen` or `block.embeddings`.
+          ValueError: on what is not supported: `past`, `partial`, `block.unseen`, `block.embeddings` or `block.mixture`.
         """
-        if any(x is not None for x in (past, partial, block.unseen, block.embeddings)):
+        if any(x is not None for x in (past, partial, block.unseen, block.embeddings, block.mixture)):
             raise ValueError(
                 "DiffusionGemma reads whole blocks of tokens behind a cache without holes, and nothing else"
             )

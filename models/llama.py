@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.kernels.tree_attention import Implementation, tree_attention
-from specjax.lm import Block, Draw, Output, Partial, Wants
+from specjax.lm import Block, Draw, Output, Partial, Wants, inputs
 from specjax.models.experts import ExpertsConfig, SparseMLP
 from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes
 from specjax.models.kv_heads import copied
@@ -279,6 +279,10 @@ class LlamaLM:
     def num_layers(self) -> int:
         return self.config.num_hidden_layers
 
+    @property
+    def reads_mixtures(self) -> bool:
+        return True
+
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
         """Random parameters of the given type."""
         plain = nnx.to_pure_dict(nnx.split(Llama(self.config, dtype, nnx.Rngs(key)))[1])
@@ -304,7 +308,7 @@ class LlamaLM:
         partial: Partial | None = None,
     ) -> Output:
         if partial is None:
-            lo, h, below = 0, self._inputs(params, block), ((), ())
+            lo, h, below = 0, inputs(self, params, block), ((), ())
         else:
             lo, h, below = partial.lo, partial.h, (partial.delta.key, partial.delta.value)
         hidden = {}
@@ -332,12 +336,6 @@ class LlamaLM:
             hidden=hidden if wants.hidden else None,
             final=final if wants.final else None,
         )
-
-    def _inputs(self, params: Any, block: Block) -> Array:
-        h = self.embed(params, block.tokens)
-        if block.embeddings is None or block.embedded is None:
-            return h
-        return jnp.where(block.embedded[..., None], block.embeddings.astype(h.dtype), h)
 
     def embed(self, params: Any, tokens: Array) -> Array:
         """Ids `[B, T]` to `[B, T, E]`; ids outside the vocabulary are read as token 0."""

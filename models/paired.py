@@ -64,6 +64,11 @@ class Paired(abc.ABC):
             raise AttributeError(name)
         return getattr(self.lm, name)
 
+    @property
+    def reads_mixtures(self) -> bool:
+        """Whether both passes do: each embeds the tokens by its own table."""
+        return self.lm.reads_mixtures and self.other_lm.reads_mixtures
+
     @abc.abstractmethod
     def blended(self, own: Array, other: Array) -> Array:
         """Scores `[B, T, V]` float32 from the log-probabilities of both passes."""

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.lm import Block, Draw, Output, Partial, Wants
+from specjax.lm import Block, Draw, Output, Partial, Wants, inputs
 
 Array = jax.Array
 
@@ -58,6 +58,10 @@ class TabularLM:
     def num_layers(self) -> int:
         return 1
 
+    @property
+    def reads_mixtures(self) -> bool:
+        return True
+
     def init(self, key: Array, concentration: float = 0.7, zeros: float = 0.0) -> Any:
         """See `random`."""
         return random(key, self.vocab_size, self.order, concentration, zeros)
@@ -78,9 +82,7 @@ class TabularLM:
         partial: Partial | None = None,
     ) -> Output:
         if partial is None:
-            h, lo = self.embed(params, block.tokens), 0
-            if block.embeddings is not None and block.embedded is not None:
-                h = jnp.where(block.embedded[..., None], block.embeddings.astype(h.dtype), h)
+            h, lo = inputs(self, params, block), 0
         else:
             h, lo = partial.h, partial.lo
         h, delta = self.layers(params, h, lo, 1, block, cache, past)

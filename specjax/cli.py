@@ -81,9 +81,11 @@ def verifiers(options: NoOptions) -> int:
 
 def samplers(options: NoOptions) -> int:
     """`specjax samplers`."""
-    from specjax.spec.registry import WARPERS
+    from specjax.spec.registry import MIXERS, WARPERS
 
-    return _list_entries(WARPERS, flags=True)
+    _list_entries(WARPERS, flags=True)
+    write("--soft-thinking, what is read in a token's place\n")
+    return _list_entries(MIXERS)
 
 
 def searches(options: NoOptions) -> int:

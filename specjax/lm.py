@@ -21,6 +21,22 @@ Draw = Callable[[Array], Array]
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Mixture(Pretty):
+    """Inputs that are weighted sums of `n` tokens' embeddings, in the table of whoever reads them.
+
+    Attributes:
+      ids: `[B, T, n]` int32; of equal ones the weights add up.
+      weights: `[B, T, n]` float32, which sum to 1. Where one is 1 and the others are 0, the sum is that embedding, bit by bit.
+      mixed: `[B, T]` bool, the slots that are read so; the others are read as their token.
+    """
+
+    ids: Array
+    weights: Array
+    mixed: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Block(Pretty):
     """The tokens of one forward pass, and what each of them may see.
 
@@ -31,6 +47,7 @@ class Block(Pretty):
       visible: bool `[B, T, P + T]` over the uncommitted past and the block itself, or None for `causal`/full.
       embeddings: `[B, T, E]` inputs that replace the embedding of the tokens marked in `embedded`, or None.
       embedded: `[B, T]` bool, who uses `embeddings`.
+      mixture: of slots that are read as several tokens at once (`LM.reads_mixtures`), or None; `tokens` are what texts have.
       unseen: `[B, S]` bool, committed slots below `length` that no query sees, since the block holds them anew; or None.
       causal: without `visible`: a query sees all of the past, and the block up to itself (True) or all of it (False).
       split: whether a mesh may split its tokens (its axis `context` does), as those of a long prompt; only without `visible`.
@@ -43,6 +60,7 @@ class Block(Pretty):
     embeddings: Array | None = None
     embedded: Array | None = None
     unseen: Array | None = None
+    mixture: Mixture | None = None
     causal: bool = dataclasses.field(default=True, metadata={"static": True})
     split: bool = dataclasses.field(default=False, metadata={"static": True})
 
@@ -127,6 +145,11 @@ class LM(Protocol):
     @property
     def num_layers(self) -> int: ...
 
+    @property
+    def reads_mixtures(self) -> bool:
+        """Whether a pass reads `Block.mixture`: one that begins with `inputs` of this module does. It needs `embed`."""
+        ...
+
     def __call__(
         self,
         params: PyTree,
@@ -207,6 +230,7 @@ class BaseLM:
     """
 
     num_layers: int = 0
+    reads_mixtures: bool = False
 
     def commit(self, cache: PyTree, delta: PyTree, src: Array | None, dst: Array) -> PyTree:
         """See `LM.commit`."""
@@ -262,4 +286,35 @@ class BaseLM:
         return ValueError(
             f"{type(self).__name__} has no `{name}`, which this way of decoding needs: write it as `specjax.lm.LM` says, or "
             "take another drafter"
+        )
+
+
+def inputs(lm: LM, params: PyTree, block: Block) -> Array:
+    """What enters a model's first layer, `[B, T, E]`: embeddings of the block's tokens, and what stands in their place.
+
+    A mixture gathers `n` rows of the table a slot and none else, wherever the table lies.
+
+    Args:
+      lm: whose `embed` is asked.
+      params: its parameters.
+      block: what is read.
+    """
+    h = lm.embed(params, block.tokens)
+    if block.mixture is not None:
+        ids, weights = block.mixture.ids, block.mixture.weights
+        rows = lm.embed(params, ids.reshape(ids.shape[0], -1)).reshape(*ids.shape, -1)
+        # a product and a sum, no matrix product: those round float32 where accelerators have fewer bits
+        soft = (rows.astype(jnp.float32) * weights[..., None]).sum(axis=2)
+        h = jnp.where(block.mixture.mixed[..., None], soft.astype(h.dtype), h)
+    if block.embeddings is not None and block.embedded is not None:
+        h = jnp.where(block.embedded[..., None], block.embeddings.astype(h.dtype), h)
+    return h
+
+
+def check_mixtures(lm: Any) -> None:
+    """Raises ValueError where a model reads tokens alone, so that a mixture of them would be passed over."""
+    if not getattr(lm, "reads_mixtures", False):
+        raise ValueError(
+            f"{type(lm).__name__} reads tokens alone, and this way of decoding mixes them: begin its pass with "
+            "`specjax.lm.inputs` and set `reads_mixtures`, or decode in another way"
         )

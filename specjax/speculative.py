@@ -279,6 +279,19 @@ class Speculative(Decoder):
     @on_mesh
     def step(self, params: PyTree, state: DecodeState) -> tuple[DecodeState, StepInfo]:
         """One target pass: every live row commits at least one token."""
+        view, sampler = self._begun(state)
+        sampler = sampler.once() if self.verifier.own_noise else sampler
+        with jax.named_scope("draft"):
+            proposal = self.drafter.propose(params, state.draft, view, sampler)
+        with jax.named_scope("target"):
+            output = self._read(params, proposal, view, sampler)
+        with jax.named_scope("verify"):
+            verdict = self.verifier.given(params.get("verify"))(output, proposal.tree, sampler)
+        with jax.named_scope("accept"):
+            return self._accept(params, state, proposal, output, verdict, sampler)
+
+    def _begun(self, state: DecodeState) -> tuple[View, Sampler]:
+        """What a step reads of the state, and what decides its draws."""
         live = ~state.done
         view = View(
             state.tokens, state.length, live, state.cache, max_depth=self.drafter.depth, keep_q=self.verifier.keep_q
@@ -295,15 +308,7 @@ class Speculative(Decoder):
             eos=state.eos,
             carried=state.carried,
         )
-        sampler = sampler.once() if self.verifier.own_noise else sampler
-        with jax.named_scope("draft"):
-            proposal = self.drafter.propose(params, state.draft, view, sampler)
-        with jax.named_scope("target"):
-            output = self._read(params, proposal, view, sampler)
-        with jax.named_scope("verify"):
-            verdict = self.verifier.given(params.get("verify"))(output, proposal.tree, sampler)
-        with jax.named_scope("accept"):
-            return self._accept(params, state, proposal, output, verdict, sampler)
+        return view, sampler
 
     def _read(self, params, proposal: Proposal, view: View, sampler: Sampler) -> Output:
         """The target over the proposal, or over as many of its first nodes as the live rows need."""

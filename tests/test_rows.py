@@ -20,7 +20,8 @@ from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
 from specjax.models.joint import JointLaw
 from specjax.sampling import Sampling, row_keys
-from specjax.search import BeamSearch, StochasticBeamSearch
+from specjax.search import BeamSearch, StochasticBeamSearch, Superposed
+from specjax.soft import soft_thinking
 from specjax.speculative import commit_counts
 from specjax.state import DecodeState, Finish, finish_rows
 
@@ -41,11 +42,13 @@ KINDS = {
     "assd": diffusion.Assd(JointLaw(3, 4)),
     "beam": BeamSearch(TARGET, num_beams=4, num_beam_groups=2, diversity_penalty=0.5),
     "stochastic_beam": StochasticBeamSearch(TARGET, stochastic_beams=3),
+    "superposed": Superposed(TARGET),
+    "soft_thinking": soft_thinking(TARGET),
 }
 
 
 def weights(name):
-    if name in ("speculative", "beam", "stochastic_beam"):
+    if name in ("speculative", "beam", "stochastic_beam", "superposed", "soft_thinking"):
         return params()
     if name == "canvas":
         return {"target": CANVAS.abstract()}

@@ -21,7 +21,7 @@ class Completer(Protocol):
     Attributes:
       timing: what was spent so far.
       tokenizer: of the model, to show ids as text; None where there is none.
-      decoding: how: `plain`, a drafter's name, `searched`, or `masked` for a diffusion model.
+      decoding: how: `plain`, a drafter's name, `searched`, `soft`, or `masked` for a diffusion model.
       prefix: ids that all prompts begin with and that are prefilled once.
     """
 
@@ -160,4 +160,6 @@ def decoding_of(engine: Engine) -> str:
         return "masked"
     if engine.searches:
         return "searched"
+    if engine.thinks:
+        return "soft"
     return engine.drafter if engine.decoder.drafter.depth else "plain"

@@ -199,13 +199,22 @@ def _summary(options: JobOptions, completer: Completer, totals: Totals) -> None:
     if completer.decoding == "masked":
         note(f"{tokens} new tokens in {steps} forward passes: {tokens / steps:.2f} tokens a pass, {speed}")
     elif completer.decoding == "searched":
-        note(f"{tokens} new tokens of the best texts, a step of all {options.num_beams} beams for each, {speed}")
+        note(f"{tokens} new tokens of the best texts, {_step(options)} for each, {speed}")
+    elif completer.decoding == "soft":
+        note(f"{tokens} new tokens in {steps} steps: soft thinking, 1.00 tokens a step, {speed}")
     elif completer.decoding == "plain":
         note(f"{tokens} new tokens in {steps} steps: plain decoding, 1.00 tokens a step, {speed}")
     else:
         gain = f"{totals.decoded / steps:.2f} tokens a step against 1.00 of plain decoding"
         parts = f"drafter {options.drafter or completer.decoding}{_lossy(options.verifier)}"
         note(f"{tokens} new tokens in {steps} steps: {gain}, {speed}, {parts}")
+
+
+def _step(options: JobOptions) -> str:
+    """What a search computes for a token."""
+    if options.superposed_drafts:
+        return f"a step that reads all {options.superposed_drafts} drafts as one"
+    return f"a step of all {options.stochastic_beams or options.num_beams} beams"
 
 
 def _lossy(verifier: "str | Verifier | None") -> str:

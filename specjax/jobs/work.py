@@ -27,6 +27,13 @@ _LATER = (
     "length_penalty",
     "early_stopping",
     "stochastic_beams",
+    "superposed_drafts",
+    "superposed_tokens",
+    "superposed_temperature",
+    "superposed_alpha",
+    "superposed_ngrams",
+    "soft_thinking",
+    "end_of_think",
 )
 """Settings that are left out at their defaults, as older manifests did not have them."""
 
@@ -104,7 +111,8 @@ def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict
     select = {"select": options.select, "answer": options.answer} if options.select is not None else {}
     usual_plan = {name: DecodeOptions.__dataclass_fields__[name].default for name in _LATER}
     later = {name: getattr(options, name) for name in _LATER if getattr(options, name) != usual_plan[name]}
-    filters = [] if options.filter is None else [f"learn2pd:model={options.filter}"]
+    stores = {"learn2pd:model": options.filter, "rest:datastore": options.superposed_ngrams}
+    stored = [f"{field}={folder}" for field, folder in stores.items() if folder is not None]
     usual = [name for name, _ in USUAL]  # the others were left out of older manifests
     every = {name: getattr(options, name) for name in FIELDS}
     rare = {name: value for name, value in every.items() if name not in usual and is_set(name, value)}
@@ -113,7 +121,7 @@ def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict
         "version": 1,
         "model": _model(engine),
         "decoding": decoding | shared | chat | later | select,
-        "folders": named_folders([*decoding.values(), *filters]),
+        "folders": named_folders([*decoding.values(), *stored]),
         "sampling": {name: getattr(options, name) for name in ("max_new_tokens", *usual)}
         | json.loads(json.dumps(rare))
         | {"stop": list(options.stop)}

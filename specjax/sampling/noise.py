@@ -17,6 +17,8 @@ COIN, STEP = 5, 6
 """That of a warper that acts at some places only, and the key of a step's own noise; `specjax.diffusion.common` has 3 and 4."""
 CHILDREN, ORDER = 7, 8
 """Draws of a node's children with noise of their own, and the order in which a verifier tries them."""
+MIXTURE = 9
+"""The weights of a mixture of tokens, where the shared Gumbel vector does not make them."""
 
 
 def row_keys(seed: int | Sequence[int], identities: Iterable[str | Sequence[int]]) -> Array:

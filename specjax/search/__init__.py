@@ -6,6 +6,7 @@ A line a method, in the order in which they are listed.
 
 from specjax.search.beam import BeamSearch as BeamSearch
 from specjax.search.stochastic_beam import StochasticBeamSearch as StochasticBeamSearch
+from specjax.search.superposed import Superposed as Superposed
 
 # selections
 from specjax.search.majority import Majority as Majority

@@ -85,7 +85,8 @@ class SearchState(Rows):
       beams: what still grows. Its texts have `prompt_length + stats.steps` tokens.
       found: what has ended.
       open: `[B, G]` bool, groups of a row that may still find something.
-      cache: the target's, of every text: leaves `[B, K, ...]`. The last token of a text has no entry yet.
+      cache: the target's, of every text: leaves `[B, K, ...]`, or `[B, 1, ...]` of one for all (`Search.num_caches`). The last
+        token of a text has no entry yet.
     """
 
     beams: Beams
@@ -112,6 +113,10 @@ class Search(Decoder, abc.ABC):
     """Its names in the registry, and what its text is worth beside plain decoding's."""
     draws: ClassVar[bool] = False
     """Whether it draws its texts, so that rows need a temperature; else none may have one."""
+    called: ClassVar[str] = "a beam search"
+    """What an error calls it."""
+    off: ClassVar[str] = "num_beams at 1"
+    """How it is left out, for errors."""
     growing: ClassVar[type[Beams]] = Beams
     ended: ClassVar[type[Found]] = Found
 
@@ -125,6 +130,11 @@ class Search(Decoder, abc.ABC):
     @abc.abstractmethod
     def num_texts(self) -> int:
         """K, how many texts of a row grow, and how many it ends with at most."""
+
+    @property
+    def num_caches(self) -> int:
+        """How many caches a row has: one a text, or one for all of them."""
+        return self.num_texts
 
     @property
     def num_groups(self) -> int:
@@ -173,7 +183,7 @@ class Search(Decoder, abc.ABC):
             beams=self.growing.of(prompts, self.num_texts, self.num_groups),
             found=self.ended.nothing(batch, self.num_texts, capacity),
             open=jnp.ones((batch, self.num_groups), bool),
-            cache=parted(self.target.init_cache(batch * self.num_texts, capacity, dtype), self.num_texts),
+            cache=parted(self.target.init_cache(batch * self.num_caches, capacity, dtype), self.num_caches),
         )
         return self.constrained(state)
 
@@ -186,7 +196,7 @@ class Search(Decoder, abc.ABC):
             beams=self.growing.of(plain.tokens, self.num_texts, self.num_groups),
             found=self.ended.nothing(batch, self.num_texts, capacity),
             open=jnp.ones((batch, self.num_groups), bool),
-            cache=jax.tree.map(lambda x: spread(x, self.num_texts), plain.cache),
+            cache=jax.tree.map(lambda x: spread(x, self.num_caches), plain.cache),
         )
 
     @on_mesh

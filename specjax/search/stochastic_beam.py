@@ -75,6 +75,7 @@ class StochasticBeamSearch(Search):
         "own text",
     )  # fmt: skip
     draws = True
+    called, off = "a stochastic beam search", "stochastic_beams at 0"
     growing = Drawn
     ended = DrawnFound
 

@@ -34,6 +34,7 @@ from specjax.serve.selecting import Chooser, selected
 from specjax.serve.slots import OnText, Served, Slots, Timing, Turn, in_order, serve
 from specjax.serve.text import check_unicode, encode_text, user_turn
 from specjax.sharding import distributed, make_mesh
+from specjax.soft import Mixer, SoftThinking
 from specjax.spec.assemble import Plan, assemble
 from specjax.spec.companions import DEFAULT_MODEL
 from specjax.verify import Verifier
@@ -74,6 +75,16 @@ class Engine:
       contrast_alpha: of an amateur: what share of the likeliest token's probability a token needs; None: 0.1.
       contrast_beta: of an amateur: how much of what it says is taken away; None: 0.5.
       dola_layers: DoLa's early layers: "low", "high" or how many layers each; see `specjax.models.dola`.
+      stochastic_beams: how many texts of a prompt a stochastic beam search draws, without replacement; 0: no such search.
+      superposed_drafts: superposed decoding: how many drafts one pass reads; 0: none. This option and the next three are those
+        of `specjax.search.Superposed`.
+      superposed_tokens: so many tokens go on from a draft.
+      superposed_temperature: what its logits are divided by.
+      superposed_alpha: the share of n-grams.
+      superposed_ngrams: a datastore of n-grams: a folder, a shipped name or a hub id; None: none.
+      soft_thinking: a registry line such as `"gumbel:n=8,tau=0.5"`, or a `specjax.soft.Mixer`: rows read mixtures of tokens
+        while they think; None: tokens alone.
+      end_of_think: of soft thinking: the token that ends it, an id or a text; None: `</think>`, where there is one.
       dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere; see `specjax.models.load` for "layercast".
       mesh: a mesh, or a line such as `"data=2,model=4"`.
       logprobs: whether records carry log-probabilities.
@@ -111,6 +122,13 @@ class Engine:
         contrast_beta: float | None = None,
         dola_layers: str | Sequence[int] | None = None,
         stochastic_beams: int = 0,
+        superposed_drafts: int = 0,
+        superposed_tokens: int = 9,
+        superposed_temperature: float = 0.06,
+        superposed_alpha: float = 0.54,
+        superposed_ngrams: str | None = None,
+        soft_thinking: str | Mixer | None = None,
+        end_of_think: int | str | None = None,
         dtype: Any = None,
         mesh: Any = None,
         logprobs: bool = False,
@@ -155,6 +173,13 @@ class Engine:
             contrast_beta=contrast_beta,
             dola_layers=dola_layers,
             stochastic_beams=stochastic_beams,
+            superposed_drafts=superposed_drafts,
+            superposed_tokens=superposed_tokens,
+            superposed_temperature=superposed_temperature,
+            superposed_alpha=superposed_alpha,
+            superposed_ngrams=superposed_ngrams,
+            soft_thinking=soft_thinking,
+            end_of_think=end_of_think,
             logprobs=logprobs,
             logits_processors=tuple(logits_processors),
         )
@@ -162,13 +187,19 @@ class Engine:
         self.timing = Timing()
 
     def __repr__(self) -> str:
-        how = self.decoder if self.searches else self.decoder.policy if self.model.masked else self.decoder.drafter
+        own = self.decoder
+        how = own if self.searches or self.thinks else own.policy if self.model.masked else own.drafter
         return f"Engine({self.model.name!r}, {type(how).__name__}, {self.model.dtype_name})"
 
     @property
     def searches(self) -> bool:
         """Whether it searches for texts, and draws none."""
         return isinstance(self.decoder, Search)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether its rows think softly."""
+        return isinstance(self.decoder, SoftThinking)
 
     @property
     def drafter(self) -> str:
@@ -249,14 +280,20 @@ class Engine:
             raise ValueError(
                 "a stochastic beam search draws its texts: set a temperature, or leave stochastic_beams out"
             )
+        if self.thinks and not request.temperature:
+            raise ValueError(
+                "soft thinking mixes the tokens of a law, and a greedy row's is one token: set a temperature, or leave "
+                "soft_thinking out"
+            )
         if (
             self.searches
             and not self.decoder.draws
             and (drawn := [each for each in WARPERS if not each.of_logits and in_use(each, request)])
         ):
-            raise ValueError(f"a beam search draws no token: leave {drawn[0].switches[0]} out, or num_beams at 1")
+            how = self.decoder
+            raise ValueError(f"{how.called} draws no token: leave {drawn[0].switches[0]} out, or {how.off}")
         if choosing := [each for each in WARPERS if each.chooses and in_use(each, request)]:
-            wrong = "num_beams at 1" if self.searches else "the temperature at 0" if request.temperature else ""
+            wrong = self.decoder.off if self.searches else "the temperature at 0" if request.temperature else ""
             if wrong:
                 raise ValueError(f"{choosing[0].switches[0]} chooses the token itself: leave {wrong}, or it out")
         if suffix is not None:
@@ -339,7 +376,7 @@ class Engine:
         """Raises ValueError on stop strings without a tokenizer, of a search, or empty ones."""
         if stop and self.searches:
             raise ValueError(
-                "a beam search ranks texts that end by themselves: leave the stop strings out, or num_beams at 1"
+                f"{self.decoder.called} ranks texts that end by themselves: leave the stop strings out, or {self.decoder.off}"
             )
         if stop and self.model.tokenizer is None:
             raise ValueError(f"{self.model.name} has no tokenizer, so stop strings cannot be found in its output")
@@ -460,8 +497,8 @@ class Engine:
         """Raises ValueError where a search has fewer texts of a prompt than are asked for."""
         if self.searches and count > self.decoder.num_texts:
             raise ValueError(
-                f"num_return_sequences is {count}, and a search with {self.decoder.num_texts} beams finds no more texts than "
-                "these: raise num_beams, or lower num_return_sequences"
+                f"num_return_sequences is {count}, and {self.decoder.called} of {self.decoder.num_texts} finds no more texts "
+                f"than these: raise {self.decoder.off.split()[0]}, or lower num_return_sequences"
             )
 
     def rows(self, requests: Sequence[Request]) -> int:
@@ -514,6 +551,13 @@ def generate(
     contrast_beta: float | None = None,
     dola_layers: str | Sequence[int] | None = None,
     stochastic_beams: int = 0,
+    superposed_drafts: int = 0,
+    superposed_tokens: int = 9,
+    superposed_temperature: float = 0.06,
+    superposed_alpha: float = 0.54,
+    superposed_ngrams: str | None = None,
+    soft_thinking: str | Mixer | None = None,
+    end_of_think: int | str | None = None,
     chat: bool = False,
     suffix: Any = None,
     max_new_tokens: int = 128,
@@ -567,6 +611,15 @@ def generate(
       dola_layers: DoLa's early layers: "low", "high" or how many layers each; see `specjax.models.dola`.
       stochastic_beams: of an autoregressive model: how many texts of a prompt a stochastic beam search draws, without
         replacement; 0: no such search.
+      superposed_drafts: superposed decoding: how many drafts one pass reads; 0: none. This option and the next three are those
+        of `specjax.search.Superposed`.
+      superposed_tokens: so many tokens go on from a draft.
+      superposed_temperature: what its logits are divided by.
+      superposed_alpha: the share of n-grams.
+      superposed_ngrams: a datastore of n-grams: a folder, a shipped name or a hub id; None: none.
+      soft_thinking: a registry line such as `"gumbel:n=8,tau=0.5"`, or a `specjax.soft.Mixer`: rows read mixtures of tokens
+        while they think; None: tokens alone.
+      end_of_think: of soft thinking: the token that ends it, an id or a text; None: `</think>`, where there is one.
       chat: whether prompts that are texts are a user's turn of the model's chat template, which the model answers.
       suffix: of a diffusion model: what follows the new text, a string or token ids; `max_new_tokens` are filled in before it.
       max_new_tokens: at least 1.

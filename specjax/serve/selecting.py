@@ -69,7 +69,8 @@ class Chooser:
     def check(self, engine: Any, requests: Sequence[Request]) -> None:
         """Raises ValueError where there is nothing to choose from: of a search, or of completions that are all alike."""
         if engine.searches:
-            raise ValueError("a beam search ranks its texts itself: leave select out, or num_beams at 1")
+            how = engine.decoder
+            raise ValueError(f"{how.called} ranks its texts itself: leave select out, or {how.off}")
         if self.races and engine.model.masked:
             raise ValueError(f"{engine.model.name} is a diffusion model, whose texts do not end one after the other")
         if engine.model.tokenizer is None and not self.races:

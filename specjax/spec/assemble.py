@@ -8,11 +8,11 @@ import jax
 
 from specjax.draft import Drafter
 from specjax.sampling import Processor
-from specjax.sampling.processors import checked
-from specjax.search import BeamSearch, StochasticBeamSearch
+from specjax.soft import Mixer
 from specjax.spec.companions import Stored, shipped_name
 from specjax.spec.passes import SETTINGS, target_of
 from specjax.spec.registry import build_drafter, build_verifier, make_cache, make_sampler, make_unmask, tree_of
+from specjax.spec.searching import NAMES, asked, searching, thinking, way_of
 from specjax.speculative import speculative
 from specjax.verify import Verifier
 
@@ -25,6 +25,11 @@ DEFAULT_BLOCK = 32
 
 def _setting(default: Any, help: str, **more: Any) -> Any:
     return dataclasses.field(default=default, metadata={"help": help, **more})  # as a command line shows it
+
+
+def _token(text: str) -> "int | str":
+    """A token's id, or its text."""
+    return int(text) if text.isdecimal() else text
 
 
 def _early_stopping(text: str) -> "bool | str":
@@ -60,6 +65,14 @@ class Plan:
       contrast_beta: of an amateur: how much of what it says is taken away; None: 0.5.
       dola_layers: of an autoregressive model: DoLa's early layers (`specjax.models.dola`): "low", "high" or counts of layers.
       stochastic_beams: of an autoregressive model: how many texts of a prompt are drawn without replacement; 0: no such search.
+      superposed_drafts: of an autoregressive model: how many drafts one pass reads, see `specjax.search.Superposed`; 0: no
+        superposed decoding.
+      superposed_tokens: of superposed decoding: how many tokens go on from a draft.
+      superposed_temperature: of superposed decoding: what logits are divided by.
+      superposed_alpha: of superposed decoding: the share of n-grams.
+      superposed_ngrams: of superposed decoding: the datastore of n-grams: a folder, a shipped name or a hub id; None: none.
+      soft_thinking: of an autoregressive model: a registry line or a `specjax.soft.Mixer`; None: tokens alone are read.
+      end_of_think: of soft thinking: the token that ends it, an id or a text; None: `</think>`, where there is one.
       logprobs: whether records carry log-probabilities; of an autoregressive model.
       logits_processors: the user's own warpers (`specjax.sampling.Processor`); of an autoregressive model.
     """
@@ -125,6 +138,26 @@ class Plan:
     stochastic_beams: int = _setting(
         0, "stochastic beam search: so many texts, drawn without replacement", metavar="K", least=0
     )
+    superposed_drafts: int = _setting(
+        0, "superposed decoding: so many drafts, which one pass reads", metavar="K", least=0
+    )
+    superposed_tokens: int = _setting(
+        9, "of superposed decoding: so many tokens go on from a draft", metavar="M", least=1
+    )
+    superposed_temperature: float = _setting(0.06, "of superposed decoding: what logits are divided by", metavar="T")
+    superposed_alpha: float = _setting(0.54, "of superposed decoding: the share of n-grams", metavar="A")
+    superposed_ngrams: str | None = _setting(
+        None, "of superposed decoding: a datastore of n-grams, see `specjax datastore`", metavar="FOLDER"
+    )
+    soft_thinking: "str | Mixer | None" = _setting(
+        None,
+        "a row thinks in mixtures of tokens: a line of `specjax samplers`, such as gumbel:n=8,tau=0.5",
+        metavar="MIXER",
+    )
+    end_of_think: "int | str | None" = _setting(
+        None, "of soft thinking: the token that ends it, its id or text (default: </think>, where there is one)",
+        metavar="TOKEN", parse=_token,
+    )  # fmt: skip
     logprobs: bool = _setting(False, "records carry log-probabilities of their tokens")
     logits_processors: Sequence[Processor] = _setting((), "", hidden=True)
 
@@ -142,10 +175,9 @@ class _Kind:
     settings: tuple[str, ...]
 
 
-_OF_SEARCHES = ("num_beam_groups", "diversity_penalty", "length_penalty", "early_stopping")
 _AUTOREGRESSIVE = _Kind(
     "an autoregressive",
-    ("drafter", "verifier", "logprobs", "logits_processors", *SETTINGS, "num_beams", *_OF_SEARCHES, "stochastic_beams"),
+    ("drafter", "verifier", "logprobs", "logits_processors", *SETTINGS, *NAMES),
 )
 _DIFFUSION = _Kind("a diffusion", (
     "unmask", "cache", "block_length", "cfg_scale", "sub_block", "filter", "logits_eos_inf", "confidence_eos_eot_inf",
@@ -182,61 +214,16 @@ def assemble(model: Any, plan: Plan, mesh: Any = None, rows: int = 1) -> tuple[A
       ValueError: one line that says what cannot be used, and what can; a setting of the other kind of model among it.
     """
     kind, other = (_DIFFUSION, _AUTOREGRESSIVE) if model.masked else (_AUTOREGRESSIVE, _DIFFUSION)
-    if wrong := [name for name in other.settings if _asked(plan, name)]:
+    if wrong := [name for name in other.settings if asked(plan, name)]:
         raise ValueError(
             f"{model.name} is {kind.words} model: {wrong[0]} is a setting of {other.words} one; it takes "
             f"{', '.join(kind.settings)}"
         )
-    if not model.masked and plan.num_beams != 1:
-        if plan.stochastic_beams:
-            raise ValueError("num_beams and stochastic_beams are two searches: leave one of them out")
-        return _searching(model, plan, mesh)
-    if wrong := [name for name in _OF_SEARCHES if _asked(plan, name)]:
-        raise ValueError(f"{wrong[0]} is a setting of a beam search: set num_beams to 2 or more, or leave it out")
-    if plan.stochastic_beams:
-        return _searching(model, plan, mesh)
+    if way := way_of(plan):
+        return (thinking if way == "soft_thinking" else searching)(model, plan, mesh)
     if model.canvas or model.masked:
         return (_canvas if model.canvas else _diffusion)(model, plan, mesh)
     return _autoregressive(model, plan, mesh, rows)
-
-
-def _asked(plan, name):
-    return getattr(plan, name) != Plan.__dataclass_fields__[name].default
-
-
-def _searching(model, plan, mesh):
-    if wrong := [name for name in ("drafter", "verifier") if getattr(plan, name) not in (None, "", "none")]:
-        raise ValueError(
-            f"a beam search reads one token of every beam a step, and drafts nothing: leave {wrong[0]} out, or "
-            f"{'stochastic_beams at 0' if plan.stochastic_beams else 'num_beams at 1'}"
-        )
-    if plan.logprobs:
-        raise ValueError(
-            "records of a beam search carry a score, the log-probability of the whole text: leave logprobs out, or ask "
-            "`specjax score` for those of its tokens"
-        )
-    if wrong := [name for name in SETTINGS if _asked(plan, name)]:
-        raise ValueError(f"a beam search reads its texts in one pass: leave {wrong[0]} out, or num_beams at 1")
-    search = _search(model, plan)
-    processors = checked(plan.logits_processors, model.lm.vocab_size)
-    search = dataclasses.replace(search, mesh=mesh, processors=processors)
-    params = {"target": model.params}
-    if mesh is not None and not model.abstract:
-        params = jax.device_put(params, search.param_shardings(params))
-    return search, params
-
-
-def _search(model, plan):
-    if plan.stochastic_beams:
-        return StochasticBeamSearch(model.lm, plan.stochastic_beams)
-    return BeamSearch(
-        model.lm,
-        plan.num_beams,
-        plan.num_beam_groups,
-        plan.diversity_penalty,
-        plan.length_penalty,
-        plan.early_stopping,  # type: ignore[arg-type]
-    )
 
 
 def _autoregressive(model, plan, mesh, rows):

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from specjax import diffusion, draft, expand, search, verify, warpers
+from specjax import diffusion, draft, expand, search, soft, verify, warpers
 from specjax.about import About, abouts
 from specjax.diffusion import EntropyRenoise, cache, unmask
 from specjax.draft import Drafter, fuse
@@ -118,6 +118,7 @@ VERIFIERS = listed(Verifier, verify)
 WARPERS = listed(Warper, warpers)
 SEARCHES = listed(Search, search)
 SELECTIONS = listed(Selection, search)
+MIXERS = listed(soft.Mixer, soft)
 UNMASKS = listed(unmask.Unmask, diffusion, unmask)
 SAMPLERS = listed(EntropyRenoise, diffusion)
 CACHES = listed(cache.Cache, cache)
@@ -214,6 +215,15 @@ def make_selection(spec: str) -> Selection:
       ValueError: on an unknown name or field, naming those there are.
     """
     return parse("selection", SELECTIONS, spec)
+
+
+def make_mixer(spec: str) -> soft.Mixer:
+    """A mixer of soft thinking from its line of text.
+
+    Raises:
+      ValueError: on an unknown name or field, naming those there are.
+    """
+    return parse("mixer of soft thinking", MIXERS, spec)
 
 
 def make_unmask(spec: str) -> "unmask.Unmask | Stored":

@@ -120,7 +120,7 @@ def test_generate_and_the_command_line(capsys):
 
 REFUSED = (
     ({"stochastic_beams": 2}, "set a temperature, or leave stochastic_beams out"),
-    ({"stochastic_beams": 2, "num_beams": 2, "temperature": 1.0}, "two searches: leave one of them out"),
+    ({"stochastic_beams": 2, "num_beams": 2, "temperature": 1.0}, "two ways to decode: leave one of them out"),
     ({"stochastic_beams": 2, "temperature": 1.0, "drafter": "prompt_lookup"}, "or stochastic_beams at 0"),
     ({"model": "tiny-diffusion", "stochastic_beams": 2}, "stochastic_beams is a setting of an autoregressive one"),
 )

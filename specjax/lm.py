@@ -113,6 +113,12 @@ class Output(Pretty):
     hidden: Any = None  # {layer: [B, T, E]}
     final: Any = None  # [B, T, E]
 
+    def first(self, slots: int) -> "Output":
+        """That of the block's first `slots` slots alone."""
+        if jax.tree.leaves(self)[0].shape[1] <= slots:
+            return self
+        return jax.tree.map(lambda x: x[:, :slots], self)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -287,6 +287,7 @@ class Speculative(Decoder):
             output = self._read(params, proposal, view, sampler)
         with jax.named_scope("verify"):
             verdict = self.verifier.given(params.get("verify"))(output, proposal.tree, sampler)
+            output = output.first(proposal.slots)  # what the verifier alone had read has done its work
         with jax.named_scope("accept"):
             return self._accept(params, state, proposal, output, verdict, sampler)
 
@@ -314,7 +315,9 @@ class Speculative(Decoder):
         """The target over the proposal, or over as many of its first nodes as the live rows need."""
         wants = self.verifier.wants | self.drafter.wants | Wants(logits=self._keeps_logits(sampler.params))
         nodes = proposal.tree.nodes
-        rungs = (nodes,) if self.whole else self.drafter.rungs
+        extra = self.verifier.extra(proposal.tree, sampler)
+        proposal = proposal.beside(extra)
+        rungs = (nodes,) if self.whole or extra is not None else self.drafter.rungs
 
         def read(rung):
             part = proposal.prefix(rung)
@@ -418,7 +421,7 @@ def speculative(
         processors that return no logits.
     """
     drafter = (drafter or NoDrafter()).bind(target)
-    verifier = verifier or Coupled()
+    verifier = (verifier or Coupled()).bind(target)
     verifier.check(drafter)
     processors = checked(logits_processors, target.vocab_size)
     return Speculative(target, drafter, verifier, logprobs, make_mesh(mesh), processors)

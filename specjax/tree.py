@@ -1,6 +1,6 @@
 """The token tree: a struct of arrays, its topology, and the walks over it.
 
-In the shape descriptions `B` denotes rows, `N` nodes, `D` the largest depth.
+In the shape descriptions `B` denotes rows, `N` nodes, `D` the largest depth, `X` extra slots, `E` the model width.
 """
 
 import abc
@@ -55,6 +55,11 @@ class TreeFacts(Protocol):
     @property
     def alone(self) -> bool:
         """Static: whether a row's tree depends on no other row."""
+        ...
+
+    @property
+    def plain_tree(self) -> bool:
+        """Static: whether the target reads the tree and nothing else, no extra slots and no head start."""
         ...
 
 
@@ -272,6 +277,26 @@ class Tree(Pretty):
         levels = jnp.arange(1, self.max_depth + 1)[None, None, :, None]
         here = above[:, :, None, :] & (self.depth[:, None, None, :] == levels)
         return jnp.max(jnp.where(here, self.tokens[:, None, None, :], -1), axis=-1)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Extra(Pretty):
+    """Slots beside the tree (prompt, pseudo, pad or window slots, a copy of the draft): computed, never verified or committed.
+
+    A tree node never sees an extra slot. Those of a drafter are observed by it, those of a verifier are its own.
+
+    Attributes:
+      tokens: `[B, X]` int32.
+      positions: `[B, X]` int32.
+      visible: `[B, X, N + X]` bool, over tree nodes and extra slots.
+      embeddings: `[B, X, E]` that replace the tokens' embeddings, or None.
+    """
+
+    tokens: Array
+    positions: Array
+    visible: Array
+    embeddings: Array | None = None
 
 
 def log_q_of(known: Mapping[int, Array], nodes: int) -> Array:

@@ -7,14 +7,28 @@ beside this file.
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from specjax.evaluate import evaluate
 
 FAMILIES = "math,edit,qa,lists,translate"
-BOTH = ("fly", "lantern", "lantern:bound=0.3")
+BOTH = ("fly", "lantern", "lantern:bound=0.3", "judge", "judge:threshold=0.9", "reflective")
 SAMPLED = ("typical", "ears", "ears:tolerance=1.0")
 """At temperature 0 these write greedy text (`tests/test_conformance.py`)."""
 GREEDY = ("fly:window=0",)
+
+
+def merged(held: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """What a file holds, and beside it the rules of a later run.
+
+    Raises:
+      ValueError: where the two did not ask the same, or `coupled` did not answer alike: then nothing is paired.
+    """
+    if wrong := [key for key in ("decoder", "about", "families", "tokens_per_step") if held[key] != found[key]]:
+        raise ValueError(f"{wrong[0]} of coupled was {held[wrong[0]]} and is {found[wrong[0]]}: run all rules again")
+    new = {one["decoder"] for one in found["decoders"]}
+    kept = lambda key: [one for one in held[key] if one["decoder"] not in new]
+    return held | {key: [*kept(key), *found[key]] for key in ("decoders", "comparisons")}
 
 
 def main() -> None:
@@ -24,10 +38,11 @@ def main() -> None:
     parser.add_argument("--temperatures", default="1,0")
     parser.add_argument("--limit", type=int, default=24)
     parser.add_argument("--seed", type=int, default=417)
+    parser.add_argument("--rules", nargs="+", help="these alone, added to what the files hold (default: all, anew)")
     options = parser.parse_args()
     for drafter in options.drafters.split(","):
         for temperature in options.temperatures.split(","):
-            rules = (*BOTH, *(SAMPLED if float(temperature) else GREEDY))
+            rules = options.rules or (*BOTH, *(SAMPLED if float(temperature) else GREEDY))
             found = evaluate(
                 "tiny",
                 dtype="float32",
@@ -42,7 +57,9 @@ def main() -> None:
                 compare=[f"verifier={rule}" for rule in rules],
             )
             name = Path(__file__).with_name(f"{drafter}_{temperature}.json")
-            name.write_text(json.dumps(found.to_json(), indent=1) + "\n")
+            content = found.to_json()
+            content = merged(json.loads(name.read_text()), content) if options.rules else content
+            name.write_text(json.dumps(content, indent=1) + "\n")
             print(drafter, temperature, found.about, flush=True)
 
 

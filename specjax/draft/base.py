@@ -18,7 +18,7 @@ from specjax.models.param_axes import head_shardings
 from specjax.pretty import Pretty
 from specjax.sampling import Sampler
 from specjax.sharding.rules import replicated
-from specjax.tree import Children, Tree
+from specjax.tree import Children, Extra, Tree
 from specjax.verify.base import Verdict
 
 Array = jax.Array
@@ -70,26 +70,6 @@ class Chunk(Pretty):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Extra(Pretty):
-    """Slots beside the tree (prompt, pseudo, pad or window slots): computed, observed, never verified or committed.
-
-    A tree node never sees an extra slot.
-
-    Attributes:
-      tokens: `[B, X]` int32.
-      positions: `[B, X]` int32.
-      visible: `[B, X, N + X]` bool, over tree nodes and extra slots.
-      embeddings: `[B, X, E]` that replace the tokens' embeddings, or None.
-    """
-
-    tokens: Array
-    positions: Array
-    visible: Array
-    embeddings: Array | None = None
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
 class Proposal(Pretty):
     """A tree to verify, the drafter's new state, and optionally extra slots and a head start for the target."""
 
@@ -97,6 +77,23 @@ class Proposal(Pretty):
     draft: PyTree
     extra: Extra | None = None
     partial: Partial | None = None
+
+    @property
+    def slots(self) -> int:
+        """Static: tree nodes and extra slots, as many as the target reads of it."""
+        return self.tree.nodes + (0 if self.extra is None else self.extra.tokens.shape[1])
+
+    def beside(self, extra: Extra | None) -> "Proposal":
+        """The proposal with slots that the verifier asks for, see `specjax.verify.Verifier.extra`; None: none.
+
+        Raises:
+          ValueError: where it is more than a tree already.
+        """
+        if extra is not None and (self.extra is not None or self.partial is not None):
+            raise ValueError(
+                "a verifier has its own slots read beside a tree alone: choose a drafter without extra slots"
+            )
+        return self if extra is None else dataclasses.replace(self, extra=extra)
 
     def prefix(self, nodes: int) -> "Proposal":
         """The proposal of its first `nodes` nodes alone. It must have no extra slots."""

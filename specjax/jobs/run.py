@@ -5,6 +5,7 @@ import dataclasses
 import signal
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from specjax.serve.request import Record, Request
 from specjax.serve.slots import OnText, Turn
 from specjax.sharding.distributed import from_first, largest
 from specjax.spec.assemble import DEFAULT_VERIFIER
+from specjax.spec.companions import Stored
 from specjax.spec.registry import make_verifier
 from specjax.terminal import ENDS, BadInput, complain, note, write
 from specjax.verify import Verifier
@@ -217,8 +219,10 @@ def _step(options: JobOptions) -> str:
     return f"a step of all {options.stochastic_beams or options.num_beams} beams"
 
 
-def _lossy(verifier: "str | Verifier | None") -> str:
+def _lossy(verifier: "str | Verifier | tuple[Verifier, Any] | None") -> str:
     """What is said of a verifier whose text may not be plain decoding's."""
-    made = verifier if isinstance(verifier, Verifier) else make_verifier(verifier or DEFAULT_VERIFIER)
-    lossy = any(about.guarantee == "lossy" for about in abouts(type(made)))
+    made = make_verifier(verifier or DEFAULT_VERIFIER) if isinstance(verifier, str | None) else verifier
+    made = made[0] if isinstance(made, tuple) else made
+    kind = made.kind if isinstance(made, Stored) else type(made)
+    lossy = any(about.guarantee == "lossy" for about in abouts(kind))
     return f", verifier {verifier} (lossy)" if lossy else ""

@@ -53,7 +53,7 @@ class Engine:
       model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target; a model of
         your own as a `specjax.models.Model`, or as a pair of an LM (`specjax.lm.BaseLM`) and its parameters.
       drafter: a registry line such as `"prompt_lookup:length=8"`, a drafter, or a pair of drafter and its parameters.
-      verifier: a registry line or a verifier.
+      verifier: a registry line, a verifier, or a pair of verifier and its trained parameters.
       unmask: a registry line such as `"credit+threshold:threshold=0.8"`, or a policy.
       cache: a registry line, or a policy.
       block_length: positions that are decoded together.
@@ -100,7 +100,7 @@ class Engine:
         self,
         model: Any = None,
         drafter: str | Drafter | tuple[Drafter, Any] | None = None,
-        verifier: str | Verifier | None = None,
+        verifier: str | Verifier | tuple[Verifier, Any] | None = None,
         *,
         unmask: Any = None,
         cache: Any = None,
@@ -530,7 +530,7 @@ def generate(
     prompts: Any = None,
     *,
     drafter: str | Drafter | tuple[Drafter, Any] | None = None,
-    verifier: str | Verifier | None = None,
+    verifier: str | Verifier | tuple[Verifier, Any] | None = None,
     unmask: Any = None,
     cache: Any = None,
     block_length: int | None = None,
@@ -587,7 +587,7 @@ def generate(
       prompts: a string, token ids, chat messages, or an iterable of such. A dict instead, like a line of an input file, has
         `prompt` or `messages`, and may set `id`, `suffix`, `max_new_tokens`, `seed` and what `sampling` may hold for itself.
       drafter: a registry line such as `"prompt_lookup:length=8"`, a drafter, or a pair of drafter and its parameters.
-      verifier: a registry line or a verifier.
+      verifier: a registry line, a verifier, or a pair of verifier and its trained parameters.
       unmask: of a diffusion model: a registry line or a policy.
       cache: of a diffusion model: a registry line or a policy.
       block_length: of a diffusion model.

@@ -43,7 +43,7 @@ class Plan:
 
     Attributes:
       drafter: of an autoregressive model: a registry line, a drafter, or a pair of drafter and its parameters.
-      verifier: of an autoregressive model: a registry line or a verifier.
+      verifier: of an autoregressive model: a registry line, a verifier, or a pair of verifier and its trained parameters.
       unmask: of a diffusion model: a registry line, a policy, or a pair of policy and the parameters it needs besides; where it
         has no mask, its sampler.
       cache: of a diffusion model: a registry line or a policy.
@@ -82,7 +82,9 @@ class Plan:
         f"name:field=value,...; see `specjax drafters`; a+b fuses two (default: {DEFAULT_DRAFTER}; for several "
         "rows on a CPU draft where one is shipped, else none)",
     )
-    verifier: "str | Verifier | None" = _setting(None, f"see `specjax verifiers` (default: {DEFAULT_VERIFIER})")
+    verifier: "str | Verifier | tuple[Verifier, Any] | None" = _setting(
+        None, f"see `specjax verifiers` (default: {DEFAULT_VERIFIER})"
+    )
     unmask: Any = _setting(
         None, f"of a diffusion model: see `specjax policies` (default: {DEFAULT_UNMASK})", metavar="POLICY"
     )

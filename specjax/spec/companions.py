@@ -24,7 +24,7 @@ _TARGET = "TARGET"
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A drafter or an unmask policy that something has to be loaded for.
+    """A drafter, a verifier or an unmask policy that something has to be loaded for.
 
     Attributes:
       kind: its class.
@@ -244,6 +244,16 @@ def _own_head(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     )
 
 
+def _prompted(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    if target.tokenizer is None:
+        raise ValueError(
+            f"{stored.name} reads a prompt, and {target.name} has no tokenizer: give {stored.kind.__name__} its token ids in "
+            "Python"
+        )
+    ids = target.tokenizer.encode(f" {stored.asked}", add_special_tokens=False, verbose=False)
+    return stored.kind(tuple(ids), **stored.fields).bind(target.lm), None
+
+
 def _filter(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     if not (stored.asked or target.abstract):
         raise ValueError(
@@ -298,6 +308,10 @@ LOADERS: dict[str, Loader] = {
     "head": Loader(
         _head, _TARGET + "-{name}", what="head for {name}", how="`specjax train {name}` makes one for a target"
     ),
+    "judge_head": Loader(
+        _head, _TARGET + "-{name}", what="head for {name}", how="experiments/lossy/README.md says how one is trained"
+    ),
+    "prompt": Loader(_prompted, "Check the draft above, then write it again:", option="prompt"),
     "own_head": Loader(_own_head, ""),
     "datastore": Loader(
         _datastore, f"{_TARGET}-rest", "datastore", "datastore", "`specjax datastore build` makes one for a target"

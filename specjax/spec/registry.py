@@ -183,8 +183,8 @@ def _fuse(a: tuple[Drafter, Any], b: tuple[Drafter, Any]) -> tuple[Drafter, Any]
     return fuse(a[0], b[0]), params
 
 
-def make_verifier(spec: str) -> Verifier:
-    """A verifier from its line of text.
+def make_verifier(spec: str) -> Verifier | Stored:
+    """A verifier from its line of text, or what has to be loaded for one.
 
     Raises:
       ValueError: on an unknown name or field, naming those there are.
@@ -192,20 +192,26 @@ def make_verifier(spec: str) -> Verifier:
     return parse("verifier", VERIFIERS, spec)
 
 
-def build_verifier(verifier: "str | Verifier", target: Any) -> tuple[Verifier, Any]:
+def build_verifier(verifier: "str | Verifier | tuple[Verifier, Any]", target: Any) -> tuple[Verifier, Any]:
     """A verifier ready for a loaded target, and its parameters (None where it has none).
 
     Args:
-      verifier: a line of text or a verifier.
+      verifier: a line of text, a verifier, or a pair of verifier and trained parameters.
       target: what `specjax.models.load` returned.
 
     Raises:
       ValueError: on an unknown name or field, naming those there are, or what cannot judge by this target.
     """
+    if isinstance(verifier, tuple):
+        return verifier[0].bind(target.lm), verifier[1]
     made = make_verifier(verifier) if isinstance(verifier, str) else verifier
-    if target.abstract:
-        return made, jax.eval_shape(lambda params: made.init_params(target.lm, params), target.params)
-    return made, made.init_params(target.lm, target.params)
+    if isinstance(made, Stored):
+        return made.load(target)
+    if made.needs_params:
+        raise ValueError(f"a {type(made).__name__} needs its parameters: give verifier=(verifier, params), or its line")
+    made = made.bind(target.lm)
+    init = functools.partial(made.init_params, jax.random.key(0))
+    return made, jax.eval_shape(init, target.params) if target.abstract else init(target.params)
 
 
 def make_selection(spec: str) -> Selection:

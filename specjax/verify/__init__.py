@@ -19,6 +19,8 @@ from specjax.verify.typical import Typical as Typical
 from specjax.verify.fly import Fly as Fly
 from specjax.verify.ears import Ears as Ears
 from specjax.verify.lantern import Lantern as Lantern
+from specjax.verify.judge import Judge as Judge
+from specjax.verify.reflective import Reflective as Reflective
 from specjax.verify.reverse import Reverse as Reverse
 
 # the contract

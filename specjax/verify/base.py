@@ -14,7 +14,7 @@ from specjax.about import Named, abouts
 from specjax.lm import LM, Output, Wants
 from specjax.pretty import Pretty
 from specjax.sampling import Sampler
-from specjax.tree import DRAWN, Children, Tree, TreeFacts
+from specjax.tree import DRAWN, Children, Extra, Tree, TreeFacts
 
 Array = jax.Array
 PyTree = Any
@@ -61,6 +61,17 @@ class Verifier(abc.ABC):
     keeps_greedy: bool = True
     """Whether rows at temperature 0 have plain decoding's text; of lossy rules some have not."""
 
+    needs_params: bool = False
+    """Whether its parameters are trained ones, which nothing but a folder or the user has."""
+
+    def bind(self, target: LM) -> "Verifier":
+        """This rule made ready for a target (itself, where there is nothing to fill in).
+
+        Raises:
+          ValueError: where it cannot judge by that target.
+        """
+        return self
+
     def check(self, drafter: TreeFacts) -> None:
         """Says before any work whether this rule can judge the drafter's trees.
 
@@ -82,8 +93,19 @@ class Verifier(abc.ABC):
                 f"or an expander of {' or '.join(self.judges)} children, or the coupled verifier"
             )
 
-    def init_params(self, target: LM, params: PyTree) -> PyTree:
-        """Arrays that it judges by, made of a target and its parameters: a decoder's `params["verify"]`; None: it has none."""
+    def init_params(self, key: Array, target_params: PyTree) -> PyTree:
+        """Arrays that it judges by, once bound to the target: a decoder's `params["verify"]`; None: it has none.
+
+        They are made of the target's parameters, or where `needs_params` are what training starts from.
+        """
+        return None
+
+    def extra(self, tree: Tree, sampler: Sampler) -> Extra | None:
+        """Slots that the target shall read behind the tree's nodes, X of them, in the same pass; None: none.
+
+        The rule finds them in its `Output`, behind the tree's. Nobody else does: they are neither observed nor committed. With
+        them a proposal is read whole, whatever the drafter's rungs. A rule that has any checks for `TreeFacts.plain_tree`.
+        """
         return None
 
     def given(self, params: PyTree) -> Callable[[Output, Tree, Sampler], Verdict]:

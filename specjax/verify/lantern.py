@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,20 +58,23 @@ class Lantern(Verifier):
 
     neighbours: int = 10
     bound: float = 0.1
+    target: Any = dataclasses.field(default=None, kw_only=True)
+    """The target LM; filled in by `bind`."""
 
     def __post_init__(self):
         if self.neighbours < 1 or not 0 <= self.bound <= 1:
             raise ValueError(f"lantern needs at least one neighbour and a bound in [0, 1], got {self}")
 
-    def init_params(self, target, params):
-        """The table of every token's nearest ones, nearest first: `{"nearest": [V, neighbours]}` int32.
-
-        Raises:
-          ValueError: where there are not so many tokens.
-        """
+    def bind(self, target):
+        """See `Verifier.bind`; there must be more tokens than neighbours."""
         if self.neighbours >= target.vocab_size:
             raise ValueError(f"lantern pools {self.neighbours} of {target.vocab_size} tokens: choose fewer neighbours")
-        return {"nearest": nearest(target.embed(params, jnp.arange(target.vocab_size)[None])[0], self.neighbours)}
+        return dataclasses.replace(self, target=target)
+
+    def init_params(self, key, target_params):
+        """The table of every token's nearest ones, nearest first: `{"nearest": [V, neighbours]}` int32."""
+        table = self.target.embed(target_params, jnp.arange(self.target.vocab_size)[None])[0]
+        return {"nearest": nearest(table, self.neighbours)}
 
     def given(self, params):
         return functools.partial(self, params=params)
@@ -78,7 +82,7 @@ class Lantern(Verifier):
     def __call__(self, output, tree, sampler, params=None):
         if params is None:
             raise ValueError(
-                'lantern reads a table of near tokens: params["verify"] = verifier.init_params(target, params)'
+                'lantern reads a table of near tokens: params["verify"] = verifier.bind(target).init_params(key, params)'
             )
         p, finite, offered = judged_by(output, tree, sampler, soft=True)
         rule = _Pooling(params["nearest"], self.bound, sampler.params.temperature == 0)

@@ -61,12 +61,14 @@ from specjax.verify import (
     Ears,
     Fly,
     GreedyMulti,
+    Judge,
     KSeq,
     Lantern,
     MultiStep,
     Optimal,
     Recursive,
     RecursiveWOR,
+    Reflective,
     Rejection,
     Reverse,
     Traversal,
@@ -148,6 +150,8 @@ VERIFIERS: dict[str, Verifier] = {
     "fly": Fly(),
     "ears": Ears(),
     "lantern": Lantern(),
+    "judge": Judge(),
+    "reflective": Reflective((5, 17, 3)),
     "reverse": Reverse(),
     "traversal": Traversal(),
     "best": Best(),
@@ -331,8 +335,8 @@ def complete(drafter, rows: Rows = MIXED, verifier=None, *, model=None, mesh=Non
     """Runs a decoder to the end. Returns the rows' new tokens and the final state."""
     decoder = specjax.speculative(TARGET, drafter, verifier, mesh=mesh)
     model = params_of(drafter) if model is None else model
-    verify = decoder.verifier.init_params(TARGET, model["target"])
-    model = model if verify is None else model | {"verify": verify}
+    verify = decoder.verifier.init_params(jax.random.key(9), model["target"])
+    model = model if verify is None else {"verify": verify} | model
     state = specjax.decoder.run(decoder, model, start(decoder, rows, model=model, **options))
     return texts(state)[: len(rows.prompts)], state
 

@@ -18,21 +18,24 @@ SAMPLING = Sampling.make(B, temperature=np.where(GREEDY, 0.0, HEAT).tolist())
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def judge(verifier, tokens, logits, key, log_q=None, params=None):
-    """A verdict, and what it may rest on: own draws `[B, N]`, uniforms `[B, N]`, residual noise by depth `[D + 1, B, V]`."""
+def judge(verifier, tokens, logits, key, log_q=None, params=None, features=None):
+    """A verdict, and what it may rest on: own draws `[B, N]`, uniforms `[B, N]`, residual noise by depth `[D + 1, B, V]`.
+
+    `features` `[B, N, E]` are what the target makes of every node.
+    """
     text = jnp.zeros((B, 8), jnp.int32)
     sampler = Sampler(jax.random.split(key, B), text, jnp.full((B,), 2), jnp.ones(B, bool), SAMPLING)
     tree = Tree.of(TOPOLOGY, tokens, tokens >= 0, log_q=log_q)
     draw = sampler.draw(logits, tree.depth, tree.path_tokens, tree.max_depth)
     noise = jnp.stack([sampler.residual_noise(jnp.full((B,), depth), V) for depth in range(tree.max_depth + 1)])
-    verdict = verifier.given(params)(Output(delta=(), logits=logits, draw=draw), tree, sampler)
+    verdict = verifier.given(params)(Output((), logits=logits, draw=draw, final=features), tree, sampler)
     return verdict, draw, sampler.uniform_of(tree.depth), noise
 
 
-def cases(verifier, seeds=3, drawn=False, params=None):
+def cases(verifier, seeds=3, drawn=False, params=None, width=0):
     """Rows to be judged by hand: the verdict's depth, node and token, and a dict of all that it is made of.
 
-    Siblings differ in their tokens; -1 is no node.
+    Siblings differ in their tokens; -1 is no node. The target's features are `width` wide, if any.
     """
     rng = np.random.default_rng(0)
     parents = TOPOLOGY.parents
@@ -45,7 +48,8 @@ def cases(verifier, seeds=3, drawn=False, params=None):
         logits = (2 * rng.normal(size=(*tokens.shape, V))).astype(np.float32)
         q = rng.dirichlet(np.full(V, 0.7), tokens.shape) if drawn else None
         log_q = None if q is None else jnp.log(jnp.asarray(q, jnp.float32))
-        found = judge(verifier, jnp.asarray(tokens), jnp.asarray(logits), jax.random.key(seed), log_q, params)
+        features = rng.normal(size=(*tokens.shape, width)).astype(np.float32)
+        found = judge(verifier, jnp.asarray(tokens), jnp.asarray(logits), jax.random.key(seed), log_q, params, features)
         verdict, draw, uniforms, noise = jax.tree.map(np.asarray, found)
         for row in range(B):
             node = verdict.path[row].max()
@@ -58,6 +62,7 @@ def cases(verifier, seeds=3, drawn=False, params=None):
                     "p": np.array([warpers.softmax(warpers.warp(z, heat)) for z in logits[row]]),
                     "q": None if q is None else q[row],
                     "draw": draw[row],
+                    "features": features[row],
                     "uniforms": uniforms[row],
                     "noise": noise[:, row],
                     "greedy": GREEDY[row],

@@ -87,7 +87,7 @@ def test_a_bound_of_zero_is_the_ordinary_rule_and_more_is_not(name):
 def test_it_is_built_for_a_target():
     model = SimpleNamespace(lm=TARGET, params=params()["target"], abstract=False)
     verifier, own = registry.build_verifier("lantern:neighbours=4", model)
-    assert verifier == Lantern(4) and own["nearest"].shape == (CONFIG.vocab_size, 4)
+    assert verifier == Lantern(4, target=TARGET) and own["nearest"].shape == (CONFIG.vocab_size, 4)
     shapes = jax.eval_shape(lambda: model.params)
     described = registry.build_verifier(verifier, SimpleNamespace(lm=TARGET, params=shapes, abstract=True))[1]
     assert described["nearest"].shape == own["nearest"].shape and described["nearest"].dtype == own["nearest"].dtype
@@ -101,5 +101,5 @@ def test_it_is_listed_as_lossy_and_bad_fields_are_refused():
     for fields in ({"neighbours": 0}, {"bound": 1.5}):
         with pytest.raises(ValueError, match="lantern needs at least one neighbour and a bound"):
             Lantern(**fields)
-    with pytest.raises(ValueError, match=r'params\["verify"\] = verifier.init_params'):
+    with pytest.raises(ValueError, match=r'params\["verify"\] = verifier.bind'):
         judge(Lantern(), jnp.zeros((32, 10), jnp.int32), jnp.zeros((32, 10, V)), jax.random.key(0))

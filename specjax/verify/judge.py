@@ -1,0 +1,85 @@
+"""Judge decoding (Bachmann et al. 2025, arXiv:2501.19309), which is lossy: a head on the target's features says which drafted
+tokens are right, though the target would have written others."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.about import About
+from specjax.lm import Wants
+from specjax.verify.base import Verdict, Verifier
+from specjax.verify.paths import longest
+from specjax.verify.top_down import at, judged_by
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge(Verifier):
+    """A child passes where the head finds it right, sigmoid(w h + b) > threshold, and so does the target's own draw; the
+    longest path of passing nodes is kept, of equal ones the likeliest, and the target's own draw follows it. h is what the
+    target makes of the child itself, after its final norm.
+
+    Lossy in greedy rows too. At a threshold of 1 nothing passes but the target's own draw, as `Coupled` has it. What the
+    target's law rules out (a filter, a bad word) never passes, which is of this library, as are trees.
+
+    Its parameters, `params["verify"]`, are {`kernel`: `[E]`, `bias`: `[1]`}, trained for one target
+    (`experiments/lossy/train_judge.py`).
+
+    Attributes:
+      threshold: of the head's probability, in [0, 1].
+    """
+
+    about = About(
+        "judge",
+        "keep another token where a trained head on the target's features finds it right",
+        "arXiv:2501.19309",
+        "lossy",
+        loads="judge_head",
+    )
+
+    wants = Wants(logits=True, draw=True, final=True)
+    keeps_greedy = False
+    needs_params = True
+
+    threshold: float = 0.5
+    target: Any = dataclasses.field(default=None, kw_only=True)
+    """The target LM; filled in by `bind`."""
+
+    def __post_init__(self):
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"judge needs a threshold in [0, 1], got {self}")
+
+    def bind(self, target):
+        return dataclasses.replace(self, target=target)
+
+    def init_params(self, key, target_params):
+        """A random head, which knows nothing."""
+        one = jnp.zeros((1, 1), jnp.int32)
+        width = jax.eval_shape(lambda params: self.target.embed(params, one), target_params).shape[-1]
+        return {"kernel": jax.random.normal(key, (width,)) / width**0.5, "bias": jnp.zeros((1,))}
+
+    def given(self, params):
+        return functools.partial(self, params=params)
+
+    def __call__(self, output, tree, sampler, params=None):
+        if params is None:
+            raise ValueError('judge reads a trained head: give it as params["verify"], see experiments/lossy/README.md')
+        p, _, offered = judged_by(output, tree, sampler, soft=True)
+        rows, parent = jnp.arange(tree.tokens.shape[0])[:, None], jnp.maximum(tree.parent, 0)
+        chance = p[rows, parent, jnp.maximum(tree.tokens, 0)]
+        draw = output.draw[:, : tree.nodes]
+        right = (jax.nn.sigmoid(score(params, output.final[:, : tree.nodes])) > self.threshold) & (chance > 0)
+        passes = (right | (tree.tokens == draw[rows, parent])) & offered.valid
+        above = tree.ancestors()
+        node = longest(jnp.all(passes.at[:, 0].set(True)[:, None] | ~above, axis=-1), chance, tree)
+        return Verdict(tree.path_to(node, above), at(tree.depth, node), at(draw, node))
+
+
+def score(params: Any, features: Array) -> Array:
+    """The head's logits `[...]` in float32 of tokens being right, from the target's features `[..., E]` at them."""
+    kernel, bias = (params[name].astype(jnp.float32) for name in ("kernel", "bias"))
+    return features.astype(jnp.float32) @ kernel + bias[0]

@@ -1,0 +1,108 @@
+"""Reflective verification (Wang et al. 2025, arXiv:2505.18629), which is lossy: the target reads the draft, is asked to think
+about it, and reads it again; what it says the second time counts too."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.about import About
+from specjax.lm import Wants
+from specjax.tree import Extra
+from specjax.verify.base import Verifier
+from specjax.verify.coupled import Coupled
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Reflective(Verifier):
+    """Keeps a chain's tokens as long as each is the draw from p', which is p mixed with what the target says at the same place
+    of a copy of the draft, behind the draft itself and a prompt that asks to reflect on it; a draw follows them.
+
+    One pass reads the chain's N nodes, R tokens of the prompt and N of the copy, which are never committed. The copy begins
+    with the root, so that it has a place after which its first drafted token is foretold. Laws are mixed as the model has them,
+    ahead of filters and temperature, and only where a token was drafted: behind the last one the target's own law is drawn
+    from. With a weight of 0 it is `Coupled`.
+
+    Lossy in greedy rows too. Mixing laws or logits, the weight and the prompt are choices of this library, as is the rule that
+    p' is put through, for which any will do.
+
+    Attributes:
+      prompt: its token ids, R of them; a line of text names it as words.
+      weight: of what is said the second time, in [0, 1].
+      mix: "laws": p' = (1 - weight) p + weight p_2; "logits": their logarithms in its place.
+    """
+
+    about = About(
+        "reflective",
+        "keep the draw from p mixed with what the target says of a second copy of the draft; chains only",
+        "arXiv:2505.18629",
+        "lossy",
+        fields=("weight", "mix"),
+        loads="prompt",
+        tree="chain:length={depth}",
+    )
+
+    wants = Wants(logits=True)
+    keeps_greedy = False
+
+    prompt: tuple[int, ...] = ()
+    weight: float = 0.3
+    mix: str = "laws"
+
+    def __post_init__(self):
+        if not 0 <= self.weight <= 1 or self.mix not in ("laws", "logits"):
+            raise ValueError(f"reflective needs a weight in [0, 1], and laws or logits to mix, got {self}")
+
+    def check(self, drafter):
+        super().check(drafter)
+        if not drafter.is_chain or not drafter.plain_tree:
+            raise ValueError(
+                "the reflective verifier takes chains that are read whole with nothing beside them, and this drafter proposes "
+                f"{'more than its tokens' if drafter.is_chain else 'a tree'}: choose another drafter, a chain expander, or the "
+                "coupled verifier"
+            )
+
+    def extra(self, tree, sampler):
+        """The prompt and the copy, `[B, R + N]`, each slot behind those before it and the drafted tokens."""
+        if tree.max_depth == 0:
+            return None
+        if not tree.is_chain:
+            raise ValueError("the reflective verifier takes chains, and this tree is not one: choose a chain expander")
+        prompt = jnp.broadcast_to(jnp.asarray(self.prompt, jnp.int32), (len(tree.tokens), len(self.prompt)))
+        tokens = jnp.concatenate([prompt, tree.tokens], axis=1)
+        rows, slots = tokens.shape
+        # a chain that stopped early is followed at once
+        positions = (sampler.length - 1 + tree.valid.sum(axis=1))[:, None] + jnp.arange(slots)[None]
+        draft = jnp.broadcast_to(tree.valid[:, None], (rows, slots, tree.nodes))
+        itself = jnp.broadcast_to(jnp.tril(jnp.ones((slots, slots), bool)), (rows, slots, slots))
+        return Extra(tokens, positions.astype(jnp.int32), jnp.concatenate([draft, itself], axis=2))
+
+    def __call__(self, output, tree, sampler):
+        logits = output.logits[:, : tree.nodes]
+        if tree.max_depth:
+            again = output.logits[:, tree.nodes + len(self.prompt) :]
+            drafted = jnp.pad(tree.valid[:, 1:], ((0, 0), (0, 1)))
+            logits = jnp.where(drafted[:, :, None], mixed(logits, again, self.weight, self.mix), logits)
+        draw = sampler.draw(logits, tree.depth, tree.path_tokens, tree.max_depth)
+        return Coupled()(dataclasses.replace(output, draw=draw), tree, sampler)
+
+
+def mixed(logits: Array, again: Array, weight: float, mix: str) -> Array:
+    """Logits `[..., V]` of the law p' (see `Reflective`), those of p where the weight is 0; what p rules out stays so.
+
+    They are the first ones and a difference, so that mixed laws keep their scale, which penalties go by.
+
+    Args:
+      logits: `[..., V]` of p.
+      again: `[..., V]` of what is mixed in.
+      weight: of the second.
+      mix: see `Reflective`.
+    """
+    ratio = jax.nn.log_softmax(again, axis=-1) - jax.nn.log_softmax(logits, axis=-1)
+    if mix == "logits":
+        more = weight * ratio
+    else:
+        more = jnp.logaddexp(jnp.log1p(-weight), jnp.log(weight) + ratio)
+    return jnp.where(jnp.isfinite(logits), logits + more, logits)

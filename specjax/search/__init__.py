@@ -16,6 +16,9 @@ from specjax.search.first_finish import FirstFinish as FirstFinish
 # step by step, or between two models: for Python alone
 from specjax.search.entropy_adaptive import EntropyAdaptive as EntropyAdaptive
 from specjax.search.astar import AStar as AStar
+from specjax.search.spec_reason import SpecReason as SpecReason
+from specjax.search.speculative_thinking import SpeculativeThinking as SpeculativeThinking
+from specjax.search.self_agreement import SelfAgreement as SelfAgreement
 
 # for Python alone
 from specjax.search.exact_extract import exact_extract as exact_extract
@@ -33,3 +36,4 @@ from specjax.search.stepwise import Step as Step
 from specjax.search.stepwise import Written as Written
 from specjax.search.astar import Partial as Partial
 from specjax.search.astar import steps_ahead as steps_ahead
+from specjax.search.spec_reason import Proposed as Proposed

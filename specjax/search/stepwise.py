@@ -152,6 +152,11 @@ class Asked:
             yield dataclasses.replace(self, prompts=self.prompts[cut], ids=self.ids[cut], keys=self.keys[cut])
 
 
+def partner(model: Any, small: Any) -> Any:
+    """The small model as one that writes at the large one's text: it ends where that one does, and has its tokenizer."""
+    return dataclasses.replace(small, tokenizer=model.tokenizer, eos_ids=model.eos_ids)
+
+
 def encoded(model: Any, prompt: Any) -> tuple[int, ...]:
     """A prompt's token ids, as `specjax.generate` has them.
 

@@ -86,7 +86,7 @@ class Writer:
         count = len(asked.ids)
         widths = [prefill_width(len(own)) for own in asked.ids]
         most = min(self.model.max_length, self.capacity - WIDTHS[-1] - 1 - self.decoder.slack)
-        self.most[:count] = [min(len(own) + asked.max_new_tokens, most) for own in asked.ids]
+        self.most[:], self.most[:count] = 0, [min(len(own) + asked.max_new_tokens, most) for own in asked.ids]
         for width in sorted(set(widths)):
             own = [row for row in range(count) if widths[row] == width]
             size = 1 + -(-(max(len(asked.ids[row]) for row in own) - 1) // width) * width
@@ -111,7 +111,10 @@ class Writer:
         self.passes[:], self.failed[:] = 0, False
         self.length[:] = self.begin[:] = 1
         self.length[:count] = self.begin[:count] = [len(own) for own in asked.ids]
-        self.tokens[:count] = to_host(self.state.tokens)[:count]
+        self.state = dataclasses.replace(
+            self.state, length=jnp.asarray(self.length, jnp.int32)
+        )  # rows that are free now too
+        self.tokens = to_host(self.state.tokens).copy()
 
     def _eos(self, step: bool) -> np.ndarray:
         ids = sorted({*self.model.eos_ids, *(self.stops if step else ())})

@@ -120,6 +120,7 @@ TABLES = {
     "expanders": lambda: listed(registry.EXPANDERS, "grows"),
     "warpers": warpers,
     "searches": lambda: listed(registry.SEARCHES, "finds"),
+    "stepwise": lambda: listed(registry.STEPWISE, "writes"),
     "selections": lambda: listed(registry.SELECTIONS, "takes"),
     "verifiers": lambda: listed(registry.VERIFIERS, "keeps"),
     "unmask": lambda: listed(registry.UNMASKS, "commits"),

@@ -83,7 +83,8 @@ def turns(threshold):
                 new = tokens[row, lengths[row] : length[row]].tolist()
                 text = LARGE.tokenizer.decode(new, skip_special_tokens=True)
                 passes = int(state.large.passes[row]), int(state.small.passes[row])
-                yield Written(prompts[at + row], text, new, "eos", *passes)
+                reason = "eos" if new[-1] in LARGE.eos_ids else "length"
+                yield Written(prompts[at + row], text, new, reason, *passes)
 
     return run
 

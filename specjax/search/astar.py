@@ -129,11 +129,10 @@ class AStar(Stepwise):
         if self.samples > 1 and not sampling.get("temperature"):
             raise ValueError("several samples of a greedy step are one: set a temperature, or samples to 1")
         asked = Asked.of([model], prompts, max_new_tokens, seed, sampling)
-        if not asked.ids:
+        stops, parts = step_ends(model, self.separator), asked.parts(batch_size)
+        if not parts:
             return []
-        stops = step_ends(model, self.separator)
-        lanes = min(batch_size, len(asked.ids))
-        parts = asked.parts(lanes)
+        lanes = len(parts[0].ids)
         writer = Writer(model, lanes * self.samples, asked, stops, logprobs=True)
         return [found for part in parts for found in _Search(self, writer, part, lanes).run()]
 

@@ -87,7 +87,8 @@ class SelfAgreement(Stepwise):
         for prompt in asked.prompts:
             if not isinstance(prompt, str) and not (len(prompt) and isinstance(prompt[-1], Mapping)):
                 raise ValueError("a second prompt is written with the first one's words: give texts or chats, not ids")
-        if not asked.ids:
+        parts = asked.parts(batch_size)
+        if not parts:
             return []
         frame = max(len(encoded(model, self.question(prompt, [""] * self.samples))) for prompt in asked.prompts)
         room = frame + self.samples * (max_new_tokens + SPARE)
@@ -96,8 +97,7 @@ class SelfAgreement(Stepwise):
                 f"{self.samples} completions of {max_new_tokens} tokens, the prompt and an answer may take "
                 f"{room + max_new_tokens} positions, and {model.name} has {model.max_length}: lower samples or max_new_tokens"
             )
-        lanes = min(batch_size, len(asked.ids))
-        parts = list(asked.parts(lanes))
+        lanes = len(parts[0].ids)
         greedy = dataclasses.replace(asked, sampling={})
         writer = Writer(model, lanes * self.samples, asked, (), room=room)
         judge = Writer(model, lanes, greedy, (), room=room)

@@ -110,10 +110,10 @@ class SpecReason(Stepwise):
         question, digits = (), {}
         if self.score in DIGITS:
             question, digits = words_of(model, self.question), _digits(model)
-        if not asked.ids:
+        parts = asked.parts(batch_size)
+        if not parts:
             return []
-        rows = min(batch_size, len(asked.ids))
-        parts = list(asked.parts(rows))
+        rows = len(parts[0].ids)
         room = self.step_tokens + len(question)
         large = Writer(model, rows, asked, stops, room=room)
         little = Writer(partner(model, small), rows, asked, stops, room=room)

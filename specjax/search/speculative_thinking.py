@@ -86,10 +86,10 @@ class SpeculativeThinking(Stepwise):
         """
         asked = Asked.of([model, small], prompts, max_new_tokens, seed, sampling)
         stops, help = step_ends(model, self.trigger), words_of(model, self.help)
-        if not asked.ids:
+        parts = asked.parts(batch_size)
+        if not parts:
             return []
-        rows = min(batch_size, len(asked.ids))
-        parts = list(asked.parts(rows))
+        rows = len(parts[0].ids)
         large = Writer(model, rows, asked, (), room=len(help))
         little = Writer(partner(model, small), rows, asked, stops, room=len(help))
         return [found for part in parts for found in _Rows(self, large, little, part, help).run()]

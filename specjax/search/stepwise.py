@@ -5,7 +5,8 @@ In the shape descriptions `B` denotes rows, `W` tokens that are read together, `
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -15,7 +16,7 @@ from specjax.about import Named
 from specjax.pretty import short
 from specjax.sampling import row_keys
 from specjax.sampling.warp import carries
-from specjax.sampling_params import Sampling
+from specjax.sampling_params import FIELDS, Sampling
 
 
 class Stepwise:
@@ -107,23 +108,14 @@ class Asked:
         Raises:
           ValueError: on diffusion models, models of two vocabularies, what is no prompt, or a prompt that leaves no room.
         """
-        for model in models:
-            if model.masked:
-                raise ValueError(
-                    f"{model.name} is a diffusion model, which does not write from left to right: take another"
-                )
-            if model.lm.vocab_size != models[0].lm.vocab_size:
-                raise ValueError(
-                    f"{model.name} and {models[0].name} have two vocabularies, and write at one text: take others"
-                )
+        check_pair(models)
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise ValueError(f"prompts are a list of texts, of lists of token ids or of chats, not {prompts!r:.60}")
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, (int, np.integer)) or max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be a whole number from 1 on, got {max_new_tokens!r}")
-        if carries(Sampling.make(1, **sampling)):
-            raise ValueError(
-                "texts that are continued in several ways keep no sum over their tokens: leave mirostat out"
-            )
+        for name, value, least in (("max_new_tokens", max_new_tokens, 1), ("seed", seed, -math.inf)):
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+                raise ValueError(f"{name} must be a whole number{' from 1 on' if least == 1 else ''}, got {value!r}")
+        if unknown := sampling.keys() - FIELDS.keys():
+            raise ValueError(f"there is no option {min(unknown)!r}: see `specjax samplers`")
         ids = tuple(encoded(models[0], prompt) for prompt in prompts)
         most = min(model.max_length for model in models)
         for number, own in enumerate(ids):
@@ -132,24 +124,53 @@ class Asked:
                     f"prompt {number} has {len(own)} tokens, and there is room for {most}, output included: shorten it"
                 )
         keys = np.asarray(jax.random.key_data(row_keys([seed] * len(ids), ids))) if ids else np.zeros((0, 2), np.uint32)
-        return cls(tuple(prompts), ids, keys, int(max_new_tokens), sampling)
+        asked = cls(tuple(prompts), ids, keys, int(max_new_tokens), sampling)
+        if carries(asked.sampling_of(1)):
+            raise ValueError(
+                "texts that are gone on with in several ways keep no sum over their tokens: leave mirostat out"
+            )
+        return asked
+
+    def sampling_of(self, rows: int) -> Sampling:
+        """The options of so many rows.
+
+        Raises:
+          ValueError: on an option that is out of range.
+        """
+        listed = {name for name in self.sampling if "shape" in FIELDS[name].metadata}
+        options = {name: [value] * rows if name in listed else value for name, value in self.sampling.items()}
+        return Sampling.make(rows, **options)
 
     @property
     def longest(self) -> int:
         """Tokens of the longest prompt."""
         return max(map(len, self.ids))
 
-    def parts(self, size: int) -> Iterator["Asked"]:
+    def parts(self, size: int) -> "list[Asked]":
         """So many at a time.
 
         Raises:
           ValueError: on fewer than one.
         """
-        if size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {size}")
-        for at in range(0, len(self.ids), size):
-            cut = slice(at, at + size)
-            yield dataclasses.replace(self, prompts=self.prompts[cut], ids=self.ids[cut], keys=self.keys[cut])
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+            raise ValueError(f"batch_size must be a whole number from 1 on, got {size!r}")
+        cuts = (slice(at, at + size) for at in range(0, len(self.ids), size))
+        return [
+            dataclasses.replace(self, prompts=self.prompts[cut], ids=self.ids[cut], keys=self.keys[cut]) for cut in cuts
+        ]
+
+
+def check_pair(models: Sequence[Any]) -> None:
+    """Raises ValueError on diffusion models, and on models that do not write the same tokens."""
+    first = models[0]
+    for model in models:
+        if model.masked:
+            raise ValueError(
+                f"{model.name} is a diffusion model, which does not write from left to right: take another"
+            )
+        words = [getattr(own.tokenizer, "get_vocab", dict)() for own in (first, model)]
+        if model.lm.vocab_size != first.lm.vocab_size or (all(words) and words[0] != words[1]):
+            raise ValueError(f"{model.name} and {first.name} have two vocabularies, and write at one text: take others")
 
 
 def partner(model: Any, small: Any) -> Any:

@@ -16,7 +16,6 @@ import numpy as np
 from specjax import decoder as decoding
 from specjax.decoder import Needs
 from specjax.lm import Block, Wants
-from specjax.sampling_params import Sampling
 from specjax.search.stepwise import Asked
 from specjax.sharding.distributed import to_host
 from specjax.speculative import prefill_width, speculative, write
@@ -59,7 +58,7 @@ class Writer:
         self, model: Any, rows: int, asked: Asked, stops: Sequence[int], *, room: int = 0, logprobs: bool = False
     ):
         self.model, self.rows, self.stops = model, rows, tuple(stops)
-        self.sampling = asked.sampling
+        self.asked = asked
         self.params = {"target": model.params, "draft": None}
         greedy = set(asked.sampling) <= {"temperature"} and not asked.sampling.get("temperature")
         self.plain = speculative(model.lm, logprobs=logprobs)
@@ -77,7 +76,7 @@ class Writer:
 
     def blank(self, rows: int) -> Any:
         """A state of so many free rows like these."""
-        form = Sampling.make(1, **self.sampling).form
+        form = self.asked.sampling_of(1).form
         dtype = jax.tree.leaves(self.params["target"])[0].dtype
         return decoding.empty(self.plain, self.params, rows, self.capacity, dtype, self.ends, form=form)
 
@@ -104,7 +103,7 @@ class Writer:
                 lengths,
                 jax.random.wrap_key_data(jax.device_put(keys)),
                 limit=np.where(places < self.rows, self.most, 2).astype(np.int32),
-                sampling=Sampling.make(self.rows, **self.sampling),
+                sampling=self.asked.sampling_of(self.rows),
                 eos=self._eos(False),
                 width=width,
             )

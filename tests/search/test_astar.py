@@ -183,8 +183,11 @@ REFUSED = (
     ({}, {"prompts": [[99]]}, "prompt id 99 is outside the vocabulary of 24 tokens"),
     ({}, {"prompts": [[1] * 300]}, "prompt 0 has 300 tokens, and there is room for 256"),
     ({}, {"max_new_tokens": 0}, "max_new_tokens must be a whole number from 1 on"),
-    ({}, {"batch_size": 0}, "batch_size must be at least 1"),
+    ({}, {"batch_size": 0}, "batch_size must be a whole number from 1 on"),
     ({}, {"mirostat_tau": 3.0}, "leave mirostat out"),
+    ({}, {"seed": 0.5}, "seed must be a whole number, got 0.5"),
+    ({}, {"heat": 3.0}, "there is no option 'heat'"),
+    ({}, {"temperature": -1.0}, "temperature must be"),
 )
 
 

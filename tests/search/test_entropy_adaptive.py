@@ -14,6 +14,7 @@ from specjax import cli
 from specjax import decoder as decoding
 from specjax.models.llama import LlamaLM
 from specjax.search import EntropyAdaptive
+from specjax.sharding import make_mesh
 
 LARGE = params("none")["target"]
 # other weights than the large model's lower layers, so that texts differ
@@ -118,6 +119,16 @@ def test_passes_are_tokens_and_what_was_missed():
                 passes += (1 + missed // DECODER.block) if wrote else 0
                 missed = 0 if wrote else missed + 1
             assert int(memory.passes[row]) == passes
+
+
+@pytest.mark.slow
+def test_on_a_mesh_it_is_the_same():
+    mesh = make_mesh("data=2,model=4")
+    decoder = dataclasses.replace(DECODER, mesh=mesh)
+    weights = jax.device_put(MODEL, decoder.param_shardings(MODEL))
+    state = decoding.run(decoder, weights, start(decoder, BATCH, model=weights))
+    one = run(BETWEEN)
+    assert texts(state) == texts(one) and np.array_equal(state.by_large, one.by_large)
 
 
 def test_a_row_ends_with_eos():

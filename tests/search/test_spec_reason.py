@@ -10,7 +10,9 @@ from support.margin import teacher_forced
 from support.two_models import EOS, LARGE, LETTERS, PROMPTS, SMALL, written
 
 import specjax
-from specjax import cli
+from specjax import cli, models
+from specjax import decoder as decoding
+from specjax.models import LlamaLM
 from specjax.search import SpecReason, writer
 
 QUESTION = "nnm"
@@ -106,6 +108,18 @@ def test_at_the_ends_of_the_threshold_it_is_one_model(options):
     assert texts[0] != texts[1]
 
 
+def test_nothing_is_traced_twice_and_lists_are_options():
+    """Other prompts of the same number run the same programs; a token that must not be written is not."""
+    options = {"max_new_tokens": NEW, "batch_size": 4, "suppress_tokens": [2, 3]}
+    first = METHOD(LARGE, SMALL, PROMPTS, **options)
+    assert not {2, 3} & {token for record in first for token in record.tokens}
+    before = [program._cache_size() for program in (writer._read, decoding.run_program, decoding.insert_program)]
+    METHOD(LARGE, SMALL, PROMPTS[::-1], **options)
+    assert [
+        program._cache_size() for program in (writer._read, decoding.run_program, decoding.insert_program)
+    ] == before
+
+
 def test_a_users_own_score_in_rows_that_follow_each_other():
     """It sees the whole text; and two prompts at a time write what four do."""
     seen = []
@@ -141,6 +155,11 @@ REFUSED = (
 def test_what_it_does_not_take(fields, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(METHOD, **fields)
+    wider = dataclasses.replace(SMALL, lm=LlamaLM(dataclasses.replace(SMALL.lm.config, vocab_size=25)))
+    with pytest.raises(ValueError, match="small and large have two vocabularies"):
+        METHOD(LARGE, wider, PROMPTS)
+    with pytest.raises(ValueError, match="tiny-diffusion is a diffusion model"):
+        METHOD(LARGE, models.load("tiny-diffusion"), PROMPTS)
     blind = dataclasses.replace(LARGE, tokenizer=None)
     with pytest.raises(ValueError, match="has no tokenizer, and a text is to be read"):
         SpecReason(separator=(4,))(blind, SMALL, PROMPTS)

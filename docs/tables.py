@@ -121,6 +121,7 @@ TABLES = {
     "warpers": warpers,
     "searches": lambda: listed(registry.SEARCHES, "finds"),
     "mixers": lambda: listed(registry.MIXERS, "a thinking row reads"),
+    "stepwise": lambda: listed(registry.STEPWISE, "writes"),
     "selections": lambda: listed(registry.SELECTIONS, "takes"),
     "verifiers": lambda: listed(registry.VERIFIERS, "keeps"),
     "unmask": lambda: listed(registry.UNMASKS, "commits"),

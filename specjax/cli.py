@@ -90,9 +90,11 @@ def samplers(options: NoOptions) -> int:
 
 def searches(options: NoOptions) -> int:
     """`specjax searches`."""
-    from specjax.spec.registry import SEARCHES, SELECTIONS
+    from specjax.spec.registry import SEARCHES, SELECTIONS, STEPWISE
 
     _list_entries(SEARCHES, flags=True)
+    write("specjax.search, in Python: step by step, or between two models\n")
+    _list_entries(STEPWISE)
     write("--select, of several completions\n")
     return _list_entries(SELECTIONS)
 

@@ -14,6 +14,13 @@ from specjax.search.self_certainty import SelfCertainty as SelfCertainty
 from specjax.search.borda import Borda as Borda
 from specjax.search.first_finish import FirstFinish as FirstFinish
 
+# step by step, or between two models: for Python alone
+from specjax.search.entropy_adaptive import EntropyAdaptive as EntropyAdaptive
+from specjax.search.astar import AStar as AStar
+from specjax.search.spec_reason import SpecReason as SpecReason
+from specjax.search.speculative_thinking import SpeculativeThinking as SpeculativeThinking
+from specjax.search.self_agreement import SelfAgreement as SelfAgreement
+
 # for Python alone
 from specjax.search.exact_extract import exact_extract as exact_extract
 from specjax.search.exact_extract import Span as Span
@@ -25,3 +32,9 @@ from specjax.search.base import Beams as Beams
 from specjax.search.base import Found as Found
 from specjax.search.selection import Selection as Selection
 from specjax.search.selection import Candidate as Candidate
+from specjax.search.stepwise import Stepwise as Stepwise
+from specjax.search.stepwise import Step as Step
+from specjax.search.stepwise import Written as Written
+from specjax.search.astar import Partial as Partial
+from specjax.search.astar import steps_ahead as steps_ahead
+from specjax.search.spec_reason import Proposed as Proposed

@@ -22,7 +22,7 @@ from specjax.diffusion import EntropyRenoise, cache, unmask
 from specjax.draft import Drafter, fuse
 from specjax.draft.adaptive import Rule
 from specjax.expand import Chain, Expander
-from specjax.search import Search, Selection
+from specjax.search import Search, Selection, Stepwise
 from specjax.spec import line
 from specjax.spec.companions import LOADERS, LONGEST, Ruled, Stored, of_several_passes, ready, stacked
 from specjax.verify import Verifier
@@ -119,6 +119,8 @@ WARPERS = listed(Warper, warpers)
 SEARCHES = listed(Search, search)
 SELECTIONS = listed(Selection, search)
 MIXERS = listed(soft.Mixer, soft)
+STEPWISE = listed(Stepwise, search)
+"""For Python alone."""
 UNMASKS = listed(unmask.Unmask, diffusion, unmask)
 SAMPLERS = listed(EntropyRenoise, diffusion)
 CACHES = listed(cache.Cache, cache)

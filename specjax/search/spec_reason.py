@@ -1,0 +1,224 @@
+"""SpecReason (arXiv:2504.07891): a small model proposes a step, and the base model takes it or writes the step itself."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax.about import About
+from specjax.search.stepwise import Asked, Step, Stepwise, Written, partner, step_ends, text_of, words_of
+from specjax.search.writer import Writer
+
+DIGITS = ("digit", "mean_digit")
+SCORES = (*DIGITS, "likelihood")
+"""What the base model may say of a step: the digit that it writes, the mean of what it might write, or the geometric mean of
+the probabilities that it gives the step's tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposed:
+    """A step that is to be scored.
+
+    Attributes:
+      prompt: as given.
+      text: what follows it, this step included; None without a tokenizer.
+      step: the step.
+      logprobs: of its tokens, under the base model's own softmax.
+    """
+
+    prompt: Any
+    text: str | None
+    step: Step
+    logprobs: tuple[float, ...]
+
+
+Score = Callable[[Sequence[Proposed]], Sequence[float]]
+"""From steps, those of several prompts at a time, to what each is worth."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecReason(Stepwise):
+    """Step by step: the small model writes, the base model reads that in one pass, and takes it or writes the step itself.
+
+    Both keep their caches: what is not taken is taken back, and the small model reads the base model's step in one pass. A step
+    is scored by the digit that the base model writes after `question`; what is no digit counts as 0. Above the highest score a
+    threshold leaves the base model's own text, and at 0 the small model's.
+
+    Attributes:
+      threshold: a step is taken from this score on.
+      score: one of `SCORES`, or a function. The likelihood is between 0 and 1, digits between 0 and 9.
+      question: what the base model reads behind a step before it writes a digit.
+      first: so many steps are the base model's unasked.
+      separator: what the last token of a step holds, or the ids of such tokens.
+      step_tokens: of a step, at most.
+
+    Raises:
+      ValueError: on a score that there is not, a threshold that is no number, or counts that are too small.
+    """
+
+    about = About(
+        "spec_reason", "a small model's steps, where the base model scores them high enough", "arXiv:2504.07891",
+        "own text", fields=(),
+    )  # fmt: skip
+
+    threshold: float = 7.0
+    score: str | Score = "digit"
+    question: str = "\n\nHow good is the last step, from 0 (wrong) to 9 (right)? Its score:"
+    first: int = 0
+    separator: str | tuple[int, ...] = "\n\n"
+    step_tokens: int = 64
+
+    def __post_init__(self):
+        if isinstance(self.score, str) and self.score not in SCORES:
+            raise ValueError(f"unknown score {self.score!r}; choose {', '.join(SCORES)}, or give a function")
+        if math.isnan(self.threshold):
+            raise ValueError("threshold is a score, and nan is none")
+        if self.step_tokens < 1 or self.first < 0:
+            raise ValueError(
+                f"step_tokens must be at least 1 and first at least 0, got {self.step_tokens} and {self.first}"
+            )
+
+    def __call__(
+        self,
+        model: Any,
+        small: Any,
+        prompts: Sequence[Any],
+        *,
+        max_new_tokens: int = 128,
+        seed: int = 0,
+        batch_size: int = 8,
+        **sampling: Any,
+    ) -> list[Written]:
+        """A text for every prompt, in order; its `steps` say whose they are and what they scored, `score` is the mean.
+
+        Args:
+          model: the base model, of `specjax.models.load`.
+          small: the one that proposes, of the same vocabulary.
+          prompts: a list of texts, lists of token ids or chats.
+          max_new_tokens: at most so many for each.
+          seed: with a prompt it decides the noise, which both models share.
+          batch_size: prompts that are written side by side.
+          **sampling: as of `specjax.generate`, of both models.
+
+        Raises:
+          ValueError: see `Asked.of` and `step_ends`; on digits without a tokenizer.
+        """
+        asked = Asked.of([model, small], prompts, max_new_tokens, seed, sampling)
+        stops = step_ends(model, self.separator)
+        question, digits = (), {}
+        if self.score in DIGITS:
+            question, digits = words_of(model, self.question), _digits(model)
+        parts = asked.parts(batch_size)
+        if not parts:
+            return []
+        rows = len(parts[0].ids)
+        room = self.step_tokens + len(question)
+        large = Writer(model, rows, asked, stops, room=room)
+        little = Writer(partner(model, small), rows, asked, stops, room=room)
+        return [found for part in parts for found in _Rows(self, large, little, part, question, digits).run()]
+
+
+def _digits(model):
+    """The ids of tokens that are a digit, and which."""
+    texts = ((token, model.tokenizer.decode([token]).strip()) for token in range(model.lm.vocab_size))
+    return {token: int(text) for token, text in texts if len(text) == 1 and text in "0123456789"}
+
+
+class _Rows:
+    """Some prompts side by side."""
+
+    def __init__(self, method: SpecReason, large: Writer, little: Writer, asked: Asked, question, digits):
+        self.method, self.large, self.little, self.asked = method, large, little, asked
+        self.question, self.digits = question, digits
+        large.enter(asked)
+        little.enter(asked)
+        large.most[:] = little.most[:] = np.minimum(large.most, little.most)
+        self.steps: list[list[Step]] = [[] for _ in asked.ids]
+
+    def run(self) -> list[Written]:
+        """All of them to their end."""
+        large, count = self.large, len(self.asked.ids)
+        while True:
+            live = np.asarray([row < count and not large.over(row) for row in range(large.rows)])
+            if not live.any():
+                break
+            self._step(live)
+        return [self._written(row) for row in range(count)]
+
+    def _step(self, live):
+        """One step in the live rows."""
+        large, little, method = self.large, self.little, self.method
+        before = large.length.copy()
+        begun = np.asarray(
+            [row < len(self.steps) and len(self.steps[row]) >= method.first for row in range(large.rows)]
+        )
+        proposed = little.write(live & begun, method.step_tokens)
+        scores = self._scores(proposed)
+        taken = np.asarray([score is not None and score >= method.threshold for score in scores])
+        large.back(before + np.where(taken, [len(step) for step in proposed], 0))
+        own = large.write(live & ~taken, method.step_tokens)
+        little.back(before + np.where(taken, [len(step) for step in proposed], 0))
+        little.read([[] if large.over(row) else text for row, text in enumerate(own)])
+        for row in np.flatnonzero(live):
+            tokens = tuple(proposed[row] if taken[row] else own[row])
+            by = "small" if taken[row] else "large"
+            self.steps[row].append(self._made(row, tokens, by, scores[row]))
+
+    def _made(self, row, tokens, by, score=None):
+        before = (*self.asked.ids[row], *(token for step in self.steps[row] for token in step.tokens))
+        return Step(tokens, text_of(self.large.model, tokens, before), by, score)
+
+    def _scores(self, proposed):
+        """What the base model, which reads them, makes of steps; None of none."""
+        method, rows = self.method, [row for row, step in enumerate(proposed) if step]
+        if not rows:
+            return [None] * len(proposed)
+        heard = self.large.read(
+            [[*step, *self.question] if step else [] for step in proposed], tuple(self.digits) or (0,)
+        )
+        said = [tuple(heard.logprobs[row][: len(proposed[row])]) for row in rows]
+        if method.score == "digit":
+            found = [float(self.digits.get(int(heard.top[row]), 0)) for row in rows]
+        elif method.score == "mean_digit":
+            found = [float(np.exp(heard.after[row]) @ np.asarray([*self.digits.values()])) for row in rows]
+        elif method.score == "likelihood":
+            found = [math.exp(math.fsum(own) / len(own)) for own in said]
+        else:
+            found = self._asked_of(rows, proposed, said)
+        scores: list[float | None] = [None] * len(proposed)
+        for row, score in zip(rows, found, strict=True):
+            scores[row] = score
+        return scores
+
+    def _asked_of(self, rows, proposed, said):
+        """What a user's function says.
+
+        Raises:
+          ValueError: where that is not a number for each.
+        """
+        asked = []
+        for row, logprobs in zip(rows, said, strict=True):
+            step = self._made(row, tuple(proposed[row]), "small")
+            tokens = [*(token for old in self.steps[row] for token in old.tokens), *proposed[row]]
+            text = text_of(self.large.model, tokens, self.asked.ids[row])
+            asked.append(Proposed(self.asked.prompts[row], text, step, logprobs))
+        found = [float(score) for score in self.method.score(asked)]
+        if len(found) != len(rows) or any(math.isnan(score) for score in found):
+            raise ValueError(f"the score must be one number a step: {len(found)} for {len(rows)}, or NaN")
+        return found
+
+    def _written(self, row):
+        large, tokens = self.large, self.large.new(row)
+        scores = [step.score for step in self.steps[row] if step.score is not None]
+        return Written(
+            self.asked.prompts[row],
+            text_of(large.model, tokens, self.asked.ids[row]),
+            tokens,
+            large.reason(row),
+            int(large.passes[row]),
+            int(self.little.passes[row]),
+            tuple(self.steps[row]),
+            float(np.mean(scores)) if scores else None,
+        )

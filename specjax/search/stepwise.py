@@ -1,0 +1,258 @@
+"""What methods that go step by step have in common: prompts, steps, what comes back, and rows that stop at a step's end.
+
+In the shape descriptions `B` denotes rows, `W` tokens that are read together, `V` the vocabulary.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from specjax.about import Named
+from specjax.pretty import short
+from specjax.sampling import row_keys
+from specjax.sampling.warp import carries
+from specjax.sampling_params import FIELDS, Sampling
+
+
+class Stepwise:
+    """Goes on from what a step of a text turned out to be: with the same model in several ways, or with another one."""
+
+    about: ClassVar[Named] = None
+    """Its names in the registry, without fields since no line of text makes it, and what its text is worth."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A part of a text that was written in one go.
+
+    Attributes:
+      tokens: its ids.
+      text: the same as text; None without a tokenizer.
+      by: whose it is: "large" or "small"; where there is one model, "large".
+      score: what it was worth to the method, or None.
+    """
+
+    tokens: tuple[int, ...]
+    text: str | None
+    by: str = "large"
+    score: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Written:
+    """What a method that goes step by step wrote after a prompt.
+
+    Attributes:
+      prompt: as given.
+      text: the new text; None without a tokenizer.
+      tokens: the new ids, EOS included.
+      finish_reason: eos; length; budget, where the method may go no further; error, where logits were not finite.
+      passes: of the large model over rows of this prompt, thrown away ones among them: a token each, and a block of tokens
+        that is read each. What read the prompt does not count.
+      small_passes: likewise of the small model, where there is one.
+      steps: what the text is made of.
+      score: what the method makes of the whole text, or None.
+    """
+
+    prompt: Any
+    text: str | None
+    tokens: list[int]
+    finish_reason: str
+    passes: int
+    small_passes: int = 0
+    steps: tuple[Step, ...] = ()
+    score: float | None = None
+
+    def __repr__(self) -> str:
+        shown = self.text if self.text is not None else self.tokens
+        about = f"{self.finish_reason}, {len(self.tokens)} tokens, {self.passes} passes"
+        return f"Written({short(self.prompt, 40)} -> {short(shown, 40)}, {about})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """Checked prompts, and how to go on from them.
+
+    Attributes:
+      prompts: as given.
+      ids: their token ids.
+      keys: `[N, 2]` uint32, key data of their rows: those that `specjax.generate` has for them at this seed.
+      max_new_tokens: at most so many for each.
+      sampling: options of all of them.
+    """
+
+    prompts: tuple[Any, ...]
+    ids: tuple[tuple[int, ...], ...]
+    keys: np.ndarray
+    max_new_tokens: int
+    sampling: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, models: Sequence[Any], prompts: Any, max_new_tokens: int, seed: int, sampling: dict[str, Any]
+    ) -> "Asked":
+        """Of what a user gave.
+
+        Args:
+          models: all that write, `specjax.models.Model`; the first one's tokenizer is everyone's.
+          prompts: a list of texts, lists of token ids or lists of chat messages.
+          max_new_tokens: at least 1.
+          seed: with a prompt it decides the noise.
+          sampling: options of `specjax.sampling_params.SamplingOptions`.
+
+        Raises:
+          ValueError: on diffusion models, models of two vocabularies, what is no prompt, or a prompt that leaves no room.
+        """
+        check_pair(models)
+        if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+            raise ValueError(f"prompts are a list of texts, of lists of token ids or of chats, not {prompts!r:.60}")
+        for name, value, least in (("max_new_tokens", max_new_tokens, 1), ("seed", seed, -math.inf)):
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+                raise ValueError(f"{name} must be a whole number{' from 1 on' if least == 1 else ''}, got {value!r}")
+        if unknown := sampling.keys() - FIELDS.keys():
+            raise ValueError(f"there is no option {min(unknown)!r}: see `specjax samplers`")
+        ids = tuple(encoded(models[0], prompt) for prompt in prompts)
+        most = min(model.max_length for model in models)
+        for number, own in enumerate(ids):
+            if len(own) >= most:
+                raise ValueError(
+                    f"prompt {number} has {len(own)} tokens, and there is room for {most}, output included: shorten it"
+                )
+        keys = np.asarray(jax.random.key_data(row_keys([seed] * len(ids), ids))) if ids else np.zeros((0, 2), np.uint32)
+        asked = cls(tuple(prompts), ids, keys, int(max_new_tokens), sampling)
+        if carries(asked.sampling_of(1)):
+            raise ValueError(
+                "texts that are gone on with in several ways keep no sum over their tokens: leave mirostat out"
+            )
+        return asked
+
+    def sampling_of(self, rows: int) -> Sampling:
+        """The options of so many rows.
+
+        Raises:
+          ValueError: on an option that is out of range.
+        """
+        listed = {name for name in self.sampling if "shape" in FIELDS[name].metadata}
+        options = {name: [value] * rows if name in listed else value for name, value in self.sampling.items()}
+        return Sampling.make(rows, **options)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(map(len, self.ids))
+
+    def parts(self, size: int) -> "list[Asked]":
+        """So many at a time.
+
+        Raises:
+          ValueError: on fewer than one.
+        """
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+            raise ValueError(f"batch_size must be a whole number from 1 on, got {size!r}")
+        cuts = (slice(at, at + size) for at in range(0, len(self.ids), size))
+        return [
+            dataclasses.replace(self, prompts=self.prompts[cut], ids=self.ids[cut], keys=self.keys[cut]) for cut in cuts
+        ]
+
+
+def check_pair(models: Sequence[Any]) -> None:
+    """Raises ValueError on diffusion models, and on models that do not write the same tokens."""
+    first = models[0]
+    for model in models:
+        if model.masked:
+            raise ValueError(
+                f"{model.name} is a diffusion model, which does not write from left to right: take another"
+            )
+        words = [getattr(own.tokenizer, "get_vocab", dict)() for own in (first, model)]
+        if model.lm.vocab_size != first.lm.vocab_size or (all(words) and words[0] != words[1]):
+            raise ValueError(f"{model.name} and {first.name} have two vocabularies, and write at one text: take others")
+
+
+def partner(model: Any, small: Any) -> Any:
+    """The small model as one that writes at the large one's text: it ends where that one does, and has its tokenizer."""
+    return dataclasses.replace(small, tokenizer=model.tokenizer, eos_ids=model.eos_ids)
+
+
+def encoded(model: Any, prompt: Any) -> tuple[int, ...]:
+    """A prompt's token ids, as `specjax.generate` has them.
+
+    Raises:
+      ValueError: on an empty prompt, ids outside the vocabulary, or text or messages that the model has nothing to read with.
+    """
+    words = isinstance(prompt, str)
+    chat = not words and isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], dict)
+    if words or chat:
+        if model.tokenizer is None:
+            raise ValueError(f"{model.name} has no tokenizer: give prompts as lists of token ids")
+        if chat and not getattr(model.tokenizer, "chat_template", None):
+            raise ValueError(f"{model.name} has no chat template, so it cannot take messages: give a text")
+        text = (
+            prompt
+            if words
+            else model.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
+        )
+        # a template writes special tokens itself
+        ids = tuple(model.tokenizer.encode(text, **({} if words else {"add_special_tokens": False}))) if text else ()
+    else:
+        ids = tuple(int(token) for token in prompt)
+    if not ids:
+        raise ValueError("a prompt is empty: give at least one token")
+    if outside := [token for token in ids if not 0 <= token < model.lm.vocab_size]:
+        raise ValueError(f"prompt id {outside[0]} is outside the vocabulary of {model.lm.vocab_size} tokens")
+    return ids
+
+
+def words_of(model: Any, text: str) -> tuple[int, ...]:
+    """Ids of a text in the middle of another one: without special tokens.
+
+    Raises:
+      ValueError: without a tokenizer.
+    """
+    if model.tokenizer is None:
+        raise ValueError(f"{model.name} has no tokenizer, and a text is to be read: take another model")
+    return tuple(model.tokenizer.encode(text, add_special_tokens=False))
+
+
+def text_of(model: Any, tokens: Sequence[int], before: Sequence[int] = ()) -> str | None:
+    """What tokens add to those before them, special tokens left out; None without a tokenizer."""
+    if model.tokenizer is None:
+        return None
+    decode = functools.partial(model.tokenizer.decode, skip_special_tokens=True)
+    start, both = decode(list(before)), decode([*before, *tokens])
+    return both[len(start) :] if both.startswith(start) else decode(list(tokens))
+
+
+def step_ends(model: Any, separator: str | Sequence[int]) -> tuple[int, ...]:
+    """Tokens that end a step.
+
+    Args:
+      model: whose tokenizer says which they are.
+      separator: a text that such a token holds, or the ids themselves.
+
+    Raises:
+      ValueError: where no token holds it, without a tokenizer, or on ids outside the vocabulary.
+    """
+    vocab = model.lm.vocab_size
+    if not isinstance(separator, str):
+        ids = tuple(int(token) for token in separator)
+        if not ids or not all(0 <= token < vocab for token in ids):
+            raise ValueError(f"a separator is a text or ids below {vocab}, at least one, got {separator!r}")
+        return ids
+    if model.tokenizer is None:
+        raise ValueError(f"{model.name} has no tokenizer: give the separator as token ids")
+    found = _holders(model.tokenizer, vocab, separator) if separator else ()
+    if not found:
+        raise ValueError(
+            f"no token of {model.name} holds {separator!r}: choose a separator that is a token's, or part of one"
+        )
+    return found
+
+
+@functools.lru_cache(maxsize=16)
+def _holders(tokenizer, vocab, text):
+    return tuple(token for token in range(vocab) if text in tokenizer.decode([token]))

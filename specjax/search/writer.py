@@ -1,0 +1,253 @@
+"""Rows that a model goes on with step by step, from the host: write to a step's end, read what another wrote, go back, fork.
+
+Nothing is computed twice: a row keeps its cache between calls, and going back is a shorter length. In the shape descriptions
+`B` denotes rows, `W` tokens that are read together, `M` ids that are asked for.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import decoder as decoding
+from specjax.decoder import Needs
+from specjax.lm import Block, Wants
+from specjax.search.stepwise import Asked
+from specjax.sharding.distributed import to_host
+from specjax.speculative import prefill_width, speculative, write
+from specjax.state import Finish
+
+Array = jax.Array
+
+WIDTHS = (16, 32, 64)
+"""Tokens that are read together: the first that holds what is to be read, or the last, several times."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Heard:
+    """What a model makes of tokens that it read.
+
+    Attributes:
+      logprobs: of every row, natural logarithms under the model's own softmax, one a token.
+      after: `[B, M]` float32, log-probabilities of the ids that were asked for as the next token.
+      top: `[B]` int32, the likeliest next token.
+    """
+
+    logprobs: list[list[float]]
+    after: np.ndarray
+    top: np.ndarray
+
+
+class Writer:
+    """Rows of one model.
+
+    Args:
+      model: a `specjax.models.Model`.
+      rows: B.
+      asked: all prompts that will enter; their sampling is that of every row.
+      stops: ids that end a step; those that end a text are the model's own.
+      room: tokens that a row may hold beside its prompt and its new ones.
+      logprobs: whether the state is to keep log-probabilities of what it writes.
+    """
+
+    def __init__(
+        self, model: Any, rows: int, asked: Asked, stops: Sequence[int], *, room: int = 0, logprobs: bool = False
+    ):
+        self.model, self.rows, self.stops = model, rows, tuple(stops)
+        self.asked = asked
+        self.params = {"target": model.params, "draft": None}
+        greedy = set(asked.sampling) <= {"temperature"} and not asked.sampling.get("temperature")
+        self.plain = speculative(model.lm, logprobs=logprobs)
+        self.decoder = self.plain.fitted(Needs(greedy=greedy))
+        self.ends = len({*self.stops, *model.eos_ids}) or 1
+        needed = asked.longest + asked.max_new_tokens + room + WIDTHS[-1] + 1 + self.decoder.slack
+        self.capacity = -(-needed // 128) * 128
+        self.most = np.zeros(rows, np.int64)
+        self.length = np.ones(rows, np.int64)
+        self.begin = np.ones(rows, np.int64)
+        self.tokens = np.zeros((rows, self.capacity), np.int32)
+        self.failed = np.zeros(rows, bool)
+        self.passes = np.zeros(rows, np.int64)
+        self.state: Any = self.blank(rows)
+
+    def blank(self, rows: int) -> Any:
+        """A state of so many free rows like these."""
+        form = self.asked.sampling_of(1).form
+        dtype = jax.tree.leaves(self.params["target"])[0].dtype
+        return decoding.empty(self.plain, self.params, rows, self.capacity, dtype, self.ends, form=form)
+
+    def enter(self, asked: Asked) -> None:
+        """Prompts into the first rows, read up to their last token; the other rows are free."""
+        count = len(asked.ids)
+        widths = [prefill_width(len(own)) for own in asked.ids]
+        most = min(self.model.max_length, self.capacity - WIDTHS[-1] - 1 - self.decoder.slack)
+        self.most[:], self.most[:count] = 0, [min(len(own) + asked.max_new_tokens, most) for own in asked.ids]
+        for width in sorted(set(widths)):
+            own = [row for row in range(count) if widths[row] == width]
+            size = 1 + -(-(max(len(asked.ids[row]) for row in own) - 1) // width) * width
+            prompts, lengths = np.zeros((self.rows, max(size, 2)), np.int32), np.ones(self.rows, np.int32)
+            keys, places = np.zeros((self.rows, 2), np.uint32), np.full(self.rows, self.rows)
+            for row in own:
+                prompts[row, : len(asked.ids[row])], lengths[row] = asked.ids[row], len(asked.ids[row])
+                keys[row], places[row] = asked.keys[row], row
+            self.state = decoding.insert(
+                self.plain,
+                self.params,
+                self.state,
+                places,
+                prompts,
+                lengths,
+                jax.random.wrap_key_data(jax.device_put(keys)),
+                limit=np.where(places < self.rows, self.most, 2).astype(np.int32),
+                sampling=self.asked.sampling_of(self.rows),
+                eos=self._eos(False),
+                width=width,
+            )
+        self.passes[:], self.failed[:] = 0, False
+        self.length[:] = self.begin[:] = 1
+        self.length[:count] = self.begin[:count] = [len(own) for own in asked.ids]
+        self.state = dataclasses.replace(
+            self.state, length=jnp.asarray(self.length, jnp.int32)
+        )  # rows that are free now too
+        self.tokens = to_host(self.state.tokens).copy()
+
+    def _eos(self, step: bool) -> np.ndarray:
+        ids = sorted({*self.model.eos_ids, *(self.stops if step else ())})
+        return np.broadcast_to(np.asarray([*ids, *[-1] * (self.ends - len(ids))], np.int32), (self.rows, self.ends))
+
+    def write(self, rows: Any, most: Any, *, step: bool = True) -> list[list[int]]:
+        """Goes on in some rows, to a step's end or the text's.
+
+        Args:
+          rows: `[B]` bool.
+          most: tokens, at most; one number or `[B]`.
+          step: whether a step's end is an end; else only the text's is.
+
+        Returns:
+          The new tokens of every row; none in the others and where there is no room.
+        """
+        before, steps = self.length.copy(), to_host(self.state.stats.steps)
+        limit = np.minimum(before + most, self.most)
+        live = np.asarray(rows) & (limit > before) & ~self.failed
+        if live.any():
+            self.state = dataclasses.replace(
+                self.state,
+                finish=jnp.asarray(np.where(live, Finish.RUNNING, Finish.LENGTH), jnp.int32),
+                limit=jnp.asarray(limit, jnp.int32),
+                eos=jnp.asarray(self._eos(step)),
+            )
+            self.state = decoding.run(self.decoder, self.params, self.state)
+            self.hear()
+            self.passes += to_host(self.state.stats.steps) - steps
+        return [self.tokens[row, before[row] : self.length[row]].tolist() for row in range(self.rows)]
+
+    def hear(self) -> None:
+        """Takes over on the host what the state holds."""
+        names = ("tokens", "length", "finish")
+        host = to_host({name: getattr(self.state, name) for name in names})
+        self.tokens, self.length = host["tokens"].copy(), host["length"].astype(np.int64)
+        self.failed = self.failed | (host["finish"] == Finish.ERROR)
+
+    def read(self, texts: Sequence[Sequence[int]], ids: Sequence[int] = (0,)) -> Heard:
+        """Appends tokens to rows, and says what the model makes of them: one pass a row for up to 64 tokens.
+
+        Args:
+          texts: of every row; nothing in those that stay as they are.
+          ids: whose log-probabilities as the next token are asked for.
+
+        Raises:
+          ValueError: where they do not fit.
+        """
+        counts = np.asarray([len(text) for text in texts])
+        if (over := self.length + counts > self.capacity - WIDTHS[-1] - 1).any():
+            raise ValueError(f"row {int(np.flatnonzero(over)[0])} has no room for {int(counts.max())} more tokens")
+        width = next((width for width in WIDTHS if width >= counts.max()), WIDTHS[-1])
+        logprobs: list[list[float]] = [[] for _ in texts]
+        after, top = np.full((self.rows, len(ids)), -np.inf, np.float32), np.zeros(self.rows, np.int32)
+        for at in range(0, int(counts.max()), width):
+            part = np.full((self.rows, width), -1, np.int32)
+            count = np.clip(counts - at, 0, width)
+            for row, text in enumerate(texts):
+                part[row, : count[row]] = text[at : at + width]
+            self.state, *said = _read(
+                self.decoder, self.params, self.state, part, count.astype(np.int32), np.asarray(ids, np.int32)
+            )
+            own, law, likeliest = to_host(said)
+            for row in np.flatnonzero(count):
+                logprobs[row] += own[row, : count[row]].tolist()
+                after[row], top[row] = law[row], likeliest[row]
+            self.passes += count > 0
+        self.hear()
+        return Heard(logprobs, after, top)
+
+    def back(self, lengths: np.ndarray) -> None:
+        """Takes back what rows have behind these lengths `[B]`; what was computed for the rest stays."""
+        self.length = np.minimum(self.length, lengths)
+        self.state = dataclasses.replace(self.state, length=jnp.asarray(self.length, jnp.int32))
+
+    def fork(self, pool: Any, slots: Any, keys: np.ndarray) -> None:
+        """Every row goes on from a row of another state, with a key of its own.
+
+        Args:
+          pool: of `blank`.
+          slots: B of its rows.
+          keys: `[B, 2]` uint32, key data.
+        """
+        keys = jax.random.wrap_key_data(jax.device_put(keys))
+        self.state = _taken(self.decoder, pool, np.asarray(slots, np.int32), keys)
+        self.failed[:] = False
+        host = to_host((self.state.tokens, self.state.length, self.state.prompt_length))
+        self.tokens, self.length, self.begin = host[0].copy(), host[1].astype(np.int64), host[2].astype(np.int64)
+
+    def keep(self, pool: Any, slots: Any) -> Any:
+        """The pool, which is donated, with every row in one of its places; a place outside it drops the row."""
+        return _kept(self.decoder, pool, self.state, np.asarray(slots, np.int32))
+
+    def new(self, row: int) -> list[int]:
+        """What a row has behind its prompt."""
+        return self.tokens[row, self.begin[row] : self.length[row]].tolist()
+
+    def ended(self, row: int) -> bool:
+        """Whether its text has ended with EOS."""
+        return self.length[row] > self.begin[row] and int(self.tokens[row, self.length[row] - 1]) in self.model.eos_ids
+
+    def over(self, row: int) -> bool:
+        """Whether there is nothing to go on with: it ended, it is as long as it may be, or its logits were not finite."""
+        return bool(self.ended(row) or self.length[row] >= self.most[row] or self.failed[row])
+
+    def reason(self, row: int) -> str:
+        """Why a text goes no further, as `Written.finish_reason` has it."""
+        return "eos" if self.ended(row) else "error" if self.failed[row] else "length"
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _read(decoder, params, state, new: Array, count: Array, ids: Array):
+    """The state with `count` `[B]` of the tokens `new` `[B, W]` behind every text; `Heard` as arrays."""
+    root = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
+    tokens = jnp.concatenate([root, new], axis=1)
+    begin = state.length - 1  # the last token of a text has no entry in the cache yet
+    positions = begin[:, None] + jnp.arange(tokens.shape[1])[None]
+    output = decoder.target(params["target"], Block(tokens, positions, begin), state.cache, wants=Wants(logits=True))
+    laws = jax.nn.log_softmax(output.logits, axis=-1)
+    own = jnp.take_along_axis(laws[:, :-1], jnp.maximum(new, 0)[:, :, None], axis=2)[:, :, 0]
+    last = jnp.take_along_axis(laws, count[:, None, None], axis=1)[:, 0]
+    # the last token is read too, for what follows it; its entry is written anew by the next pass
+    cache = decoder.target.commit(state.cache, output.delta, None, begin)
+    text = write(state.tokens, new, state.length)
+    state = dataclasses.replace(state, tokens=text, length=state.length + count, cache=cache)
+    return state, own, last[:, ids], jnp.argmax(last, axis=1)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _taken(decoder, pool, slots: Array, keys: Array):
+    own = lambda leaf, axes: leaf[slots] if axes[:1] == ("batch",) else leaf
+    return dataclasses.replace(jax.tree.map(own, pool, decoder.axes(pool)), key=keys)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _kept(decoder, pool, state, slots: Array):
+    return pool.place(slots, state, decoder.axes(pool))

@@ -204,7 +204,9 @@ class _Rows:
             tokens = [*(token for old in self.steps[row] for token in old.tokens), *proposed[row]]
             text = text_of(self.large.model, tokens, self.asked.ids[row])
             asked.append(Proposed(self.asked.prompts[row], text, step, logprobs))
-        found = [float(score) for score in self.method.score(asked)]
+        score = self.method.score
+        assert not isinstance(score, str)
+        found = [float(one) for one in score(asked)]
         if len(found) != len(rows) or any(math.isnan(score) for score in found):
             raise ValueError(f"the score must be one number a step: {len(found)} for {len(rows)}, or NaN")
         return found

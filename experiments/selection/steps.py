@@ -93,18 +93,9 @@ ROWS = {
     "greedy": alone(LARGE),
     "tiny-draft, greedy": alone(SMALL),
     "astar, temperature 0.3": astar(0.3, 0),
-    "astar, temperature 0.7": astar(0.7, 0),
-    "astar, temperature 0.3, 7 steps ahead": astar(0.3, 7.0),
-    "astar, temperature 0.7, 7 steps ahead": astar(0.7, 7.0),
     "spec_reason, digit from 7": reasoned("digit", 7.0),
-    "spec_reason, digit from 1": reasoned("digit", 1.0),
-    "spec_reason, likelihood from 0.5": reasoned("likelihood", 0.5),
     "spec_reason, likelihood from 0.8": reasoned("likelihood", 0.8),
-    "spec_reason, likelihood from 0.95": reasoned("likelihood", 0.95),
-    "self_agreement of 4, temperature 0.3": agreed(4, 0.3),
     "self_agreement of 4, temperature 0.7": agreed(4, 0.7),
-    "self_agreement of 8, temperature 0.7": agreed(8, 0.7),
-    "entropy_adaptive from 0.1": turns(0.1),
     "entropy_adaptive from 0.3": turns(0.3),
 }
 

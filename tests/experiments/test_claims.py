@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.claims import HERE, by_family, label, paired, samples, written
+from experiments.peers import run as peers
 from specjax.bench.options import BenchOptions
 from specjax.bench.run import Lap
 
@@ -50,3 +51,13 @@ def test_a_page_says_what_its_results_do(name):
     assert all(pair[side] in names for pair in report["pairs"] for side in ("of", "against"))
     assert all(row["low"] <= row["tokens_per_step"] <= row["high"] for row in report["rows"])
     assert np.isfinite([row["ratio_to_plain"] for row in report["rows"]]).all()
+
+
+def test_the_page_of_peers_says_what_its_files_do():
+    page = (peers.HERE / "README.md").read_text()
+    assert peers.written(page) == page, "run experiments/peers/run.py --show"
+    files = [name for name in peers.TITLES if (peers.HERE / f"{name}.json").exists()]
+    assert files and "<!-- measured -->" in page and (peers.HERE / "peers.png").exists()
+    for found in map(peers.report, files):
+        assert {row["peer"] for row in found["peers"]} == {"transformers", "llama.cpp"}
+        assert all(row["identical_text"] for row in found["rows"] + found["peers"])

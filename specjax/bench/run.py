@@ -28,6 +28,7 @@ class Lap:
       decode_seconds: of its decoding steps alone; 0 where that is not known.
       steps: target passes; 0 where that is not known.
       accepted: how many steps accepted 0, 1, 2 ... draft tokens.
+      each: target passes of every prompt; empty where that is not known.
     """
 
     tokens: list[list[int]]
@@ -35,6 +36,7 @@ class Lap:
     decode_seconds: float = 0.0
     steps: int = 0
     accepted: tuple[int, ...] = ()
+    each: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -69,9 +71,9 @@ class Ours:
         records = self._run(self.requests)
         seconds = time.perf_counter() - began
         accepted = tuple(sum(counts) for counts in zip(*(record.accepted for record in records), strict=True))
-        steps = sum(record.steps for record in records)
+        each = tuple(record.steps for record in records)
         spent = self.engine.timing.decode_seconds - decoded
-        return Lap([record.tokens for record in records], seconds, spent, steps, accepted)
+        return Lap([record.tokens for record in records], seconds, spent, sum(each), accepted, each)
 
     def _run(self, requests):
         how = {"batch_size": self.batch_size, "capacity": self.capacity, "ignore_eos": self.ignore_eos}

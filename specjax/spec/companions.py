@@ -311,7 +311,7 @@ LOADERS: dict[str, Loader] = {
     "judge_head": Loader(
         _head, _TARGET + "-{name}", what="head for {name}", how="experiments/lossy/README.md says how one is trained"
     ),
-    "prompt": Loader(_prompted, "Check the draft above, then write it again:", option="prompt"),
+    "prompt": Loader(_prompted, "Check the draft above and write it again:", option="prompt"),
     "own_head": Loader(_own_head, ""),
     "datastore": Loader(
         _datastore, f"{_TARGET}-rest", "datastore", "datastore", "`specjax datastore build` makes one for a target"

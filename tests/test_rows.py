@@ -20,7 +20,7 @@ from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
 from specjax.models.joint import JointLaw
 from specjax.sampling import Sampling, row_keys
-from specjax.search import BeamSearch, StochasticBeamSearch, Superposed
+from specjax.search import BeamSearch, EntropyAdaptive, StochasticBeamSearch, Superposed
 from specjax.soft import soft_thinking
 from specjax.speculative import commit_counts
 from specjax.state import DecodeState, Finish, finish_rows
@@ -44,12 +44,15 @@ KINDS = {
     "stochastic_beam": StochasticBeamSearch(TARGET, stochastic_beams=3),
     "superposed": Superposed(TARGET),
     "soft_thinking": soft_thinking(TARGET),
+    "entropy_adaptive": EntropyAdaptive(TARGET, TARGET),
 }
 
 
 def weights(name):
     if name in ("speculative", "beam", "stochastic_beam", "superposed", "soft_thinking"):
         return params()
+    if name == "entropy_adaptive":
+        return {"target": params()["target"], "small": params()["target"]}
     if name == "canvas":
         return {"target": CANVAS.abstract()}
     return {**small_diffusion.params(), "guide": small_diffusion.params()["target"]}

@@ -212,7 +212,7 @@ def build_verifier(verifier: "str | Verifier | tuple[Verifier, Any]", target: An
     if made.needs_params:
         raise ValueError(f"a {type(made).__name__} needs its parameters: give verifier=(verifier, params), or its line")
     made = made.bind(target.lm)
-    init = functools.partial(made.init_params, jax.random.key(0))
+    init = functools.partial(made.init_params, None)  # nothing of it is drawn, and making a key is a program
     return made, jax.eval_shape(init, target.params) if target.abstract else init(target.params)
 
 

@@ -93,7 +93,7 @@ class Verifier(abc.ABC):
                 f"or an expander of {' or '.join(self.judges)} children, or the coupled verifier"
             )
 
-    def init_params(self, key: Array, target_params: PyTree) -> PyTree:
+    def init_params(self, key: Array | None, target_params: PyTree) -> PyTree:
         """Arrays that it judges by, once bound to the target: a decoder's `params["verify"]`; None: it has none.
 
         They are made of the target's parameters, or where `needs_params` are what training starts from.

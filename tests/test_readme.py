@@ -37,6 +37,8 @@ def test_block(name):
         assert names["found"].comparisons[0].verdict == "same text" and names["found"].rows[0].overall.n == 8
     elif "scores" in names:
         assert len(names["scores"]) == 2 and all(score.logprob < 0 for score in names["scores"])
+    elif "method" in names:
+        assert "answer is 16" in names["record"].text and names["record"].steps
     elif "spans" in names:
         assert len(names["spans"]) == 3 and names["spans"][0].log_prob > names["spans"][-1].log_prob
     elif "rates" in names:

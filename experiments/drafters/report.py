@@ -1,28 +1,37 @@
-"""The table of `README.md` from what `specjax bench --json` printed, and the picture of training from the metrics.
+"""The tables of `README.md` from what `specjax bench --json` printed, and the picture of training from the metrics.
 
 python experiments/drafters/report.py
 """
 
 import json
 import pathlib
+import re
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 HERE = pathlib.Path(__file__).resolve().parent
+MARKED = re.compile(r"<!-- measured: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
-def table(name: str) -> None:
+def table(name: str) -> str:
     rows = json.loads((HERE / f"{name}.json").read_text())["rows"]
-    print(
-        f"\n{name}\n\n| drafter | tokens a step | tokens/s | ratio to plain | step ratio | accepted at least 1, 2, 3 ... |"
-    )
-    print("|---|---|---|---|---|---|")
+    assert all(row["identical_text"] for row in rows)
+    lines = [
+        "| drafter | tokens a step | tokens/s | ratio to plain | step ratio | accepted at least 1, 2, 3 ... |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in rows:
         depth = " ".join(f"{share:.2f}" for share in row["acceptance_by_depth"])
         speed = f"{row['tokens_per_second']:.0f} | {row['ratio_to_plain']:.2f} | {row['step_ratio']:.2f}"
-        print(f"| `{row['decoder']}` | {row['tokens_per_step']:.2f} | {speed} | {depth} |")
-    assert all(row["identical_text"] for row in rows)
+        lines.append(f"| `{row['decoder']}` | {row['tokens_per_step']:.2f} | {speed} | {depth} |")
+    return "\n".join(lines)
+
+
+def written(page: str) -> str:
+    """The page with the tables of its reports."""
+    new = lambda found: f"<!-- measured: {found[1]} -->\n\n{table(found[1])}\n\n<!-- end -->"
+    return MARKED.sub(new, page)
 
 
 def curves() -> None:
@@ -43,6 +52,6 @@ def curves() -> None:
 
 
 if __name__ == "__main__":
-    for name in ("greedy", "wide", "sampled"):
-        table(name)
+    page = HERE / "README.md"
+    page.write_text(written(page.read_text()))
     curves()

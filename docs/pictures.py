@@ -23,6 +23,11 @@ from specjax.sharding.rules import placed, shardings
 FOLDER = Path(__file__).resolve().parent
 QUESTION = "A counter shows 24. Subtract 17. Add 9. What does the counter show? Work it out, then say the answer."
 PROMPT = user_turn(QUESTION, chat=True)
+WANTED = (
+    "Python, one line: run(values) takes the numbers in values other than 25 and above 17 and returns the negative of each, as "
+    "a list, only the first 3."
+)
+"""Of what the diffusion model is made for."""
 TREE = "draft:expander=top_k,k=3,depth=4,nodes=12"
 POLICIES = ("fixed", "threshold:threshold=0.5", "factor", "fixed:steps=8")
 MESH = "data=2,model=2,context=2"
@@ -47,7 +52,7 @@ def order() -> tuple[tuple[Any, str], tuple[Any, str]]:
     model = specjax.models.load(name)
     for policy in POLICIES:
         engine = Engine(model, unmask=policy, cache="prefix")
-        request = engine.request(PROMPT, max_new_tokens=32)
+        request = engine.request(user_turn(WANTED, chat=True), max_new_tokens=32)
         found, state = written(engine.decoder, engine.params, engine.start([request], ignore_eos=True))
         begin, end = len(request.ids), len(request.ids) + request.max_new_tokens
         rows.append(Row(policy, int(state.stats.steps[0]), tuple(found[0, begin:end].tolist())))

@@ -8,7 +8,7 @@ import pytest
 import specjax
 from specjax import cli
 from specjax.models import hub
-from specjax.serve.text import encode_text
+from specjax.models.text import encode_text
 
 
 def test_a_text_is_a_users_turn(tmp_path, capsys):

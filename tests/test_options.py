@@ -39,6 +39,16 @@ def test_python_and_the_command_line_have_the_same_names_and_defaults():
     assert dataclasses.asdict(from_words()) == dataclasses.asdict(JobOptions())
 
 
+def test_docstrings_describe_every_keyword():
+    """As the dataclasses do; the parameters of warpers are described where they are listed."""
+    for function in (specjax.generate, Engine):
+        described = {line.strip().partition(":")[0] for line in function.__doc__.splitlines() if line.startswith("  ")}
+        assert keywords(function).keys() - SamplingOptions.__dataclass_fields__.keys() <= described
+        assert "**" not in function.__doc__
+    with pytest.raises(TypeError, match="frobnicate"):
+        specjax.generate(frobnicate=1)
+
+
 def from_words(*words):
     parser = Parser(prog="x")
     add_fields(parser, JobOptions)

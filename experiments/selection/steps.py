@@ -18,9 +18,9 @@ import specjax
 from specjax import decoder as decoding
 from specjax import models, tasks
 from specjax.evaluate.statistics import paired, wilson
+from specjax.models.text import encoded
 from specjax.sampling import Sampling, row_keys
 from specjax.search import AStar, EntropyAdaptive, SelfAgreement, SpecReason, Written, steps_ahead
-from specjax.search.stepwise import encoded
 
 FILE = Path(__file__).parent / "steps.json"
 ANSWER = re.compile(r"answer is ([0-9]+)")

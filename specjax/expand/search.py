@@ -25,11 +25,8 @@ def search_tree(accuracy: Any, nodes: int) -> tuple[Path, ...]:
     Raises:
       ValueError: if the accuracies are not `[D, R]` shares, or so many nodes do not fit in D levels of R candidates.
     """
-    accuracy = shares(accuracy)
+    accuracy = room_for(nodes, shares(accuracy), "search_tree")
     depth, ranks = accuracy.shape
-    most = sum(ranks**level for level in range(depth + 1))
-    if not 2 <= nodes <= most:
-        raise ValueError(f"search_tree: {depth} levels of {ranks} candidates make 2 to {most} nodes, not {nodes}")
     frontier: list[tuple[float, Path]] = [(-float(accuracy[0, 0]), (0,))]
     chosen: list[Path] = []
     while len(chosen) < nodes - 1:
@@ -47,6 +44,19 @@ def search_tree(accuracy: Any, nodes: int) -> tuple[Path, ...]:
 def chance(accuracy: np.ndarray, path: Sequence[int]) -> float:
     """The chance that every token of a rank path is accepted; 1 for the root's empty path."""
     return float(np.prod([accuracy[level, rank] for level, rank in enumerate(path)]))
+
+
+def room_for(nodes: int, accuracy: np.ndarray, name: str) -> np.ndarray:
+    """`accuracy` `[D, R]` as it is.
+
+    Raises:
+      ValueError: naming the caller, where trees of D levels and R candidates do not have so many nodes.
+    """
+    depth, ranks = accuracy.shape
+    most = sum(ranks**level for level in range(depth + 1))
+    if not 2 <= nodes <= most:
+        raise ValueError(f"{name}: {depth} levels of {ranks} candidates make 2 to {most} nodes, not {nodes}")
+    return accuracy
 
 
 def shares(accuracy: Any) -> np.ndarray:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.expand.search import Path, chance, shares
+from specjax.expand.search import Path, chance, room_for, shares
 
 
 def sequoia_tree(accuracy: Any, nodes: int) -> tuple[Path, ...]:
@@ -24,11 +24,7 @@ def sequoia_tree(accuracy: Any, nodes: int) -> tuple[Path, ...]:
     Raises:
       ValueError: if the accuracies are not `[D, R]` shares, or so many nodes do not fit in D levels of R candidates.
     """
-    accuracy = shares(accuracy)
-    depth, ranks = accuracy.shape
-    most = sum(ranks**level for level in range(depth + 1))
-    if not 2 <= nodes <= most:
-        raise ValueError(f"sequoia_tree: {depth} levels of {ranks} candidates make 2 to {most} nodes, not {nodes}")
+    accuracy = room_for(nodes, shares(accuracy), "sequoia_tree")
     below, first = _tables(accuracy, nodes - 1)
     assert below[0, 0, nodes - 1] > -np.inf
     chosen: list[Path] = []

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 
 from specjax.about import About
+from specjax.models.text import new_text
 from specjax.search.frontier import Frontier, Node, best_first
-from specjax.search.stepwise import Asked, Step, Stepwise, Written, step_ends, text_of
+from specjax.search.stepwise import Asked, Step, Stepwise, Written, step_ends
 from specjax.search.writer import Writer
 from specjax.sharding.distributed import to_host
 
@@ -172,7 +173,7 @@ class _Search:
             tokens = [] if node is None else list(node.state)
             reason = "budget" if partial is None or not partial.ended else "eos"
             score = None if node is None else -node.cost
-            text = text_of(self.writer.model, tokens, self.asked.ids[lane])
+            text = new_text(self.writer.model.tokenizer, self.asked.ids[lane], tokens)
             steps = () if partial is None else partial.steps
             found.append(
                 Written(self.asked.prompts[lane], text, tokens, reason, self.passes[lane], steps=steps, score=score)
@@ -239,8 +240,8 @@ class _Search:
 
     def _partial(self, node, lane, row, tokens, begin, probs):
         old, model, writer = node.own[0], self.writer.model, self.writer
-        step = Step(tokens, text_of(model, tokens, (*self.asked.ids[lane], *node.state)))
-        text = text_of(model, (*node.state, *tokens), self.asked.ids[lane])
+        step = Step(tokens, new_text(model.tokenizer, (*self.asked.ids[lane], *node.state), tokens))
+        text = new_text(model.tokenizer, self.asked.ids[lane], (*node.state, *tokens))
         span = slice(int(begin), int(begin) + len(tokens))
         own = (tuple(map(float, probs[name][row, span])) for name in ("raw", "certainty"))
         return Partial(old.prompt, text, (*old.steps, step), old.cost, *own, ended=writer.ended(row))

@@ -21,7 +21,7 @@ from specjax.search.fork import chosen, fork, forked_axes, merged, parted, sprea
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.rules import constrain, rounded
 from specjax.speculative import Speculative, speculative
-from specjax.state import DecodeState, Finish, Prefix, Rows
+from specjax.state import DecodeState, Finish, Prefix, Rows, Stats
 
 Array = jax.Array
 PyTree = Any
@@ -266,6 +266,35 @@ class Search(Decoder, abc.ABC):
         return parted(
             self.target.commit(merged(cache), delta, None, jnp.repeat(length - 1, self.num_texts)), self.num_texts
         )
+
+    def _after(self, state, over, failed, beams, found, open, cache) -> SearchState:
+        """The state after a step.
+
+        Args:
+          state: before it.
+          over: `[B]` bool, rows that go no further.
+          failed: `[B]` bool, those whose logits were not finite; rows that are over without a text have failed too.
+          beams: the texts that grow.
+          found: those that have ended.
+          open: `[B, G]` bool, groups that go on.
+          cache: the target's.
+        """
+        live, best = ~state.done, found.best()
+        failed = failed | ~jnp.isfinite(best.scores)
+        ends = live & over & ~failed
+        finish = jnp.where(over, jnp.where(failed, Finish.ERROR, best.finish), Finish.RUNNING)
+        new = dataclasses.replace(
+            state,
+            tokens=jnp.where(ends[:, None], best.tokens, state.tokens),
+            length=jnp.where(ends, best.length, state.length),
+            finish=jnp.where(live, finish, state.finish).astype(jnp.int32),
+            stats=Stats(state.stats.steps + live, state.stats.accepted + live[:, None]),
+            beams=beams,
+            found=found,
+            open=open,
+            cache=cache,
+        )
+        return self.constrained(new)
 
     def _sampler(self, state, texts, length, live):
         """The warpers of so many rows as there are texts `[B, W, L]`."""

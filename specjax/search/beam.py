@@ -14,7 +14,7 @@ from specjax.about import About
 from specjax.search.base import Beams, Found, Search, SearchState
 from specjax.search.fork import chosen, merged, parted
 from specjax.sharding.ambient import on_mesh
-from specjax.state import Finish, Stats
+from specjax.state import Finish
 
 Array = jax.Array
 PyTree = Any
@@ -99,22 +99,7 @@ class BeamSearch(Search):
         with jax.named_scope("fork"):
             cache = self._forked(state, delta, source, length, live)
         over = ~open.any(axis=1) | (length + 1 >= state.limit) | failed.any(axis=1)
-        best = found.best()
-        failed = failed.any(axis=1) | ~jnp.isfinite(best.scores)
-        finish = jnp.where(over, jnp.where(failed, Finish.ERROR, best.finish), Finish.RUNNING)
-        ends = live & over & ~failed
-        new = dataclasses.replace(
-            state,
-            tokens=jnp.where(ends[:, None], best.tokens, state.tokens),
-            length=jnp.where(ends, best.length, state.length),
-            finish=jnp.where(live, finish, state.finish).astype(jnp.int32),
-            stats=Stats(state.stats.steps + live, state.stats.accepted + live[:, None]),
-            beams=beams,
-            found=found,
-            open=open,
-            cache=cache,
-        )
-        return self.constrained(new), None
+        return self._after(state, over, failed.any(axis=1), beams, found, open, cache), None
 
     def _advance(self, state, index, log_probs, taken, length, open) -> "_Group":
         """A step of one group, from the log-probabilities of all beams and the tokens `[B, V]` that earlier groups chose."""

@@ -9,9 +9,10 @@ import jax
 import numpy as np
 
 from specjax.about import About
+from specjax.models.text import encoded, new_text
 from specjax.sampling import row_keys
 from specjax.sampling_params import Sampling
-from specjax.search.stepwise import Asked, Step, Stepwise, Written, encoded, text_of
+from specjax.search.stepwise import Asked, Step, Stepwise, Written
 from specjax.search.writer import Writer
 
 SPARE = 32
@@ -125,7 +126,10 @@ class SelfAgreement(Stepwise):
     def _judged(self, judge, asked, chains):
         """What is said of the completions `chains` of every prompt."""
         model, count = judge.model, len(asked.ids)
-        texts = [[text_of(model, own, ids) or "" for own in lane] for lane, ids in zip(chains, asked.ids, strict=True)]
+        texts = [
+            [new_text(model.tokenizer, ids, own) or "" for own in lane]
+            for lane, ids in zip(chains, asked.ids, strict=True)
+        ]
         second = [encoded(model, self.question(*pair)) for pair in zip(asked.prompts, texts, strict=True)]
         known = [len(os.path.commonprefix([a, b])) for a, b in zip(asked.ids, second, strict=True)]
         known = [max(1, own) for own in known]
@@ -140,7 +144,7 @@ class SelfAgreement(Stepwise):
         found = []
         for lane in range(count):
             passes = sum(map(len, chains[lane])) + int(judge.passes[lane])
-            text = text_of(model, said[lane], second[lane])
+            text = new_text(model.tokenizer, second[lane], said[lane])
             steps = tuple(Step(tuple(own), words) for own, words in zip(chains[lane], texts[lane], strict=True))
             found.append(Written(asked.prompts[lane], text, said[lane], judge.reason(lane), passes, steps=steps))
         return found

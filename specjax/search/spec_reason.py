@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from specjax.about import About
-from specjax.search.stepwise import Asked, Step, Stepwise, Written, partner, step_ends, text_of, words_of
+from specjax.search.pair import Pair, writers
+from specjax.search.stepwise import Asked, Step, Stepwise, Written, step_ends, words_of
 from specjax.search.writer import Writer
 
 DIGITS = ("digit", "mean_digit")
@@ -113,11 +114,8 @@ class SpecReason(Stepwise):
         parts = asked.parts(batch_size)
         if not parts:
             return []
-        rows = len(parts[0].ids)
-        room = self.step_tokens + len(question)
-        large = Writer(model, rows, asked, stops, room=room)
-        little = Writer(partner(model, small), rows, asked, stops, room=room)
-        return [found for part in parts for found in _Rows(self, large, little, part, question, digits).run()]
+        both = writers(model, small, len(parts[0].ids), asked, stops, self.step_tokens + len(question))
+        return [found for part in parts for found in _Rows(self, *both, part, question, digits).run()]
 
 
 def _digits(model):
@@ -126,16 +124,12 @@ def _digits(model):
     return {token: int(text) for token, text in texts if len(text) == 1 and text in "0123456789"}
 
 
-class _Rows:
-    """Some prompts side by side."""
+class _Rows(Pair):
+    """The large model's rows hold the text."""
 
     def __init__(self, method: SpecReason, large: Writer, little: Writer, asked: Asked, question, digits):
-        self.method, self.large, self.little, self.asked = method, large, little, asked
-        self.question, self.digits = question, digits
-        large.enter(asked)
-        little.enter(asked)
-        large.most[:] = little.most[:] = np.minimum(large.most, little.most)
-        self.steps: list[list[Step]] = [[] for _ in asked.ids]
+        super().__init__(large, little, asked)
+        self.method, self.question, self.digits = method, question, digits
 
     def run(self) -> list[Written]:
         """All of them to their end."""
@@ -161,14 +155,9 @@ class _Rows:
         own = large.write(live & ~taken, method.step_tokens)
         little.back(before + np.where(taken, [len(step) for step in proposed], 0))
         little.read([[] if large.over(row) else text for row, text in enumerate(own)])
-        for row in np.flatnonzero(live):
-            tokens = tuple(proposed[row] if taken[row] else own[row])
-            by = "small" if taken[row] else "large"
-            self.steps[row].append(self._made(row, tokens, by, scores[row]))
-
-    def _made(self, row, tokens, by, score=None):
-        before = (*self.asked.ids[row], *(token for step in self.steps[row] for token in step.tokens))
-        return Step(tokens, text_of(self.large.model, tokens, before), by, score)
+        for row in np.flatnonzero(live).tolist():
+            tokens, by = (proposed[row], "small") if taken[row] else (own[row], "large")
+            self.steps[row].append(self.made(row, tokens, by, scores[row]))
 
     def _scores(self, proposed):
         """What the base model, which reads them, makes of steps; None of none."""
@@ -200,9 +189,8 @@ class _Rows:
         """
         asked = []
         for row, logprobs in zip(rows, said, strict=True):
-            step = self._made(row, tuple(proposed[row]), "small")
-            tokens = [*(token for old in self.steps[row] for token in old.tokens), *proposed[row]]
-            text = text_of(self.large.model, tokens, self.asked.ids[row])
+            step = self.made(row, proposed[row], "small")
+            text = self.text(row, [*self.so_far(row), *proposed[row]])
             asked.append(Proposed(self.asked.prompts[row], text, step, logprobs))
         found = [float(number) for number in score(asked)]
         if len(found) != len(rows) or any(math.isnan(score) for score in found):
@@ -210,15 +198,5 @@ class _Rows:
         return found
 
     def _written(self, row):
-        large, tokens = self.large, self.large.new(row)
         scores = [step.score for step in self.steps[row] if step.score is not None]
-        return Written(
-            self.asked.prompts[row],
-            text_of(large.model, tokens, self.asked.ids[row]),
-            tokens,
-            large.reason(row),
-            int(large.passes[row]),
-            int(self.little.passes[row]),
-            tuple(self.steps[row]),
-            float(np.mean(scores)) if scores else None,
-        )
+        return self.written(row, self.large, self.large.reason(row), float(np.mean(scores)) if scores else None)

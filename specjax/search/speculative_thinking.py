@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from specjax.about import About
-from specjax.search.stepwise import Asked, Step, Stepwise, Written, partner, step_ends, text_of, words_of
+from specjax.models.text import new_text
+from specjax.search.pair import Pair, writers
+from specjax.search.stepwise import Asked, Stepwise, Written, step_ends, words_of
 from specjax.search.writer import Writer
 
 
@@ -89,21 +91,16 @@ class SpeculativeThinking(Stepwise):
         parts = asked.parts(batch_size)
         if not parts:
             return []
-        rows = len(parts[0].ids)
-        large = Writer(model, rows, asked, (), room=len(help))
-        little = Writer(partner(model, small), rows, asked, stops, room=len(help))
-        return [found for part in parts for found in _Rows(self, large, little, part, help).run()]
+        both = writers(model, small, len(parts[0].ids), asked, stops, len(help))
+        return [found for part in parts for found in _Rows(self, *both, part, help).run()]
 
 
-class _Rows:
-    """Some prompts side by side. The small model's rows hold the text; the large model's are behind until its turn."""
+class _Rows(Pair):
+    """The small model's rows hold the text; the large model's are behind until its turn."""
 
     def __init__(self, method: SpeculativeThinking, large: Writer, little: Writer, asked: Asked, help):
-        self.method, self.large, self.little, self.asked, self.help = method, large, little, asked, help
-        large.enter(asked)
-        little.enter(asked)
-        large.most[:] = little.most[:] = np.minimum(large.most, little.most)
-        self.steps: list[list[Step]] = [[] for _ in asked.ids]
+        super().__init__(large, little, asked)
+        self.method, self.help = method, help
         self.doubts = np.zeros(large.rows, int)
         self.turn = np.full(large.rows, method.turn)
         self.long_turn = np.full(large.rows, method.long_turn)
@@ -117,14 +114,7 @@ class _Rows:
                 break
             self._add(little.write(live, little.capacity), "small")
             self._look(np.asarray([live[row] and not little.over(row) for row in range(little.rows)]))
-        found = []
-        for row, ids in enumerate(self.asked.ids):
-            tokens = little.new(row)
-            passes = int(self.large.passes[row]), int(little.passes[row])
-            text = text_of(self.large.model, tokens, ids)
-            steps = tuple(self.steps[row])
-            found.append(Written(self.asked.prompts[row], text, tokens, self._reason(row), *passes, steps=steps))
-        return found
+        return [self.written(row, little, self._reason(row)) for row in range(count)]
 
     def _reason(self, row):
         return "error" if self.large.failed[row] else self.little.reason(row)
@@ -186,11 +176,10 @@ class _Rows:
         return ""
 
     def _holds(self, tokens, cues):
-        text = (text_of(self.large.model, tokens) or "").lower()
+        text = (new_text(self.large.model.tokenizer, (), tokens) or "").lower()
         return any(cue.lower() in text for cue in cues)
 
     def _add(self, texts, by):
         for row, tokens in enumerate(texts):
             if tokens:
-                before = (*self.asked.ids[row], *(token for step in self.steps[row] for token in step.tokens))
-                self.steps[row].append(Step(tuple(tokens), text_of(self.large.model, tokens, before), by))
+                self.steps[row].append(self.made(row, tokens, by))

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from specjax.about import Named
+from specjax.models.text import encoded
 from specjax.pretty import short
 from specjax.sampling import row_keys
 from specjax.sampling.warp import carries
@@ -178,35 +179,6 @@ def partner(model: Any, small: Any) -> Any:
     return dataclasses.replace(small, tokenizer=model.tokenizer, eos_ids=model.eos_ids)
 
 
-def encoded(model: Any, prompt: Any) -> tuple[int, ...]:
-    """A prompt's token ids, as `specjax.generate` has them.
-
-    Raises:
-      ValueError: on an empty prompt, ids outside the vocabulary, or text or messages that the model has nothing to read with.
-    """
-    words = isinstance(prompt, str)
-    chat = not words and isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], dict)
-    if words or chat:
-        if model.tokenizer is None:
-            raise ValueError(f"{model.name} has no tokenizer: give prompts as lists of token ids")
-        if chat and not getattr(model.tokenizer, "chat_template", None):
-            raise ValueError(f"{model.name} has no chat template, so it cannot take messages: give a text")
-        text = (
-            prompt
-            if words
-            else model.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
-        )
-        # a template writes special tokens itself
-        ids = tuple(model.tokenizer.encode(text, **({} if words else {"add_special_tokens": False}))) if text else ()
-    else:
-        ids = tuple(int(token) for token in prompt)
-    if not ids:
-        raise ValueError("a prompt is empty: give at least one token")
-    if outside := [token for token in ids if not 0 <= token < model.lm.vocab_size]:
-        raise ValueError(f"prompt id {outside[0]} is outside the vocabulary of {model.lm.vocab_size} tokens")
-    return ids
-
-
 def words_of(model: Any, text: str) -> tuple[int, ...]:
     """Ids of a text in the middle of another one: without special tokens.
 
@@ -216,15 +188,6 @@ def words_of(model: Any, text: str) -> tuple[int, ...]:
     if model.tokenizer is None:
         raise ValueError(f"{model.name} has no tokenizer, and a text is to be read: take another model")
     return tuple(model.tokenizer.encode(text, add_special_tokens=False))
-
-
-def text_of(model: Any, tokens: Sequence[int], before: Sequence[int] = ()) -> str | None:
-    """What tokens add to those before them, special tokens left out; None without a tokenizer."""
-    if model.tokenizer is None:
-        return None
-    decode = functools.partial(model.tokenizer.decode, skip_special_tokens=True)
-    start, both = decode(list(before)), decode([*before, *tokens])
-    return both[len(start) :] if both.startswith(start) else decode(list(tokens))
 
 
 def step_ends(model: Any, separator: str | Sequence[int]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from specjax.sampling.noise import gumbel_at
 from specjax.search.base import Beams, Found, Search, SearchState
 from specjax.search.fork import chosen, merged, parted
 from specjax.sharding.ambient import on_mesh
-from specjax.state import Finish, Stats
+from specjax.state import Finish
 
 Array = jax.Array
 PyTree = Any
@@ -129,7 +129,8 @@ class StochasticBeamSearch(Search):
         source = chosen(jnp.concatenate([jnp.zeros_like(parent), parent], axis=1), at)
         with jax.named_scope("fork"):
             cache = self._forked(state, delta, source, length, live)
-        return self.constrained(self._after(state, live, beams, found, cache, failed)), None
+        grows = (beams.scores > -jnp.inf).any(axis=1)
+        return self._after(state, ~grows | failed, failed, beams, found, grows[:, None], cache), None
 
     def _noisy(self, own, noise, ceiling):
         """Scores `[B, K, V]` of continuations with log-probabilities `own`, the best of each text at the score of that."""
@@ -139,23 +140,3 @@ class StochasticBeamSearch(Search):
         finite = lambda x: jnp.where(possible, x, 0.0)
         bounded = lowered(finite(noisy), finite(largest), jnp.where(possible, ceiling[:, :, None], 0.0))
         return jnp.where(possible, bounded, -jnp.inf)
-
-    def _after(self, state, live, beams, found, cache, failed):
-        """The state after a step."""
-        grows = (beams.scores > -jnp.inf).any(axis=1)
-        best = found.best()
-        failed = failed | (~grows & ~jnp.isfinite(best.scores))
-        over = ~grows | failed
-        ends = live & over & ~failed
-        finish = jnp.where(over, jnp.where(failed, Finish.ERROR, best.finish), Finish.RUNNING)
-        return dataclasses.replace(
-            state,
-            tokens=jnp.where(ends[:, None], best.tokens, state.tokens),
-            length=jnp.where(ends, best.length, state.length),
-            finish=jnp.where(live, finish, state.finish).astype(jnp.int32),
-            stats=Stats(state.stats.steps + live, state.stats.accepted + live[:, None]),
-            beams=beams,
-            found=found,
-            open=grows[:, None],
-            cache=cache,
-        )

@@ -18,7 +18,7 @@ from specjax.search.fork import chosen, merged, parted, spread
 from specjax.search.ngrams import WEIGHTS, shares
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.rules import replicated
-from specjax.state import Finish, Stats
+from specjax.state import Finish
 
 Array = jax.Array
 PyTree = Any
@@ -135,7 +135,7 @@ class Superposed(Search):
         after = jnp.where(token[:, 0] >= 0, length - 1, 0)  # XLA is to know that the write comes after the pass
         with jax.named_scope("commit"):
             cache = parted(self.target.commit(merged(state.cache), output.delta, None, after), 1)
-        return self.constrained(self._after(state, live, over, failed, beams, found, cache)), None
+        return self._after(state, over, failed, beams, found, ~over[:, None], cache), None
 
     def _kept(self, state, logits, length, live) -> tuple[Array, Array]:
         """The m likeliest tokens of logits `[B, V]` and their log-probabilities, `[B, K, m]` each. One law for all drafts, but
@@ -163,24 +163,6 @@ class Superposed(Search):
         log_share = jnp.where(is_eos, math.log(sum(WEIGHTS)) + log_p, jnp.log(jnp.where(known, share, 1.0)))
         own = jnp.where(known | is_eos, (1 - alpha) * log_p + alpha * log_share, -jnp.inf)
         return jnp.where(known.any(axis=2, keepdims=True), own, (1 - alpha) * log_p - PENALTY)
-
-    def _after(self, state, live, over, failed, beams, found, cache) -> SearchState:
-        """The state after a step."""
-        best = found.best()
-        failed = failed | (over & ~jnp.isfinite(best.scores))
-        ends = live & over & ~failed
-        finish = jnp.where(over, jnp.where(failed, Finish.ERROR, best.finish), Finish.RUNNING)
-        return dataclasses.replace(
-            state,
-            tokens=jnp.where(ends[:, None], best.tokens, state.tokens),
-            length=jnp.where(ends, best.length, state.length),
-            finish=jnp.where(live, finish, state.finish).astype(jnp.int32),
-            stats=Stats(state.stats.steps + live, state.stats.accepted + live[:, None]),
-            beams=beams,
-            found=found,
-            open=~over[:, None],
-            cache=cache,
-        )
 
 
 def superposed(beams: Beams, length: Array) -> Block:

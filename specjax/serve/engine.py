@@ -1,7 +1,6 @@
 """Text in, text out: `generate` for notebooks, and the engine under it and under the command line."""
 
 import dataclasses
-import operator
 import os.path
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,8 +12,9 @@ from specjax.about import abouts
 from specjax.decoder import Needs
 from specjax.draft import Drafter
 from specjax.models.paired import Paired
-from specjax.sampling import Processor, row_keys
-from specjax.sampling_params import FIELDS, SamplingOptions, form_of, in_use, is_set, listed_ids
+from specjax.models.text import check_unicode, encoded
+from specjax.sampling import row_keys
+from specjax.sampling_params import FIELDS, form_of, in_use, is_set, listed_ids
 from specjax.search import Search
 from specjax.serve.options import (
     DecodeOptions,
@@ -32,9 +32,9 @@ from specjax.serve.reading import Reader
 from specjax.serve.request import Record, Request, needs_of, rows_of, several
 from specjax.serve.selecting import Chooser, selected
 from specjax.serve.slots import OnText, Served, Slots, Timing, Turn, in_order, serve
-from specjax.serve.text import check_unicode, encode_text, user_turn
+from specjax.serve.text import user_turn
 from specjax.sharding import distributed, make_mesh
-from specjax.soft import Mixer, SoftThinking
+from specjax.soft import SoftThinking
 from specjax.spec.assemble import Plan, assemble
 from specjax.spec.companions import DEFAULT_MODEL
 from specjax.verify import Verifier
@@ -43,6 +43,7 @@ from specjax.warpers import WARPERS
 SHORTEST_PREFIX = 16  # tokens: a shorter prefix is a chunk or less of prefill, and not worth its own
 
 
+@with_keywords("plan", Plan)
 class Engine:
     """A model and how to decode with it, ready to complete requests.
 
@@ -52,44 +53,9 @@ class Engine:
     Args:
       model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target; a model of
         your own as a `specjax.models.Model`, or as a pair of an LM (`specjax.lm.BaseLM`) and its parameters.
-      drafter: a registry line such as `"prompt_lookup:length=8"`, a drafter, or a pair of drafter and its parameters.
-      verifier: a registry line, a verifier, or a pair of verifier and its trained parameters.
-      unmask: a registry line such as `"credit+threshold:threshold=0.8"`, or a policy.
-      cache: a registry line, or a policy.
-      block_length: positions that are decoded together.
-      cfg_scale: classifier-free guidance; 0 is off.
-      sub_block: of block-diffusion models: parts of a block of that length are finished from left to right; 0: none.
-      filter: the folder of a filter, for the unmask policy `learn2pd`.
-      logits_eos_inf: whether an end of text is never predicted (LLaDA's option).
-      confidence_eos_eot_inf: whether a predicted end of text is the least sure of all predictions (LLaDA's option).
-      num_beams: of an autoregressive model: how many texts of a prompt a beam search keeps; 1: no search. This option and the
-        next four are those of `specjax.search.BeamSearch`.
-      num_beam_groups: groups of beams, of diverse beam search.
-      diversity_penalty: what a token costs that an earlier group chose in the same step.
-      length_penalty: log-probabilities are over this power of the length.
-      early_stopping: True, False or "never".
-      guidance_scale: of an autoregressive model: classifier-free guidance, as in `transformers`; 1 is off. Log-probabilities
-        are then of the guided law, those of prompts of the model's own.
-      negative_prompt: of guidance: a text or token ids, what it leads away from; None: a prompt's last token.
-      amateur: contrastive decoding: a weaker model, as a folder, shipped name or hub id; see `specjax.models.contrastive`.
-      contrast_alpha: of an amateur: what share of the likeliest token's probability a token needs; None: 0.1.
-      contrast_beta: of an amateur: how much of what it says is taken away; None: 0.5.
-      dola_layers: DoLa's early layers: "low", "high" or how many layers each; see `specjax.models.dola`.
-      stochastic_beams: how many texts of a prompt a stochastic beam search draws, without replacement; 0: no such search.
-      superposed_drafts: superposed decoding: how many drafts one pass reads; 0: none. This option and the next three are those
-        of `specjax.search.Superposed`.
-      superposed_tokens: so many tokens go on from a draft.
-      superposed_temperature: what its logits are divided by.
-      superposed_alpha: the share of n-grams.
-      superposed_ngrams: a datastore of n-grams: a folder, a shipped name or a hub id; None: none.
-      soft_thinking: a registry line such as `"gumbel:n=8,tau=0.5"`, or a `specjax.soft.Mixer`: rows read mixtures of tokens
-        while they think; None: tokens alone.
-      end_of_think: of soft thinking: the token that ends it, an id or a text; None: `</think>`, where there is one.
+      **plan:
       dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere; see `specjax.models.load` for "layercast".
       mesh: a mesh, or a line such as `"data=2,model=4"`.
-      logprobs: whether records carry log-probabilities.
-      logits_processors: of an autoregressive model: functions `(tokens, length, logits) -> logits` of one text, see
-        `specjax.sampling.Processor`.
       rows: how many texts are decoded together, where no drafter is named: see `specjax.spec.assemble.usual_drafter`.
 
     Raises:
@@ -102,38 +68,10 @@ class Engine:
         drafter: str | Drafter | tuple[Drafter, Any] | None = None,
         verifier: str | Verifier | tuple[Verifier, Any] | None = None,
         *,
-        unmask: Any = None,
-        cache: Any = None,
-        block_length: int | None = None,
-        cfg_scale: float | None = None,
-        sub_block: int | None = None,
-        filter: str | None = None,
-        logits_eos_inf: bool = False,
-        confidence_eos_eot_inf: bool = False,
-        num_beams: int = 1,
-        num_beam_groups: int = 1,
-        diversity_penalty: float = 0.0,
-        length_penalty: float = 1.0,
-        early_stopping: bool | str = False,
-        guidance_scale: float = 1.0,
-        negative_prompt: str | Sequence[int] | None = None,
-        amateur: str | None = None,
-        contrast_alpha: float | None = None,
-        contrast_beta: float | None = None,
-        dola_layers: str | Sequence[int] | None = None,
-        stochastic_beams: int = 0,
-        superposed_drafts: int = 0,
-        superposed_tokens: int = 9,
-        superposed_temperature: float = 0.06,
-        superposed_alpha: float = 0.54,
-        superposed_ngrams: str | None = None,
-        soft_thinking: str | Mixer | None = None,
-        end_of_think: int | str | None = None,
         dtype: Any = None,
         mesh: Any = None,
-        logprobs: bool = False,
-        logits_processors: Sequence[Processor] = (),
         rows: int = 1,
+        **plan: Any,
     ):
         from specjax import models
 
@@ -150,40 +88,9 @@ class Engine:
             lm, params = models.spread(model.lm, model.params, self.mesh)
             model = dataclasses.replace(model, lm=lm, params=params)
         self.model = model
-        plan = Plan(
-            drafter=drafter,
-            verifier=verifier,
-            unmask=unmask,
-            cache=cache,
-            block_length=block_length,
-            cfg_scale=cfg_scale,
-            sub_block=sub_block,
-            filter=filter,
-            logits_eos_inf=logits_eos_inf,
-            confidence_eos_eot_inf=confidence_eos_eot_inf,
-            num_beams=num_beams,
-            num_beam_groups=num_beam_groups,
-            diversity_penalty=diversity_penalty,
-            length_penalty=length_penalty,
-            early_stopping=early_stopping,
-            guidance_scale=guidance_scale,
-            negative_prompt=negative_prompt,
-            amateur=amateur,
-            contrast_alpha=contrast_alpha,
-            contrast_beta=contrast_beta,
-            dola_layers=dola_layers,
-            stochastic_beams=stochastic_beams,
-            superposed_drafts=superposed_drafts,
-            superposed_tokens=superposed_tokens,
-            superposed_temperature=superposed_temperature,
-            superposed_alpha=superposed_alpha,
-            superposed_ngrams=superposed_ngrams,
-            soft_thinking=soft_thinking,
-            end_of_think=end_of_think,
-            logprobs=logprobs,
-            logits_processors=tuple(logits_processors),
-        )
-        self.decoder, self.params = assemble(model, plan, self.mesh, rows)
+        plan["logits_processors"] = tuple(plan["logits_processors"])
+        asked = Plan(drafter=drafter, verifier=verifier, **plan)
+        self.decoder, self.params = assemble(model, asked, self.mesh, rows)
         self.timing = Timing()
 
     def __repr__(self) -> str:
@@ -213,49 +120,8 @@ class Engine:
         return self.model.max_length
 
     def encode(self, prompt: str | Sequence[Any], what: str = "prompt") -> tuple[int, ...]:
-        """A prompt's token ids, special tokens added as the tokenizer does.
-
-        Args:
-          prompt: text, token ids, or chat messages (`{"role": ..., "content": ...}`) for the tokenizer's chat template.
-          what: its name in errors.
-
-        Raises:
-          ValueError: on an empty prompt, ids outside the vocabulary, text without a tokenizer, messages without a chat
-            template, or a prompt that leaves no room for a token.
-        """
-        if not isinstance(prompt, (str, list, tuple, np.ndarray)):
-            raise ValueError(f"a {what} is a string, a list of token ids or a list of chat messages, not {prompt!r}")
-        if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
-            if self.model.tokenizer is None:
-                raise ValueError(f"{self.model.name} has no tokenizer: give prompts as lists of token ids")
-            ids = encode_text(self.model.tokenizer, prompt, self.model.name)
-        else:
-            try:
-                ids = [operator.index(i) for i in prompt]
-            except TypeError as error:
-                raise ValueError(f"a {what} is a string, a list of token ids or a list of chat messages") from error
-        if not ids:
-            raise ValueError(f"the {what} is empty: give at least one token")
-        vocab = self.model.lm.vocab_size
-        outside = [i for i in ids if not 0 <= i < vocab]
-        if outside:
-            raise ValueError(f"{what} id {outside[0]} is outside the vocabulary of {vocab} tokens")
-        if self.model.masked and self.model.masked.mask_id in ids:
-            raise ValueError(
-                f"the {what} holds the mask token (id {self.model.masked.mask_id}), which stands for a position to fill in; "
-                "leave it out, and give what follows the open span as suffix"
-            )
-        if self.model.canvas and self.model.canvas.image_id in ids:
-            raise ValueError(
-                f"the {what} holds an image (token id {self.model.canvas.image_id}), and of {self.model.name} only the text "
-                "part is read: leave images out"
-            )
-        if len(ids) >= self.max_length:
-            raise ValueError(
-                f"the {what} has {len(ids)} tokens, which is more than {self.model.name} has room for: its capacity is "
-                f"{self.max_length} positions, prompt and output together; shorten the {what}"
-            )
-        return tuple(ids)
+        """A prompt's token ids, see `specjax.models.text.encoded`."""
+        return encoded(self.model, prompt, what)
 
     def request(self, prompt: str | Sequence[Any], *, suffix: Any = None, **options: Any) -> Request:
         """A checked request; options are the fields of `Request`.
@@ -524,123 +390,21 @@ class Engine:
         return self.params
 
 
-@with_keywords("sampling", SamplingOptions)
-def generate(
-    model: Any = None,
-    prompts: Any = None,
-    *,
-    drafter: str | Drafter | tuple[Drafter, Any] | None = None,
-    verifier: str | Verifier | tuple[Verifier, Any] | None = None,
-    unmask: Any = None,
-    cache: Any = None,
-    block_length: int | None = None,
-    cfg_scale: float | None = None,
-    sub_block: int | None = None,
-    filter: str | None = None,
-    logits_eos_inf: bool = False,
-    confidence_eos_eot_inf: bool = False,
-    num_beams: int = 1,
-    num_beam_groups: int = 1,
-    diversity_penalty: float = 0.0,
-    length_penalty: float = 1.0,
-    early_stopping: bool | str = False,
-    guidance_scale: float = 1.0,
-    negative_prompt: str | Sequence[int] | None = None,
-    amateur: str | None = None,
-    contrast_alpha: float | None = None,
-    contrast_beta: float | None = None,
-    dola_layers: str | Sequence[int] | None = None,
-    stochastic_beams: int = 0,
-    superposed_drafts: int = 0,
-    superposed_tokens: int = 9,
-    superposed_temperature: float = 0.06,
-    superposed_alpha: float = 0.54,
-    superposed_ngrams: str | None = None,
-    soft_thinking: str | Mixer | None = None,
-    end_of_think: int | str | None = None,
-    chat: bool = False,
-    suffix: Any = None,
-    max_new_tokens: int = 128,
-    seed: int = 0,
-    num_return_sequences: int = 1,
-    select: str | None = None,
-    answer: str | None = None,
-    stop: str | Sequence[str] = (),
-    ignore_eos: bool = False,
-    batch_size: int = 8,
-    logprobs: bool = False,
-    prompt_logprobs: bool = False,
-    logits_processors: Sequence[Processor] = (),
-    dtype: Any = None,
-    mesh: Any = None,
-    shared_prefix: bool = False,
-    progress: bool | None = None,
-    **sampling: Any,
-) -> list[Record]:
+@with_keywords("options", DecodeOptions, PromptOptions, RunOptions)
+def generate(model: Any = None, prompts: Any = None, *, progress: bool | None = None, **options: Any) -> list[Record]:
     """Completes prompts and returns a record for each, in order.
 
-    With the default verifier the same seed gives the same text, whatever the drafter, the batch or the mesh.
+    With the default verifier the same seed gives the same text, whatever the drafter, the batch or the mesh. Beside the options
+    below there are the parameters of the warpers, such as `temperature` (0, the default, is greedy), `top_k` or `top_p`: see
+    `specjax samplers`.
 
     Args:
       model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target; a model of
         your own as a `specjax.models.Model`, or as a pair of an LM (`specjax.lm.BaseLM`) and its parameters.
       prompts: a string, token ids, chat messages, or an iterable of such. A dict instead, like a line of an input file, has
-        `prompt` or `messages`, and may set `id`, `suffix`, `max_new_tokens`, `seed` and what `sampling` may hold for itself.
-      drafter: a registry line such as `"prompt_lookup:length=8"`, a drafter, or a pair of drafter and its parameters.
-      verifier: a registry line, a verifier, or a pair of verifier and its trained parameters.
-      unmask: of a diffusion model: a registry line or a policy.
-      cache: of a diffusion model: a registry line or a policy.
-      block_length: of a diffusion model.
-      cfg_scale: of a diffusion model: classifier-free guidance, 0 is off.
-      sub_block: of a block-diffusion model: parts of a block of that length are finished from left to right; 0: none.
-      filter: of a diffusion model: the folder of a filter, for the unmask policy `learn2pd`.
-      logits_eos_inf: of a diffusion model: whether an end of text is never predicted (LLaDA's option).
-      confidence_eos_eot_inf: of a diffusion model: whether a predicted end of text is the least sure of all (LLaDA's option).
-      num_beams: of an autoregressive model: how many texts of a prompt a beam search keeps; 1: no search. This option and the
-        next four are those of `specjax.search.BeamSearch`.
-      num_beam_groups: groups of beams, of diverse beam search.
-      diversity_penalty: what a token costs that an earlier group chose in the same step.
-      length_penalty: log-probabilities are over this power of the length.
-      early_stopping: True, False or "never".
-      guidance_scale: of an autoregressive model: classifier-free guidance, as in `transformers`; 1 is off. Log-probabilities
-        are then of the guided law, those of prompts of the model's own.
-      negative_prompt: of guidance: a text or token ids, what it leads away from; None: a prompt's last token.
-      amateur: contrastive decoding: a weaker model, as a folder, shipped name or hub id; see `specjax.models.contrastive`.
-      contrast_alpha: of an amateur: what share of the likeliest token's probability a token needs; None: 0.1.
-      contrast_beta: of an amateur: how much of what it says is taken away; None: 0.5.
-      dola_layers: DoLa's early layers: "low", "high" or how many layers each; see `specjax.models.dola`.
-      stochastic_beams: of an autoregressive model: how many texts of a prompt a stochastic beam search draws, without
-        replacement; 0: no such search.
-      superposed_drafts: superposed decoding: how many drafts one pass reads; 0: none. This option and the next three are those
-        of `specjax.search.Superposed`.
-      superposed_tokens: so many tokens go on from a draft.
-      superposed_temperature: what its logits are divided by.
-      superposed_alpha: the share of n-grams.
-      superposed_ngrams: a datastore of n-grams: a folder, a shipped name or a hub id; None: none.
-      soft_thinking: a registry line such as `"gumbel:n=8,tau=0.5"`, or a `specjax.soft.Mixer`: rows read mixtures of tokens
-        while they think; None: tokens alone.
-      end_of_think: of soft thinking: the token that ends it, an id or a text; None: `</think>`, where there is one.
-      chat: whether prompts that are texts are a user's turn of the model's chat template, which the model answers.
-      suffix: of a diffusion model: what follows the new text, a string or token ids; `max_new_tokens` are filled in before it.
-      max_new_tokens: at least 1.
-      seed: with the prompt it decides the noise.
-      num_return_sequences: independent completions of each prompt, one after the other; of a search its best texts.
-      select: takes one of these completions, a line such as `"majority"` or `"borda:power=0.7"`, see `specjax searches`.
-      answer: of a selection: a regular expression, whose last match (its first group, where it has one) is what a completion
-        says; None: all of its text.
-      stop: strings that end a text; they are left out of it.
-      ignore_eos: whether to go on after EOS.
-      batch_size: rows decoded together; changes speed, never text.
-      logprobs: whether records carry log-probabilities of their tokens, raw and after warping.
-      prompt_logprobs: whether records carry log-probabilities of their prompts' tokens, for which every prompt is read once
-        more; of an autoregressive model.
-      logits_processors: your own warpers, see `specjax.sampling.Processor`.
-      dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere; see `specjax.models.load` for "layercast".
-      mesh: a mesh, or a line such as `"data=2,model=4"`.
-      shared_prefix: whether to prefill what all prompts begin with once, where that is 16 tokens or more.
+        `prompt` or `messages`, and may set `id`, `suffix`, `max_new_tokens`, `seed` and parameters of the warpers for itself.
+      **options:
       progress: whether a bar of records is shown on stderr; None: for several prompts on a terminal or in a notebook.
-      **sampling: parameters of the warpers, such as `temperature` (0, the default, is greedy), `top_k` or `top_p`: see
-        `specjax samplers`.
 
     Raises:
       ValueError: one line that says what cannot be used, before any work is done.
@@ -650,32 +414,34 @@ def generate(
     >>> record.text, record.finish_reason
     (' [ hen, dog, deer, olive, mouse, mango ]', 'eos')
     """
-    given = locals() | sampling | {"stop": (stop,) if isinstance(stop, str) else tuple(stop)}
+    stop = options["stop"]
+    given = options | {"model": model, "stop": (stop,) if isinstance(stop, str) else tuple(stop)}
     run, defaults = take(RunOptions, given), vars(take(PromptOptions, given))
     check_least(run)
     check_options(defaults)
-    chooser = Chooser.of(run, logprobs)
+    chooser = Chooser.of(run, options["logprobs"])
     asked = read_prompts(model, prompts)
     decode = take(DecodeOptions, given)
-    rows = min(batch_size, len(asked) * num_return_sequences)
+    rows = min(run.batch_size, len(asked) * run.num_return_sequences)
     engine = Engine(**vars(decode if chooser is None else chooser.kept_by(decode)), rows=rows)
-    engine.check_completions(num_return_sequences)
+    engine.check_completions(run.num_return_sequences)
     requests: Any = [
         one
         for prompt, own in asked
         for one in several(
-            engine.request(user_turn(prompt, chat), **{"suffix": suffix, **defaults, **own}), num_return_sequences
+            engine.request(user_turn(prompt, run.chat), **{"suffix": run.suffix, **defaults, **own}),
+            run.num_return_sequences,
         )
     ]
     if chooser is not None:
         chooser.check(engine, requests)
     turns = engine.turns(
         requests,
-        slots=min(batch_size, engine.rows(requests)),
+        slots=min(run.batch_size, engine.rows(requests)),
         stop=run.stop,
-        ignore_eos=ignore_eos,
-        prefix=engine.shared_prefix(requests) if shared_prefix else (),
-        prompt_logprobs=prompt_logprobs,
+        ignore_eos=run.ignore_eos,
+        prefix=engine.shared_prefix(requests) if run.shared_prefix else (),
+        prompt_logprobs=run.prompt_logprobs,
         needs=needs_of(requests),
         race=chooser is not None and chooser.races,
     )

@@ -7,7 +7,8 @@ command line (`metavar`, `choices`, `nargs`, `positional`, or `hidden`).
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from specjax.spec.assemble import Plan
 from specjax.warpers import parameter
 
 Options = TypeVar("Options")
+Target = TypeVar("Target", bound=Callable)
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
@@ -41,32 +43,60 @@ def take(cls: type[Options], given: Mapping[str, Any]) -> Options:
     return cls(**{field.name: given[field.name] for field in dataclasses.fields(cast(Any, cls))})
 
 
-def with_keywords(rest: str, cls: type) -> Callable[[Callable], Callable]:
-    """Writes the fields of a dataclass into a function's signature, in place of its `**rest`.
+def with_keywords(rest: str, *classes: type) -> Callable[[Target], Target]:
+    """Writes the fields of dataclasses into the signature of a function, or of a class's `__init__`, in place of its `**rest`.
 
-    The function is called with all of them, and with nothing else that its signature does not have.
+    It is called with all of them, and with nothing else that its signature does not have. In its docstring they stand where
+    `**rest` does, as the dataclasses describe their attributes.
     """
 
-    def decorate(function: Callable) -> Callable:
-        plain = inspect.signature(function)
-        own = [given for name, given in plain.parameters.items() if name != rest]
-        fields = dataclasses.fields(cast(Any, cls))
-        more = [
-            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
-            for f in fields
-        ]
-        signature = plain.replace(parameters=[*own, *more])
-
-        @functools.wraps(function)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            return function(*bound.args, **bound.kwargs)
-
-        called.__signature__ = signature  # type: ignore[attr-defined]
-        return called
+    def decorate(target):
+        if not isinstance(target, type):
+            return _documented(_called(target, rest, classes), rest, classes)
+        target.__init__ = _called(target.__init__, rest, classes)
+        return _documented(target, rest, classes)
 
     return decorate
+
+
+def _called(function: Callable, rest: str, classes: Sequence[type]) -> Callable:
+    plain = inspect.signature(function)
+    own = {name: given for name, given in plain.parameters.items() if name != rest}
+    more = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for cls in classes
+        for field in dataclasses.fields(cast(Any, cls))
+        if field.name not in own
+    ]
+    signature = plain.replace(parameters=[*own.values(), *more])
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return function(*bound.args, **bound.kwargs)
+
+    called.__signature__ = signature  # type: ignore[attr-defined]
+    return called
+
+
+def _documented(target: Any, rest: str, classes: Sequence[type]) -> Any:
+    lines = inspect.cleandoc(target.__doc__).splitlines()
+    at = lines.index(f"  **{rest}:")
+    known = {line.strip().partition(":")[0] for line in lines if re.match(r"  \w+: ", line)}
+    entries = [entry for cls in classes for name, entry in described(cls).items() if name not in known]
+    target.__doc__ = "\n".join([*lines[:at], *entries, *lines[at + 1 :]])
+    return target
+
+
+def described(cls: type) -> dict[str, str]:
+    """What a dataclass and those that it extends say of their attributes, as lines of a section of a docstring."""
+    found: dict[str, str] = {}
+    for part in reversed(cls.__mro__):
+        section = inspect.cleandoc(part.__doc__ or "").partition("\nAttributes:\n")[2].partition("\n\n")[0]
+        entries = re.split(r"\n(?=  \w)", section) if dataclasses.is_dataclass(part) and section else []
+        found |= {entry.strip().partition(":")[0]: entry for entry in entries}
+    return found
 
 
 def check_least(options: Any, spell: Callable[[str], str] = str) -> None:
@@ -83,7 +113,7 @@ class DecodeOptions(Plan):
 
     Attributes:
       model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target.
-      dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere; see `specjax.models.load`.
+      dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere; see `specjax.models.load` for "layercast".
       mesh: a mesh, or a line such as `"data=2,model=4"`.
     """
 
@@ -97,7 +127,7 @@ class PromptOptions(SamplingOptions):
     """What may differ from prompt to prompt.
 
     Attributes:
-      max_new_tokens: new tokens, at most.
+      max_new_tokens: new tokens, at most; at least 1.
       seed: with the prompt it decides the noise.
     """
 
@@ -113,15 +143,18 @@ class RunOptions:
 
     Attributes:
       chat: whether a prompt that is a text is a user's turn of the model's chat template.
-      suffix: what follows the new text, a string or token ids; of a diffusion model.
+      suffix: of a diffusion model: what follows the new text, a string or token ids; `max_new_tokens` are filled in before it.
       num_return_sequences: independent completions of each prompt, one after the other; of a search its best texts.
-      select: which of these completions is taken, a line of `specjax searches`; None: all.
-      answer: of a selection: a regular expression for what a completion says; None: all of it.
-      stop: strings that end a text.
+      select: takes one of these completions, a line such as `"majority"` or `"borda:power=0.7"`, see `specjax searches`; None:
+        all.
+      answer: of a selection: a regular expression, whose last match (its first group, where it has one) is what a completion
+        says; None: all of its text.
+      stop: a string or several that end a text; they are left out of it.
       ignore_eos: whether to go on after EOS.
-      batch_size: rows decoded together.
-      shared_prefix: whether to prefill what all prompts begin with once.
-      prompt_logprobs: whether records carry log-probabilities of their prompts; of an autoregressive model.
+      batch_size: rows decoded together; changes speed, never text.
+      shared_prefix: whether to prefill what all prompts begin with once, where that is 16 tokens or more.
+      prompt_logprobs: whether records carry log-probabilities of their prompts' tokens, for which every prompt is read once
+        more; of an autoregressive model.
     """
 
     chat: bool = option(False, "a text is a user's turn of the model's chat template, which the model answers")

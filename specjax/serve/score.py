@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from specjax.models.text import check_unicode, encode_text
 from specjax.pretty import short
 from specjax.serve.engine import Engine
 from specjax.serve.reading import Found, Text
-from specjax.serve.text import check_unicode, encode_text
 
 
 @dataclasses.dataclass(frozen=True)

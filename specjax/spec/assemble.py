@@ -42,14 +42,16 @@ class Plan:
     """How to decode, as the user said it; what is None takes the default of the model's kind.
 
     Attributes:
-      drafter: of an autoregressive model: a registry line, a drafter, or a pair of drafter and its parameters.
+      drafter: of an autoregressive model: a registry line such as `"prompt_lookup:length=8"`, a drafter, or a pair of drafter
+        and its parameters.
       verifier: of an autoregressive model: a registry line, a verifier, or a pair of verifier and its trained parameters.
-      unmask: of a diffusion model: a registry line, a policy, or a pair of policy and the parameters it needs besides; where it
-        has no mask, its sampler.
+      unmask: of a diffusion model: a registry line such as `"credit+threshold:threshold=0.8"`, a policy, or a pair of policy
+        and the parameters it needs besides; where it has no mask, its sampler.
       cache: of a diffusion model: a registry line or a policy.
-      block_length: of a diffusion model.
-      cfg_scale: of a diffusion model.
-      sub_block: of a diffusion model whose blocks do not see later ones: the length of a block's parts; 0: none.
+      block_length: of a diffusion model: positions that are decoded together.
+      cfg_scale: of a diffusion model: classifier-free guidance; 0 is off.
+      sub_block: of a diffusion model whose blocks do not see later ones: the length of a block's parts, which are finished from
+        left to right; 0: none.
       filter: of a diffusion model: the folder of a filter, for the policy `learn2pd`.
       logits_eos_inf: of a diffusion model: whether an end of text is never predicted (LLaDA).
       confidence_eos_eot_inf: of a diffusion model: whether a predicted end of text is the least sure of all (LLaDA).
@@ -58,7 +60,8 @@ class Plan:
       diversity_penalty: of several groups: what a token costs that an earlier group chose in the same step.
       length_penalty: of a beam search: log-probabilities are over this power of the length.
       early_stopping: of a beam search: True, False or "never", see `specjax.search.BeamSearch`.
-      guidance_scale: of an autoregressive model: classifier-free guidance, see `specjax.models.guided`; 1: off.
+      guidance_scale: of an autoregressive model: classifier-free guidance, as in `transformers`; 1 is off. Log-probabilities
+        are then of the guided law, those of prompts of the model's own.
       negative_prompt: of guidance: a text or token ids, what it leads away from; None: a prompt's last token.
       amateur: of an autoregressive model: a weaker one, for contrastive decoding (`specjax.models.contrastive`).
       contrast_alpha: of an amateur: what share of the likeliest token's probability a token needs; None: 0.1.
@@ -73,8 +76,9 @@ class Plan:
       superposed_ngrams: of superposed decoding: the datastore of n-grams: a folder, a shipped name or a hub id; None: none.
       soft_thinking: of an autoregressive model: a registry line or a `specjax.soft.Mixer`; None: tokens alone are read.
       end_of_think: of soft thinking: the token that ends it, an id or a text; None: `</think>`, where there is one.
-      logprobs: whether records carry log-probabilities; of an autoregressive model.
-      logits_processors: the user's own warpers (`specjax.sampling.Processor`); of an autoregressive model.
+      logprobs: whether records carry log-probabilities of their tokens, raw and after warping; of an autoregressive model.
+      logits_processors: of an autoregressive model: your own warpers, functions `(tokens, length, logits) -> logits` of one
+        text (`specjax.sampling.Processor`).
     """
 
     drafter: "str | Drafter | tuple[Drafter, Any] | None" = _setting(

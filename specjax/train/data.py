@@ -22,7 +22,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from specjax.serve.text import encode_text
+from specjax.models.text import encode_text
 
 SUFFIXES = (".jsonl", ".txt", ".py")
 

@@ -173,13 +173,13 @@ class Warper(abc.ABC):
         return jax.lax.cond(jnp.any(on), warped, lambda: scores)
 
     def cost(self, scores: Array, own: Columns) -> Array:
-        """`[B, T, V]`: what drawing each token adds to the sum of a warper that carries one.
+        """`[B, T, V]`: what drawing each token adds to the sum of a warper that carries one; nothing of others.
 
         Args:
           scores: `[B, T, V]`, as it meets them.
           own: its parameters.
         """
-        raise NotImplementedError
+        return jnp.zeros_like(scores)
 
     @abc.abstractmethod
     def warp(self, scores: Array, own: Columns, text: Any) -> Array:

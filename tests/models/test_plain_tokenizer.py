@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from specjax import models
 from specjax.models import tokenizer
 from specjax.models.plain_tokenizer import PlainTokenizer
-from specjax.serve.text import encode_text
+from specjax.models.text import encode_text
 
 TEXTS = (
     "",

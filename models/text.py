@@ -1,0 +1,117 @@
+"""From text and chat messages to token ids, and from token ids to new text."""
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt") -> tuple[int, ...]:
+    """A prompt's token ids, special tokens added as the tokenizer does.
+
+    Args:
+      model: what `specjax.models.load` returned.
+      prompt: text, token ids, or chat messages (`{"role": ..., "content": ...}`) for the tokenizer's chat template.
+      what: its name in errors.
+
+    Raises:
+      ValueError: on an empty prompt, ids outside the vocabulary, text without a tokenizer, messages without a chat
+        template, or a prompt that leaves no room for a token.
+    """
+    if not isinstance(prompt, (str, list, tuple, np.ndarray)):
+        raise ValueError(f"a {what} is a string, a list of token ids or a list of chat messages, not {prompt!r}")
+    if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
+        if model.tokenizer is None:
+            raise ValueError(f"{model.name} has no tokenizer: give prompts as lists of token ids")
+        ids = encode_text(model.tokenizer, prompt, model.name)
+    else:
+        try:
+            ids = [operator.index(i) for i in prompt]
+        except TypeError as error:
+            raise ValueError(f"a {what} is a string, a list of token ids or a list of chat messages") from error
+    if not ids:
+        raise ValueError(f"the {what} is empty: give at least one token")
+    vocab = model.lm.vocab_size
+    outside = [i for i in ids if not 0 <= i < vocab]
+    if outside:
+        raise ValueError(f"{what} id {outside[0]} is outside the vocabulary of {vocab} tokens")
+    if model.masked and model.masked.mask_id in ids:
+        raise ValueError(
+            f"the {what} holds the mask token (id {model.masked.mask_id}), which stands for a position to fill in; "
+            "leave it out, and give what follows the open span as suffix"
+        )
+    if model.canvas and model.canvas.image_id in ids:
+        raise ValueError(
+            f"the {what} holds an image (token id {model.canvas.image_id}), and of {model.name} only the text "
+            "part is read: leave images out"
+        )
+    if len(ids) >= model.max_length:
+        raise ValueError(
+            f"the {what} has {len(ids)} tokens, which is more than {model.name} has room for: its capacity is "
+            f"{model.max_length} positions, prompt and output together; shorten the {what}"
+        )
+    return tuple(ids)
+
+
+def encode_text(tokenizer: Any, prompt: str | Sequence[dict[str, Any]], model: str) -> list[int]:
+    """Token ids of a text, or of chat messages through the tokenizer's chat template.
+
+    Args:
+      tokenizer: a transformers tokenizer.
+      prompt: text, or messages.
+      model: the model's name, for errors.
+
+    Raises:
+      ValueError: on text that is not Unicode, or messages that there is no template for or that it cannot render.
+    """
+    if isinstance(prompt, str):
+        check_unicode(prompt, "prompt")
+        return tokenizer.encode(prompt, verbose=False) if prompt else []
+    if not all(isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in prompt):
+        raise ValueError("every message must be an object with a role (a string) and content")
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"{model} has no chat template, so it cannot take messages, nor a prompt as one: give a prompt without --chat"
+            f"{_who_chats()}"
+        )
+    try:
+        text = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # templates raise what they like
+        raise ValueError(f"the chat template of {model} cannot render these messages: {_line(error)}") from error
+    # the template writes special tokens itself
+    return tokenizer.encode(text, add_special_tokens=False, verbose=False) if text else []
+
+
+def _who_chats() -> str:
+    """The shipped models with a chat template, as the end of an error; empty where there are none."""
+    from specjax.models import shipped
+    from specjax.models.tokenizer import load
+
+    names = [name for name, folder in shipped().items() if getattr(load(folder), "chat_template", None)]
+    return f", or choose a model that chats (shipped: {', '.join(names)})" if names else ""
+
+
+def check_unicode(text: str, what: str) -> None:
+    """Raises ValueError, naming `what`, where a text is not Unicode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the {what} is not valid Unicode: {error.reason} at character {error.start}") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def new_text(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int]) -> str | None:
+    """The text that `tokens` add to `prompt`; None without a tokenizer.
+
+    Decoded together with the prompt, since some tokenizers drop a space at the start of a text.
+    """
+    if tokenizer is None:
+        return None
+    decode = functools.partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    before, both = decode(list(prompt)), decode([*prompt, *tokens])
+    return both[len(before) :] if both.startswith(before) else decode(list(tokens))

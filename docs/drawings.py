@@ -24,7 +24,7 @@ WAY = (
     Stop(
         "text",
         "a prompt becomes token ids",
-        (("specjax.serve.engine", "Engine.encode"), ("specjax.serve.text", "encode_text")),
+        (("specjax.serve.engine", "Engine.encode"), ("specjax.models.text", "encode_text")),
     ),
     Stop("request", "ids, limits and sampling, checked", (("specjax.serve.request", "Request"),)),
     Stop(
@@ -62,7 +62,7 @@ WAY = (
     Stop(
         "text",
         "ids become text again, up to a stop string",
-        (("specjax.serve.text", "new_text"), ("specjax.serve.text", "find_stop")),
+        (("specjax.models.text", "new_text"), ("specjax.serve.text", "find_stop")),
     ),
 )
 STEP = ("draft", "accept")

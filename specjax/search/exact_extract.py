@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import decoder as decoding
 from specjax.lm import LM, Block, Wants
+from specjax.sampling import row_keys
 from specjax.sampling_params import Sampling
-from specjax.speculative import speculative
+from specjax.speculative import prefill_width, speculative
 
 ROWS = 16
 """Spans are read from so many places at a time: the logits of these are all that there ever are."""
@@ -58,15 +60,17 @@ def exact_extract(
       count: how many spans.
 
     Raises:
-      ValueError: on an empty prompt or passage, no EOS, or less than one token or span.
+      ValueError: on an empty prompt or passage, no EOS, ids outside the vocabulary, or less than one token or span.
     """
     if not len(prompt) or not len(passage) or not len(eos) or longest < 1 or count < 1:
         raise ValueError("exact_extract needs a prompt, a passage, an EOS, and longest and count of at least 1")
+    if outside := [token for token in (*prompt, *passage, *eos) if not 0 <= token < lm.vocab_size]:
+        raise ValueError(f"id {outside[0]} is outside the vocabulary of {lm.vocab_size} tokens")
     longest = min(longest, len(passage))
     padded = np.concatenate([np.asarray(passage, np.int32), np.full(longest, -1, np.int32)])
     starts = np.arange(len(passage))
     tokens = padded[starts[:, None] + np.arange(longest)[None]]
-    cache = _prefilled(lm, params, jnp.asarray([prompt], jnp.int32), longest)
+    cache = _prefilled(lm, params, prompt, longest)
     spans: list[Span] = []
     for at in range(0, len(tokens), ROWS):
         part = np.full((ROWS, longest), -1, np.int32)
@@ -82,16 +86,23 @@ def exact_extract(
 
 
 def _prefilled(lm, params, prompt, room):
-    """The cache of one row after all but the prompt's last token."""
-    plain, length = speculative(lm), prompt.shape[1]
-    state = plain.init(
-        {"target": params, "draft": None},
-        prompt,
-        jnp.asarray([length]),
-        jax.random.key(0, impl="threefry2x32")[None],
-        limit=jnp.asarray([length + room]),
+    """The cache of one row after all but the prompt's last token; of prompts of about one length the same programs."""
+    plain, length = speculative(lm), len(prompt)
+    width = prefill_width(length)
+    size = 1 + max(1, -(-(length - 1) // width)) * width
+    capacity = -(-(size + room + plain.slack) // 128) * 128
+    every = {"target": params, "draft": None}
+    state = decoding.insert(
+        plain,
+        every,
+        decoding.empty(plain, every, 1, capacity, jax.tree.leaves(params)[0].dtype, 1),
+        np.zeros(1, np.int32),
+        np.pad(np.asarray([prompt], np.int32), ((0, 0), (0, size - length))),
+        np.full(1, length, np.int32),
+        row_keys(0, [""]),
+        limit=np.full(1, length + 1, np.int32),
         sampling=Sampling.make(1),
-        capacity=length + room + plain.slack + 1,
+        width=width,
     )
     return state.cache
 

@@ -117,13 +117,14 @@ class Asked:
                 raise ValueError(f"{name} must be a whole number{' from 1 on' if least == 1 else ''}, got {value!r}")
         if unknown := sampling.keys() - FIELDS.keys():
             raise ValueError(f"there is no option {min(unknown)!r}: see `specjax samplers`")
-        ids = tuple(encoded(models[0], prompt) for prompt in prompts)
-        most = min(model.max_length for model in models)
-        for number, own in enumerate(ids):
-            if len(own) >= most:
-                raise ValueError(
-                    f"prompt {number} has {len(own)} tokens, and there is room for {most}, output included: shorten it"
-                )
+        ids, smallest = [], min(models, key=lambda model: model.max_length)
+        for number, prompt in enumerate(prompts):
+            try:
+                ids.append(encoded(models[0], prompt))
+                encoded(smallest, ids[-1])
+            except ValueError as error:
+                raise ValueError(f"prompt {number}: {error}") from error
+        ids = tuple(ids)
         keys = np.asarray(jax.random.key_data(row_keys([seed] * len(ids), ids))) if ids else np.zeros((0, 2), np.uint32)
         asked = cls(tuple(prompts), ids, keys, int(max_new_tokens), sampling)
         if carries(asked.sampling_of(1)):

@@ -49,3 +49,14 @@ def test_what_it_needs():
     for own in ({"prompt": []}, {"passage": []}, {"eos": ()}, {"longest": 0}, {"count": 0}):
         with pytest.raises(ValueError, match="at least 1"):
             exact_extract(Table(), TABLE, **{"prompt": [1, 2], "passage": [1], "eos": (3,), **own})
+    for own in ({"prompt": [1, 4]}, {"passage": [-1]}, {"eos": (9,)}):
+        with pytest.raises(ValueError, match="outside the vocabulary of 4 tokens"):
+            exact_extract(Table(), TABLE, **{"prompt": [1, 2], "passage": [1], "eos": (3,), **own})
+
+
+def test_passages_and_prompts_of_about_one_length_share_their_programs(caplog):
+    ask = lambda prompt, passage: exact_extract(Table(), TABLE, prompt, passage, eos=(3,), longest=3)
+    ask([2, 0, 1], [1, 2, 1, 2, 0])
+    with jax.log_compiles():
+        ask([2, 0, 1, 1, 0, 2], [1, 2, 1, 0])
+    assert not [record for record in caplog.records if record.getMessage().startswith("Compiling jit(")]

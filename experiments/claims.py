@@ -5,13 +5,15 @@ python -m experiments.claims FOLDER --show    # the picture and the tables again
 
 All decoders of a run answer the same held-out questions, in rounds that alternate between them (`specjax bench`). A config has
 the options of `specjax bench`, which `[[runs]]` may change; `[[decoders]]`, each with a drafter's `line` and what it is called
-by; and `[[pairs]]`, which ask how many more tokens a step one has than another.
+by; and `[[pairs]]`, which ask how many more tokens a step one has than another. Seconds are those that the process itself had
+the processor for: other work on the machine hardly changes them.
 """
 
 import argparse
 import dataclasses
 import json
 import re
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +37,22 @@ FIGURES += ("identical_text", "acceptance_by_depth", "families")
 """What a row measures; whatever else it has says what it is."""
 
 Drafters = Callable[[Any], Mapping[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnSeconds:
+    """A contestant whose seconds are those of all of this process's threads."""
+
+    contestant: Ours
+
+    def warm(self) -> None:
+        self.contestant.warm()
+
+    def lap(self) -> Lap:
+        began = time.process_time()
+        lap = self.contestant.lap()
+        seconds = time.process_time() - began
+        return dataclasses.replace(lap, seconds=seconds, decode_seconds=lap.decode_seconds * seconds / lap.seconds)
 
 
 # ---- what is asked ----------------------------------------------------------------------------------------------------
@@ -66,7 +84,8 @@ def compared(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows and pairs of one run of `specjax bench`; plain decoding is the first row."""
     contestants, own = contestants_of(options, [row["line"] for row in decoders], made)
-    laps = measure(contestants, options.repeats, lambda name: print(".", end="", flush=True))
+    timed = {name: OwnSeconds(contestant) for name, contestant in contestants.items()}
+    laps = measure(timed, options.repeats, lambda name: print(".", end="", flush=True))
     print()
     said = {row.decoder: row for row in summarise(laps, {}, "").rows}
     named = {"none": {"decoder": "none"}} | {

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from specjax import score
 from specjax.bench.command import prepare
 from specjax.bench.options import BenchOptions
 from specjax.bench.run import Lap, measure, summarise
@@ -64,9 +65,23 @@ def compare(name: str) -> dict[str, Any]:
     laps = measure(clocked, options.repeats, lambda who: print(name, who, flush=True))
     found = summarise(laps, peers, about).to_json()
     named = [row["decoder"] for row in found["rows"]] + [f"{row['peer']} {row['mode']}" for row in found["peers"]]
+    plain = clocked[named[0]].contestant
     for row, who in zip(found["rows"] + found["peers"], named, strict=True):
         row["tokens_per_cpu_second"] = round(statistics.median(clocked[who].speeds), 2)
+        row["gaps"] = gaps(plain.engine.model, plain.requests, laps[named[0]][0].tokens, laps[who][0].tokens)
     return {"about": about, "options": RUNS[name], "versions": versions()} | found
+
+
+def gaps(model: Any, requests: list[Any], texts: list[list[int]], others: list[list[int]]) -> list[float]:
+    """For every text that is another one, by how many nats the model prefers its own token to the other's where they part."""
+    found = []
+    for request, text, other in zip(requests, texts, others, strict=True):
+        at = next((i for i, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1]), None)
+        if at is not None:
+            before = [*request.ids, *text[:at]]
+            own, theirs = score(model, [before, before], [[text[at]], [other[at]]])
+            found.append(round(own.logprob - theirs.logprob, 5))
+    return found
 
 
 def versions() -> dict[str, str]:
@@ -107,7 +122,16 @@ def tables() -> Iterator[str]:
         for row, other in zip(rows, wall, strict=True):
             steps = f"{row['tokens_per_step']:.2f}" if row["ours"] else ""
             over = [f"{ratio:.2f} ({other['over'][who]:.2f})" for who, ratio in row["over"].items()]
-            yield "| " + " | ".join([row["name"], steps, *over, "yes" if row["identical_text"] else "no"]) + " |"
+            yield "| " + " | ".join([row["name"], steps, *over, said(row["gaps"])]) + " |"
+
+
+def said(gaps: list[float]) -> str:
+    """Whether texts are plain decoding's, in a word or two.
+
+    >>> said([]), said([0.0001])
+    ('yes', 'but for 1, by 0.0001 nats')
+    """
+    return f"but for {len(gaps)}, by {max(gaps)} nats" if gaps else "yes"
 
 
 def written(page: str) -> str:
@@ -128,8 +152,8 @@ def picture(path: Path) -> None:
         axes.axvline(1, color="grey", linewidth=0.8)
         axes.set_title(TITLES[name], fontsize=9)
         axes.set_xlabel("speed over our plain decoding")
-    said = [who.strip("`").replace(SURE, "draft, while it is sure") for who in places]
-    panels[0].set_yticks(list(places.values()), said, fontsize=8)
+    labels = [who.strip("`").replace(SURE, "draft, while it is sure") for who in places]
+    panels[0].set_yticks(list(places.values()), labels, fontsize=8)
     panels[0].invert_yaxis()
     figure.savefig(str(path), dpi=110)
 

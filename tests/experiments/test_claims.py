@@ -60,4 +60,6 @@ def test_the_page_of_peers_says_what_its_files_do():
     assert files and "<!-- measured -->" in page and (peers.HERE / "peers.png").exists()
     for found in map(peers.report, files):
         assert {row["peer"] for row in found["peers"]} == {"transformers", "llama.cpp"}
-        assert all(row["identical_text"] for row in found["rows"] + found["peers"])
+        assert all(row["identical_text"] and not row["gaps"] for row in found["rows"])
+        assert all(row["identical_text"] == (not row["gaps"]) for row in found["peers"])
+        assert all(gap < 1e-3 for row in found["peers"] for gap in row["gaps"]), "a peer's text is no near-tie"

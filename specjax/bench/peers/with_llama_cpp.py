@@ -146,7 +146,7 @@ def llama_cpp_peers(options: BenchOptions, engines: Mapping[str, Any], requests:
             write_gguf(folder, file)
             return Llama(
                 str(file), n_ctx=slots, n_threads=threads, n_threads_batch=threads, use_mmap=False, verbose=False,
-                seed=options.seed, draft_model=drafts,
+                seed=options.seed, draft_model=drafts, logits_all=drafts is not None,  # else it has rows for a batch alone
             )  # fmt: skip
 
     class SecondLlama(LlamaDraftModel):

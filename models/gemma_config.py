@@ -4,14 +4,25 @@ A layer attends either through a sliding window or to everything; the two kinds 
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from specjax.models.errors import ModelError
-from specjax.models.fields import an_object, check_depth, is_id, is_positive, is_size, positive, shown
+from specjax.models.fields import (
+    FULL,
+    SLIDING,
+    an_object,
+    check_depth,
+    is_id,
+    is_positive,
+    is_size,
+    layer_kinds,
+    positive,
+    shown,
+)
 from specjax.models.masked import Canvas
 
 ARCHITECTURE, MODEL_TYPE = "DiffusionGemmaForBlockDiffusion", "diffusion_gemma"
-SLIDING, FULL = "sliding_attention", "full_attention"
 _KINDS = (SLIDING, FULL)
 
 
@@ -121,7 +132,7 @@ def from_hf(config: dict[str, Any], generation: dict[str, Any]) -> tuple[Diffusi
     if get("top_k_experts") > get("num_experts"):
         raise ModelError(f"config.json: {get('top_k_experts')} experts a token, but there are {get('num_experts')}")
     types = _layer_types(get("layer_types"), get("num_hidden_layers"))
-    heads = {kind: _heads(kind, get, types) for kind in _KINDS}
+    heads = {kind: heads_of(kind, get, types) for kind in _KINDS}
     length = config.get("canvas_length", 256)
     if not is_size(length):
         raise ModelError(f"config.json needs a canvas_length of at least 1, got {shown(length)}")
@@ -171,16 +182,21 @@ def to_hf(config: DiffusionGemmaConfig, canvas: Canvas) -> tuple[dict[str, Any],
 
 def _layer_types(types: Any, layers: int) -> list[str]:
     """The kind of every layer; by default every sixth one attends to everything, and the last one always does."""
-    types = [SLIDING if (i + 1) % 6 else FULL for i in range(layers)] if types is None else list(types)
-    unknown = sorted({str(kind) for kind in types} - set(_KINDS))
-    if unknown or len(types) != layers:
-        what = f"has unknown kinds: {', '.join(unknown)}" if unknown else f"names {len(types)} of {layers} layers"
-        raise ModelError(f"config.json: layer_types {what}; use {FULL} or {SLIDING} for each layer")
-    return [*types[:-1], FULL]
+    types = [SLIDING if (i + 1) % 6 else FULL for i in range(layers)] if types is None else types
+    return [*layer_kinds(types, layers)[:-1], FULL]
 
 
-def _heads(kind: str, get: Any, types: list[str]) -> Heads:
-    """The attention of one kind of layer, from `per_layer_config` or, in older files, `global_head_dim` and the like."""
+def heads_of(kind: str, get: Callable[[str], Any], types: list[str]) -> Heads:
+    """The attention of one kind of layer, from `per_layer_config` or, in older files, `global_head_dim` and the like.
+
+    Args:
+      kind: `SLIDING` or `FULL`.
+      get: a field of `text_config` by name.
+      types: the kind of every layer.
+
+    Raises:
+      ModelError: on fields that are not supported, or do not go together.
+    """
     usual = {"head_dim": get("head_dim"), "num_key_value_heads": get("num_key_value_heads")}
     per_layer = get("per_layer_config")
     if per_layer is None:

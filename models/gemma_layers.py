@@ -4,6 +4,7 @@ Shapes: `B` rows, `T` block tokens, `M` tokens of all rows, `E` width, `H` head 
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -11,9 +12,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.kernels.tree_attention import tree_attention
+from specjax.models import norms
 from specjax.models.experts import Kernel, mixed
 from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
-from specjax.models.llama import rotate
+from specjax.models.norms import rms_norm
+from specjax.models.ropes import rotate, tables_of
 
 Array = jax.Array
 
@@ -41,24 +44,7 @@ class View:
     causal: bool = dataclasses.field(default=True, metadata={"static": True})
 
 
-def rms_norm(x: Array, eps: float, scale: Array | None = None) -> Array:
-    """Normalises and scales the last axis in float32."""
-    x32 = x.astype(jnp.float32)
-    x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
-    if scale is not None:
-        x32 = x32 * jnp.reshape(scale.astype(jnp.float32), (1,) * (x.ndim - 1) + scale.shape)
-    return x32.astype(x.dtype)
-
-
-class RMSNorm(nnx.Module):
-    """See `rms_norm`."""
-
-    def __init__(self, width: int, eps: float, dtype: Any):
-        self.scale = nnx.Param(jnp.ones((width,), dtype))
-        self.eps = eps
-
-    def __call__(self, x: Array) -> Array:
-        return rms_norm(x, self.eps, self.scale[...])
+RMSNorm = functools.partial(norms.RMSNorm, kind="wide")
 
 
 def _linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Linear:
@@ -88,7 +74,7 @@ class Attention(nnx.Module):
         q, k = split(self.q(x)), split(self.k(x))
         v = k if self.window is None else split(self.v(x))
         q, k = rotate(self.q_norm(q), *rope), rotate(self.k_norm(k), *rope)
-        v = rms_norm(v, self.eps)
+        v = rms_norm(v, None, self.eps)
         if cache is not None:  # a block reads its own K/V as the cache will return them
             k, v = k.astype(cache[0].dtype), v.astype(cache[1].dtype)
         out = tree_attention(
@@ -129,7 +115,7 @@ class Router(nnx.Module):
 
     def __call__(self, x: Array) -> tuple[Array, Array]:
         """Of tokens `[M, E]` the weights and experts, `[M, k]` each."""
-        scores = self.proj(rms_norm(x, self.eps) * self.scale[...][None] * x.shape[-1] ** -0.5)
+        scores = self.proj(rms_norm(x, None, self.eps) * self.scale[...][None] * x.shape[-1] ** -0.5)
         weights, experts = jax.lax.top_k(jax.nn.softmax(scores.astype(jnp.float32), axis=-1), self.count)
         weights = weights / weights.sum(axis=-1, keepdims=True)
         return weights * self.per_expert_scale[...][experts].astype(jnp.float32), experts
@@ -191,14 +177,12 @@ class SelfConditioning(MLP):
 
     def join(self, own: Array, soft: Array) -> Array:
         """Embeddings and soft embeddings, `[B, T, E]`, to the decoder's inputs."""
-        return rms_norm(own + self(self.pre_norm(soft)), self.eps)
+        return rms_norm(own + self(self.pre_norm(soft)), None, self.eps)
 
 
 def rope_tables(heads: Heads, positions: Array) -> tuple[Array, Array]:
-    """See `specjax.models.llama.rope_tables`; pairs that are not rotated have frequency 0."""
+    """See `specjax.models.ropes.rope_tables`; pairs that are not rotated have frequency 0."""
     exponent = jnp.arange(0, heads.head_dim, 2, dtype=jnp.float32) / heads.head_dim
     rotated = jnp.arange(heads.head_dim // 2) < heads.rotated
     frequencies = jnp.where(rotated, 1.0 / heads.rope_theta**exponent, 0.0) / heads.rope_factor
-    angles = positions[:, :, None, None, None].astype(jnp.float32) * frequencies[None, None, None, None]
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    return jnp.concatenate([cos, cos], axis=3), jnp.concatenate([-sin, sin], axis=3)
+    return tables_of(frequencies, positions)

@@ -43,9 +43,10 @@ class KVDelta(Pretty):
 
 
 def init_kv(config: Any, batch: int, capacity: int, dtype: Any) -> KVCache:
-    """An empty cache of `capacity` slots a row for the config's layers."""
-    shape = (batch, config.num_key_value_heads, capacity, config.head_dim)
-    make = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))
+    """An empty cache of `capacity` slots a row for the layers of a `LlamaConfig`."""
+    kinds = [config.at(layer) for layer in range(config.num_hidden_layers)]
+    shapes = [(batch, kind.num_key_value_heads, capacity, kind.head_dim) for kind in kinds]
+    make = lambda: tuple(jnp.zeros(shape, dtype) for shape in shapes)
     return KVCache(make(), make())
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from specjax.models import hf_config
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object, check_fixed, flag, is_id, is_positive, is_size, positive, shown
-from specjax.models.llama import LlamaConfig
+from specjax.models.llama_config import LlamaConfig
 
 MASK, BLOCK = 156895, 32
 """The mask's id and the length of a block in published models, whose `config.json` leaves both out."""

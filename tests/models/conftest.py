@@ -25,6 +25,20 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,  # small, so that the scaling matters in a short text
 }
+SLIDING, FULL = "sliding_attention", "full_attention"
+GEMMA = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "query_pre_attn_scalar": 11,  # not the head's width
+    "sliding_window": 7,
+    "pad_token_id": None,  # else its embedding is 0
+    "attn_implementation": "eager",  # the others leave soft caps out
+}
+GEMMA3_ROPES = {
+    SLIDING: {"rope_type": "default", "rope_theta": 100.0},
+    FULL: {"rope_type": "linear", "rope_theta": 1000.0, "factor": 3.0},
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
@@ -50,6 +64,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3": ("Qwen3", {"num_key_value_heads": 1, "head_dim": 32, "attention_bias": True}),
+    "gemma2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma3": ("Gemma3Text", GEMMA | {"layer_types": [SLIDING, FULL, SLIDING], "rope_parameters": GEMMA3_ROPES}),
 }
 
 
@@ -70,18 +86,21 @@ class Reference:
 
 
 def build(name: str, folder: Path) -> Reference:
-    """Norms and biases are random too: transformers starts them at 1 and 0, which hides a loader that drops them."""
+    """Norms, biases and scalars are random too: transformers starts them at 1 and 0, which hides a loader that drops them."""
     import torch
     import transformers
 
     kind, options = FAMILIES[name]
     config = getattr(transformers, f"{kind}Config")(**(SIZES | options))
     torch.manual_seed(len(name))
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).eval()
+    stored = {name for name in model.state_dict() if model.state_dict()[name].ndim == 1}
     with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            if parameter.ndim == 1:
-                parameter.normal_(1.0 if parameter_name.endswith("norm.weight") else 0.0, 0.3)
+        for parameter_name, parameter in (*model.named_parameters(), *model.named_buffers()):
+            if parameter_name in stored:
+                offset = kind in ("Gemma2", "Gemma3Text")  # their norms scale by 1 more
+                whole = parameter_name.endswith(("norm.weight", "scalar")) and not offset
+                parameter.normal_(1.0 if whole else 0.0, 0.3)
     model.save_pretrained(folder)
     return Reference(name, model, folder)
 

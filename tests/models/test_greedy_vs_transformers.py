@@ -18,7 +18,7 @@ from specjax.models.llama import LlamaLM
 from specjax.sampling import Sampling
 
 STORIES = Path(__file__).parents[2].parent / "shared" / "data" / "stories260K"
-FAMILIES = ("llama2", "llama3", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")
 LENGTHS = (3, 9, 14, 21, 1)
 NEW = 24
 DRAFTERS = ("none", "prompt_lookup", "token_recycling", "chain", "static", "top_k", "eagle2", "fuse")
@@ -38,6 +38,10 @@ RAGGED = [(family, name) for family in FAMILIES for name in ("none", "static")] 
     ("qwen2", "fuse"),
     ("qwen3", "token_recycling"),
     ("qwen3", "chain"),
+    ("gemma2", "prompt_lookup"),
+    ("gemma2", "chain"),
+    ("gemma3", "prompt_lookup"),
+    ("gemma3", "chain"),
 ]
 ALONE = (("llama2", "none"), ("llama3", "chain"), ("mistral", "fuse"), ("qwen2", "static"), ("qwen3", "prompt_lookup"))
 
@@ -122,7 +126,7 @@ def cases(pairs, *fast):
     return [pytest.param(*pair, marks=() if pair in fast else pytest.mark.slow, id="-".join(pair)) for pair in pairs]
 
 
-@pytest.mark.parametrize(("family", "name"), cases(RAGGED, ("qwen3", "static")))
+@pytest.mark.parametrize(("family", "name"), cases(RAGGED, ("qwen3", "static"), ("gemma2", "chain")))
 def test_ragged_batch(oracle, family, name):
     check(oracle, family, name, range(5))
 

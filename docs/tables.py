@@ -157,6 +157,7 @@ def _ends(config: LlamaConfig) -> str:
         f"logits within {cap}": cap is not None,
         "one table": config.tie_word_embeddings,
         "a number times every layer's output": config.layer_scalar,
+        "inputs per layer": config.hidden_size_per_layer_input > 0,
     }
     return "; ".join(what for what, has in said.items() if has)
 

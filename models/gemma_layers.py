@@ -13,8 +13,9 @@ from flax import nnx
 
 from specjax.kernels.tree_attention import tree_attention
 from specjax.models import norms
-from specjax.models.experts import Kernel, mixed
-from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
+from specjax.models.gemma_config import DiffusionGemmaConfig
+from specjax.models.gemma_experts import Experts, Router, linear, with_experts
+from specjax.models.gemma_heads import Heads
 from specjax.models.norms import rms_norm
 from specjax.models.ropes import rotate, tables_of
 
@@ -47,20 +48,16 @@ class View:
 RMSNorm = functools.partial(norms.RMSNorm, kind="wide")
 
 
-def _linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Linear:
-    return nnx.Linear(inputs, outputs, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
-
-
 class Attention(nnx.Module):
     """Scores are not scaled: queries, keys and values are normalised. Full layers take their values from their keys."""
 
     def __init__(self, config: DiffusionGemmaConfig, layer: int, dtype: Any, rngs: nnx.Rngs):
         c, heads = config, config.heads(layer)
-        self.q = _linear(c.hidden_size, c.num_attention_heads * heads.head_dim, dtype, rngs)
-        self.k = _linear(c.hidden_size, heads.num_key_value_heads * heads.head_dim, dtype, rngs)
+        self.q = linear(c.hidden_size, c.num_attention_heads * heads.head_dim, dtype, rngs)
+        self.k = linear(c.hidden_size, heads.num_key_value_heads * heads.head_dim, dtype, rngs)
         if c.sliding_layers[layer]:
-            self.v = _linear(c.hidden_size, heads.num_key_value_heads * heads.head_dim, dtype, rngs)
-        self.o = _linear(c.num_attention_heads * heads.head_dim, c.hidden_size, dtype, rngs)
+            self.v = linear(c.hidden_size, heads.num_key_value_heads * heads.head_dim, dtype, rngs)
+        self.o = linear(c.num_attention_heads * heads.head_dim, c.hidden_size, dtype, rngs)
         self.q_norm = RMSNorm(heads.head_dim, c.rms_norm_eps, dtype)
         self.k_norm = RMSNorm(heads.head_dim, c.rms_norm_eps, dtype)
         self.heads, self.eps = heads, c.rms_norm_eps
@@ -96,48 +93,12 @@ class Attention(nnx.Module):
 
 class MLP(nnx.Module):
     def __init__(self, config: DiffusionGemmaConfig, dtype: Any, rngs: nnx.Rngs):
-        self.gate = _linear(config.hidden_size, config.intermediate_size, dtype, rngs)
-        self.up = _linear(config.hidden_size, config.intermediate_size, dtype, rngs)
-        self.down = _linear(config.intermediate_size, config.hidden_size, dtype, rngs)
+        self.gate = linear(config.hidden_size, config.intermediate_size, dtype, rngs)
+        self.up = linear(config.hidden_size, config.intermediate_size, dtype, rngs)
+        self.down = linear(config.intermediate_size, config.hidden_size, dtype, rngs)
 
     def __call__(self, x: Array) -> Array:
         return self.down(nnx.gelu(self.gate(x)) * self.up(x))
-
-
-class Router(nnx.Module):
-    """Chooses each token's experts, and how much each of them counts."""
-
-    def __init__(self, config: DiffusionGemmaConfig, dtype: Any, rngs: nnx.Rngs):
-        self.proj = _linear(config.hidden_size, config.num_experts, dtype, rngs)
-        self.scale = nnx.Param(jnp.ones((config.hidden_size,), dtype))
-        self.per_expert_scale = nnx.Param(jnp.ones((config.num_experts,), dtype))
-        self.count, self.eps = config.top_k_experts, config.rms_norm_eps
-
-    def __call__(self, x: Array) -> tuple[Array, Array]:
-        """Of tokens `[M, E]` the weights and experts, `[M, k]` each."""
-        scores = self.proj(rms_norm(x, None, self.eps) * self.scale[...][None] * x.shape[-1] ** -0.5)
-        weights, experts = jax.lax.top_k(jax.nn.softmax(scores.astype(jnp.float32), axis=-1), self.count)
-        weights = weights / weights.sum(axis=-1, keepdims=True)
-        return weights * self.per_expert_scale[...][experts].astype(jnp.float32), experts
-
-
-class Experts(nnx.Module):
-    """Gated MLPs, each over the tokens that chose it; see `specjax.models.experts.mixed`."""
-
-    def __init__(self, config: DiffusionGemmaConfig, dtype: Any, rngs: nnx.Rngs):
-        X, E, F = config.num_experts, config.hidden_size, config.moe_intermediate_size  # noqa: N806
-        self.gate_up = Kernel((X, E, 2 * F), dtype, rngs)
-        self.down = Kernel((X, F, E), dtype, rngs)
-
-    def __call__(self, x: Array, weights: Array, experts: Array) -> Array:
-        """Tokens `[M, E]` through their experts `[M, k]`, summed by weight."""
-        gate_up, down = self.gate_up.kernel[...], self.down.kernel[...]
-
-        def mlp(x, sizes):
-            gate, up = jnp.split(jax.lax.ragged_dot(x, gate_up, sizes), 2, axis=-1)
-            return jax.lax.ragged_dot(nnx.gelu(gate) * up, down, sizes)
-
-        return mixed(x, weights, experts, gate_up.shape[0], mlp)
 
 
 class Layer(nnx.Module):
@@ -147,8 +108,10 @@ class Layer(nnx.Module):
         norm = lambda: RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.attention = Attention(config, layer, dtype, rngs)
         self.mlp = MLP(config, dtype, rngs)
-        self.router = Router(config, dtype, rngs)
-        self.experts = Experts(config, dtype, rngs)
+        self.router = Router(
+            config.hidden_size, config.num_experts, config.top_k_experts, config.rms_norm_eps, dtype, rngs
+        )
+        self.experts = Experts(config.hidden_size, config.num_experts, config.moe_intermediate_size, dtype, rngs)
         self.input_layernorm, self.post_attention_layernorm = norm(), norm()
         self.pre_feedforward_layernorm, self.post_feedforward_layernorm = norm(), norm()
         self.pre_feedforward_layernorm_2 = norm()
@@ -159,10 +122,8 @@ class Layer(nnx.Module):
     def __call__(self, x: Array, view: View, cache: tuple[Array, Array] | None):
         attended, kv = self.attention(self.input_layernorm(x), view, cache)
         x = x + self.post_attention_layernorm(attended)
-        dense = self.post_feedforward_layernorm_1(self.mlp(self.pre_feedforward_layernorm(x)))
-        flat = x.reshape(-1, x.shape[-1])
-        mixed = self.experts(self.pre_feedforward_layernorm_2(flat), *self.router(flat)).reshape(x.shape)
-        x = x + self.post_feedforward_layernorm(dense + self.post_feedforward_layernorm_2(mixed))
+        fed = with_experts(self, x, self.mlp(self.pre_feedforward_layernorm(x)))
+        x = x + self.post_feedforward_layernorm(fed)
         scale = lambda of: of[...][None, None]
         return x * jnp.where(view.scaled, scale(self.encoder_scale), scale(self.decoder_scale)), kv
 

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from specjax.models import gemma_text, hf_rope
+from specjax.models import gemma_text, hf_experts, hf_rope
 from specjax.models.errors import ModelError
 from specjax.models.experts import ExpertsConfig
 from specjax.models.fields import (
     FULL,
-    MOST_EXPERTS,
     SLIDING,
     check_depth,
     flag,
@@ -118,37 +117,6 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
     )
 
 
-def experts_config(get: Callable[[str], Any], **fields: Any) -> ExpertsConfig:
-    """How many experts a config has, and how a token chooses them.
-
-    Args:
-      get: a field of `config.json` by name.
-      fields: the other fields of the result.
-
-    Raises:
-      ModelError: on sizes that are none, or do not go together.
-    """
-    sizes = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-    missing = [name for name in sizes if not is_size(get(name))]
-    if missing:
-        raise ModelError(f"config.json needs positive integers for: {', '.join(missing)}")
-    made = ExpertsConfig(*(get(name) for name in sizes), **fields)
-    if made.num_experts > MOST_EXPERTS:
-        raise ModelError(f"config.json: num_experts is {made.num_experts}; up to {MOST_EXPERTS} are read")
-    groups, each = made.n_group, made.num_experts // made.n_group
-    if made.num_experts % groups or (groups > 1 and each < 2) or made.topk_group > groups:
-        raise ModelError(
-            f"config.json: {made.num_experts} experts do not form {groups} groups of two or more, of which topk_group "
-            f"{made.topk_group} count"
-        )
-    room = each * made.topk_group
-    if made.num_experts_per_tok > room:
-        raise ModelError(
-            f"config.json: num_experts_per_tok {made.num_experts_per_tok} is above {room}, the experts to choose from"
-        )
-    return made
-
-
 def _experts(get: Callable[[str], Any], layers: int) -> tuple[ExpertsConfig, tuple[bool, ...]]:
     """Qwen3-MoE's experts, and which layers have them (empty: all)."""
     step = 1 if get("decoder_sparse_step") is None else get("decoder_sparse_step")
@@ -159,7 +127,7 @@ def _experts(get: Callable[[str], Any], layers: int) -> tuple[ExpertsConfig, tup
             "numbers of layers"
         )
     named = lambda name: get("num_local_experts") if name == "num_experts" and get(name) is None else get(name)
-    experts = experts_config(named, norm_topk_prob=flag("norm_topk_prob", get("norm_topk_prob")))
+    experts = hf_experts.from_hf(named, norm_topk_prob=flag("norm_topk_prob", get("norm_topk_prob")))
     sparse = tuple(i not in dense and (i + 1) % step == 0 for i in range(layers))
     if not any(sparse):
         raise ModelError("config.json: mlp_only_layers and decoder_sparse_step leave no layer with experts")

@@ -177,7 +177,7 @@ def _sources(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any], folder: Path, 
         text = gemma_names.text_tensors(tensors, share)
         return weights.match(text, shapes, False, layout=gemma_names.hf_name)
     if gemma_text.family_of(raw) is not None:
-        tensors = gemma_text.text_tensors(tensors)
+        tensors = gemma_text.text_tensors(tensors, lm.config)
     # conversions of LLaDA exist under Llama's names
     kind = masked_config.kind_of(raw)
     renamed = kind == "llada" and "model.embed_tokens.weight" in tensors
@@ -238,6 +238,8 @@ def with_layers(model: Model, layers: int, mesh: jax.sharding.Mesh | None = None
     """
     lm: Any = model.lm
     kinds = {"sliding_layers": lm.config.sliding_layers[:layers], "sparse_layers": lm.config.sparse_layers[:layers]}
+    owning = lm.config.num_hidden_layers - lm.config.num_kv_shared_layers
+    kinds["num_kv_shared_layers"] = max(layers - owning, 0)
     lm = dataclasses.replace(lm, config=dataclasses.replace(lm.config, num_hidden_layers=layers, **kinds))
     return dataclasses.replace(model, lm=lm, params=_shapes(lm, model.dtype, mesh))
 

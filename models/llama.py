@@ -18,8 +18,10 @@ from flax import nnx
 from specjax.kernels.tree_attention import Implementation, tree_attention
 from specjax.lm import Block, Draw, Output, Partial, Wants, inputs
 from specjax.models.experts import SparseMLP
+from specjax.models.gemma_experts import Beside, with_experts
 from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes
 from specjax.models.kv_heads import copied
+from specjax.models.layer_inputs import LayerInput, LayerInputs
 from specjax.models.llama_config import LlamaConfig
 from specjax.models.mlp import MLP
 from specjax.models.norms import RMSNorm, rms_norm
@@ -42,14 +44,24 @@ class Attention(nnx.Module):
         inputs = inputs or c.hidden_size
         linear = functools.partial(nnx.Linear, param_dtype=dtype, dtype=dtype, rngs=rngs)
         self.q = linear(inputs, c.num_attention_heads * c.head_dim, use_bias=c.qkv_bias)
-        self.k = linear(inputs, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias)
-        if not c.value_is_key:
+        self.shares = c.num_kv_shared_layers > 0
+        if not self.shares:
+            self.k = linear(inputs, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias)
+        if not self.shares and not c.value_is_key:
             self.v = linear(inputs, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias)
         self.o = linear(c.num_attention_heads * c.head_dim, c.hidden_size, use_bias=c.o_bias)
         if c.qk_norm:
             self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps, dtype, c.norm)
+        if c.qk_norm and not self.shares:
             self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps, dtype, c.norm)
         self.config, self.window, self.kernel = config, window, kernel
+
+    def _own(self, x, rope, cache):
+        c = self.config
+        k = self.k(x).reshape(*x.shape[:2], c.num_key_value_heads, c.head_dim)
+        k, v = rotate(self.k_norm(k) if c.qk_norm else k, *rope), self.values(x)
+        # a block reads its own K/V as the cache will return them
+        return (k, v) if cache is None else (k.astype(cache[0].dtype), v.astype(cache[1].dtype))
 
     def values(self, x):
         """`[B, T, K, H]`."""
@@ -57,18 +69,14 @@ class Attention(nnx.Module):
         values = (self.k if c.value_is_key else self.v)(x).reshape(*x.shape[:2], c.num_key_value_heads, c.head_dim)
         return rms_norm(values, None, c.rms_norm_eps) if c.value_norm else values
 
-    def __call__(self, x, rope, block: Block, cache, past, positions):
-        """`cache`, `past` are this layer's (key, value) pairs or None. Returns the output and the block's (key, value)."""
+    def __call__(self, x, rope, block: Block, cache, past, positions, shared=None):
+        """`cache`, `past` are this layer's (key, value) pairs or None; of a layer that shares those of another, that one's, and
+        `shared` is its pair of the block. Returns the output and the block's (key, value)."""
         c = self.config
         batch, length, _ = x.shape
         q = self.q(x).reshape(batch, length, c.num_attention_heads, c.head_dim)
-        k = self.k(x).reshape(batch, length, c.num_key_value_heads, c.head_dim)
-        v = self.values(x)
-        if c.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, *rope), rotate(k, *rope)
-        if cache is not None:  # a block reads its own K/V as the cache will return them
-            k, v = k.astype(cache[0].dtype), v.astype(cache[1].dtype)
+        q = rotate(self.q_norm(q) if c.qk_norm else q, *rope)
+        k, v = self._own(x, rope, cache) if shared is None else shared
         keys, values = k, v
         if past is not None:
             keys = jnp.concatenate([past[0], k], axis=1)
@@ -105,43 +113,55 @@ class Layer(nnx.Module):
         self.attention_norm = norm()
         self.attention = Attention(config, window, dtype, rngs, kernel=kernel)
         self.mlp_norm = norm()
-        self.mlp = SparseMLP(config, dtype, rngs) if sparse else MLP(config, dtype, rngs)
+        beside = config.experts if sparse and config.experts is not None and config.experts.beside_mlp else None
+        self.mlp = SparseMLP(config, dtype, rngs) if sparse and not beside else MLP(config, dtype, rngs)
+        if beside:
+            self.beside = Beside(beside, config.hidden_size, config.rms_norm_eps, dtype, rngs)
         if config.post_norms:
             self.attention_post_norm, self.mlp_post_norm = norm(), norm()
         if config.layer_scalar:
             self.scalar = nnx.Param(jnp.ones((1,), dtype))
-        self.config = config
+        if config.hidden_size_per_layer_input:
+            self.layer_input = LayerInput(config, dtype, rngs)
+        self.config, self.is_beside = config, beside is not None
 
-    def __call__(self, x, rope, block, cache, past, positions, skip=None):
-        """`skip` `[2]` bool, traced: whether to leave out the attention, and the MLP."""
+    def __call__(self, x, rope, block, cache, past, positions, skip=None, shared=None, inputs=None):
+        """`skip` `[2]` bool, traced: whether to leave out the attention, and the MLP. `shared` is as for `Attention`, `inputs`
+        `[B, T, P]` as for `LayerInput`."""
 
         def attend(x):
-            attended, kv = self.attention(self.attention_norm(x), rope, block, cache, past, positions)
+            attended, kv = self.attention(self.attention_norm(x), rope, block, cache, past, positions, shared)
             return x + (self.attention_post_norm(attended) if self.config.post_norms else attended), kv
 
         def feed(x):
             fed = self.mlp(self.mlp_norm(x))
+            fed = with_experts(self.beside, x, fed) if self.is_beside else fed
             return x + (self.mlp_post_norm(fed) if self.config.post_norms else fed)
 
         if skip is None:
             x, kv = attend(x)
-            return self._scaled(feed(x)), kv
+            return self._end(feed(x), inputs), kv
         hole = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(attend, x)[1])
         x, kv = jax.lax.cond(skip[0], lambda x: (x, hole), attend, x)
-        return self._scaled(jax.lax.cond(skip[1], lambda x: x, feed, x)), kv
+        return self._end(jax.lax.cond(skip[1], lambda x: x, feed, x), inputs), kv
 
-    def _scaled(self, x):
+    def _end(self, x, inputs):
+        x = x if inputs is None else self.layer_input(x, inputs)
         return x * self.scalar[...].astype(x.dtype)[None, None] if self.config.layer_scalar else x
 
 
 class Llama(nnx.Module):
-    """The whole stack. `LlamaLM` splits it into a static graph and a params pytree."""
+    """The whole stack, or with `bare` all but its layers. `LlamaLM` splits it into a static graph and a params pytree."""
 
-    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs, kernel: Implementation | None = None):
+    def __init__(
+        self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs, kernel: Implementation | None = None, bare: bool = False
+    ):
         layer = lambda i: Layer(config.at(i), config.window(i), dtype, rngs, kernel, config.sparse(i))
         self.embed = nnx.Embed(config.vocab_size, config.hidden_size, param_dtype=dtype, dtype=dtype, rngs=rngs)
-        self.layers = nnx.List([layer(i) for i in range(config.num_hidden_layers)])
+        self.layers = nnx.List([layer(i) for i in range(0 if bare else config.num_hidden_layers)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, config.norm)
+        if config.hidden_size_per_layer_input:
+            self.layer_inputs = LayerInputs(config, dtype, rngs)
         if not config.tie_word_embeddings:
             self.head = nnx.Linear(
                 config.hidden_size, config.vocab_size, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs
@@ -151,9 +171,8 @@ class Llama(nnx.Module):
 @functools.lru_cache(maxsize=64)
 def _abstract(config: LlamaConfig, dtype: Any, kernel: Implementation | None):
     """The graph of the stack, and its parameters as `ShapeDtypeStruct`s."""
-    bare = dataclasses.replace(config, num_hidden_layers=0)
     kinds = [(config.at(i), config.window(i), config.sparse(i)) for i in range(config.num_hidden_layers)]
-    shell = lambda: Llama(bare, dtype, nnx.Rngs(0), kernel)
+    shell = lambda: Llama(config, dtype, nnx.Rngs(0), kernel, bare=True)
     layer = lambda kind: Layer(kind[0], kind[1], dtype, nnx.Rngs(0), kernel, kind[2])
     return nnx.split(abstract_stack(shell, layer, kinds))
 
@@ -193,7 +212,7 @@ class LlamaLM:
 
     @property
     def reads_mixtures(self) -> bool:
-        return True
+        return not self.config.hidden_size_per_layer_input  # those are of tokens
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
         """Random parameters of the given type."""
@@ -220,15 +239,16 @@ class LlamaLM:
         partial: Partial | None = None,
     ) -> Output:
         if partial is None:
-            lo, h, below = 0, inputs(self, params, block), ((), ())
+            lo, h, early = 0, inputs(self, params, block), ((), ())
         else:
-            lo, h, below = partial.lo, partial.h, (partial.delta.key, partial.delta.value)
+            lo, h, early = partial.lo, partial.h, (partial.delta.key, partial.delta.value)
         hidden = {}
-        keys, values = list(below[0]), list(below[1])
+        keys, values = list(early[0]), list(early[1])
         stops = sorted({layer + 1 for layer in wants.hidden} | {self.num_layers})
         for stop in stops:
             if stop > lo:
-                h, delta = self.layers(params, h, lo, stop, block, cache, past)
+                below = KVDelta(tuple(keys), tuple(values), block.positions)
+                h, delta = self.layers(params, h, lo, stop, block, cache, past, below=below)
                 keys.extend(delta.key)
                 values.extend(delta.value)
                 lo = stop
@@ -267,27 +287,41 @@ class LlamaLM:
         cache: KVCache | None,
         past: KVDelta | None = None,
         skip: Array | None = None,
+        below: KVDelta | None = None,
     ) -> tuple[Array, KVDelta]:
-        """Runs layers `[lo, hi)` on `h` `[B, T, E]`; see `specjax.lm.LM.layers`."""
+        """Runs layers `[lo, hi)` on `h` `[B, T, E]`; see `specjax.lm.LM.layers`.
+
+        Raises:
+          ValueError: where one of them reads keys of a layer below `lo`, and there is no `below`.
+        """
         model = self.bind(params)
         kinds = [self.laid_out.at(i) for i in range(lo, hi)]
         ropes = {kind: rope_tables(kind, block.positions) for kind in dict.fromkeys(kinds)}
         positions = block.positions
         if past is not None:
             positions = jnp.concatenate([past.positions, positions], axis=1)
-        keys, values = [], []
+        inputs = None
+        if self.config.hidden_size_per_layer_input:
+            inputs = model.layer_inputs(block.tokens, self.embed(params, block.tokens))
+        own = {} if below is None else dict(enumerate(zip(below.key, below.value, strict=True)))
+        made = []
         for i in range(lo, hi):
+            source = self.config.source(i)  # layers with keys of their own come first, so it is an index of caches too
+            if source < i and source not in own:
+                raise ValueError(f"layer {i} reads the keys of layer {source}: give layers() what that made as `below`")
             with jax.named_scope(f"layer_{i}"), self._precisely():
-                layer_cache = None if cache is None else (cache.key[i], cache.value[i])
-                layer_past = None if past is None else (past.key[i], past.value[i])
+                layer_cache = None if cache is None else (cache.key[source], cache.value[source])
+                layer_past = None if past is None else (past.key[source], past.value[source])
                 left_out = None if skip is None else skip[i]
                 h = split_tokens(h) if block.split else h
-                h, (k, v) = model.layers[i](
-                    h, ropes[kinds[i - lo]], block, layer_cache, layer_past, positions, left_out
-                )
-            keys.append(k)
-            values.append(v)
-        return h, KVDelta(tuple(keys), tuple(values), block.positions)
+                h, own[i] = model.layers[i](
+                    h, ropes[kinds[i - lo]], block, layer_cache, layer_past, positions, left_out,
+                    None if source == i else own[source], None if inputs is None else inputs[:, :, i],
+                )  # fmt: skip
+            if source == i:
+                made.append(own[i])
+        keys, values = tuple(zip(*made, strict=True)) or ((), ())
+        return h, KVDelta(keys, values, block.positions)
 
     def values(self, params: Any, h: Array, layer: int) -> Array:
         """The values `[B, T, K, H]` of a layer, from the residual stream `[B, T, E]` that enters it."""

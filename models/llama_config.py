@@ -81,6 +81,10 @@ class LlamaConfig:
     value_is_key: bool = False  # whether values are what a layer's key projection gives, before its norm and rope
     value_norm: bool = False  # whether values are normalised, without a scale
     layer_scalar: bool = False  # whether a learned number multiplies the residual stream behind every layer
+    num_kv_shared_layers: int = 0  # the last so many read the keys and values of another: see `source`
+    use_double_wide_mlp: bool = False  # whether the MLPs of those are twice as wide
+    hidden_size_per_layer_input: int = 0  # width of what a layer reads of a token besides (`layer_inputs`); 0: nothing
+    vocab_size_per_layer_input: int = 0  # tokens that have that
 
     @property
     def rotary_dim(self) -> int:
@@ -95,13 +99,22 @@ class LlamaConfig:
         """The sliding window of a layer, or None where it attends to everything."""
         return self.sliding_window if not self.sliding_layers or self.sliding_layers[layer] else None
 
+    def source(self, layer: int) -> int:
+        """The layer whose keys and values a layer reads: itself, or the last one of its kind that has some."""
+        owning = self.num_hidden_layers - self.num_kv_shared_layers
+        alike = [i for i in range(owning) if self.window(i) == self.window(layer)]
+        return layer if layer < owning or not alike else alike[-1]
+
     def at(self, layer: int) -> "LlamaConfig":
-        """The config of a model all of whose layers have the attention of this one; equal for layers of a kind."""
-        if self.full is None:
+        """The config of a model all of whose layers are as this one, but for experts; equal for layers of a kind."""
+        if self.full is None and not self.num_kv_shared_layers:
             return self
-        own = {} if self.window(layer) is not None else vars(self.full)
+        own = {} if self.full is None or self.window(layer) is not None else vars(self.full)
         own = {name: value for name, value in own.items() if value is not None or name == "rope_scaling"}
-        return dataclasses.replace(self, full=None, **own)
+        shares = self.source(layer) != layer
+        wide = 2 if shares and self.use_double_wide_mlp else 1
+        own |= {"num_kv_shared_layers": self.num_hidden_layers if shares else 0, "use_double_wide_mlp": False}
+        return dataclasses.replace(self, full=None, intermediate_size=wide * self.intermediate_size, **own)
 
     @property
     def plain(self) -> "LlamaConfig":
@@ -118,7 +131,8 @@ class LlamaConfig:
 
 _PARTS = (
     "norm", "post_norms", "hidden_act", "embedding_scale", "attention_scale", "attn_logit_softcapping",
-    "final_logit_softcapping", "full", "value_is_key", "value_norm", "layer_scalar",
+    "final_logit_softcapping", "full", "value_is_key", "value_norm", "layer_scalar", "num_kv_shared_layers",
+    "use_double_wide_mlp", "hidden_size_per_layer_input", "vocab_size_per_layer_input",
 )  # fmt: skip
 GEMMA_PARTS = {field.name: field.default for field in dataclasses.fields(LlamaConfig) if field.name in _PARTS}
 """The fields that only Gemma sets, and what they are elsewhere."""

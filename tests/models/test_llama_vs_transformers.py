@@ -143,7 +143,7 @@ def test_hidden_states_and_partial_stacks(references):
     assert jax.tree.structure(parts.delta) == jax.tree.structure(out.delta)
 
 
-@pytest.mark.parametrize("name", ["llama3", "gemma3"])
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "gemma4_moe", "gemma4_small"])
 def test_mesh_gives_the_same_logits(references, name):
     reference = references(name)
     from jax.sharding import AxisType

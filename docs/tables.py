@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax.about import abouts
+from specjax.models import LlamaConfig, hf_config
 from specjax.spec import registry
 from specjax.spec.registry import Entry
 from specjax.warpers import WARPERS
@@ -110,6 +111,57 @@ def warpers() -> Iterator[tuple[str, ...]]:
         yield f"`{name}`", entry.summary, options, entry.guarantee, "too" if gapped[name] else "refused", entry.source
 
 
+SIZES = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 12, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+}  # fmt: skip
+
+
+def families() -> Iterator[tuple[str, ...]]:
+    """What sets the architectures that `load` reads apart, as their configs have it where a file says no more than sizes."""
+    yield "architecture", "norms", "attention", "layers with a window", "MLP", "embeddings and logits"
+    for name in hf_config.SUPPORTED:
+        config = hf_config.from_hf(SIZES | {"architectures": [name]})
+        windows = sum(config.window(i) is not None for i in range(config.num_hidden_layers))
+        several = f"{windows} of {config.num_hidden_layers}" if 0 < windows < config.num_hidden_layers else "all"
+        yield f"`{name}`", _norms(config), _attention(config), several if windows else "", _mlp(config), _ends(config)
+
+
+def _norms(config: LlamaConfig) -> str:
+    kinds = {"rounded": "rounded, times w", "wide": "times w in float32", "offset": "times 1 + w in float32"}
+    more = {"behind attention and MLP too": config.post_norms, "of q and k": config.qk_norm, "of v": config.value_norm}
+    return "; ".join((kinds[config.norm], *(what for what, has in more.items() if has)))
+
+
+def _attention(config: LlamaConfig) -> str:
+    cap, full = config.attn_logit_softcapping, config.full
+    said = {
+        "bias on q, k and v": config.qkv_bias and not config.o_bias,
+        "a scale of its own": config.attention_scale is not None,
+        f"scores within {cap}": cap is not None,
+        "full layers: a rope of their own": full is not None,
+        "full layers: a head width of their own": full is not None and full.head_dim is not None,
+    }
+    return "; ".join(what for what, has in said.items() if has)
+
+
+def _mlp(config: LlamaConfig) -> str:
+    gate = {"silu": "SiLU", "gelu_pytorch_tanh": "GELU (tanh)"}[config.hidden_act]
+    return f"{gate}, experts" if config.experts else gate
+
+
+def _ends(config: LlamaConfig) -> str:
+    cap = config.final_logit_softcapping
+    said = {
+        "embeddings times √E": config.embedding_scale != 1,
+        f"logits within {cap}": cap is not None,
+        "one table": config.tie_word_embeddings,
+        "a number times every layer's output": config.layer_scalar,
+        "inputs per layer": config.hidden_size_per_layer_input > 0,
+    }
+    return "; ".join(what for what, has in said.items() if has)
+
+
 def _names(method: Any) -> list[str]:
     return [about.name for about in abouts(type(method))]
 
@@ -131,6 +183,7 @@ TABLES = {
     "batches": batches,
     "step_cost": step_cost,
     "policies": policies,
+    "families": families,
 }
 
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from specjax.models.experts import ExpertsConfig
     from specjax.models.gemma_config import DiffusionGemmaConfig
     from specjax.models.hub import Model, abstract, load, resolve_dtype, retyped, shipped
-    from specjax.models.llama import LlamaConfig, LlamaLM, RopeScaling
+    from specjax.models.llama import LlamaLM
+    from specjax.models.llama_config import FullAttention, LlamaConfig, RopeScaling
     from specjax.models.masked import Canvas, Masked
     from specjax.models.placement import spread
     from specjax.models.saving import save
@@ -33,10 +34,11 @@ _HOME = {
     "save": "saving",
     "shipped": "hub",
     "spread": "placement",
-    "LlamaConfig": "llama",
+    "FullAttention": "llama_config",
+    "LlamaConfig": "llama_config",
     "LlamaLM": "llama",
     "Masked": "masked",
-    "RopeScaling": "llama",
+    "RopeScaling": "llama_config",
     "TabularLM": "tabular",
     "widen": "widening",
 }
@@ -46,6 +48,7 @@ __all__ = [
     "DiffusionGemmaConfig",
     "DiffusionGemmaLM",
     "ExpertsConfig",
+    "FullAttention",
     "LlamaConfig",
     "LlamaLM",
     "Masked",

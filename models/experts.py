@@ -32,6 +32,7 @@ class ExpertsConfig:
       n_group: groups of neighbours that the experts form.
       topk_group: how many of the groups a token chooses from: those whose two best sums add up to most.
       num_shared_experts: experts besides that every token has; one MLP of their common width.
+      beside_mlp: whether a layer has them and its MLP, side by side (`specjax.models.gemma_experts`).
     """
 
     num_experts: int
@@ -43,6 +44,7 @@ class ExpertsConfig:
     n_group: int = 1
     topk_group: int = 1
     num_shared_experts: int = 0
+    beside_mlp: bool = False
 
 
 def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Array, Array]:

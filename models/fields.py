@@ -8,6 +8,8 @@ MOST_LAYERS = 1000
 """No published model has a fifth of it, and reading a config takes a time that grows with its layers."""
 MOST_EXPERTS = 100_000
 """Of a layer; a checkpoint has a tensor or more for each."""
+SLIDING, FULL = "sliding_attention", "full_attention"
+"""What `layer_types` calls a layer with a window, and one that attends to everything."""
 _MOST = 2**31 - 1  # what an index of 32 bits can count
 _LARGEST = 3e38  # what float32 holds
 
@@ -67,6 +69,19 @@ def an_object(name: str, value: Any) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
         raise ModelError(f"config.json: {name} must be an object, not {shown(value)}")
     return value or {}
+
+
+def layer_kinds(types: Any, layers: int) -> list[str]:
+    """`layer_types`: for every layer, whether it is `SLIDING` or `FULL`.
+
+    Raises:
+      ModelError: where it is not.
+    """
+    unknown = sorted({str(kind) for kind in types} - {SLIDING, FULL})
+    if unknown or len(types) != layers:
+        what = f"has unknown kinds: {', '.join(unknown)}" if unknown else f"names {len(types)} of {layers} layers"
+        raise ModelError(f"config.json: layer_types {what}; use {FULL} or {SLIDING} for each layer")
+    return list(types)
 
 
 def check_depth(layers: int) -> None:

@@ -7,31 +7,21 @@ import dataclasses
 from typing import Any
 
 from specjax.models.errors import ModelError
-from specjax.models.fields import an_object, check_depth, is_id, is_positive, is_size, positive, shown
+from specjax.models.fields import (
+    FULL,
+    SLIDING,
+    an_object,
+    check_depth,
+    is_id,
+    is_positive,
+    is_size,
+    positive,
+    shown,
+)
+from specjax.models.gemma_heads import KINDS, Heads, heads_of, layer_types, ropes_to_hf
 from specjax.models.masked import Canvas
 
 ARCHITECTURE, MODEL_TYPE = "DiffusionGemmaForBlockDiffusion", "diffusion_gemma"
-SLIDING, FULL = "sliding_attention", "full_attention"
-_KINDS = (SLIDING, FULL)
-
-
-@dataclasses.dataclass(frozen=True)
-class Heads:
-    """The attention of one kind of layer.
-
-    Attributes:
-      head_dim: width of a head.
-      num_key_value_heads: how many share keys and values.
-      rope_theta: base of the rotary embedding.
-      rotated: how many of a head's `head_dim / 2` pairs are rotated, the fastest first; the others carry no position.
-      rope_factor: divides positions.
-    """
-
-    head_dim: int
-    num_key_value_heads: int
-    rope_theta: float
-    rotated: int
-    rope_factor: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +70,6 @@ _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "head_dim", "max_position_embeddings", "sliding_window", "num_experts", "top_k_experts", "moe_intermediate_size",
 )  # fmt: skip
-_ROPES = {
-    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
-    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-}
 # What the loader relies on. A config that says otherwise describes another model.
 _FIXED = {
     "hidden_activation": ("gelu_pytorch_tanh",), "attention_bias": (False,), "tie_word_embeddings": (True,),
@@ -120,8 +106,8 @@ def from_hf(config: dict[str, Any], generation: dict[str, Any]) -> tuple[Diffusi
     check_depth(get("num_hidden_layers"))
     if get("top_k_experts") > get("num_experts"):
         raise ModelError(f"config.json: {get('top_k_experts')} experts a token, but there are {get('num_experts')}")
-    types = _layer_types(get("layer_types"), get("num_hidden_layers"))
-    heads = {kind: _heads(kind, get, types) for kind in _KINDS}
+    types = layer_types(get("layer_types"), get("num_hidden_layers"))
+    heads = {kind: heads_of(kind, get, types) for kind in KINDS}
     length = config.get("canvas_length", 256)
     if not is_size(length):
         raise ModelError(f"config.json needs a canvas_length of at least 1, got {shown(length)}")
@@ -142,20 +128,14 @@ def from_hf(config: dict[str, Any], generation: dict[str, Any]) -> tuple[Diffusi
 def to_hf(config: DiffusionGemmaConfig, canvas: Canvas) -> tuple[dict[str, Any], dict[str, Any]]:
     """The `config.json` of a model, without a vision part, and what `generation_config.json` says of its sampler."""
     c = config
-    ropes = {}
-    for kind, heads in zip(_KINDS, (c.sliding, c.full), strict=True):
-        whole = 2 * heads.rotated == heads.head_dim and heads.rope_factor == 1
-        ropes[kind] = {"rope_type": "default" if whole else "proportional", "rope_theta": heads.rope_theta}
-        if not whole:
-            part = 2 * heads.rotated / heads.head_dim
-            ropes[kind] |= {"partial_rotary_factor": part, "factor": heads.rope_factor}
     own = {"head_dim": c.full.head_dim, "num_key_value_heads": c.full.num_key_value_heads}
     given = ("num_key_value_heads", "head_dim")
     text = {name: getattr(c, name) for name in _SIZES if name not in given} | {
         "model_type": "diffusion_gemma_text", "num_key_value_heads": c.sliding.num_key_value_heads,
         "head_dim": c.sliding.head_dim, "rms_norm_eps": c.rms_norm_eps, "tie_word_embeddings": True,
         "final_logit_softcapping": c.final_logit_softcapping, "hidden_activation": "gelu_pytorch_tanh",
-        "layer_types": [SLIDING if sliding else FULL for sliding in c.sliding_layers], "rope_parameters": ropes,
+        "layer_types": [SLIDING if sliding else FULL for sliding in c.sliding_layers],
+        "rope_parameters": ropes_to_hf(c.sliding, c.full),
         "per_layer_config": {str(i): own for i, sliding in enumerate(c.sliding_layers) if not sliding},
     }  # fmt: skip
     whole = {
@@ -167,47 +147,6 @@ def to_hf(config: DiffusionGemmaConfig, canvas: Canvas) -> tuple[dict[str, Any],
     if "bound" in chosen:
         sampler["sampler_config"] = {"entropy_bound": chosen["bound"], "_cls_name": "EntropyBoundSamplerConfig"}
     return whole, sampler
-
-
-def _layer_types(types: Any, layers: int) -> list[str]:
-    """The kind of every layer; by default every sixth one attends to everything, and the last one always does."""
-    types = [SLIDING if (i + 1) % 6 else FULL for i in range(layers)] if types is None else list(types)
-    unknown = sorted({str(kind) for kind in types} - set(_KINDS))
-    if unknown or len(types) != layers:
-        what = f"has unknown kinds: {', '.join(unknown)}" if unknown else f"names {len(types)} of {layers} layers"
-        raise ModelError(f"config.json: layer_types {what}; use {FULL} or {SLIDING} for each layer")
-    return [*types[:-1], FULL]
-
-
-def _heads(kind: str, get: Any, types: list[str]) -> Heads:
-    """The attention of one kind of layer, from `per_layer_config` or, in older files, `global_head_dim` and the like."""
-    usual = {"head_dim": get("head_dim"), "num_key_value_heads": get("num_key_value_heads")}
-    per_layer = get("per_layer_config")
-    if per_layer is None:
-        shared = get("num_global_key_value_heads") or usual["num_key_value_heads"]
-        found = [usual if kind == SLIDING else {"head_dim": get("global_head_dim"), "num_key_value_heads": shared}]
-    else:
-        found = [usual | (per_layer.get(str(i)) or {}) for i, own in enumerate(types) if own == kind]
-    own = found[0] if found else usual
-    if any(other != own for other in found) or set(own) != set(usual):
-        raise ModelError(
-            f"config.json: per_layer_config must give all {kind} layers one head_dim and num_key_value_heads, and nothing else"
-        )
-    width, shared, heads = own["head_dim"], own["num_key_value_heads"], get("num_attention_heads")
-    if not is_size(width) or width % 2:
-        raise ModelError(f"config.json: head_dim of {kind} layers must be even, got {width!r}")
-    if not is_size(shared) or heads % shared:
-        raise ModelError(f"config.json: {heads} attention heads do not split over {shared!r} key-value heads")
-    rope = (get("rope_parameters") or _ROPES).get(kind) or _ROPES[kind]
-    part, form = rope.get("partial_rotary_factor", 1.0), rope.get("rope_type", "default")
-    whole = is_positive(part) and part <= 1
-    if not whole or form not in ("default", "proportional") or (form == "default" and part != 1):
-        raise ModelError(
-            f"config.json: rope of {kind} layers has type {form!r} with partial_rotary_factor {shown(part)}; supported are "
-            "default over whole heads, and proportional"
-        )
-    factor = positive("rope factor", rope.get("factor", 1.0)) if form == "proportional" else 1.0
-    return Heads(width, shared, positive("rope_theta", rope.get("rope_theta")), int(part * width // 2), factor)
 
 
 def _sampling(generation: dict[str, Any]) -> tuple[tuple[str, float], ...]:

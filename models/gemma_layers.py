@@ -4,6 +4,7 @@ Shapes: `B` rows, `T` block tokens, `M` tokens of all rows, `E` width, `H` head 
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -11,9 +12,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.kernels.tree_attention import tree_attention
-from specjax.models.experts import Kernel, mixed
-from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
-from specjax.models.llama import rotate
+from specjax.models import norms
+from specjax.models.gemma_config import DiffusionGemmaConfig
+from specjax.models.gemma_experts import Experts, Router, linear, with_experts
+from specjax.models.gemma_heads import Heads
+from specjax.models.norms import rms_norm
+from specjax.models.ropes import rotate, tables_of
 
 Array = jax.Array
 
@@ -41,28 +45,7 @@ class View:
     causal: bool = dataclasses.field(default=True, metadata={"static": True})
 
 
-def rms_norm(x: Array, eps: float, scale: Array | None = None) -> Array:
-    """Normalises and scales the last axis in float32."""
-    x32 = x.astype(jnp.float32)
-    x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
-    if scale is not None:
-        x32 = x32 * jnp.reshape(scale.astype(jnp.float32), (1,) * (x.ndim - 1) + scale.shape)
-    return x32.astype(x.dtype)
-
-
-class RMSNorm(nnx.Module):
-    """See `rms_norm`."""
-
-    def __init__(self, width: int, eps: float, dtype: Any):
-        self.scale = nnx.Param(jnp.ones((width,), dtype))
-        self.eps = eps
-
-    def __call__(self, x: Array) -> Array:
-        return rms_norm(x, self.eps, self.scale[...])
-
-
-def _linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Linear:
-    return nnx.Linear(inputs, outputs, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
+RMSNorm = functools.partial(norms.RMSNorm, kind="wide")
 
 
 class Attention(nnx.Module):
@@ -70,11 +53,11 @@ class Attention(nnx.Module):
 
     def __init__(self, config: DiffusionGemmaConfig, layer: int, dtype: Any, rngs: nnx.Rngs):
         c, heads = config, config.heads(layer)
-        self.q = _linear(c.hidden_size, c.num_attention_heads * heads.head_dim, dtype, rngs)
-        self.k = _linear(c.hidden_size, heads.num_key_value_heads * heads.head_dim, dtype, rngs)
+        self.q = linear(c.hidden_size, c.num_attention_heads * heads.head_dim, dtype, rngs)
+        self.k = linear(c.hidden_size, heads.num_key_value_heads * heads.head_dim, dtype, rngs)
         if c.sliding_layers[layer]:
-            self.v = _linear(c.hidden_size, heads.num_key_value_heads * heads.head_dim, dtype, rngs)
-        self.o = _linear(c.num_attention_heads * heads.head_dim, c.hidden_size, dtype, rngs)
+            self.v = linear(c.hidden_size, heads.num_key_value_heads * heads.head_dim, dtype, rngs)
+        self.o = linear(c.num_attention_heads * heads.head_dim, c.hidden_size, dtype, rngs)
         self.q_norm = RMSNorm(heads.head_dim, c.rms_norm_eps, dtype)
         self.k_norm = RMSNorm(heads.head_dim, c.rms_norm_eps, dtype)
         self.heads, self.eps = heads, c.rms_norm_eps
@@ -88,7 +71,7 @@ class Attention(nnx.Module):
         q, k = split(self.q(x)), split(self.k(x))
         v = k if self.window is None else split(self.v(x))
         q, k = rotate(self.q_norm(q), *rope), rotate(self.k_norm(k), *rope)
-        v = rms_norm(v, self.eps)
+        v = rms_norm(v, None, self.eps)
         if cache is not None:  # a block reads its own K/V as the cache will return them
             k, v = k.astype(cache[0].dtype), v.astype(cache[1].dtype)
         out = tree_attention(
@@ -110,48 +93,12 @@ class Attention(nnx.Module):
 
 class MLP(nnx.Module):
     def __init__(self, config: DiffusionGemmaConfig, dtype: Any, rngs: nnx.Rngs):
-        self.gate = _linear(config.hidden_size, config.intermediate_size, dtype, rngs)
-        self.up = _linear(config.hidden_size, config.intermediate_size, dtype, rngs)
-        self.down = _linear(config.intermediate_size, config.hidden_size, dtype, rngs)
+        self.gate = linear(config.hidden_size, config.intermediate_size, dtype, rngs)
+        self.up = linear(config.hidden_size, config.intermediate_size, dtype, rngs)
+        self.down = linear(config.intermediate_size, config.hidden_size, dtype, rngs)
 
     def __call__(self, x: Array) -> Array:
         return self.down(nnx.gelu(self.gate(x)) * self.up(x))
-
-
-class Router(nnx.Module):
-    """Chooses each token's experts, and how much each of them counts."""
-
-    def __init__(self, config: DiffusionGemmaConfig, dtype: Any, rngs: nnx.Rngs):
-        self.proj = _linear(config.hidden_size, config.num_experts, dtype, rngs)
-        self.scale = nnx.Param(jnp.ones((config.hidden_size,), dtype))
-        self.per_expert_scale = nnx.Param(jnp.ones((config.num_experts,), dtype))
-        self.count, self.eps = config.top_k_experts, config.rms_norm_eps
-
-    def __call__(self, x: Array) -> tuple[Array, Array]:
-        """Of tokens `[M, E]` the weights and experts, `[M, k]` each."""
-        scores = self.proj(rms_norm(x, self.eps) * self.scale[...][None] * x.shape[-1] ** -0.5)
-        weights, experts = jax.lax.top_k(jax.nn.softmax(scores.astype(jnp.float32), axis=-1), self.count)
-        weights = weights / weights.sum(axis=-1, keepdims=True)
-        return weights * self.per_expert_scale[...][experts].astype(jnp.float32), experts
-
-
-class Experts(nnx.Module):
-    """Gated MLPs, each over the tokens that chose it; see `specjax.models.experts.mixed`."""
-
-    def __init__(self, config: DiffusionGemmaConfig, dtype: Any, rngs: nnx.Rngs):
-        X, E, F = config.num_experts, config.hidden_size, config.moe_intermediate_size  # noqa: N806
-        self.gate_up = Kernel((X, E, 2 * F), dtype, rngs)
-        self.down = Kernel((X, F, E), dtype, rngs)
-
-    def __call__(self, x: Array, weights: Array, experts: Array) -> Array:
-        """Tokens `[M, E]` through their experts `[M, k]`, summed by weight."""
-        gate_up, down = self.gate_up.kernel[...], self.down.kernel[...]
-
-        def mlp(x, sizes):
-            gate, up = jnp.split(jax.lax.ragged_dot(x, gate_up, sizes), 2, axis=-1)
-            return jax.lax.ragged_dot(nnx.gelu(gate) * up, down, sizes)
-
-        return mixed(x, weights, experts, gate_up.shape[0], mlp)
 
 
 class Layer(nnx.Module):
@@ -161,8 +108,10 @@ class Layer(nnx.Module):
         norm = lambda: RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.attention = Attention(config, layer, dtype, rngs)
         self.mlp = MLP(config, dtype, rngs)
-        self.router = Router(config, dtype, rngs)
-        self.experts = Experts(config, dtype, rngs)
+        self.router = Router(
+            config.hidden_size, config.num_experts, config.top_k_experts, config.rms_norm_eps, dtype, rngs
+        )
+        self.experts = Experts(config.hidden_size, config.num_experts, config.moe_intermediate_size, dtype, rngs)
         self.input_layernorm, self.post_attention_layernorm = norm(), norm()
         self.pre_feedforward_layernorm, self.post_feedforward_layernorm = norm(), norm()
         self.pre_feedforward_layernorm_2 = norm()
@@ -173,10 +122,8 @@ class Layer(nnx.Module):
     def __call__(self, x: Array, view: View, cache: tuple[Array, Array] | None):
         attended, kv = self.attention(self.input_layernorm(x), view, cache)
         x = x + self.post_attention_layernorm(attended)
-        dense = self.post_feedforward_layernorm_1(self.mlp(self.pre_feedforward_layernorm(x)))
-        flat = x.reshape(-1, x.shape[-1])
-        mixed = self.experts(self.pre_feedforward_layernorm_2(flat), *self.router(flat)).reshape(x.shape)
-        x = x + self.post_feedforward_layernorm(dense + self.post_feedforward_layernorm_2(mixed))
+        fed = with_experts(self, x, self.mlp(self.pre_feedforward_layernorm(x)))
+        x = x + self.post_feedforward_layernorm(fed)
         scale = lambda of: of[...][None, None]
         return x * jnp.where(view.scaled, scale(self.encoder_scale), scale(self.decoder_scale)), kv
 
@@ -191,14 +138,12 @@ class SelfConditioning(MLP):
 
     def join(self, own: Array, soft: Array) -> Array:
         """Embeddings and soft embeddings, `[B, T, E]`, to the decoder's inputs."""
-        return rms_norm(own + self(self.pre_norm(soft)), self.eps)
+        return rms_norm(own + self(self.pre_norm(soft)), None, self.eps)
 
 
 def rope_tables(heads: Heads, positions: Array) -> tuple[Array, Array]:
-    """See `specjax.models.llama.rope_tables`; pairs that are not rotated have frequency 0."""
+    """See `specjax.models.ropes.rope_tables`; pairs that are not rotated have frequency 0."""
     exponent = jnp.arange(0, heads.head_dim, 2, dtype=jnp.float32) / heads.head_dim
     rotated = jnp.arange(heads.head_dim // 2) < heads.rotated
     frequencies = jnp.where(rotated, 1.0 / heads.rope_theta**exponent, 0.0) / heads.rope_factor
-    angles = positions[:, :, None, None, None].astype(jnp.float32) * frequencies[None, None, None, None]
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    return jnp.concatenate([cos, cos], axis=3), jnp.concatenate([-sin, sin], axis=3)
+    return tables_of(frequencies, positions)

@@ -3,20 +3,21 @@
 from collections.abc import Callable
 from typing import Any
 
+from specjax.models import gemma_text, hf_experts, hf_rope
 from specjax.models.errors import ModelError
 from specjax.models.experts import ExpertsConfig
 from specjax.models.fields import (
-    MOST_EXPERTS,
-    an_object,
+    FULL,
+    SLIDING,
     check_depth,
     flag,
     is_id,
-    is_positive,
     is_size,
+    layer_kinds,
     positive,
     shown,
 )
-from specjax.models.llama import LlamaConfig, RopeScaling
+from specjax.models.llama_config import GEMMA_PARTS, LlamaConfig
 
 _MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
@@ -32,7 +33,7 @@ _MERGED = {
     "MiMoForCausalLM": "qwen2",
 }
 """Models that were saved with the heads they were trained with, which a drafter reads."""
-SUPPORTED = tuple(_MODEL_TYPES.values())
+SUPPORTED = (*_MODEL_TYPES.values(), *(family.architecture for family in gemma_text.FAMILIES.values()))
 
 # What transformers assumes for a key that `config.json` leaves out. The sizes that have no entry are required.
 _COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "head_dim": None}
@@ -61,6 +62,8 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
     Raises:
       ModelError: on an unsupported architecture, rope type or activation, and on missing or inconsistent fields.
     """
+    if gemma_text.family_of(config) is not None:
+        return gemma_text.from_hf(config)
     family = _family(config)
     fields = _DEFAULTS[family] | config
 
@@ -86,7 +89,7 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
         if width % heads:
             raise ModelError(f"config.json: hidden_size {width} is not a multiple of {heads} heads; set head_dim")
         head_dim = width // heads
-    theta, scaling = _rope(config, get("max_position_embeddings"))
+    theta, scaling = hf_rope.from_hf(config, get("max_position_embeddings"))
     window, layers = _windows(family, get, get("num_hidden_layers"))
     attention_bias = flag("attention_bias", get("attention_bias")) and family in ("llama", "qwen3", "qwen3_moe")
     experts, sparse = _experts(get, get("num_hidden_layers")) if family == "qwen3_moe" else (None, ())
@@ -114,37 +117,6 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
     )
 
 
-def experts_config(get: Callable[[str], Any], **fields: Any) -> ExpertsConfig:
-    """How many experts a config has, and how a token chooses them.
-
-    Args:
-      get: a field of `config.json` by name.
-      fields: the other fields of the result.
-
-    Raises:
-      ModelError: on sizes that are none, or do not go together.
-    """
-    sizes = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-    missing = [name for name in sizes if not is_size(get(name))]
-    if missing:
-        raise ModelError(f"config.json needs positive integers for: {', '.join(missing)}")
-    made = ExpertsConfig(*(get(name) for name in sizes), **fields)
-    if made.num_experts > MOST_EXPERTS:
-        raise ModelError(f"config.json: num_experts is {made.num_experts}; up to {MOST_EXPERTS} are read")
-    groups, each = made.n_group, made.num_experts // made.n_group
-    if made.num_experts % groups or (groups > 1 and each < 2) or made.topk_group > groups:
-        raise ModelError(
-            f"config.json: {made.num_experts} experts do not form {groups} groups of two or more, of which topk_group "
-            f"{made.topk_group} count"
-        )
-    room = each * made.topk_group
-    if made.num_experts_per_tok > room:
-        raise ModelError(
-            f"config.json: num_experts_per_tok {made.num_experts_per_tok} is above {room}, the experts to choose from"
-        )
-    return made
-
-
 def _experts(get: Callable[[str], Any], layers: int) -> tuple[ExpertsConfig, tuple[bool, ...]]:
     """Qwen3-MoE's experts, and which layers have them (empty: all)."""
     step = 1 if get("decoder_sparse_step") is None else get("decoder_sparse_step")
@@ -155,7 +127,7 @@ def _experts(get: Callable[[str], Any], layers: int) -> tuple[ExpertsConfig, tup
             "numbers of layers"
         )
     named = lambda name: get("num_local_experts") if name == "num_experts" and get(name) is None else get(name)
-    experts = experts_config(named, norm_topk_prob=flag("norm_topk_prob", get("norm_topk_prob")))
+    experts = hf_experts.from_hf(named, norm_topk_prob=flag("norm_topk_prob", get("norm_topk_prob")))
     sparse = tuple(i not in dense and (i + 1) % step == 0 for i in range(layers))
     if not any(sparse):
         raise ModelError("config.json: mlp_only_layers and decoder_sparse_step leave no layer with experts")
@@ -169,6 +141,11 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
       ModelError: when no family has this combination of biases, norms, windows and experts, or divides its logits.
     """
     c = config
+    if c.post_norms:
+        return gemma_text.to_hf(c)
+    parts = [f"{name}={getattr(c, name)}" for name, usual in GEMMA_PARTS.items() if getattr(c, name) != usual]
+    if parts:
+        raise ModelError(f"no supported architecture without post_norms has {', '.join(parts)}")
     if c.rotary_dim != c.head_dim:
         raise ModelError(f"no supported architecture rotates {c.rotary_dim} of a head's {c.head_dim} channels")
     if c.logits_scaling != 1:
@@ -204,17 +181,8 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
             "use_sliding_window": windowed,
             "sliding_window": c.sliding_window if windowed else None,
             "max_window_layers": windows.index(True) if windowed else c.num_hidden_layers,
-            "layer_types": ["sliding_attention" if w else "full_attention" for w in windows],
+            "layer_types": [SLIDING if w else FULL for w in windows],
         }
-    scaling = None
-    if c.rope_scaling is not None:
-        scaling = {"rope_type": c.rope_scaling.kind, "factor": c.rope_scaling.factor}
-        if c.rope_scaling.kind == "llama3":
-            scaling |= {
-                "low_freq_factor": c.rope_scaling.low_freq_factor,
-                "high_freq_factor": c.rope_scaling.high_freq_factor,
-                "original_max_position_embeddings": c.rope_scaling.original_max_position_embeddings,
-            }
     return {
         "architectures": [_MODEL_TYPES[family]],
         "model_type": family,
@@ -229,7 +197,7 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
         "max_position_embeddings": c.max_position_embeddings,
         "rms_norm_eps": c.rms_norm_eps,
         "rope_theta": c.rope_theta,
-        "rope_scaling": scaling,
+        "rope_scaling": hf_rope.to_hf(c.rope_scaling),
         "tie_word_embeddings": c.tie_word_embeddings,
         **out,
     }
@@ -268,41 +236,6 @@ def _family(config: dict[str, Any]) -> str:
     raise ModelError(f"unsupported architecture: {found}; supported are {', '.join(SUPPORTED)}")
 
 
-def _rope(config: dict[str, Any], max_positions: int) -> tuple[float, RopeScaling | None]:
-    """Base and scaling; `rope_scaling` (transformers 4) goes before `rope_parameters` (5), as in transformers 5."""
-    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    rope = an_object(name, config.get(name))
-    theta = next((x for x in (rope.get("rope_theta"), config.get("rope_theta")) if x is not None), 10000.0)
-    theta = positive("rope_theta", theta)
-    if any(isinstance(value, dict) for value in rope.values()):
-        raise ModelError(
-            f"config.json has a rope of its own per layer type ({', '.join(rope)}); one for all is supported"
-        )
-    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise ModelError(f"config.json has partial_rotary_factor {shown(partial)}; only whole heads are rotated")
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return theta, None
-    needed = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
-    if kind not in needed:
-        raise ModelError(f"config.json asks for rope type {kind!r}; supported are default, linear and llama3")
-    missing = [name for name in needed[kind] if not is_positive(rope.get(name))]
-    if missing:
-        raise ModelError(f"config.json: rope type {kind!r} needs a positive number for {', '.join(missing)}")
-    factor, low, high = (float(rope.get(name, 1.0)) for name in needed["llama3"])
-    if kind == "linear":
-        return theta, RopeScaling("linear", factor)
-    original = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
-    original = original or max_positions
-    if not is_size(original) or low >= high:
-        raise ModelError(
-            "config.json: rope type 'llama3' needs a low_freq_factor below its high_freq_factor, and a positive integer for "
-            "original_max_position_embeddings"
-        )
-    return theta, RopeScaling("llama3", factor, low, high, original)
-
-
 def _windows(family: str, get: Callable[[str], Any], layers: int) -> tuple[int | None, tuple[bool, ...]]:
     """The window, and which layers use it (empty: all)."""
     if family == "llama":
@@ -318,12 +251,8 @@ def _windows(family: str, get: Callable[[str], Any], layers: int) -> tuple[int |
             start = 28 if start is None else start
             if start != 0 and not is_size(start):
                 raise ModelError(f"config.json: max_window_layers must be a number of layers, not {shown(start)}")
-            types = ["sliding_attention" if window and i >= start else "full_attention" for i in range(layers)]
-        unknown = sorted({str(kind) for kind in types} - {"sliding_attention", "full_attention"})
-        if unknown or len(types) != layers:
-            what = f"has unknown kinds: {', '.join(unknown)}" if unknown else f"names {len(types)} of {layers} layers"
-            raise ModelError(f"config.json: layer_types {what}; use full_attention or sliding_attention for each layer")
-        uses = [kind == "sliding_attention" for kind in types]
+            types = [SLIDING if window and i >= start else FULL for i in range(layers)]
+        uses = [kind == SLIDING for kind in layer_kinds(types, layers)]
     if window is None:
         if family != "mistral" and any(uses):
             raise ModelError("config.json: layer_types has sliding_attention, but the sliding window is off")

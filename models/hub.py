@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.models import gemma_config, gemma_names, hf_config, orbax_folder, reading, tokenizer, weights
+from specjax.models import gemma_config, gemma_names, gemma_text, hf_config, orbax_folder, reading, tokenizer, weights
 from specjax.models import masked as masked_config
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
@@ -176,6 +176,8 @@ def _sources(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any], folder: Path, 
     if isinstance(lm, DiffusionGemmaLM):
         text = gemma_names.text_tensors(tensors, share)
         return weights.match(text, shapes, False, layout=gemma_names.hf_name)
+    if gemma_text.family_of(raw) is not None:
+        tensors = gemma_text.text_tensors(tensors, lm.config)
     # conversions of LLaDA exist under Llama's names
     kind = masked_config.kind_of(raw)
     renamed = kind == "llada" and "model.embed_tokens.weight" in tensors
@@ -183,7 +185,8 @@ def _sources(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any], folder: Path, 
     extra = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers"))
     if is_size(extra):  # layers that draft for the others, which a drafter reads
         tensors = {name: x for name, x in tensors.items() if not weights.extra_layer(name, lm.num_layers, extra)}
-    return weights.match(tensors, shapes, lm.config.tie_word_embeddings, names, share=share)
+    tied, layout = lm.config.tie_word_embeddings, gemma_text.layout_of(lm.config)
+    return weights.match(tensors, shapes, tied, names, layout, share)
 
 
 def abstract(
@@ -235,6 +238,8 @@ def with_layers(model: Model, layers: int, mesh: jax.sharding.Mesh | None = None
     """
     lm: Any = model.lm
     kinds = {"sliding_layers": lm.config.sliding_layers[:layers], "sparse_layers": lm.config.sparse_layers[:layers]}
+    owning = lm.config.num_hidden_layers - lm.config.num_kv_shared_layers
+    kinds["num_kv_shared_layers"] = max(layers - owning, 0)
     lm = dataclasses.replace(lm, config=dataclasses.replace(lm.config, num_hidden_layers=layers, **kinds))
     return dataclasses.replace(model, lm=lm, params=_shapes(lm, model.dtype, mesh))
 
@@ -273,8 +278,9 @@ def _described(raw, file, own_mask):
         return DiffusionGemmaLM(shape), canvas
     masked = masked_config.kind_of(raw) is not None
     config, diffusion = masked_config.from_hf(raw, own_mask) if masked else (hf_config.from_hf(raw), None)
-    if config.head_dim % 2:
-        raise ModelError(f"{file}: head_dim must be even, got {config.head_dim}")
+    odd = [width for _, width in sorted(config.head_sizes) if width % 2]
+    if odd:
+        raise ModelError(f"{file}: head_dim must be even, got {odd[0]}")
     return LlamaLM(config), diffusion
 
 

@@ -18,7 +18,7 @@ class KVCache(Pretty):
     """Keys and values of the committed tokens; slot s of a row holds position s.
 
     Attributes:
-      key: a tuple over layers of `[B, K, S, H]`.
+      key: a tuple over layers of `[B, K, S, H]`, those that read another's keys and values left out.
       value: as `key`.
     """
 
@@ -32,7 +32,7 @@ class KVDelta(Pretty):
     """A block's keys and values, in the cache's type, with their positions.
 
     Attributes:
-      key: a tuple over layers of `[B, T, K, H]`.
+      key: a tuple over layers of `[B, T, K, H]`, as in `KVCache`.
       value: as `key`.
       positions: `[B, T]` int32.
     """
@@ -43,9 +43,10 @@ class KVDelta(Pretty):
 
 
 def init_kv(config: Any, batch: int, capacity: int, dtype: Any) -> KVCache:
-    """An empty cache of `capacity` slots a row for the config's layers."""
-    shape = (batch, config.num_key_value_heads, capacity, config.head_dim)
-    make = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))
+    """An empty cache of `capacity` slots a row for the layers of a `LlamaConfig` that have keys and values."""
+    kinds = [config.at(i) for i in range(config.num_hidden_layers) if config.source(i) == i]
+    shapes = [(batch, kind.num_key_value_heads, capacity, kind.head_dim) for kind in kinds]
+    make = lambda: tuple(jnp.zeros(shape, dtype) for shape in shapes)
     return KVCache(make(), make())
 
 

@@ -15,9 +15,11 @@ _COPIED = ("k", "v")  # the modules whose outputs are kv-heads
 
 
 def copies_for(config: Any, mesh: jax.sharding.Mesh | None) -> int:
-    """How many copies of every kv-head let the mesh split them; 1 where that helps nothing."""
+    """How many copies of every kv-head let the mesh split them; 1 where that helps nothing, or layers differ in kv-heads."""
     parts = rules.parts(mesh, "heads")
     kv = config.num_key_value_heads
+    if config.full is not None and config.full.num_key_value_heads is not None:
+        return 1
     return parts // kv if parts > kv and parts % kv == 0 and config.num_attention_heads % parts == 0 else 1
 
 

@@ -7,10 +7,10 @@ of the others are chosen by sigmoids, within groups. It sees its own block and t
 import dataclasses
 from typing import Any
 
-from specjax.models import hf_config
+from specjax.models import hf_config, hf_experts
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object, check_fixed, flag, is_id, is_positive, is_size, positive, shown
-from specjax.models.llama import LlamaConfig
+from specjax.models.llama_config import LlamaConfig
 
 MASK, BLOCK = 156895, 32
 """The mask's id and the length of a block in published models, whose `config.json` leaves both out."""
@@ -50,7 +50,7 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
     missing += [name for name in ("num_shared_experts", "first_k_dense_replace") if not is_id(fields[name] or 0)]
     if missing:
         raise ModelError(f"config.json needs whole numbers for: {', '.join(missing)}")
-    experts = hf_config.experts_config(
+    experts = hf_experts.from_hf(
         fields.get,
         scoring="sigmoid",
         norm_topk_prob=fields["num_experts_per_tok"] != 1,  # the weight of a single expert is its score

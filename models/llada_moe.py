@@ -10,7 +10,7 @@ from typing import Any
 from specjax.models import hf_config
 from specjax.models.errors import ModelError
 from specjax.models.fields import check_fixed, flag, is_size, shown
-from specjax.models.llama import LlamaConfig
+from specjax.models.llama_config import LlamaConfig
 
 MASK = 156895
 """The mask's id in published models, whose `config.json` leaves it out."""

@@ -1,7 +1,7 @@
-"""The Llama family: Llama 2/3, Mistral, Qwen2 and Qwen3, with and without experts, as flax nnx modules behind the LM contract.
+"""The Llama family as flax nnx modules behind the LM contract: Llama 2 and 3, Mistral, Qwen2 and 3, Qwen3-MoE and Gemma.
 
-They differ in switches of one decoder layer: rope scaling, a sliding window, biases, norms on queries and keys, how much of a
-head is rotated, and experts in the place of the MLP.
+They differ in the parts of one decoder layer, which `LlamaConfig` names: norms, ropes, windows, what becomes of scores, biases,
+the MLP or experts in its place. What sets a family apart is in the table of docs/models.md.
 Shapes: `B` rows, `T` block tokens, `S` cache slots, `E` width, `N` heads, `K` kv-heads, `H` head width, `V` vocabulary.
 """
 
@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,85 +17,20 @@ from flax import nnx
 
 from specjax.kernels.tree_attention import Implementation, tree_attention
 from specjax.lm import Block, Draw, Output, Partial, Wants, inputs
-from specjax.models.experts import ExpertsConfig, SparseMLP
+from specjax.models.experts import SparseMLP
+from specjax.models.gemma_experts import Beside, with_experts
 from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes
 from specjax.models.kv_heads import copied
+from specjax.models.layer_inputs import LayerInput, LayerInputs
+from specjax.models.llama_config import LlamaConfig
 from specjax.models.mlp import MLP
+from specjax.models.norms import RMSNorm, rms_norm
 from specjax.models.param_axes import param_axes
+from specjax.models.ropes import rope_tables, rotate
 from specjax.models.stack import abstract_stack
 from specjax.sharding.ambient import split_tokens
 
 Array = jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class RopeScaling:
-    """`linear` divides positions by `factor`; `llama3` rescales low frequencies only (Llama 3.1, section 3.3)."""
-
-    kind: Literal["linear", "llama3"]
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
-
-
-@dataclasses.dataclass(frozen=True)
-class LlamaConfig:
-    """Names follow the Hugging Face `config.json` of the family."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    max_position_embeddings: int = 2048
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    rope_scaling: RopeScaling | None = None
-    tie_word_embeddings: bool = False
-    sliding_window: int | None = None
-    sliding_layers: tuple[bool, ...] = ()  # which layers use the window; empty: all of them
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    logits_scaling: float = 1.0  # what logits are divided by (Granite's name); no file of the families here sets it
-    partial_rotary_factor: float = 1.0  # the share of a head that is rotated: its first channels
-    experts: ExpertsConfig | None = None
-    sparse_layers: tuple[bool, ...] = ()  # which layers have experts; empty: all of them, if any
-
-    @property
-    def rotary_dim(self) -> int:
-        """How many channels of a head are rotated."""
-        return int(self.head_dim * self.partial_rotary_factor)
-
-    def sparse(self, layer: int) -> bool:
-        """Whether a layer has experts."""
-        return self.experts is not None and (not self.sparse_layers or self.sparse_layers[layer])
-
-    def window(self, layer: int) -> int | None:
-        """The sliding window of a layer, or None where it attends to everything."""
-        return self.sliding_window if not self.sliding_layers or self.sliding_layers[layer] else None
-
-
-def rms_norm(x: Array, scale: Array, eps: float) -> Array:
-    """Normalises the last axis in float32, scales in the parameter's type."""
-    x32 = x.astype(jnp.float32)
-    x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
-    return x32.astype(x.dtype) * jnp.reshape(scale, (1,) * (x.ndim - 1) + scale.shape)
-
-
-class RMSNorm(nnx.Module):
-    """See `rms_norm`."""
-
-    def __init__(self, width: int, eps: float, dtype: Any):
-        self.scale = nnx.Param(jnp.ones((width,), dtype))
-        self.eps = eps
-
-    def __call__(self, x: Array) -> Array:
-        return rms_norm(x, self.scale[...], self.eps)
 
 
 class Attention(nnx.Module):
@@ -109,26 +44,39 @@ class Attention(nnx.Module):
         inputs = inputs or c.hidden_size
         linear = functools.partial(nnx.Linear, param_dtype=dtype, dtype=dtype, rngs=rngs)
         self.q = linear(inputs, c.num_attention_heads * c.head_dim, use_bias=c.qkv_bias)
-        self.k = linear(inputs, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias)
-        self.v = linear(inputs, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias)
+        self.shares = c.num_kv_shared_layers > 0
+        if not self.shares:
+            self.k = linear(inputs, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias)
+        if not self.shares and not c.value_is_key:
+            self.v = linear(inputs, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias)
         self.o = linear(c.num_attention_heads * c.head_dim, c.hidden_size, use_bias=c.o_bias)
         if c.qk_norm:
-            self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps, dtype)
-            self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps, dtype)
+            self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps, dtype, c.norm)
+        if c.qk_norm and not self.shares:
+            self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps, dtype, c.norm)
         self.config, self.window, self.kernel = config, window, kernel
 
-    def __call__(self, x, rope, block: Block, cache, past, positions):
-        """`cache`, `past` are this layer's (key, value) pairs or None. Returns the output and the block's (key, value)."""
+    def _own(self, x, rope, cache):
+        c = self.config
+        k = self.k(x).reshape(*x.shape[:2], c.num_key_value_heads, c.head_dim)
+        k, v = rotate(self.k_norm(k) if c.qk_norm else k, *rope), self.values(x)
+        # a block reads its own K/V as the cache will return them
+        return (k, v) if cache is None else (k.astype(cache[0].dtype), v.astype(cache[1].dtype))
+
+    def values(self, x):
+        """`[B, T, K, H]`."""
+        c = self.config
+        values = (self.k if c.value_is_key else self.v)(x).reshape(*x.shape[:2], c.num_key_value_heads, c.head_dim)
+        return rms_norm(values, None, c.rms_norm_eps) if c.value_norm else values
+
+    def __call__(self, x, rope, block: Block, cache, past, positions, shared=None):
+        """`cache`, `past` are this layer's (key, value) pairs or None; of a layer that shares those of another, that one's, and
+        `shared` is its pair of the block. Returns the output and the block's (key, value)."""
         c = self.config
         batch, length, _ = x.shape
         q = self.q(x).reshape(batch, length, c.num_attention_heads, c.head_dim)
-        k = self.k(x).reshape(batch, length, c.num_key_value_heads, c.head_dim)
-        v = self.v(x).reshape(batch, length, c.num_key_value_heads, c.head_dim)
-        if c.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, *rope), rotate(k, *rope)
-        if cache is not None:  # a block reads its own K/V as the cache will return them
-            k, v = k.astype(cache[0].dtype), v.astype(cache[1].dtype)
+        q = rotate(self.q_norm(q) if c.qk_norm else q, *rope)
+        k, v = self._own(x, rope, cache) if shared is None else shared
         keys, values = k, v
         if past is not None:
             keys = jnp.concatenate([past[0], k], axis=1)
@@ -146,8 +94,9 @@ class Attention(nnx.Module):
             unseen=block.unseen,
             causal=block.causal,
             split=block.split,
-            scale=c.head_dim**-0.5,
+            scale=c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale,
             window=self.window,
+            soft_cap=c.attn_logit_softcapping,
             implementation=self.kernel,
         )
         return self.o(out.reshape(batch, length, -1)), (k, v)
@@ -160,89 +109,71 @@ class Layer(nnx.Module):
         self, config: LlamaConfig, window: int | None, dtype: Any, rngs: nnx.Rngs, kernel: Implementation | None = None,
         sparse: bool = False,
     ):  # fmt: skip
-        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        norm = lambda: RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, config.norm)
+        self.attention_norm = norm()
         self.attention = Attention(config, window, dtype, rngs, kernel=kernel)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.mlp = SparseMLP(config, dtype, rngs) if sparse else MLP(config, dtype, rngs)
+        self.mlp_norm = norm()
+        beside = config.experts if sparse and config.experts is not None and config.experts.beside_mlp else None
+        self.mlp = SparseMLP(config, dtype, rngs) if sparse and not beside else MLP(config, dtype, rngs)
+        if beside:
+            self.beside = Beside(beside, config.hidden_size, config.rms_norm_eps, dtype, rngs)
+        if config.post_norms:
+            self.attention_post_norm, self.mlp_post_norm = norm(), norm()
+        if config.layer_scalar:
+            self.scalar = nnx.Param(jnp.ones((1,), dtype))
+        if config.hidden_size_per_layer_input:
+            self.layer_input = LayerInput(config, dtype, rngs)
+        self.config, self.is_beside = config, beside is not None
 
-    def __call__(self, x, rope, block, cache, past, positions, skip=None):
-        """`skip` `[2]` bool, traced: whether to leave out the attention, and the MLP."""
+    def __call__(self, x, rope, block, cache, past, positions, skip=None, shared=None, inputs=None):
+        """`skip` `[2]` bool, traced: whether to leave out the attention, and the MLP. `shared` is as for `Attention`, `inputs`
+        `[B, T, P]` as for `LayerInput`."""
 
         def attend(x):
-            attended, kv = self.attention(self.attention_norm(x), rope, block, cache, past, positions)
-            return x + attended, kv
+            attended, kv = self.attention(self.attention_norm(x), rope, block, cache, past, positions, shared)
+            return x + (self.attention_post_norm(attended) if self.config.post_norms else attended), kv
 
         def feed(x):
-            return x + self.mlp(self.mlp_norm(x))
+            fed = self.mlp(self.mlp_norm(x))
+            fed = with_experts(self.beside, x, fed) if self.is_beside else fed
+            return x + (self.mlp_post_norm(fed) if self.config.post_norms else fed)
 
         if skip is None:
             x, kv = attend(x)
-            return feed(x), kv
+            return self._end(feed(x), inputs), kv
         hole = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(attend, x)[1])
         x, kv = jax.lax.cond(skip[0], lambda x: (x, hole), attend, x)
-        return jax.lax.cond(skip[1], lambda x: x, feed, x), kv
+        return self._end(jax.lax.cond(skip[1], lambda x: x, feed, x), inputs), kv
+
+    def _end(self, x, inputs):
+        x = x if inputs is None else self.layer_input(x, inputs)
+        return x * self.scalar[...].astype(x.dtype)[None, None] if self.config.layer_scalar else x
 
 
 class Llama(nnx.Module):
-    """The whole stack. `LlamaLM` splits it into a static graph and a params pytree."""
+    """The whole stack, or with `bare` all but its layers. `LlamaLM` splits it into a static graph and a params pytree."""
 
-    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs, kernel: Implementation | None = None):
-        layer = lambda i: Layer(config, config.window(i), dtype, rngs, kernel, config.sparse(i))
+    def __init__(
+        self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs, kernel: Implementation | None = None, bare: bool = False
+    ):
+        layer = lambda i: Layer(config.at(i), config.window(i), dtype, rngs, kernel, config.sparse(i))
         self.embed = nnx.Embed(config.vocab_size, config.hidden_size, param_dtype=dtype, dtype=dtype, rngs=rngs)
-        self.layers = nnx.List([layer(i) for i in range(config.num_hidden_layers)])
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.layers = nnx.List([layer(i) for i in range(0 if bare else config.num_hidden_layers)])
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, config.norm)
+        if config.hidden_size_per_layer_input:
+            self.layer_inputs = LayerInputs(config, dtype, rngs)
         if not config.tie_word_embeddings:
             self.head = nnx.Linear(
                 config.hidden_size, config.vocab_size, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs
             )
 
 
-def rope_frequencies(config: LlamaConfig) -> Array:
-    """Inverse frequencies `[R / 2]` in float32, after the config's scaling, of the R channels of a head that are rotated."""
-    exponent = jnp.arange(0, config.rotary_dim, 2, dtype=jnp.float32) / config.rotary_dim
-    freq = 1.0 / (config.rope_theta**exponent)
-    scaling = config.rope_scaling
-    if scaling is None:
-        return freq
-    if scaling.kind == "linear":
-        return freq / scaling.factor
-    wavelength = 2 * math.pi / freq
-    low = scaling.original_max_position_embeddings / scaling.low_freq_factor
-    high = scaling.original_max_position_embeddings / scaling.high_freq_factor
-    blend = (scaling.original_max_position_embeddings / wavelength - scaling.low_freq_factor) / (
-        scaling.high_freq_factor - scaling.low_freq_factor
-    )
-    between = (1 - blend) * freq / scaling.factor + blend * freq
-    return jnp.where(wavelength > low, freq / scaling.factor, jnp.where(wavelength < high, freq, between))
-
-
-def rope_tables(config: LlamaConfig, positions: Array) -> tuple[Array, Array]:
-    """Cosines and signed sines `[B, T, 1, 2, R / 2]` in float32, for the first and the second half of what is rotated.
-
-    Both are concatenations: XLA would fuse bare cosines into every layer's rotations, and compute them each time.
-    """
-    angles = positions[:, :, None, None, None].astype(jnp.float32) * rope_frequencies(config)[None, None, None, None]
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    return jnp.concatenate([cos, cos], axis=3), jnp.concatenate([-sin, sin], axis=3)
-
-
-def rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotary embedding of `[B, T, N, H]` by `rope_tables`, in the half-split layout of the Hugging Face weights; channels
-    behind those that the tables are for stay as they are."""
-    turned = 2 * cos.shape[-1]
-    if turned < x.shape[-1]:
-        return jnp.concatenate([rotate(x[..., :turned], cos, sin), x[..., turned:]], axis=-1)
-    halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, x.shape[-1] // 2)
-    return (halves * cos + jnp.flip(halves, axis=-2) * sin).reshape(x.shape).astype(x.dtype)
-
-
 @functools.lru_cache(maxsize=64)
 def _abstract(config: LlamaConfig, dtype: Any, kernel: Implementation | None):
     """The graph of the stack, and its parameters as `ShapeDtypeStruct`s."""
-    bare = dataclasses.replace(config, num_hidden_layers=0)
-    kinds = [(config.window(i), config.sparse(i)) for i in range(config.num_hidden_layers)]
-    shell = lambda: Llama(bare, dtype, nnx.Rngs(0), kernel)
-    layer = lambda kind: Layer(config, kind[0], dtype, nnx.Rngs(0), kernel, kind[1])
+    kinds = [(config.at(i), config.window(i), config.sparse(i)) for i in range(config.num_hidden_layers)]
+    shell = lambda: Llama(config, dtype, nnx.Rngs(0), kernel, bare=True)
+    layer = lambda kind: Layer(kind[0], kind[1], dtype, nnx.Rngs(0), kernel, kind[2])
     return nnx.split(abstract_stack(shell, layer, kinds))
 
 
@@ -281,7 +212,7 @@ class LlamaLM:
 
     @property
     def reads_mixtures(self) -> bool:
-        return True
+        return not self.config.hidden_size_per_layer_input  # those are of tokens
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
         """Random parameters of the given type."""
@@ -308,15 +239,16 @@ class LlamaLM:
         partial: Partial | None = None,
     ) -> Output:
         if partial is None:
-            lo, h, below = 0, inputs(self, params, block), ((), ())
+            lo, h, early = 0, inputs(self, params, block), ((), ())
         else:
-            lo, h, below = partial.lo, partial.h, (partial.delta.key, partial.delta.value)
+            lo, h, early = partial.lo, partial.h, (partial.delta.key, partial.delta.value)
         hidden = {}
-        keys, values = list(below[0]), list(below[1])
+        keys, values = list(early[0]), list(early[1])
         stops = sorted({layer + 1 for layer in wants.hidden} | {self.num_layers})
         for stop in stops:
             if stop > lo:
-                h, delta = self.layers(params, h, lo, stop, block, cache, past)
+                below = KVDelta(tuple(keys), tuple(values), block.positions)
+                h, delta = self.layers(params, h, lo, stop, block, cache, past, below=below)
                 keys.extend(delta.key)
                 values.extend(delta.value)
                 lo = stop
@@ -342,7 +274,8 @@ class LlamaLM:
         table = params["embed"]["embedding"]
         known = (tokens >= 0) & (tokens < self.vocab_size)
         h = table.at[jnp.where(known, tokens, 0)].get(mode="promise_in_bounds")
-        return h.astype(jnp.float32) if self.layer_cast else h
+        h = h.astype(jnp.float32) if self.layer_cast else h
+        return h if self.config.embedding_scale == 1 else h * jnp.asarray(self.config.embedding_scale, h.dtype)
 
     def layers(
         self,
@@ -354,30 +287,46 @@ class LlamaLM:
         cache: KVCache | None,
         past: KVDelta | None = None,
         skip: Array | None = None,
+        below: KVDelta | None = None,
     ) -> tuple[Array, KVDelta]:
-        """Runs layers `[lo, hi)` on `h` `[B, T, E]`; see `specjax.lm.LM.layers`."""
+        """Runs layers `[lo, hi)` on `h` `[B, T, E]`; see `specjax.lm.LM.layers`.
+
+        Raises:
+          ValueError: where one of them reads keys of a layer below `lo`, and there is no `below`.
+        """
         model = self.bind(params)
-        rope = rope_tables(self.config, block.positions)
+        kinds = [self.laid_out.at(i) for i in range(lo, hi)]
+        ropes = {kind: rope_tables(kind, block.positions) for kind in dict.fromkeys(kinds)}
         positions = block.positions
         if past is not None:
             positions = jnp.concatenate([past.positions, positions], axis=1)
-        keys, values = [], []
+        inputs = None
+        if self.config.hidden_size_per_layer_input:
+            inputs = model.layer_inputs(block.tokens, self.embed(params, block.tokens))
+        own = {} if below is None else dict(enumerate(zip(below.key, below.value, strict=True)))
+        made = []
         for i in range(lo, hi):
+            source = self.config.source(i)  # layers with keys of their own come first, so it is an index of caches too
+            if source < i and source not in own:
+                raise ValueError(f"layer {i} reads the keys of layer {source}: give layers() what that made as `below`")
             with jax.named_scope(f"layer_{i}"), self._precisely():
-                layer_cache = None if cache is None else (cache.key[i], cache.value[i])
-                layer_past = None if past is None else (past.key[i], past.value[i])
+                layer_cache = None if cache is None else (cache.key[source], cache.value[source])
+                layer_past = None if past is None else (past.key[source], past.value[source])
                 left_out = None if skip is None else skip[i]
                 h = split_tokens(h) if block.split else h
-                h, (k, v) = model.layers[i](h, rope, block, layer_cache, layer_past, positions, left_out)
-            keys.append(k)
-            values.append(v)
-        return h, KVDelta(tuple(keys), tuple(values), block.positions)
+                h, own[i] = model.layers[i](
+                    h, ropes[kinds[i - lo]], block, layer_cache, layer_past, positions, left_out,
+                    None if source == i else own[source], None if inputs is None else inputs[:, :, i],
+                )  # fmt: skip
+            if source == i:
+                made.append(own[i])
+        keys, values = tuple(zip(*made, strict=True)) or ((), ())
+        return h, KVDelta(keys, values, block.positions)
 
     def values(self, params: Any, h: Array, layer: int) -> Array:
         """The values `[B, T, K, H]` of a layer, from the residual stream `[B, T, E]` that enters it."""
         entered = self.bind(params).layers[layer]
-        values = entered.attention.v(entered.attention_norm(h))
-        return values.reshape(*h.shape[:2], -1, self.config.head_dim)
+        return entered.attention.values(entered.attention_norm(h))
 
     def join(self, below: KVDelta, above: KVDelta) -> KVDelta:
         """See `specjax.lm.LM.join`."""
@@ -396,7 +345,9 @@ class LlamaLM:
                 logits = jnp.moveaxis(logits, 0, 2)
             else:
                 logits = jnp.einsum("bte,ev->btv", h, params["head"]["kernel"], preferred_element_type=jnp.float32)
-            return logits if self.config.logits_scaling == 1 else logits / self.config.logits_scaling
+            logits = logits if self.config.logits_scaling == 1 else logits / self.config.logits_scaling
+            cap = self.config.final_logit_softcapping
+            return logits if cap is None else cap * jnp.tanh(logits / cap)
 
     def init_cache(self, batch: int, capacity: int, dtype: Any = jnp.float32) -> KVCache:
         """An empty cache of `capacity` slots a row."""
@@ -416,7 +367,8 @@ class LlamaLM:
 
     def axis_counts(self) -> dict[str, int]:
         """How many units an axis splits into, where that is not its size (whole heads)."""
-        return {"heads": self.config.num_attention_heads, "kv_heads": self.laid_out.num_key_value_heads}
+        shared = math.gcd(*(kv_heads for kv_heads, _ in self.laid_out.head_sizes))
+        return {"heads": self.config.num_attention_heads, "kv_heads": shared}
 
     def cache_axes(self, cache: KVCache) -> KVCache:
         return kv_axes(cache)

@@ -16,7 +16,7 @@ from typing import Any
 from specjax.models import hf_config, llada2, llada_moe
 from specjax.models.errors import ModelError
 from specjax.models.fields import check_fixed, is_id, is_size, shown
-from specjax.models.llama import LlamaConfig
+from specjax.models.llama_config import LlamaConfig
 
 
 @dataclasses.dataclass(frozen=True)

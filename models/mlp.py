@@ -1,13 +1,17 @@
 """The gated MLP of the Llama family."""
 
 import functools
-from typing import Any
+from typing import Any, Literal
 
 from flax import nnx
 
+Activation = Literal["silu", "gelu_pytorch_tanh"]
+ACTIVATIONS = {"silu": nnx.silu, "gelu_pytorch_tanh": functools.partial(nnx.gelu, approximate=True)}
+"""By Hugging Face's names; the second is GELU by a tanh."""
+
 
 class MLP(nnx.Module):
-    """`down(silu(gate(x)) * up(x))`; `inner` is its inner width, where that is not the config's."""
+    """`down(act(gate(x)) * up(x))`; `inner` is its inner width, where that is not the config's."""
 
     def __init__(self, config: Any, dtype: Any, rngs: nnx.Rngs, inner: int | None = None):
         inner = inner or config.intermediate_size
@@ -15,6 +19,7 @@ class MLP(nnx.Module):
         self.gate = linear(config.hidden_size, inner)
         self.up = linear(config.hidden_size, inner)
         self.down = linear(inner, config.hidden_size)
+        self.hidden_act = config.hidden_act
 
     def __call__(self, x):
-        return self.down(nnx.silu(self.gate(x)) * self.up(x))
+        return self.down(ACTIVATIONS[self.hidden_act](self.gate(x)) * self.up(x))

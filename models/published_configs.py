@@ -30,6 +30,15 @@ _LLADA2 = {
     "use_qk_norm": True, "use_qkv_bias": False, "use_bias": False, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
     "rope_theta": 600000.0, "rope_scaling": None, "tie_word_embeddings": False,
 }  # fmt: skip
+_GEMMA2 = {
+    "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "vocab_size": 256000, "num_key_value_heads": 16,
+    "head_dim": 128, "query_pre_attn_scalar": 144, "sliding_window": 4096, "max_position_embeddings": 8192,
+}  # fmt: skip
+_GEMMA3 = {
+    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "vocab_size": 262208, "num_key_value_heads": 16,
+    "head_dim": 128, "query_pre_attn_scalar": 168, "sliding_window": 1024, "max_position_embeddings": 131072,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}  # fmt: skip
 
 
 def _sized(family: dict[str, Any], width: int, mlp: int, layers: int, heads: int) -> dict[str, Any]:
@@ -42,6 +51,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.1-70B": _sized(_LLAMA, 8192, 28672, 80, 64),
     "Qwen/Qwen3-8B": _sized(_QWEN, 4096, 12288, 36, 32),
     "Qwen/Qwen3-32B": _sized(_QWEN, 5120, 25600, 64, 64),
+    "google/gemma-2-27b-it": _sized(_GEMMA2, 4608, 36864, 46, 32),
+    "google/gemma-3-27b-it": _sized(_GEMMA3, 5376, 21504, 62, 32),
     "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,
     "inclusionAI/LLaDA2.0-mini": _LLADA2,
 }

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 
 from specjax.models.errors import ModelError
 from specjax.models.hub import Model
-from specjax.models.llama import LlamaConfig, LlamaLM
+from specjax.models.llama import LlamaLM
+from specjax.models.llama_config import LlamaConfig
 
 Array = jax.Array
 PyTree = Any

@@ -25,14 +25,16 @@ from specjax.kernels.tree_attention.parts import (
     scores,
 )
 
-BLOCK = 64
-"""Cache slots a program reads at a time."""
+BLOCK = 16, 64
+"""The fewest and the most cache slots a program reads at a time: 64 unless heads are so wide that these fill its memory."""
 PROGRAMS = 264
 """How many programs are wanted: two for each of an H100's multiprocessors."""
 SPLIT = 256
 """The fewest slots of the capacity a part is worth: what it leaves behind must be small beside what it reads."""
 TILE = (16, 64)
 """The fewest and the most queries of a program; tensor cores take no fewer than 16."""
+MEMORY = 2**15
+"""Bytes that the queries of a program may take, and the keys that it reads at a time: an H100 has room for seven of these."""
 
 
 def refusal(operands: Operands) -> str | None:
@@ -53,17 +55,19 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
     queries, query_positions = operands.queries, operands.query_positions
     batch, heads, rows, width = queries.shape
     capacity = operands.cache_key.shape[2]
-    tile = min(max(pl.next_power_of_2(rows), TILE[0]), TILE[1])
+    most = MEMORY // (width * jnp.promote_types(queries.dtype, operands.value.dtype).itemsize)
+    block, largest = (min(max(most, fewest), usual) for fewest, usual in (BLOCK, TILE))
+    tile = min(max(pl.next_power_of_2(rows), TILE[0]), largest)
     tiles = pl.cdiv(rows, tile)
     splits = max(1, min(pl.cdiv(capacity, SPLIT), PROGRAMS // (batch * heads * tiles)))
 
     used = jnp.minimum(operands.length, capacity)
     first = jnp.zeros_like(used)
     if window is not None:
-        first = jnp.maximum(jnp.min(query_positions, axis=1) - window + 1, 0) // BLOCK * BLOCK
-    blocks = pl.cdiv(jnp.maximum(used - first, 0), BLOCK)
+        first = jnp.maximum(jnp.min(query_positions, axis=1) - window + 1, 0) // block * block
+    blocks = pl.cdiv(jnp.maximum(used - first, 0), block)
     ranges = jnp.stack(
-        [first, pl.cdiv(blocks, splits) * BLOCK, used], axis=1
+        [first, pl.cdiv(blocks, splits) * block, used], axis=1
     )  # where it starts, slots a part, where it ends
 
     whole = lambda x: pl.BlockSpec((None, None, *x.shape[2:]), lambda b, k, p: (b, k) + (0,) * (x.ndim - 2))
@@ -92,6 +96,7 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
         _kernel,
         names=tuple(inputs),
         tiles=tiles,
+        block=block,
         scale=scale,
         window=window,
         soft_cap=soft_cap,
@@ -119,7 +124,7 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
     return Found(top, jnp.sum(total * worth, axis=2), jnp.sum(mixed * worth, axis=2))
 
 
-def _kernel(*refs, names, tiles, scale, window, soft_cap, plain):
+def _kernel(*refs, names, tiles, block, scale, window, soft_cap, plain):
     """Refs in the order of `names`, then this part's peak `[M, 1]`, total `[M, 1]` and weighted sum `[M, H]`.
 
     ranges `[3]`, query `[M, H]`, cache_key and cache_value `[S, H]`, and where given positions `[M, 1]`, unseen `[S]`,
@@ -133,13 +138,13 @@ def _kernel(*refs, names, tiles, scale, window, soft_cap, plain):
     query = ref["query"][...]
 
     def read(i, carry):
-        start = begin + i * BLOCK
-        slots = start + jax.lax.iota(jnp.int32, BLOCK)
+        start = begin + i * block
+        slots = start + jax.lax.iota(jnp.int32, block)
         inside = slots < end
 
         def load(name):  # nothing that lies beyond the row's length is read
-            where = (pl.ds(start, BLOCK),) + (slice(None),) * (len(ref[name].shape) - 1)
-            mask = jnp.broadcast_to(inside.reshape((BLOCK,) + (1,) * (len(where) - 1)), (BLOCK, *ref[name].shape[1:]))
+            where = (pl.ds(start, block),) + (slice(None),) * (len(ref[name].shape) - 1)
+            mask = jnp.broadcast_to(inside.reshape((block,) + (1,) * (len(where) - 1)), (block, *ref[name].shape[1:]))
             return triton.load(ref[name].at[where], mask=mask, other=jnp.zeros((), ref[name].dtype))
 
         key, value = load("cache_key"), load("cache_value")
@@ -167,5 +172,5 @@ def _kernel(*refs, names, tiles, scale, window, soft_cap, plain):
         jnp.zeros(query.shape, jnp.float32),
     )
     peak_ref[...], total_ref[...], sum_ref[...] = jax.lax.fori_loop(
-        0, pl.cdiv(jnp.maximum(end - begin, 0), BLOCK), read, empty
+        0, pl.cdiv(jnp.maximum(end - begin, 0), block), read, empty
     )

@@ -145,11 +145,10 @@ def head_config(target: Any, what: str) -> Any:
 
 
 def layers_config(target: Any, what: str, layers: int = 1) -> Any:
-    """The `LlamaConfig` of a head's own layers: the target's sizes, without its sliding window.
+    """The `LlamaConfig` of a head's own layers: Llama's, of the target's sizes, without its sliding window.
 
     Raises:
       ValueError: see `head_config`.
     """
     config = head_config(target, what)
-    bare = {"sliding_window": None, "sliding_layers": (), "experts": None, "sparse_layers": ()}
-    return dataclasses.replace(config, num_hidden_layers=layers, **bare)
+    return dataclasses.replace(config.plain, num_hidden_layers=layers)

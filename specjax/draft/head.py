@@ -14,10 +14,11 @@ Array = jax.Array
 
 
 def head_kernel(lm: LM, params: Any, ids: Array | None = None) -> Array:
-    """`[E, U]`: the columns `ids` `[U]` of a model's language-model head, all of them without."""
+    """`[E, U]`: the columns `ids` `[U]` of a model's language-model head, all of them without; no soft cap of its logits."""
     width = jax.eval_shape(lambda p: lm.embed(p, jnp.zeros((1, 1), jnp.int32)), params)
-    kernel = lm.unembed(params, jnp.eye(width.shape[-1], dtype=width.dtype)[None])[0].astype(width.dtype)
-    return kernel if ids is None else kernel[:, ids]
+    near = 2.0**-10  # so close to zero a soft cap changes nothing
+    kernel = lm.unembed(params, near * jnp.eye(width.shape[-1], dtype=width.dtype)[None])[0] / near
+    return kernel.astype(width.dtype) if ids is None else kernel[:, ids].astype(width.dtype)
 
 
 def draft_logits(target: LM, params: Any, h: Array) -> Array:

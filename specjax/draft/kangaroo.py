@@ -96,7 +96,7 @@ class Kangaroo(TreeDrafter, Trained):
                 f"{target.num_layers}: choose 1 to {target.num_layers - 1}"
             )
         own = head_config(target, "kangaroo")
-        return dataclasses.replace(self, config=self.config or own, target=target)
+        return dataclasses.replace(self, config=self.config or own.at(self.exit_layer), target=target)
 
     def init_params(self, key, target_params):
         """The target's next attention under its final norm: an early exit, to be trained on."""

@@ -120,6 +120,14 @@ def test_every_option_compiles(topology, settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["v5e:2x2", "h100:8"])
+def test_heads_as_wide_as_gemmas_compile(topology, monkeypatch):
+    """Those of Gemma 4's full layers, more queries than a tile holds."""
+    monkeypatch.setitem(MODELS, "gemma-4", (16, 2, 512))
+    layer_on(topology, "gemma-4", 64, 2048)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["v5e:2x2", "h100:8"])
 def test_what_a_kernel_cannot_serve_is_said(topology):
     wrong = {"v": ({"past": 300}, "may hold 256 keys, not 316"), "h": ({"model": "odd"}, "power of two")}[topology[0]]
     MODELS["odd"] = (8, 8, 96)

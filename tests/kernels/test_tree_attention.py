@@ -23,14 +23,15 @@ attend = jax.jit(tree_attention, static_argnames=static)
 plain = functools.partial(attend, scale=H**-0.5)
 
 
-def world(capacity, lengths, past=0, dtype=jnp.float32, seed=0, block=T, heads=K, group=G):
+def world(capacity, lengths, past=0, dtype=jnp.float32, seed=0, block=T, heads=K, group=G, width=H):
     """Operands with finite garbage beyond the lengths, and the options that place them."""
     rng = np.random.default_rng(seed)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
-    operands = (draw(B, block, heads * group, H), *(draw(B, past + block, heads, H) for _ in range(2)))
+    operands = (draw(B, block, heads * group, width), *(draw(B, past + block, heads, width) for _ in range(2)))
     length = jnp.asarray(lengths, jnp.int32)
     beyond = (jnp.arange(capacity)[None] >= length[:, None])[:, None, :, None]
-    cache = (jnp.where(beyond, draw(B, heads, capacity, H) * 1e30, draw(B, heads, capacity, H) * 2) for _ in range(2))
+    slots = lambda: draw(B, heads, capacity, width)
+    cache = (jnp.where(beyond, slots() * 1e30, slots() * 2) for _ in range(2))
     positions = length[:, None] + jnp.arange(past + block)[None]
     visible = jnp.asarray(rng.random((B, block, past + block)) < 0.6)
     visible = visible | jnp.eye(block, past + block, past, dtype=bool)[None]
@@ -73,6 +74,12 @@ def test_ragged_rows_and_a_query_that_sees_nothing(way):
 def test_a_past_of_several_words_a_window_a_cap_and_holes(way):
     operands, options = world(256, (256, 5, 131), past=61, group=1)
     check(operands, options | {"unseen": holes(256)}, way, window=100, soft_cap=2.0)
+
+
+def test_wide_heads_are_read_in_smaller_pieces_on_a_gpu():
+    """Sixteen slots at a time, for sixteen of the twenty queries of a kv-head."""
+    operands, options = world(70, (0, 37, 70), heads=1, group=4, width=1024)
+    check(operands, options, "pallas_gpu_interpreted", window=30, soft_cap=2.0)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -25,6 +25,39 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,  # small, so that the scaling matters in a short text
 }
+SLIDING, FULL = "sliding_attention", "full_attention"
+GEMMA = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "query_pre_attn_scalar": 11,  # not the head's width
+    "sliding_window": 7,
+    "pad_token_id": None,  # else its embedding is 0
+    "attn_implementation": "eager",  # the others leave soft caps out
+}
+GEMMA3_ROPES = {
+    SLIDING: {"rope_type": "default", "rope_theta": 100.0},
+    FULL: {"rope_type": "linear", "rope_theta": 1000.0, "factor": 3.0},
+}
+GEMMA4 = {
+    "layer_types": [FULL, SLIDING, FULL],
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 3.0,
+    "rope_parameters": {
+        SLIDING: {"rope_type": "default", "rope_theta": 100.0},
+        FULL: {"rope_type": "proportional", "rope_theta": 1000.0, "partial_rotary_factor": 0.25},
+    },
+}
+EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
+INPUTS = {
+    "num_hidden_layers": 5,
+    "layer_types": [FULL, SLIDING, FULL, SLIDING, FULL],
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 6,
+    "vocab_size_per_layer_input": 128,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
@@ -50,6 +83,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3": ("Qwen3", {"num_key_value_heads": 1, "head_dim": 32, "attention_bias": True}),
+    "gemma2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma3": ("Gemma3Text", GEMMA | {"layer_types": [SLIDING, FULL, SLIDING], "rope_parameters": GEMMA3_ROPES}),
+    "gemma4": ("Gemma4Text", GEMMA | GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma4_moe": ("Gemma4Text", GEMMA | GEMMA4 | EXPERTS),
+    "gemma4_small": ("Gemma4Text", GEMMA | GEMMA4 | INPUTS),
 }
 
 
@@ -70,18 +108,22 @@ class Reference:
 
 
 def build(name: str, folder: Path) -> Reference:
-    """Norms and biases are random too: transformers starts them at 1 and 0, which hides a loader that drops them."""
+    """Norms, biases and scalars are random too: transformers starts them at 1 and 0, which hides a loader that drops them."""
     import torch
     import transformers
 
     kind, options = FAMILIES[name]
     config = getattr(transformers, f"{kind}Config")(**(SIZES | options))
     torch.manual_seed(len(name))
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            if parameter.ndim == 1:
-                parameter.normal_(1.0 if parameter_name.endswith("norm.weight") else 0.0, 0.3)
+    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).eval()
+    stored = {name for name, tensor in model.state_dict().items() if tensor.ndim == 1}
+    ones = (
+        () if kind in ("Gemma2", "Gemma3Text") else ("norm.weight", "norm_1.weight", "norm_2.weight", "scalar", "scale")
+    )
+    with torch.no_grad():  # Gemma 2's and 3's norms are around 0: they scale by 1 more
+        for parameter_name, parameter in (*model.named_parameters(), *model.named_buffers()):
+            if parameter_name in stored:
+                parameter.normal_(1.0 if parameter_name.endswith(ones) else 0.0, 0.3)
     model.save_pretrained(folder)
     return Reference(name, model, folder)
 

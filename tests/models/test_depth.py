@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from specjax.models import DiffusionGemmaConfig, DiffusionGemmaLM, LlamaConfig, LlamaLM, diffusion_gemma, llama
-from specjax.models.gemma_config import Heads
+from specjax.models.gemma_heads import Heads
 
 LLAMA = LlamaConfig(
     vocab_size=16, hidden_size=8, intermediate_size=12, num_hidden_layers=5, num_attention_heads=2,

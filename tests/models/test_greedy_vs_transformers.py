@@ -18,7 +18,7 @@ from specjax.models.llama import LlamaLM
 from specjax.sampling import Sampling
 
 STORIES = Path(__file__).parents[2].parent / "shared" / "data" / "stories260K"
-FAMILIES = ("llama2", "llama3", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma4", "gemma4_moe", "gemma4_small")
 LENGTHS = (3, 9, 14, 21, 1)
 NEW = 24
 DRAFTERS = ("none", "prompt_lookup", "token_recycling", "chain", "static", "top_k", "eagle2", "fuse")
@@ -38,6 +38,16 @@ RAGGED = [(family, name) for family in FAMILIES for name in ("none", "static")] 
     ("qwen2", "fuse"),
     ("qwen3", "token_recycling"),
     ("qwen3", "chain"),
+    ("gemma2", "prompt_lookup"),
+    ("gemma2", "chain"),
+    ("gemma3", "prompt_lookup"),
+    ("gemma3", "chain"),
+    ("gemma4", "prompt_lookup"),
+    ("gemma4", "chain"),
+    ("gemma4_moe", "prompt_lookup"),
+    ("gemma4_moe", "chain"),
+    ("gemma4_small", "prompt_lookup"),
+    ("gemma4_small", "chain"),
 ]
 ALONE = (("llama2", "none"), ("llama3", "chain"), ("mistral", "fuse"), ("qwen2", "static"), ("qwen3", "prompt_lookup"))
 
@@ -46,8 +56,12 @@ def drafter(name, model):
     """A drafter for this model; drafts come from all but its last layer."""
     config = model.lm.config
     layers = config.num_hidden_layers - 1
-    small = LlamaLM(dataclasses.replace(config, num_hidden_layers=layers))
+    shared = max(config.num_kv_shared_layers - 1, 0)
+    small = LlamaLM(dataclasses.replace(config, num_hidden_layers=layers, num_kv_shared_layers=shared))
     params = {**model.params, "layers": {i: model.params["layers"][i] for i in range(layers)}}
+    if "layer_inputs" in params:
+        cut = lambda x, shape: x[..., : shape.shape[-1]]
+        params["layer_inputs"] = jax.tree.map(cut, params["layer_inputs"], small.abstract()["layer_inputs"])
     made = {
         "none": NoDrafter(),
         "prompt_lookup": PromptLookup(length=4, min_ngram=1),
@@ -122,7 +136,7 @@ def cases(pairs, *fast):
     return [pytest.param(*pair, marks=() if pair in fast else pytest.mark.slow, id="-".join(pair)) for pair in pairs]
 
 
-@pytest.mark.parametrize(("family", "name"), cases(RAGGED, ("qwen3", "static")))
+@pytest.mark.parametrize(("family", "name"), cases(RAGGED, ("qwen3", "static"), ("gemma2", "chain")))
 def test_ragged_batch(oracle, family, name):
     check(oracle, family, name, range(5))
 

@@ -19,9 +19,9 @@ Array = jax.Array
 
 class Adapter(nnx.Module):
     def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
-        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, config.norm)
         self.attention = Attention(config, None, dtype, rngs)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, config.norm)
 
 
 @functools.lru_cache(maxsize=64)

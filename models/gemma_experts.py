@@ -1,0 +1,79 @@
+"""Gemma 4's experts, which stand beside a layer's MLP and read the residual stream themselves.
+
+Shapes: `M` tokens of all rows, `E` width, `X` experts, `k` experts a token.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.models.experts import ExpertsConfig, Kernel, mixed
+from specjax.models.norms import RMSNorm, rms_norm
+
+Array = jax.Array
+
+
+def linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Linear:
+    """A product without a bias."""
+    return nnx.Linear(inputs, outputs, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
+
+
+class Router(nnx.Module):
+    """Chooses each token's experts, and how much each of them counts."""
+
+    def __init__(self, width: int, experts: int, chosen: int, eps: float, dtype: Any, rngs: nnx.Rngs):
+        self.proj = linear(width, experts, dtype, rngs)
+        self.scale = nnx.Param(jnp.ones((width,), dtype))
+        self.per_expert_scale = nnx.Param(jnp.ones((experts,), dtype))
+        self.count, self.eps = chosen, eps
+
+    def __call__(self, x: Array) -> tuple[Array, Array]:
+        """Of tokens `[M, E]` the weights and experts, `[M, k]` each."""
+        scores = self.proj(rms_norm(x, None, self.eps) * self.scale[...][None] * x.shape[-1] ** -0.5)
+        weights, experts = jax.lax.top_k(jax.nn.softmax(scores.astype(jnp.float32), axis=-1), self.count)
+        weights = weights / weights.sum(axis=-1, keepdims=True)
+        return weights * self.per_expert_scale[...][experts].astype(jnp.float32), experts
+
+
+class Experts(nnx.Module):
+    """Gated MLPs, each over the tokens that chose it; see `specjax.models.experts.mixed`."""
+
+    def __init__(self, width: int, experts: int, inner: int, dtype: Any, rngs: nnx.Rngs):
+        self.gate_up = Kernel((experts, width, 2 * inner), dtype, rngs)
+        self.down = Kernel((experts, inner, width), dtype, rngs)
+
+    def __call__(self, x: Array, weights: Array, experts: Array) -> Array:
+        """Tokens `[M, E]` through their experts `[M, k]`, summed by weight."""
+        gate_up, down = self.gate_up.kernel[...], self.down.kernel[...]
+
+        def mlp(x, sizes):
+            gate, up = jnp.split(jax.lax.ragged_dot(x, gate_up, sizes), 2, axis=-1)
+            return jax.lax.ragged_dot(nnx.gelu(gate) * up, down, sizes)
+
+        return mixed(x, weights, experts, gate_up.shape[0], mlp)
+
+
+class Beside(nnx.Module):
+    """What a layer of `specjax.models.llama` has beside its MLP; the norms have the Hugging Face names."""
+
+    def __init__(self, experts: ExpertsConfig, width: int, eps: float, dtype: Any, rngs: nnx.Rngs):
+        norm = lambda: RMSNorm(width, eps, dtype, "wide")
+        self.router = Router(width, experts.num_experts, experts.num_experts_per_tok, eps, dtype, rngs)
+        self.experts = Experts(width, experts.num_experts, experts.moe_intermediate_size, dtype, rngs)
+        self.pre_feedforward_layernorm_2 = norm()
+        self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2 = norm(), norm()
+
+
+def with_experts(own: Any, x: Array, dense: Array) -> Array:
+    """What an MLP gives, together with what the experts of a layer give.
+
+    Args:
+      own: a module with what `Beside` has.
+      x: `[B, T, E]`, the residual stream before the MLP.
+      dense: `[B, T, E]`, what that gave.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    chosen = own.experts(own.pre_feedforward_layernorm_2(flat), *own.router(flat)).reshape(x.shape)
+    return own.post_feedforward_layernorm_1(dense) + own.post_feedforward_layernorm_2(chosen)

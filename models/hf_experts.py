@@ -1,0 +1,39 @@
+"""Experts in a Hugging Face `config.json`: how many, and how a token chooses among them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from specjax.models.errors import ModelError
+from specjax.models.experts import ExpertsConfig
+from specjax.models.fields import MOST_EXPERTS, is_size
+
+
+def from_hf(get: Callable[[str], Any], **fields: Any) -> ExpertsConfig:
+    """How many experts a config has, and how a token chooses them.
+
+    Args:
+      get: a field of `config.json` by name.
+      fields: the other fields of the result.
+
+    Raises:
+      ModelError: on sizes that are none, or do not go together.
+    """
+    sizes = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    missing = [name for name in sizes if not is_size(get(name))]
+    if missing:
+        raise ModelError(f"config.json needs positive integers for: {', '.join(missing)}")
+    made = ExpertsConfig(*(get(name) for name in sizes), **fields)
+    if made.num_experts > MOST_EXPERTS:
+        raise ModelError(f"config.json: num_experts is {made.num_experts}; up to {MOST_EXPERTS} are read")
+    groups, each = made.n_group, made.num_experts // made.n_group
+    if made.num_experts % groups or (groups > 1 and each < 2) or made.topk_group > groups:
+        raise ModelError(
+            f"config.json: {made.num_experts} experts do not form {groups} groups of two or more, of which topk_group "
+            f"{made.topk_group} count"
+        )
+    room = each * made.topk_group
+    if made.num_experts_per_tok > room:
+        raise ModelError(
+            f"config.json: num_experts_per_tok {made.num_experts_per_tok} is above {room}, the experts to choose from"
+        )
+    return made

@@ -1,0 +1,43 @@
+"""RMS norms of transformers (Zhang and Sennrich 2019, arXiv:1910.07467), which differ in when they round and in what scales."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+Array = jax.Array
+NormKind = Literal["rounded", "wide", "offset"]
+"""Where a norm scales: `rounded`, in the parameter's type, after rounding (Llama); `wide`, in float32, before (Gemma 4);
+`offset`, as `wide`, by 1 more than the parameter (Gemma 2 and 3)."""
+
+
+def rms_norm(x: Array, scale: Array | None, eps: float, kind: NormKind = "rounded") -> Array:
+    """Normalises the last axis in float32 and scales it.
+
+    Args:
+      x: any shape.
+      scale: of the last axis, or None for 1.
+      eps: added to the mean square.
+      kind: see `NormKind`.
+    """
+    x32 = x.astype(jnp.float32)
+    x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    if scale is None:
+        return x32.astype(x.dtype)
+    scale = jnp.reshape(scale, (1,) * (x.ndim - 1) + scale.shape)
+    if kind == "rounded":
+        return x32.astype(x.dtype) * scale
+    scale = scale.astype(jnp.float32)
+    return (x32 * (scale if kind == "wide" else 1 + scale)).astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """See `rms_norm`."""
+
+    def __init__(self, width: int, eps: float, dtype: Any, kind: NormKind = "rounded"):
+        self.scale = nnx.Param((jnp.zeros if kind == "offset" else jnp.ones)((width,), dtype))
+        self.eps, self.kind = eps, kind
+
+    def __call__(self, x: Array) -> Array:
+        return rms_norm(x, self.scale[...], self.eps, self.kind)

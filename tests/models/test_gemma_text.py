@@ -1,0 +1,188 @@
+"""Folders of Gemma's text models: what is read and refused. Logits, texts and what is written are compared beside Llama's."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from specjax import models
+from specjax.lm import Block, Wants
+from specjax.models import LlamaConfig, LlamaLM, ModelError, gemma_text, hf_config, tensors
+
+safetensors = pytest.importorskip("safetensors.numpy")
+GEMMAS = ("gemma2", "gemma3", "gemma4", "gemma4_moe", "gemma4_small")
+
+
+def same(a, b):
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(map(np.array_equal, *map(jax.tree.leaves, (a, b))))
+
+
+def spoilt(folder, to, change):
+    """A copy of a folder whose tensors are changed."""
+    copy = shutil.copytree(folder, to)
+    safetensors.save_file(change(safetensors.load_file(folder / "model.safetensors")), copy / "model.safetensors")
+    return copy
+
+
+@pytest.mark.parametrize("name", GEMMAS)
+def test_every_tensor_counts(references, tmp_path, name):
+    """One that is missing or over is named."""
+    folder = references(name).folder
+    for at, tensor in enumerate(sorted(tensors.read_folder(folder))):
+        if at % 7 == 0:
+            copy = spoilt(
+                folder, tmp_path / str(at), lambda own, name=tensor: {k: x for k, x in own.items() if k != name}
+            )
+            with pytest.raises(ModelError, match=f"missing {tensor} "):
+                models.load(copy)
+    more = {"model.layers.1.self_attn.sinks": np.zeros(4, np.float32)}
+    copy = spoilt(folder, tmp_path / "more", lambda own: own | more)
+    with pytest.raises(ModelError, match=r"unused model.layers.1.self_attn.sinks \[4\]"):
+        models.load(copy)
+
+
+@pytest.mark.parametrize("prefix", ("model.language_model.", "language_model.model."), ids=("new", "old"))
+def test_the_text_part_of_a_whole_model(references, tmp_path, prefix):
+    """As transformers 5 and the published files name them; what reads images is left out."""
+    folder = references("gemma3").folder
+    images = "model.vision_tower.encoder.weight" if prefix.startswith("model.") else "vision_tower.encoder.weight"
+    copy = spoilt(
+        folder,
+        tmp_path / "whole",
+        lambda own: {prefix + k.removeprefix("model."): x for k, x in own.items()} | {images: np.ones(3, np.float32)},
+    )
+    text = json.loads((copy / "config.json").read_text())
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [2, 9]}
+    kept = {name: x for name, x in text.items() if name not in ("architectures", "eos_token_id")}
+    (copy / "config.json").write_text(json.dumps(whole | {"text_config": kept}))
+    plain, model = (models.load(x, dtype="float32") for x in (folder, copy))
+    assert model.lm == plain.lm and same(model.params, plain.params) and set(model.eos_ids) == {2, 9}
+
+
+@pytest.mark.parametrize("kind", gemma_text.FAMILIES)
+def test_a_config_says_what_transformers_makes_of_it(kind):
+    """Fields that a file leaves out, and the layout of transformers 4."""
+    import transformers
+
+    classes = {"gemma2": "Gemma2Config", "gemma3_text": "Gemma3TextConfig", "gemma4_text": "Gemma4TextConfig"}
+    large = {"attention_k_eq_v": True, "num_global_key_value_heads": 2, "hidden_size_per_layer_input": 0}
+    old = {"rope_theta": 5e5, "rope_local_base_freq": 3e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    more = {"gemma3_text": {"num_hidden_layers": 13, "sliding_window_pattern": 3} | old, "gemma4_text": large}
+    for given in ({}, more.get(kind, {})):
+        theirs = json.loads(getattr(transformers, classes[kind])(**given).to_json_string(use_diff=False))
+        bare = hf_config.from_hf({"model_type": kind} | given)
+        assert bare == hf_config.from_hf(theirs | {"architectures": None, "model_type": kind})
+        written = hf_config.to_hf(bare)
+        again = getattr(transformers, classes[kind]).from_dict(written).to_json_string(use_diff=False)
+        assert hf_config.from_hf(written) == bare == hf_config.from_hf(json.loads(again))
+    if kind == "gemma3_text":
+        full, sliding = bare.at(2), bare.at(0)
+        assert (full.rope_theta, full.rope_scaling.factor, full.window(2)) == (5e5, 8.0, None)
+        assert (sliding.rope_theta, sliding.rope_scaling, sliding.window(0)) == (3e4, None, 4096)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    (
+        ("gemma2", {"hidden_activation": "silu"}, "hidden_activation 'silu' is not supported; Gemma2ForCausalLM has"),
+        ("gemma2", {"final_logit_softcapping": -1}, "final_logit_softcapping must be a positive number, not -1"),
+        ("gemma2", {"sliding_window": None}, "sliding_window must be a positive integer, not None"),
+        ("gemma2", {"head_dim": None}, "positive integers for: head_dim"),
+        ("gemma2", {"num_key_value_heads": 3}, "8 attention heads do not split over 3 key-value heads"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a positive number, not 0"),
+        ("gemma2", {"num_hidden_layers": 10**6}, "models of up to 1000 layers are read"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 is not supported"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
+        ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern must be a number of layers, not 0"),
+        ("gemma3_text", {"layer_types": ["chunked"] * 26}, "layer_types has unknown kinds: chunked"),
+        ("gemma3_text", {"rope_scaling": {"rope_type": "yarn"}}, "rope type 'yarn'"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"rope_type": "default"}},
+            "rope_parameters has rope_type; use full_attention",
+        ),
+        ("gemma3_text", {"quantization_config": {}}, "has a quantization_config"),
+    ),
+)
+def test_what_cannot_be_served_is_named(kind, change, said):
+    with pytest.raises(ModelError, match=said):
+        hf_config.from_hf({"model_type": kind} | change)
+
+
+def test_what_no_family_has_is_not_written():
+    plain = LlamaConfig(24, 16, 20, 1, 2, 2, 8)
+    gemma = hf_config.from_hf({"model_type": "gemma2", "num_hidden_layers": 2})
+    for config, said in (
+        ({**vars(plain), "final_logit_softcapping": 3.0}, "without post_norms has final_logit_softcapping=3.0"),
+        ({**vars(gemma), "hidden_act": "silu"}, "Gemma2ForCausalLM cannot express hidden_act=silu"),
+        ({**vars(gemma), "mlp_bias": True}, "Gemma2ForCausalLM cannot express mlp_bias=True"),
+        ({**vars(gemma), "attention_scale": 0.3}, "Gemma2ForCausalLM cannot express attention_scale=0.3"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            hf_config.to_hf(LlamaConfig(**config))
+
+
+def test_a_heads_own_layers_are_llamas():
+    from specjax.draft.feature import layers_config
+
+    gemma = hf_config.from_hf({"model_type": "gemma3_text"})
+    assert layers_config(LlamaLM(gemma), "eagle") == LlamaConfig(
+        262208, 2304, 9216, 1, 8, 4, 256, 131072, tie_word_embeddings=True, qk_norm=True
+    )
+
+
+def test_a_draft_heads_columns_are_those_before_the_cap(references):
+    from specjax.draft.head import head_kernel
+
+    model = models.load(references("gemma2").folder, dtype="float32")
+    table = np.asarray(model.params["embed"]["embedding"])
+    assert abs(table).max() > 0.3  # a cap of 3 would move it by 0.3%
+    np.testing.assert_allclose(head_kernel(model.lm, model.params), table.T, atol=1e-6)
+
+
+def test_what_gemma_4_cannot_have_here_is_named():
+    for change, said in (
+        (
+            {"hidden_size_per_layer_input": -1},
+            "hidden_size_per_layer_input -1 and vocab_size_per_layer_input 262144 must be",
+        ),
+        ({"num_kv_shared_layers": 30}, "num_kv_shared_layers 30 of 30 must leave a layer of each kind that has keys"),
+        ({"num_kv_shared_layers": 25}, "num_kv_shared_layers 25 of 30 must leave"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all' is not supported"),
+        ({"enable_moe_block": True}, "positive integers for: num_experts"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
+            "rope of full_attention layers has type 'yarn'",
+        ),
+    ):
+        with pytest.raises(ModelError, match=said):
+            hf_config.from_hf({"model_type": "gemma4_text"} | change)
+
+
+def test_layers_that_share_keys_need_what_is_below_them(references, tmp_path):
+    """They have no keys in the cache, and a file may hold tensors of theirs that nobody reads."""
+    model = models.load(references("gemma4_small").folder, dtype="float32")
+    lm, params = model.lm, model.params
+    assert [lm.config.source(i) for i in range(5)] == [0, 1, 2, 1, 2] and len(lm.init_cache(1, 8).key) == 3
+    assert "k" not in params["layers"][3]["attention"] and "k" in params["layers"][2]["attention"]
+    tokens = np.arange(6)[None]
+    block = Block(tokens, tokens, np.zeros(1, np.int32))
+    h, below = lm.layers(params, lm.embed(params, tokens), 0, 3, block, None)
+    with pytest.raises(ValueError, match="layer 3 reads the keys of layer 1: give layers"):
+        lm.layers(params, h, 3, 5, block, None)
+    h, above = lm.layers(params, h, 3, 5, block, None, below=below)
+    assert len(below.key) == 3 and above.key == ()
+    whole = lm(params, block, None, wants=Wants(hidden=(4,))).hidden[4]
+    np.testing.assert_allclose(h, whole, atol=1e-5)
+    unread = {"model.layers.4.self_attn.k_proj.weight": np.ones((2, 2), np.float32)}
+    again = models.load(spoilt(references("gemma4_small").folder, tmp_path / "more", lambda own: own | unread))
+    assert same(again.params, params)
+
+
+def test_sizes_of_published_models():
+    """Parameters in billions, as their model cards say them, the embedding counted once."""
+    for name, billions in (("google/gemma-2-27b-it", 27.2), ("google/gemma-3-27b-it", 27.0)):
+        count = sum(leaf.size for leaf in jax.tree.leaves(models.abstract(name).params))
+        assert abs(count / 1e9 - billions) < 0.1, (name, count)

@@ -59,6 +59,11 @@ class Decoder(Protocol):
         """Buffer slots needed beyond the longest text: what a step may write before it cuts."""
         return 0
 
+    @property
+    def grain(self) -> int:
+        """Buffers that hold given texts are made multiples of so many slots, so that few sizes compile."""
+        return 128
+
     def fitted(self, needs: Needs) -> Self:
         """The decoder for such a job: the same states and the same text, with less to compile where less is asked for."""
         return self

@@ -64,6 +64,11 @@ class Decoder(Protocol):
         """Buffers that hold given texts are made multiples of so many slots, so that few sizes compile."""
         return 128
 
+    @property
+    def costliest(self) -> Self:
+        """A decoder of the same states whose step has only the dearest of its programs: what a plan compiles."""
+        return self
+
     def fitted(self, needs: Needs) -> Self:
         """The decoder for such a job: the same states and the same text, with less to compile where less is asked for."""
         return self

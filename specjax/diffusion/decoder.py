@@ -107,6 +107,8 @@ class Diffusion(Decoder):
       never: ids that are not predicted either (LLaDA's `logits_eos_inf`).
       doubted: ids that are predicted, but of probability 0 to a policy, which sees the law without them (LLaDA's
         `confidence_eos_eot_inf`).
+      growth: with a cache, how many times as wide as the one before each static size of a pass is, of which each is a program;
+        0: there is one, as wide as any pass.
     """
 
     target: LM
@@ -119,12 +121,14 @@ class Diffusion(Decoder):
     mesh: jax.sharding.Mesh | None = None
     never: tuple[int, ...] = ()
     doubted: tuple[int, ...] = ()
+    growth: int = 2
 
     def checked(self) -> Self:
         """Itself.
 
         Raises:
-          ValueError: on a mask id outside the vocabulary, an empty block, or guidance or a policy that edits with a cache.
+          ValueError: on a mask id outside the vocabulary, an empty block, a growth of 1, or guidance or a policy that edits
+            with a cache.
         """
         if not 0 <= self.mask_id < self.target.vocab_size:
             raise ValueError(f"mask_id {self.mask_id} is outside the vocabulary of {self.target.vocab_size} tokens")
@@ -137,6 +141,8 @@ class Diffusion(Decoder):
             )
         if not self.cfg_scale >= 0:
             raise ValueError(f"cfg_scale must be at least 0, got {self.cfg_scale}")
+        if self.growth < 0 or self.growth == 1:
+            raise ValueError(f"growth must be 0 or at least 2, got {self.growth}")
         outside = [i for i in (*self.never, *self.doubted) if not 0 <= i < self.target.vocab_size]
         if outside:
             raise ValueError(f"id {outside[0]} is outside the vocabulary of {self.target.vocab_size} tokens")
@@ -161,6 +167,11 @@ class Diffusion(Decoder):
     def grain(self) -> int:
         """See `Decoder.grain`: a pass may be as wide as the buffer."""
         return 32
+
+    @property
+    def costliest(self) -> Self:
+        """See `Decoder.costliest`: every pass is as wide as any."""
+        return dataclasses.replace(self, growth=0)
 
     @property
     def span(self) -> int:
@@ -414,9 +425,10 @@ class Diffusion(Decoder):
         if self.cache.chooses:
             return self._by_layer(weights, state, source)
         active, wide = self._asked(state, source, masked, plan)
+        most = size if self.policy.whole else self.cache.most(self.span + 1, size)
         features, cache = read_drafts(
             self.target, weights, state.cache, state.tokens[:, None], active[:, None], self._seen(state), source,
-            (*widths(self.span, size), size), wide,
+            (*widths(self.span, most, self.growth), most), wide,
         )  # fmt: skip
         return features[:, 0], cache, active
 

@@ -228,7 +228,7 @@ class FreeDaveDecoder(Diffusion):
         most = max(size, count * self.cache.most(self.span + 1, size))
         final, cache = read_drafts(
             self.target, params["target"], state.cache, canvases, active[:, None] & wanted[:, :, None],
-            self._seen(state), source, (*widths(needed - 1, most, max(count, 2)), most),
+            self._seen(state), source, (*widths(needed - 1, most, self.growth and max(count, self.growth)), most),
             wide & ~jnp.any(wanted[:, 1:], axis=1),
         )  # fmt: skip
         return final, at[:, 0] - self.shift, dataclasses.replace(state, cache=cache)

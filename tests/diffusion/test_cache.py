@@ -107,6 +107,15 @@ def test_fast_dllm_against_its_loop(cache, shift):
         assert texts(state)[row] == want
 
 
+def test_the_costliest_program_writes_the_same():
+    """One width for every pass, as wide as any: what a plan compiles."""
+    decoder = cached(Prefix(), Fixed(2))
+    one, usual = (complete(each, rows=[0, 1, 2]) for each in (decoder.costliest, decoder))
+    assert texts(one) == texts(usual) and one.stats.steps.tolist() == usual.stats.steps.tolist()
+    with pytest.raises(ValueError, match="growth must be 0 or at least 2, got 1"):
+        dataclasses.replace(decoder, growth=1).checked()
+
+
 def test_a_pass_over_everything_writes_the_caches_of_a_fresh_pass():
     decoder = cached(Dual(), Fixed(2))
     before = begin(decoder)

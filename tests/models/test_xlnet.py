@@ -74,8 +74,11 @@ def test_a_law_is_of_what_is_seen_alone(laws):
 
 
 @pytest.mark.parametrize("temperature", (0.0, 1.0))
-def test_drafts_are_sequential_decodings_text(model, temperature):
-    lm, params = model
+def test_drafts_are_sequential_decodings_text(temperature):
+    """Which it is only where a known token sees the same in every pass: exact laws do not tell, a network's do."""
+    lm, rng = xlnet.XlnetLM(xlnet.XlnetConfig(V, 16, 3, 2, 24, 8)), np.random.default_rng(0)
+    random = lambda shape: jnp.asarray(0.4 * rng.normal(size=shape), jnp.float32)
+    params = jax.tree.map(random, lm.shapes(), is_leaf=lambda node: isinstance(node, tuple))
     given = np.asarray([[1, 0, 0, 1, 0, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0, 0, 1]], bool)
     keys = jax.random.split(jax.random.key(3, impl="threefry2x32"), 2)
     prompts, limit = jnp.where(given, TOKENS, -1), jnp.full((2,), L)
@@ -88,7 +91,7 @@ def test_drafts_are_sequential_decodings_text(model, temperature):
 
     drafted, alone = complete(4), complete(1)
     np.testing.assert_array_equal(drafted.tokens, alone.tokens)
-    assert (drafted.stats.steps <= alone.stats.steps).all() and alone.stats.steps.tolist() == [7, 5]
+    assert (drafted.stats.steps < alone.stats.steps).all() and alone.stats.steps.tolist() == [7, 5]
     np.testing.assert_array_equal(np.asarray(drafted.tokens)[given], TOKENS[given])
 
 

@@ -50,6 +50,10 @@ class DiffusionGemmaConfig:
     rms_norm_eps: float = 1e-6
     final_logit_softcapping: float = 30.0
 
+    def window(self, layer: int) -> int | None:
+        """How far back a layer attends; None: to everything."""
+        return self.sliding_window if self.sliding_layers[layer] else None
+
     def heads(self, layer: int) -> Heads:
         """The attention of a layer."""
         return self.sliding if self.sliding_layers[layer] else self.full

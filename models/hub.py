@@ -219,12 +219,9 @@ def abstract(
             raise ModelError(f"no configuration {str(path)!r}: give a config.json or its folder, or a model of {known}")
         raw = read_json(path)
     lm, diffusion = architecture(raw, path)
-    if not isinstance(lm, LlamaLM):
-        raise ModelError(
-            f"{path}: a model without its weights can be a Llama or a masked-diffusion one, not a DiffusionGemma"
-        )
     lm, dtype = _typed(lm, "bfloat16" if dtype is None else dtype)
-    lm = dataclasses.replace(lm, kv_copies=copies_for(lm.config, mesh))
+    if isinstance(lm, LlamaLM):
+        lm = dataclasses.replace(lm, kv_copies=copies_for(lm.config, mesh))
     return Model(lm, _shapes(lm, dtype, mesh), None, (), str(asked), path.parent, dtype, diffusion)
 
 
@@ -237,14 +234,15 @@ def with_layers(model: Model, layers: int, mesh: jax.sharding.Mesh | None = None
       mesh: see `abstract`.
     """
     lm: Any = model.lm
-    kinds = {"sliding_layers": lm.config.sliding_layers[:layers], "sparse_layers": lm.config.sparse_layers[:layers]}
-    owning = lm.config.num_hidden_layers - lm.config.num_kv_shared_layers
-    kinds["num_kv_shared_layers"] = max(layers - owning, 0)
+    of_each = [name for name in ("sliding_layers", "sparse_layers") if hasattr(lm.config, name)]
+    kinds = {name: getattr(lm.config, name)[:layers] for name in of_each}
+    if shared := getattr(lm.config, "num_kv_shared_layers", 0):
+        kinds["num_kv_shared_layers"] = max(layers - (lm.config.num_hidden_layers - shared), 0)
     lm = dataclasses.replace(lm, config=dataclasses.replace(lm.config, num_hidden_layers=layers, **kinds))
     return dataclasses.replace(model, lm=lm, params=_shapes(lm, model.dtype, mesh))
 
 
-def _shapes(lm: LlamaLM, dtype: Any, mesh: jax.sharding.Mesh | None) -> Any:
+def _shapes(lm: Any, dtype: Any, mesh: jax.sharding.Mesh | None) -> Any:
     params = lm.abstract(dtype)
     if mesh is None:
         return params

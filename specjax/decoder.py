@@ -59,6 +59,16 @@ class Decoder(Protocol):
         """Buffer slots needed beyond the longest text: what a step may write before it cuts."""
         return 0
 
+    @property
+    def grain(self) -> int:
+        """Buffers that hold given texts are made multiples of so many slots, so that few sizes compile."""
+        return 128
+
+    @property
+    def costliest(self) -> Self:
+        """A decoder of the same states whose step has only the dearest of its programs: what a plan compiles."""
+        return self
+
     def fitted(self, needs: Needs) -> Self:
         """The decoder for such a job: the same states and the same text, with less to compile where less is asked for."""
         return self

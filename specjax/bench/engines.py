@@ -10,9 +10,10 @@ from specjax.diffusion.guided import Guided
 from specjax.serve.engine import DEFAULT_MODEL, Engine
 from specjax.serve.options import check_options
 from specjax.sharding import make_mesh
+from specjax.spec.assemble import DEFAULT_SAMPLER
 from specjax.spec.companions import Stored
 from specjax.spec.line import lines as lines_of
-from specjax.spec.registry import CACHES, DRAFTERS, UNMASKS, build_drafter, make_unmask
+from specjax.spec.registry import CACHES, DRAFTERS, SAMPLERS, UNMASKS, build_drafter, make_unmask
 from specjax.terminal import flag
 
 
@@ -51,16 +52,14 @@ def engines_of(options: BenchOptions, baseline: bool = True) -> tuple[dict[str, 
     model = models.load(
         DEFAULT_MODEL if options.model is None else options.model, dtype=options.dtype, mesh=make_mesh(options.mesh)
     )
-    if model.canvas:
-        raise ValueError(
-            f"bench compares policies of models with a mask, and {model.name} has none: `specjax generate` reports its passes"
-        )
     foreign = ("drafter", "peer") if model.masked else ("unmask", "cache", "block_length")
+    foreign += ("cache",) if model.canvas else ()
     wrong = [name for name in foreign if getattr(options, name) not in (None, ())]
     if wrong:
         kind = "a diffusion" if model.masked else "an autoregressive"
         raise ValueError(f"{model.name} is {kind} model: {flag(wrong[0])} is not for it")
-    return (_masked_engines if model.masked else _drafting_engines)(options, model, baseline)
+    make = _canvas_engines if model.canvas else _masked_engines if model.masked else _drafting_engines
+    return make(options, model, baseline)
 
 
 def _drafting_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
@@ -127,6 +126,15 @@ def _masked_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[
     if useless and (not engines or "all" not in (options.unmask or [])):
         raise useless[0]
     return engines, skipped
+
+
+def _canvas_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
+    """The sampler as published, and those that were asked for: such a model has no mask, and no choice of caches."""
+    wide = model if options.widen is None else models.widen(model, options.widen)
+    named = _every(options.unmask, SAMPLERS)
+    first = [DEFAULT_SAMPLER] if baseline or not named else []
+    make = lambda line: Engine(wide, unmask=line, block_length=options.block_length, mesh=options.mesh)
+    return {line: make(line) for line in dict.fromkeys([*first, *named])}, []
 
 
 def _every(lines: Sequence[str], table: dict[str, Any]) -> list[str]:

@@ -56,6 +56,10 @@ def command(options: BenchOptions) -> int:
         (text, *_), (suffix, *_) = prompts_of(lines, options, model)
         if model.masked is None:
             raise ValueError("the suite order is for diffusion models: an autoregressive one writes from left to right")
+        if model.canvas:
+            raise ValueError(
+                f"the suite order is for models with a mask: a canvas of {model.name} is text only once all of it is final"
+            )
         requests = requests_of(options, engines, [text], [suffix], skipped)
     for reason in skipped:
         note(reason)

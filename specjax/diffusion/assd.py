@@ -150,16 +150,14 @@ class Assd(Decoder):
         noise = gumbel(state.key, at, self.target.vocab_size, GUMBEL)
         noise = jnp.where((state.sampling.temperature > 0)[:, None, None], noise, 0)
 
-        apart = jnp.broadcast_to(
-            (state.rank < state.known[:, None])[:, None], (*order.shape, order.shape[1])
-        )  # every position sees what is known
+        before = self._before(state)
+        apart = before & (state.rank < state.known[:, None])[:, None]  # and nothing that is drafted
         q = self._laws(params, state, state.tokens, apart, at[:, :-1])
         drafted = best(q + noise[:, :-1])
         padded = jnp.pad(drafted, ((0, 0), (0, 1)))
 
         def verify():
             filled = _write(state.tokens, at[:, :-1], drafted, real[:, :-1])
-            before = state.rank[:, None, :] < state.rank[:, :, None]
             p = self._laws(params, state, filled, before, at)
             judge = self._coupled if self.rule == "coupled" else self._rejection
             accepted, token = judge(p, q, drafted, real, noise, at, state.key)
@@ -176,6 +174,16 @@ class Assd(Decoder):
         count = (count - failed).astype(jnp.int32)
         passes = jnp.where(live, jnp.where(alone, 1, 2), 0)
         return self._commit(state, order, at, new, count, passes, failed), AssdInfo(at, count)
+
+    def _before(self, state) -> Array:
+        """Which positions j each position i sees `[B, L, L]` once all before it are known; given ones see all that is given.
+
+        A known token sees the same in the draft as in the verification, and in every later round: so what a network makes of
+        it is the same, and with it the laws of what follows.
+        """
+        given = ~state.opened & (jnp.arange(state.opened.shape[1])[None] < state.limit[:, None])
+        reach = jnp.where(given, given.sum(axis=1, keepdims=True), state.rank)
+        return state.rank[:, None, :] < reach[:, :, None]
 
     def _commit(self, state, order, at, new, count, passes, failed) -> AssdState:
         """The state with the first `count` `[B]` of the tokens `new` at the positions `at`, both `[B, K + 1]`."""

@@ -50,6 +50,10 @@ class BlockDiffusion(Diffusion):
     def fills_in(self) -> bool:
         return False
 
+    @property
+    def grain(self) -> int:
+        return 128
+
     def checked(self):
         if self.cache.keeps or self.cfg_scale:
             raise ValueError(

@@ -22,10 +22,10 @@ from specjax.diffusion.common import (
     first_open,
     put,
 )  # fmt: skip
-from specjax.diffusion.reading import read_drafts
+from specjax.diffusion.reading import read_drafts, read_whole
 from specjax.diffusion.unmask.base import Choice, Guess, Overview, Unmask
 from specjax.diffusion.unmask.threshold import Threshold
-from specjax.lm import LM, Block, Wants
+from specjax.lm import LM
 from specjax.pretty import Pretty
 from specjax.sampling import Sampling
 from specjax.sampling.noise import uniform
@@ -107,6 +107,8 @@ class Diffusion(Decoder):
       never: ids that are not predicted either (LLaDA's `logits_eos_inf`).
       doubted: ids that are predicted, but of probability 0 to a policy, which sees the law without them (LLaDA's
         `confidence_eos_eot_inf`).
+      growth: with a cache, how many times as wide as the one before each static size of a pass is, of which each is a program;
+        0: there is one, as wide as any pass.
     """
 
     target: LM
@@ -119,12 +121,14 @@ class Diffusion(Decoder):
     mesh: jax.sharding.Mesh | None = None
     never: tuple[int, ...] = ()
     doubted: tuple[int, ...] = ()
+    growth: int = 2
 
     def checked(self) -> Self:
         """Itself.
 
         Raises:
-          ValueError: on a mask id outside the vocabulary, an empty block, or guidance or a policy that edits with a cache.
+          ValueError: on a mask id outside the vocabulary, an empty block, a growth of 1, or guidance or a policy that edits
+            with a cache.
         """
         if not 0 <= self.mask_id < self.target.vocab_size:
             raise ValueError(f"mask_id {self.mask_id} is outside the vocabulary of {self.target.vocab_size} tokens")
@@ -137,6 +141,8 @@ class Diffusion(Decoder):
             )
         if not self.cfg_scale >= 0:
             raise ValueError(f"cfg_scale must be at least 0, got {self.cfg_scale}")
+        if self.growth < 0 or self.growth == 1:
+            raise ValueError(f"growth must be 0 or at least 2, got {self.growth}")
         outside = [i for i in (*self.never, *self.doubted) if not 0 <= i < self.target.vocab_size]
         if outside:
             raise ValueError(f"id {outside[0]} is outside the vocabulary of {self.target.vocab_size} tokens")
@@ -156,6 +162,16 @@ class Diffusion(Decoder):
     @property
     def fills_in(self) -> bool:
         return True
+
+    @property
+    def grain(self) -> int:
+        """See `Decoder.grain`: a pass may be as wide as the buffer."""
+        return 32
+
+    @property
+    def costliest(self) -> Self:
+        """See `Decoder.costliest`: every pass is as wide as any."""
+        return dataclasses.replace(self, growth=0)
 
     @property
     def span(self) -> int:
@@ -375,11 +391,11 @@ class Diffusion(Decoder):
             features, cache, active = self._recompute(params["target"], state, at, source, masked)
             read = read & block_of(active, source)
         else:
-            features, cache = self._whole(params["target"], state, source)[0], None
+            features, cache = self._whole(params["target"], state, source), None
         logits = self.target.unembed(params["target"], features)
         if self.cfg_scale:
             blind = dataclasses.replace(state, tokens=jnp.where(state.opened, state.tokens, self.mask_id))
-            without = self.target.unembed(params["target"], self._whole(params["target"], blind, source)[0])
+            without = self.target.unembed(params["target"], self._whole(params["target"], blind, source))
             logits = without + (1 + self.cfg_scale) * (logits - without)
         return self._possible(logits), read, dataclasses.replace(state, cache=cache)
 
@@ -395,16 +411,9 @@ class Diffusion(Decoder):
         return jnp.minimum(state.limit, self._start(state) + jnp.minimum(reach, state.tokens.shape[1]))
 
     def _whole(self, weights, state, source):
-        """Features `[B, W, E]` from a pass over the whole canvas, and its keys and values."""
-        output = self._final(weights, state.tokens, self._seen(state))
-        return jnp.take_along_axis(output.final, source[:, :, None], axis=1, mode="clip"), output.delta
-
-    def _final(self, weights, tokens, limit):
-        """A pass over canvases `[B, L]`, of which the positions below `limit` `[B]` count; the output has `final`."""
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
-        visible = (positions < limit[:, None])[:, None, :]
-        block = Block(tokens, positions, jnp.zeros_like(limit), visible, causal=False)
-        return self.target(weights, block, None, wants=Wants(final=True))
+        """Features `[B, W, E]` from a pass over the whole canvas."""
+        final = read_whole(self.target, weights, state.tokens, self._seen(state)).final
+        return jnp.take_along_axis(final, source[:, :, None], axis=1, mode="clip")
 
     def _recompute(self, weights, state, at, source, masked):
         """Features `[B, W, E]` from a pass over what the cache policy asks for, the cache, and what was computed `[B, L]`."""
@@ -415,21 +424,24 @@ class Diffusion(Decoder):
             plan = put(jnp.full_like(state.tokens, size), at, masked, plan)
         if self.cache.chooses:
             return self._by_layer(weights, state, source)
-        active, real = self._asked(state, source, masked, plan)
+        active, wide = self._asked(state, source, masked, plan)
+        most = size if self.policy.whole else self.cache.most(self.span + 1, size)
         features, cache = read_drafts(
             self.target, weights, state.cache, state.tokens[:, None], active[:, None], self._seen(state), source,
-            (*widths(self.span, size), size), self._anew(weights, state, source), jnp.all(active == real),
+            (*widths(self.span, most, self.growth), most), wide,
         )  # fmt: skip
         return features[:, 0], cache, active
 
     def _asked(self, state, source, masked, plan=None):
-        """What a pass computes anew `[B, L]`: what the cache policy says, and what logits are read from; and all there is."""
+        """What a pass computes anew `[B, L]`: what the cache policy says, and what logits are read from; and the rows of which
+        that is everything `[B]`."""
         size = state.tokens.shape[1]
         canvas, real = self._canvas(state, plan)
         read = jax.vmap(lambda source, masked: jnp.zeros((size,), bool).at[source].max(masked, mode="drop"))(
             source, masked
         )
-        return (self.cache.active(canvas) | read | (canvas.passes == 0)[:, None]) & real, real
+        active = (self.cache.active(canvas) | read | (canvas.passes == 0)[:, None]) & real
+        return active, jnp.all(active == real, axis=1) & ~state.done
 
     def _by_layer(self, weights, state, source):
         """The same, of a cache policy whose choice is each layer's own."""
@@ -458,15 +470,6 @@ class Diffusion(Decoder):
             plan=plan,
         )
         return canvas, real
-
-    def _anew(self, weights, state, source):
-        """A pass over the whole canvas, which writes all of the cache."""
-
-        def whole():
-            features, delta = self._whole(weights, state, source)
-            return features, self.target.commit(state.cache, delta, None, jnp.zeros_like(state.limit))
-
-        return whole
 
     def _guess(self, state, at, masked, logits) -> Guess:
         live = ~state.done

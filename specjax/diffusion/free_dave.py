@@ -18,7 +18,7 @@ from specjax.diffusion.block import BlockDiffusion
 from specjax.diffusion.cache.base import widths
 from specjax.diffusion.common import block_of, first_open, put
 from specjax.diffusion.decoder import Diffusion, DiffusionInfo, DiffusionState
-from specjax.diffusion.reading import read_drafts
+from specjax.diffusion.reading import read_drafts, read_whole
 from specjax.diffusion.unmask.base import Choice, Guess, ranks
 from specjax.diffusion.unmask.fixed import Fixed
 
@@ -217,19 +217,19 @@ class FreeDaveDecoder(Diffusion):
         canvases = self._canvases(state, at, drafts)
         if not self.cache.keeps:
             flat = canvases.reshape(-1, size)
-            final = self._final(params["target"], flat, jnp.repeat(state.limit, count)).final
+            final = read_whole(self.target, params["target"], flat, jnp.repeat(state.limit, count)).final
             return final.reshape(*canvases.shape, -1), jnp.zeros_like(state.step), state
         source = jnp.maximum(at[:, :1] - self.shift + jnp.arange(self.span + self.shift)[None], 0)
         own = jnp.maximum(at - self.shift, 0)
-        active, real = self._asked(state, own, left[:, 0])
+        active, wide = self._asked(state, own, left[:, 0])
         wanted = left.any(axis=2) & state.memory["ready"][:, None]
         wanted = wanted.at[:, 0].set(True)
         needed = count * (self.span + 1)  # of all drafts; the widths grow by as much, since each is a program
         most = max(size, count * self.cache.most(self.span + 1, size))
         final, cache = read_drafts(
             self.target, params["target"], state.cache, canvases, active[:, None] & wanted[:, :, None],
-            self._seen(state), source, (*widths(needed - 1, most, max(count, 2)), most),
-            self._anew(params["target"], state, source), jnp.all(active == real) & ~jnp.any(wanted[:, 1:]),
+            self._seen(state), source, (*widths(needed - 1, most, self.growth and max(count, self.growth)), most),
+            wide & ~jnp.any(wanted[:, 1:], axis=1),
         )  # fmt: skip
         return final, at[:, 0] - self.shift, dataclasses.replace(state, cache=cache)
 

@@ -40,7 +40,7 @@ def diffusion(
     parts = (target, mask_id, policy, cache or NoCache(), block_length, shift, cfg_scale, make_mesh(mesh))
     parts = (*parts, tuple(never), tuple(doubted))
     if causal_blocks:
-        return (policy.block_decoder or BlockDiffusion)(*parts, sub_block).checked()
+        return (policy.block_decoder or BlockDiffusion)(*parts, sub_block=sub_block).checked()
     if sub_block:
         raise ValueError("sub_block is for models whose blocks do not see later ones (causal_blocks)")
     return (policy.decoder or Diffusion)(*parts).checked()

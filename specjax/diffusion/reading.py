@@ -1,24 +1,38 @@
 """A pass over a part of the canvas: what is computed anew, in the narrowest static size that holds every row's.
 
-A pass may read several drafts of a canvas at once: one behind the other, each sees itself and the cache, and no other draft.
+Rows that ask for all of their canvas (they enter a block) are read apart, a few at a time, so that the others need not be as
+wide as they. A pass may read several drafts of a canvas at once: one behind the other, each sees itself and the cache, and no
+other draft.
 In the shape descriptions `K` denotes the drafts of a canvas, `L` the canvas, `W` the positions whose features are asked for.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from specjax.diffusion.cache.base import positions_of
-from specjax.lm import LM, Block, Wants
+from specjax.lm import LM, Block, Output, Wants
+from specjax.sharding.ambient import known_mesh
+from specjax.sharding.rules import parts
 
 Array = jax.Array
+
+TOGETHER = 512
+"""At least so many tokens of whole canvases are read together: enough for the weights to be read for many, and few rows."""
+
+
+def read_whole(target: LM, weights: Any, tokens: Array, seen: Array) -> Output:
+    """A pass over canvases `[B, L]`, of which the positions below `seen` `[B]` count; the output has `final`."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
+    visible = (positions < seen[:, None])[:, None, :]
+    block = Block(tokens, positions, jnp.zeros_like(seen), visible, causal=False)
+    return target(weights, block, None, wants=Wants(final=True))
 
 
 def read_drafts(
     target: LM, weights: Any, cache: Any, drafts: Array, active: Array, seen: Array, source: Array, sizes: tuple[int, ...],
-    whole: Callable[[], tuple[Array, Any]], everything: Array,
+    wide: Array,
 ) -> tuple[Array, Any]:  # fmt: skip
     """Features `[B, K, W, E]`, and the cache with what was computed of the first draft.
 
@@ -31,10 +45,10 @@ def read_drafts(
       seen: `[B]` int32, where what a pass sees ends.
       source: `[B, W]` int32, the positions whose features are returned; garbage where a draft is not active.
       sizes: static widths of a pass; the last one holds all.
-      whole: what a pass over the whole first draft returns: features `[B, W, E]` and the cache.
-      everything: whether that is asked for.
+      wide: `[B]` bool, the rows that ask for all of the first draft, and for no other.
     """
     batch, count, size = drafts.shape
+    active = active & ~wide[:, None, None]
     flat = active.reshape(batch, -1)
     slots = jnp.cumsum(flat, axis=1) - 1
     sources = (jnp.arange(count)[None, :, None] * size + source[:, None]).reshape(batch, -1)
@@ -55,10 +69,45 @@ def read_drafts(
         written = target.commit(cache, output.delta, None, jnp.where(at < size, at, size))
         return features.reshape(batch, count, -1, features.shape[-1]), written
 
-    def all_of_the_first():
-        features, written = whole()
-        return jnp.repeat(features[:, None], count, axis=1), written
+    shape = jax.eval_shape(lambda: part(sizes[0])[0])
+    nothing = lambda: (jnp.zeros(shape.shape, shape.dtype), cache)
+    narrowest = (jnp.max(flat.sum(axis=1)) > jnp.asarray(sizes[:-1], jnp.int32)).sum()
+    branches = [nothing, *[lambda width=width: part(width) for width in sizes]]
+    features, cache = jax.lax.switch(jnp.where(jnp.any(flat), 1 + narrowest, 0), branches)
+    return _anew(target, weights, cache, drafts[:, 0], seen, source, wide, features)
 
-    branches = [*[lambda width=width: part(width) for width in sizes], all_of_the_first]
-    narrowest = (jnp.max(flat.sum(axis=1)) > jnp.asarray(sizes)).sum()
-    return jax.lax.switch(jnp.where(everything, len(sizes), narrowest), branches)
+
+def _anew(target, weights, cache, tokens, seen, source, wide, features) -> tuple[Array, Any]:
+    """Features and cache with those of the rows `wide`, of which everything is read."""
+    batch, size = tokens.shape
+    rows = -(-TOGETHER // size)
+
+    def read(tokens, seen, source, cache, dst):
+        output = read_whole(target, weights, tokens, seen)
+        found = jnp.take_along_axis(output.final, source[:, :, None], axis=1, mode="clip")
+        return found[:, None], target.commit(cache, output.delta, None, dst)
+
+    if rows >= batch or parts(known_mesh(), "batch") > 1:  # rows stay where a mesh has them
+
+        def together():
+            dst = jnp.where(wide[:, None], jnp.arange(size)[None], size)
+            found, written = read(tokens, seen, source, cache, dst)
+            return jnp.where(wide[:, None, None, None], found, features), written
+
+        return jax.lax.cond(jnp.any(wide), together, lambda: (features, cache))
+
+    order = jnp.argsort(~wide, stable=True)
+    total = wide.sum()
+
+    def some(index, carry):
+        features, cache = carry
+        place = index * rows + jnp.arange(rows)
+        chosen = order[jnp.minimum(place, batch - 1)]
+        own = jax.tree.map(lambda leaf: leaf[chosen], cache)
+        found, written = read(tokens[chosen], seen[chosen], source[chosen], own, jnp.zeros_like(chosen))
+        into = jnp.where(place < total, chosen, batch)
+        put = lambda leaf, new: leaf.at[into].set(new, mode="drop")
+        found = jnp.broadcast_to(found, (rows, *features.shape[1:]))
+        return put(features, found), jax.tree.map(put, cache, written)
+
+    return jax.lax.fori_loop(0, -(-total // rows), some, (features, cache))

@@ -11,7 +11,7 @@ from specjax.serve.engine import DEFAULT_MODEL, Engine
 from specjax.serve.options import DecodeOptions, PromptOptions, check_least, check_options, take
 from specjax.serve.selecting import Chooser
 from specjax.sharding import make_mesh
-from specjax.spec.assemble import DEFAULT_UNMASK, Plan
+from specjax.spec.assemble import DEFAULT_SAMPLER, DEFAULT_UNMASK, Plan
 from specjax.spec.line import settings
 from specjax.terminal import BadInput, Parser, add_fields, flag, from_args
 
@@ -123,5 +123,8 @@ def _named(own: DecoderOptions, engine: Engine) -> str:
     fields += [OPTIONS[name] for name in ("num_return_sequences", "select")]
     shown = {field.name: getattr(own, field.name) for field in fields if field.name in OPTIONS}
     words = [f"{name}={value}" for name, value in shown.items() if value != OPTIONS[name].default]
-    usual = f"unmask={DEFAULT_UNMASK}" if engine.model.masked else f"drafter={engine.drafter}"
-    return ";".join(words) or usual
+    if words:
+        return ";".join(words)
+    if engine.model.masked:
+        return f"unmask={DEFAULT_SAMPLER if engine.model.canvas else DEFAULT_UNMASK}"
+    return f"drafter={engine.drafter}"

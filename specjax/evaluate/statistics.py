@@ -95,7 +95,7 @@ def verdict(found: Paired, same_text: bool, margin: float) -> str:
       margin: points that "free" may cost at most.
 
     >>> verdict(Paired(-0.01, -0.03, 0.01, 3, 5, 0.7), False, 1.0)
-    'not shown: the interval reaches -3.0 points'
+    'not resolved: the interval reaches -3.0 points'
     """
     if same_text:
         return "same text"
@@ -103,7 +103,7 @@ def verdict(found: Paired, same_text: bool, margin: float) -> str:
         return f"costs {-100 * found.difference:.1f} points ({-100 * found.high:.1f} to {-100 * found.low:.1f})"
     if 100 * found.low > -margin:
         return f"free (within {margin:g} points)"
-    return f"not shown: the interval reaches {100 * found.low:.1f} points"
+    return f"not resolved: the interval reaches {100 * found.low:.1f} points"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import jax
 from specjax import models
 from specjax.serve.options import option
 from specjax.sharding import aot, make_mesh
-from specjax.spec.assemble import DEFAULT_DRAFTER, DEFAULT_UNMASK, Plan
+from specjax.spec.assemble import DEFAULT_DRAFTER, DEFAULT_SAMPLER, DEFAULT_UNMASK, Plan
 from specjax.terminal import BadInput, bad_input, write
 from specjax.viz.files import check_plot
 
@@ -113,4 +113,6 @@ def _one(options: PlanOptions, chip: Any, drafter: str | None, batch: int) -> di
 def _decoding(decoder: Any, drafter: str | None, options: PlanOptions) -> str:
     if hasattr(decoder, "drafter"):
         return drafter or DEFAULT_DRAFTER
+    if not hasattr(decoder, "cache"):
+        return options.unmask or DEFAULT_SAMPLER
     return f"{options.unmask or DEFAULT_UNMASK}, {type(decoder.cache).__name__}"

@@ -90,6 +90,7 @@ def prepare(model: Any, plan: assembly.Plan, mesh: Any, batch: int, context: int
       ValueError: where the model cannot be decoded like this.
     """
     decoder, params = assembly.assemble(model, plan, mesh)
+    decoder = decoder.costliest
     context = rounded(mesh, "slots", context)
     live = context - decoder.slack
     if live < 2:

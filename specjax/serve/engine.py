@@ -208,7 +208,7 @@ class Engine:
 
     def capacity(self, requests: Sequence[Request]) -> int:
         """Text buffer slots that hold the longest of these requests, rounded up so that few sizes compile."""
-        return -(-self._needed(requests) // 128) * 128
+        return -(-self._needed(requests) // self.decoder.grain) * self.decoder.grain
 
     def _needed(self, requests: Sequence[Request]) -> int:
         longest = max(min(len(r.ids) + r.max_new_tokens + len(r.suffix_ids), self.max_length) for r in requests)

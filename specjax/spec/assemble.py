@@ -19,6 +19,7 @@ from specjax.verify import Verifier
 DEFAULT_DRAFTER = "prompt_lookup"
 DEFAULT_VERIFIER = "coupled"
 DEFAULT_UNMASK = "threshold"
+DEFAULT_SAMPLER = "entropy_renoise"  # of models without a mask
 DEFAULT_CACHE = "prefix"
 DEFAULT_BLOCK = 32
 

@@ -11,6 +11,7 @@ from support.conformance import mostly_slow
 from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, begin, make, params, texts
 
 import specjax
+from specjax import diffusion
 from specjax.diffusion import Dual, Fixed, Freeze, Greedy, Interval, NoCache, Prefix, Threshold, Vicinity, layerwise
 from specjax.diffusion.cache import Canvas, Delayed
 from specjax.lm import Block, Wants
@@ -58,10 +59,10 @@ def partial_pass(size):
     """One pass that computes `active` positions of a canvas anew: logits everywhere, and the caches after it."""
 
     @jax.jit
-    def run(tokens, active, cache):
+    def run(tokens, active, cache, seen=size):
         at = jnp.arange(size)[None]
         visible = jnp.broadcast_to(active[None, None], (1, size, size))
-        block = Block(tokens[None], at, jnp.asarray([size]), visible, unseen=active[None], causal=False)
+        block = Block(tokens[None], at, jnp.asarray([seen]), visible, unseen=active[None], causal=False)
         output = LM(params()["target"], block, cache, wants=Wants(logits=True))
         return output.logits[0], LM.commit(cache, output.delta, None, jnp.where(active, at, size))
 
@@ -106,6 +107,15 @@ def test_fast_dllm_against_its_loop(cache, shift):
         assert texts(state)[row] == want
 
 
+def test_the_costliest_program_writes_the_same():
+    """One width for every pass, as wide as any: what a plan compiles."""
+    decoder = cached(Prefix(), Fixed(2))
+    one, usual = (complete(each, rows=[0, 1, 2]) for each in (decoder.costliest, decoder))
+    assert texts(one) == texts(usual) and one.stats.steps.tolist() == usual.stats.steps.tolist()
+    with pytest.raises(ValueError, match="growth must be 0 or at least 2, got 1"):
+        dataclasses.replace(decoder, growth=1).checked()
+
+
 def test_a_pass_over_everything_writes_the_caches_of_a_fresh_pass():
     decoder = cached(Dual(), Fixed(2))
     before = begin(decoder)
@@ -117,6 +127,36 @@ def test_a_pass_over_everything_writes_the_caches_of_a_fresh_pass():
     fresh = LM(params()["target"], block, None, wants=Wants()).delta
     for layer in range(LM.num_layers):
         np.testing.assert_allclose(after.cache.key[layer], fresh.key[layer].swapaxes(1, 2), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("together", (1, 2 * 32, 5 * 32))
+def test_rows_that_ask_for_everything_are_read_apart(monkeypatch, together):
+    """One by one, two at a time (of three: a place is left) or all at once; another row reads a part, and one nothing."""
+    monkeypatch.setattr(diffusion.reading, "TOGETHER", together)
+    tokens = jax.random.randint(jax.random.key(0), (5, 1, 32), 0, MASK)
+    seen = jnp.asarray([20, 20, 32, 7, 26])
+    wide = jnp.asarray([True, False, True, False, True])
+    at = jnp.arange(32)[None]
+    active = jnp.where(wide[:, None], at < seen[:, None], (at > 9) & (at < 14) & (jnp.arange(5) == 1)[:, None])[:, None]
+    source = jnp.broadcast_to(jnp.arange(10, 14), (5, 4))
+    weights = params()["target"]
+    whole = jax.jit(functools.partial(diffusion.reading.read_whole, LM))
+    old = whole(weights, jnp.flip(tokens[:, 0], 1), seen)
+    cache = LM.commit(LM.init_cache(5, 32), old.delta, None, jnp.zeros(5, jnp.int32))
+    read = jax.jit(lambda *given: diffusion.reading.read_drafts(LM, weights, *given, sizes=(9, 32), wide=wide))
+    features, after = read(cache, tokens, active, seen, source)
+
+    fresh = whole(weights, tokens[:, 0], seen)
+    np.testing.assert_allclose(features[wide][:, 0], fresh.final[wide][:, 10:14], rtol=1e-4, atol=1e-4)
+    want = LM.commit(cache, fresh.delta, None, jnp.where(wide[:, None], at, 32))
+    for row in (0, 2, 3, 4):
+        for got, kept in zip(jax.tree.leaves(after), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(got[row, :, : seen[row]], kept[row, :, : seen[row]], rtol=1e-4, atol=1e-4)
+    alone = partial_pass(32)(tokens[1, 0], active[1, 0], jax.tree.map(lambda leaf: leaf[1:2], cache), 20)
+    logits = LM.unembed(weights, features[1:2, 0])[0]
+    np.testing.assert_allclose(logits, alone[0][10:14], rtol=1e-4, atol=1e-4)
+    for got, kept in zip(jax.tree.leaves(after), jax.tree.leaves(alone[1]), strict=True):
+        np.testing.assert_allclose(got[1], kept[0], rtol=1e-4, atol=1e-4)
 
 
 def canvas(**changes):

@@ -18,9 +18,16 @@ from specjax.bench.engines import engines_of
 from specjax.bench.options import BenchOptions
 from specjax.diffusion import CanvasDiffusion, EntropyRenoise, Prefix, Threshold
 from specjax.diffusion.common import DRAW
+from specjax.evaluate.run import evaluate
+from specjax.models import hub
+from specjax.models.diffusion_gemma import DiffusionGemmaLM
+from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
+from specjax.plan import step as planned
 from specjax.sampling import Sampling, row_keys
 from specjax.sampling.noise import gumbel
 from specjax.serve.engine import Engine
+from specjax.sharding import make_mesh
+from specjax.spec.assemble import Plan
 from specjax.state import Finish
 
 PROMPTS = ((3, 1, 4, 15, 9, 26, 5, 35, 8), (9, 7), (9, 3, 2, 38, 4, 6))
@@ -267,6 +274,40 @@ def test_bad_requests(engine, prompt, options, said):
         engine.request(prompt, **options)
 
 
-def test_the_bench_says_what_it_is_for(folder):
-    with pytest.raises(ValueError, match="has none: `specjax generate` reports its passes"):
-        engines_of(BenchOptions(model=str(folder)))
+def test_the_bench_compares_samplers(folder, tmp_path, capsys):
+    (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": [5, 6, 7]}) + "\n")
+    words = ["bench", "--model", str(folder), "--input", str(tmp_path / "in.jsonl"), "--max-new-tokens", "12", "--json"]
+    words += ["--repeats", "1", "--ignore-eos"]
+    assert cli.main([*words, "--unmask", "entropy_renoise:steps=2"]) == 0
+    published, short = json.loads(capsys.readouterr().out)["rows"]
+    assert (published["decoder"], short["decoder"]) == ("entropy_renoise", "entropy_renoise:steps=2")
+    assert published["ratio_to_plain"] == 1 and short["tokens_per_step"] == 12 / 5  # two canvases, one of them stored
+    with pytest.raises(ValueError, match="is a diffusion model: --cache is not for it"):
+        engines_of(BenchOptions(model=str(folder), cache=("none",)))
+    assert cli.main([words[0], "order", *words[1:-1]]) == 2
+    assert "is text only once all of it is final" in capsys.readouterr().err
+
+
+def test_it_is_asked_questions(tmp_path):
+    """A model that writes anything, with the shipped tokenizer."""
+    heads = Heads(8, 2, 1e4, 4)
+    config = DiffusionGemmaConfig(1536, 16, 16, 1, 2, (True,), 16, heads, heads, 2, 1, 8, max_position_embeddings=256)
+    lm, tokenizer = DiffusionGemmaLM(config), models.load("tiny").tokenizer
+    params = lm.init(jax.random.key(0))
+    canvas = models.Canvas(-1, False, 8, sampling=(("steps", 2),))
+    model = models.Model(lm, params, tokenizer, (5,), "canvases", tmp_path, jnp.dtype("float32"), canvas)
+    options = {"families": ("fill",), "limit": 2, "max_new_tokens": 8, "batch_size": 2}
+    found = evaluate(model, compare=("unmask=entropy_renoise:steps=3",), **options)
+    assert [row.decoder for row in found.rows] == ["unmask=entropy_renoise", "unmask=entropy_renoise:steps=3"]
+    assert [row.steps_per_answer for row in found.rows] == [2, 3]
+
+
+def test_it_can_be_planned(folder):
+    """Shapes alone: a step of every layer, since they are of two kinds."""
+    model = models.abstract(folder, "bfloat16", make_mesh("data=1,model=1", jax.devices()[:1]))
+    setup = planned.prepare(model, Plan(), make_mesh("data=1,model=1", jax.devices()[:1]), batch=2, context=64)
+    assert setup.decoder.block_length == W and setup.state.cache.key[0].shape == (2, 2, 64, 8)
+    sizes = planned.sizes(setup)
+    assert sizes.weights == sum(2 * leaf.size for leaf in jax.tree.leaves(model.params)) and sizes.cache > 0
+    first = hub.with_layers(model, 1)
+    assert first.lm.num_layers == 1 and first.lm.config.window(0) == 5 and model.lm.config.window(1) is None

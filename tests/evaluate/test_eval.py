@@ -49,7 +49,7 @@ def test_one_line_of_json_counts_what_is_right(run, own, tmp_path):
 def test_tables_and_picture(run, own, tmp_path):
     picture = tmp_path / "a.png"
     status, out, _ = run("--questions", own, "--drafter", "none", "--compare", "temperature=3", "--plot", picture)
-    assert status == 0 and "75.0% (30.1 to 95.4)" in out and "not shown: the interval reaches" in out
+    assert status == 0 and "75.0% (30.1 to 95.4)" in out and "not resolved: the interval reaches" in out
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -93,11 +93,11 @@ def test_several_samples_use_the_question_as_unit():
 def test_free_needs_the_interval():
     same = lambda n: paired(np.ones(n), np.ones(n))
     assert verdict(same(20), True, 1.0) == "same text"
-    assert verdict(same(150), False, 1.0).startswith("not shown: the interval reaches -1.8 points")
+    assert verdict(same(150), False, 1.0).startswith("not resolved: the interval reaches -1.8 points")
     assert verdict(same(400), False, 1.0) == "free (within 1 points)"
-    assert verdict(same(400), False, 0.5).startswith("not shown")
+    assert verdict(same(400), False, 0.5).startswith("not resolved")
     few = paired(*counts(388, 8, 4, 0))
-    assert few.difference == -0.01 and verdict(few, False, 1.0).startswith("not shown: the interval reaches -2.")
+    assert few.difference == -0.01 and verdict(few, False, 1.0).startswith("not resolved: the interval reaches -2.")
     many = paired(*counts(300, 60, 10, 30))
     assert verdict(many, False, 1.0).startswith("costs 12.5 points (8.") and many.p_value < 1e-6
     assert verdict(Paired(-0.004, -0.006, -0.002, 0, 9, 0.004), False, 1.0) == "costs 0.4 points (0.2 to 0.6)"

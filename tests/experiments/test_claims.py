@@ -6,12 +6,13 @@ import tomllib
 import numpy as np
 import pytest
 
-from experiments.claims import HERE, by_family, label, paired, samples, written
+from experiments.claims import HERE, by_family, config_of, label, paired, samples, written
 from experiments.peers import run as peers
 from specjax.bench.options import BenchOptions
 from specjax.bench.run import Lap
 
-FOLDERS = sorted(file.parent.name for file in HERE.glob("*/results.json") if (file.parent / "config.toml").exists())
+WITH_RESULTS = sorted(file.parent for file in HERE.glob("*/results.json") if (file.parent / "config.toml").exists())
+FOLDERS = [folder.name for folder in WITH_RESULTS if "options" in config_of(folder)]
 
 
 def lap(each, count=10):

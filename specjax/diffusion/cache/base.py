@@ -94,9 +94,9 @@ def every(canvas: Canvas, when: Array) -> Array:
 
 
 def widths(block: int, capacity: int, growth: int = 2) -> tuple[int, ...]:
-    """Static sizes of a pass: the block and its neighbour, and so many times that, up to the canvas."""
+    """Static sizes of a pass: the block and its neighbour, and so many times that, up to the canvas; of a growth of 0 none."""
     sizes, size = [], block + 1
-    while size < capacity:
+    while growth and size < capacity:
         sizes.append(size)
         size = growth * size
     return tuple(sizes)

@@ -1,0 +1,119 @@
+"""XLNet's two streams: laws equal to transformers', what a position does not see, ASSD with it, what is read and refused."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax.diffusion.assd import Assd
+from specjax.models import ModelError, xlnet
+from specjax.sampling import Sampling
+
+V, L = 40, 9
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.XLNetConfig(
+        vocab_size=V, d_model=16, n_layer=3, n_head=2, d_inner=24, initializer_range=0.4, clamp_len=5
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return transformers.XLNetLMHeadModel(config).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(theirs, tmp_path_factory):
+    path = tmp_path_factory.mktemp("xlnet")
+    theirs.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return xlnet.load(folder)
+
+
+@pytest.fixture(scope="module")
+def laws(model):
+    lm, params = model
+    return jax.jit(lambda tokens, sees, at: lm(params, tokens, sees, at))
+
+
+RANKS = np.asarray([[3, 0, 5, 1, 8, 2, 7, 4, 6], [0, 1, 2, 3, 4, 5, 6, 7, 8]])
+AT = np.asarray([[4, 0, 8], [6, 1, 3]])
+TOKENS = np.random.default_rng(0).integers(0, V, (2, L))
+BEFORE = RANKS[:, None, :] < RANKS[:, :, None]
+"""What every position sees in that order; the first one of each sees nothing."""
+
+
+def test_the_laws_are_transformers(theirs, laws):
+    torch = pytest.importorskip("torch")
+    mapping = np.eye(L, dtype=np.float32)[AT]
+    with torch.no_grad():
+        want = theirs(
+            torch.tensor(TOKENS),
+            perm_mask=torch.tensor(~BEFORE, dtype=torch.float32),
+            target_mapping=torch.tensor(mapping),
+        ).logits.numpy()
+    np.testing.assert_allclose(laws(TOKENS, BEFORE, AT), want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_law_is_of_what_is_seen_alone(laws):
+    """Another token changes the laws of the positions after it, and of no other; neither its own."""
+    every = np.broadcast_to(np.arange(L)[None], (2, L))
+    changed = np.where(np.arange(L)[None] == 3, (TOKENS + 1) % V, TOKENS)
+    moved = np.abs(laws(TOKENS, BEFORE, every) - laws(changed, BEFORE, every)).max(axis=2) > 1e-6
+    first = RANKS == 0  # its law is an average over all of the content
+    np.testing.assert_array_equal(moved[~first], (RANKS > RANKS[:, 3:4])[~first])
+
+
+@pytest.mark.parametrize("temperature", (0.0, 1.0))
+def test_drafts_are_sequential_decodings_text(temperature):
+    """Which it is only where a known token sees the same in every pass: exact laws do not tell, a network's do."""
+    lm, rng = xlnet.XlnetLM(xlnet.XlnetConfig(V, 16, 3, 2, 24, 8)), np.random.default_rng(0)
+    random = lambda shape: jnp.asarray(0.4 * rng.normal(size=shape), jnp.float32)
+    params = jax.tree.map(random, lm.shapes(), is_leaf=lambda node: isinstance(node, tuple))
+    given = np.asarray([[1, 0, 0, 1, 0, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0, 0, 1]], bool)
+    keys = jax.random.split(jax.random.key(3, impl="threefry2x32"), 2)
+    prompts, limit = jnp.where(given, TOKENS, -1), jnp.full((2,), L)
+
+    def complete(drafts):
+        decoder = Assd(lm, drafts)
+        sampling = Sampling.make(2, temperature=temperature)
+        state = decoder.init({"target": params}, prompts, limit, keys, limit=limit, sampling=sampling, capacity=L)
+        return specjax.run(decoder, {"target": params}, state)
+
+    drafted, alone = complete(4), complete(1)
+    np.testing.assert_array_equal(drafted.tokens, alone.tokens)
+    assert (drafted.stats.steps < alone.stats.steps).all() and alone.stats.steps.tolist() == [7, 5]
+    np.testing.assert_array_equal(np.asarray(drafted.tokens)[given], TOKENS[given])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    (
+        ({"model_type": "bert"}, "of a model 'bert', not xlnet"),
+        ({"attn_type": "uni"}, "attn_type"),
+        ({"ff_activation": "relu"}, "ff_activation"),
+        ({"n_layer": 0}, "positive integers for: n_layer"),
+        ({"d_inner": 8}, r"layer.0.ff.layer_1.weight has shape \[24, 16\], config.json says \[8, 16\]"),
+        ({"n_layer": 2}, "unused transformer.layer.2"),
+        ({"n_layer": 4}, "missing transformer.layer.3"),
+        ({"clamp_len": "far"}, "clamp_len"),
+        (None, "has no config.json"),
+    ),
+)
+def test_what_does_not_fit_is_one_line(folder, tmp_path, change, says):
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    if change is not None:
+        raw = json.loads((folder / "config.json").read_text()) | change
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match=says) as error:
+        xlnet.load(tmp_path)
+    assert "\n" not in str(error.value)

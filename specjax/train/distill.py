@@ -90,6 +90,7 @@ class Distill(Objective):
     def _data(self, params: Any, batch: Batch, key: Array) -> Batch:
         if self.on_policy == 0:
             return batch
+        batch = dataclasses.replace(batch, documents=None)  # a row is one
         noise = key if key.ndim else jax.random.split(key, len(batch.tokens))
         choice = jax.random.fold_in(noise[0], 1)
         params = jax.lax.stop_gradient(params)

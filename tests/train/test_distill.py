@@ -129,12 +129,12 @@ def test_continuations_are_samples_at_temperature_one():
 
 def test_batches_are_the_datas_or_the_drafts_own_by_a_coin_and_samples_carry_no_gradient():
     given = batch(slice(0, 24))
+    from_files = dataclasses.replace(given, documents=jnp.zeros_like(given.tokens))
+    target, draft = tiny.target_params(), tiny.draft_params()
 
     @functools.partial(jax.jit, static_argnums=0)
     def grad(objective, given, key):
-        return jax.value_and_grad(lambda params: objective.loss(params, tiny.target_params(), given, key)[0])(
-            tiny.draft_params()
-        )
+        return jax.value_and_grad(lambda params: objective.loss(params, target, given, key)[0])(draft)
 
     plain, mixed = (
         Distill(tiny.TARGET, tiny.DRAFT),
@@ -147,8 +147,8 @@ def test_batches_are_the_datas_or_the_drafts_own_by_a_coin_and_samples_carry_no_
         coin = jax.random.fold_in(noise[0], 1)
         own = bool(jax.random.uniform(coin) < 0.5)
         kinds.append(own)
-        text = write(tiny.DRAFT, tiny.draft_params(), given, noise, prompt=3, eos_ids=ENDS) if own else given
-        (value, got), (wanted, expected) = grad(mixed, given, key), grad(plain, text, key)
+        text = write(tiny.DRAFT, draft, given, noise, prompt=3, eos_ids=ENDS) if own else given
+        (value, got), (wanted, expected) = grad(mixed, from_files, key), grad(plain, text, key)
         np.testing.assert_allclose(value, wanted, rtol=1e-5)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, expected)
     assert 2 <= sum(kinds) <= 10

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specjax.models.errors import ModelError
-from specjax.models.fields import FULL, SLIDING, is_positive, is_size, layer_kinds, positive, shown
+from specjax.models.fields import FULL, SLIDING, an_object, is_positive, is_size, layer_kinds, positive, shown
 
 KINDS = (SLIDING, FULL)
 _ROPES = {
@@ -56,7 +56,7 @@ def heads_of(kind: str, get: Callable[[str], Any], types: list[str]) -> Heads:
         shared = get("num_global_key_value_heads") or usual["num_key_value_heads"]
         found = [usual if kind == SLIDING else {"head_dim": get("global_head_dim"), "num_key_value_heads": shared}]
     else:
-        numbered = {int(layer): own or {} for layer, own in per_layer.items()}  # transformers writes "05"
+        numbered = _numbered(per_layer)
         found = [usual | numbered.get(i, {}) for i, own in enumerate(types) if own == kind]
     own = found[0] if found else usual
     if any(other != own for other in found) or set(own) != set(usual):
@@ -68,7 +68,8 @@ def heads_of(kind: str, get: Callable[[str], Any], types: list[str]) -> Heads:
         raise ModelError(f"config.json: head_dim of {kind} layers must be even, got {width!r}")
     if not is_size(shared) or heads % shared:
         raise ModelError(f"config.json: {heads} attention heads do not split over {shared!r} key-value heads")
-    rope = (get("rope_parameters") or _ROPES).get(kind) or _ROPES[kind]
+    ropes = an_object("rope_parameters", get("rope_parameters"))
+    rope = an_object(f"rope_parameters.{kind}", ropes.get(kind)) or _ROPES[kind]
     part, form = rope.get("partial_rotary_factor", 1.0), rope.get("rope_type", "default")
     whole = is_positive(part) and part <= 1
     if not whole or form not in ("default", "proportional") or (form == "default" and part != 1):
@@ -78,6 +79,14 @@ def heads_of(kind: str, get: Callable[[str], Any], types: list[str]) -> Heads:
         )
     factor = positive("rope factor", rope.get("factor", 1.0)) if form == "proportional" else 1.0
     return Heads(width, shared, positive("rope_theta", rope.get("rope_theta")), int(part * width // 2), factor)
+
+
+def _numbered(per_layer: Any) -> dict[int, dict[str, Any]]:
+    """`per_layer_config` by layer; transformers writes "05" where there are more than ten."""
+    found = an_object("per_layer_config", per_layer)
+    if wrong := [name for name in found if not name.isdecimal()]:
+        raise ModelError(f"config.json: per_layer_config has {shown(wrong[0])}, which is no number of a layer")
+    return {int(name): an_object(f"per_layer_config.{name}", own) for name, own in found.items()}
 
 
 def ropes_to_hf(sliding: Heads, full: Heads) -> dict[str, dict[str, Any]]:

@@ -98,11 +98,10 @@ def _read_4(get: Fields, types: list[str]) -> dict[str, Any]:
     shared, sparse = (flag(name, get(name)) for name in ("attention_k_eq_v", "enable_moe_block"))
     asked = lambda name: None if name == "num_global_key_value_heads" and not shared else get(name)
     near, far = (gemma_heads.heads_of(kind, asked, types) for kind in (SLIDING, FULL))
-    chosen = lambda name: get({"num_experts_per_tok": "top_k_experts"}.get(name, name))
     return {
         "head_dim": near.head_dim, "num_key_value_heads": near.num_key_value_heads, "rope_theta": near.rope_theta,
         "rope_scaling": _scaling(near), "attention_scale": 1.0, "value_norm": True, "layer_scalar": True,
-        "experts": hf_experts.from_hf(chosen, beside_mlp=True) if sparse else None,
+        "experts": hf_experts.from_hf(get, "top_k_experts", beside_mlp=True) if sparse else None,
         "full": FullAttention(
             None if far.head_dim == near.head_dim else far.head_dim,
             None if far.num_key_value_heads == near.num_key_value_heads else far.num_key_value_heads,

@@ -8,17 +8,18 @@ from specjax.models.experts import ExpertsConfig
 from specjax.models.fields import MOST_EXPERTS, is_size
 
 
-def from_hf(get: Callable[[str], Any], **fields: Any) -> ExpertsConfig:
+def from_hf(get: Callable[[str], Any], chosen: str = "num_experts_per_tok", **fields: Any) -> ExpertsConfig:
     """How many experts a config has, and how a token chooses them.
 
     Args:
       get: a field of `config.json` by name.
+      chosen: what the file calls the number of a token's experts.
       fields: the other fields of the result.
 
     Raises:
       ModelError: on sizes that are none, or do not go together.
     """
-    sizes = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    sizes = ("num_experts", chosen, "moe_intermediate_size")
     missing = [name for name in sizes if not is_size(get(name))]
     if missing:
         raise ModelError(f"config.json needs positive integers for: {', '.join(missing)}")
@@ -34,6 +35,6 @@ def from_hf(get: Callable[[str], Any], **fields: Any) -> ExpertsConfig:
     room = each * made.topk_group
     if made.num_experts_per_tok > room:
         raise ModelError(
-            f"config.json: num_experts_per_tok {made.num_experts_per_tok} is above {room}, the experts to choose from"
+            f"config.json: {chosen} {made.num_experts_per_tok} is above {room}, the experts to choose from"
         )
     return made

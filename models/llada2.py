@@ -45,7 +45,7 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
     share = rope.get("partial_rotary_factor", fields["partial_rotary_factor"])
     if not (is_positive(share) and share <= 1):
         raise ModelError(f"config.json: partial_rotary_factor must be a share of a head, not {shown(share)}")
-    groups = {name: fields[name] for name in ("n_group", "topk_group")}
+    groups: dict[str, Any] = {name: fields[name] for name in ("n_group", "topk_group")}
     missing = [name for name, value in groups.items() if not is_size(value)]
     missing += [name for name in ("num_shared_experts", "first_k_dense_replace") if not is_id(fields[name] or 0)]
     if missing:

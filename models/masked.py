@@ -28,12 +28,17 @@ class Masked:
       shift: its output at position i - 1 is for position i (Dream, which began as an autoregressive model).
       block: the length of its blocks, which do not see later ones; 0 where it sees the whole canvas.
       sub_block: the length of a block's parts, which are finished from left to right; 0: as is usual for its kind.
+      unmask: the line of the policy to decode it with where the user names none, as `generation_config.json` says; "": as is
+        usual.
+      cache: that of the cache likewise.
     """
 
     mask_id: int
     shift: bool
     block: int = 0
     sub_block: int = dataclasses.field(default=0, kw_only=True)
+    unmask: str = dataclasses.field(default="", kw_only=True)
+    cache: str = dataclasses.field(default="", kw_only=True)
 
     @property
     def usual_sub_block(self) -> int:

@@ -105,7 +105,7 @@ def check_new(folder: Path) -> None:
 
 
 def _described(lm, diffusion):
-    """`config.json`'s shape, `generation_config.json`'s sampler, and the names of tensors in safetensors."""
+    """`config.json`'s shape, `generation_config.json`'s sampler or policies, and the names of tensors in safetensors."""
     if isinstance(lm, DiffusionGemmaLM):
         if not isinstance(diffusion, masked_config.Canvas):
             raise ModelError("a DiffusionGemma model is saved with its canvas: diffusion=Canvas(...)")
@@ -115,7 +115,9 @@ def _described(lm, diffusion):
     if diffusion is None:
         return hf_config.to_hf(lm.config), {}, str, gemma_text.layout_of(lm.config)
     config = masked_config.to_hf(lm.config, diffusion)
-    return config, {}, masked_config.NAMES.get(config["model_type"], str), weights.hf_name
+    lines = {"unmask": diffusion.unmask, "cache": diffusion.cache}
+    usual = {name: line for name, line in lines.items() if line}
+    return config, usual, masked_config.NAMES.get(config["model_type"], str), weights.hf_name
 
 
 @contextlib.contextmanager

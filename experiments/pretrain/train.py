@@ -45,13 +45,15 @@ def shape_of(recipe: dict, vocab_size: int) -> LlamaConfig:
     return LlamaConfig(vocab_size=vocab_size, tie_word_embeddings=True, qk_norm=True, **recipe["model"])
 
 
-def folder_of(folder: pathlib.Path, model: Model, tokenizer: Tokenizer, ids: dict[str, int]) -> None:
-    """Writes a folder that `specjax` and `transformers` read."""
+def folder_of(
+    folder: pathlib.Path, model: Model, tokenizer: Tokenizer, ids: dict[str, int], usual: dict[str, str]
+) -> None:
+    """Writes a folder that `specjax` and `transformers` read; `usual` is how it is decoded where the user does not say."""
     special = {"eos_token_id": ids["end"], "pad_token_id": ids["pad"]}
     words.save(tokenizer, folder, model.shape.max_position_embeddings)
     save(model, folder, special, ids["mask"])
-    if model.causal:
-        (folder / "generation_config.json").write_text(json.dumps(special, indent=2) + "\n")
+    if model.causal or usual:
+        (folder / "generation_config.json").write_text(json.dumps(special | usual, indent=2) + "\n")
 
 
 class Run:
@@ -191,7 +193,7 @@ def main() -> None:
             with (args.work / f"{args.model}.jsonl").open("a") as log:
                 log.write(json.dumps(record) + "\n")
             run.keep()
-            folder_of(args.export / recipe["name"], run.model, tokenizer, ids)
+            folder_of(args.export / recipe["name"], run.model, tokenizer, ids, recipe.get("generation", {}))
 
 
 if __name__ == "__main__":

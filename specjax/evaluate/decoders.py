@@ -11,7 +11,7 @@ from specjax.serve.engine import DEFAULT_MODEL, Engine
 from specjax.serve.options import DecodeOptions, PromptOptions, check_least, check_options, take
 from specjax.serve.selecting import Chooser
 from specjax.sharding import make_mesh
-from specjax.spec.assemble import DEFAULT_SAMPLER, DEFAULT_UNMASK, Plan
+from specjax.spec.assemble import Plan, usual_unmask
 from specjax.spec.line import settings
 from specjax.terminal import BadInput, Parser, add_fields, flag, from_args
 
@@ -126,5 +126,5 @@ def _named(own: DecoderOptions, engine: Engine) -> str:
     if words:
         return ";".join(words)
     if engine.model.masked:
-        return f"unmask={DEFAULT_SAMPLER if engine.model.canvas else DEFAULT_UNMASK}"
+        return f"unmask={usual_unmask(engine.model)}"
     return f"drafter={engine.drafter}"

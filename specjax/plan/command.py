@@ -9,7 +9,7 @@ import jax
 from specjax import models
 from specjax.serve.options import option
 from specjax.sharding import aot, make_mesh
-from specjax.spec.assemble import DEFAULT_DRAFTER, DEFAULT_SAMPLER, DEFAULT_UNMASK, Plan
+from specjax.spec.assemble import DEFAULT_DRAFTER, Plan, usual_unmask
 from specjax.terminal import BadInput, bad_input, write
 from specjax.viz.files import check_plot
 
@@ -89,7 +89,7 @@ def _one(options: PlanOptions, chip: Any, drafter: str | None, batch: int) -> di
         setup = step.prepare(model, plan, mesh, batch, context)
     asked = {
         "model": options.model, "dtype": options.dtype, "topology": options.topology, "batch": batch, "context": context,
-        "decoding": _decoding(setup.decoder, drafter, options),
+        "decoding": _decoding(model, setup.decoder, drafter, options),
     }  # fmt: skip
     held = step.sizes(setup)
     cost, layers, spare = None, (), 0.0
@@ -110,9 +110,8 @@ def _one(options: PlanOptions, chip: Any, drafter: str | None, batch: int) -> di
     return report.record(asked, chip, mesh, setup, held, cost, options.tokens_per_step, layers, reason)
 
 
-def _decoding(decoder: Any, drafter: str | None, options: PlanOptions) -> str:
+def _decoding(model: models.Model, decoder: Any, drafter: str | None, options: PlanOptions) -> str:
     if hasattr(decoder, "drafter"):
         return drafter or DEFAULT_DRAFTER
-    if not hasattr(decoder, "cache"):
-        return options.unmask or DEFAULT_SAMPLER
-    return f"{options.unmask or DEFAULT_UNMASK}, {type(decoder.cache).__name__}"
+    unmask = options.unmask or usual_unmask(model)
+    return f"{unmask}, {type(decoder.cache).__name__}" if hasattr(decoder, "cache") else unmask

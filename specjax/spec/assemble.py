@@ -91,10 +91,10 @@ class Plan:
         None, f"see `specjax verifiers` (default: {DEFAULT_VERIFIER})"
     )
     unmask: Any = _setting(
-        None, f"of a diffusion model: see `specjax policies` (default: {DEFAULT_UNMASK})", metavar="POLICY"
+        None, f"of a diffusion model: see `specjax policies` (default: the model's own, else {DEFAULT_UNMASK})", metavar="POLICY"
     )
     cache: Any = _setting(
-        None, f"of a diffusion model: see `specjax policies` (default: {DEFAULT_CACHE})", metavar="POLICY"
+        None, f"of a diffusion model: see `specjax policies` (default: the model's own, else {DEFAULT_CACHE})", metavar="POLICY"
     )
     block_length: int | None = _setting(None, f"of a diffusion model (default: {DEFAULT_BLOCK})", metavar="N")
     cfg_scale: float | None = _setting(
@@ -285,7 +285,7 @@ def _canvas(model, plan, mesh):
 def _diffusion(model, plan, mesh):
     from specjax.diffusion import Unmask, diffusion
 
-    unmask = DEFAULT_UNMASK if plan.unmask is None else plan.unmask
+    unmask = usual_unmask(model) if plan.unmask is None else plan.unmask
     unmask = make_unmask(unmask) if isinstance(unmask, str) else unmask
     if plan.filter is not None:
         unmask = _filtered(unmask, plan.filter)
@@ -310,7 +310,7 @@ def _diffusion(model, plan, mesh):
         cache = (
             "none"
             if unmask.decoder is not None or unmask.edits or plan.cfg_scale or model.masked.block
-            else DEFAULT_CACHE
+            else model.masked.cache or DEFAULT_CACHE
         )
     usual = unmask.width or model.masked.block or DEFAULT_BLOCK
     decoder = diffusion(
@@ -328,6 +328,11 @@ def _diffusion(model, plan, mesh):
         doubted=_ends(model) if plan.confidence_eos_eot_inf else (),
     )
     return decoder, params
+
+
+def usual_unmask(model: Any) -> str:
+    """The line of the policy that a diffusion model is decoded with where the user names none."""
+    return DEFAULT_SAMPLER if model.canvas else model.masked.unmask or DEFAULT_UNMASK
 
 
 def _filtered(unmask, folder):

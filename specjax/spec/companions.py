@@ -224,13 +224,19 @@ def _head(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
 
 
 def asked_of(stored: Stored, target: Any) -> str:
-    """Folder, shipped name or hub id of a head: the target's own folder, where none is named of a head that lies in it.
+    """Folder, shipped name or hub id of a head: where none is named of one that lies in a target's folder, that folder; but of
+    a shipped target the head that is shipped beside it.
 
     Raises:
       ValueError: where the target has no folder, or none is named of a head that is not shipped beside it.
     """
+    from specjax.draft.heads.folder import shipped_heads
+
     if stored.asked or abouts(stored.kind)[0].loads != "own_head":
         return stored.found(target)
+    shipped = f"{shipped_name(target)}-{stored.name}"
+    if shipped in shipped_heads():
+        return shipped
     if target.path is None:
         raise ValueError(
             f"{stored.name} reads a head in its target's folder, and {target.name} has none: name model=FOLDER"

@@ -203,7 +203,7 @@ def test_processes_share_an_updates_batches_evenly(recipe, tokenizer, ids):
 
 def test_folders_are_read_by_transformers_with_the_same_logits(recipe, tokenizer, ids, tmp_path):
     run = Run(recipe, Target(recipe, ids), tmp_path / "run.pt", compiled=False)
-    folder_of(tmp_path / "tiny", run.model, tokenizer, ids)
+    folder_of(tmp_path / "tiny", run.model, tokenizer, ids, {})
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "tiny", dtype=torch.float32).eval()
     load(run.model, tmp_path / "tiny")  # float16 as written
     tokens = torch.randint(6, recipe["vocab_size"], (2, 20), generator=torch.Generator().manual_seed(0))
@@ -217,7 +217,7 @@ def test_folders_are_read_by_transformers_with_the_same_logits(recipe, tokenizer
 
 def test_a_diffusion_folder_says_what_it_is(recipe, tokenizer, ids, tmp_path):
     run = Run(recipe, Diffusion(recipe, ids), _nowhere(), compiled=False)
-    folder_of(tmp_path / "tiny-diffusion", run.model, tokenizer, ids)
+    folder_of(tmp_path / "tiny-diffusion", run.model, tokenizer, ids, {"unmask": "fixed"})
     ours = load_folder(tmp_path / "tiny-diffusion")
     assert ours.lm.config == run.model.shape
     assert (ours.masked.mask_id, ours.masked.shift, ours.masked.block) == (ids["mask"], False, 0)

@@ -12,6 +12,7 @@ import pytest
 from specjax import models
 from specjax.lm import Block, Wants
 from specjax.models import LlamaConfig, LlamaLM, Masked, ModelError, masked, tensors, weights
+from specjax.spec.assemble import Plan, assemble
 
 LLADA = LlamaConfig(24, 16, 20, 2, 2, 2, 8, max_position_embeddings=32, rms_norm_eps=1e-5, rope_theta=5e5)
 DREAM = dataclasses.replace(LLADA, num_key_value_heads=1, rms_norm_eps=1e-6, rope_theta=1e6, qkv_bias=True)
@@ -165,3 +166,19 @@ def test_a_bad_llada_folder_is_one_clear_error(llada, tmp_path, change, said):
 def test_what_no_layout_expresses_is_not_saved(tmp_path, config, shift, said):
     with pytest.raises(ModelError, match=said):
         models.save(tmp_path / "x", LlamaLM(config), random_params(LlamaLM(config)), diffusion=Masked(1, shift))
+
+
+def test_the_policies_of_generation_config_are_those_that_decode(tmp_path, llada):
+    """Of a folder that names some, where the user names none; his own go before them."""
+    lm = LlamaLM(LLADA)
+    line, how = "threshold:threshold=0.97", Masked(23, False, unmask="threshold:threshold=0.97", cache="none")
+    models.save(tmp_path / "own", lm, random_params(lm), diffusion=how)
+    own, usual = models.load(tmp_path / "own", dtype="float32"), models.load(llada, dtype="float32")
+    assert own.masked == how
+    decoded = lambda model, **plan: assemble(model, Plan(**plan))[0].policy
+    assert decoded(own) == decoded(usual, unmask=line) != decoded(usual) == decoded(own, unmask="threshold")
+    kept = lambda model, **plan: assemble(model, Plan(**plan))[0].cache
+    assert kept(own) == kept(usual, cache="none") != kept(usual) == kept(own, cache="prefix")
+    (tmp_path / "own" / "generation_config.json").write_text('{"unmask": 3}')
+    with pytest.raises(ModelError, match="generation_config.json: unmask must be the line of a policy, not 3"):
+        models.load(tmp_path / "own")

@@ -221,6 +221,7 @@ def test_a_diffusion_folder_says_what_it_is(recipe, tokenizer, ids, tmp_path):
     ours = load_folder(tmp_path / "tiny-diffusion")
     assert ours.lm.config == run.model.shape
     assert (ours.masked.mask_id, ours.masked.shift, ours.masked.block) == (ids["mask"], False, 0)
+    assert ours.masked.unmask == "fixed"
 
 
 def test_a_probe_counts_answers_that_are_right_in_every_token(recipe, tokenizer, ids):

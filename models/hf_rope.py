@@ -19,19 +19,32 @@ def from_hf(config: dict[str, Any], max_positions: int) -> tuple[float, RopeScal
     Raises:
       ModelError: on a rope that is not supported, and on wrong fields.
     """
-    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    rope = an_object(name, config.get(name))
+    rope = _rope(config)
     theta = next((x for x in (rope.get("rope_theta"), config.get("rope_theta")) if x is not None), 10000.0)
     theta = positive("rope_theta", theta)
     if any(isinstance(value, dict) for value in rope.values()):
         raise ModelError(
             f"config.json has a rope of its own per layer type ({', '.join(rope)}); one for all is supported"
         )
-    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise ModelError(f"config.json has partial_rotary_factor {shown(partial)}; only whole heads are rotated")
     original = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
     return theta, scaling(rope, original or max_positions)
+
+
+def share(config: dict[str, Any]) -> float:
+    """The share of a head that is rotated.
+
+    Raises:
+      ModelError: where it is none.
+    """
+    part = _rope(config).get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if part is not None and not (is_positive(part) and part <= 1):
+        raise ModelError(f"config.json: partial_rotary_factor must be a share of a head, not {shown(part)}")
+    return 1.0 if part is None else float(part)
+
+
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    return an_object(name, config.get(name))
 
 
 def scaling(rope: dict[str, Any], original: Any) -> RopeScaling | None:
@@ -102,17 +115,16 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Any], Any], RopeSca
 """Of every type the fields that it needs, and what reads them with the positions of the first training."""
 
 _WRITTEN = {
-    "linear": {},
     "llama3": {name: name for name in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")},
     "yarn": {name: name for name in ("beta_fast", "beta_slow", "truncate", "original_max_position_embeddings")}
     | {"attention_factor": "magnitude"},
 }
-"""Of every type what a file says besides `factor`, and our names for it."""
+"""Of a type what a file says besides `factor`, and our names for it."""
 
 
 def to_hf(scaling: RopeScaling | None) -> dict[str, Any] | None:
     """`rope_scaling`."""
     if scaling is None:
         return None
-    fields = {name: getattr(scaling, own) for name, own in _WRITTEN[scaling.kind].items()}
+    fields = {name: getattr(scaling, own) for name, own in _WRITTEN.get(scaling.kind, {}).items()}
     return {"rope_type": scaling.kind, "factor": scaling.factor} | fields

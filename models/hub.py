@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.models import gemma_config, gemma_names, gemma_text, hf_config, orbax_folder, reading, tokenizer, weights
+from specjax.models import gemma_config, gemma_names, hf_config, orbax_folder, reading, tokenizer, weights
 from specjax.models import masked as masked_config
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
@@ -176,17 +176,17 @@ def _sources(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any], folder: Path, 
     if isinstance(lm, DiffusionGemmaLM):
         text = gemma_names.text_tensors(tensors, share)
         return weights.match(text, shapes, False, layout=gemma_names.hf_name)
-    if gemma_text.family_of(raw) is not None:
-        tensors = gemma_text.text_tensors(tensors, lm.config)
-    # conversions of LLaDA exist under Llama's names
-    kind = masked_config.kind_of(raw)
-    renamed = kind == "llada" and "model.embed_tokens.weight" in tensors
-    names = str if renamed else masked_config.NAMES.get(kind or "", str)
+    kind, layout = masked_config.kind_of(raw), weights.hf_name
+    if kind is None:
+        family = hf_config.family_of(raw)
+        names, layout, tensors = family.names, family.layout, family.text(tensors, lm.config)
+    else:  # conversions of LLaDA exist under Llama's names
+        renamed = kind == "llada" and "model.embed_tokens.weight" in tensors
+        names = str if renamed else masked_config.NAMES.get(kind, str)
     extra = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers"))
     if is_size(extra):  # layers that draft for the others, which a drafter reads
         tensors = {name: x for name, x in tensors.items() if not weights.extra_layer(name, lm.num_layers, extra)}
-    tied, layout = lm.config.tie_word_embeddings, gemma_text.layout_of(lm.config)
-    return weights.match(tensors, shapes, tied, names, layout, share)
+    return weights.match(tensors, shapes, lm.config.tie_word_embeddings, names, layout, share)
 
 
 def abstract(

@@ -58,6 +58,21 @@ INPUTS = {
     "hidden_size_per_layer_input": 6,
     "vocab_size_per_layer_input": 128,
 }
+GLM = {
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "use_qk_norm": True,
+    "attention_bias": True,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
@@ -83,6 +98,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3": ("Qwen3", {"num_key_value_heads": 1, "head_dim": 32, "attention_bias": True}),
+    "mixtral": (
+        "Mixtral",
+        {"num_key_value_heads": 2, "sliding_window": 8, "num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "glm4_moe": ("Glm4Moe", GLM),
     "gemma2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": ("Gemma3Text", GEMMA | {"layer_types": [SLIDING, FULL, SLIDING], "rope_parameters": GEMMA3_ROPES}),
     "gemma4": ("Gemma4Text", GEMMA | GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),

@@ -18,7 +18,10 @@ from specjax.models.llama import LlamaLM
 from specjax.sampling import Sampling
 
 STORIES = Path(__file__).parents[2].parent / "shared" / "data" / "stories260K"
-FAMILIES = ("llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma4", "gemma4_moe", "gemma4_small")
+FAMILIES = (
+    "llama2", "llama3", "mistral", "qwen2", "qwen3", "mixtral", "glm4_moe", "gemma2", "gemma3", "gemma4", "gemma4_moe",
+    "gemma4_small",
+)  # fmt: skip
 LENGTHS = (3, 9, 14, 21, 1)
 NEW = 24
 DRAFTERS = ("none", "prompt_lookup", "token_recycling", "chain", "static", "top_k", "eagle2", "fuse")
@@ -38,6 +41,8 @@ RAGGED = [(family, name) for family in FAMILIES for name in ("none", "static")] 
     ("qwen2", "fuse"),
     ("qwen3", "token_recycling"),
     ("qwen3", "chain"),
+    ("glm4_moe", "prompt_lookup"),
+    ("glm4_moe", "chain"),
     ("gemma2", "prompt_lookup"),
     ("gemma2", "chain"),
     ("gemma3", "prompt_lookup"),

@@ -1,0 +1,95 @@
+"""Folders of families: what is read and refused. Logits, texts and what is written are compared beside Llama's."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from specjax import models
+from specjax.models import ModelError, hf_config, tensors
+
+safetensors = pytest.importorskip("safetensors.numpy")
+FAMILIES = ("mixtral", "glm4_moe")
+
+
+def spoilt(folder, to, change):
+    """A copy of a folder whose tensors are changed."""
+    copy = shutil.copytree(folder, to)
+    arrays = safetensors.load_file(folder / "model.safetensors")
+    change(arrays)
+    safetensors.save_file(arrays, copy / "model.safetensors")
+    return copy
+
+
+def same(a, b):
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(map(np.array_equal, *map(jax.tree.leaves, (a, b))))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_tensor_counts(references, tmp_path, name):
+    """Those that are missing are named, each kind of them once, and so is one that is over; each reaches a parameter."""
+    folder = references(name).folder
+    kinds = {name.replace(".1.", ".2.").replace(".0.", ".2."): name for name in sorted(tensors.read_folder(folder))}
+    for at, tensor in enumerate(kinds.values()):
+        copy = spoilt(folder, tmp_path / str(at), lambda own, tensor=tensor: own.pop(tensor))
+        with pytest.raises(ModelError, match=f"missing {tensor} "):
+            models.load(copy)
+    more = {"model.layers.1.self_attn.sinks": np.zeros(4, np.float32)}
+    copy = spoilt(folder, tmp_path / "more", lambda own: own.update(more))
+    with pytest.raises(ModelError, match=r"unused model.layers.1.self_attn.sinks \[4\]"):
+        models.load(copy)
+
+
+def test_layers_that_draft_are_left_to_drafters(references, tmp_path):
+    """GLM-4.5's file counts them; those of another number are no part of the model."""
+    folder = references("glm4_moe").folder
+    config = json.loads((folder / "config.json").read_text())
+    plain = models.load(folder, dtype="float32")
+    drafting = {"model.layers.3.eh_proj.weight": np.ones((2, 4), np.float32)}
+    for count, layer in ((1, 3), (2, 4)):
+        named = {name.replace(".3.", f".{layer}."): x for name, x in drafting.items()}
+        copy = spoilt(folder, tmp_path / str(count), lambda own, named=named: own.update(named))
+        (copy / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": count}))
+        assert same(models.load(copy, dtype="float32").params, plain.params)
+        (copy / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": count - 1}))
+        with pytest.raises(ModelError, match=f"unused model.layers.{layer}.eh_proj.weight"):
+            models.load(copy)
+
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 8, "num_attention_heads": 8,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+CLASSES = {"mixtral": "Mixtral", "glm4_moe": "Glm4Moe"}
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_config_says_what_transformers_makes_of_it(kind):
+    """Fields that a file leaves out, and what we write."""
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{CLASSES[kind]}Config")
+    theirs = json.loads(config(**SIZES).to_json_string(use_diff=False))
+    ours = hf_config.from_hf({"model_type": kind} | SIZES)
+    assert ours == hf_config.from_hf(theirs | {"architectures": None, "model_type": kind})
+    written = hf_config.to_hf(ours)
+    again = json.loads(config.from_dict(written).to_json_string(use_diff=False))
+    assert hf_config.from_hf(written) == ours == hf_config.from_hf(again | {"architectures": written["architectures"]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    (
+        ("mixtral", {"num_local_experts": 0}, "positive integers for: num_experts"),
+        ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok 9 is above 8"),
+        ("glm4_moe", {"first_k_dense_replace": 8}, "first_k_dense_replace 8 leaves no layer with experts"),
+        ("glm4_moe", {"n_shared_experts": None}, "whole numbers for: n_shared_experts"),
+        ("glm4_moe", {"n_group": 3}, "128 experts do not form 3 groups"),
+        ("glm4_moe", {"partial_rotary_factor": 1.5}, "partial_rotary_factor must be a share of a head, not 1.5"),
+        ("glm4_moe", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; Glm4MoeForCausalLM has 'silu'"),
+    ),
+)
+def test_what_cannot_be_served_is_named(kind, change, said):
+    with pytest.raises(ModelError, match=said):
+        hf_config.from_hf({"model_type": kind} | SIZES | change)

@@ -10,6 +10,7 @@ from specjax.models import hf_rope
 from specjax.models.errors import ModelError
 from specjax.models.families.base import Family, rope
 from specjax.models.families.table import FAMILIES
+from specjax.models.families.unsupported import reason
 from specjax.models.fields import an_object, check_depth, check_fixed, flag, is_size, positive, shown
 from specjax.models.llama_config import LlamaConfig
 
@@ -126,4 +127,6 @@ def family_of(config: dict[str, Any]) -> Family:
         if {kind, family.architecture, *family.others} & set(named):
             return family
     found = ", ".join(named) or "none named"
-    raise ModelError(f"unsupported architecture: {found}; supported are {', '.join(SUPPORTED)}")
+    why = reason(named)
+    known = "" if why is None else f" ({why})"
+    raise ModelError(f"unsupported architecture: {found}{known}; supported are {', '.join(SUPPORTED)}")

@@ -234,7 +234,7 @@ def with_layers(model: Model, layers: int, mesh: jax.sharding.Mesh | None = None
       mesh: see `abstract`.
     """
     lm: Any = model.lm
-    of_each = [name for name in ("sliding_layers", "sparse_layers") if hasattr(lm.config, name)]
+    of_each = [name for name in ("sliding_layers", "sparse_layers", "rope_layers") if hasattr(lm.config, name)]
     kinds = {name: getattr(lm.config, name)[:layers] for name in of_each}
     if shared := getattr(lm.config, "num_kv_shared_layers", 0):
         kinds["num_kv_shared_layers"] = max(layers - (lm.config.num_hidden_layers - shared), 0)

@@ -12,7 +12,7 @@ Array = jax.Array
 
 def rope_frequencies(config: LlamaConfig) -> Array:
     """Inverse frequencies `[R / 2]` in float32, after the config's scaling, of the R channels of a head that are rotated."""
-    exponent = jnp.arange(0, config.rotary_dim, 2, dtype=jnp.float32) / config.rotary_dim
+    exponent = jnp.arange(0, config.rotary_dim, 2, dtype=jnp.float32) / max(config.rotary_dim, 1)
     freq = 1.0 / (config.rope_theta**exponent)
     scaling = config.rope_scaling
     if scaling is None:
@@ -73,6 +73,8 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
     """Rotary embedding of `[B, T, N, H]` by `rope_tables`, in the half-split layout of the Hugging Face weights; channels
     behind those that the tables are for stay as they are."""
     turned = 2 * cos.shape[-1]
+    if not turned:
+        return x
     if turned < x.shape[-1]:
         return jnp.concatenate([rotate(x[..., :turned], cos, sin), x[..., turned:]], axis=-1)
     halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, x.shape[-1] // 2)

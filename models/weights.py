@@ -40,6 +40,8 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
             module = f"model.layers.{layer}.post_attention_layernorm"
         case ["layers", layer, "attention", "q_norm" | "k_norm" as name]:
             module = f"model.layers.{layer}.self_attn.{name}"
+        case ["layers", layer, "attention", "q_wide_norm" | "k_wide_norm" as name]:
+            module = f"model.layers.{layer}.self_attn.{name[0]}_norm"
         case ["layers", layer, "attention", name]:
             module = f"model.layers.{layer}.self_attn.{name}_proj"
         case ["layers", layer, "mlp", "router"]:

@@ -2,7 +2,7 @@
 a model is."""
 
 from specjax.models import gemma_text
-from specjax.models.families import glm, llama, mixtral, qwen
+from specjax.models.families import glm, granite, llama, mixtral, olmo, qwen, smollm3
 from specjax.models.families.base import Family
 
 FAMILIES: dict[str, Family] = {
@@ -13,6 +13,11 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": qwen.QWEN3_MOE,
     "mixtral": mixtral.MIXTRAL,
     "glm4_moe": glm.GLM4_MOE,
+    "olmo2": olmo.OLMO2,
+    "olmo3": olmo.OLMO3,
+    "smollm3": smollm3.SMOLLM3,
+    "granite": granite.GRANITE,
+    "granitemoehybrid": granite.GRANITE_4,
     **gemma_text.FAMILIES,
 }
 """By `model_type`."""

@@ -73,6 +73,38 @@ GLM = {
     "use_qk_norm": True,
     "attention_bias": True,
 }
+OLMO3 = {
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+    "layer_types": [SLIDING, FULL, SLIDING],
+    "sliding_window": 7,
+    "rope_parameters": {
+        SLIDING: {"rope_type": "default", "rope_theta": 100.0},
+        FULL: {
+            "rope_type": "yarn",
+            "rope_theta": 1000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 4.0,
+            "beta_slow": 0.5,
+        },
+    },
+}
+GRANITE = {
+    "num_key_value_heads": 2,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.5,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.11,
+}
+GRANITE4 = {
+    "layer_types": [FULL] * 2,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "shared_intermediate_size": 80,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
@@ -103,6 +135,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_key_value_heads": 2, "sliding_window": 8, "num_local_experts": 5, "num_experts_per_tok": 2},
     ),
     "glm4_moe": ("Glm4Moe", GLM),
+    "olmo2": ("Olmo2", {"num_key_value_heads": 2, "attention_bias": True}),
+    "olmo3": ("Olmo3", OLMO3),
+    "smollm3": (
+        "SmolLM3",
+        {"num_key_value_heads": 2, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "pad_token_id": None},
+    ),
+    "granite": ("Granite", GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "granite4": ("GraniteMoeHybrid", GRANITE | GRANITE4),
     "gemma2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": ("Gemma3Text", GEMMA | {"layer_types": [SLIDING, FULL, SLIDING], "rope_parameters": GEMMA3_ROPES}),
     "gemma4": ("Gemma4Text", GEMMA | GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),

@@ -11,7 +11,7 @@ from specjax import models
 from specjax.models import ModelError, hf_config, tensors
 
 safetensors = pytest.importorskip("safetensors.numpy")
-FAMILIES = ("mixtral", "glm4_moe")
+FAMILIES = ("mixtral", "glm4_moe", "olmo2", "olmo3", "smollm3", "granite", "granite4")
 
 
 def spoilt(folder, to, change):
@@ -62,7 +62,9 @@ SIZES = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 8, "num_attention_heads": 8,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
-CLASSES = {"mixtral": "Mixtral", "glm4_moe": "Glm4Moe"}
+CLASSES = {
+    "mixtral": "Mixtral", "glm4_moe": "Glm4Moe", "olmo2": "Olmo2", "olmo3": "Olmo3", "smollm3": "SmolLM3", "granite": "Granite",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -78,6 +80,16 @@ def test_a_config_says_what_transformers_makes_of_it(kind):
     assert hf_config.from_hf(written) == ours == hf_config.from_hf(again | {"architectures": written["architectures"]})
 
 
+def test_granite_4_of_attention_layers_is_granite_3():
+    """Where it has positions; their tensors differ in names alone."""
+    parts = {"num_local_experts": 0, "layer_types": ["full_attention"] * 8, "shared_intermediate_size": 24}
+    read = lambda **more: hf_config.from_hf({"model_type": "granitemoehybrid"} | SIZES | parts | more)
+    assert read().partial_rotary_factor == 0 and hf_config.to_hf(read())["model_type"] == "granitemoehybrid"
+    turned = read(position_embedding_type="rope", attention_multiplier=0.1)
+    assert (turned.partial_rotary_factor, turned.intermediate_size, turned.attention_scale) == (1, 24, 0.1)
+    assert hf_config.to_hf(turned)["model_type"] == "granite"
+
+
 @pytest.mark.parametrize(
     ("kind", "change", "said"),
     (
@@ -87,9 +99,31 @@ def test_a_config_says_what_transformers_makes_of_it(kind):
         ("glm4_moe", {"n_shared_experts": None}, "whole numbers for: n_shared_experts"),
         ("glm4_moe", {"n_group": 3}, "128 experts do not form 3 groups"),
         ("glm4_moe", {"partial_rotary_factor": 1.5}, "partial_rotary_factor must be a share of a head, not 1.5"),
+        ("olmo3", {"sliding_window": None}, "layer_types has sliding_attention, but the sliding window is off"),
+        ("olmo3", {"rope_scaling": {"rope_type": "dynamic"}}, "rope type 'dynamic'"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, r"no_rope_layers must have 0 or 1 for each layer, not \[1, 0\]"),
+        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval must be a number of layers, not 0"),
+        ("granite", {"residual_multiplier": 0}, "residual_multiplier must be a positive number, not 0"),
+        ("granitemoehybrid", {}, "layer_types has mamba layers; .* state space layers .Mamba. are not supported"),
+        (
+            "granitemoehybrid",
+            {"layers_block_type": ["attention"] * 7 + ["linear_attention"]},
+            "layer_types has linear_attention layers; GraniteMoeHybridForCausalLM is read where all 8 are attention",
+        ),
+        ("granitemoehybrid", {"layer_types": ["attention"] * 8}, "num_local_experts 8 is not supported"),
         ("glm4_moe", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; Glm4MoeForCausalLM has 'silu'"),
     ),
 )
 def test_what_cannot_be_served_is_named(kind, change, said):
     with pytest.raises(ModelError, match=said):
         hf_config.from_hf({"model_type": kind} | SIZES | change)
+
+
+@pytest.mark.parametrize("named", ({"architectures": ["Qwen3NextForCausalLM"]}, {"model_type": "qwen3_next"}))
+def test_an_architecture_that_is_not_read_has_its_reason(named):
+    with pytest.raises(
+        ModelError, match=r"(?i)qwen3_?next.*\(layers of linear attention: .* running state\); supported are Llama"
+    ):
+        hf_config.from_hf(named | SIZES)
+    with pytest.raises(ModelError, match=r"unsupported architecture: OwnForCausalLM; supported are LlamaForCausalLM, "):
+        hf_config.from_hf({"architectures": ["OwnForCausalLM"]} | SIZES)

@@ -19,8 +19,8 @@ from specjax.sampling import Sampling
 
 STORIES = Path(__file__).parents[2].parent / "shared" / "data" / "stories260K"
 FAMILIES = (
-    "llama2", "llama3", "mistral", "qwen2", "qwen3", "mixtral", "glm4_moe", "gemma2", "gemma3", "gemma4", "gemma4_moe",
-    "gemma4_small",
+    "llama2", "llama3", "mistral", "qwen2", "qwen3", "mixtral", "glm4_moe", "olmo2", "olmo3", "smollm3", "granite", "granite4",
+    "gemma2", "gemma3", "gemma4", "gemma4_moe", "gemma4_small",
 )  # fmt: skip
 LENGTHS = (3, 9, 14, 21, 1)
 NEW = 24
@@ -43,6 +43,10 @@ RAGGED = [(family, name) for family in FAMILIES for name in ("none", "static")] 
     ("qwen3", "chain"),
     ("glm4_moe", "prompt_lookup"),
     ("glm4_moe", "chain"),
+    ("olmo3", "prompt_lookup"),
+    ("olmo3", "chain"),
+    ("smollm3", "chain"),
+    ("granite", "prompt_lookup"),
     ("gemma2", "prompt_lookup"),
     ("gemma2", "chain"),
     ("gemma3", "prompt_lookup"),

@@ -9,12 +9,13 @@ from specjax.models.fields import an_object, flag, is_positive, is_size, positiv
 from specjax.models.llama_config import RopeScaling
 
 
-def from_hf(config: dict[str, Any], max_positions: int) -> tuple[float, RopeScaling | None]:
+def from_hf(config: dict[str, Any], max_positions: int, pairs: int = 0) -> tuple[float, RopeScaling | None]:
     """Base and scaling; `rope_scaling` (transformers 4) goes before `rope_parameters` (5), as in transformers 5.
 
     Args:
       config: the parsed file.
       max_positions: the positions that a model was made for.
+      pairs: how many frequencies a `longrope` has factors for; 0 where a model may not have one.
 
     Raises:
       ModelError: on a rope that is not supported, and on wrong fields.
@@ -27,6 +28,8 @@ def from_hf(config: dict[str, Any], max_positions: int) -> tuple[float, RopeScal
             f"config.json has a rope of its own per layer type ({', '.join(rope)}); one for all is supported"
         )
     original = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
+    if pairs and "longrope" in (rope.get("rope_type"), rope.get("type")):
+        return theta, _longrope(rope, original or max_positions, max_positions, pairs)
     return theta, scaling(rope, original or max_positions)
 
 
@@ -105,6 +108,34 @@ def _yarn(rope: dict[str, Any], original: Any) -> RopeScaling:
         "yarn", factor, original_max_position_embeddings=original, beta_fast=betas[0], beta_slow=betas[1], truncate=truncate,
         magnitude=magnitude,
     )  # fmt: skip
+
+
+def _longrope(rope: dict[str, Any], original: Any, most: int, pairs: int) -> RopeScaling:
+    factors: dict[str, Any] = {name: rope.get(name) for name in ("short_factor", "long_factor")}
+    for name, own in factors.items():
+        if not isinstance(own, list) or len(own) != pairs or not all(is_positive(x) for x in own):
+            raise ModelError(
+                f"config.json: rope type 'longrope' needs {pairs} positive numbers for {name}, not {shown(own)}"
+            )
+    if not is_size(original):
+        raise ModelError(
+            f"config.json: original_max_position_embeddings must be a positive integer, not {shown(original)}"
+        )
+    magnitude = rope.get("attention_factor")
+    if magnitude is None:
+        scale = rope.get("factor")
+        grown = most if scale is None else positive("factor", scale) * original
+        magnitude = long_magnitude(grown, original)
+    short, long = (tuple(float(x) for x in own) for own in factors.values())
+    return RopeScaling(
+        "longrope", 1.0, original_max_position_embeddings=original, magnitude=positive("attention_factor", magnitude),
+        short_factor=short, long_factor=long,
+    )  # fmt: skip
+
+
+def long_magnitude(most: float, original: int) -> float:
+    """What `longrope` multiplies cosines and sines by: of a model that was extended from `original` positions to `most`."""
+    return 1.0 if most <= original or original == 1 else math.sqrt(1 + math.log(most / original) / math.log(original))
 
 
 _KINDS: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Any], Any], RopeScaling]]] = {

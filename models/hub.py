@@ -134,7 +134,13 @@ def retyped(model: Model, dtype: Any) -> Model:
     return dataclasses.replace(model, lm=lm, params=params, dtype=kind)
 
 
-def load(folder_or_hub_id: str | os.PathLike[str], dtype: Any = None, mesh: jax.sharding.Mesh | None = None) -> Model:
+def load(
+    folder_or_hub_id: str | os.PathLike[str],
+    dtype: Any = None,
+    mesh: jax.sharding.Mesh | None = None,
+    *,
+    longest: int | None = None,
+) -> Model:
     """Reads a model: a folder, of Hugging Face or of `save`, the name of a shipped model, or a Hugging Face hub id.
 
     Args:
@@ -142,6 +148,8 @@ def load(folder_or_hub_id: str | os.PathLike[str], dtype: Any = None, mesh: jax.
       dtype: the type of the parameters; None is float32 on a CPU and bfloat16 elsewhere. `layercast` stores them in bfloat16
         and computes with them in float32.
       mesh: places every parameter by `specjax.sharding.rules`, reading only the byte ranges of this host's shards.
+      longest: how many positions it is used for; None: as many as `config.json` says. A rope that has numbers for short and for
+        long texts (`longrope` of Phi-3) takes those for this length, for all of a text and for every text.
 
     Raises:
       ModelError: (a ValueError) when there is no such model, the folder is incomplete, the architecture is not
@@ -156,7 +164,7 @@ def load(folder_or_hub_id: str | os.PathLike[str], dtype: Any = None, mesh: jax.
     raw = read_json(config_file)
     words = functools.cache(lambda: tokenizer.load(folder))
     lm, diffusion = architecture(raw, config_file, lambda: getattr(words(), "mask_token_id", None))
-    lm, dtype = _typed(lm, dtype)
+    lm, dtype = _typed(lm if longest is None else _shortened(lm, longest), dtype)
     wide = widened(lm, mesh)
     eos_ids = _eos_ids(folder, raw)  # our own checks come before those of transformers
     model = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion)
@@ -168,6 +176,15 @@ def load(folder_or_hub_id: str | os.PathLike[str], dtype: Any = None, mesh: jax.
         with bar(f"loading {name}", len(jax.tree.leaves(sources))) as advance:
             params = reading.read(sources, dtype, places, advance)
     return dataclasses.replace(model, params=params if mesh is None else with_copies(wide, params, mesh))
+
+
+def _shortened(lm: Any, longest: int) -> Any:
+    most = getattr(lm.config, "max_position_embeddings", NO_LIMIT)
+    if not isinstance(lm, LlamaLM) or not is_size(longest) or longest > most:
+        raise ModelError(
+            f"longest must be a number of positions of a model of the Llama family, up to {most}, not {longest!r}"
+        )
+    return dataclasses.replace(lm, config=dataclasses.replace(lm.config, max_position_embeddings=longest))
 
 
 def _sources(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any], folder: Path, dtype: Any, share: Any) -> Any:

@@ -15,17 +15,22 @@ class RopeScaling:
     Attributes:
       kind: `linear` divides positions by `factor`; `llama3` rescales low frequencies only (Llama 3.1, section 3.3);
         `proportional` divides positions, and rotates only the fastest pairs of a head (Gemma 4); `yarn` divides low
-        frequencies, leaves high ones and blends those between (Peng et al. 2023, arXiv:2309.00071, section 3.2).
+        frequencies, leaves high ones and blends those between (Peng et al. 2023, arXiv:2309.00071, section 3.2); `longrope`
+        divides each frequency by a number of its own (Ding et al. 2024, arXiv:2402.13753). There are two sets of those, and one
+        serves all positions of a model: keys in a cache keep theirs, so that a text that outgrew the first training's positions
+        would mix both, and depend on how it was cut into passes.
       factor: see `kind`.
       beta_fast: of `yarn`: pairs that turn at least so often within the first training's positions stay as they are.
       beta_slow: those that turn at most so often are divided.
       truncate: whether the first and last pair of those between are whole numbers, rounded outwards.
       magnitude: what cosines and sines are multiplied by, so that scores are by its square.
+      short_factor: of `longrope`, for each pair, where `max_position_embeddings` is at most `original_max_position_embeddings`.
+      long_factor: where it is above.
       rotated: how many of a head's pairs `proportional` rotates; a pair is a channel of a head's first half and the one of its
         second half.
     """
 
-    kind: Literal["linear", "llama3", "proportional", "yarn"]
+    kind: Literal["linear", "llama3", "proportional", "yarn", "longrope"]
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -35,6 +40,8 @@ class RopeScaling:
     beta_slow: float = 1.0
     truncate: bool = True
     magnitude: float = 1.0
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

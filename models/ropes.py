@@ -21,6 +21,9 @@ def rope_frequencies(config: LlamaConfig) -> Array:
         return freq / scaling.factor
     if scaling.kind == "proportional":
         return jnp.where(jnp.arange(freq.shape[0]) < scaling.rotated, freq, 0.0) / scaling.factor
+    if scaling.kind == "longrope":
+        long = config.max_position_embeddings > scaling.original_max_position_embeddings
+        return freq / jnp.asarray(scaling.long_factor if long else scaling.short_factor, jnp.float32)
     if scaling.kind == "yarn":
         kept = yarn_kept(scaling, config.rope_theta, freq.shape[0])
         return freq * kept + freq / scaling.factor * (1 - kept)

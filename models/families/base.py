@@ -46,8 +46,17 @@ class Family:
     note: str = ""
 
 
-def rope(get: Fields, partial: bool = False) -> dict[str, Any]:
-    """One rope for all layers; `partial`: whether a file may say that it rotates a part of each head."""
+def rope(get: Fields, partial: bool = False, long: int = 0) -> dict[str, Any]:
+    """One rope for all layers.
+
+    Args:
+      get: a field of the file.
+      partial: whether the file may say that it rotates a part of each head.
+      long: the width of a head whose rope may be `longrope`; 0 where it may not.
+
+    Raises:
+      ModelError: on a rope that is not supported, and on wrong fields.
+    """
     names = (
         "rope_theta",
         "rope_scaling",
@@ -59,7 +68,7 @@ def rope(get: Fields, partial: bool = False) -> dict[str, Any]:
     share = hf_rope.share(fields)
     if share != 1 and not partial:
         raise ModelError(f"config.json has partial_rotary_factor {shown(share)}; only whole heads are rotated")
-    theta, scaling = hf_rope.from_hf(fields, get("max_position_embeddings"))
+    theta, scaling = hf_rope.from_hf(fields, get("max_position_embeddings"), int(long * share) // 2)
     return {"rope_theta": theta, "rope_scaling": scaling} | ({"partial_rotary_factor": share} if partial else {})
 
 
@@ -93,3 +102,10 @@ def attention_bias(get: Fields) -> dict[str, Any]:
 def sparse_layers(config: LlamaConfig) -> list[bool]:
     """Whether each layer has experts."""
     return [config.sparse(i) for i in range(config.num_hidden_layers)]
+
+
+def joined(name: str, parts: Mapping[str, str]) -> str:
+    """The name of a tensor that several parameters share, by the end of the module's name in Llama's layout."""
+    module = name.removesuffix(".weight")
+    found = next((ours for ours in parts if module.endswith(f".{ours}")), None)
+    return name if found is None else module.removesuffix(found) + parts[found]

@@ -70,10 +70,9 @@ def _write_4(config: LlamaConfig) -> dict[str, Any]:
 
 
 _JOINED = {
-    "mlp.gate_proj": "input_linear.weight#0",
-    "mlp.up_proj": "input_linear.weight#1",
-    "mlp.down_proj": "output_linear.weight",
-}
+    "mlp.gate_proj": "shared_mlp.input_linear.weight#0", "mlp.up_proj": "shared_mlp.input_linear.weight#1",
+    "mlp.down_proj": "shared_mlp.output_linear.weight",
+}  # fmt: skip
 
 
 def tensor_name(name: str) -> str:
@@ -82,10 +81,7 @@ def tensor_name(name: str) -> str:
     >>> tensor_name("model.layers.3.mlp.up_proj.weight")
     'model.layers.3.shared_mlp.input_linear.weight#1'
     """
-    for ours, theirs in _JOINED.items():
-        if name.endswith(f".{ours}.weight"):
-            return name.removesuffix(f"{ours}.weight") + f"shared_mlp.{theirs}"
-    return name
+    return base.joined(name, _JOINED)
 
 
 _NOTE = "multipliers of embeddings, scores, branches and logits; biases of attention"

@@ -2,7 +2,7 @@
 a model is."""
 
 from specjax.models import gemma_text
-from specjax.models.families import glm, granite, llama, mixtral, olmo, qwen, smollm3
+from specjax.models.families import glm, granite, llama, mixtral, olmo, phi3, qwen, smollm3
 from specjax.models.families.base import Family
 
 FAMILIES: dict[str, Family] = {
@@ -18,6 +18,7 @@ FAMILIES: dict[str, Family] = {
     "smollm3": smollm3.SMOLLM3,
     "granite": granite.GRANITE,
     "granitemoehybrid": granite.GRANITE_4,
+    "phi3": phi3.PHI3,
     **gemma_text.FAMILIES,
 }
 """By `model_type`."""

@@ -105,6 +105,20 @@ GRANITE4 = {
     "mamba_n_heads": 4,
     "mamba_d_head": 32,
 }
+PHI3 = {
+    "num_key_value_heads": 2,
+    "sliding_window": 8,
+    "pad_token_id": None,
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 1,  # so that transformers has the long factors for every text
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 100.0,
+        "short_factor": [1.0] * 6,
+        "long_factor": [1.1, 1.3, 1.9, 2.5, 4.0, 5.5],
+        "attention_factor": 1.2,
+    },
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
@@ -143,6 +157,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite": ("Granite", GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "granite4": ("GraniteMoeHybrid", GRANITE | GRANITE4),
+    "phi3": ("Phi3", PHI3),
     "gemma2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": ("Gemma3Text", GEMMA | {"layer_types": [SLIDING, FULL, SLIDING], "rope_parameters": GEMMA3_ROPES}),
     "gemma4": ("Gemma4Text", GEMMA | GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),

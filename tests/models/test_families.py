@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from specjax import models
+from specjax.lm import Block, Wants
 from specjax.models import ModelError, hf_config, tensors
 
 safetensors = pytest.importorskip("safetensors.numpy")
-FAMILIES = ("mixtral", "glm4_moe", "olmo2", "olmo3", "smollm3", "granite", "granite4")
+FAMILIES = ("mixtral", "glm4_moe", "olmo2", "olmo3", "smollm3", "granite", "granite4", "phi3")
 
 
 def spoilt(folder, to, change):
@@ -64,7 +65,11 @@ SIZES = {
 }  # fmt: skip
 CLASSES = {
     "mixtral": "Mixtral", "glm4_moe": "Glm4Moe", "olmo2": "Olmo2", "olmo3": "Olmo3", "smollm3": "SmolLM3", "granite": "Granite",
+    "phi3": "Phi3",
 }  # fmt: skip
+
+
+LONG = {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 5.0, 9.0]}
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -111,6 +116,14 @@ def test_granite_4_of_attention_layers_is_granite_3():
             "layer_types has linear_attention layers; GraniteMoeHybridForCausalLM is read where all 8 are attention",
         ),
         ("granitemoehybrid", {"layer_types": ["attention"] * 8}, "num_local_experts 8 is not supported"),
+        (
+            "phi3",
+            {"rope_scaling": LONG | {"short_factor": [1.0] * 3}},
+            "needs 4 positive numbers for short_factor, not",
+        ),
+        ("phi3", {"rope_scaling": LONG | {"long_factor": None}}, "needs 4 positive numbers for long_factor, not None"),
+        ("phi3", {"rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic'"),
+        ("llama", {"rope_scaling": LONG}, "rope type 'longrope'; supported are default"),
         ("glm4_moe", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; Glm4MoeForCausalLM has 'silu'"),
     ),
 )
@@ -127,3 +140,53 @@ def test_an_architecture_that_is_not_read_has_its_reason(named):
         hf_config.from_hf(named | SIZES)
     with pytest.raises(ModelError, match=r"unsupported architecture: OwnForCausalLM; supported are LlamaForCausalLM, "):
         hf_config.from_hf({"architectures": ["OwnForCausalLM"]} | SIZES)
+
+
+def test_a_long_rope_is_one_for_all_of_a_text(tmp_path):
+    """Chosen when a model is loaded. transformers chooses by the longest text of a pass, so that its cache may mix both."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 100.0,
+        "short_factor": [1.0, 1.2, 1.5],
+        "long_factor": [2.0, 3.0, 7.0],
+    }
+    config = transformers.Phi3Config(
+        **SIZES | {"num_hidden_layers": 2}, initializer_range=0.3, max_position_embeddings=64,
+        original_max_position_embeddings=16, partial_rotary_factor=0.75, rope_parameters=rope,
+    )  # fmt: skip
+    reference = transformers.Phi3ForCausalLM(config).eval()
+    reference.save_pretrained(tmp_path / "plain")
+    ids = np.random.default_rng(0).integers(3, 64, (1, 30))
+
+    def theirs(model, count):
+        with torch.no_grad():
+            return model(torch.as_tensor(ids[:, :count])).logits.numpy()
+
+    def ours(model, count, chunk):
+        """Behind a cache, `chunk` tokens a pass."""
+        lm, cache, out = model.lm, model.lm.init_cache(1, 32), []
+        for at in range(0, count, chunk):
+            tokens = ids[:, at : min(at + chunk, count)]
+            block = Block(tokens, at + np.arange(tokens.shape[1])[None], np.full(1, at, np.int32))
+            found = lm(model.params, block, cache, wants=Wants(logits=True))
+            cache = lm.commit(cache, found.delta, None, block.length)
+            out.append(found.logits)
+        return np.concatenate(out, axis=1)
+
+    long, short = (models.load(tmp_path / "plain", dtype="float32", longest=most) for most in (None, 16))
+    assert short.max_length == 16 and long.max_length == 64
+    for model, count in ((long, 30), (short, 16)):
+        for chunk in (count, count // 2):
+            np.testing.assert_allclose(ours(model, count, chunk), theirs(reference, count), atol=1e-4)
+    assert np.abs(ours(long, 16, 16) - theirs(reference, 16)).max() > 0.1  # short in transformers
+    models.save(tmp_path / "short", short.lm, short.params)
+    assert models.load(tmp_path / "short", dtype="float32").lm == short.lm
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "short", dtype="float32").eval()
+    np.testing.assert_allclose(theirs(again, 16), theirs(reference, 16), atol=1e-4)
+    for wrong in (65, 0, "16"):
+        with pytest.raises(ModelError, match="longest must be a number of positions .* up to 64"):
+            models.load(tmp_path / "plain", longest=wrong)

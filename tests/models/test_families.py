@@ -1,5 +1,6 @@
 """Folders of families: what is read and refused. Logits, texts and what is written are compared beside Llama's."""
 
+import functools
 import json
 import shutil
 
@@ -142,6 +143,13 @@ def test_an_architecture_that_is_not_read_has_its_reason(named):
         hf_config.from_hf({"architectures": ["OwnForCausalLM"]} | SIZES)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def forward(lm, params, block, cache):
+    """Logits, and the cache with the block in it."""
+    found = lm(params, block, cache, wants=Wants(logits=True))
+    return found.logits, lm.commit(cache, found.delta, None, block.length)
+
+
 def test_a_long_rope_is_one_for_all_of_a_text(tmp_path):
     """Chosen when a model is loaded. transformers chooses by the longest text of a pass, so that its cache may mix both."""
     import torch
@@ -172,9 +180,8 @@ def test_a_long_rope_is_one_for_all_of_a_text(tmp_path):
         for at in range(0, count, chunk):
             tokens = ids[:, at : min(at + chunk, count)]
             block = Block(tokens, at + np.arange(tokens.shape[1])[None], np.full(1, at, np.int32))
-            found = lm(model.params, block, cache, wants=Wants(logits=True))
-            cache = lm.commit(cache, found.delta, None, block.length)
-            out.append(found.logits)
+            logits, cache = forward(lm, model.params, block, cache)
+            out.append(logits)
         return np.concatenate(out, axis=1)
 
     long, short = (models.load(tmp_path / "plain", dtype="float32", longest=most) for most in (None, 16))

@@ -1,8 +1,10 @@
 """Folders of families: what is read and refused. Logits, texts and what is written are compared beside Llama's."""
 
+import copy
 import functools
 import json
 import shutil
+from typing import Any
 
 import jax
 import numpy as np
@@ -73,17 +75,58 @@ CLASSES = {
 LONG = {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 5.0, 9.0]}
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+MORE: dict[str, dict[str, Any]] = {
+    "mixtral": {"sliding_window": 5, "rope_theta": 1e5, "num_local_experts": 4},
+    "glm4_moe": {
+        "partial_rotary_factor": 0.25,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 0,
+        "head_dim": 16,
+    },
+    "olmo2": {"rope_theta": 5e5, "rope_scaling": YARN, "attention_bias": True, "num_key_value_heads": 2},
+    "olmo3": {"rope_theta": 2e5, "rope_scaling": YARN, "sliding_window": 9},
+    "smollm3": {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 7, "mlp_bias": True},
+    "granite": {
+        "attention_multiplier": 0.1,
+        "residual_multiplier": 0.2,
+        "embedding_multiplier": 3,
+        "logits_scaling": 4,
+    },
+    "phi3": {
+        "rope_scaling": LONG,
+        "max_position_embeddings": 8192,
+        "rope_theta": 1e5,
+        "sliding_window": 9,
+    },
+}
+"""As files of transformers 4 say it."""
+
+
 @pytest.mark.parametrize("kind", CLASSES)
 def test_a_config_says_what_transformers_makes_of_it(kind):
     """Fields that a file leaves out, and what we write."""
     transformers = pytest.importorskip("transformers")
     config = getattr(transformers, f"{CLASSES[kind]}Config")
-    theirs = json.loads(config(**SIZES).to_json_string(use_diff=False))
-    ours = hf_config.from_hf({"model_type": kind} | SIZES)
-    assert ours == hf_config.from_hf(theirs | {"architectures": None, "model_type": kind})
-    written = hf_config.to_hf(ours)
-    again = json.loads(config.from_dict(written).to_json_string(use_diff=False))
-    assert hf_config.from_hf(written) == ours == hf_config.from_hf(again | {"architectures": written["architectures"]})
+    read = {}
+    for given in (SIZES, SIZES | MORE[kind]):
+        theirs = json.loads(config.from_dict(copy.deepcopy(given)).to_json_string(use_diff=False))
+        ours = hf_config.from_hf({"model_type": kind} | given)
+        assert ours == hf_config.from_hf(theirs | {"architectures": None, "model_type": kind})
+        written = hf_config.to_hf(ours)
+        again = json.loads(config.from_dict(copy.deepcopy(written)).to_json_string(use_diff=False))
+        assert (
+            hf_config.from_hf(written) == ours == hf_config.from_hf(again | {"architectures": written["architectures"]})
+        )
+        read[written["model_type"]] = ours
+    assert set(read) <= {kind, "llama"} and len({*read.values()}) == len(read) and ours in read.values()
+
+
+def test_old_names_of_phi_3s_rope():
+    """Which transformers 5 takes for longrope, where it has the fields that it asks of that."""
+    read = lambda kind: hf_config.from_hf({"model_type": "phi3", "rope_scaling": LONG | {"type": kind}} | SIZES)
+    assert read("su") == read("yarn") == read("longrope") != hf_config.from_hf({"model_type": "phi3"} | SIZES)
 
 
 def test_granite_4_of_attention_layers_is_granite_3():
@@ -197,3 +240,40 @@ def test_a_long_rope_is_one_for_all_of_a_text(tmp_path):
     for wrong in (65, 0, "16"):
         with pytest.raises(ModelError, match="longest must be a number of positions .* up to 64"):
             models.load(tmp_path / "plain", longest=wrong)
+
+
+PUBLISHED = {
+    "mistralai/Mixtral-8x7B-v0.1": (46.7, {
+        "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32,
+    }),
+    "zai-org/GLM-4.5-Air": (106, {
+        "model_type": "glm4_moe", "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 10944, "head_dim": 128,
+        "num_hidden_layers": 46, "num_attention_heads": 96,
+    }),
+    "allenai/OLMo-2-1124-7B": (7.3, {
+        "model_type": "olmo2", "vocab_size": 100352, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    }),
+    "HuggingFaceTB/SmolLM3-3B": (3.08, {
+        "model_type": "smollm3", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 11008,
+        "num_hidden_layers": 36, "num_attention_heads": 16,
+    }),
+    "ibm-granite/granite-3.3-8b-instruct": (8.17, {
+        "model_type": "granite", "vocab_size": 49159, "hidden_size": 4096, "intermediate_size": 12800, "num_hidden_layers": 40,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": True,
+    }),
+    "microsoft/Phi-4-mini-instruct": (3.84, {
+        "model_type": "phi3", "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
+        "num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_sizes_of_published_models(name, tmp_path):
+    """Parameters in billions, as their cards say them."""
+    billions, config = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    count = sum(leaf.size for leaf in jax.tree.leaves(models.abstract(tmp_path).params))
+    assert abs(count / 1e9 - billions) < 0.02 * billions, count

@@ -128,11 +128,16 @@ def test_the_commands_take_it(references, tmp_path, capsys):
     assert run("convert", folder, tmp_path / "whole", *words)[0] == 0
     whole, merged = models.load(tmp_path / "whole"), models.load(folder, adapter=tmp_path / "lora")
     assert all(map(np.array_equal, jax.tree.leaves(whole.params), jax.tree.leaves(merged.params)))
-    (tmp_path / "lines.jsonl").write_text('{"prompt": [5], "continuation": [6]}')
+    (tmp_path / "scored.jsonl").write_text('{"prompt": [5], "continuation": [6]}')
+    (tmp_path / "lines.jsonl").write_text('{"prompt": [5], "max_new_tokens": 2}')
     here = ("--model", folder, "--adapter")
+    job = ("generate", "--input", tmp_path / "lines.jsonl", "--output", tmp_path / "out.jsonl", "--max-new-tokens", 2)
+    assert run(*job, *here, tmp_path / "lora")[0] == 0 and run(*job, *here, tmp_path / "lora")[0] == 0
+    status, err = run(*job, "--model", folder)  # what was begun with it does not go on without
+    assert status == 2 and "adapter" in err, err
     for words, said in (
         (("generate", *here, tmp_path / "none", "x"), "unknown adapter"),
-        (("score", *here, tmp_path, "--input", tmp_path / "lines.jsonl"), "has no adapter_config.json"),
+        (("score", *here, tmp_path, "--input", tmp_path / "scored.jsonl"), "has no adapter_config.json"),
         (("bench", *here, tmp_path, "--peer", "transformers"), "--adapter: other engines would read"),
         (("convert", "medusa", tmp_path / "y", "--format", "eagle3", "--adapter", "x"), "--adapter are for models"),
     ):

@@ -73,18 +73,22 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
       ModelError: when no family has this combination of parts, naming those in which the nearest differs.
     """
     found: list[tuple[list[str], str]] = []
+    refused = []
     for kind, family in FAMILIES.items():
         own = family.write(config)
         out = _shared(config) | ({} if "rope_parameters" in own else _rope(config)) | own
         out |= {"architectures": [family.architecture], "model_type": kind}
         try:
             again = from_hf(out)
-        except ModelError:
+        except ModelError as error:
+            refused.append(error)
             continue
         wrong = _parts(config, again)
         if not wrong:
             return out
         found.append((wrong, family.architecture))
+    if not found:
+        raise refused[0]
     wrong, nearest = min(found, key=lambda one: len(one[0]))
     raise ModelError(
         f"no supported architecture has {', '.join(wrong)} with the rest of this model; {nearest} comes nearest"

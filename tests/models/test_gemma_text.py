@@ -114,6 +114,8 @@ def test_what_cannot_be_served_is_named(kind, change, said):
 def test_what_no_family_has_is_not_written():
     plain = LlamaConfig(24, 16, 20, 1, 2, 2, 8)
     gemma = hf_config.from_hf({"model_type": "gemma2", "num_hidden_layers": 2})
+    with pytest.raises(ModelError, match="2 attention heads do not split over 3"):
+        hf_config.to_hf(LlamaConfig(24, 16, 20, 1, 2, 3, 8))
     for config, said in (
         ({**vars(plain), "final_logit_softcapping": 3.0}, "has final_logit_softcapping=3.0 with the rest"),
         ({**vars(gemma), "hidden_act": "silu"}, "has hidden_act='silu' with the rest of this model; Gemma2ForCausalLM"),

@@ -25,7 +25,7 @@ from support.conformance import (
 from support.mesh_law import SHALLOW, placed, weights
 
 import specjax
-from specjax.diffusion import NoCache, Prefix, Threshold
+from specjax.diffusion import NoCache, Prefix, Threshold, reading
 from specjax.draft import Clover2, Kangaroo, ModelDrafter
 from specjax.draft.heads.folder import save_head
 from specjax.models.kv_heads import merged
@@ -205,6 +205,19 @@ def test_mesh_keeps_a_diffusion_models_text(cache):
     assert small.texts(state) == want
     assert state.tokens.sharding.spec == P("data") and state.tokens.addressable_shards[0].data.shape[0] == 2
     assert cache == NoCache() or state.cache.key[0].sharding.spec[0] == "data"
+
+
+@pytest.mark.parametrize("line", ("model=2", "context=2"))
+def test_mesh_keeps_the_text_where_rows_are_read_apart(line, monkeypatch):
+    """Rows that enter a block are read one by one, where the mesh does not split rows."""
+    monkeypatch.setattr(reading, "TOGETHER", 1)
+    mesh, weights = make_mesh(line, jax.devices()[:2]), small.params()["target"]
+    decoder = dataclasses.replace(small.make(Threshold(0.5)), cache=Prefix())
+    want = small.texts(specjax.run(decoder, small.params(), small.begin(decoder)))
+    places = shardings(mesh, small.LM.axes(weights), weights, small.LM.axis_counts())
+    there = {"target": jax.device_put(weights, places)}
+    decoder = dataclasses.replace(decoder, mesh=mesh)
+    assert small.texts(specjax.run(decoder, there, small.begin(decoder, model=there))) == want
 
 
 @pytest.mark.slow

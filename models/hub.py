@@ -319,7 +319,8 @@ def _described(raw, file, own_mask):
     masked = masked_config.kind_of(raw) is not None
     config, diffusion = masked_config.from_hf(raw, own_mask) if masked else (hf_config.from_hf(raw), None)
     if diffusion is not None:
-        diffusion = dataclasses.replace(diffusion, **_usual_policies(file.parent))
+        unmask, cache = (_usual_policy(file.parent, name) for name in ("unmask", "cache"))
+        diffusion = dataclasses.replace(diffusion, unmask=unmask, cache=cache)
     odd = [width for _, width in sorted(config.head_sizes) if width % 2]
     if odd:
         raise ModelError(f"{file}: head_dim must be even, got {odd[0]}")
@@ -377,15 +378,11 @@ def _generation(folder: Path) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}
 
 
-def _usual_policies(folder: Path) -> dict[str, str]:
-    content = _generation(folder)
-    lines = {name: content.get(name, "") for name in ("unmask", "cache")}
-    for name, line in lines.items():
-        if not isinstance(line, str):
-            raise ModelError(
-                f"{folder / 'generation_config.json'}: {name} must be the line of a policy, not {shown(line)}"
-            )
-    return lines
+def _usual_policy(folder: Path, name: str) -> str:
+    line = _generation(folder).get(name, "")
+    if not isinstance(line, str):
+        raise ModelError(f"{folder / 'generation_config.json'}: {name} must be the line of a policy, not {shown(line)}")
+    return line
 
 
 def _eos_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:

@@ -91,10 +91,14 @@ class Plan:
         None, f"see `specjax verifiers` (default: {DEFAULT_VERIFIER})"
     )
     unmask: Any = _setting(
-        None, f"of a diffusion model: see `specjax policies` (default: the model's own, else {DEFAULT_UNMASK})", metavar="POLICY"
+        None,
+        f"of a diffusion model: see `specjax policies` (default: the model's own, else {DEFAULT_UNMASK})",
+        metavar="POLICY",
     )
     cache: Any = _setting(
-        None, f"of a diffusion model: see `specjax policies` (default: the model's own, else {DEFAULT_CACHE})", metavar="POLICY"
+        None,
+        f"of a diffusion model: see `specjax policies` (default: the model's own, else {DEFAULT_CACHE})",
+        metavar="POLICY",
     )
     block_length: int | None = _setting(None, f"of a diffusion model (default: {DEFAULT_BLOCK})", metavar="N")
     cfg_scale: float | None = _setting(

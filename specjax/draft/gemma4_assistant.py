@@ -103,14 +103,7 @@ class Gemma4Assistant(FeatureDrafter):
         return super().trimmed(params, target_params, ids)
 
     def propose(self, params, draft, view, sampler):
-        base = view.length - 1
-
-        def ask(tokens, features):
-            """The laws of tokens `[B, M]` behind features `[B, M, W]`, and the features that they leave."""
-            block = Block(tokens, jnp.broadcast_to(base[:, None], tokens.shape), base)
-            embeds = self.target.embed(params["target"], tokens)
-            h, left = self.head(params["draft"], embeds, features, block, view.cache)
-            return self.logits(params, h), left
+        ask = lambda tokens, features: self.ask(params, tokens, features, view.length - 1, view.cache)
 
         def grow(carry, level):  # the features of the root and of every scored node, [B, 1 + P, W]
             laws, left = ask(level.tokens, jnp.take_along_axis(carry, level.parent[:, :, None] + 1, axis=1))
@@ -119,6 +112,24 @@ class Gemma4Assistant(FeatureDrafter):
         first, left = ask(view.root[:, None], draft.feature[:, None])
         sampler = self.restricted(params, sampler)
         return Proposal(self.expander(view.root, first[:, 0], grow, left, sampler, keep_q=view.keep_q), draft)
+
+    def ask(self, params, tokens, features, position, cache):
+        """What tokens `[B, M]`, all at `position` `[B]`, are followed by.
+
+        Args:
+          params: {"target": ..., "draft": ...}.
+          tokens: ids.
+          features: `[B, M, W]`, what came before each.
+          position: how much of the cache they see, too.
+          cache: the target's.
+
+        Returns:
+          Their laws `[B, M, U]`, and the features `[B, M, W]` that they leave.
+        """
+        block = Block(tokens, jnp.broadcast_to(position[:, None], tokens.shape), position)
+        embeds = self.target.embed(params["target"], tokens)
+        h, left = self.head(params["draft"], embeds, features, block, cache)
+        return self.logits(params, h), left
 
     def logits(self, params, h):
         """The laws `[B, T, U]` of outputs `[B, T, E]`."""

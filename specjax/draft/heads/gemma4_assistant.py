@@ -50,7 +50,13 @@ class AssistantHead:
         return nnx.to_pure_dict(nnx.split(Gemma4Assistant(self, dtype, nnx.Rngs(key)))[1])
 
     def __call__(
-        self, params: Any, embeds: Array, features: Array, block: Block, cache: KVCache | None, past: KVDelta | None = None
+        self,
+        params: Any,
+        embeds: Array,
+        features: Array,
+        block: Block,
+        cache: KVCache | None,
+        past: KVDelta | None = None,
     ) -> tuple[Array, Array]:
         """Normed outputs `[B, T, E]`, to be read off with a head, and features `[B, T, W]` for the passes below them.
 

@@ -5,11 +5,12 @@ import functools
 import json
 import shutil
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support.conformance import TARGET
+from support.conformance import TARGET, params
 
 import specjax
 from specjax.draft import Gemma4Assistant, adaptive
@@ -18,9 +19,12 @@ from specjax.expand import Chain, TopK
 from specjax.lm import Block, Wants
 from specjax.models import ModelError
 from specjax.models.kv import KVCache
+from specjax.models.llama import LlamaLM
 from specjax.serve.engine import Engine
 from specjax.spec.heads import drafter_of, named_head
 from specjax.spec.registry import build_drafter
+from specjax.train.heads.gemma4_assistant import TrainGemma4Assistant
+from specjax.train.objective import Batch, read
 
 SIZES = {
     "vocab_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16,
@@ -216,3 +220,22 @@ def test_a_target_must_have_what_it_asks_for():
         Gemma4Assistant(config=dataclasses.replace(own, head_dim=4)).bind(TARGET)
     with pytest.raises(ValueError, match="of the Llama family, not of object"):
         Gemma4Assistant().bind(object())
+
+
+@pytest.mark.parametrize("window", (None, 5), ids=("whole", "window"))
+def test_training_has_the_laws_of_decoding(window):
+    """Pass s of training, at every pair, against a draft of s tokens of the same text."""
+    lm = LlamaLM(dataclasses.replace(TARGET.config, sliding_window=window))
+    drafter = Gemma4Assistant(layers=2).bind(lm)
+    target = params()["target"]
+    own = {"target": target, "draft": drafter.init_params(jax.random.key(3), target)}
+    batch = Batch(jnp.asarray(np.random.default_rng(2).integers(1, 96, (1, 10))), jnp.ones((1, 10), bool))
+    output = read(lm, target, batch, Wants(final=True))
+    cache = lm.commit(lm.init_cache(1, 12), output.delta, None, jnp.zeros((1,), jnp.int32))
+    laws = TrainGemma4Assistant(drafter, unroll=3).laws(own, batch, output)
+    ask = jax.jit(drafter.ask)
+    for first in (0, 3, 6):  # the pair that a draft begins with
+        left = output.final[:, first : first + 1]
+        for s in range(3):
+            law, left = ask(own, batch.tokens[:, first + s + 1, None], left, jnp.asarray([first + 1]), cache)
+            np.testing.assert_allclose(laws[s][0, first + s], law[0, 0], rtol=1e-4, atol=1e-4)

@@ -13,7 +13,7 @@ from specjax.draft.head import draft_logits
 from specjax.expand import Chain, Expander
 from specjax.lm import Block, Wants
 from specjax.models.llama import LlamaLM
-from specjax.models.llama_config import GEMMA_PARTS, LlamaConfig
+from specjax.models.llama_config import LlamaConfig
 from specjax.models.param_axes import head_shardings
 
 
@@ -144,12 +144,17 @@ class Gemma4Assistant(FeatureDrafter):
 
 def own_config(target: LlamaConfig, layers: int) -> LlamaConfig:
     """The config of an assistant of the target's sizes, with as many of its last layers, as far as they have no experts."""
-    own = {"experts": None, "sparse_layers": (), "num_hidden_layers": layers}
-    own |= {name: GEMMA_PARTS[name] for name in ("num_kv_shared_layers", "use_double_wide_mlp", *_INPUTS)}
-    return dataclasses.replace(target, sliding_layers=target.sliding_layers[-layers:], **own)
-
-
-_INPUTS = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
+    return dataclasses.replace(
+        target,
+        num_hidden_layers=layers,
+        sliding_layers=target.sliding_layers[-layers:],
+        experts=None,
+        sparse_layers=(),
+        num_kv_shared_layers=0,
+        use_double_wide_mlp=False,
+        hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=0,
+    )
 
 
 def sources(own: LlamaConfig, target: LlamaConfig) -> tuple[int, ...]:

@@ -76,11 +76,11 @@ class AssistantHead:
         # Attention has a key for every query; no query sees one of these.
         batch, length = block.positions.shape
         unseen = jnp.zeros((batch, length, length), bool)
-        visible = unseen if past is None else jnp.concatenate([block.visible, unseen], axis=2)
-        positions = block.positions
-        if past is not None:
+        positions, visible = block.positions, unseen
+        if past is not None and block.visible is not None:
             positions = jnp.concatenate([past.positions, positions], axis=1)
-        seen = dataclasses.replace(block, visible=jnp.broadcast_to(visible, (batch, *visible.shape[1:])))
+            visible = jnp.concatenate([block.visible, unseen], axis=2)
+        seen = dataclasses.replace(block, visible=visible)
         for layer, kind, source in zip(module.layers, kinds, self.sources, strict=True):
             own = None if cache is None else (cache.key[source], cache.value[source])
             above = None if past is None else (past.key[source], past.value[source])

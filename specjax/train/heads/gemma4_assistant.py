@@ -1,4 +1,4 @@
-"""Training of an assistant as Gemma 4's, over the keys and values of a frozen target. How Google trains them is not published."""
+"""Training of assistants as Gemma 4's, over the keys of a frozen target. How Google trains them is not published."""
 
 import dataclasses
 
@@ -15,8 +15,8 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class TrainGemma4Assistant(HeadObjective):
-    """Laws alone. Pass s of `unroll` reads what the pass before it left in place of the target's feature, asks from the position
-    where its draft began, as a draft at depth s + 1 does, and is weighted `decay ** s`, as EAGLE-3's.
+    """Laws alone. Pass s of `unroll` reads what the pass before it left in place of the target's feature, asks from the
+    position where its draft began, as a draft at depth s + 1 does, and is weighted `decay ** s`, as EAGLE-3's.
 
     Attributes:
       unroll: passes.

@@ -11,6 +11,8 @@ from typing import Any
 
 from specjax.about import abouts
 from specjax.models import LlamaConfig, hf_config
+from specjax.models.families.table import FAMILIES
+from specjax.models.families.unsupported import UNSUPPORTED
 from specjax.spec import registry
 from specjax.spec.registry import Entry
 from specjax.warpers import WARPERS
@@ -113,32 +115,57 @@ def warpers() -> Iterator[tuple[str, ...]]:
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 12, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_local_experts": 4,
+    "n_routed_experts": 4,
 }  # fmt: skip
+_MULTIPLIERS = {
+    "embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22, "attention_multiplier": 0.015625,
+}  # fmt: skip
+SHOWN: dict[str, dict[str, Any]] = {
+    "granite": _MULTIPLIERS,
+    "granitemoehybrid": _MULTIPLIERS | {"layer_types": ["attention"] * 12, "num_local_experts": 0},
+}
+"""Fields without which a file would not be one of the family."""
 
 
 def families() -> Iterator[tuple[str, ...]]:
     """What sets the architectures that `load` reads apart, as their configs have it where a file says no more than sizes."""
-    yield "architecture", "norms", "attention", "layers with a window", "MLP", "embeddings and logits"
-    for name in hf_config.SUPPORTED:
-        config = hf_config.from_hf(SIZES | {"architectures": [name]})
+    yield "architecture", "norms", "attention", "layers with a window", "MLP", "embeddings and logits", "a file may say"
+    for kind, family in FAMILIES.items():
+        config = hf_config.from_hf(SIZES | {"model_type": kind} | SHOWN.get(kind, {}))
         windows = sum(config.window(i) is not None for i in range(config.num_hidden_layers))
         several = f"{windows} of {config.num_hidden_layers}" if 0 < windows < config.num_hidden_layers else "all"
-        yield f"`{name}`", _norms(config), _attention(config), several if windows else "", _mlp(config), _ends(config)
+        parts = _norms(config), _attention(config), several if windows else "", _mlp(config), _ends(config)
+        yield f"`{family.architecture}`", *parts, family.note
+
+
+def refused() -> Iterator[tuple[str, ...]]:
+    """Architectures that are asked for and not read, and why."""
+    yield "architecture", "why not"
+    for names, why in UNSUPPORTED.items():
+        yield ", ".join(f"`{name}`" for name in names), why
 
 
 def _norms(config: LlamaConfig) -> str:
     kinds = {"rounded": "rounded, times w", "wide": "times w in float32", "offset": "times 1 + w in float32"}
-    more = {"behind attention and MLP too": config.post_norms, "of q and k": config.qk_norm, "of v": config.value_norm}
+    more = {
+        "behind attention and MLP too": config.post_norms and config.pre_norms,
+        "behind attention and MLP, not before": config.post_norms and not config.pre_norms,
+        "of q and k": config.qk_norm, "of q and k over all heads": config.qk_wide_norm, "of v": config.value_norm,
+    }  # fmt: skip
     return "; ".join((kinds[config.norm], *(what for what, has in more.items() if has)))
 
 
 def _attention(config: LlamaConfig) -> str:
     cap, full = config.attn_logit_softcapping, config.full
+    still = config.rope_layers.count(False)
     said = {
         "bias on q, k and v": config.qkv_bias and not config.o_bias,
         "a scale of its own": config.attention_scale is not None,
         f"scores within {cap}": cap is not None,
+        f"{config.partial_rotary_factor:g} of a head is rotated": 0 < config.partial_rotary_factor < 1,
+        "no positions": config.partial_rotary_factor == 0,
+        f"{still} of {config.num_hidden_layers} layers without positions": still > 0,
         "full layers: a rope of their own": full is not None,
         "full layers: a head width of their own": full is not None and full.head_dim is not None,
     }
@@ -147,13 +174,22 @@ def _attention(config: LlamaConfig) -> str:
 
 def _mlp(config: LlamaConfig) -> str:
     gate = {"silu": "SiLU", "gelu_pytorch_tanh": "GELU (tanh)"}[config.hidden_act]
-    return f"{gate}, experts" if config.experts else gate
+    if config.experts is None:
+        return gate if config.residual_multiplier == 1 else f"{gate}; a multiplier of every branch"
+    said = {
+        "chosen by sigmoids with a learned bias": config.experts.scoring == "sigmoid",
+        "others that every token has": config.experts.num_shared_experts > 0,
+        "none in the first layers": False in config.sparse_layers,
+    }
+    return ", ".join((f"{gate}, experts", *(what for what, has in said.items() if has)))
 
 
 def _ends(config: LlamaConfig) -> str:
     cap = config.final_logit_softcapping
     said = {
-        "embeddings times √E": config.embedding_scale != 1,
+        "embeddings times √E": config.embedding_scale == config.hidden_size**0.5,
+        "embeddings times a multiplier": config.embedding_scale not in (1, config.hidden_size**0.5),
+        "logits divided by another": config.logits_scaling != 1,
         f"logits within {cap}": cap is not None,
         "one table": config.tie_word_embeddings,
         "a number times every layer's output": config.layer_scalar,
@@ -184,6 +220,7 @@ TABLES = {
     "step_cost": step_cost,
     "policies": policies,
     "families": families,
+    "refused": refused,
 }
 
 

@@ -5,36 +5,20 @@ prefix; the rest of such a folder is left out.
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
 
 from specjax.models import gemma_heads, hf_experts, hf_rope, weights
 from specjax.models.errors import ModelError
-from specjax.models.fields import (
-    FULL,
-    SLIDING,
-    an_object,
-    check_depth,
-    check_fixed,
-    flag,
-    is_id,
-    is_size,
-    layer_kinds,
-    positive,
-    shown,
-)
+from specjax.models.families import base
+from specjax.models.families.base import Family, Fields
+from specjax.models.fields import FULL, SLIDING, an_object, flag, is_id, is_size, layer_kinds, positive, shown
 from specjax.models.llama_config import FullAttention, LlamaConfig, RopeScaling
 from specjax.models.norms import NormKind
 from specjax.models.tensors import Tensor
 
-Fields = Callable[[str], Any]
-"""A field of `text_config` by name; what transformers assumes where the file leaves it out."""
-
-_SIZES = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-    "head_dim", "max_position_embeddings",
-)  # fmt: skip
 _USUAL: dict[str, Any] = {
     "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
@@ -55,13 +39,7 @@ def _scale_to_hf(config: LlamaConfig) -> dict[str, Any]:
 
 def _read_2(get: Fields, types: list[str]) -> dict[str, Any]:
     """One rope for all layers."""
-    names = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
-    theta, scaling = hf_rope.from_hf({name: get(name) for name in names}, get("max_position_embeddings"))
-    return {"rope_theta": theta, "rope_scaling": scaling} | _scale(get)
-
-
-def _write_2(config: LlamaConfig) -> dict[str, Any]:
-    return {"rope_theta": config.rope_theta, "rope_scaling": hf_rope.to_hf(config.rope_scaling)} | _scale_to_hf(config)
+    return _scale(get)
 
 
 def _read_3(get: Fields, types: list[str]) -> dict[str, Any]:
@@ -164,133 +142,43 @@ def _heads(config: LlamaConfig) -> gemma_heads.Heads:
     return gemma_heads.Heads(c.head_dim, c.num_key_value_heads, c.rope_theta, scaling.rotated, scaling.factor)
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """How a generation of Gemma differs from the others.
+def _read(
+    get: Fields, own: Callable[[Fields, list[str]], dict[str, Any]], pattern: int, norm: NormKind, qk_norm: bool = True,
+    ends_full: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """What all generations have.
 
-    Attributes:
-      architecture: of the text model.
-      whole: that of the model around it, if there is one.
-      usual: what transformers assumes for fields that a file leaves out.
-      fixed: fields with the values that the loader can serve; see `check_fixed`.
+    Args:
+      get: a field of `text_config` by name.
+      own: what each has in its own way, from fields and the kinds of layers.
       pattern: every so many layers attend to everything, where `layer_types` is left out.
-      ends_full: whether the last layer attends to everything, whatever `layer_types` says.
       norm: see `LlamaConfig`.
       qk_norm: likewise.
-      read: from fields and the kinds of layers to the fields of a `LlamaConfig` that each generation has in its own way.
-      write: back from a `LlamaConfig`.
+      ends_full: whether the last layer attends to everything, whatever `layer_types` says.
     """
-
-    architecture: str
-    whole: str | None
-    usual: dict[str, Any]
-    fixed: dict[str, tuple[Any, ...]]
-    pattern: int
-    ends_full: bool
-    norm: NormKind
-    qk_norm: bool
-    read: Callable[[Fields, list[str]], dict[str, Any]]
-    write: Callable[[LlamaConfig], dict[str, Any]]
-
-
-FAMILIES = {
-    "gemma2": Family(
-        "Gemma2ForCausalLM", None,
-        _USUAL | {
-            "vocab_size": 256000, "max_position_embeddings": 8192, "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
-        _FIXED, 2, False, "offset", False, _read_2, _write_2,
-    ),
-    "gemma3_text": Family(
-        "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", _USUAL | {"vocab_size": 262208},
-        _FIXED | {"attn_logit_softcapping": (None,)}, 6, False, "offset", True, _read_3, _write_3,
-    ),
-    "gemma4_text": Family(
-        "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration",
-        _USUAL | {
-            "vocab_size": 262144, "num_hidden_layers": 30, "sliding_window": 512, "global_head_dim": 512,
-            "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, "num_kv_shared_layers": 0,
-        },
-        {
-            "hidden_activation": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (None, "vision"),
-            "attn_logit_softcapping": (None,),
-        },
-        6, True, "wide", True, _read_4, _write_4,
-    ),
-}  # fmt: skip
-"""By `model_type`."""
-
-
-def family_of(config: dict[str, Any]) -> str | None:
-    """The `model_type` of the Gemma that a `config.json` describes, or None."""
-    named = config.get("architectures") or [config.get("model_type")]
-    named = {str(name) for name in ([named] if isinstance(named, str) else named)}
-    for kind, family in FAMILIES.items():
-        if named & {family.architecture, family.whole, kind, kind.removesuffix("_text")}:
-            return kind
-    return None
-
-
-def from_hf(config: dict[str, Any]) -> LlamaConfig:
-    """Reads the parsed `config.json` of one of `FAMILIES`, of the text model or of the whole one.
-
-    Raises:
-      ModelError: on missing or inconsistent fields, and on what the loader does not support.
-    """
-    kind = family_of(config)
-    assert kind is not None, "asked of another family's config"
-    family = FAMILIES[kind]
-    text = {**config, **an_object("text_config", config.get("text_config"))}
-    if config.get("quantization_config") is not None or text.get("quantization_config") is not None:
-        raise ModelError("config.json has a quantization_config; only float32, bfloat16 and float16 weights are read")
-    given = family.usual | text
-
-    def get(name: str) -> Any:
-        return given.get(name)
-
-    check_fixed(given, family.fixed, family.architecture)
-    wrong = [name for name in _SIZES if not is_size(get(name))]
-    if wrong:
-        raise ModelError(f"config.json needs positive integers for: {', '.join(wrong)}")
-    layers, heads, kv_heads = (get(n) for n in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads"))
-    check_depth(layers)
-    if heads % kv_heads:
-        raise ModelError(f"config.json: {heads} attention heads do not split over {kv_heads} key-value heads")
-    types, window = _windows(get, layers, family)
+    types, window = _windows(get, pattern, ends_full)
     uses = [kind == SLIDING for kind in types]
-    biased = flag("attention_bias", get("attention_bias"))
-    fields = {name: get(name) for name in _SIZES} | family.read(get, types)
-    return LlamaConfig(
-        **fields,
-        rms_norm_eps=positive("rms_norm_eps", get("rms_norm_eps")),
-        tie_word_embeddings=flag("tie_word_embeddings", get("tie_word_embeddings")),
-        sliding_window=window,
-        sliding_layers=() if all(uses) or window is None else tuple(uses),
-        qkv_bias=biased,
-        o_bias=biased,
-        qk_norm=family.qk_norm,
-        norm=family.norm,
-        post_norms=True,
-        hidden_act="gelu_pytorch_tanh",
-        embedding_scale=get("hidden_size") ** 0.5,
-        attn_logit_softcapping=_cap("attn_logit_softcapping", get),
-        final_logit_softcapping=_cap("final_logit_softcapping", get),
-    )
+    return base.attention_bias(get) | {
+        "sliding_window": window, "sliding_layers": () if all(uses) or window is None else tuple(uses),
+        "qk_norm": qk_norm, "norm": norm, "post_norms": True, "hidden_act": "gelu_pytorch_tanh",
+        "embedding_scale": get("hidden_size") ** 0.5,
+        "attn_logit_softcapping": _cap("attn_logit_softcapping", get),
+        "final_logit_softcapping": _cap("final_logit_softcapping", get),
+    } | own(get, types)  # fmt: skip
 
 
 def _cap(name: str, get: Fields) -> float | None:
     return None if get(name) is None else positive(name, get(name))
 
 
-def _windows(get: Fields, layers: int, family: Family) -> tuple[list[str], int | None]:
+def _windows(get: Fields, pattern: int, ends_full: bool) -> tuple[list[str], int | None]:
     """The kind of every layer, and how long a window is; None where no layer has one."""
-    types, every = get("layer_types"), get("sliding_window_pattern")
-    every = family.pattern if every is None else every
+    types, every, layers = get("layer_types"), get("sliding_window_pattern"), get("num_hidden_layers")
+    every = pattern if every is None else every
     if not is_size(every):
         raise ModelError(f"config.json: sliding_window_pattern must be a number of layers, not {shown(every)}")
     types = [SLIDING if (i + 1) % every else FULL for i in range(layers)] if types is None else types
-    types = gemma_heads.layer_types(types, layers) if family.ends_full else layer_kinds(types, layers)
+    types = gemma_heads.layer_types(types, layers) if ends_full else layer_kinds(types, layers)
     if SLIDING not in types:
         return types, None
     if not is_size(get("sliding_window")):
@@ -298,31 +186,13 @@ def _windows(get: Fields, layers: int, family: Family) -> tuple[list[str], int |
     return types, get("sliding_window")
 
 
-def to_hf(config: LlamaConfig) -> dict[str, Any]:
-    """The `config.json` of a text model; transformers 4 and 5 read it.
-
-    Raises:
-      ModelError: naming what no Gemma has.
-    """
+def _write(config: LlamaConfig, own: Callable[[LlamaConfig], dict[str, Any]]) -> dict[str, Any]:
     c = config
-    kind = next((name for name, f in FAMILIES.items() if (f.norm, f.qk_norm) == (c.norm, c.qk_norm)), "gemma2")
-    out: dict[str, Any] = {name: getattr(c, name) for name in _SIZES} | {
-        "architectures": [FAMILIES[kind].architecture], "model_type": kind, "rms_norm_eps": c.rms_norm_eps,
-        "tie_word_embeddings": c.tie_word_embeddings, "attention_bias": c.qkv_bias,
-        "hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh",
-        "layer_types": [FULL if c.window(i) is None else SLIDING for i in range(c.num_hidden_layers)],
+    window = {} if c.sliding_window is None else {"sliding_window": c.sliding_window}
+    return window | {
+        "attention_bias": c.qkv_bias, "hidden_activation": "gelu_pytorch_tanh", "layer_types": base.layer_types(c),
         "attn_logit_softcapping": c.attn_logit_softcapping, "final_logit_softcapping": c.final_logit_softcapping,
-    }  # fmt: skip
-    if c.sliding_window is not None:
-        out["sliding_window"] = c.sliding_window
-    out |= FAMILIES[kind].write(c)
-    again = from_hf(out)
-    wrong = [
-        f"{f.name}={getattr(c, f.name)}" for f in dataclasses.fields(c) if getattr(again, f.name) != getattr(c, f.name)
-    ]
-    if wrong:
-        raise ModelError(f"{FAMILIES[kind].architecture} cannot express {', '.join(wrong)}")
-    return out
+    } | own(c)  # fmt: skip
 
 
 _NORMS = {
@@ -358,11 +228,6 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
     return weights.hf_name(path)
 
 
-def layout_of(config: LlamaConfig) -> weights.Layout:
-    """The names of the tensors of any model of `specjax.models.llama`."""
-    return hf_name if config.post_norms else weights.hf_name
-
-
 _PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
@@ -387,3 +252,39 @@ def text_tensors(tensors: dict[str, Tensor], config: LlamaConfig) -> dict[str, T
         if not shared or int(shared[1]) < config.num_hidden_layers - config.num_kv_shared_layers:
             found[name] = tensor
     return found
+
+
+_SHARED: dict[str, Any] = {"layout": hf_name, "text": text_tensors}
+FAMILIES = {
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        _USUAL | {
+            "vocab_size": 256000, "max_position_embeddings": 8192, "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        functools.partial(_read, own=_read_2, pattern=2, norm="offset", qk_norm=False),
+        functools.partial(_write, own=_scale_to_hf), _FIXED, **_SHARED,
+    ),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM", _USUAL | {"vocab_size": 262208}, functools.partial(_read, own=_read_3, pattern=6, norm="offset"),
+        functools.partial(_write, own=_write_3), _FIXED | {"attn_logit_softcapping": (None,)},
+        ("Gemma3ForConditionalGeneration", "gemma3"), **_SHARED,
+    ),
+    "gemma4_text": Family(
+        "Gemma4ForCausalLM",
+        _USUAL | {
+            "vocab_size": 262144, "num_hidden_layers": 30, "sliding_window": 512, "global_head_dim": 512,
+            "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, "num_kv_shared_layers": 0,
+        },
+        functools.partial(_read, own=_read_4, pattern=6, norm="wide", ends_full=True),
+        functools.partial(_write, own=_write_4),
+        {
+            "hidden_activation": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (None, "vision"),
+            "attn_logit_softcapping": (None,),
+        },
+        ("Gemma4ForConditionalGeneration", "gemma4"), **_SHARED,
+        note="values from keys (`attention_k_eq_v`), experts beside the MLP (`enable_moe_block`), layers that read the keys of "
+        "others (`num_kv_shared_layers`), inputs per layer",
+    ),
+}  # fmt: skip
+"""By `model_type`."""

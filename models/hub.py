@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.models import gemma_config, gemma_names, gemma_text, hf_config, orbax_folder, reading, tokenizer, weights
+from specjax.models import adapters, gemma_config, gemma_names, hf_config, orbax_folder, reading, tokenizer, weights
 from specjax.models import masked as masked_config
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
@@ -49,6 +49,7 @@ class Model:
       dtype: the type of the parameters.
       masked: how it is used for diffusion, a `Canvas` where it has no mask; None for an autoregressive model.
       longest: how many positions it was made for; None is what `lm.config` says, or no bound.
+      adapter: the folder of the LoRA adapter that is in its parameters, or None.
     """
 
     lm: Any
@@ -60,11 +61,13 @@ class Model:
     dtype: Any = None
     masked: masked_config.Masked | None = None
     longest: int | None = None
+    adapter: Path | None = None
 
     def __repr__(self) -> str:
         millions = sum(leaf.size for leaf in jax.tree.leaves(self.params)) / 1e6
         kind = "" if self.dtype is None else f", {self.dtype_name}"
-        return f"Model({self.name!r}, {type(self.lm).__name__}, {millions:.2f} M parameters{kind})"
+        added = "" if self.adapter is None else f", adapter {str(self.adapter)!r}"
+        return f"Model({self.name!r}, {type(self.lm).__name__}, {millions:.2f} M parameters{kind}{added})"
 
     @property
     def dtype_name(self) -> str:
@@ -134,7 +137,14 @@ def retyped(model: Model, dtype: Any) -> Model:
     return dataclasses.replace(model, lm=lm, params=params, dtype=kind)
 
 
-def load(folder_or_hub_id: str | os.PathLike[str], dtype: Any = None, mesh: jax.sharding.Mesh | None = None) -> Model:
+def load(
+    folder_or_hub_id: str | os.PathLike[str],
+    dtype: Any = None,
+    mesh: jax.sharding.Mesh | None = None,
+    *,
+    adapter: str | os.PathLike[str] | None = None,
+    longest: int | None = None,
+) -> Model:
     """Reads a model: a folder, of Hugging Face or of `save`, the name of a shipped model, or a Hugging Face hub id.
 
     Args:
@@ -142,10 +152,14 @@ def load(folder_or_hub_id: str | os.PathLike[str], dtype: Any = None, mesh: jax.
       dtype: the type of the parameters; None is float32 on a CPU and bfloat16 elsewhere. `layercast` stores them in bfloat16
         and computes with them in float32.
       mesh: places every parameter by `specjax.sharding.rules`, reading only the byte ranges of this host's shards.
+      adapter: the folder of a PEFT LoRA adapter, or its hub id, which is merged into the parameters of a model of the Llama
+        family; see `specjax.models.adapters`.
+      longest: how many positions it is used for; None: as many as `config.json` says. A rope that has numbers for short and for
+        long texts (`longrope` of Phi-3) takes those for this length, for all of a text and for every text.
 
     Raises:
       ModelError: (a ValueError) when there is no such model, the folder is incomplete, the architecture is not
-        supported, or weights and `config.json` disagree.
+        supported, weights and `config.json` disagree, or the adapter is of another kind or model.
     """
     resolve_dtype(None if dtype == LAYER_CAST else dtype)  # before anything is looked for
     name, folder = find(folder_or_hub_id, shipped(), "model")
@@ -156,10 +170,14 @@ def load(folder_or_hub_id: str | os.PathLike[str], dtype: Any = None, mesh: jax.
     raw = read_json(config_file)
     words = functools.cache(lambda: tokenizer.load(folder))
     lm, diffusion = architecture(raw, config_file, lambda: getattr(words(), "mask_token_id", None))
-    lm, dtype = _typed(lm, dtype)
+    lm, dtype = _typed(lm if longest is None else _shortened(lm, longest), dtype)
+    if adapter is not None and not isinstance(lm, LlamaLM):
+        raise ModelError(f"{name} is no model of the Llama family, into which an adapter is merged")
+    added = None if adapter is None else adapters.read(find(adapter, {}, "adapter")[1])
     wide = widened(lm, mesh)
     eos_ids = _eos_ids(folder, raw)  # our own checks come before those of transformers
-    model = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion)
+    of = None if added is None else added.folder
+    model = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion, adapter=of)
     places = None if mesh is None else stored_places(wide, mesh)
     if orbax_folder.is_one(folder):
         params = orbax_folder.restore(folder, lm.abstract(dtype), places)
@@ -167,26 +185,50 @@ def load(folder_or_hub_id: str | os.PathLike[str], dtype: Any = None, mesh: jax.
         sources = _sources(lm, raw, folder, dtype, share_of(mesh))
         with bar(f"loading {name}", len(jax.tree.leaves(sources))) as advance:
             params = reading.read(sources, dtype, places, advance)
+    if added is not None:
+        added = dataclasses.replace(added, pairs=_text_of(lm, raw, added.pairs))
+        params = adapters.merged(params, added, *_naming(lm, raw))
     return dataclasses.replace(model, params=params if mesh is None else with_copies(wide, params, mesh))
+
+
+def _shortened(lm: Any, longest: int) -> Any:
+    most = getattr(lm.config, "max_position_embeddings", NO_LIMIT)
+    if not isinstance(lm, LlamaLM) or not is_size(longest) or longest > most:
+        raise ModelError(
+            f"longest must be a number of positions of a model of the Llama family, up to {most}, not {longest!r}"
+        )
+    return dataclasses.replace(lm, config=dataclasses.replace(lm.config, max_position_embeddings=longest))
+
+
+def _naming(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any]) -> tuple[weights.Names, weights.Layout]:
+    """How a folder calls the parameters of its model."""
+    if isinstance(lm, DiffusionGemmaLM):
+        return str, gemma_names.hf_name
+    kind = masked_config.kind_of(raw)
+    if kind is not None:
+        return masked_config.NAMES.get(kind, str), weights.hf_name
+    family = hf_config.family_of(raw)
+    return family.names, family.layout
+
+
+def _text_of(lm: LlamaLM, raw: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
+    """Of tensors by name those of the text model, as it calls them on its own."""
+    return hf_config.family_of(raw).text(tensors, lm.config) if masked_config.kind_of(raw) is None else tensors
 
 
 def _sources(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any], folder: Path, dtype: Any, share: Any) -> Any:
     """Where every parameter is stored in a Hugging Face folder."""
     shapes, tensors = lm.abstract(dtype), read_folder(folder)
+    names, layout = _naming(lm, raw)
     if isinstance(lm, DiffusionGemmaLM):
-        text = gemma_names.text_tensors(tensors, share)
-        return weights.match(text, shapes, False, layout=gemma_names.hf_name)
-    if gemma_text.family_of(raw) is not None:
-        tensors = gemma_text.text_tensors(tensors, lm.config)
-    # conversions of LLaDA exist under Llama's names
-    kind = masked_config.kind_of(raw)
-    renamed = kind == "llada" and "model.embed_tokens.weight" in tensors
-    names = str if renamed else masked_config.NAMES.get(kind or "", str)
+        return weights.match(gemma_names.text_tensors(tensors, share), shapes, False, names, layout)
+    tensors = _text_of(lm, raw, tensors)
+    if masked_config.kind_of(raw) == "llada" and "model.embed_tokens.weight" in tensors:
+        names = str  # conversions of LLaDA exist under Llama's names
     extra = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers"))
     if is_size(extra):  # layers that draft for the others, which a drafter reads
         tensors = {name: x for name, x in tensors.items() if not weights.extra_layer(name, lm.num_layers, extra)}
-    tied, layout = lm.config.tie_word_embeddings, gemma_text.layout_of(lm.config)
-    return weights.match(tensors, shapes, tied, names, layout, share)
+    return weights.match(tensors, shapes, lm.config.tie_word_embeddings, names, layout, share)
 
 
 def abstract(
@@ -234,7 +276,7 @@ def with_layers(model: Model, layers: int, mesh: jax.sharding.Mesh | None = None
       mesh: see `abstract`.
     """
     lm: Any = model.lm
-    of_each = [name for name in ("sliding_layers", "sparse_layers") if hasattr(lm.config, name)]
+    of_each = [name for name in ("sliding_layers", "sparse_layers", "rope_layers") if hasattr(lm.config, name)]
     kinds = {name: getattr(lm.config, name)[:layers] for name in of_each}
     if shared := getattr(lm.config, "num_kv_shared_layers", 0):
         kinds["num_kv_shared_layers"] = max(layers - (lm.config.num_hidden_layers - shared), 0)

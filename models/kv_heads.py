@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from specjax.sharding import rules
 
-_COPIED = ("k", "v")  # the modules whose outputs are kv-heads
+_COPIED = ("k", "v", "k_wide_norm")  # the modules whose outputs are kv-heads
 
 
 def copies_for(config: Any, mesh: jax.sharding.Mesh | None) -> int:

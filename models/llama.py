@@ -1,7 +1,7 @@
-"""The Llama family as flax nnx modules behind the LM contract: Llama 2 and 3, Mistral, Qwen2 and 3, Qwen3-MoE and Gemma.
+"""The Llama family as flax nnx modules behind the LM contract: Llama, Mistral, Qwen, Gemma and the others of docs/models.md.
 
 They differ in the parts of one decoder layer, which `LlamaConfig` names: norms, ropes, windows, what becomes of scores, biases,
-the MLP or experts in its place. What sets a family apart is in the table of docs/models.md.
+the MLP or experts in its place. What sets a family apart is in its description in `specjax.models.families`.
 Shapes: `B` rows, `T` block tokens, `S` cache slots, `E` width, `N` heads, `K` kv-heads, `H` head width, `V` vocabulary.
 """
 
@@ -54,11 +54,15 @@ class Attention(nnx.Module):
             self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps, dtype, c.norm)
         if c.qk_norm and not self.shares:
             self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps, dtype, c.norm)
+        if c.qk_wide_norm:
+            self.q_wide_norm = RMSNorm(c.num_attention_heads * c.head_dim, c.rms_norm_eps, dtype, c.norm)
+            self.k_wide_norm = RMSNorm(c.num_key_value_heads * c.head_dim, c.rms_norm_eps, dtype, c.norm)
         self.config, self.window, self.kernel = config, window, kernel
 
     def _own(self, x, rope, cache):
         c = self.config
-        k = self.k(x).reshape(*x.shape[:2], c.num_key_value_heads, c.head_dim)
+        k = self.k_wide_norm(self.k(x)) if c.qk_wide_norm else self.k(x)
+        k = k.reshape(*x.shape[:2], c.num_key_value_heads, c.head_dim)
         k, v = rotate(self.k_norm(k) if c.qk_norm else k, *rope), self.values(x)
         # a block reads its own K/V as the cache will return them
         return (k, v) if cache is None else (k.astype(cache[0].dtype), v.astype(cache[1].dtype))
@@ -74,7 +78,8 @@ class Attention(nnx.Module):
         `shared` is its pair of the block. Returns the output and the block's (key, value)."""
         c = self.config
         batch, length, _ = x.shape
-        q = self.q(x).reshape(batch, length, c.num_attention_heads, c.head_dim)
+        q = self.q_wide_norm(self.q(x)) if c.qk_wide_norm else self.q(x)
+        q = q.reshape(batch, length, c.num_attention_heads, c.head_dim)
         q = rotate(self.q_norm(q) if c.qk_norm else q, *rope)
         k, v = self._own(x, rope, cache) if shared is None else shared
         keys, values = k, v
@@ -110,9 +115,9 @@ class Layer(nnx.Module):
         sparse: bool = False,
     ):  # fmt: skip
         norm = lambda: RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, config.norm)
-        self.attention_norm = norm()
         self.attention = Attention(config, window, dtype, rngs, kernel=kernel)
-        self.mlp_norm = norm()
+        if config.pre_norms:
+            self.attention_norm, self.mlp_norm = norm(), norm()
         beside = config.experts if sparse and config.experts is not None and config.experts.beside_mlp else None
         self.mlp = SparseMLP(config, dtype, rngs) if sparse and not beside else MLP(config, dtype, rngs)
         if beside:
@@ -130,13 +135,13 @@ class Layer(nnx.Module):
         `[B, T, P]` as for `LayerInput`."""
 
         def attend(x):
-            attended, kv = self.attention(self.attention_norm(x), rope, block, cache, past, positions, shared)
-            return x + (self.attention_post_norm(attended) if self.config.post_norms else attended), kv
+            attended, kv = self.attention(self.entered(x), rope, block, cache, past, positions, shared)
+            return self._added(x, self.attention_post_norm(attended) if self.config.post_norms else attended), kv
 
         def feed(x):
-            fed = self.mlp(self.mlp_norm(x))
+            fed = self.mlp(self.mlp_norm(x) if self.config.pre_norms else x)
             fed = with_experts(self.beside, x, fed) if self.is_beside else fed
-            return x + (self.mlp_post_norm(fed) if self.config.post_norms else fed)
+            return self._added(x, self.mlp_post_norm(fed) if self.config.post_norms else fed)
 
         if skip is None:
             x, kv = attend(x)
@@ -144,6 +149,14 @@ class Layer(nnx.Module):
         hole = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(attend, x)[1])
         x, kv = jax.lax.cond(skip[0], lambda x: (x, hole), attend, x)
         return self._end(jax.lax.cond(skip[1], lambda x: x, feed, x), inputs), kv
+
+    def entered(self, x):
+        """What attention reads of the residual stream."""
+        return self.attention_norm(x) if self.config.pre_norms else x
+
+    def _added(self, x, branch):
+        scale = self.config.residual_multiplier
+        return x + (branch if scale == 1 else branch * jnp.asarray(scale, branch.dtype))
 
     def _end(self, x, inputs):
         x = x if inputs is None else self.layer_input(x, inputs)
@@ -326,7 +339,7 @@ class LlamaLM:
     def values(self, params: Any, h: Array, layer: int) -> Array:
         """The values `[B, T, K, H]` of a layer, from the residual stream `[B, T, E]` that enters it."""
         entered = self.bind(params).layers[layer]
-        return entered.attention.values(entered.attention_norm(h))
+        return entered.attention.values(entered.entered(h))
 
     def join(self, below: KVDelta, above: KVDelta) -> KVDelta:
         """See `specjax.lm.LM.join`."""

@@ -14,18 +14,34 @@ class RopeScaling:
 
     Attributes:
       kind: `linear` divides positions by `factor`; `llama3` rescales low frequencies only (Llama 3.1, section 3.3);
-        `proportional` divides positions, and rotates only the fastest pairs of a head (Gemma 4).
+        `proportional` divides positions, and rotates only the fastest pairs of a head (Gemma 4); `yarn` divides low
+        frequencies, leaves high ones and blends those between (Peng et al. 2023, arXiv:2309.00071, section 3.2); `longrope`
+        divides each frequency by a number of its own (Ding et al. 2024, arXiv:2402.13753). There are two sets of those, and one
+        serves all positions of a model: keys in a cache keep theirs, so that a text that outgrew the first training's positions
+        would mix both, and depend on how it was cut into passes.
       factor: see `kind`.
+      beta_fast: of `yarn`: pairs that turn at least so often within the first training's positions stay as they are.
+      beta_slow: those that turn at most so often are divided.
+      truncate: whether the first and last pair of those between are whole numbers, rounded outwards.
+      magnitude: what cosines and sines are multiplied by, so that scores are by its square.
+      short_factor: of `longrope`, for each pair, where `max_position_embeddings` is at most `original_max_position_embeddings`.
+      long_factor: where it is above.
       rotated: how many of a head's pairs `proportional` rotates; a pair is a channel of a head's first half and the one of its
         second half.
     """
 
-    kind: Literal["linear", "llama3", "proportional"]
+    kind: Literal["linear", "llama3", "proportional", "yarn", "longrope"]
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
     rotated: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    magnitude: float = 1.0
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +82,15 @@ class LlamaConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    logits_scaling: float = 1.0  # what logits are divided by (Granite's name); no file of the families here sets it
-    partial_rotary_factor: float = 1.0  # the share of a head that is rotated: its first channels
+    qk_wide_norm: bool = False  # whether q and k are normalised over all heads at once, before they are split (OLMo)
+    logits_scaling: float = 1.0  # what logits are divided by (Granite's name)
+    partial_rotary_factor: float = 1.0  # the share of a head that is rotated: its first channels; 0: no positions
+    rope_layers: tuple[bool, ...] = ()  # which layers rotate, the others have no positions; empty: all of them
+    residual_multiplier: float = 1.0  # what attention and MLP give is multiplied by before it is added
     experts: ExpertsConfig | None = None
     sparse_layers: tuple[bool, ...] = ()  # which layers have experts; empty: all of them, if any
     norm: NormKind = "rounded"
+    pre_norms: bool = True  # whether what attention and MLP read is normalised
     post_norms: bool = False  # whether what attention and MLP give is normalised too, before it is added
     hidden_act: Activation = "silu"
     embedding_scale: float = 1.0  # what embeddings are multiplied by, once it is rounded to their type
@@ -107,10 +127,12 @@ class LlamaConfig:
 
     def at(self, layer: int) -> "LlamaConfig":
         """The config of a model all of whose layers are as this one, but for experts; equal for layers of a kind."""
-        if self.full is None and not self.num_kv_shared_layers:
+        if self.full is None and not self.num_kv_shared_layers and not self.rope_layers:
             return self
         own = {} if self.full is None or self.window(layer) is not None else vars(self.full)
         own = {name: value for name, value in own.items() if value is not None or name == "rope_scaling"}
+        if self.rope_layers:
+            own |= {"rope_layers": ()} | ({} if self.rope_layers[layer] else {"partial_rotary_factor": 0.0})
         shares = self.source(layer) != layer
         wide = 2 if shares and self.use_double_wide_mlp else 1
         own |= {"num_kv_shared_layers": self.num_hidden_layers if shares else 0, "use_double_wide_mlp": False}
@@ -118,9 +140,10 @@ class LlamaConfig:
 
     @property
     def plain(self) -> "LlamaConfig":
-        """The config of layers of the same sizes that are Llama's: without windows, experts and Gemma's parts."""
+        """The config of layers of the same sizes that are Llama's: without windows, experts and other families' parts."""
         bare = {"sliding_window": None, "sliding_layers": (), "experts": None, "sparse_layers": ()}
-        return dataclasses.replace(self, **bare, **GEMMA_PARTS)
+        rotated = {"partial_rotary_factor": self.partial_rotary_factor or 1.0}
+        return dataclasses.replace(self, **bare, **rotated, **_PARTS)
 
     @property
     def head_sizes(self) -> frozenset[tuple[int, int]]:
@@ -129,10 +152,10 @@ class LlamaConfig:
         return frozenset((kind.num_key_value_heads, kind.head_dim) for kind in kinds.values())
 
 
-_PARTS = (
-    "norm", "post_norms", "hidden_act", "embedding_scale", "attention_scale", "attn_logit_softcapping",
-    "final_logit_softcapping", "full", "value_is_key", "value_norm", "layer_scalar", "num_kv_shared_layers",
-    "use_double_wide_mlp", "hidden_size_per_layer_input", "vocab_size_per_layer_input",
+_NAMES = (
+    "norm", "pre_norms", "post_norms", "qk_wide_norm", "hidden_act", "embedding_scale", "attention_scale", "rope_layers",
+    "residual_multiplier", "attn_logit_softcapping", "final_logit_softcapping", "full", "value_is_key", "value_norm",
+    "layer_scalar", "num_kv_shared_layers", "use_double_wide_mlp", "hidden_size_per_layer_input", "vocab_size_per_layer_input",
 )  # fmt: skip
-GEMMA_PARTS = {field.name: field.default for field in dataclasses.fields(LlamaConfig) if field.name in _PARTS}
-"""The fields that only Gemma sets, and what they are elsewhere."""
+_PARTS = {field.name: field.default for field in dataclasses.fields(LlamaConfig) if field.name in _NAMES}
+"""The fields that Llama never sets, and what they are there."""

@@ -198,7 +198,9 @@ def to_hf(config: LlamaConfig, masked: Masked) -> dict[str, Any]:
         return fixed | renamed | _named("llada") | {"vocab_size": config.vocab_size} | mask
     kind = f"a2d-{plain['model_type']}"
     if kind not in _A2D or config.sliding_window is not None:
-        raise ModelError("a model without shifted logits is written as A2D, whose layers have no sliding window")
+        raise ModelError(
+            "a model without shifted logits is written as A2D, which has layers of Llama, Qwen2 or Qwen3 without a window"
+        )
     return plain | _named(kind) | mask | ({"block_size": masked.block} if masked.block else {})
 
 

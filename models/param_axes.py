@@ -9,6 +9,7 @@ from specjax.sharding.rules import shardings
 
 _OUT_AXES = {
     "q": "heads", "k": "kv_heads", "v": "kv_heads", "gate": "mlp", "up": "mlp", "gate_up": "mlp", "head": "vocab",
+    "q_wide_norm": "heads", "k_wide_norm": "kv_heads",
 }  # fmt: skip
 _IN_AXES = {"o": "heads", "down": "mlp"}
 _LISTED = {"heads": "head"}  # a list of modules, each named for what it is: Medusa's and Hydra's heads
@@ -25,7 +26,7 @@ def _axes(path: tuple[Any, ...], ndim: int) -> tuple[str | None, ...]:
         return ("vocab", "embed")
     if kind == "kernel":
         return (None,) * (ndim - 2) + (_IN_AXES.get(module, "embed"), _OUT_AXES.get(module, "embed"))
-    if kind == "bias":
+    if kind == "bias" or (kind == "scale" and module in _OUT_AXES):
         return (_OUT_AXES.get(module, "embed"),)
     return (None,) * ndim
 

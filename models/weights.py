@@ -40,6 +40,8 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
             module = f"model.layers.{layer}.post_attention_layernorm"
         case ["layers", layer, "attention", "q_norm" | "k_norm" as name]:
             module = f"model.layers.{layer}.self_attn.{name}"
+        case ["layers", layer, "attention", "q_wide_norm" | "k_wide_norm" as name]:
+            module = f"model.layers.{layer}.self_attn.{name[0]}_norm"
         case ["layers", layer, "attention", name]:
             module = f"model.layers.{layer}.self_attn.{name}_proj"
         case ["layers", layer, "mlp", "router"]:
@@ -71,7 +73,7 @@ tensor for every index of the parameter's first axis (experts). See `hf_name`.""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Part:
+class Part:
     """What a parameter has in a stored tensor: all its rows, or some.
 
     Attributes:
@@ -87,25 +89,25 @@ class _Part:
     transposed: bool
 
 
-def _stored(leaves: list[tuple[Any, Any]], names: Names, layout: Layout) -> dict[str, list[_Part]]:
+def stored_parts(leaves: list[tuple[Any, Any]], names: Names, layout: Layout) -> dict[str, list[Part]]:
     """Of every tensor of a file, by name, the parameters that it holds, in the order of its rows."""
-    found: dict[str, dict[int, _Part]] = {}
+    found: dict[str, dict[int, Part]] = {}
     for i, (path, leaf) in enumerate(leaves):
         name, transposed = layout(path)
         several = "{}" in name
         shape = stored_shape(leaf.shape[1:] if several else leaf.shape, transposed)
         for index in range(leaf.shape[0]) if several else (None,):
             whole, _, place = names(name.format(index)).partition("#")
-            found.setdefault(whole, {})[int(place or 0)] = _Part(i, index, shape, transposed)
+            found.setdefault(whole, {})[int(place or 0)] = Part(i, index, shape, transposed)
     return {name: [parts[place] for place in sorted(parts)] for name, parts in found.items()}
 
 
-def _shape_of(parts: list[_Part]) -> tuple[int, ...]:
+def _shape_of(parts: list[Part]) -> tuple[int, ...]:
     """The shape of the tensor that holds them."""
     return parts[0].shape if len(parts) == 1 else (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
 
 
-def _cut(tensor: Tensor, parts: list[_Part]) -> list[Tensor]:
+def _cut(tensor: Tensor, parts: list[Part]) -> list[Tensor]:
     """The rows of each of them."""
     if len(parts) == 1:
         return [tensor]
@@ -135,7 +137,7 @@ def match(
       ModelError: naming every tensor that is missing, misshapen, of an unknown type or not used.
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
-    stored, problems = _stored(leaves, names, layout), []
+    stored, problems = stored_parts(leaves, names, layout), []
     sources: list[list[Source]] = [[] for _ in leaves]
     for name, parts in stored.items():
         shape = _shape_of(parts)
@@ -172,7 +174,7 @@ def listed(problems: list[str]) -> str:
 def write(file: Path, params: Any, dtype: Any, names: Names = str, layout: Layout = hf_name) -> None:
     """Writes a params pytree as one safetensors file under the Hugging Face names, one parameter at a time."""
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-    stored = dict(sorted(_stored(leaves, names, layout).items()))
+    stored = dict(sorted(stored_parts(leaves, names, layout).items()))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
     offset = 0
     for name, parts in stored.items():

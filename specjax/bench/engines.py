@@ -49,9 +49,10 @@ def requests_of(
 
 def engines_of(options: BenchOptions, baseline: bool = True) -> tuple[dict[str, Any], list[str]]:
     """Engines by name, and why a default drafter was left out; with `baseline` plain decoding is the first."""
-    model = models.load(
-        DEFAULT_MODEL if options.model is None else options.model, dtype=options.dtype, mesh=make_mesh(options.mesh)
-    )
+    if options.adapter is not None and options.peer:
+        raise ValueError("--adapter: other engines would read the model without it; convert the model with it first")
+    name = DEFAULT_MODEL if options.model is None else options.model
+    model = models.load(name, options.dtype, make_mesh(options.mesh), adapter=options.adapter)
     foreign = ("drafter", "peer") if model.masked else ("unmask", "cache", "block_length")
     foreign += ("cache",) if model.canvas else ()
     wrong = [name for name in foreign if getattr(options, name) not in (None, ())]

@@ -21,6 +21,7 @@ class BenchOptions:
     model: str | None = same(DecodeOptions, "model")
     dtype: str | None = same(DecodeOptions, "dtype")
     mesh: str | None = same(DecodeOptions, "mesh")
+    adapter: str | None = same(DecodeOptions, "adapter")
     temperature: float = same(PromptOptions, "temperature")
     seed: int = same(PromptOptions, "seed")
     max_new_tokens: int | None = option(

@@ -107,13 +107,15 @@ def _engines(chosen: Sequence[DecoderOptions], rows: int) -> list[Engine]:
     loaded: dict[tuple[Any, ...], Any] = {}
     engines = []
     for own in chosen:
-        given, key = own.model, (str(own.dtype), str(own.mesh))
+        given, key = own.model, (str(own.dtype), str(own.mesh), str(own.adapter), own.longest)
         key = (given if given is None or isinstance(given, str) else id(given), *key)
+        ready = isinstance(given, (models.Model, tuple))
         if key not in loaded:
-            ready = isinstance(given, (models.Model, tuple))
             name = DEFAULT_MODEL if given is None else given
-            loaded[key] = given if ready else models.load(name, dtype=own.dtype, mesh=make_mesh(own.mesh))
-        engines.append(Engine(**{**vars(take(DecodeOptions, vars(own))), "model": loaded[key]}, rows=rows))
+            how = {"adapter": own.adapter, "longest": own.longest}
+            loaded[key] = given if ready else models.load(name, own.dtype, make_mesh(own.mesh), **how)
+        done: dict[str, Any] = {"model": loaded[key]} | ({} if ready else {"adapter": None, "longest": None})
+        engines.append(Engine(**{**vars(take(DecodeOptions, vars(own))), **done}, rows=rows))
     return engines
 
 

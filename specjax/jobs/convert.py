@@ -30,6 +30,7 @@ class ConvertOptions:
         None, "with --format: folder, shipped name or hub id (default: the target that the head names)"
     )
     dtype: str | None = same(DecodeOptions, "dtype")
+    adapter: str | None = same(DecodeOptions, "adapter")
     mesh: str | None = option(
         None, "devices by axis that hold it meanwhile, such as data=2,model=4 (default: one device)"
     )
@@ -47,7 +48,7 @@ def command(options: ConvertOptions) -> int:
         output = Path(options.output)
         check_layout(options.layout)
         check_new(output)
-        model = models.load(options.model, dtype=options.dtype, mesh=make_mesh(options.mesh))
+        model = models.load(options.model, options.dtype, make_mesh(options.mesh), adapter=options.adapter)
         with bar(f"writing {output}"):
             models.save(
                 output, model.lm, model.params, tokenizer=model.tokenizer, eos_ids=model.eos_ids,
@@ -62,8 +63,8 @@ def _head(options: ConvertOptions, layout: str) -> int:
     from specjax.spec import heads
 
     with bad_input():
-        if options.mesh is not None or options.layout != "orbax":
-            raise ValueError("--mesh and --layout are for models, and --format is for a head")
+        if options.mesh is not None or options.layout != "orbax" or options.adapter is not None:
+            raise ValueError("--mesh, --layout and --adapter are for models, and --format is for a head")
         check_new(Path(options.output))
         heads.check_format(options.model, layout)
         name = options.target or heads.target_of(options.model)

@@ -17,6 +17,7 @@ from specjax.serve.text import user_turn
 
 _DECODING = ("drafter", "verifier", "unmask", "cache", "block_length", "cfg_scale")
 _LATER = (
+    "longest",
     "sub_block",
     "filter",
     "logits_eos_inf",
@@ -141,7 +142,8 @@ def score_manifest(engine: Engine, given: list[Any]) -> dict[str, Any]:
 def _model(engine: Engine) -> dict[str, Any]:
     model = engine.model
     assert model.path is not None  # a command's model is read from a folder
-    return {"name": model.name, "fingerprint": fingerprint(model.path), "dtype": model.dtype_name}
+    added = {} if model.adapter is None else {"adapter": fingerprint(model.adapter)}
+    return {"name": model.name, "fingerprint": fingerprint(model.path), "dtype": model.dtype_name} | added
 
 
 def _input(given: list[Any]) -> dict[str, Any]:

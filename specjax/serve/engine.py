@@ -56,6 +56,8 @@ class Engine:
       **plan:
       dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere; see `specjax.models.load` for "layercast".
       mesh: a mesh, or a line such as `"data=2,model=4"`.
+      adapter: the folder of a PEFT LoRA adapter, or its hub id, for a model that is loaded; see `specjax.models.load`.
+      longest: how many positions a model that is loaded is used for; see `specjax.models.load`.
       rows: how many texts are decoded together, where no drafter is named: see `specjax.spec.assemble.usual_drafter`.
 
     Raises:
@@ -70,6 +72,8 @@ class Engine:
         *,
         dtype: Any = None,
         mesh: Any = None,
+        adapter: Any = None,
+        longest: int | None = None,
         rows: int = 1,
         **plan: Any,
     ):
@@ -81,7 +85,12 @@ class Engine:
         if self.mesh is not None and jax.process_count() > 1:
             distributed.meet(self.mesh)  # before one of them compiles for longer than the others wait
         if not isinstance(model, models.Model):
-            model = models.load(DEFAULT_MODEL if model is None else model, dtype=dtype, mesh=self.mesh)
+            name = DEFAULT_MODEL if model is None else model
+            model = models.load(name, dtype=dtype, mesh=self.mesh, adapter=adapter, longest=longest)
+        elif adapter is not None or longest is not None:
+            raise ValueError(
+                "adapter and longest are for a model that is loaded here: give them to specjax.models.load"
+            )
         elif dtype is not None:
             model = models.retyped(model, dtype)
         if self.mesh is not None:

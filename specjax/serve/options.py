@@ -115,11 +115,19 @@ class DecodeOptions(Plan):
       model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target.
       dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere; see `specjax.models.load` for "layercast".
       mesh: a mesh, or a line such as `"data=2,model=4"`.
+      adapter: the folder of a PEFT LoRA adapter, or its hub id, for the model that is loaded; see `specjax.models.load`.
+      longest: how many positions the model that is loaded is used for; see `specjax.models.load`.
     """
 
     model: Any = option(None, "folder, shipped name or hub id (default: the shipped target)")
     dtype: Any = option(None, "float32, bfloat16, float16 or layercast (default: float32 on a CPU, else bfloat16)")
     mesh: Any = option(None, "devices by axis, such as data=2,model=2,context=2 (default: one device)")
+    adapter: Any = option(None, "folder or hub id of a PEFT LoRA adapter, merged into the model", metavar="FOLDER")
+    longest: int | None = option(
+        None,
+        "positions that the model is used for, which decides the rope of Phi-3 (default: its config's)",
+        metavar="N",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -147,7 +147,7 @@ def test_what_cannot_be_written_is_said_before_anything_is_loaded(tmp_path, caps
     assert "give --format too" in capsys.readouterr().err
     scaled = LlamaLM(dataclasses.replace(TARGET.config, logits_scaling=2.0))
     drafter, own = made("plain")
-    with pytest.raises(ModelError, match="divides its logits"):
+    with pytest.raises(ModelError, match="with layers of llama, mistral, qwen2, qwen3, and these are granite's"):
         wide = dataclasses.replace(
             drafter, config=dataclasses.replace(drafter.config, logits_scaling=2.0), target=scaled
         )

@@ -114,11 +114,16 @@ def test_what_cannot_be_served_is_named(kind, change, said):
 def test_what_no_family_has_is_not_written():
     plain = LlamaConfig(24, 16, 20, 1, 2, 2, 8)
     gemma = hf_config.from_hf({"model_type": "gemma2", "num_hidden_layers": 2})
+    with pytest.raises(ModelError, match="2 attention heads do not split over 3"):
+        hf_config.to_hf(LlamaConfig(24, 16, 20, 1, 2, 3, 8))
     for config, said in (
-        ({**vars(plain), "final_logit_softcapping": 3.0}, "without post_norms has final_logit_softcapping=3.0"),
-        ({**vars(gemma), "hidden_act": "silu"}, "Gemma2ForCausalLM cannot express hidden_act=silu"),
-        ({**vars(gemma), "mlp_bias": True}, "Gemma2ForCausalLM cannot express mlp_bias=True"),
-        ({**vars(gemma), "attention_scale": 0.3}, "Gemma2ForCausalLM cannot express attention_scale=0.3"),
+        ({**vars(plain), "final_logit_softcapping": 3.0}, "has final_logit_softcapping=3.0 with the rest"),
+        ({**vars(gemma), "hidden_act": "silu"}, "has hidden_act='silu' with the rest of this model; Gemma2ForCausalLM"),
+        ({**vars(gemma), "mlp_bias": True}, "has mlp_bias=True with the rest of this model; Gemma2ForCausalLM"),
+        (
+            {**vars(gemma), "attention_scale": 0.3},
+            "has attention_scale=0.3 with the rest of this model; Gemma2ForCausalLM",
+        ),
     ):
         with pytest.raises(ModelError, match=said):
             hf_config.to_hf(LlamaConfig(**config))

@@ -18,7 +18,10 @@ from specjax.models.llama import LlamaLM
 from specjax.sampling import Sampling
 
 STORIES = Path(__file__).parents[2].parent / "shared" / "data" / "stories260K"
-FAMILIES = ("llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma4", "gemma4_moe", "gemma4_small")
+FAMILIES = (
+    "llama2", "llama3", "mistral", "qwen2", "qwen3", "mixtral", "glm4_moe", "olmo2", "olmo3", "smollm3", "granite", "granite4",
+    "phi3", "gemma2", "gemma3", "gemma4", "gemma4_moe", "gemma4_small",
+)  # fmt: skip
 LENGTHS = (3, 9, 14, 21, 1)
 NEW = 24
 DRAFTERS = ("none", "prompt_lookup", "token_recycling", "chain", "static", "top_k", "eagle2", "fuse")
@@ -38,6 +41,14 @@ RAGGED = [(family, name) for family in FAMILIES for name in ("none", "static")] 
     ("qwen2", "fuse"),
     ("qwen3", "token_recycling"),
     ("qwen3", "chain"),
+    ("glm4_moe", "prompt_lookup"),
+    ("glm4_moe", "chain"),
+    ("olmo3", "prompt_lookup"),
+    ("olmo3", "chain"),
+    ("smollm3", "chain"),
+    ("granite", "prompt_lookup"),
+    ("phi3", "prompt_lookup"),
+    ("phi3", "chain"),
     ("gemma2", "prompt_lookup"),
     ("gemma2", "chain"),
     ("gemma3", "prompt_lookup"),

@@ -159,7 +159,11 @@ def test_a_bad_llada_folder_is_one_clear_error(llada, tmp_path, change, said):
     ("config", "shift", "said"),
     (
         (LLADA, True, "written as Dream"),
-        (dataclasses.replace(LLADA, sliding_window=8), False, "written as A2D, whose layers have no sliding window"),
+        (
+            dataclasses.replace(LLADA, sliding_window=8),
+            False,
+            "as A2D, which has layers of Llama, Qwen2 or Qwen3 without a",
+        ),
     ),
 )
 def test_what_no_layout_expresses_is_not_saved(tmp_path, config, shift, said):

@@ -50,6 +50,7 @@ FAMILIES = {
     "untied": (of(tie_word_embeddings=False), 3),
     "biases": (of(qkv_bias=True, o_bias=True, mlp_bias=True), 2),
     "qk_norm": (of(qk_norm=True, tie_word_embeddings=False), 2),
+    "norms over all heads": (of(qk_wide_norm=True, pre_norms=False, post_norms=True, residual_multiplier=0.5), 2),
     "one kv-head": (of(num_key_value_heads=1, sliding_window=4, head_dim=12), 3),
     "every head its own": (of(num_key_value_heads=4), 2),
     "copies of kv-heads": (dataclasses.replace(of(), kv_copies=2), 2),
@@ -236,6 +237,14 @@ def test_what_else_a_model_says_stays():
     assert wide.name == "tied widened 2 times" and models.widen(plain, 1) is plain
 
 
+def test_it_is_saved_as_one_that_divides_its_logits(tmp_path):
+    _, wide, _ = model_of()
+    models.save(tmp_path / "wide", wide.lm, wide.params)
+    again = models.load(tmp_path / "wide", dtype="float32")
+    assert again.lm == wide.lm and (tmp_path / "wide" / "config.json").read_text().count("GraniteForCausalLM") == 1
+    assert all(map(np.array_equal, jax.tree.leaves(again.params), jax.tree.leaves(wide.params)))
+
+
 def test_what_cannot_be_widened_says_so(tmp_path):
     plain, wide, _ = model_of()
     for k in (0, -1, 1.5, True):
@@ -245,8 +254,11 @@ def test_what_cannot_be_widened_says_so(tmp_path):
         models.widen(Model(TabularLM(8, 1), {}), 2)
     with pytest.raises(ModelError, match="shapes has no weights to widen"):
         models.widen(Model(plain.lm, plain.lm.abstract(), name="shapes"), 2)
-    with pytest.raises(ModelError, match="no supported architecture divides its logits .logits_scaling=4."):
-        models.save(tmp_path / "wide", wide.lm, wide.params)
+    wide_bias = dataclasses.replace(wide.lm, config=dataclasses.replace(wide.lm.config, o_bias=True))
+    with pytest.raises(
+        ModelError, match="no supported architecture has o_bias=True with the rest of this model; Granite"
+    ):
+        models.save(tmp_path / "wide", wide_bias, wide.params)
 
     class Own(Medusa):
         pass

@@ -15,6 +15,7 @@ import numpy as np
 from specjax.draft.eagle3 import Eagle3
 from specjax.draft.head import head_kernel
 from specjax.draft.heads.files import write_files
+from specjax.draft.heads.layout import FAMILIES
 from specjax.draft.heads.taps import IDS
 from specjax.models import hub
 from specjax.models.errors import ModelError
@@ -138,6 +139,11 @@ def _layers(config: LlamaConfig) -> dict[str, Any]:
         config, qkv_bias=biased, o_bias=biased, sliding_window=None, sliding_layers=(), tie_word_embeddings=False
     )
     fields = to_hf(plain)
+    if fields["model_type"] not in FAMILIES:
+        raise ModelError(
+            f"a head is written with layers of {', '.join(FAMILIES)}, and these are {fields['model_type']}'s: "
+            "their rope or their logits are not those"
+        )
     windows = [config.window(i) for i in range(config.num_hidden_layers)]
     if any(windows):
         kinds = ["sliding_attention" if window else "full_attention" for window in windows]

@@ -1,0 +1,1 @@
+"""Descriptions of the architectures that `load` reads and `save` writes; `table` has all of them."""

@@ -1,0 +1,47 @@
+"""SmolLM3 (huggingface.co/blog/smollm3): Llama's layers, of which every fourth has no positions."""
+
+from typing import Any
+
+from specjax.models.errors import ModelError
+from specjax.models.families import base
+from specjax.models.families.base import Family, Fields
+from specjax.models.fields import FULL, SLIDING, flag, is_size, shown
+from specjax.models.llama_config import LlamaConfig
+
+
+def _read(get: Fields) -> dict[str, Any]:
+    """`no_rope_layers` has 1 for the layers that do rotate. The others have the window, where there is one and `layer_types`
+    does not say."""
+    layers, ones, every = get("num_hidden_layers"), get("no_rope_layers"), get("no_rope_layer_interval")
+    if not is_size(every):
+        raise ModelError(f"config.json: no_rope_layer_interval must be a number of layers, not {shown(every)}")
+    ones = [int((i + 1) % every != 0) for i in range(layers)] if ones is None else ones
+    if not isinstance(ones, list) or len(ones) < layers or any(one not in (0, 1) for one in ones):
+        raise ModelError(f"config.json: no_rope_layers must have 0 or 1 for each layer, not {shown(ones)}")
+    rotates = tuple(bool(one) for one in ones[:layers])
+    window = get("sliding_window") if flag("use_sliding_window", get("use_sliding_window")) else None
+    types = get("layer_types")
+    types = [FULL if one or window is None else SLIDING for one in rotates] if types is None else types
+    return base.attention_bias(get) | base.windows(types, window, layers) | {
+        "mlp_bias": flag("mlp_bias", get("mlp_bias")), "rope_layers": () if all(rotates) else rotates,
+    }  # fmt: skip
+
+
+def _write(config: LlamaConfig) -> dict[str, Any]:
+    c = config
+    return {
+        "no_rope_layers": [int(one) for one in c.rope_layers] or [1] * c.num_hidden_layers, "mlp_bias": c.mlp_bias,
+        "attention_bias": c.qkv_bias, "layer_types": base.layer_types(c), "sliding_window": c.sliding_window,
+        "use_sliding_window": c.sliding_window is not None,
+        "pad_token_id": None,  # transformers assumes one that a small vocabulary has not
+    }  # fmt: skip
+
+
+SMOLLM3 = Family(
+    "SmolLM3ForCausalLM",
+    {
+        "max_position_embeddings": 32768, "num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True,
+        "no_rope_layer_interval": 4,
+    },
+    _read, _write, note="which layers have no positions (`no_rope_layers`), windows, biases of attention and MLP",
+)  # fmt: skip

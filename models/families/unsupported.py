@@ -1,0 +1,43 @@
+"""Architectures that are asked for and not read, and why."""
+
+_STATE = "a rejected draft cannot be taken out of their running state"
+
+UNSUPPORTED = {
+    (
+        "Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM", "Qwen3_5MoeForConditionalGeneration",
+        "Qwen3_5MoeForCausalLM", "KimiLinearForCausalLM", "MiniMaxForCausalLM",
+    ): f"layers of linear attention: {_STATE}",
+    (
+        "MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM", "JambaForCausalLM", "BambaForCausalLM",
+        "FalconH1ForCausalLM", "NemotronHForCausalLM",
+    ): f"state space layers (Mamba): {_STATE}",
+    ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"): f"layers of short convolutions: {_STATE}",
+    (
+        "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeLiteForCausalLM",
+        "Kimi_K25ForConditionalGeneration",
+    ): "latent attention (MLA): keys and values are made of one compressed vector a token",
+    ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"): "attention in chunks, and queries that are scaled by position",
+    ("CohereForCausalLM", "Cohere2ForCausalLM"): "layer norms with a mean, and attention beside the MLP",
+    (
+        "GPT2LMHeadModel", "OPTForCausalLM", "GPTNeoXForCausalLM", "PhiForCausalLM", "StableLmForCausalLM",
+        "Starcoder2ForCausalLM",
+    ): "layer norms with a mean",
+    ("T5ForConditionalGeneration", "BartForConditionalGeneration"): "an encoder beside the decoder",
+}  # fmt: skip
+"""Names of architectures to what is not supported of them."""
+
+
+def reason(named: list[str]) -> str | None:
+    """Why a model with one of these names is not read: architectures, or a `model_type`; None where we do not know it."""
+    asked = {_bare(name) for name in named}
+    return next((why for names, why in UNSUPPORTED.items() if asked & {_bare(name) for name in names}), None)
+
+
+def _bare(name: str) -> str:
+    """What an architecture and its `model_type` have in common.
+
+    >>> _bare("Qwen3NextForCausalLM") == _bare("qwen3_next")
+    True
+    """
+    bare = name.lower().replace("_", "")
+    return bare.removesuffix("forcausallm").removesuffix("forconditionalgeneration").removesuffix("lmheadmodel")

@@ -1,0 +1,279 @@
+"""Folders of families: what is read and refused. Logits, texts and what is written are compared beside Llama's."""
+
+import copy
+import functools
+import json
+import shutil
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from specjax import models
+from specjax.lm import Block, Wants
+from specjax.models import ModelError, hf_config, tensors
+
+safetensors = pytest.importorskip("safetensors.numpy")
+FAMILIES = ("mixtral", "glm4_moe", "olmo2", "olmo3", "smollm3", "granite", "granite4", "phi3")
+
+
+def spoilt(folder, to, change):
+    """A copy of a folder whose tensors are changed."""
+    copy = shutil.copytree(folder, to)
+    arrays = safetensors.load_file(folder / "model.safetensors")
+    change(arrays)
+    safetensors.save_file(arrays, copy / "model.safetensors")
+    return copy
+
+
+def same(a, b):
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(map(np.array_equal, *map(jax.tree.leaves, (a, b))))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_tensor_counts(references, tmp_path, name):
+    """Those that are missing are named, each kind of them once, and so is one that is over; each reaches a parameter."""
+    folder = references(name).folder
+    kinds = {name.replace(".1.", ".2.").replace(".0.", ".2."): name for name in sorted(tensors.read_folder(folder))}
+    for at, tensor in enumerate(kinds.values()):
+        copy = spoilt(folder, tmp_path / str(at), lambda own, tensor=tensor: own.pop(tensor))
+        with pytest.raises(ModelError, match=f"missing {tensor} "):
+            models.load(copy)
+    more = {"model.layers.1.self_attn.sinks": np.zeros(4, np.float32)}
+    copy = spoilt(folder, tmp_path / "more", lambda own: own.update(more))
+    with pytest.raises(ModelError, match=r"unused model.layers.1.self_attn.sinks \[4\]"):
+        models.load(copy)
+
+
+def test_layers_that_draft_are_left_to_drafters(references, tmp_path):
+    """GLM-4.5's file counts them; those of another number are no part of the model."""
+    folder = references("glm4_moe").folder
+    config = json.loads((folder / "config.json").read_text())
+    plain = models.load(folder, dtype="float32")
+    drafting = {"model.layers.3.eh_proj.weight": np.ones((2, 4), np.float32)}
+    for count, layer in ((1, 3), (2, 4)):
+        named = {name.replace(".3.", f".{layer}."): x for name, x in drafting.items()}
+        copy = spoilt(folder, tmp_path / str(count), lambda own, named=named: own.update(named))
+        (copy / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": count}))
+        assert same(models.load(copy, dtype="float32").params, plain.params)
+        (copy / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": count - 1}))
+        with pytest.raises(ModelError, match=f"unused model.layers.{layer}.eh_proj.weight"):
+            models.load(copy)
+
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 8, "num_attention_heads": 8,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+CLASSES = {
+    "mixtral": "Mixtral", "glm4_moe": "Glm4Moe", "olmo2": "Olmo2", "olmo3": "Olmo3", "smollm3": "SmolLM3", "granite": "Granite",
+    "phi3": "Phi3",
+}  # fmt: skip
+
+
+LONG = {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 5.0, 9.0]}
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+MORE: dict[str, dict[str, Any]] = {
+    "mixtral": {"sliding_window": 5, "rope_theta": 1e5, "num_local_experts": 4},
+    "glm4_moe": {
+        "partial_rotary_factor": 0.25,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 0,
+        "head_dim": 16,
+    },
+    "olmo2": {"rope_theta": 5e5, "rope_scaling": YARN, "attention_bias": True, "num_key_value_heads": 2},
+    "olmo3": {"rope_theta": 2e5, "rope_scaling": YARN, "sliding_window": 9},
+    "smollm3": {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 7, "mlp_bias": True},
+    "granite": {
+        "attention_multiplier": 0.1,
+        "residual_multiplier": 0.2,
+        "embedding_multiplier": 3,
+        "logits_scaling": 4,
+    },
+    "phi3": {
+        "rope_scaling": LONG,
+        "max_position_embeddings": 8192,
+        "rope_theta": 1e5,
+        "sliding_window": 9,
+    },
+}
+"""As files of transformers 4 say it."""
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_config_says_what_transformers_makes_of_it(kind):
+    """Fields that a file leaves out, and what we write."""
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{CLASSES[kind]}Config")
+    read = {}
+    for given in (SIZES, SIZES | MORE[kind]):
+        theirs = json.loads(config.from_dict(copy.deepcopy(given)).to_json_string(use_diff=False))
+        ours = hf_config.from_hf({"model_type": kind} | given)
+        assert ours == hf_config.from_hf(theirs | {"architectures": None, "model_type": kind})
+        written = hf_config.to_hf(ours)
+        again = json.loads(config.from_dict(copy.deepcopy(written)).to_json_string(use_diff=False))
+        assert (
+            hf_config.from_hf(written) == ours == hf_config.from_hf(again | {"architectures": written["architectures"]})
+        )
+        read[written["model_type"]] = ours
+    assert set(read) <= {kind, "llama"} and len({*read.values()}) == len(read) and ours in read.values()
+
+
+def test_old_names_of_phi_3s_rope():
+    """Which transformers 5 takes for longrope, where it has the fields that it asks of that."""
+    read = lambda kind: hf_config.from_hf({"model_type": "phi3", "rope_scaling": LONG | {"type": kind}} | SIZES)
+    assert read("su") == read("yarn") == read("longrope") != hf_config.from_hf({"model_type": "phi3"} | SIZES)
+
+
+def test_granite_4_of_attention_layers_is_granite_3():
+    """Where it has positions; their tensors differ in names alone."""
+    parts = {"num_local_experts": 0, "layer_types": ["full_attention"] * 8, "shared_intermediate_size": 24}
+    read = lambda **more: hf_config.from_hf({"model_type": "granitemoehybrid"} | SIZES | parts | more)
+    assert read().partial_rotary_factor == 0 and hf_config.to_hf(read())["model_type"] == "granitemoehybrid"
+    turned = read(position_embedding_type="rope", attention_multiplier=0.1)
+    assert (turned.partial_rotary_factor, turned.intermediate_size, turned.attention_scale) == (1, 24, 0.1)
+    assert hf_config.to_hf(turned)["model_type"] == "granite"
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    (
+        ("mixtral", {"num_local_experts": 0}, "positive integers for: num_experts"),
+        ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok 9 is above 8"),
+        ("glm4_moe", {"first_k_dense_replace": 8}, "first_k_dense_replace 8 leaves no layer with experts"),
+        ("glm4_moe", {"n_shared_experts": None}, "whole numbers for: n_shared_experts"),
+        ("glm4_moe", {"n_group": 3}, "128 experts do not form 3 groups"),
+        ("glm4_moe", {"partial_rotary_factor": 1.5}, "partial_rotary_factor must be a share of a head, not 1.5"),
+        ("olmo3", {"sliding_window": None}, "layer_types has sliding_attention, but the sliding window is off"),
+        ("olmo3", {"rope_scaling": {"rope_type": "dynamic"}}, "rope type 'dynamic'"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, r"no_rope_layers must have 0 or 1 for each layer, not \[1, 0\]"),
+        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval must be a number of layers, not 0"),
+        ("granite", {"residual_multiplier": 0}, "residual_multiplier must be a positive number, not 0"),
+        ("granitemoehybrid", {}, "layer_types has mamba layers; .* state space layers .Mamba. are not supported"),
+        (
+            "granitemoehybrid",
+            {"layers_block_type": ["attention"] * 7 + ["linear_attention"]},
+            "layer_types has linear_attention layers; GraniteMoeHybridForCausalLM is read where all 8 are attention",
+        ),
+        ("granitemoehybrid", {"layer_types": ["attention"] * 8}, "num_local_experts 8 is not supported"),
+        (
+            "phi3",
+            {"rope_scaling": LONG | {"short_factor": [1.0] * 3}},
+            "needs 4 positive numbers for short_factor, not",
+        ),
+        ("phi3", {"rope_scaling": LONG | {"long_factor": None}}, "needs 4 positive numbers for long_factor, not None"),
+        ("phi3", {"rope_scaling": {"type": "dynamic"}}, "rope type 'dynamic'"),
+        ("llama", {"rope_scaling": LONG}, "rope type 'longrope'; supported are default"),
+        ("glm4_moe", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; Glm4MoeForCausalLM has 'silu'"),
+    ),
+)
+def test_what_cannot_be_served_is_named(kind, change, said):
+    with pytest.raises(ModelError, match=said):
+        hf_config.from_hf({"model_type": kind} | SIZES | change)
+
+
+@pytest.mark.parametrize("named", ({"architectures": ["Qwen3NextForCausalLM"]}, {"model_type": "qwen3_next"}))
+def test_an_architecture_that_is_not_read_has_its_reason(named):
+    with pytest.raises(
+        ModelError, match=r"(?i)qwen3_?next.*\(layers of linear attention: .* running state\); supported are Llama"
+    ):
+        hf_config.from_hf(named | SIZES)
+    with pytest.raises(ModelError, match=r"unsupported architecture: OwnForCausalLM; supported are LlamaForCausalLM, "):
+        hf_config.from_hf({"architectures": ["OwnForCausalLM"]} | SIZES)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def forward(lm, params, block, cache):
+    """Logits, and the cache with the block in it."""
+    found = lm(params, block, cache, wants=Wants(logits=True))
+    return found.logits, lm.commit(cache, found.delta, None, block.length)
+
+
+def test_a_long_rope_is_one_for_all_of_a_text(tmp_path):
+    """Chosen when a model is loaded. transformers chooses by the longest text of a pass, so that its cache may mix both."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 100.0,
+        "short_factor": [1.0, 1.2, 1.5],
+        "long_factor": [2.0, 3.0, 7.0],
+    }
+    config = transformers.Phi3Config(
+        **SIZES | {"num_hidden_layers": 2}, initializer_range=0.3, max_position_embeddings=64,
+        original_max_position_embeddings=16, partial_rotary_factor=0.75, rope_parameters=rope,
+    )  # fmt: skip
+    reference = transformers.Phi3ForCausalLM(config).eval()
+    reference.save_pretrained(tmp_path / "plain")
+    ids = np.random.default_rng(0).integers(3, 64, (1, 30))
+
+    def theirs(model, count):
+        with torch.no_grad():
+            return model(torch.as_tensor(ids[:, :count])).logits.numpy()
+
+    def ours(model, count, chunk):
+        """Behind a cache, `chunk` tokens a pass."""
+        lm, cache, out = model.lm, model.lm.init_cache(1, 32), []
+        for at in range(0, count, chunk):
+            tokens = ids[:, at : min(at + chunk, count)]
+            block = Block(tokens, at + np.arange(tokens.shape[1])[None], np.full(1, at, np.int32))
+            logits, cache = forward(lm, model.params, block, cache)
+            out.append(logits)
+        return np.concatenate(out, axis=1)
+
+    long, short = (models.load(tmp_path / "plain", dtype="float32", longest=most) for most in (None, 16))
+    assert short.max_length == 16 and long.max_length == 64
+    for model, count in ((long, 30), (short, 16)):
+        for chunk in (count, count // 2):
+            np.testing.assert_allclose(ours(model, count, chunk), theirs(reference, count), atol=1e-4)
+    assert np.abs(ours(long, 16, 16) - theirs(reference, 16)).max() > 0.1  # short in transformers
+    models.save(tmp_path / "short", short.lm, short.params)
+    assert models.load(tmp_path / "short", dtype="float32").lm == short.lm
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "short", dtype="float32").eval()
+    np.testing.assert_allclose(theirs(again, 16), theirs(reference, 16), atol=1e-4)
+    for wrong in (65, 0, "16"):
+        with pytest.raises(ModelError, match="longest must be a number of positions .* up to 64"):
+            models.load(tmp_path / "plain", longest=wrong)
+
+
+PUBLISHED = {
+    "mistralai/Mixtral-8x7B-v0.1": (46.7, {
+        "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32,
+    }),
+    "zai-org/GLM-4.5-Air": (106, {
+        "model_type": "glm4_moe", "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 10944, "head_dim": 128,
+        "num_hidden_layers": 46, "num_attention_heads": 96,
+    }),
+    "allenai/OLMo-2-1124-7B": (7.3, {
+        "model_type": "olmo2", "vocab_size": 100352, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    }),
+    "HuggingFaceTB/SmolLM3-3B": (3.08, {
+        "model_type": "smollm3", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 11008,
+        "num_hidden_layers": 36, "num_attention_heads": 16,
+    }),
+    "ibm-granite/granite-3.3-8b-instruct": (8.17, {
+        "model_type": "granite", "vocab_size": 49159, "hidden_size": 4096, "intermediate_size": 12800, "num_hidden_layers": 40,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": True,
+    }),
+    "microsoft/Phi-4-mini-instruct": (3.84, {
+        "model_type": "phi3", "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
+        "num_attention_heads": 24, "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_sizes_of_published_models(name, tmp_path):
+    """Parameters in billions, as their cards say them."""
+    billions, config = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    count = sum(leaf.size for leaf in jax.tree.leaves(models.abstract(tmp_path).params))
+    assert abs(count / 1e9 - billions) < 0.02 * billions, count

@@ -91,7 +91,7 @@ def _read_4(get: Fields, types: list[str]) -> dict[str, Any]:
 
 def _inputs(get: Fields) -> dict[str, Any]:
     width, tokens = get("hidden_size_per_layer_input") or 0, get("vocab_size_per_layer_input")
-    if not is_id(width) or not is_size(tokens):
+    if not is_id(width) or (width and not is_size(tokens)):
         raise ModelError(
             f"config.json: hidden_size_per_layer_input {shown(width)} and vocab_size_per_layer_input {shown(tokens)} must be "
             "sizes"

@@ -16,6 +16,7 @@ from specjax.draft.peagle import PEagle as PEagle
 from specjax.draft.dflash import DFlash as DFlash
 from specjax.draft.dspark import DSpark as DSpark
 from specjax.draft.mtp import MTP as MTP
+from specjax.draft.gemma4_assistant import Gemma4Assistant as Gemma4Assistant
 from specjax.draft.clover2 import Clover2 as Clover2
 from specjax.draft.ppd import PPD as PPD
 from specjax.draft.kangaroo import Kangaroo as Kangaroo

@@ -121,6 +121,8 @@ def drafter_of(folder: Path) -> str:
     nested = an_object("dflash_config", config.get("dflash_config"))
     if "dflash_config" in config or "num_anchors" in config:
         return "dspark" if nested.get("markov_rank", config.get("markov_rank")) else "dflash"
+    if "gemma4assistant" in named or config.get("model_type") == "gemma4_assistant":
+        return "gemma4_assistant"
     for name in ("mtp", "peagle", "dspark", "dflash"):
         if kind == name or name in named:
             return name

@@ -231,6 +231,11 @@ OBJECTIVES: dict[str, Make] = {
     "dflash": head("dflash", "specjax.draft:DFlash", "specjax.train.heads.dflash:TrainDFlash"),
     "dspark": head("dspark", "specjax.draft:DSpark", "specjax.train.heads.dflash:TrainDSpark"),
     "mtp": head("mtp", "specjax.draft:MTP", "specjax.train.heads.eagle:TrainMTP"),
+    "gemma4_assistant": head(
+        "gemma4_assistant",
+        "specjax.draft:Gemma4Assistant",
+        "specjax.train.heads.gemma4_assistant:TrainGemma4Assistant",
+    ),
     "ppd": head("ppd", "specjax.draft:PPD", "specjax.train.heads.ppd:TrainPPD"),
     "clover2": head("clover2", "specjax.draft:Clover2", "specjax.train.heads.clover2:TrainClover2"),
     "diffusion": masked("diffusion", "specjax.train.masked:MaskedDiffusion"),

@@ -6,7 +6,20 @@ import jax.numpy as jnp
 import numpy as np
 from support import small_training as tiny
 
-from specjax.draft import MTP, PPD, Clover2, DFlash, DSpark, Eagle, Eagle3, Hydra, Kangaroo, Medusa, PEagle
+from specjax.draft import (
+    MTP,
+    PPD,
+    Clover2,
+    DFlash,
+    DSpark,
+    Eagle,
+    Eagle3,
+    Gemma4Assistant,
+    Hydra,
+    Kangaroo,
+    Medusa,
+    PEagle,
+)
 from specjax.draft.adaptive import Acceptance
 from specjax.expand import Chain
 from specjax.train.distill import Distill
@@ -14,6 +27,7 @@ from specjax.train.heads.acceptance import TrainAcceptance
 from specjax.train.heads.clover2 import TrainClover2
 from specjax.train.heads.dflash import TrainDFlash, TrainDSpark
 from specjax.train.heads.eagle import TrainEagle, TrainEagle3, TrainMTP, TrainPEagle
+from specjax.train.heads.gemma4_assistant import TrainGemma4Assistant
 from specjax.train.heads.hydra import TrainHydra
 from specjax.train.heads.kangaroo import TrainKangaroo
 from specjax.train.heads.medusa import TrainMedusa
@@ -30,6 +44,7 @@ FIXED = {
     "eagle3": TrainEagle3(Eagle3().bind(tiny.TARGET), unroll=3),
     "peagle": TrainPEagle(PEagle(Chain(2)).bind(tiny.TARGET), unroll=3),
     "mtp": TrainMTP(MTP().bind(tiny.TARGET), unroll=2),
+    "gemma4_assistant": TrainGemma4Assistant(Gemma4Assistant().bind(tiny.TARGET), unroll=2),
     "kangaroo": TrainKangaroo(Kangaroo(exit_layer=1).bind(tiny.TARGET)),
     "distill": Distill(tiny.TARGET, tiny.DRAFT),
 }

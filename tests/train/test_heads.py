@@ -9,11 +9,12 @@ import optax
 import pytest
 from support import small_training as tiny
 
-from specjax.draft import MTP, Clover2, DFlash, DSpark, Eagle, Eagle3, Hydra, Medusa, PEagle
+from specjax.draft import MTP, Clover2, DFlash, DSpark, Eagle, Eagle3, Gemma4Assistant, Hydra, Medusa, PEagle
 from specjax.expand import Chain
 from specjax.train.heads.clover2 import TrainClover2
 from specjax.train.heads.dflash import TrainDFlash, TrainDSpark
 from specjax.train.heads.eagle import TrainEagle, TrainEagle3, TrainMTP, TrainPEagle, unrolled
+from specjax.train.heads.gemma4_assistant import TrainGemma4Assistant
 from specjax.train.heads.hydra import TrainHydra
 from specjax.train.heads.medusa import TrainMedusa
 from specjax.train.heads.teacher import Guess, score, teach
@@ -38,6 +39,7 @@ OBJECTIVES = {
         law_weight=1.0,
         confidence_weight=0.1,
     ),
+    "gemma4_assistant": lambda ids: TrainGemma4Assistant(Gemma4Assistant().bind(tiny.TARGET), ids, unroll=2),
     "mtp": lambda ids: TrainMTP(MTP().bind(tiny.TARGET), ids, unroll=2),
     "eagle3": lambda ids: TrainEagle3(Eagle3().bind(tiny.TARGET), ids, unroll=2),
 }

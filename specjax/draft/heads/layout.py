@@ -28,6 +28,8 @@ _OTHERS = {
     "deepseek": "its attention is latent", "gptoss": "its layer has experts", "mla": "its attention is latent",
 }  # fmt: skip
 """Words in the `architectures` of heads that are none of the layouts here, and what they are."""
+_LAYERS = {"gemma4_assistant": "gemma"}
+"""Drafters whose class names the family of its layers."""
 # Fields of a config.json that say nothing about a head, or that `hf_config` reads.
 NEUTRAL = frozenset(
     "architectures model_type torch_dtype dtype transformers_version _name_or_path name_or_path base_model_name_or_path "
@@ -162,7 +164,7 @@ def check_architecture(reader: Reader, config: dict[str, Any], drafter: str) -> 
     plain = drafter == "dflash" and not config.get("markov_rank")
     names = config.get("architectures") or []
     for name in names if isinstance(names, list) else [names]:
-        own = (drafter, "dflash", "dspark") if drafter == "dspark" or plain else (drafter,)
+        own = (drafter, "dflash", "dspark") if drafter == "dspark" or plain else (drafter, _LAYERS.get(drafter))
         other = next((word for word in _OTHERS if word in str(name).lower() and word not in own), None)
         if other is not None:
             raise ModelError(f"{reader.file}: architectures has {name!r}, a head of another kind ({_OTHERS[other]})")

@@ -1,5 +1,5 @@
-"""Published heads: the file layouts of Medusa, Hydra, EAGLE-1/2, EAGLE-3, P-EAGLE, DFlash, DSpark, Clover-2, MTP, PPD and
-Kangaroo, read as fields and parameters of our drafters."""
+"""Published heads: the file layouts of Medusa, Hydra, EAGLE-1/2, EAGLE-3, P-EAGLE, DFlash, DSpark, Clover-2, MTP, PPD,
+Kangaroo and Gemma 4's assistants, read as fields and parameters of our drafters."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from specjax.draft.heads.layout import Reader, check_architecture
 from specjax.draft.heads.published_block import dflash, dspark, peagle
 from specjax.draft.heads.published_clover import clover2
 from specjax.draft.heads.published_eagle import eagle1, eagle3
+from specjax.draft.heads.published_gemma import gemma4_assistant
 from specjax.draft.heads.published_kangaroo import kangaroo
 from specjax.draft.heads.published_medusa import hydra, medusa
 from specjax.draft.heads.published_mtp import mtp, own_tensors
@@ -31,6 +32,7 @@ _LAYOUTS: dict[str, Layout] = {
     "peagle": peagle,
     "dflash": dflash,
     "dspark": dspark,
+    "gemma4_assistant": gemma4_assistant,
 }
 
 

@@ -157,12 +157,22 @@ def test_a_target_offers_its_own_layer(layout, tmp_path):
     assert [int(law.argmax()) for law in laws] == tokens[1:]
 
 
-@pytest.mark.parametrize("layout", ("glm", pytest.param("mimo", marks=pytest.mark.slow)))
-def test_texts_are_those_of_plain_decoding(layout, tmp_path):
+TREE = "mtp:expander=top_k,k=2,depth=3,nodes=6"
+
+
+@pytest.mark.parametrize(
+    ("layout", "line"),
+    (
+        ("glm", TREE),
+        pytest.param("glm", "mtp:rule=confidence,length=3", marks=pytest.mark.slow),
+        pytest.param("mimo", TREE, marks=pytest.mark.slow),
+    ),
+)
+def test_texts_are_those_of_plain_decoding(layout, line, tmp_path):
     """Greedy and sampled, from the folder alone; the layer has experts or reads what is not normed."""
     target = specjax.models.load(write(tmp_path, layout), dtype="float32")
     texts = []
-    for drafter in ("none", "mtp:expander=top_k,k=2,depth=3,nodes=6"):
+    for drafter in ("none", line):
         engine = Engine(target, drafter=drafter)
         made = [engine.request([5, 9, 11, 5, 9, t], max_new_tokens=14, temperature=t % 2) for t in (4, 7, 9)]
         texts.append({str(record.prompt): record.tokens for record in engine.run(made, batch_size=3)})
@@ -177,8 +187,8 @@ def test_a_routers_bias_is_not_rounded(tmp_path):
 
 def test_the_features_of_a_file_can_be_set(tmp_path):
     target = specjax.models.load(write(tmp_path, "mimo"), dtype="float32")
-    found = {line: build_drafter(line, target)[0].final_norm for line in ("mtp", "mtp:final_norm=true")}
-    assert found == {"mtp": False, "mtp:final_norm=true": True}
+    found = [named_head(line, target)[1] for line in ("mtp", "mtp:final_norm=true")]
+    assert [(head.drafter.final_norm, len(head.notes)) for head in found] == [(False, 1), (True, 0)]
 
 
 def test_a_folder_is_known_by_its_layer(tmp_path):

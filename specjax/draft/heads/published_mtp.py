@@ -87,6 +87,8 @@ def mtp(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, 
     own = layers_config(target.lm, "mtp")
     own = dataclasses.replace(own, norm=of_target.norm, experts=of_target.experts if sparse else None)
     final_norm = reader.chosen.get("final_norm", found.final_norm)
+    if not final_norm:
+        reader.notes.append("reads the target's features before its final norm, as MiMo's; final_norm=true: behind")
     return {"config": own, "final_norm": final_norm}, _params(reader, found, own, target)
 
 

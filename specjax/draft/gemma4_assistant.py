@@ -148,6 +148,7 @@ def own_config(target: LlamaConfig, layers: int) -> LlamaConfig:
         target,
         num_hidden_layers=layers,
         sliding_layers=target.sliding_layers[-layers:],
+        rope_layers=target.rope_layers[-layers:],
         experts=None,
         sparse_layers=(),
         num_kv_shared_layers=0,

@@ -5,6 +5,7 @@ import dataclasses
 from specjax.about import About
 from specjax.draft.eagle import Eagle
 from specjax.draft.feature import layers_config
+from specjax.lm import Wants
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,6 +15,9 @@ class MTP(Eagle):
     One module drafts every depth: it feeds on its own normed output, as on the target's normed feature at depth 1.
 
     `params["draft"]` is MtpHead's, and where the file has a head of its own or fewer tokens `head` and `ids`, as EAGLE's.
+
+    Attributes:
+      final_norm: whether the target's features are read behind its final norm, as DeepSeek-V3's; else, as MiMo's, before.
     """
 
     about = About(
@@ -23,6 +27,15 @@ class MTP(Eagle):
         expander="chain:length=3",
         loads="own_head",
     )
+
+    final_norm: bool = True
+
+    @property
+    def feature_wants(self) -> Wants:
+        return Wants(final=True) if self.final_norm else Wants(hidden=(self.target.num_layers - 1,))
+
+    def features(self, output):
+        return output.final if self.final_norm else output.hidden[self.target.num_layers - 1]
 
     @property
     def head(self):

@@ -138,7 +138,7 @@ PROMPTS = ([5, 9, 11, 5, 9, 11, 5, 9], [7], [3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13
     ("name", "kind"),
     (
         ("own", "tree"),
-        ("shared", "chain"),
+        pytest.param("shared", "chain", marks=pytest.mark.slow),
         pytest.param("own", "adaptive", marks=pytest.mark.slow),
         pytest.param("shared", "tree", marks=pytest.mark.slow),
     ),

@@ -12,8 +12,9 @@ import specjax
 from specjax.draft import MTP
 from specjax.draft.heads.folder import read_head
 from specjax.expand import Chain
-from specjax.lm import Block, Wants
+from specjax.lm import Block
 from specjax.models import ModelError
+from specjax.serve.engine import Engine
 from specjax.spec.heads import drafter_of, named_head
 from specjax.spec.registry import build_drafter
 
@@ -22,7 +23,13 @@ SIZES = {
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "initializer_range": 0.2, "bos_token_id": 1,
     "eos_token_id": 2, "tie_word_embeddings": False,
 }  # fmt: skip
+GLM = {
+    "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
+    "n_shared_experts": 2, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "use_qk_norm": True,
+    "attention_bias": True, "partial_rotary_factor": 0.5,
+}  # fmt: skip
 LAYOUTS = {
+    "glm": ("Glm4Moe", "model.layers.2", "enorm hnorm eh_proj shared_head.norm", "model.layers.2"),
     "deepseek": ("Llama", "model.layers.2", "enorm hnorm eh_proj shared_head.norm", "model.layers.2"),
     "qwen3-next": ("Qwen3", "mtp", "pre_fc_norm_embedding pre_fc_norm_hidden fc norm", "mtp.layers.0"),
     "mimo": (
@@ -41,14 +48,32 @@ def oracle(layout):
 
     family = LAYOUTS[layout][0]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**SIZES, num_mtp_layers=1, mtp_layer_types=["full_attention"])
+    sizes = SIZES | {"num_mtp_layers": 1} | (GLM if layout == "glm" else {"mtp_layer_types": ["full_attention"]})
+    config = getattr(transformers, f"{family}Config")(**sizes)
     config.mtp_hidden_states_first, config._attn_implementation = layout == "mimo", "eager"
     main = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     module = MtpModel(main, 1).eval()
     with torch.no_grad():
-        for name, x in [*main.named_parameters(), *module.layers.named_parameters()]:
+        biases = [
+            (name, x) for part in (main, module.layers) for name, x in part.named_buffers() if "correction" in name
+        ]
+        for name, x in [*main.named_parameters(), *module.layers.named_parameters(), *biases]:
             x.copy_(0.2 * torch.randn(x.shape) + ("norm" in name))
     return main, module
+
+
+def each_expert(tensors):
+    """Experts one by one, as files of the hub have them; transformers joins them."""
+    found = {}
+    for name, x in tensors.items():
+        at, _, kind = name.rpartition(".")
+        if not at.endswith(".experts"):
+            found[name] = x
+            continue
+        for number, own in enumerate(x):
+            parts = {"gate": own[: len(own) // 2], "up": own[len(own) // 2 :]} if "gate_up" in kind else {"down": own}
+            found |= {f"{at}.{number}.{part}_proj.weight": y for part, y in parts.items()}
+    return found
 
 
 def write(folder, layout, **config):
@@ -58,10 +83,10 @@ def write(folder, layout, **config):
     main.save_pretrained(folder)
     own = dict(zip(("enorm", "hnorm", "eh_proj", "post_norm"), names.split(), strict=True))
     tensors = {}
-    for name, x in module.layers[0].state_dict().items():
+    for name, x in each_expert(module.layers[0].state_dict()).items():
         first, _, rest = name.partition(".")
         tensors[f"{layer}.{rest}" if first == "mtp_block" else f"{at}.{own[first]}.{rest}"] = x.numpy()
-    if layout == "deepseek":  # copies of the target's, which its files hold
+    if layout in ("deepseek", "glm"):  # copies of the target's, which its files hold
         tensors[f"{at}.embed_tokens.weight"] = main.model.embed_tokens.weight.detach().numpy()
         tensors[f"{at}.shared_head.head.weight"] = main.lm_head.weight.detach().numpy()
     both = {**load_file(folder / "model.safetensors"), **{n: np.ascontiguousarray(x) for n, x in tensors.items()}}
@@ -75,6 +100,17 @@ def write(folder, layout, **config):
     return folder
 
 
+def entering(main, ids):
+    """What enters the target's final norm."""
+    import torch
+
+    seen = []
+    hook = main.model.norm.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    main(torch.tensor([ids]))
+    hook.remove()
+    return seen[0]
+
+
 def drafts_of_transformers(layout, ids, depth):
     """The target's greedy token after `ids`, then `depth` drafts and their logits: each pass is fed its normed output."""
     import torch
@@ -83,6 +119,8 @@ def drafts_of_transformers(layout, ids, depth):
     with torch.no_grad():
         out = main(torch.tensor([ids]), output_hidden_states=True)
         tokens, hidden = [*ids[1:], int(out.logits[0, -1].argmax())], out.hidden_states[-1]
+        if layout == "mimo":  # its makers' engine norms the features for the target's head alone
+            hidden = entering(main, ids)
         laws = []
         for _ in range(depth):
             at = torch.arange(len(tokens))[None]
@@ -105,7 +143,7 @@ def test_a_target_offers_its_own_layer(layout, tmp_path):
     block = lambda tokens, at, **more: Block(
         jnp.asarray([tokens]), jnp.asarray([at]), jnp.zeros((1,), jnp.int32), **more
     )
-    final = target.lm(target.params, block(ids, range(11)), None, wants=Wants(final=True)).final
+    final = drafter.features(target.lm(target.params, block(ids, range(11)), None, wants=drafter.feature_wants))
     h, past = drafter.read(model, final, block([*ids[1:], tokens[0]], range(11)), None)
     laws = [drafter.logits(model, h)[0, -1]]
     for depth in (1, 2):
@@ -117,6 +155,40 @@ def test_a_target_offers_its_own_layer(layout, tmp_path):
         laws.append(drafter.logits(model, h)[0, -1])
     np.testing.assert_allclose(np.stack(laws), wanted, rtol=1e-4, atol=1e-4)
     assert [int(law.argmax()) for law in laws] == tokens[1:]
+
+
+TREE = "mtp:expander=top_k,k=2,depth=3,nodes=6"
+
+
+@pytest.mark.parametrize(
+    ("layout", "line"),
+    (
+        ("glm", TREE),
+        pytest.param("glm", "mtp:rule=confidence,length=3", marks=pytest.mark.slow),
+        pytest.param("mimo", TREE, marks=pytest.mark.slow),
+    ),
+)
+def test_texts_are_those_of_plain_decoding(layout, line, tmp_path):
+    """Greedy and sampled, from the folder alone; the layer has experts or reads what is not normed."""
+    target = specjax.models.load(write(tmp_path, layout), dtype="float32")
+    texts = []
+    for drafter in ("none", line):
+        engine = Engine(target, drafter=drafter)
+        made = [engine.request([5, 9, 11, 5, 9, t], max_new_tokens=14, temperature=t % 2) for t in (4, 7, 9)]
+        texts.append({str(record.prompt): record.tokens for record in engine.run(made, batch_size=3)})
+    assert texts[0] == texts[1]
+
+
+def test_a_routers_bias_is_not_rounded(tmp_path):
+    target = specjax.models.load(write(tmp_path, "glm"), dtype="bfloat16")
+    router = read_head(tmp_path, "mtp", MTP, target).params["layer"]["mlp"]["router"]
+    assert (router["bias"].dtype, router["kernel"].dtype) == (jnp.float32, jnp.bfloat16)
+
+
+def test_the_features_of_a_file_can_be_set(tmp_path):
+    target = specjax.models.load(write(tmp_path, "mimo"), dtype="float32")
+    found = [named_head(line, target)[1] for line in ("mtp", "mtp:final_norm=true")]
+    assert [(head.drafter.final_norm, len(head.notes)) for head in found] == [(False, 1), (True, 0)]
 
 
 def test_a_folder_is_known_by_its_layer(tmp_path):
@@ -168,7 +240,7 @@ BAD = {
     "has no MTP layer: looked for mtp.fc.weight": lambda t: t.pop("mtp.fc.weight"),
     "missing mtp.norm.weight": lambda t: t.pop("mtp.norm.weight"),
     "unknown mtp.frob.weight": lambda t: t.update({"mtp.frob.weight": np.ones((1,), np.float32)}),
-    "the MTP layer has experts": lambda t: t.update({"mtp.layers.0.mlp.experts.0.up_proj.weight": np.ones((1,), np.float32)}),
+    "experts, and 'good' has none": lambda t: t.update({"mtp.layers.0.mlp.experts.0.up_proj.weight": np.ones(1, "f")}),
     "several MTP layers": lambda t: t.update({"mtp.layers.1.input_layernorm.weight": np.ones((1,), np.float32)}),
     "has shape": lambda t: t.update({"mtp.fc.weight": np.ones((32, 32), np.float32)}),
 }  # fmt: skip

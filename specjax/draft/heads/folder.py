@@ -148,12 +148,21 @@ def read_head(
         params = _read(title, folder, drafter, target) if params is None else params
     except (TypeError, AttributeError, ArithmeticError) as error:
         raise ModelError(f"{folder / 'config.json'} has a field of the wrong kind: {error}") from error
-    cast = lambda x: np.asarray(x).astype(target.dtype if x.dtype.kind != "i" else jnp.int32)
-    params = jax.tree.map(cast, params)
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, x: np.asarray(x).astype(_kind(path, x, target.dtype)), params
+    )
     for note in notes:
         _LOG.info("%s %s", title, note)
     params = jax.device_put(params, None if mesh is None else drafter.param_shardings(mesh, params))
     return Head(drafter, params, layout, notes)
+
+
+def _kind(path: tuple[Any, ...], x: Any, dtype: Any) -> Any:
+    """The type that a parameter has: of ids int32, of a router's bias float32 (`specjax.models.experts.Router`)."""
+    if np.asarray(x).dtype.kind == "i":
+        return jnp.int32
+    of_router = [getattr(key, "key", None) for key in path[-2:]] == ["router", "bias"]
+    return jnp.float32 if of_router else dtype
 
 
 def _cut(chosen: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:

@@ -28,8 +28,8 @@ _OTHERS = {
     "deepseek": "its attention is latent", "gptoss": "its layer has experts", "mla": "its attention is latent",
 }  # fmt: skip
 """Words in the `architectures` of heads that are none of the layouts here, and what they are."""
-_LAYERS = {"gemma4_assistant": "gemma"}
-"""Drafters whose class names the family of its layers."""
+_LAYERS = {"gemma4_assistant": "gemma", "mtp": "moe"}
+"""Of drafters whose files name the class of their layers, or their target's, the word that says nothing against them."""
 # Fields of a config.json that say nothing about a head, or that `hf_config` reads.
 NEUTRAL = frozenset(
     "architectures model_type torch_dtype dtype transformers_version _name_or_path name_or_path base_model_name_or_path "

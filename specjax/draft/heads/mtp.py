@@ -18,9 +18,10 @@ class Mtp(nnx.Module):
 
     def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
         width = config.hidden_size
-        self.embed_norm, self.hidden_norm, self.norm = (RMSNorm(width, config.rms_norm_eps, dtype) for _ in range(3))
+        norms = (RMSNorm(width, config.rms_norm_eps, dtype, config.norm) for _ in range(3))
+        self.embed_norm, self.hidden_norm, self.norm = norms
         self.fc = nnx.Linear(2 * width, width, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
-        self.layer = Layer(config, config.window(0), dtype, rngs)
+        self.layer = Layer(config, config.window(0), dtype, rngs, sparse=config.sparse(0))
 
     def __call__(self, embeds, features, rope, block, caches, pasts, positions):
         both = [self.embed_norm(embeds), self.hidden_norm(features.astype(embeds.dtype))]

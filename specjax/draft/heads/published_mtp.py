@@ -1,16 +1,21 @@
 """MTP modules inside a target's folder (DeepSeek-V3, GLM-4.5, Qwen3-Next, MiMo), and those that speculators stores apart."""
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from specjax.draft.feature import layers_config
 from specjax.draft.heads.layout import Reader, is_head
+from specjax.models import hf_config, weights
 from specjax.models.errors import ModelError
-from specjax.models.weights import extra_layer
+from specjax.models.llama import Layer, LlamaConfig
 
 _APART = re.compile(r"^(model\.)?mtp(_layers)?\.")
 
@@ -28,6 +33,7 @@ class _Layout:
       fc: over both.
       norm: before the head.
       hidden_first: whether `fc` reads the feature before the embedding.
+      final_norm: whether features are read behind the target's final norm.
     """
 
     name: str
@@ -38,6 +44,7 @@ class _Layout:
     fc: str
     norm: str
     hidden_first: bool = False
+    final_norm: bool = True
 
 
 def _layouts(layers: int) -> tuple[_Layout, ...]:
@@ -45,7 +52,7 @@ def _layouts(layers: int) -> tuple[_Layout, ...]:
     return (
         _Layout("deepseek", last, last, "enorm", "hnorm", "eh_proj", "shared_head.norm"),
         _Layout("qwen3-next", "mtp", "mtp.layers.0", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
-        _Layout("mimo", "model.mtp_layers.0", "model.mtp_layers.0", *fast, hidden_first=True),
+        _Layout("mimo", "model.mtp_layers.0", "model.mtp_layers.0", *fast, hidden_first=True, final_norm=False),
         _Layout("speculators", "mtp_layers.0", "mtp_layers.0", *fast),
     )
 
@@ -53,14 +60,14 @@ def _layouts(layers: int) -> tuple[_Layout, ...]:
 def own_tensors(target: Any) -> Callable[[str], bool]:
     """Which tensors of a folder are an MTP module's, by name; the others are its target's."""
     layers = target.lm.num_layers
-    return lambda name: bool(_APART.search(name)) or extra_layer(name, layers)
+    return lambda name: bool(_APART.search(name)) or weights.extra_layer(name, layers)
 
 
 def mtp(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
-    """Fields and parameters of an MTP module, whose layer is one of its target's in all sizes.
+    """Fields and parameters of an MTP module, whose layer is one of its target's in all sizes and names, with experts or not.
 
     Raises:
-      ModelError: where there is none, there are several, or its layer has experts.
+      ModelError: where there is none, or there are several.
     """
     layers = target.lm.num_layers
     known = _layouts(layers)
@@ -71,31 +78,54 @@ def mtp(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, 
             f"{reader.folder} has no MTP layer: looked for {names}; give a head's folder with model=FOLDER"
         )
     more = [n for n in reader.tensors if re.match(r"^(model\.)?mtp(_layers|\.layers)\.[1-9]", n)]
-    if more or any(extra_layer(name, layers + 1) for name in reader.tensors):
+    if more or any(weights.extra_layer(name, layers + 1) for name in reader.tensors):
         raise ModelError(f"{reader.folder} has several MTP layers, each for a token of its own; one is read")
-    if any(".experts." in name or name.endswith(".mlp.gate.weight") for name in reader.tensors):
-        raise ModelError(f"{reader.folder}: the MTP layer has experts; dense ones are read")
     reader.format = found.name
-    return {}, _params(reader, found, target)
-
-
-def _params(reader: Reader, names: _Layout, target: Any) -> dict[str, Any]:
+    of_target, sparse = target.lm.config, any(name.startswith(f"{found.layer}.mlp.experts.") for name in reader.tensors)
+    if sparse and (of_target.experts is None or of_target.experts.beside_mlp):
+        raise ModelError(f"{reader.folder}: the MTP layer has experts, and {target.name!r} has none of that kind")
     own = layers_config(target.lm, "mtp")
+    own = dataclasses.replace(own, norm=of_target.norm, experts=of_target.experts if sparse else None)
+    final_norm = reader.chosen.get("final_norm", found.final_norm)
+    if not final_norm:
+        reader.notes.append("reads the target's features before its final norm, as MiMo's; final_norm=true: behind")
+    return {"config": own, "final_norm": final_norm}, _params(reader, found, own, target)
+
+
+def _params(reader: Reader, names: _Layout, own: LlamaConfig, target: Any) -> dict[str, Any]:
     size = own.hidden_size
     scale = lambda name: reader.scale(f"{names.at}.{name}", size)
     fc = reader.linear(f"{names.at}.{names.fc}", 2 * size, size)
     if names.hidden_first:
         fc = {"kernel": np.concatenate([fc["kernel"][size:], fc["kernel"][:size]])}
-    layer = reader.layer(names.layer, own, size)
+    layer = _layer(reader, names.layer, own, target)
     reader.check_copy(f"{names.at}.embed_tokens.weight", target)
     return {
         "embed_norm": scale(names.embed_norm),
         "hidden_norm": scale(names.hidden_norm),
         "norm": scale(names.norm),
         "fc": fc,
-        "layer": {**layer, "attention_norm": reader.scale(f"{names.layer}.input_layernorm", size)},
+        "layer": layer,
         **_head(reader, f"{names.at}.shared_head.head", size, target),
     }
+
+
+def _layer(reader: Reader, at: str, own: LlamaConfig, target: Any) -> Any:
+    """The decoder layer, whose tensors have the names of its target's."""
+    make = lambda: Layer(own, own.window(0), jnp.float32, nnx.Rngs(0), sparse=own.sparse(0))
+    abstract = {"layers": {0: nnx.to_pure_dict(nnx.split(nnx.eval_shape(make))[1])}}
+    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
+    family = hf_config.family_of(hf_config.to_hf(target.lm.config))
+    found: list[list[np.ndarray]] = [[] for _ in leaves]
+    for name, parts in weights.stored_parts(leaves, family.names, family.layout).items():
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        rows = reader.take(at + name.removeprefix("model.layers.0"), shape)
+        ends = itertools.accumulate(part.shape[0] for part in parts)
+        for part, end in zip(parts, ends, strict=True):
+            array = rows[end - part.shape[0] : end]
+            found[part.leaf].append(array.T if part.transposed else array)
+    whole = [np.stack(own) if leaf.ndim > own[0].ndim else own[0] for own, (_, leaf) in zip(found, leaves, strict=True)]
+    return jax.tree.unflatten(tree, whole)["layers"][0]
 
 
 def _head(reader: Reader, name: str, size: int, target: Any) -> dict[str, Any]:

@@ -80,6 +80,8 @@ class TrainEagle3(TrainEagle):
 class TrainMTP(TrainEagle):
     """FastMTP (arXiv:2509.18362): one module for every depth, laws alone, later depths weighing less."""
 
+    saved = ("final_norm",)
+
     unroll: int = 3
     decay: float = 0.6
     feature_weight: float = 0.0

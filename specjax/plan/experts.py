@@ -4,12 +4,15 @@ Shapes: `X` experts in a layer, `k` that a token chooses, `M` tokens of a pass.
 """
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from specjax.models.experts import ExpertsConfig
 from specjax.plan.held import chip_bytes
+from specjax.plan.hlo import Buffer, Kernel, Op
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +47,8 @@ class Chosen:
 def touched(count: int, each: int, tokens: int) -> float:
     """How many of X experts M tokens touch in the mean, if they choose evenly and without regard to each other.
 
-    An expert is left out by one token with probability `1 - k / X`, so by all with that to the power of M. It is an estimate, and
-    a high one: among tokens that choose without regard to each other those that choose evenly touch most, and the tokens of a
+    One token leaves an expert out with probability `1 - k / X`, and all of them with that to the power of M. It is a high
+    estimate: among tokens that choose without regard to each other those that choose evenly touch most, and the tokens of a
     text agree more often than by chance.
 
     >>> round(touched(128, 8, 1), 1), round(touched(128, 8, 16), 1)
@@ -71,3 +74,22 @@ def chosen(config: ExpertsConfig | None, params: Any, rows: int, nodes: int) -> 
     layers = len({tuple(path) for path, _ in own})
     size = chip_bytes([leaf for _, leaf in own])
     return Chosen(config.num_experts, config.num_experts_per_tok, layers, size, rows, nodes)
+
+
+def grouped(own: Chosen, kernel: Kernel) -> Kernel:
+    """Says of the TPU compiler's grouped products that they read the matrices of touched experts, and asks `kernel` of others.
+
+    Such a product goes from tile to tile of tokens sorted by expert, and visits no expert that has none.
+    """
+    share = own.touched(own.nodes) / own.count
+
+    def read(op: Op, operands: Sequence[tuple[Buffer, ...]]) -> tuple[int, int, int] | None:
+        if not op.name.startswith("ragged-dot-"):
+            return kernel(op, operands)
+        given = [buffer for value in operands for buffer in value]
+        most = max(given, key=lambda buffer: math.prod(buffer.dims))
+        rest = sum(buffer.hbm for buffer in given if buffer is not most)
+        whole = len(most.dims) < 3  # the call that looks where groups begin has no matrices
+        return rest + (most.hbm if whole else round(share * most.hbm)), sum(buffer.hbm for buffer in op.value), 0
+
+    return read

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from specjax.models import hub
-from specjax.plan.experts import Chosen, chosen
+from specjax.plan.experts import Chosen, chosen, grouped
 from specjax.plan.held import chip_bytes
 from specjax.plan.hlo import Traffic, traffic
 from specjax.plan.pallas import kernels
@@ -158,7 +158,9 @@ def _traffic(program, setup, step):
     state = dataclasses.replace(setup.state, length=rows, limit=rows)
     chips = setup.state.length.sharding.device_set
     platform, devices = "tpu" if next(iter(chips)).platform == "tpu" else "cuda", len(chips)
-    return traffic(program.as_text() or "", kernels(step, (setup.params, state), platform, devices))
+    kernel = kernels(step, (setup.params, state), platform, devices)
+    own = setup.experts
+    return traffic(program.as_text() or "", kernel if own is None else grouped(own, kernel))
 
 
 def cost_of(program: Any, moved: Traffic) -> Cost:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from specjax import models
-from specjax.plan import report, step
-from specjax.plan.experts import touched
+from specjax.plan import hlo, report, step
+from specjax.plan.experts import Chosen, grouped, touched
 from specjax.plan.held import chip_bytes
 from specjax.sharding import aot, make_mesh
 from specjax.spec.assemble import Plan
@@ -82,9 +82,32 @@ def test_without_experts_nothing_is_said():
     assert held.ideal == held.weights + held.cache * setup.live // 256
 
 
+HLO = """
+ENTRY main (a: f32[8,32], b: bf16[16,32,12], c: s32[17]) -> f32[8,12] {
+  %a = f32[8,32]{1,0} parameter(0)
+  %b = bf16[16,32,12]{2,1,0} parameter(1)
+  %c = s32[17]{0} parameter(2)
+  %ragged-dot-metadata = s32[17]{0} custom-call(%c), custom_call_target="tpu_custom_call"
+  %ragged-dot-none.1 = f32[8,12]{1,0} custom-call(%ragged-dot-metadata, %a, %b), custom_call_target="tpu_custom_call"
+  ROOT %other = f32[8,12]{1,0} custom-call(%ragged-dot-none.1, %b), custom_call_target="tpu_custom_call"
+}
+"""
+
+
+def test_a_grouped_product_reads_touched_experts():
+    own = Chosen(count=16, each=2, layers=1, bytes=16 * 32 * 12 * 2, rows=2, nodes=2)
+    found = hlo.traffic(HLO, grouped(own, lambda op, operands: (1000, 1, 0))).accesses
+    read = own.read(2)
+    assert 0.4 < read / own.bytes < 0.45  # four tokens
+    sizes = [(access.op.name, access.read, access.written) for access in found]
+    product = ("ragged-dot-none.1", 17 * 4 + 8 * 32 * 4 + read, 8 * 12 * 4)
+    assert sizes == [("ragged-dot-metadata", 17 * 4, 17 * 4), product, ("other", 1000, 1)]
+
+
 @pytest.mark.parametrize(
     ("name", "layers", "parameters"),
     (
+        ("Qwen/Qwen3-235B-A22B", 94, (235.1, 22.2)),
         ("inclusionAI/LLaDA2.0-mini", 19, (16.3, 1.4)),  # the first layer has none, and a shared one is read by all
     ),
 )

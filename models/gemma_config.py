@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from specjax.models.errors import ModelError
+from specjax.models.experts import ExpertsConfig
 from specjax.models.fields import (
     FULL,
     SLIDING,
@@ -53,6 +54,11 @@ class DiffusionGemmaConfig:
     def window(self, layer: int) -> int | None:
         """How far back a layer attends; None: to everything."""
         return self.sliding_window if self.sliding_layers[layer] else None
+
+    @property
+    def experts(self) -> ExpertsConfig:
+        """How its layers, which all have them, use experts."""
+        return ExpertsConfig(self.num_experts, self.top_k_experts, self.moe_intermediate_size, beside_mlp=True)
 
     def heads(self, layer: int) -> Heads:
         """The attention of a layer."""

@@ -15,6 +15,11 @@ _QWEN = {
     "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "rope_scaling": None,
     "tie_word_embeddings": False, "use_sliding_window": False,
 }  # fmt: skip
+_QWEN_MOE = _QWEN | {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_key_value_heads": 4,
+    "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1536, "norm_topk_prob": True,
+    "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
 _LLADA_MOE = {
     "architectures": ["LLaDAMoEModelLM"], "model_type": "lladamoe", "vocab_size": 157184, "hidden_size": 2048,
     "dense_intermediate_size": 8192, "expert_intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16,
@@ -51,6 +56,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.1-70B": _sized(_LLAMA, 8192, 28672, 80, 64),
     "Qwen/Qwen3-8B": _sized(_QWEN, 4096, 12288, 36, 32),
     "Qwen/Qwen3-32B": _sized(_QWEN, 5120, 25600, 64, 64),
+    "Qwen/Qwen3-235B-A22B": _sized(_QWEN_MOE, 4096, 12288, 94, 64),
     "google/gemma-2-27b-it": _sized(_GEMMA2, 4608, 36864, 46, 32),
     "google/gemma-3-27b-it": _sized(_GEMMA3, 5376, 21504, 62, 32),
     "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,

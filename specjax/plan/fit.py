@@ -7,6 +7,7 @@ from typing import Any
 from jax.sharding import AbstractMesh, AxisType
 
 from specjax.plan import step
+from specjax.plan.held import chip_bytes
 from specjax.sharding.aot import Chip
 from specjax.sharding.mesh import AXES, axis_sizes
 from specjax.sharding.rules import placed, shardings
@@ -108,5 +109,5 @@ def _arguments(setup: step.Setup, model: Any, spec: str) -> int:
     target = setup.params["target"]
     moved = placed(target, shardings(mesh, model.lm.axes(target), target, model.lm.axis_counts()))
     state = placed(setup.state, shardings(mesh, setup.decoder.axes(setup.state), setup.state))
-    besides = step.chip_bytes({name: part for name, part in setup.params.items() if name != "target"})
-    return step.chip_bytes((moved, state)) + besides
+    besides = chip_bytes({name: part for name, part in setup.params.items() if name != "target"})
+    return chip_bytes((moved, state)) + besides

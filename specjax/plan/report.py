@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from specjax.plan.step import Cost, Setup, Sizes
+from specjax.plan.experts import Chosen
+from specjax.plan.step import Cost, Setup, Sizes, nodes_of
 from specjax.sharding.aot import Chip
 
 GB = 1e9
@@ -27,19 +28,21 @@ def record(
       reason: why it does not fit; None where it does.
     """
     rows, drafter = setup.state.tokens.shape[0], getattr(setup.decoder, "drafter", None)
+    own_experts = {} if setup.experts is None else {"experts": _experts(setup.experts)}
     memory = {"weights": held.weights, "cache": held.cache, "state": held.state}
     if cost is not None:
         memory["temporaries"] = round(cost.temporaries)
     memory |= {"total": sum(memory.values()), "limit": chip.hbm_bytes}
     own = {
         **asked,
-        "nodes": drafter.nodes if drafter is not None else setup.decoder.block_length,
+        "nodes": nodes_of(setup.decoder),
         "mesh": dict(mesh.shape),
         "chips": mesh.size,
         "fits": reason is None,
         "reason": reason,
         "bytes_per_chip": memory,
         "ideal_bytes": held.ideal,
+        **own_experts,
     }
     if cost is None:
         return own
@@ -55,6 +58,19 @@ def record(
         "compiled_layers": list(layers),
         "compile_seconds": round(cost.compile_seconds, 2),
         "rungs": [1] if drafter is None else list(drafter.rungs),
+    }
+
+
+def _experts(own: Chosen) -> dict[str, Any]:
+    """Of one layer how many, and of one chip the bytes of all layers: all, read by one node a row, and read by a step's."""
+    read = lambda nodes: {"touched": round(own.touched(nodes), 2), "bytes": own.read(nodes)}
+    return {
+        "count": own.count,
+        "per_token": own.each,
+        "layers": own.layers,
+        "bytes": own.bytes,
+        "one_node": read(1),
+        "step": read(own.nodes),
     }
 
 
@@ -88,6 +104,8 @@ def table(records: list[dict[str, Any]], chip: Chip) -> str:
             "tokens/s",
         )
         rows = [head, *(_row(r) for r in records)]
+        if any("experts" in r for r in records):
+            rows = [(*row, each) for row, each in zip(rows, ("experts", *map(_touched, records)), strict=True)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines += [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -114,6 +132,12 @@ def _row(r: dict[str, Any]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def _touched(r: dict[str, Any]) -> str:
+    own = r["experts"]
+    one, step = (f"{own[part]['touched']:.0f}" for part in ("one_node", "step"))
+    return f"{one if r['nodes'] == 1 else f'{one} to {step}'} of {own['count']}"
+
+
 def _single(r: dict[str, Any]) -> list[str]:
     mesh = ",".join(f"{axis}={size}" for axis, size in r["mesh"].items())
     memory = {name: size for name, size in r["bytes_per_chip"].items() if name not in ("total", "limit")}
@@ -124,6 +148,7 @@ def _single(r: dict[str, Any]) -> list[str]:
         f"memory     {r['bytes_per_chip']['total'] / GB:.3f} GB a chip: {parts}",
         f"fits       {'yes' if r['fits'] else 'no'}, a chip has {r['bytes_per_chip']['limit'] / GB:.3f} GB",
     ]
+    lines += [_of_experts(r)] if "experts" in r else []
     if "seconds" not in r:
         return lines
     kinds = ", ".join(
@@ -133,7 +158,7 @@ def _single(r: dict[str, Any]) -> list[str]:
     return [
         *lines,
         f"traffic    {r['bytes_accessed'] / GB:.3f} GB a chip and step, {r['bytes_over_ideal']:.2f} times the ideal "
-        f"{r['ideal_bytes'] / GB:.3f} GB (weights and live cache once)",
+        f"{r['ideal_bytes'] / GB:.3f} GB ({'touched experts, other ' if 'experts' in r else ''}weights and live cache once)",
         f"compute    {r['flops'] / GB:.1f} GFLOP a chip and step",
         f"collective {kinds or 'none'}",
         f"roofline   {seconds['step']:.3f} ms a step: memory {seconds['memory']:.3f}, compute {seconds['compute']:.3f}, "
@@ -141,6 +166,19 @@ def _single(r: dict[str, Any]) -> list[str]:
         f"speed      {r['tokens_per_second']:.0f} tokens/s at {r['tokens_per_step']:g} tokens a step and row",
         f"compile    {r['compile_seconds']:.0f} CPU seconds here, the target {_reads(r['rungs'])} among them",
     ]
+
+
+def _of_experts(r: dict[str, Any]) -> str:
+    """How many of a layer's experts one node a row touches and how many a step does, which is most where it verifies a tree."""
+    own = r["experts"]
+    passes = {"one node": own["one_node"]} | ({f"{r['nodes']} nodes": own["step"]} if r["nodes"] > 1 else {})
+    said = ", ".join(
+        f"{name} a row about {read['touched']:.1f}, {read['bytes'] / GB:.3f} GB a chip" for name, read in passes.items()
+    )
+    return (
+        f"experts    {own['count']} in each of {own['layers']} layers, {own['bytes'] / GB:.3f} GB a chip, {own['per_token']} a "
+        f"token; chosen evenly, {said}"
+    )
 
 
 def _reads(rungs: list[int]) -> str:

@@ -4,7 +4,6 @@ In the shape descriptions `B` denotes rows and `L` the slots of text and cache a
 """
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +12,8 @@ import jax
 import numpy as np
 
 from specjax.models import hub
+from specjax.plan.experts import Chosen, chosen, grouped
+from specjax.plan.held import chip_bytes
 from specjax.plan.hlo import Traffic, traffic
 from specjax.plan.pallas import kernels
 from specjax.sampling import Sampling
@@ -34,17 +35,19 @@ class Setup:
       params: `ShapeDtypeStruct`s.
       state: likewise.
       live: the committed tokens of a full row, L less what a step writes beyond them.
+      experts: the target's, None where it has none.
     """
 
     decoder: Any
     params: Any
     state: Any
     live: int
+    experts: Chosen | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Bytes a chip, and what a step must read of them at least."""
+    """Bytes a chip, and what a step must read of them at least: of experts those that its nodes touch; see `Chosen.read`."""
 
     weights: int
     cache: int
@@ -98,7 +101,16 @@ def prepare(model: Any, plan: assembly.Plan, mesh: Any, batch: int, context: int
     bare = dataclasses.replace(decoder, mesh=None)
     state = jax.eval_shape(lambda params: bare.empty(params, batch, context, model.dtype), params)
     places = shardings(mesh, decoder.axes(state), state)
-    return Setup(decoder, params, placed(state, places), live)
+    state = placed(state, places)
+    rows = state.tokens.sharding.shard_shape(state.tokens.shape)[0]
+    experts = chosen(getattr(model.lm.config, "experts", None), params["target"], rows, nodes_of(decoder))
+    return Setup(decoder, params, state, live, experts)
+
+
+def nodes_of(decoder: Any) -> int:
+    """How many nodes the target reads of a row in a step, or how long a diffusion decoder's block is."""
+    drafter = getattr(decoder, "drafter", None)
+    return decoder.block_length if drafter is None else drafter.nodes
 
 
 def sizes(setup: Setup) -> Sizes:
@@ -106,17 +118,9 @@ def sizes(setup: Setup) -> Sizes:
     cache = chip_bytes(setup.state.cache)
     weights = chip_bytes(setup.params)
     context = setup.state.tokens.shape[1]
-    return Sizes(weights, cache, chip_bytes(setup.state) - cache, weights + cache * setup.live // context)
-
-
-def chip_bytes(tree: Any) -> int:
-    """Bytes of a chip's shards."""
-    total = 0
-    for leaf in jax.tree.leaves(tree):
-        shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
-        size = 8 if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf.dtype.itemsize
-        total += math.prod(shape) * size
-    return total
+    own = setup.experts
+    idle = 0 if own is None else own.bytes - own.read(own.nodes)
+    return Sizes(weights, cache, chip_bytes(setup.state) - cache, weights - idle + cache * setup.live // context)
 
 
 def step_of(setup: Setup, sampled: bool = False) -> Any:
@@ -154,7 +158,9 @@ def _traffic(program, setup, step):
     state = dataclasses.replace(setup.state, length=rows, limit=rows)
     chips = setup.state.length.sharding.device_set
     platform, devices = "tpu" if next(iter(chips)).platform == "tpu" else "cuda", len(chips)
-    return traffic(program.as_text() or "", kernels(step, (setup.params, state), platform, devices))
+    kernel = kernels(step, (setup.params, state), platform, devices)
+    own = setup.experts
+    return traffic(program.as_text() or "", kernel if own is None else grouped(own, kernel))
 
 
 def cost_of(program: Any, moved: Traffic) -> Cost:

@@ -8,6 +8,7 @@ from specjax import models
 from specjax.draft import PromptLookup
 from specjax.models import hub
 from specjax.plan import step
+from specjax.plan.held import chip_bytes
 from specjax.sharding import aot, make_mesh
 from specjax.spec.assemble import Plan
 
@@ -48,4 +49,4 @@ def check(setup):
 
 def must_read(setup, held):
     """The ideal without the embedding table, of which a step only reads a few rows."""
-    return held.ideal - step.chip_bytes(setup.params["target"]["embed"])
+    return held.ideal - chip_bytes(setup.params["target"]["embed"])

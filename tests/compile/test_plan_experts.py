@@ -1,0 +1,121 @@
+"""What a plan says of experts: how many a step touches, and their bytes. Nothing is compiled."""
+
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from specjax import models
+from specjax.plan import hlo, report, step
+from specjax.plan.experts import Chosen, grouped, touched
+from specjax.plan.held import chip_bytes
+from specjax.sharding import aot, make_mesh
+from specjax.spec.assemble import Plan
+
+CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 48, "hidden_size": 32,
+    "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "mlp_only_layers": [1],
+    "max_position_embeddings": 512,
+}  # fmt: skip
+CHIP = aot.chip_of("v5e:2x2")
+
+
+@pytest.mark.parametrize(("count", "each", "tokens"), ((4, 2, 3), (5, 1, 4), (3, 3, 2)))
+def test_touched_is_the_mean_over_all_choices(count, each, tokens):
+    own = list(itertools.combinations(range(count), each))
+    found = [len(set().union(*choice)) for choice in itertools.product(own, repeat=tokens)]
+    assert touched(count, each, tokens) == pytest.approx(np.mean(found))
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """By drafter, of 4 rows over two chips of rows and two of the model: the setup, and the record without costs."""
+    file = tmp_path_factory.mktemp("plan") / "config.json"
+    file.write_text(json.dumps(CONFIG))
+    mesh = make_mesh("data=2,model=2", jax.devices()[:4])
+    model = models.abstract("any", mesh=mesh, config=file)
+    made = {}
+    for drafter in ("none", "prompt_lookup:length=7"):
+        setup = step.prepare(model, Plan(drafter), mesh, 4, 256)
+        asked = {"model": "any", "dtype": "bfloat16", "topology": "v5e:2x2", "batch": 4, "context": 256}
+        asked |= {"decoding": drafter}
+        made[drafter] = setup, report.record(asked, CHIP, mesh, setup, step.sizes(setup), None, 1.0, (), None)
+    return made
+
+
+def test_a_tree_touches_more_experts_than_a_token(records):
+    (alone, one), (setup, tree) = records.values()
+    own = tree["experts"]
+    # two layers, three matrices of 32 x 12 in bfloat16, of which a chip has a half; two rows a chip
+    assert (own["count"], own["per_token"], own["layers"], own["bytes"]) == (16, 2, 2, 2 * 16 * 3 * 32 * 12 * 2 // 2)
+    for part, tokens in (("one_node", 2), ("step", 16)):
+        share = 1 - (1 - 2 / 16) ** tokens
+        assert own[part] == {"touched": round(16 * share, 2), "bytes": round(own["bytes"] * share)}
+    assert one["experts"]["step"] == one["experts"]["one_node"] == own["one_node"]
+    assert own["step"]["bytes"] > 3 * own["one_node"]["bytes"]
+    for record, made in ((one, alone), (tree, setup)):
+        memory = record["bytes_per_chip"]
+        live = memory["cache"] * made.live // 256
+        rest = chip_bytes(made.params) - own["bytes"]
+        assert memory["weights"] == rest + own["bytes"]  # all of them lie on the chip
+        assert record["ideal_bytes"] == rest + record["experts"]["step"]["bytes"] + live
+
+
+def test_the_tables_say_so(records):
+    one, tree = (record for _, record in records.values())
+    single = report.table([tree], CHIP)
+    assert "experts    16 in each of 2 layers, 0.000 GB a chip, 2 a token" in single
+    assert "one node a row about 3.8" in single and "8 nodes a row about 14.1" in single
+    head, first, second, _ = report.table([one, tree], CHIP).splitlines()
+    assert head.endswith("experts") and first.endswith("4 of 16") and second.endswith("4 to 14 of 16")
+
+
+def test_without_experts_nothing_is_said():
+    mesh = make_mesh("data=1,model=1", jax.devices()[:1])
+    setup = step.prepare(models.abstract("tiny-draft", mesh=mesh), Plan("none"), mesh, 1, 256)
+    held = step.sizes(setup)
+    record = report.record({}, CHIP, mesh, setup, held, None, 1.0, (), None)
+    assert setup.experts is None and "experts" not in record
+    assert held.ideal == held.weights + held.cache * setup.live // 256
+
+
+HLO = """
+ENTRY main (a: f32[8,32], b: bf16[16,32,12], c: s32[17]) -> f32[8,12] {
+  %a = f32[8,32]{1,0} parameter(0)
+  %b = bf16[16,32,12]{2,1,0} parameter(1)
+  %c = s32[17]{0} parameter(2)
+  %ragged-dot-metadata = s32[17]{0} custom-call(%c), custom_call_target="tpu_custom_call"
+  %ragged-dot-none.1 = f32[8,12]{1,0} custom-call(%ragged-dot-metadata, %a, %b), custom_call_target="tpu_custom_call"
+  ROOT %other = f32[8,12]{1,0} custom-call(%ragged-dot-none.1, %b), custom_call_target="tpu_custom_call"
+}
+"""
+
+
+def test_a_grouped_product_reads_touched_experts():
+    own = Chosen(count=16, each=2, layers=1, bytes=16 * 32 * 12 * 2, rows=2, nodes=2)
+    found = hlo.traffic(HLO, grouped(own, lambda op, operands: (1000, 1, 0))).accesses
+    read = own.read(2)
+    assert 0.4 < read / own.bytes < 0.45  # four tokens
+    sizes = [(access.op.name, access.read, access.written) for access in found]
+    product = ("ragged-dot-none.1", 17 * 4 + 8 * 32 * 4 + read, 8 * 12 * 4)
+    assert sizes == [("ragged-dot-metadata", 17 * 4, 17 * 4), product, ("other", 1000, 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "parameters"),
+    (
+        ("Qwen/Qwen3-235B-A22B", 94, (235.1, 22.2)),
+        ("inclusionAI/LLaDA2.0-mini", 19, (16.3, 1.4)),  # the first layer has none, and a shared one is read by all
+    ),
+)
+def test_published_sizes(name, layers, parameters):
+    """In billions, all of them and those that a token reads."""
+    mesh = make_mesh("data=1,model=1", jax.devices()[:1])
+    setup = step.prepare(models.abstract(name, mesh=mesh), Plan("none" if "Qwen" in name else None), mesh, 1, 256)
+    held, own = step.sizes(setup), setup.experts
+    assert own is not None and own.layers == layers
+    count = (held.weights / 2e9, (held.weights - own.bytes + own.read(1)) / 2e9)
+    assert count == pytest.approx(parameters, abs=0.05)

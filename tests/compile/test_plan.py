@@ -9,6 +9,9 @@ import pytest
 from support.planned import needs_libtpu
 
 from specjax import cli, models
+from specjax.models import gemma_config
+from specjax.models.diffusion_gemma import DiffusionGemmaConfig
+from specjax.models.gemma_heads import Heads
 from specjax.plan import fit, step
 from specjax.sharding import aot
 
@@ -59,6 +62,23 @@ def test_a_cache_split_by_its_slots(plan):
     assert 4 * memory["cache"] == alone["cache"] and memory["weights"] == alone["weights"]
     assert set(split["collectives"]) == {"all-reduce"}
     assert split["collectives"]["all-reduce"]["bytes"] < memory["cache"] / 8
+
+
+@needs_libtpu
+def test_canvases_of_random_tokens_are_planned(plan, tmp_path):
+    """DiffusionGemma, from its config alone: a pass over a canvas, behind a cache of what is final."""
+    shape = DiffusionGemmaConfig(
+        vocab_size=256, hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        sliding_layers=(True, False), sliding_window=64, sliding=Heads(128, 2, 1e4, 64), full=Heads(128, 1, 1e6, 32),
+        num_experts=4, top_k_experts=2, moe_intermediate_size=128, max_position_embeddings=256,
+    )  # fmt: skip
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(gemma_config.to_hf(shape, models.Canvas(-1, False, 32))[0]))
+    words = ("--model", "canvases", "--config", config, "--topology", "v5e:1x1", "--context", 256, "--batch", 2)
+    status, out, err = plan(*words, "--dtype", "float32", "--json")
+    assert status == 0, err
+    record = json.loads(out)
+    assert record["decoding"] == "entropy_renoise" and record["nodes"] == 32 and record["fits"]
 
 
 @needs_libtpu

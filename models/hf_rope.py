@@ -1,12 +1,12 @@
 """Ropes in a Hugging Face `config.json`, in the layouts of transformers 4 and 5: base and scaling."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from specjax.models.errors import ModelError
-from specjax.models.fields import an_object, is_positive, is_size, positive, shown
+from specjax.models.fields import an_object, flag, is_positive, is_size, positive, shown
 from specjax.models.llama_config import RopeScaling
-
-_NEEDED = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
 
 
 def from_hf(config: dict[str, Any], max_positions: int) -> tuple[float, RopeScaling | None]:
@@ -47,14 +47,21 @@ def scaling(rope: dict[str, Any], original: Any) -> RopeScaling | None:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return None
-    if kind not in _NEEDED:
-        raise ModelError(f"config.json asks for rope type {kind!r}; supported are default, linear and llama3")
-    missing = [name for name in _NEEDED[kind] if not is_positive(rope.get(name))]
+    if str(kind) not in _KINDS:
+        raise ModelError(f"config.json asks for rope type {shown(kind)}; supported are default, {', '.join(_KINDS)}")
+    needed, read = _KINDS[kind]
+    missing = [name for name in needed if not is_positive(rope.get(name))]
     if missing:
         raise ModelError(f"config.json: rope type {kind!r} needs a positive number for {', '.join(missing)}")
-    factor, low, high = (float(rope.get(name, 1.0)) for name in _NEEDED["llama3"])
-    if kind == "linear":
-        return RopeScaling("linear", factor)
+    return read(rope, original)
+
+
+def _linear(rope: dict[str, Any], original: Any) -> RopeScaling:
+    return RopeScaling("linear", float(rope["factor"]))
+
+
+def _llama3(rope: dict[str, Any], original: Any) -> RopeScaling:
+    factor, low, high = (float(rope[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     if not is_size(original) or low >= high:
         raise ModelError(
             "config.json: rope type 'llama3' needs a low_freq_factor below its high_freq_factor, and a positive integer for "
@@ -63,15 +70,49 @@ def scaling(rope: dict[str, Any], original: Any) -> RopeScaling | None:
     return RopeScaling("llama3", factor, low, high, original)
 
 
+def _yarn(rope: dict[str, Any], original: Any) -> RopeScaling:
+    """A file may say `magnitude` as `attention_factor`, or by DeepSeek's `mscale` and `mscale_all_dim`."""
+    factor = float(rope["factor"])
+    betas = [positive(name, rope.get(name) or usual) for name, usual in (("beta_fast", 32), ("beta_slow", 1))]
+    if not is_size(original) or betas[0] <= betas[1]:
+        raise ModelError(
+            "config.json: rope type 'yarn' needs a beta_slow below its beta_fast, and a positive integer for "
+            "original_max_position_embeddings"
+        )
+    grown = lambda scale: 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+    magnitude = grown(1.0)
+    if rope.get("attention_factor") is not None:
+        magnitude = positive("attention_factor", rope["attention_factor"])
+    elif rope.get("mscale") and rope.get("mscale_all_dim"):
+        magnitude = grown(positive("mscale", rope["mscale"])) / grown(
+            positive("mscale_all_dim", rope["mscale_all_dim"])
+        )
+    truncate = rope.get("truncate") is None or flag("truncate", rope["truncate"])
+    return RopeScaling(
+        "yarn", factor, original_max_position_embeddings=original, beta_fast=betas[0], beta_slow=betas[1], truncate=truncate,
+        magnitude=magnitude,
+    )  # fmt: skip
+
+
+_KINDS: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Any], Any], RopeScaling]]] = {
+    "linear": (("factor",), _linear),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor"), _llama3),
+    "yarn": (("factor",), _yarn),
+}
+"""Of every type the fields that it needs, and what reads them with the positions of the first training."""
+
+_WRITTEN = {
+    "linear": {},
+    "llama3": {name: name for name in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")},
+    "yarn": {name: name for name in ("beta_fast", "beta_slow", "truncate", "original_max_position_embeddings")}
+    | {"attention_factor": "magnitude"},
+}
+"""Of every type what a file says besides `factor`, and our names for it."""
+
+
 def to_hf(scaling: RopeScaling | None) -> dict[str, Any] | None:
     """`rope_scaling`."""
     if scaling is None:
         return None
-    written = {"rope_type": scaling.kind, "factor": scaling.factor}
-    if scaling.kind == "llama3":
-        written |= {
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_position_embeddings,
-        }
-    return written
+    fields = {name: getattr(scaling, own) for name, own in _WRITTEN[scaling.kind].items()}
+    return {"rope_type": scaling.kind, "factor": scaling.factor} | fields

@@ -14,18 +14,27 @@ class RopeScaling:
 
     Attributes:
       kind: `linear` divides positions by `factor`; `llama3` rescales low frequencies only (Llama 3.1, section 3.3);
-        `proportional` divides positions, and rotates only the fastest pairs of a head (Gemma 4).
+        `proportional` divides positions, and rotates only the fastest pairs of a head (Gemma 4); `yarn` divides low
+        frequencies, leaves high ones and blends those between (Peng et al. 2023, arXiv:2309.00071, section 3.2).
       factor: see `kind`.
+      beta_fast: of `yarn`: pairs that turn at least so often within the first training's positions stay as they are.
+      beta_slow: those that turn at most so often are divided.
+      truncate: whether the first and last pair of those between are whole numbers, rounded outwards.
+      magnitude: what cosines and sines are multiplied by, so that scores are by its square.
       rotated: how many of a head's pairs `proportional` rotates; a pair is a channel of a head's first half and the one of its
         second half.
     """
 
-    kind: Literal["linear", "llama3", "proportional"]
+    kind: Literal["linear", "llama3", "proportional", "yarn"]
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
     rotated: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    magnitude: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)

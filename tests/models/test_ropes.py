@@ -1,0 +1,71 @@
+"""Frequencies and magnitudes of ropes, against those of transformers."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.models import LlamaConfig, ModelError, hf_rope
+from specjax.models.ropes import rope_frequencies, rope_tables
+
+PLAIN = LlamaConfig(24, 64, 20, 1, 2, 2, 32, max_position_embeddings=640)
+YARN = {"rope_type": "yarn", "rope_theta": 150.0, "factor": 32.0, "original_max_position_embeddings": 64}
+YARNS = {
+    "usual": {},
+    "gpt-oss": {"beta_fast": 8.0, "beta_slow": 0.5, "truncate": False},
+    "qwen": {"attention_factor": 1.25, "factor": 4.0, "rope_theta": 1e6},
+    "deepseek": {"mscale": 0.7, "mscale_all_dim": 1.3, "factor": 10.0, "rope_theta": 10000.0},
+    "a step": {"beta_fast": 0.02, "beta_slow": 0.01, "original_max_position_embeddings": 5},
+    "no longer": {"factor": 0.5},
+}
+
+
+def theirs(rope, config=PLAIN):
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    made = transformers.LlamaConfig(
+        hidden_size=config.hidden_size, num_attention_heads=config.num_attention_heads, head_dim=config.head_dim,
+        max_position_embeddings=config.max_position_embeddings, rope_parameters=dict(rope),
+    )  # fmt: skip
+    frequencies, magnitude = ROPE_INIT_FUNCTIONS[rope["rope_type"]](made, "cpu")
+    return frequencies.numpy(), magnitude
+
+
+def configured(rope, config=PLAIN):
+    theta, scaling = hf_rope.from_hf({"rope_parameters": rope}, config.max_position_embeddings)
+    return dataclasses.replace(config, rope_theta=theta, rope_scaling=scaling)
+
+
+@pytest.mark.parametrize("name", YARNS)
+def test_yarn(name):
+    rope = YARN | YARNS[name]
+    config = configured(rope)
+    frequencies, magnitude = theirs(rope)
+    np.testing.assert_allclose(rope_frequencies(config), frequencies, rtol=1e-5)
+    assert np.isclose(config.rope_scaling.magnitude, magnitude)
+    assert hf_rope.from_hf({"rope_theta": config.rope_theta, "rope_scaling": hf_rope.to_hf(config.rope_scaling)}, 9) == (
+        config.rope_theta, config.rope_scaling,
+    )  # fmt: skip
+    cos, sin = rope_tables(config, jnp.arange(3)[None])
+    angles = np.arange(3)[:, None] * frequencies
+    np.testing.assert_allclose(cos[0, :, 0, 0], magnitude * np.cos(angles), atol=1e-5)
+    np.testing.assert_allclose(sin[0, :, 0, 1], magnitude * np.sin(angles), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    (
+        ({"factor": None}, "'yarn' needs a positive number for factor"),
+        ({"beta_fast": 1, "beta_slow": 1}, "'yarn' needs a beta_slow below its beta_fast"),
+        ({"original_max_position_embeddings": -3}, "a positive integer for original_max_position_embeddings"),
+        ({"attention_factor": 0}, "attention_factor must be a positive number, not 0"),
+        ({"truncate": 1}, "truncate must be true or false, not 1"),
+        ({"rope_type": ["yarn"]}, r"rope type \['yarn'\]; supported are default, linear"),
+        ({"rope_type": "dynamic"}, "rope type 'dynamic'; supported are default, linear, llama3, yarn"),
+    ),
+)
+def test_what_a_rope_cannot_be(change, said):
+    with pytest.raises(ModelError, match=said):
+        configured(YARN | change)

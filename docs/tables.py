@@ -139,6 +139,8 @@ def _attention(config: LlamaConfig) -> str:
         "bias on q, k and v": config.qkv_bias and not config.o_bias,
         "a scale of its own": config.attention_scale is not None,
         f"scores within {cap}": cap is not None,
+        "biases": config.o_bias,
+        "sinks": config.attention_sinks,
         "full layers: a rope of their own": full is not None,
         "full layers: a head width of their own": full is not None and full.head_dim is not None,
     }
@@ -147,7 +149,8 @@ def _attention(config: LlamaConfig) -> str:
 
 def _mlp(config: LlamaConfig) -> str:
     gate = {"silu": "SiLU", "gelu_pytorch_tanh": "GELU (tanh)"}[config.hidden_act]
-    return f"{gate}, experts" if config.experts else gate
+    clamped = "clamped " if config.experts and config.experts.swiglu_limit else ""
+    return f"{clamped}{gate}, experts" if config.experts else gate
 
 
 def _ends(config: LlamaConfig) -> str:

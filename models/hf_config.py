@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from specjax.models import gemma_text, hf_experts, hf_rope
+from specjax.models import gemma_text, gpt_oss, hf_experts, hf_rope
 from specjax.models.errors import ModelError
 from specjax.models.experts import ExpertsConfig
 from specjax.models.fields import (
@@ -17,7 +17,7 @@ from specjax.models.fields import (
     positive,
     shown,
 )
-from specjax.models.llama_config import GEMMA_PARTS, LlamaConfig
+from specjax.models.llama_config import OTHER_PARTS, LlamaConfig
 
 _MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
@@ -33,7 +33,9 @@ _MERGED = {
     "MiMoForCausalLM": "qwen2",
 }
 """Models that were saved with the heads they were trained with, which a drafter reads."""
-SUPPORTED = (*_MODEL_TYPES.values(), *(family.architecture for family in gemma_text.FAMILIES.values()))
+SUPPORTED = (
+    *_MODEL_TYPES.values(), *(family.architecture for family in gemma_text.FAMILIES.values()), gpt_oss.ARCHITECTURE,
+)  # fmt: skip
 
 # What transformers assumes for a key that `config.json` leaves out. The sizes that have no entry are required.
 _COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "head_dim": None}
@@ -64,6 +66,8 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
     """
     if gemma_text.family_of(config) is not None:
         return gemma_text.from_hf(config)
+    if gpt_oss.describes(config):
+        return gpt_oss.from_hf(config)
     family = _family(config)
     fields = _DEFAULTS[family] | config
 
@@ -143,7 +147,9 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
     c = config
     if c.post_norms:
         return gemma_text.to_hf(c)
-    parts = [f"{name}={getattr(c, name)}" for name, usual in GEMMA_PARTS.items() if getattr(c, name) != usual]
+    if c.attention_sinks:
+        return gpt_oss.to_hf(c)
+    parts = [f"{name}={getattr(c, name)}" for name, usual in OTHER_PARTS.items() if getattr(c, name) != usual]
     if parts:
         raise ModelError(f"no supported architecture without post_norms has {', '.join(parts)}")
     if c.rotary_dim != c.head_dim:

@@ -11,7 +11,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.models import gemma_config, gemma_names, gemma_text, hf_config, orbax_folder, reading, tokenizer, weights
+from specjax.models import (
+    gemma_config,
+    gemma_names,
+    gemma_text,
+    gpt_oss,
+    hf_config,
+    orbax_folder,
+    reading,
+    tokenizer,
+    weights,
+)
 from specjax.models import masked as masked_config
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
@@ -178,6 +188,8 @@ def _sources(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any], folder: Path, 
         return weights.match(text, shapes, False, layout=gemma_names.hf_name)
     if gemma_text.family_of(raw) is not None:
         tensors = gemma_text.text_tensors(tensors, lm.config)
+    if gpt_oss.describes(raw):
+        tensors = gpt_oss.text_tensors(tensors, lm.config)
     # conversions of LLaDA exist under Llama's names
     kind = masked_config.kind_of(raw)
     renamed = kind == "llada" and "model.embed_tokens.weight" in tensors
@@ -185,7 +197,7 @@ def _sources(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any], folder: Path, 
     extra = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers"))
     if is_size(extra):  # layers that draft for the others, which a drafter reads
         tensors = {name: x for name, x in tensors.items() if not weights.extra_layer(name, lm.num_layers, extra)}
-    tied, layout = lm.config.tie_word_embeddings, gemma_text.layout_of(lm.config)
+    tied, layout = lm.config.tie_word_embeddings, gpt_oss.layout_of(lm.config)
     return weights.match(tensors, shapes, tied, names, layout, share)
 
 

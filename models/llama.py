@@ -1,4 +1,5 @@
-"""The Llama family as flax nnx modules behind the LM contract: Llama 2 and 3, Mistral, Qwen2 and 3, Qwen3-MoE and Gemma.
+"""The Llama family as flax nnx modules behind the LM contract: Llama 2 and 3, Mistral, Qwen2 and 3, Qwen3-MoE, Gemma and
+gpt-oss.
 
 They differ in the parts of one decoder layer, which `LlamaConfig` names: norms, ropes, windows, what becomes of scores, biases,
 the MLP or experts in its place. What sets a family apart is in the table of docs/models.md.
@@ -54,6 +55,8 @@ class Attention(nnx.Module):
             self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps, dtype, c.norm)
         if c.qk_norm and not self.shares:
             self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps, dtype, c.norm)
+        if c.attention_sinks:
+            self.sinks = nnx.Param(jnp.zeros((c.num_attention_heads,), dtype))
         self.config, self.window, self.kernel = config, window, kernel
 
     def _own(self, x, rope, cache):
@@ -97,6 +100,7 @@ class Attention(nnx.Module):
             scale=c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale,
             window=self.window,
             soft_cap=c.attn_logit_softcapping,
+            sinks=self.sinks[...] if c.attention_sinks else None,
             implementation=self.kernel,
         )
         return self.o(out.reshape(batch, length, -1)), (k, v)

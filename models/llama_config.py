@@ -84,6 +84,9 @@ class LlamaConfig:
     hidden_act: Activation = "silu"
     embedding_scale: float = 1.0  # what embeddings are multiplied by, once it is rounded to their type
     attention_scale: float | None = None  # what scores are multiplied by; None: head_dim^-0.5
+    attention_sinks: bool = (
+        False  # whether every head has a learned score that takes part in its softmaxes, without a value
+    )
     attn_logit_softcapping: float | None = None  # keeps scores within this distance of zero, by a tanh
     final_logit_softcapping: float | None = None  # the same for logits
     full: FullAttention | None = None
@@ -127,9 +130,9 @@ class LlamaConfig:
 
     @property
     def plain(self) -> "LlamaConfig":
-        """The config of layers of the same sizes that are Llama's: without windows, experts and Gemma's parts."""
+        """The config of layers of the same sizes that are Llama's: without windows, experts and other families' parts."""
         bare = {"sliding_window": None, "sliding_layers": (), "experts": None, "sparse_layers": ()}
-        return dataclasses.replace(self, **bare, **GEMMA_PARTS)
+        return dataclasses.replace(self, **bare, **OTHER_PARTS)
 
     @property
     def head_sizes(self) -> frozenset[tuple[int, int]]:
@@ -139,9 +142,9 @@ class LlamaConfig:
 
 
 _PARTS = (
-    "norm", "post_norms", "hidden_act", "embedding_scale", "attention_scale", "attn_logit_softcapping",
-    "final_logit_softcapping", "full", "value_is_key", "value_norm", "layer_scalar", "num_kv_shared_layers",
-    "use_double_wide_mlp", "hidden_size_per_layer_input", "vocab_size_per_layer_input",
+    "norm", "post_norms", "hidden_act", "embedding_scale", "attention_scale", "attention_sinks",
+    "attn_logit_softcapping", "final_logit_softcapping", "full", "value_is_key", "value_norm", "layer_scalar",
+    "num_kv_shared_layers", "use_double_wide_mlp", "hidden_size_per_layer_input", "vocab_size_per_layer_input",
 )  # fmt: skip
-GEMMA_PARTS = {field.name: field.default for field in dataclasses.fields(LlamaConfig) if field.name in _PARTS}
-"""The fields that only Gemma sets, and what they are elsewhere."""
+OTHER_PARTS = {field.name: field.default for field in dataclasses.fields(LlamaConfig) if field.name in _PARTS}
+"""The fields that only Gemma and gpt-oss set, and what they are elsewhere."""

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import multihost_utils
 
-from specjax.models import gemma_config, gemma_names, gemma_text, hf_config, orbax_folder, weights
+from specjax.models import gemma_config, gemma_names, gpt_oss, hf_config, orbax_folder, weights
 from specjax.models import masked as masked_config
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
@@ -113,7 +113,7 @@ def _described(lm, diffusion):
     if isinstance(diffusion, masked_config.Canvas):
         raise ModelError("a Canvas is how DiffusionGemma is used; a model of the Llama family has a Masked")
     if diffusion is None:
-        return hf_config.to_hf(lm.config), {}, str, gemma_text.layout_of(lm.config)
+        return hf_config.to_hf(lm.config), {}, str, gpt_oss.layout_of(lm.config)
     config = masked_config.to_hf(lm.config, diffusion)
     return config, {}, masked_config.NAMES.get(config["model_type"], str), weights.hf_name
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from specjax.draft.heads.gemma4_assistant import asking
 from specjax.draft.heads.layout import Reader, check_flags, check_width
-from specjax.models import gemma_text
+from specjax.models import hf_config
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object, flag, is_size
 from specjax.models.llama_config import LlamaConfig
@@ -78,7 +78,7 @@ def _layers(reader: Reader, text: dict[str, Any], target: Any) -> LlamaConfig:
         "architectures": None,
         "model_type": "gemma4_text",
     }
-    own = gemma_text.from_hf({**text, **bare})
+    own = hf_config.from_hf({**text, **bare})
     if own.vocab_size != target.lm.vocab_size:
         raise ModelError(
             f"{reader.file}: vocab_size: the assistant reads {own.vocab_size} tokens, {target.name!r} has "

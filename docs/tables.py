@@ -163,6 +163,8 @@ def _attention(config: LlamaConfig) -> str:
         "bias on q, k and v": config.qkv_bias and not config.o_bias,
         "a scale of its own": config.attention_scale is not None,
         f"scores within {cap}": cap is not None,
+        "biases": config.o_bias,
+        "sinks": config.attention_sinks,
         f"{config.partial_rotary_factor:g} of a head is rotated": 0 < config.partial_rotary_factor < 1,
         "no positions": config.partial_rotary_factor == 0,
         f"{still} of {config.num_hidden_layers} layers without positions": still > 0,
@@ -181,7 +183,8 @@ def _mlp(config: LlamaConfig) -> str:
         "others that every token has": config.experts.num_shared_experts > 0,
         "none in the first layers": False in config.sparse_layers,
     }
-    return ", ".join((f"{gate}, experts", *(what for what, has in said.items() if has)))
+    clamped = "" if config.experts.swiglu_limit is None else "clamped "
+    return ", ".join((f"{clamped}{gate}, experts", *(what for what, has in said.items() if has)))
 
 
 def _ends(config: LlamaConfig) -> str:

@@ -26,30 +26,40 @@ class ExpertsConfig:
       moe_intermediate_size: F.
       scoring: what makes scores of a router's logits. By `softmax`, over all experts, the k best are chosen (Qwen3-MoE); by
         `sigmoid` those with the best sums of a score and a learned bias, which does not count in their weights (DeepSeek-V3,
-        arXiv:2412.19437, section 2.1.2).
+        arXiv:2412.19437, section 2.1.2); by `chosen` the k best of logits that have a bias, and then a softmax over those
+        (gpt-oss).
       norm_topk_prob: whether a token's k weights, the scores, are divided by their sum.
       routed_scaling_factor: what the weights are multiplied by then.
       n_group: groups of neighbours that the experts form.
       topk_group: how many of the groups a token chooses from: those whose two best sums add up to most.
       num_shared_experts: experts besides that every token has; one MLP of their common width.
       beside_mlp: whether a layer has them and its MLP, side by side (`specjax.models.gemma_experts`).
+      swiglu_limit: where given, what `ClampedExperts` keep their gates and inputs within.
+      swiglu_alpha: how steep the gates of those are.
     """
 
     num_experts: int
     num_experts_per_tok: int
     moe_intermediate_size: int
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "chosen"] = "softmax"
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
     n_group: int = 1
     topk_group: int = 1
     num_shared_experts: int = 0
     beside_mlp: bool = False
+    swiglu_limit: float | None = None
+    swiglu_alpha: float = 1.702
 
 
 def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Array, Array]:
     """Of a router's logits `[M, X]` in float32 the weights and experts, `[M, k]` each; `bias` is `[X]` or None."""
     c = config
+    if c.scoring == "chosen":
+        best, experts = jax.lax.top_k(
+            logits if bias is None else logits + bias.astype(jnp.float32)[None], c.num_experts_per_tok
+        )
+        return jax.nn.softmax(best, axis=-1), experts
     scores = jax.nn.softmax(logits, axis=-1) if c.scoring == "softmax" else jax.nn.sigmoid(logits)
     ranked = scores if bias is None else scores + bias.astype(jnp.float32)[None]
     if c.n_group > 1:
@@ -99,14 +109,14 @@ class Router(nnx.Module):
     def __init__(self, config: ExpertsConfig, width: int, dtype: Any, rngs: nnx.Rngs):
         init = nnx.initializers.lecun_normal()
         self.kernel = nnx.Param(init(rngs.params(), (width, config.num_experts), dtype))
-        if config.scoring == "sigmoid":
+        if config.scoring != "softmax":
             self.bias = nnx.Param(jnp.zeros((config.num_experts,), jnp.float32))
         self.config = config
 
     def __call__(self, x: Array) -> tuple[Array, Array]:
         """See `route`, of tokens `[M, E]`."""
         logits = jnp.einsum("me,ex->mx", x, self.kernel[...], preferred_element_type=jnp.float32)
-        return route(logits, self.bias[...] if self.config.scoring == "sigmoid" else None, self.config)
+        return route(logits, None if self.config.scoring == "softmax" else self.bias[...], self.config)
 
 
 class Experts(nnx.Module):
@@ -128,13 +138,47 @@ class Experts(nnx.Module):
         return mixed(x, weights, experts, gate.shape[0], mlp)
 
 
+class Affine(nnx.Module):
+    """A matrix for every expert, `[X, inputs, outputs]`, and a bias, `[X, outputs]`."""
+
+    def __init__(self, shape: tuple[int, int, int], dtype: Any, rngs: nnx.Rngs):
+        self.kernel = nnx.Param(nnx.initializers.lecun_normal(batch_axis=0)(rngs.params(), shape, dtype))
+        self.bias = nnx.Param(jnp.zeros((shape[0], shape[2]), dtype))
+
+    def __call__(self, x: Array, sizes: Array) -> Array:
+        """Tokens sorted by expert, `sizes` `[X]` of which each has."""
+        bias = jnp.repeat(self.bias[...], sizes, axis=0, total_repeat_length=x.shape[0])
+        return jax.lax.ragged_dot(x, self.kernel[...], sizes) + bias
+
+
+class ClampedExperts(nnx.Module):
+    """gpt-oss' experts: `down((up + 1) * gate * sigmoid(alpha * gate))`, where gates and ups are kept within a limit and lie
+    alternately in what one matrix makes."""
+
+    def __init__(self, config: ExpertsConfig, width: int, dtype: Any, rngs: nnx.Rngs):
+        X, F = config.num_experts, config.moe_intermediate_size  # noqa: N806
+        assert config.swiglu_limit is not None, "experts without a limit are Experts"
+        self.gate_up = Affine((X, width, 2 * F), dtype, rngs)
+        self.down = Affine((X, F, width), dtype, rngs)
+        self.count, self.limit, self.alpha = X, config.swiglu_limit, config.swiglu_alpha
+
+    def __call__(self, x: Array, weights: Array, experts: Array) -> Array:
+        def mlp(x, sizes):
+            both = self.gate_up(x, sizes)
+            gate, up = jnp.minimum(both[:, ::2], self.limit), jnp.clip(both[:, 1::2], -self.limit, self.limit)
+            return self.down((up + 1) * gate * nnx.sigmoid(self.alpha * gate), sizes)
+
+        return mixed(x, weights, experts, self.count, mlp)
+
+
 class SparseMLP(nnx.Module):
     """What stands in the place of an MLP where a layer has experts; `config` is a `LlamaConfig`."""
 
     def __init__(self, config: Any, dtype: Any, rngs: nnx.Rngs):
         c = config.experts
         self.router = Router(c, config.hidden_size, dtype, rngs)
-        self.experts = Experts(c, config.hidden_size, dtype, rngs)
+        kind = Experts if c.swiglu_limit is None else ClampedExperts
+        self.experts = kind(c, config.hidden_size, dtype, rngs)
         if c.num_shared_experts:
             self.shared = MLP(config, dtype, rngs, c.num_shared_experts * c.moe_intermediate_size)
         self.shares = c.num_shared_experts > 0

@@ -31,8 +31,8 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
     """
     family = family_of(config)
     text = config | an_object("text_config", config.get("text_config"))
-    if config.get("quantization_config") is not None or text.get("quantization_config") is not None:
-        raise ModelError("config.json has a quantization_config; only float32, bfloat16 and float16 weights are read")
+    for own in (config, text):
+        _check_packed(own.get("quantization_config"), family)
     given = {**_USUAL, **family.usual, **text}
 
     def get(name: str) -> Any:
@@ -64,6 +64,18 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
         "tie_word_embeddings": flag("tie_word_embeddings", get("tie_word_embeddings")),
     }
     return LlamaConfig(**sizes | shared | own)
+
+
+def _check_packed(quantized: Any, family: Family) -> None:
+    if quantized is None:
+        return
+    method = an_object("quantization_config", quantized).get("quant_method")
+    if method not in family.packed:
+        read = ", ".join(("float32", "bfloat16", "float16", *family.packed))
+        raise ModelError(
+            f"config.json has a quantization_config of quant_method {shown(method)}; {family.architecture} is read from "
+            f"weights in {read}"
+        )
 
 
 def to_hf(config: LlamaConfig) -> dict[str, Any]:

@@ -57,6 +57,8 @@ class Attention(nnx.Module):
         if c.qk_wide_norm:
             self.q_wide_norm = RMSNorm(c.num_attention_heads * c.head_dim, c.rms_norm_eps, dtype, c.norm)
             self.k_wide_norm = RMSNorm(c.num_key_value_heads * c.head_dim, c.rms_norm_eps, dtype, c.norm)
+        if c.attention_sinks:
+            self.sinks = nnx.Param(jnp.zeros((c.num_attention_heads,), dtype))
         self.config, self.window, self.kernel = config, window, kernel
 
     def _own(self, x, rope, cache):
@@ -102,6 +104,7 @@ class Attention(nnx.Module):
             scale=c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale,
             window=self.window,
             soft_cap=c.attn_logit_softcapping,
+            sinks=self.sinks[...] if c.attention_sinks else None,
             implementation=self.kernel,
         )
         return self.o(out.reshape(batch, length, -1)), (k, v)

@@ -95,6 +95,7 @@ class LlamaConfig:
     hidden_act: Activation = "silu"
     embedding_scale: float = 1.0  # what embeddings are multiplied by, once it is rounded to their type
     attention_scale: float | None = None  # what scores are multiplied by; None: head_dim^-0.5
+    attention_sinks: bool = False  # whether a learned score of every head takes part in its softmaxes, without a value
     attn_logit_softcapping: float | None = None  # keeps scores within this distance of zero, by a tanh
     final_logit_softcapping: float | None = None  # the same for logits
     full: FullAttention | None = None
@@ -153,9 +154,10 @@ class LlamaConfig:
 
 
 _NAMES = (
-    "norm", "pre_norms", "post_norms", "qk_wide_norm", "hidden_act", "embedding_scale", "attention_scale", "rope_layers",
-    "residual_multiplier", "attn_logit_softcapping", "final_logit_softcapping", "full", "value_is_key", "value_norm",
-    "layer_scalar", "num_kv_shared_layers", "use_double_wide_mlp", "hidden_size_per_layer_input", "vocab_size_per_layer_input",
+    "norm", "pre_norms", "post_norms", "qk_wide_norm", "hidden_act", "embedding_scale", "attention_scale",
+    "attention_sinks", "rope_layers", "residual_multiplier", "attn_logit_softcapping", "final_logit_softcapping", "full",
+    "value_is_key", "value_norm", "layer_scalar", "num_kv_shared_layers", "use_double_wide_mlp", "hidden_size_per_layer_input",
+    "vocab_size_per_layer_input",
 )  # fmt: skip
 _PARTS = {field.name: field.default for field in dataclasses.fields(LlamaConfig) if field.name in _NAMES}
 """The fields that Llama never sets, and what they are there."""

@@ -27,7 +27,9 @@ def _axes(path: tuple[Any, ...], ndim: int) -> tuple[str | None, ...]:
     if kind == "kernel":
         return (None,) * (ndim - 2) + (_IN_AXES.get(module, "embed"), _OUT_AXES.get(module, "embed"))
     if kind == "bias" or (kind == "scale" and module in _OUT_AXES):
-        return (_OUT_AXES.get(module, "embed"),)
+        return (None,) * (ndim - 1) + (_OUT_AXES.get(module, "embed"),)
+    if kind == "sinks":
+        return ("heads",)
     return (None,) * ndim
 
 

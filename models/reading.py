@@ -136,6 +136,9 @@ def fill(tensor: Tensor, wanted: Sequence[tuple[Box, np.ndarray]]) -> None:
     Raises:
       ModelError: where the file ends before it should.
     """
+    if tensor.read is not None:
+        tensor.read(list(wanted))
+        return
     flat = max(0, 2 - len(tensor.shape))  # a vector is a matrix of one row
     shape = (1,) * flat + tensor.shape
     groups: dict[Box, list[tuple[tuple[int, int], np.ndarray]]] = {}

@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -16,13 +18,19 @@ FLOATS: dict[str, np.dtype] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 """Types of weights, by safetensors' names."""
-INTEGERS = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64), "BOOL": np.dtype(bool)}
-"""Types that only draft heads have."""
+INTEGERS = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64), "BOOL": np.dtype(bool), "U8": np.dtype(np.uint8)}
+"""Types that only draft heads and packed weights have."""
+
+Read = Callable[[list[tuple[Any, np.ndarray]]], None]
+"""What fills arrays with boxes of a tensor, see `specjax.models.reading.fill`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """One tensor of a file, of which nothing was read. `specjax.models.reading` reads parts of it, `array()` maps it whole."""
+    """One tensor of a file, of which nothing was read. `specjax.models.reading` reads parts of it, `array()` maps it whole.
+
+    Where its numbers do not lie in a file as they are, `read` is what makes them, and it has no bytes of its own.
+    """
 
     name: str
     file: Path
@@ -30,6 +38,7 @@ class Tensor:
     shape: tuple[int, ...]
     offset: int
     size: int
+    read: Read | None = None
 
     @property
     def kind(self) -> np.dtype:

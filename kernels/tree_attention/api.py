@@ -7,7 +7,7 @@ import jax
 from specjax.kernels.tree_attention import lowered, xla
 from specjax.kernels.tree_attention import split as ring
 from specjax.kernels.tree_attention.mapped import over_slots
-from specjax.kernels.tree_attention.parts import Operands, grouped, own_visible, ungrouped
+from specjax.kernels.tree_attention.parts import Operands, grouped, of_queries, own_visible, ungrouped
 
 Implementation = Literal["xla", "blocked", "pallas", "pallas_tpu_interpreted", "pallas_gpu_interpreted"]
 INTERPRETED = {"pallas_tpu_interpreted": "tpu", "pallas_gpu_interpreted": "cuda"}
@@ -32,6 +32,7 @@ def tree_attention(
     soft_cap: float | None = None,
     key_scale: jax.Array | None = None,
     value_scale: jax.Array | None = None,
+    sinks: jax.Array | None = None,
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """Softmax attention of a block over each row's committed prefix and over the uncommitted keys.
@@ -58,6 +59,8 @@ def tree_attention(
       key_scale: `[B, K, S]`, what the numbers of an int8 or fp8 `cache_key` are times; the block's own keys are plain
         numbers, as the cache will return them.
       value_scale: as `key_scale`.
+      sinks: `[K * G]`, a score of every head that takes its part of a softmax and has no value (attention sinks, Xiao et al.
+        2023, arXiv:2309.17453, as gpt-oss learns them).
       implementation: `xla` scores prefix and block in one piece, `blocked` reads only the used blocks of the cache,
         `pallas` is a kernel for TPUs or NVIDIA GPUs that does so for every row. None picks, when the program is lowered,
         `blocked` for a CPU and `pallas` where it can be used, else `xla`; without a cache it is always `xla`. The
@@ -88,6 +91,7 @@ def tree_attention(
     operands = Operands(
         grouped(query, key.shape[2]), key.swapaxes(1, 2), value.swapaxes(1, 2), cache_key, cache_value, length, visible,
         query_positions, key_positions if splits else None, unseen, key_scale, value_scale,
+        None if sinks is None else of_queries(sinks, query, key.shape[2]),
     )  # fmt: skip
     options = {"scale": scale, "window": window, "soft_cap": soft_cap}
     if splits:

@@ -25,7 +25,7 @@ BLOCK = 128
 
 def attend(operands: Operands, **options) -> jax.Array:
     """See `api.attend_with`. Needs a cache."""
-    return finished(find(operands, **options))
+    return finished(find(operands, **options), operands.sinks)
 
 
 def find(operands: Operands, *, scale, window, soft_cap) -> Found:

@@ -47,7 +47,7 @@ def refusal(operands: Operands) -> str | None:
 
 def attend(operands: Operands, **options) -> jax.Array:
     """See `api.attend_with`. `interpret` runs it on any platform, slowly."""
-    return finished(find(operands, **options))
+    return finished(find(operands, **options), operands.sinks)
 
 
 def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Found:

@@ -29,6 +29,7 @@ AXES = Operands(
     unseen=("batch", "slots"),
     key_scale=("batch", "kv_heads", "slots"),
     value_scale=("batch", "kv_heads", "slots"),
+    sinks=("kv_heads", None),
 )
 """Logical axes of the operands of `api.attend_with`."""
 
@@ -100,7 +101,7 @@ def over_slots(way, mesh, **options):
                 query_positions=None if own.query_positions is None else own.query_positions - part * size,
                 visible=own.visible & (part == 0),  # the block's own keys count once
             )
-            return finished(merged(way.find(own, **options), axis))
+            return finished(merged(way.find(own, **options), axis), own.sinks)
 
         with jax.sharding.use_abstract_mesh(mesh):
             return jax.shard_map(local, in_specs=(places,), out_specs=places.queries, check_vma=False)(operands)

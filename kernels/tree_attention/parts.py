@@ -31,6 +31,7 @@ class Operands:
       unseen: `[B, S]` bool, holes in the cache, or None.
       key_scale: `[B, K, S]`, of a quantised cache, or None.
       value_scale: as `key_scale`.
+      sinks: `[K, M]` float32, a score without a value that every query meets once, or None.
     """
 
     queries: Any
@@ -45,6 +46,7 @@ class Operands:
     unseen: Any = None
     key_scale: Any = None
     value_scale: Any = None
+    sinks: Any = None
 
 
 class Found(NamedTuple):
@@ -66,9 +68,14 @@ def nothing(shape):
     return Found(jnp.full((*shape[:-1], 1), MASKED), jnp.zeros((*shape[:-1], 1)), jnp.zeros(shape))
 
 
-def finished(found):
-    """The attention `[B, K, M, H]` float32; zeros for a query that saw nothing."""
-    return found.sums / jnp.maximum(found.total, 1e-30)
+def finished(found, sinks=None):
+    """The attention `[B, K, M, H]` float32, beside `sinks` `[K, M]` where there are any; zeros for a query that saw nothing."""
+    if sinks is None:
+        return found.sums / jnp.maximum(found.total, 1e-30)
+    sinks = sinks[None, :, :, None]
+    peak = jax.lax.stop_gradient(jnp.maximum(found.peak, sinks))
+    worth = jnp.exp(jax.lax.stop_gradient(found.peak) - peak)
+    return found.sums * worth / (found.total * worth + jnp.exp(sinks - peak))
 
 
 def merged(found, axis):
@@ -83,6 +90,11 @@ def grouped(query, kv_heads):
     batch, block, heads, width = query.shape
     query = query.reshape(batch, block, kv_heads, heads // kv_heads, width).transpose(0, 2, 1, 3, 4)
     return query.reshape(batch, kv_heads, -1, width)
+
+
+def of_queries(sinks, query, kv_heads):
+    """What belongs to query heads `[K * G]` as `[K, M]` float32, for every query of a kv-head."""
+    return jnp.tile(sinks.astype(jnp.float32).reshape(kv_heads, -1), (1, query.shape[1]))
 
 
 def ungrouped(out, query):

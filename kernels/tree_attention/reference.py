@@ -6,6 +6,7 @@ import numpy as np
 def reference(
     query, key, value, cache_key, cache_value, length, *, visible=None, query_positions=None, key_positions=None,
     unseen=None, causal=True, scale, window=None, soft_cap=None, key_scale=None, value_scale=None,
+    sinks=None,
 ):  # fmt: skip
     """Takes what `tree_attention` takes, and returns `[B, T, K * G, H]` in float64."""
     exact = lambda x: np.asarray(x).astype(np.float64)
@@ -37,6 +38,7 @@ def reference(
         if keys:
             scores = np.stack(keys) @ query[b, t, n] * scale
             scores = scores if soft_cap is None else soft_cap * np.tanh(scores / soft_cap)
-            weights = np.exp(scores - scores.max())
-            out[b, t, n] = weights / weights.sum() @ np.stack(values)
+            sink = np.zeros(0) if sinks is None else exact(sinks)[n : n + 1]
+            weights = np.exp(np.concatenate([scores, sink]) - np.max(np.concatenate([scores, sink])))
+            out[b, t, n] = weights[: len(values)] / weights.sum() @ np.stack(values)
     return out

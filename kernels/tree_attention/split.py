@@ -30,6 +30,7 @@ AXES = Operands(
     unseen=("batch", "slots"),
     key_scale=("batch", "kv_heads", "slots"),
     value_scale=("batch", "kv_heads", "slots"),
+    sinks=("kv_heads", "tokens"),
 )
 """Logical axes of the operands of `attend`."""
 CACHE = ("cache_key", "cache_value", "unseen", "key_scale", "value_scale")
@@ -92,6 +93,5 @@ def _local(operands: Operands, *, axis, everyone, group, causal, scale, window, 
     cache = tuple(getattr(operands, name) for name in CACHE)
     # a prompt's first block finds an empty cache; all devices must agree on it, rows that others hold included
     used = jax.lax.pmax(jnp.max(operands.length), everyone) > 0
-    return finished(
-        jax.lax.cond(used, lambda found: ring.around(axis, cache, prefix, found), lambda found: found, found)
-    )
+    found = jax.lax.cond(used, lambda found: ring.around(axis, cache, prefix, found), lambda found: found, found)
+    return finished(found, operands.sinks)

@@ -91,6 +91,8 @@ def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False
     if operands.key_scale is not None:
         inputs["key_scale"] = operands.key_scale.astype(jnp.float32)[:, :, None], scales
         inputs["value_scale"] = operands.value_scale.astype(jnp.float32)[:, :, None], scales
+    if operands.sinks is not None and whole:
+        inputs["sinks"] = operands.sinks[:, :, None], spec((None, rows, 1), "k", 0, 0)
     results = [jax.ShapeDtypeStruct(queries.shape, jnp.float32)]
     if not whole:
         results += [jax.ShapeDtypeStruct((batch, heads, rows, 1), jnp.float32)] * 2
@@ -118,7 +120,7 @@ def _kernel(used_ref, first_ref, count_ref, *refs, names, ragged, scale, window,
     and sums so far.
 
     query `[M, H]`, key and value `[32 W, H]`, facts `[M, W or W + 1]`, cache_key and cache_value `[block, H]`, and where
-    given unseen, key_scale and value_scale `[1, block]`.
+    given unseen, key_scale and value_scale `[1, block]`, and sinks `[M, 1]`.
     """
     ref = dict(zip(names, refs, strict=False))
     out_ref, *stats = refs[len(names) : -3]
@@ -140,8 +142,10 @@ def _kernel(used_ref, first_ref, count_ref, *refs, names, ragged, scale, window,
     def own():
         seen = unpacked(ref["facts"][:, :words])
         scored = jnp.where(seen, capped(scores(ref["key"][...]), soft_cap), MASKED)
-        nothing = jnp.full(peak_ref.shape, MASKED, jnp.float32), jnp.zeros(total_ref.shape, jnp.float32)
-        _, sum_ref[...] = add(scored, ref["value"][...], None, nothing)
+        before = jnp.full(peak_ref.shape, MASKED, jnp.float32), jnp.zeros(total_ref.shape, jnp.float32)
+        if "sinks" in ref:  # a score that was met before all others
+            before = ref["sinks"][...], jnp.ones(total_ref.shape, jnp.float32)
+        _, sum_ref[...] = add(scored, ref["value"][...], None, before)
 
     @pl.when(block < count_ref[row])
     def prefix():

@@ -8,7 +8,7 @@ from specjax.kernels.tree_attention.parts import MASKED, Found, Operands, finish
 
 def attend(operands: Operands, **options) -> jax.Array:
     """See `api.attend_with`."""
-    return finished(find(operands, **options))
+    return finished(find(operands, **options), operands.sinks)
 
 
 def find(operands: Operands, *, scale, window, soft_cap) -> Found:

@@ -2,7 +2,7 @@
 a model is."""
 
 from specjax.models import gemma_text
-from specjax.models.families import glm, granite, llama, mixtral, olmo, phi3, qwen, smollm3
+from specjax.models.families import glm, gpt_oss, granite, llama, mixtral, olmo, phi3, qwen, smollm3
 from specjax.models.families.base import Family
 
 FAMILIES: dict[str, Family] = {
@@ -20,5 +20,6 @@ FAMILIES: dict[str, Family] = {
     "granitemoehybrid": granite.GRANITE_4,
     "phi3": phi3.PHI3,
     **gemma_text.FAMILIES,
+    "gpt_oss": gpt_oss.GPT_OSS,
 }
 """By `model_type`."""

@@ -20,7 +20,18 @@ TPUS = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")
 
 
 def layer_on(
-    topology, model, slots, capacity, *, split=(1, 1, 1), batch=4, past=0, options=None, dtype=None, holes=False
+    topology,
+    model,
+    slots,
+    capacity,
+    *,
+    split=(1, 1, 1),
+    batch=4,
+    past=0,
+    options=None,
+    dtype=None,
+    holes=False,
+    sinks=False,
 ):
     """One layer's attention, compiled for the first devices of a topology: rows over `data`, heads over `model`, cache slots
     over `context`."""
@@ -42,10 +53,11 @@ def layer_on(
         given((batch, slots, heads, width), jnp.bfloat16, None, "model"), new, new, cache, cache,
         given((batch,), jnp.int32), given((batch, slots, past + slots), bool), *positions,
         given((batch, capacity), bool, "context") if holes else None, *scales,
+        jax.ShapeDtypeStruct((heads,), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec("model"))) if sinks else None,
     )  # fmt: skip
 
     def layer(*arrays):
-        names = ("visible", "query_positions", "key_positions", "unseen", "key_scale", "value_scale")
+        names = ("visible", "query_positions", "key_positions", "unseen", "key_scale", "value_scale", "sinks")
         given = dict(zip(names, arrays[6:], strict=True))
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             return tree_attention(*arrays[:6], **given, scale=width**-0.5, implementation="pallas", **(options or {}))
@@ -103,15 +115,23 @@ def test_every_shape_compiles(topology, model, slots, capacity):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"options": {"window": 1024, "soft_cap": 50.0}, "capacity": 2000},
+        {"options": {"window": 1024, "soft_cap": 50.0}, "capacity": 2000, "sinks": True},
         {"past": 64, "slots": 64, "holes": True},
         {"dtype": jnp.int8},
         {"dtype": jnp.float8_e4m3fn},
         {"split": (2, 2, 1)},
-        {"split": (1, 2, 2), "options": {"window": 1024}, "holes": True},
+        {"split": (1, 2, 2), "options": {"window": 1024}, "holes": True, "sinks": True},
         {"split": (1, 1, 4), "dtype": jnp.int8},
     ],
-    ids=["window, cap, uneven", "past and holes", "int8", "fp8", "rows and heads", "heads and slots", "slots, int8"],
+    ids=[
+        "window, cap, uneven, sinks",
+        "past and holes",
+        "int8",
+        "fp8",
+        "rows and heads",
+        "heads, slots and sinks",
+        "slots, int8",
+    ],
 )
 def test_every_option_compiles(topology, settings):
     program = layer_on(topology, "llama-3-8b", **({"slots": 16, "capacity": 2048} | settings))

@@ -44,6 +44,11 @@ def holes(capacity):
     return jnp.asarray(np.random.default_rng(1).random((B, capacity)) < 0.4)
 
 
+def sinks(heads=K * G):
+    """Far below the scores, among them, and far above."""
+    return jnp.asarray(np.random.default_rng(2).normal(size=heads) * 9, jnp.float32)
+
+
 def quantised(cache, dtype):
     """A cache in 8 bits, and its scale for every slot and head; the garbage beyond the lengths is garbage still."""
     top = 127 if dtype == jnp.int8 else float(jnp.finfo(dtype).max)
@@ -74,6 +79,19 @@ def test_ragged_rows_and_a_query_that_sees_nothing(way):
 def test_a_past_of_several_words_a_window_a_cap_and_holes(way):
     operands, options = world(256, (256, 5, 131), past=61, group=1)
     check(operands, options | {"unseen": holes(256)}, way, window=100, soft_cap=2.0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sinks_take_their_part_and_have_no_value(way):
+    """Of every head its own, under a window; a query that sees nothing but its sink gets zeros."""
+    operands, options = world(256, (0, 129, 256), past=3)
+    options["visible"] = options["visible"].at[0, 2].set(False)
+    got = check(operands, options | {"sinks": sinks()}, way, window=100)
+    assert (got[0, 2] == 0).all()
+    none = plain(*operands, **options, window=100)
+    assert float(jnp.abs(got - none).max()) > 0.1
+    low = plain(*operands, **options, sinks=jnp.full(K * G, -1e4), window=100, implementation=way)
+    np.testing.assert_allclose(low, none, rtol=1e-5, atol=1e-5)
 
 
 def test_wide_heads_are_read_in_smaller_pieces_on_a_gpu():
@@ -169,12 +187,13 @@ def test_the_default_is_blocked_for_a_cache_here():
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("kind", ["blocked", None])
 def test_all_ways_have_one_gradient(kind, window):
-    """Under jit, of everything that can be differentiated: queries, own keys and values, and the cache."""
+    """Under jit, of everything that can be differentiated: sinks, queries, own keys and values, and the cache."""
     operands, options = world(300, (0, 129, 300))
 
     def gradients(kind):
-        loss = lambda *floats: (plain(*floats, operands[5], **options, window=window, implementation=kind) ** 2).sum()
-        return jax.jit(jax.grad(loss, argnums=range(5)))(*operands[:5])
+        run = functools.partial(plain, **options, window=window, implementation=kind)
+        loss = lambda sinks, *floats: (run(*floats, operands[5], sinks=sinks) ** 2).sum()
+        return jax.jit(jax.grad(loss, argnums=range(6)))(sinks() / 9, *operands[:5])
 
     for got, want in zip(gradients(kind), gradients("xla"), strict=True):
         assert float(jnp.abs(want).max()) > 0
@@ -217,6 +236,7 @@ def test_a_decoder_writes_the_same_with_kernels():
 def test_a_kernel_is_mapped_over_the_ambient_mesh():
     """Rows over `data`, heads over `model`."""
     operands, options = world(100, (0, 64, 100))
+    options["sinks"] = sinks()
     chips = np.array(jax.devices()[: B * K]).reshape(B, K)
     mesh = jax.sharding.Mesh(chips, ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     want = plain(*operands, **options, implementation="xla")
@@ -248,7 +268,7 @@ def test_split_slots_are_seen_where_they_lie(way, window):
     """A row within one shard, one that fills all, and an empty one; a query that sees nothing; holes; a past."""
     operands, options = world(96, (9, 96, 0), past=3)
     options["visible"] = options["visible"].at[2, 1].set(False)
-    options |= {"unseen": holes(96), "window": window}
+    options |= {"unseen": holes(96), "window": window, "sinks": sinks()}
     got = on("context=4,model=2", *operands, **options, implementation=way)
     np.testing.assert_allclose(got, reference(*operands, **options, scale=H**-0.5), rtol=1e-5, atol=1e-5)
     assert (got[2, 1] == 0).all()
@@ -269,7 +289,7 @@ def test_scales_of_split_slots():
 def test_a_split_block_goes_round(causal, window):
     operands, options = world(96, (9, 96, 0), block=24)
     del options["visible"]
-    options |= {"causal": causal, "window": window, "unseen": holes(96)}
+    options |= {"causal": causal, "window": window, "unseen": holes(96), "sinks": sinks()}
     got = on("context=4,model=2", *operands, **options, split=True)
     np.testing.assert_allclose(got, reference(*operands, **options, scale=H**-0.5), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(got, plain(*operands, **options, split=True), rtol=1e-5, atol=1e-5)  # without a mesh

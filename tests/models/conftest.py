@@ -49,6 +49,25 @@ GEMMA4 = {
         FULL: {"rope_type": "proportional", "rope_theta": 1000.0, "partial_rotary_factor": 0.25},
     },
 }
+GPT_OSS = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 7,
+    "swiglu_limit": 1.0,  # small, so that it matters
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 500.0,
+        "factor": 4.0,
+        "beta_fast": 8.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 16,
+    },
+    "attn_implementation": "eager",  # the others leave sinks out
+}
 EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
 INPUTS = {
     "num_hidden_layers": 5,
@@ -163,6 +182,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4": ("Gemma4Text", GEMMA | GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
     "gemma4_moe": ("Gemma4Text", GEMMA | GEMMA4 | EXPERTS),
     "gemma4_small": ("Gemma4Text", GEMMA | GEMMA4 | INPUTS),
+    "gpt_oss": ("GptOss", GPT_OSS),
 }
 
 
@@ -191,7 +211,7 @@ def build(name: str, folder: Path) -> Reference:
     config = getattr(transformers, f"{kind}Config")(**(SIZES | options))
     torch.manual_seed(len(name))
     model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).eval()
-    stored = {name for name, tensor in model.state_dict().items() if tensor.ndim == 1}
+    stored = {name for name, tensor in model.state_dict().items() if tensor.ndim == 1 or name.endswith("bias")}
     ones = (
         () if kind in ("Gemma2", "Gemma3Text") else ("norm.weight", "norm_1.weight", "norm_2.weight", "scalar", "scale")
     )

@@ -20,7 +20,7 @@ from specjax.sampling import Sampling
 STORIES = Path(__file__).parents[2].parent / "shared" / "data" / "stories260K"
 FAMILIES = (
     "llama2", "llama3", "mistral", "qwen2", "qwen3", "mixtral", "glm4_moe", "olmo2", "olmo3", "smollm3", "granite", "granite4",
-    "phi3", "gemma2", "gemma3", "gemma4", "gemma4_moe", "gemma4_small",
+    "phi3", "gemma2", "gemma3", "gemma4", "gemma4_moe", "gemma4_small", "gpt_oss",
 )  # fmt: skip
 LENGTHS = (3, 9, 14, 21, 1)
 NEW = 24
@@ -59,6 +59,9 @@ RAGGED = [(family, name) for family in FAMILIES for name in ("none", "static")] 
     ("gemma4_moe", "chain"),
     ("gemma4_small", "prompt_lookup"),
     ("gemma4_small", "chain"),
+    ("gpt_oss", "prompt_lookup"),
+    ("gpt_oss", "token_recycling"),
+    ("gpt_oss", "chain"),
 ]
 ALONE = (("llama2", "none"), ("llama3", "chain"), ("mistral", "fuse"), ("qwen2", "static"), ("qwen3", "prompt_lookup"))
 

@@ -1,0 +1,86 @@
+"""gpt-oss (OpenAI 2025, arXiv:2508.10925): attention sinks, biases, experts whose gates and inputs are clamped.
+
+Published folders hold the experts' weights in MXFP4 (`specjax.models.mxfp4`), those that transformers or `save` writes plain
+numbers; both are read.
+"""
+
+from typing import Any
+
+from specjax.models import hf_experts, hf_rope, mxfp4, weights
+from specjax.models.families import base
+from specjax.models.families.base import Family, Fields
+from specjax.models.fields import FULL, SLIDING, positive
+from specjax.models.llama_config import LlamaConfig
+from specjax.models.tensors import Tensor
+
+_ROPE = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
+_EXPERTS = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
+
+
+def _read(get: Fields) -> dict[str, Any]:
+    layers, types = get("num_hidden_layers"), get("layer_types")
+    types = [FULL if i % 2 else SLIDING for i in range(layers)] if types is None else types
+    experts = hf_experts.from_hf(
+        lambda name: get(_EXPERTS.get(name, name)), scoring="chosen",
+        swiglu_limit=positive("swiglu_limit", get("swiglu_limit")),
+        swiglu_alpha=positive("swiglu_alpha", get("swiglu_alpha")),
+    )  # fmt: skip
+    usual = lambda name: _ROPE if name == "rope_parameters" and not get(name) else get(name)
+    parts = base.attention_bias(get) | base.rope(usual) | base.windows(types, get("sliding_window"), layers)
+    return parts | {"norm": "wide", "attention_sinks": True, "experts": experts}
+
+
+def _write(config: LlamaConfig) -> dict[str, Any]:
+    c = config
+    out = {} if c.sliding_window is None else {"sliding_window": c.sliding_window}
+    out |= {
+        "layer_types": base.layer_types(c), "attention_bias": c.qkv_bias,
+        "rope_scaling": hf_rope.to_hf(c.rope_scaling) or {"rope_type": "default"},
+    }  # fmt: skip
+    if c.experts is None or c.experts.swiglu_limit is None:
+        return out
+    return out | {
+        "num_local_experts": c.experts.num_experts, "num_experts_per_tok": c.experts.num_experts_per_tok,
+        "swiglu_limit": c.experts.swiglu_limit, "swiglu_alpha": c.experts.swiglu_alpha,
+    }  # fmt: skip
+
+
+def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
+    """The Hugging Face name of a parameter; see `specjax.models.weights.Layout`."""
+    keys = [getattr(key, "key", key) for key in path]
+    match keys:
+        case ["layers", layer, "attention", "sinks"]:
+            return f"model.layers.{layer}.self_attn.sinks", False
+        case ["layers", layer, "mlp", "router", kind]:
+            return f"model.layers.{layer}.mlp.router.{'weight' if kind == 'kernel' else kind}", kind == "kernel"
+        case ["layers", layer, "mlp", "experts", name, kind]:
+            return f"model.layers.{layer}.mlp.experts.{name}_proj{'' if kind == 'kernel' else '_bias'}", False
+    return weights.hf_name(path)
+
+
+def text_tensors(tensors: dict[str, Tensor], config: LlamaConfig) -> dict[str, Tensor]:
+    """The tensors of a folder, packed ones as plain ones under the names that those have.
+
+    Raises:
+      ModelError: see `specjax.models.mxfp4.unpacked`.
+    """
+    packed = [name.removesuffix("_blocks") for name in tensors if name.endswith("_blocks")]
+    whole = {name: mxfp4.unpacked(tensors, name) for name in packed}
+    halves = {f"{name}_{part}" for name in packed for part in ("blocks", "scales")}
+    return {name: tensor for name, tensor in tensors.items() if name not in halves} | whole
+
+
+GPT_OSS = Family(
+    "GptOssForCausalLM",
+    {
+        "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5, "sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4, "swiglu_limit": 7.0,
+        "swiglu_alpha": 1.702, "attention_bias": True, "rope_theta": 150000.0,
+    },
+    _read, _write, layout=hf_name, text=text_tensors, packed=("mxfp4",),
+    note="experts in MXFP4 (`quantization_config`), which layers have a window (`layer_types`)",
+)  # fmt: skip

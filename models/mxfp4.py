@@ -1,0 +1,77 @@
+"""MXFP4 (OCP Microscaling Formats, version 1.0): numbers of four bits in blocks of 32, which share a power of two.
+
+A file has a tensor of blocks and one of scales for each weight. Some rows of an expert are read at a time, and made into plain
+numbers on their way to the array that they belong to.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from specjax.models import reading
+from specjax.models.errors import ModelError
+from specjax.models.tensors import Tensor
+
+BLOCK = 32
+"""Numbers that share a scale; two lie in a byte, the first in its low half."""
+ROWS = 512
+"""Rows of an expert that are read at a time."""
+_CODES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
+_BIAS = 127  # a scale is a float32's exponent
+_PAIRS = np.stack([np.r_[_CODES, -_CODES][np.arange(256) & 15], np.r_[_CODES, -_CODES][np.arange(256) >> 4]], axis=1)
+
+
+def decoded(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Numbers `[..., 32 * n]` in float32.
+
+    Args:
+      blocks: `[..., n, 16]` uint8.
+      scales: `[..., n]` uint8, powers of two above 2^-127.
+    """
+    pairs = np.ldexp(_PAIRS[blocks], (scales.astype(np.int32) - _BIAS)[..., None, None])
+    return pairs.reshape(*scales.shape[:-1], -1)
+
+
+def unpacked(tensors: dict[str, Tensor], name: str) -> Tensor:
+    """The tensor `[X, inputs, outputs]` that `NAME_blocks` `[X, outputs, inputs / 32, 16]` and `NAME_scales` hold.
+
+    Raises:
+      ModelError: where the two do not go together.
+    """
+    blocks, scales = (tensors.get(f"{name}_{part}") for part in ("blocks", "scales"))
+    if blocks is None or scales is None:
+        raise ModelError(f"the weights do not fit config.json: {name}_blocks and {name}_scales come together")
+    right = len(blocks.shape) == 4 and blocks.shape == (*scales.shape, BLOCK // 2)
+    if not right or {blocks.dtype, scales.dtype} != {"U8"}:
+        raise ModelError(
+            f"{name}_blocks {blocks.dtype} {list(blocks.shape)} and {name}_scales {scales.dtype} {list(scales.shape)} are no "
+            "blocks of 16 bytes with a scale each"
+        )
+    experts, outputs, groups = scales.shape
+    blocks = dataclasses.replace(blocks, shape=(experts, outputs, groups * BLOCK // 2))  # rows are read in one piece
+    # bfloat16 holds every one of its numbers
+    shape = (experts, groups * BLOCK, outputs)
+    return Tensor(name, blocks.file, "BF16", shape, 0, 0, functools.partial(_fill, blocks, scales))
+
+
+def _fill(blocks: Tensor, scales: Tensor, wanted: list[tuple[Any, np.ndarray]]) -> None:
+    """See `specjax.models.reading.fill`; boxes of the same part of an expert are read once."""
+    boxes: dict[reading.Box, list[np.ndarray]] = {}
+    for box, own in wanted:
+        boxes.setdefault(box, []).append(own)
+    for ((first, last), (start, stop), outputs), owns in boxes.items():
+        groups = start // BLOCK, -(-stop // BLOCK)
+        inside = slice(start - groups[0] * BLOCK, stop - groups[0] * BLOCK)
+        for expert in range(first, last):
+            for row in range(*outputs, ROWS):
+                rows = row, min(row + ROWS, outputs[1])
+                powers = np.empty((1, rows[1] - rows[0], groups[1] - groups[0]), np.uint8)
+                codes = np.empty((*powers.shape, BLOCK // 2), np.uint8)
+                bytes_of = groups[0] * BLOCK // 2, groups[1] * BLOCK // 2
+                reading.fill(blocks, [(((expert, expert + 1), rows, bytes_of), codes.reshape(1, len(codes[0]), -1))])
+                reading.fill(scales, [(((expert, expert + 1), rows, groups), powers)])
+                numbers = decoded(codes, powers)[0][:, inside].T
+                for own in owns:
+                    own[expert - first, :, rows[0] - outputs[0] : rows[1] - outputs[0]] = numbers.astype(own.dtype)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.models.grouped import grouped_dot
 from specjax.models.mlp import MLP
 
 Array = jax.Array
@@ -132,8 +133,8 @@ class Experts(nnx.Module):
         gate, up, down = (part.kernel[...] for part in (self.gate, self.up, self.down))
 
         def mlp(x, sizes):
-            inner = nnx.silu(jax.lax.ragged_dot(x, gate, sizes)) * jax.lax.ragged_dot(x, up, sizes)
-            return jax.lax.ragged_dot(inner, down, sizes)
+            inner = nnx.silu(grouped_dot(x, gate, sizes)) * grouped_dot(x, up, sizes)
+            return grouped_dot(inner, down, sizes)
 
         return mixed(x, weights, experts, gate.shape[0], mlp)
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.models.experts import ExpertsConfig, Kernel, mixed
+from specjax.models.grouped import grouped_dot
 from specjax.models.norms import RMSNorm, rms_norm
 
 Array = jax.Array
@@ -49,8 +50,8 @@ class Experts(nnx.Module):
         gate_up, down = self.gate_up.kernel[...], self.down.kernel[...]
 
         def mlp(x, sizes):
-            gate, up = jnp.split(jax.lax.ragged_dot(x, gate_up, sizes), 2, axis=-1)
-            return jax.lax.ragged_dot(nnx.gelu(gate) * up, down, sizes)
+            gate, up = jnp.split(grouped_dot(x, gate_up, sizes), 2, axis=-1)
+            return grouped_dot(nnx.gelu(gate) * up, down, sizes)
 
         return mixed(x, weights, experts, gate_up.shape[0], mlp)
 

@@ -95,13 +95,12 @@ def test_a_prefix_that_rows_go_on_from():
     prompts = batch().prompts
     rows = dataclasses.replace(batch(), prompts=tuple(prompts[2][:30] + own for own in prompts))
     both, found = {"target": params, "draft": None}, []
-    for ahead in (None, AHEAD):
-        decoder = specjax.speculative(lm, DRAFTERS["prompt_lookup"])
+    for ahead, prefix in ((None, 0), (32, 30)):  # a prefix of thirty tokens is read in one part
+        decoder = specjax.speculative(lm, DRAFTERS["none"])
         decoder = dataclasses.replace(decoder, target=dataclasses.replace(lm, ahead=ahead))
-        for prefix in (0, 30):
-            state = start(decoder, rows, model=both, capacity=128, width=WIDTH, prefix=prefix)
-            found.append(texts(specjax.decoder.run(decoder, both, state)))
-    assert found == found[:1] * 4
+        state = start(decoder, rows, model=both, capacity=128, width=WIDTH, prefix=prefix)
+        found.append(texts(specjax.decoder.run(decoder, both, state)))
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow

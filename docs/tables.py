@@ -9,12 +9,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from specjax.about import abouts
-from specjax.models import LlamaConfig, hf_config
+from specjax.models import LlamaConfig, LlamaLM, hf_config
 from specjax.models.families.table import FAMILIES
 from specjax.models.families.unsupported import UNSUPPORTED
+from specjax.models.published_configs import CONFIGS
 from specjax.spec import registry
 from specjax.spec.registry import Entry
+from specjax.speculative import speculative
 from specjax.warpers import WARPERS
 
 FOLDER = Path(__file__).resolve().parent
@@ -27,6 +32,7 @@ NEEDS = {
     "guide": "an autoregressive model of the same vocabulary",
     "filter": "a trained filter",
 }
+WINDOWED = "openai/gpt-oss-20b", "openai/gpt-oss-120b", "google/gemma-2-27b-it", "google/gemma-3-27b-it"
 BATCHES = 1, 2, 4, 8, 32
 BEGIN = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
@@ -146,6 +152,22 @@ def refused() -> Iterator[tuple[str, ...]]:
         yield ", ".join(f"`{name}`" for name in names), why
 
 
+def rings() -> Iterator[tuple[str, ...]]:
+    """Bytes of a row's cache of 32,768 tokens, whole and with rings."""
+    tokens, dtype = 32768, jnp.bfloat16
+    yield "model", "layers with a window", "window", "whole cache", "with rings"
+    for name in WINDOWED:
+        lm = LlamaLM(hf_config.from_hf(CONFIGS[name]))
+        windows = [lm.config.window(i) for i in range(lm.num_layers)]
+        sizes = []
+        for rings in (False, True):
+            target = speculative(lm, rings=rings).target
+            cache = jax.eval_shape(lambda target=target: target.init_cache(1, tokens, dtype))
+            sizes.append(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache)))
+        several = f"{sum(window is not None for window in windows)} of {len(windows)}"
+        yield f"`{name}`", several, str(lm.config.sliding_window), *(f"{size / 1e9:.2f} GB" for size in sizes)
+
+
 def _norms(config: LlamaConfig) -> str:
     kinds = {"rounded": "rounded, times w", "wide": "times w in float32", "offset": "times 1 + w in float32"}
     more = {
@@ -224,6 +246,7 @@ TABLES = {
     "policies": policies,
     "families": families,
     "refused": refused,
+    "rings": rings,
 }
 
 

@@ -149,7 +149,7 @@ class Affine(nnx.Module):
     def __call__(self, x: Array, sizes: Array) -> Array:
         """Tokens sorted by expert, `sizes` `[X]` of which each has."""
         bias = jnp.repeat(self.bias[...], sizes, axis=0, total_repeat_length=x.shape[0])
-        return jax.lax.ragged_dot(x, self.kernel[...], sizes) + bias
+        return grouped_dot(x, self.kernel[...], sizes) + bias
 
 
 class ClampedExperts(nnx.Module):

@@ -17,13 +17,31 @@ Array = jax.Array
 class KVCache(Pretty):
     """Keys and values of the committed tokens; slot s of a row holds position s.
 
+    A layer whose S is less than the capacity has a ring: position p lies in slot p mod S, over that of p - S. A block that
+    begins at position n sees the window before it, so that a ring has those for certain where no commit wrote more than
+    `ahead` positions from n on, and S is at least the window and `ahead` together: what was rejected, or lies behind a prompt,
+    has then taken the place of what no query sees any more. A row whose length goes back further has lost its window.
+
     Attributes:
       key: a tuple over layers of `[B, K, S, H]`, those that read another's keys and values left out.
       value: as `key`.
+      capacity: static, how many positions a row may have; 0 where no layer has a ring.
+      ahead: static, see above.
     """
 
     key: tuple[Array, ...]
     value: tuple[Array, ...]
+    capacity: int = dataclasses.field(default=0, metadata={"static": True})
+    ahead: int = dataclasses.field(default=0, metadata={"static": True})
+
+    def layer(self, index: int, length: Array) -> tuple[Array, ...]:
+        """The keys and values of a layer, and of a ring the positions `[B, S]` of its slots behind `length` `[B]` tokens."""
+        key, value = self.key[index], self.value[index]
+        slots = key.shape[2]
+        if slots >= self.capacity:
+            return key, value
+        last = length[:, None] - 1
+        return key, value, last - (last - jnp.arange(slots)[None]) % slots
 
 
 @jax.tree_util.register_dataclass
@@ -42,12 +60,23 @@ class KVDelta(Pretty):
     positions: Array
 
 
-def init_kv(config: Any, batch: int, capacity: int, dtype: Any) -> KVCache:
-    """An empty cache of `capacity` slots a row for the layers of a `LlamaConfig` that have keys and values."""
-    kinds = [config.at(i) for i in range(config.num_hidden_layers) if config.source(i) == i]
-    shapes = [(batch, kind.num_key_value_heads, capacity, kind.head_dim) for kind in kinds]
+def init_kv(config: Any, batch: int, capacity: int, dtype: Any, ahead: int | None = None) -> KVCache:
+    """An empty cache of `capacity` slots a row for the layers of a `LlamaConfig` that have keys and values.
+
+    Args:
+      config: which.
+      batch: B.
+      capacity: how many positions a row may have.
+      dtype: of keys and values.
+      ahead: where given, layers with a window have rings of the window and so many slots, see `KVCache`.
+    """
+    owners = [i for i in range(config.num_hidden_layers) if config.source(i) == i]
+    full = lambda i: ahead is None or config.window(i) is None
+    slots = {i: capacity if full(i) else min(capacity, config.window(i) + ahead) for i in owners}
+    kinds = {i: config.at(i) for i in owners}
+    shapes = [(batch, kind.num_key_value_heads, slots[i], kind.head_dim) for i, kind in kinds.items()]
     make = lambda: tuple(jnp.zeros(shape, dtype) for shape in shapes)
-    return KVCache(make(), make())
+    return KVCache(make(), make()) if ahead is None else KVCache(make(), make(), capacity, ahead)
 
 
 def kv_axes(cache: KVCache) -> KVCache:
@@ -56,10 +85,35 @@ def kv_axes(cache: KVCache) -> KVCache:
 
 
 def commit_kv(cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> KVCache:
-    """See `specjax.lm.LM.commit`."""
+    """See `specjax.lm.LM.commit`.
+
+    Raises:
+      ValueError: where a ring would be written further ahead than it has room for.
+    """
     layers = len(cache.key)
-    written = kv_commit((*cache.key, *cache.value), (*delta.key, *delta.value), src, dst)
-    return KVCache(written[:layers], written[layers:])
+    old, new = (*cache.key, *cache.value), (*delta.key, *delta.value)
+    written = list(old)
+    for slots in dict.fromkeys(x.shape[2] for x in old):
+        own = [i for i, x in enumerate(old) if x.shape[2] == slots]
+        at = (
+            _around(cache, slots, (delta.positions if src is None else src).shape[1], dst)
+            if slots < cache.capacity
+            else dst
+        )
+        for i, leaf in zip(own, kv_commit([old[i] for i in own], [new[i] for i in own], src, at), strict=True):
+            written[i] = leaf
+    return dataclasses.replace(cache, key=tuple(written[:layers]), value=tuple(written[layers:]))
+
+
+def _around(cache: KVCache, slots: int, count: int, dst: Array) -> Array:
+    """The slots `[B, M]` of a ring for what a commit calls `dst`; those to drop are out of range."""
+    if count > cache.ahead:
+        raise ValueError(
+            f"layers with a window keep {cache.ahead} slots besides it, and are written as many tokens at a time, not {count}"
+        )
+    positions = dst[:, None] + jnp.arange(count)[None] if dst.ndim == 1 else dst
+    inside = (positions >= 0) & (positions < cache.capacity)
+    return jnp.where(inside, positions % slots, slots)
 
 
 def stack_past(past: KVDelta | None, delta: KVDelta) -> KVDelta:

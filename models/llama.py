@@ -77,7 +77,8 @@ class Attention(nnx.Module):
 
     def __call__(self, x, rope, block: Block, cache, past, positions, shared=None):
         """`cache`, `past` are this layer's (key, value) pairs or None; of a layer that shares those of another, that one's, and
-        `shared` is its pair of the block. Returns the output and the block's (key, value)."""
+        `shared` is its pair of the block. Of a ring, `cache` has the positions of its slots too (`KVCache.layer`). Returns
+        the output and the block's (key, value)."""
         c = self.config
         batch, length, _ = x.shape
         q = self.q_wide_norm(self.q(x)) if c.qk_wide_norm else self.q(x)
@@ -88,16 +89,18 @@ class Attention(nnx.Module):
         if past is not None:
             keys = jnp.concatenate([past[0], k], axis=1)
             values = jnp.concatenate([past[1], v], axis=1)
+        cache_key, cache_value, *held = (None, None) if cache is None else cache
         out = tree_attention(
             q,
             keys,
             values,
-            None if cache is None else cache[0],
-            None if cache is None else cache[1],
+            cache_key,
+            cache_value,
             block.length,
             visible=block.visible,
             query_positions=block.positions,
             key_positions=positions,
+            cache_positions=held[0] if held else None,
             unseen=block.unseen,
             causal=block.causal,
             split=block.split,
@@ -203,12 +206,15 @@ class LlamaLM:
       kv_copies: copies of every kv-head, side by side in parameters and cache (`specjax.models.kv_heads`).
       layer_cast: whether all but the stored parameters is float32: each weight is widened where it is used, inputs and cache
         are float32, and products have their full precision (LayerCast, Yuan et al. 2025, arXiv:2506.09501).
+      ahead: where given, layers with a window keep that and so many tokens besides, in a ring (`specjax.models.kv.KVCache`),
+        for whoever writes at most so many ahead of a row's text and never goes back further; None: every layer keeps all.
     """
 
     config: LlamaConfig
     attention: Implementation | None = None
     kv_copies: int = 1
     layer_cast: bool = False
+    ahead: int | None = None
 
     def _precisely(self) -> Any:
         return jax.default_matmul_precision("highest") if self.layer_cast else contextlib.nullcontext()
@@ -326,7 +332,7 @@ class LlamaLM:
             if source < i and source not in own:
                 raise ValueError(f"layer {i} reads the keys of layer {source}: give layers() what that made as `below`")
             with jax.named_scope(f"layer_{i}"), self._precisely():
-                layer_cache = None if cache is None else (cache.key[source], cache.value[source])
+                layer_cache = None if cache is None else cache.layer(source, block.length)
                 layer_past = None if past is None else (past.key[source], past.value[source])
                 left_out = None if skip is None else skip[i]
                 h = split_tokens(h) if block.split else h
@@ -367,7 +373,7 @@ class LlamaLM:
 
     def init_cache(self, batch: int, capacity: int, dtype: Any = jnp.float32) -> KVCache:
         """An empty cache of `capacity` slots a row."""
-        return init_kv(self.laid_out, batch, capacity, jnp.float32 if self.layer_cast else dtype)
+        return init_kv(self.laid_out, batch, capacity, jnp.float32 if self.layer_cast else dtype, self.ahead)
 
     def begin(self, params: Any, cache: KVCache, lengths: Array) -> KVCache:
         """See `specjax.lm.LM.begin`: the cache as it is."""

@@ -39,6 +39,16 @@ _GEMMA2 = {
     "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "vocab_size": 256000, "num_key_value_heads": 16,
     "head_dim": 128, "query_pre_attn_scalar": 144, "sliding_window": 4096, "max_position_embeddings": 8192,
 }  # fmt: skip
+_GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "vocab_size": 201088, "hidden_size": 2880,
+    "intermediate_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_experts_per_tok": 4,
+    "sliding_window": 128, "swiglu_limit": 7.0, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0, "attention_bias": True, "tie_word_embeddings": False,
+    "rope_scaling": {
+        "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+}  # fmt: skip
 _GEMMA3 = {
     "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "vocab_size": 262208, "num_key_value_heads": 16,
     "head_dim": 128, "query_pre_attn_scalar": 168, "sliding_window": 1024, "max_position_embeddings": 131072,
@@ -59,6 +69,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen/Qwen3-235B-A22B": _sized(_QWEN_MOE, 4096, 12288, 94, 64),
     "google/gemma-2-27b-it": _sized(_GEMMA2, 4608, 36864, 46, 32),
     "google/gemma-3-27b-it": _sized(_GEMMA3, 5376, 21504, 62, 32),
+    "openai/gpt-oss-20b": _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
+    "openai/gpt-oss-120b": _GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128},
     "inclusionAI/LLaDA-MoE-7B-A1B-Instruct": _LLADA_MOE,
     "inclusionAI/LLaDA2.0-mini": _LLADA2,
 }

@@ -258,10 +258,10 @@ class Speculative(Decoder):
             tokens = jnp.take(state.tokens, columns, axis=1, mode="clip")
             positions = jnp.broadcast_to(columns[None], tokens.shape)
             real = positions < state.length[:, None] - 1
-            # every row writes the same slots; those past its prompt are garbage that its length hides
+            # behind its prompt a row writes garbage that its length hides, and never far behind
             block = Block(tokens, positions, jnp.minimum(start, state.length - 1), split=True)
             output = self.target(params["target"], block, cache, wants=self.drafter.prefill_wants)
-            cache = self.target.commit(cache, output.delta, None, jnp.full((tokens.shape[0],), start))
+            cache = self.target.commit(cache, output.delta, None, block.length)
             following = jnp.take(state.tokens, columns + 1, axis=1, mode="clip")
             return cache, self.drafter.prefill(params, draft, Chunk(block, real, following), output)
 
@@ -413,18 +413,37 @@ def speculative(
     logprobs: bool = False,
     mesh: jax.sharding.Mesh | None = None,
     logits_processors: Sequence[Processor] = (),
+    rings: bool = False,
 ) -> Speculative:
     """A decoder from its parts; plain decoding without a drafter. `mesh` is one that `specjax.sharding.make_mesh` takes.
 
+    With `rings`, layers of the target that have a window keep in the cache what a step sees of the text, and not all of it;
+    the text is the same. It is for rows that go on only: where a caller sets a row's `length` back, the window is lost.
+
     Raises:
       ValueError: if the drafter cannot serve the target, or the verifier cannot judge the drafter; on a mesh of other axes, or
-        processors that return no logits.
+        processors that return no logits; on `rings` of a target that has none.
     """
     drafter = (drafter or NoDrafter()).bind(target)
+    mesh = make_mesh(mesh)
+    if rings:
+        target = _with_rings(target, max(drafter.depth + 1, parts(mesh, "tokens") * PREFILL_WIDTHS[-1]))
     verifier = (verifier or Coupled()).bind(target)
     verifier.check(drafter)
     processors = checked(logits_processors, target.vocab_size)
-    return Speculative(target, drafter, verifier, logprobs, make_mesh(mesh), processors)
+    return Speculative(target, drafter, verifier, logprobs, mesh, processors)
+
+
+def has_rings(target: LM) -> bool:
+    """Whether `speculative(rings=True)` takes a target; one that reads another text beside its own keeps everything."""
+    return dataclasses.is_dataclass(target) and "ahead" in {field.name for field in dataclasses.fields(target)}
+
+
+def _with_rings(target: Any, ahead: int) -> Any:
+    """The target with caches for a step or a part of a prompt that writes so many tokens at once."""
+    if not has_rings(target):
+        raise ValueError(f"a {type(target).__name__} keeps all of every layer's cache: leave rings out")
+    return dataclasses.replace(target, ahead=ahead)
 
 
 def output_is_tree(output: Output, nodes: int) -> bool:

@@ -24,6 +24,7 @@ def tree_attention(
     visible: jax.Array | None = None,
     query_positions: jax.Array | None = None,
     key_positions: jax.Array | None = None,
+    cache_positions: jax.Array | None = None,
     unseen: jax.Array | None = None,
     causal: bool = True,
     split: bool = False,
@@ -49,6 +50,8 @@ def tree_attention(
       visible: `[B, T, P + T]` bool, or None for `causal`/full.
       query_positions: `[B, T]` int32, read only under a `window`.
       key_positions: `[B, P + T]` int32, read only under a `window`.
+      cache_positions: `[B, S]` int32, the position that each cache slot below `length` holds, where that is not its own number
+        (a ring, `specjax.models.kv`); only under a `window`, whose queries alone it decides about.
       unseen: `[B, S]` bool, cache slots below `length` that no query sees: holes, where the block holds newer keys.
       causal: without `visible`, whether a query sees later keys of its own block.
       split: whether the ambient mesh may split the queries over its axis `context`. Where it does, and divides T and S, keys
@@ -71,9 +74,9 @@ def tree_attention(
       `[B, T, K * G, H]` in the query's type. A query that sees nothing gets zeros.
 
     Raises:
-      ValueError: on an unknown implementation, or one other than `xla` without a cache; on one scale without the other; on a
-        mask of a `split` block; and where `pallas` is named, when the program is lowered for a platform or shapes that it
-        cannot serve.
+      ValueError: on an unknown implementation, or one other than `xla` without a cache; on one scale without the other; on
+        `cache_positions` without a window; on a mask of a `split` block; and where `pallas` is named, when the program is
+        lowered for a platform or shapes that it cannot serve.
     """
     if implementation is not None and implementation not in get_args(Implementation):
         raise ValueError(
@@ -83,6 +86,8 @@ def tree_attention(
         raise ValueError(f"{implementation} tree attention reads a cache, and there is none: choose 'xla' or None")
     if (key_scale is None) != (value_scale is None):
         raise ValueError("tree_attention needs the scales of keys and of values together, or neither")
+    if cache_positions is not None and window is None:
+        raise ValueError("cache_positions of tree_attention are of a ring, which only attention with a window can read")
     if split and visible is not None:
         raise ValueError("a split block of tree_attention is causal or full: give visible or split, not both")
     splits = split and ring.splits(query, key, cache_key)
@@ -91,7 +96,7 @@ def tree_attention(
     operands = Operands(
         grouped(query, key.shape[2]), key.swapaxes(1, 2), value.swapaxes(1, 2), cache_key, cache_value, length, visible,
         query_positions, key_positions if splits else None, unseen, key_scale, value_scale,
-        None if sinks is None else of_queries(sinks, query, key.shape[2]),
+        None if sinks is None else of_queries(sinks, query, key.shape[2]), cache_positions,
     )  # fmt: skip
     options = {"scale": scale, "window": window, "soft_cap": soft_cap}
     if splits:

@@ -51,10 +51,12 @@ def prefix(found: Found, operands: Operands, *, scale, window, soft_cap) -> Foun
         start = jnp.minimum(i * size, capacity - size)  # the last block may begin inside the one before
         cut = lambda x, axis: None if x is None else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
         slots = start + jnp.arange(size)[None]
-        seen = prefix_visible(slots, o.length, o.query_positions, cut(o.unseen, 1), window) & (slots >= i * size)[None]
+        seen = prefix_visible(slots, o.length, o.query_positions, cut(o.unseen, 1), window, cut(o.cache_positions, 1))
+        seen = seen & (slots >= i * size)[None]
         scored = scores(o.queries, cut(o.cache_key, 2), seen, scale, soft_cap, cut(o.key_scale, 2))
         return add(found, scored, cut(o.cache_value, 2), cut(o.value_scale, 2), o.value.dtype)
 
-    first = 0 if window is None else jnp.maximum(jnp.min(o.query_positions) - window + 1, 0) // size
+    near = window is not None and o.cache_positions is None  # the slots of a ring are in no order
+    first = 0 if not near else jnp.maximum(jnp.min(o.query_positions) - window + 1, 0) // size
     last = -(-jnp.max(jnp.minimum(o.length, capacity)) // size)
     return jax.lax.fori_loop(first, last, read, found)

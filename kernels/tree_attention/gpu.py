@@ -63,7 +63,7 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
 
     used = jnp.minimum(operands.length, capacity)
     first = jnp.zeros_like(used)
-    if window is not None:
+    if window is not None and operands.cache_positions is None:
         first = jnp.maximum(jnp.min(query_positions, axis=1) - window + 1, 0) // block * block
     blocks = pl.cdiv(jnp.maximum(used - first, 0), block)
     ranges = jnp.stack(
@@ -87,6 +87,8 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
         inputs["positions"] = positions[:, :, None], pl.BlockSpec((None, tile, 1), lambda b, k, p: (b, p % tiles, 0))
     if operands.unseen is not None:
         inputs["unseen"] = operands.unseen.astype(jnp.int8), pl.BlockSpec((None, capacity), lambda b, k, p: (b, 0))
+    if operands.cache_positions is not None:
+        inputs["cache_positions"] = operands.cache_positions, pl.BlockSpec((None, capacity), lambda b, k, p: (b, 0))
     if operands.key_scale is not None:
         inputs["key_scale"] = operands.key_scale, whole(operands.key_scale)
         inputs["value_scale"] = operands.value_scale, whole(operands.value_scale)
@@ -127,8 +129,8 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
 def _kernel(*refs, names, tiles, block, scale, window, soft_cap, plain):
     """Refs in the order of `names`, then this part's peak `[M, 1]`, total `[M, 1]` and weighted sum `[M, H]`.
 
-    ranges `[3]`, query `[M, H]`, cache_key and cache_value `[S, H]`, and where given positions `[M, 1]`, unseen `[S]`,
-    key_scale and value_scale `[S]`.
+    ranges `[3]`, query `[M, H]`, cache_key and cache_value `[S, H]`, and where given positions `[M, 1]`, unseen,
+    cache_positions, key_scale and value_scale `[S]`.
     """
     ref = dict(zip(names, refs, strict=False))
     peak_ref, total_ref, sum_ref = refs[len(names) :]
@@ -159,7 +161,8 @@ def _kernel(*refs, names, tiles, block, scale, window, soft_cap, plain):
         if "unseen" in ref:
             seen = seen & (load("unseen") == 0)[None]
         if window is not None:
-            seen = seen & (ref["positions"][...] - slots[None] < window)
+            held = load("cache_positions") if "cache_positions" in ref else slots
+            seen = seen & (ref["positions"][...] - held[None] < window)
         found, weights, keep = running(carry[:2], jnp.where(seen, capped(scored, soft_cap), MASKED))
         if value_scale is not None:
             weights = weights * value_scale

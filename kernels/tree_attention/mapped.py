@@ -30,6 +30,7 @@ AXES = Operands(
     key_scale=("batch", "kv_heads", "slots"),
     value_scale=("batch", "kv_heads", "slots"),
     sinks=("kv_heads", None),
+    cache_positions=("batch", "slots"),
 )
 """Logical axes of the operands of `api.attend_with`."""
 
@@ -52,6 +53,12 @@ def slots_axis(mesh, operands):
         return None
     axis = partition(mesh, AXES.cache_key, operands.cache_key.shape, {})[2]
     return None if axis is None or mesh.shape[axis] == 1 else axis
+
+
+def numbered(operands, first):
+    """The queries' positions as slots that begin at `first` are compared with: in their own numbering, but for a ring's."""
+    positions = operands.query_positions
+    return positions if positions is None or operands.cache_positions is not None else positions - first
 
 
 def per_device(way, mesh, **options):
@@ -98,7 +105,7 @@ def over_slots(way, mesh, **options):
             own = dataclasses.replace(
                 own,
                 length=jnp.clip(own.length - part * size, 0, size),
-                query_positions=None if own.query_positions is None else own.query_positions - part * size,
+                query_positions=numbered(own, part * size),
                 visible=own.visible & (part == 0),  # the block's own keys count once
             )
             return finished(merged(way.find(own, **options), axis), own.sinks)

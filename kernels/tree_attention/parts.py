@@ -31,6 +31,7 @@ class Operands:
       unseen: `[B, S]` bool, holes in the cache, or None.
       key_scale: `[B, K, S]`, of a quantised cache, or None.
       value_scale: as `key_scale`.
+      cache_positions: `[B, S]` int32, of a ring, or None: slot s holds position s.
       sinks: `[K, M]` float32, a score without a value that every query meets once, or None.
     """
 
@@ -47,6 +48,7 @@ class Operands:
     key_scale: Any = None
     value_scale: Any = None
     sinks: Any = None
+    cache_positions: Any = None
 
 
 class Found(NamedTuple):
@@ -114,11 +116,13 @@ def own_visible(block, keys, visible, query_positions, key_positions, causal, wi
     return visible
 
 
-def prefix_visible(slots, length, query_positions, unseen, window):
-    """Which cache `slots` `[1, S]` a query sees, `[B, T or 1, S]` bool; none of those in `unseen` `[B, S]`."""
+def prefix_visible(slots, length, query_positions, unseen, window, positions=None):
+    """Which cache `slots` `[1, S]`, that hold `positions` `[B, S]` or those of their numbers, a query sees, `[B, T or 1, S]`
+    bool; none of those in `unseen` `[B, S]`."""
     seen = (slots < length[:, None])[:, None, :]
     seen = seen if unseen is None else seen & ~unseen[:, None, :]
-    return seen if window is None else seen & (query_positions[:, :, None] - slots[None] < window)
+    held = slots if positions is None else positions
+    return seen if window is None else seen & (query_positions[:, :, None] - held[:, None] < window)
 
 
 def capped(scores, soft_cap):

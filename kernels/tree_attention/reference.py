@@ -6,7 +6,7 @@ import numpy as np
 def reference(
     query, key, value, cache_key, cache_value, length, *, visible=None, query_positions=None, key_positions=None,
     unseen=None, causal=True, scale, window=None, soft_cap=None, key_scale=None, value_scale=None,
-    sinks=None,
+    sinks=None, cache_positions=None,
 ):  # fmt: skip
     """Takes what `tree_attention` takes, and returns `[B, T, K * G, H]` in float64."""
     exact = lambda x: np.asarray(x).astype(np.float64)
@@ -27,7 +27,9 @@ def reference(
         near = lambda position, b=b, t=t: window is None or at[b, t] - position < window
         keys, values = [], []
         for s in range(min(int(length[b]), cache_key.shape[2])):
-            if near(s) and not (unseen is not None and unseen[b, s]):
+            if near(s if cache_positions is None else int(cache_positions[b, s])) and not (
+                unseen is not None and unseen[b, s]
+            ):
                 keys.append(cache_key[b, k, s])
                 values.append(cache_value[b, k, s])
         for i in range(past + block):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from specjax.kernels.ring_attention import ring
 from specjax.kernels.tree_attention import blocked
-from specjax.kernels.tree_attention.mapped import specs
+from specjax.kernels.tree_attention.mapped import numbered, specs
 from specjax.kernels.tree_attention.parts import Operands, finished, nothing
 from specjax.sharding.ambient import known_mesh
 from specjax.sharding.rules import RULES
@@ -31,9 +31,10 @@ AXES = Operands(
     key_scale=("batch", "kv_heads", "slots"),
     value_scale=("batch", "kv_heads", "slots"),
     sinks=("kv_heads", "tokens"),
+    cache_positions=("batch", "slots"),
 )
 """Logical axes of the operands of `attend`."""
-CACHE = ("cache_key", "cache_value", "unseen", "key_scale", "value_scale")
+CACHE = ("cache_key", "cache_value", "unseen", "key_scale", "value_scale", "cache_positions")
 """The operands that go round with the slots that they are of."""
 
 
@@ -82,10 +83,8 @@ def _local(operands: Operands, *, axis, everyone, group, causal, scale, window, 
     def prefix(found, held, owner):
         first = owner * slots  # a slot is one of the part's own numbering, and so is what it is compared with
         length = jnp.clip(operands.length - first, 0, slots)
-        positions = None if query_positions is None else query_positions - first
-        part = dataclasses.replace(
-            operands, **dict(zip(CACHE, held, strict=True)), length=length, query_positions=positions
-        )
+        part = dataclasses.replace(operands, **dict(zip(CACHE, held, strict=True)), length=length)
+        part = dataclasses.replace(part, query_positions=numbered(part, first))
         return blocked.prefix(found, part, scale=scale, window=window, soft_cap=soft_cap)
 
     held = operands.key, operands.value, operands.key_positions

@@ -59,7 +59,7 @@ def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False
 
     used = jnp.minimum(operands.length, capacity)
     first = jnp.zeros_like(used)
-    if window is not None:
+    if window is not None and operands.cache_positions is None:
         first = jnp.maximum(jnp.min(query_positions, axis=1) - window + 1, 0) // size
     count = jnp.maximum(pl.cdiv(used, size) - first, 0)  # blocks that a row reads
 
@@ -88,6 +88,8 @@ def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False
     }
     if operands.unseen is not None:
         inputs["unseen"] = operands.unseen.astype(jnp.int32)[:, None], spec((None, 1, size), "b", 0, "s")
+    if operands.cache_positions is not None:
+        inputs["cache_positions"] = operands.cache_positions[:, None], spec((None, 1, size), "b", 0, "s")
     if operands.key_scale is not None:
         inputs["key_scale"] = operands.key_scale.astype(jnp.float32)[:, :, None], scales
         inputs["value_scale"] = operands.value_scale.astype(jnp.float32)[:, :, None], scales
@@ -120,7 +122,7 @@ def _kernel(used_ref, first_ref, count_ref, *refs, names, ragged, scale, window,
     and sums so far.
 
     query `[M, H]`, key and value `[32 W, H]`, facts `[M, W or W + 1]`, cache_key and cache_value `[block, H]`, and where
-    given unseen, key_scale and value_scale `[1, block]`, and sinks `[M, 1]`.
+    given unseen, cache_positions, key_scale and value_scale `[1, block]`, and sinks `[M, 1]`.
     """
     ref = dict(zip(names, refs, strict=False))
     out_ref, *stats = refs[len(names) : -3]
@@ -156,7 +158,8 @@ def _kernel(used_ref, first_ref, count_ref, *refs, names, ragged, scale, window,
         if "unseen" in ref:
             seen = seen & (ref["unseen"][...] == 0)
         if window is not None:
-            seen = seen & (ref["facts"][:, words:] - slots < window)
+            held = ref["cache_positions"][...] if "cache_positions" in ref else slots
+            seen = seen & (ref["facts"][:, words:] - held < window)
         key_scale = value_scale = None
         if "key_scale" in ref:
             key_scale, value_scale = ref["key_scale"][...], ref["value_scale"][...]

@@ -18,7 +18,7 @@ def find(operands: Operands, *, scale, window, soft_cap) -> Found:
     laid = own
     if o.cache_key is not None:
         slots = jnp.arange(o.cache_key.shape[2])[None]
-        seen = prefix_visible(slots, o.length, o.query_positions, o.unseen, window)
+        seen = prefix_visible(slots, o.length, o.query_positions, o.unseen, window, o.cache_positions)
         laid = jnp.concatenate([scores(o.queries, o.cache_key, seen, scale, soft_cap, o.key_scale), own], axis=-1)
     peak = jax.lax.stop_gradient(laid.max(axis=-1, keepdims=True))
     weights = jnp.where(laid > MASKED / 2, jnp.exp(laid - peak), 0.0)

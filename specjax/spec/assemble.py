@@ -13,7 +13,7 @@ from specjax.spec.companions import Stored, shipped_name
 from specjax.spec.passes import SETTINGS, target_of
 from specjax.spec.registry import build_drafter, build_verifier, make_cache, make_sampler, make_unmask, tree_of
 from specjax.spec.searching import NAMES, asked, searching, thinking, way_of
-from specjax.speculative import speculative
+from specjax.speculative import has_rings, speculative
 from specjax.verify import Verifier
 
 DEFAULT_DRAFTER = "prompt_lookup"
@@ -251,6 +251,7 @@ def _autoregressive(model, plan, mesh, rows):
         logprobs=plan.logprobs,
         mesh=mesh,
         logits_processors=plan.logits_processors,
+        rings=has_rings(target),
     )
     params = {"target": target_params, "draft": draft_params}
     params |= {} if verify_params is None else {"verify": verify_params}

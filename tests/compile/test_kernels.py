@@ -20,19 +20,9 @@ TPUS = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")
 
 
 def layer_on(
-    topology,
-    model,
-    slots,
-    capacity,
-    *,
-    split=(1, 1, 1),
-    batch=4,
-    past=0,
-    options=None,
-    dtype=None,
-    holes=False,
-    sinks=False,
-):
+    topology, model, slots, capacity, *, split=(1, 1, 1), batch=4, past=0, options=None, dtype=None, holes=False,
+    sinks=False, ring=False,
+):  # fmt: skip
     """One layer's attention, compiled for the first devices of a topology: rows over `data`, heads over `model`, cache slots
     over `context`."""
     module = NEEDS[topology[0]]
@@ -54,10 +44,13 @@ def layer_on(
         given((batch,), jnp.int32), given((batch, slots, past + slots), bool), *positions,
         given((batch, capacity), bool, "context") if holes else None, *scales,
         jax.ShapeDtypeStruct((heads,), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec("model"))) if sinks else None,
+        given((batch, capacity), jnp.int32, "context") if ring else None,
     )  # fmt: skip
 
     def layer(*arrays):
-        names = ("visible", "query_positions", "key_positions", "unseen", "key_scale", "value_scale", "sinks")
+        names = (
+            "visible", "query_positions", "key_positions", "unseen", "key_scale", "value_scale", "sinks", "cache_positions",
+        )  # fmt: skip
         given = dict(zip(names, arrays[6:], strict=True))
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             return tree_attention(*arrays[:6], **given, scale=width**-0.5, implementation="pallas", **(options or {}))
@@ -115,21 +108,21 @@ def test_every_shape_compiles(topology, model, slots, capacity):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"options": {"window": 1024, "soft_cap": 50.0}, "capacity": 2000, "sinks": True},
+        {"options": {"window": 1024, "soft_cap": 50.0}, "capacity": 2000, "sinks": True, "ring": True},
         {"past": 64, "slots": 64, "holes": True},
         {"dtype": jnp.int8},
         {"dtype": jnp.float8_e4m3fn},
         {"split": (2, 2, 1)},
-        {"split": (1, 2, 2), "options": {"window": 1024}, "holes": True, "sinks": True},
+        {"split": (1, 2, 2), "options": {"window": 1024}, "holes": True, "sinks": True, "ring": True},
         {"split": (1, 1, 4), "dtype": jnp.int8},
     ],
     ids=[
-        "window, cap, uneven, sinks",
+        "window, cap, uneven, sinks, ring",
         "past and holes",
         "int8",
         "fp8",
         "rows and heads",
-        "heads, slots and sinks",
+        "heads, slots, sinks, ring",
         "slots, int8",
     ],
 )

@@ -94,6 +94,22 @@ def test_sinks_take_their_part_and_have_no_value(way):
     np.testing.assert_allclose(low, none, rtol=1e-5, atol=1e-5)
 
 
+def ring(capacity, lengths):
+    """What the slots of a ring hold behind texts of these lengths: the last positions, the newest at its length's slot."""
+    last = np.asarray(lengths)[:, None] - 1
+    return jnp.asarray(last - (last - np.arange(capacity)[None]) % capacity, jnp.int32)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_slots_of_a_ring_hold_other_positions(way):
+    """Rows that have not filled it, have just, and went round; windows that begin within."""
+    texts = (40, 160, 1000)
+    operands, options = world(160, np.minimum(texts, 160), past=3)
+    positions = jnp.asarray(texts)[:, None] + jnp.arange(T + 3)[None]
+    options |= {"query_positions": positions[:, 3:], "key_positions": positions, "cache_positions": ring(160, texts)}
+    check(operands, options | {"sinks": sinks()}, way, window=100)
+
+
 def test_wide_heads_are_read_in_smaller_pieces_on_a_gpu():
     """Sixteen slots at a time, for sixteen of the twenty queries of a kv-head."""
     operands, options = world(70, (0, 37, 70), heads=1, group=4, width=1024)
@@ -274,6 +290,24 @@ def test_split_slots_are_seen_where_they_lie(way, window):
     assert (got[2, 1] == 0).all()
 
 
+def test_a_ring_is_split_too():
+    """Its slots, and the tokens of a block."""
+    texts = (9, 96, 500)
+    operands, options = world(96, np.minimum(texts, 96), block=24)
+    positions = jnp.asarray(texts)[:, None] + jnp.arange(24)[None]
+    options |= {
+        "query_positions": positions,
+        "key_positions": positions,
+        "cache_positions": ring(96, texts),
+        "window": 50,
+    }
+    got = on("context=4,model=2", *operands, **options)
+    np.testing.assert_allclose(got, reference(*operands, **options, scale=H**-0.5), rtol=1e-5, atol=1e-5)
+    del options["visible"]
+    got = on("context=4,model=2", *operands, **options, split=True)
+    np.testing.assert_allclose(got, reference(*operands, **options, scale=H**-0.5), rtol=1e-5, atol=1e-5)
+
+
 def test_scales_of_split_slots():
     (*new, cache_key, cache_value, length), options = world(64, (0, 33, 64))
     cut = lambda x: jnp.clip(x, -1e9, 1e9)
@@ -299,6 +333,8 @@ def test_a_split_block_has_no_mask():
     operands, options = world(40, (0, 3, 40))
     with pytest.raises(ValueError, match="give visible or split, not both"):
         plain(*operands, **options, split=True)
+    with pytest.raises(ValueError, match="only attention with a window can read"):
+        plain(*operands, **options, cache_positions=ring(40, (0, 3, 40)))
 
 
 def test_it_can_be_mapped_over_another_axis():

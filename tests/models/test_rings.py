@@ -1,0 +1,182 @@
+"""Rings: layers with a window keep that and a little more in the cache, and texts are those of caches that keep everything."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.conformance import Rows, mostly_slow, start, texts
+from support.table_lm import Table
+
+import specjax
+from specjax.draft import DynamicExit, Lookahead, ModelDrafter, NoDrafter, PromptLookup, TokenRecycling
+from specjax.expand import Static
+from specjax.models import LlamaConfig, LlamaLM, hf_config
+from specjax.models.experts import ExpertsConfig
+from specjax.models.kv import KVDelta
+from specjax.models.llama_config import FullAttention
+from specjax.spec.assemble import Plan, assemble
+
+SIZES = (64, 32, 48, 4, 4, 2, 8, 256)
+OSS = ExpertsConfig(4, 2, 16, scoring="chosen", swiglu_limit=1.0)
+MODELS = {
+    "gpt_oss": LlamaConfig(
+        *SIZES, sliding_window=7, sliding_layers=(True, False) * 2, attention_sinks=True, experts=OSS, norm="wide"
+    ),
+    "shared": LlamaConfig(
+        *SIZES, sliding_window=5, sliding_layers=(True, False) * 2, num_kv_shared_layers=2, full=FullAttention(16, 1)
+    ),
+    "mistral": LlamaConfig(*SIZES, sliding_window=9),
+}
+DRAFTERS = {
+    "none": NoDrafter(),
+    "prompt_lookup": PromptLookup(length=4, min_ngram=1),
+    "token_recycling": TokenRecycling(k=4),
+    "static": Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0))),
+    "lookahead": Lookahead(level=3, window=3, guesses=3, nodes=6, buckets=40),
+    "del": DynamicExit((1, 2), length=3),
+}
+AHEAD, WIDTH = 8, 8
+LENGTHS = (3, 9, 41, 21, 1)
+
+
+def batch():
+    """Ragged prompts, some longer than every window and read in several parts; the second and fourth row are sampled."""
+    rng = np.random.default_rng(0)
+    prompts = tuple(tuple(rng.integers(0, 64, n).tolist()) for n in LENGTHS)
+    options = tuple({"temperature": 0.7} if i % 2 else {} for i in range(len(LENGTHS)))
+    return Rows(prompts, tuple(map(str, LENGTHS)), options, 30)
+
+
+def made(name):
+    lm = LlamaLM(MODELS[name])
+    params = lm.init(jax.random.key(1))
+    for i, layer in params["layers"].items():
+        if "sinks" in layer["attention"]:
+            layer["attention"]["sinks"] = jax.random.normal(jax.random.key(i), (4,))
+    return lm, params
+
+
+def written(lm, params, name, ahead, *, mesh=None, **options):
+    """Texts of a batch, and the final state."""
+    drafter = ModelDrafter(lm, DRAFTERS[name]) if name == "static" else DRAFTERS[name]
+    noise = lambda x: x * (1 + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape))
+    both = {"target": params, "draft": jax.tree.map(noise, params) if name == "static" else None}
+    decoder = specjax.speculative(lm, drafter, mesh=mesh)
+    decoder = dataclasses.replace(decoder, target=dataclasses.replace(lm, ahead=ahead))
+    state = start(decoder, batch(), model=both, capacity=96, width=WIDTH, **options)
+    state = specjax.decoder.run(decoder, both, state)
+    return texts(state), state
+
+
+PAIRS = [("gpt_oss", name) for name in DRAFTERS] + [("shared", "static"), ("mistral", "static"), ("mistral", "none")]
+
+
+@pytest.mark.parametrize("pair", mostly_slow(PAIRS, ("gpt_oss", "static"), ("shared", "static")), ids="-".join)
+def test_texts_are_those_of_whole_caches(pair):
+    model, drafter = pair
+    lm, params = made(model)
+    want, _ = written(lm, params, drafter, None)
+    got, state = written(lm, params, drafter, AHEAD)
+    window = MODELS[model].sliding_window
+    assert {x.shape[2] for x in state.cache.key} <= {window + AHEAD, 96} and state.cache.key[0].shape[
+        2
+    ] == window + AHEAD
+    assert got == want and len({token for text in want for token in text}) > 10
+    if drafter == "static":
+        accepted = state.stats.accepted.sum(axis=0)
+        assert int(accepted[0]) > 5 < int(accepted[2:].sum())  # rejected slots and long paths were written
+
+
+@pytest.mark.slow
+def test_a_prefix_that_rows_go_on_from():
+    lm, params = made("gpt_oss")
+    prompts = batch().prompts
+    rows = dataclasses.replace(batch(), prompts=tuple(prompts[2][:30] + own for own in prompts))
+    both, found = {"target": params, "draft": None}, []
+    for ahead, prefix in ((None, 0), (32, 30)):  # a prefix of thirty tokens is read in one part
+        decoder = specjax.speculative(lm, DRAFTERS["none"])
+        decoder = dataclasses.replace(decoder, target=dataclasses.replace(lm, ahead=ahead))
+        state = start(decoder, rows, model=both, capacity=128, width=WIDTH, prefix=prefix)
+        found.append(texts(specjax.decoder.run(decoder, both, state)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["context=3", "data=2,model=2"])
+def test_texts_on_a_mesh(mesh):
+    """Slots of a ring are split as others are, here fifteen over three devices."""
+    from specjax.sharding import make_mesh
+
+    lm, params = made("gpt_oss")
+    count = {"context=3": 3, "data=2,model=2": 4}[mesh]
+    got, _ = written(lm, params, "token_recycling", AHEAD, mesh=make_mesh(mesh, jax.devices()[:count]))
+    assert got == written(lm, params, "token_recycling", None)[0]
+
+
+def test_what_a_commit_leaves_is_what_the_next_block_sees():
+    """Behind any commits that write as far ahead as they may, slot for slot, with named slots among them."""
+    config = LlamaConfig(8, 8, 8, 1, 1, 1, 4, sliding_window=5)
+    rng, capacity = np.random.default_rng(3), 64
+    ring, whole = (LlamaLM(config, ahead=ahead).init_cache(2, capacity) for ahead in (4, None))
+    length = np.array([0, 0])
+    for i in range(36):
+        new = [jnp.asarray(rng.normal(size=(2, 4, 1, 4)), jnp.float32) for _ in range(2)]
+        delta = KVDelta((new[0],), (new[1],), jnp.zeros((2, 4), jnp.int32))
+        src = None if i % 3 else jnp.asarray(rng.integers(0, 4, (2, 4)))
+        dst = jnp.asarray(length if i % 2 else np.where(np.arange(4) < 3, length[:, None] + np.arange(4), capacity))
+        ring, whole = (LlamaLM(config).commit(cache, delta, src, dst) for cache in (ring, whole))
+        length = length + rng.integers(0, 3, 2)
+        key, value, positions = ring.layer(0, jnp.asarray(length))
+        for row, end in enumerate(length):
+            near = range(max(end - 4, 0), end)
+            slots = [int(np.flatnonzero(positions[row] == p)[0]) for p in near]
+            np.testing.assert_array_equal(key[row, :, slots], whole.key[0][row, :, list(near)])
+            np.testing.assert_array_equal(value[row, :, slots], whole.value[0][row, :, list(near)])
+    assert length.min() > 18  # it went round twice
+
+
+def test_it_writes_no_further_ahead_than_it_keeps():
+    lm, params = made("mistral")
+    with pytest.raises(ValueError, match="keep 7 slots besides it, and are written as many tokens at a time, not 8"):
+        written(lm, params, "none", 7)
+
+
+def test_a_model_without_rings_says_so():
+    with pytest.raises(ValueError, match="a Table keeps all of every layer's cache: leave rings out"):
+        specjax.speculative(Table(), rings=True)
+
+
+def test_who_has_rings():
+    """What commands assemble where rows only go on, and not what forks rows or reads a second text."""
+    lm, params = made("mistral")
+    model = specjax.models.Model(lm, params)
+    ahead = lambda **plan: getattr(assemble(model, Plan(**plan))[0].target, "ahead", None)
+    assert ahead(drafter="prompt_lookup") == ahead() == 256
+    assert ahead(num_beams=2) is None and ahead(guidance_scale=2.0) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "window"),
+    [
+        ("gpt_oss", {"num_hidden_layers": 24, "num_local_experts": 32}, 128),
+        ("gemma3_text", {"sliding_window": 1024, "num_hidden_layers": 62, "num_attention_heads": 32}, 1024),
+        ("gemma4_text", {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 10, "global_head_dim": 512}, 512),
+    ],
+)
+def test_bytes_at_32k(kind, given, window):
+    """Each layer that owns keys: two arrays of its heads times its slots, 32,768 or the window and 256."""
+    lm = LlamaLM(hf_config.from_hf({"model_type": kind} | given))
+    sizes = []
+    for rings in (False, True):
+        decoder = specjax.speculative(lm, PromptLookup(length=6), rings=rings)
+        cache = jax.eval_shape(lambda decoder=decoder: decoder.target.init_cache(1, 32768, jnp.bfloat16))
+        sizes.append(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache)))
+        want = 0
+        for i in range(lm.config.num_hidden_layers - lm.config.num_kv_shared_layers):
+            heads = lm.config.at(i)
+            slots = window + 256 if rings and lm.config.window(i) else 32768
+            want += 2 * heads.num_key_value_heads * slots * heads.head_dim * 2
+        assert sizes[-1] == want
+    assert sizes[1] < sizes[0] * 0.55

@@ -1,7 +1,7 @@
 """Gemma 4's assistant: a small model that drafts with the target's keys and values, and has none of its own (Google, 2026)."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,11 @@ from specjax.draft.feature import FeatureDrafter
 from specjax.draft.head import draft_logits
 from specjax.expand import Chain, Expander
 from specjax.lm import Block, Wants
-from specjax.models.llama import LlamaLM
-from specjax.models.llama_config import LlamaConfig
 from specjax.models.param_axes import head_shardings
+
+if TYPE_CHECKING:
+    from specjax.models.llama import LlamaLM
+    from specjax.models.llama_config import LlamaConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Gemma4Assistant(FeatureDrafter):
         return head_shardings(mesh, params, self.config)
 
     def bind(self, target):
+        from specjax.models.llama import LlamaLM
+
         if not isinstance(target, LlamaLM):
             raise ValueError(
                 f"gemma4_assistant reads the keys and values of a target of the Llama family, not of {type(target).__name__}"
@@ -142,7 +146,7 @@ class Gemma4Assistant(FeatureDrafter):
         return carry[:, -1]
 
 
-def own_config(target: LlamaConfig, layers: int) -> LlamaConfig:
+def own_config(target: "LlamaConfig", layers: int) -> "LlamaConfig":
     """The config of an assistant of the target's sizes, with as many of its last layers, as far as they have no experts."""
     return dataclasses.replace(
         target,
@@ -158,7 +162,7 @@ def own_config(target: LlamaConfig, layers: int) -> LlamaConfig:
     )
 
 
-def sources(own: LlamaConfig, target: LlamaConfig) -> tuple[int, ...]:
+def sources(own: "LlamaConfig", target: "LlamaConfig") -> tuple[int, ...]:
     """Of every layer of an assistant, which of the target's caches it reads: that of the last layer of its kind that has one.
 
     Raises:
@@ -174,7 +178,7 @@ def sources(own: LlamaConfig, target: LlamaConfig) -> tuple[int, ...]:
     return tuple(last[full] for full in kinds)
 
 
-def _check_heads(own: LlamaConfig, target: LlamaLM) -> None:
+def _check_heads(own: "LlamaConfig", target: "LlamaLM") -> None:
     """Raises ValueError unless every layer's queries fit the target's keys."""
     for layer, source in enumerate(sources(own, target.config)):
         mine, theirs = own.at(layer), target.laid_out.at(source)

@@ -31,8 +31,8 @@ class KVCache(Pretty):
 
     key: tuple[Array, ...]
     value: tuple[Array, ...]
-    capacity: int = dataclasses.field(default=0, metadata={"static": True})
-    ahead: int = dataclasses.field(default=0, metadata={"static": True})
+    capacity: int = dataclasses.field(default=0, repr=False, metadata={"static": True})
+    ahead: int = dataclasses.field(default=0, repr=False, metadata={"static": True})
 
     def layer(self, index: int, length: Array) -> tuple[Array, ...]:
         """The keys and values of a layer, and of a ring the positions `[B, S]` of its slots behind `length` `[B]` tokens."""

@@ -233,6 +233,11 @@ class LlamaLM:
         return self.config.num_hidden_layers
 
     @property
+    def has_windows(self) -> bool:
+        """Whether a layer has a sliding window."""
+        return any(self.config.window(i) is not None for i in range(self.num_layers))
+
+    @property
     def reads_mixtures(self) -> bool:
         return not self.config.hidden_size_per_layer_input  # those are of tokens
 

@@ -40,7 +40,8 @@ def pretty(value: Any, indent: int = 0) -> str:
         return f"{kind}[{','.join(map(str, value.shape))}]"
     inner = indent + 2
     if dataclasses.is_dataclass(value):
-        parts = [f"{field.name}={pretty(getattr(value, field.name), inner)}" for field in dataclasses.fields(value)]
+        shown = [field.name for field in dataclasses.fields(value) if field.repr]
+        parts = [f"{name}={pretty(getattr(value, name), inner)}" for name in shown]
         return _joined(type(value).__name__ + "(", parts, ")", indent)
     if isinstance(value, Mapping):
         return _joined("{", [f"{name}: {pretty(part, inner)}" for name, part in value.items()], "}", indent)

@@ -443,7 +443,7 @@ def _with_rings(target: Any, ahead: int) -> Any:
     """The target with caches for a step or a part of a prompt that writes so many tokens at once."""
     if not has_rings(target):
         raise ValueError(f"a {type(target).__name__} keeps all of every layer's cache: leave rings out")
-    return dataclasses.replace(target, ahead=ahead)
+    return dataclasses.replace(target, ahead=ahead) if target.has_windows else target
 
 
 def output_is_tree(output: Output, nodes: int) -> bool:

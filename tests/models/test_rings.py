@@ -10,12 +10,14 @@ from support.conformance import Rows, mostly_slow, start, texts
 from support.table_lm import Table
 
 import specjax
-from specjax.draft import DynamicExit, Lookahead, ModelDrafter, NoDrafter, PromptLookup, TokenRecycling
+from specjax.draft import DynamicExit, Gemma4Assistant, Lookahead, ModelDrafter, NoDrafter, PromptLookup, TokenRecycling
 from specjax.expand import Static
 from specjax.models import LlamaConfig, LlamaLM, hf_config
 from specjax.models.experts import ExpertsConfig
 from specjax.models.kv import KVDelta
 from specjax.models.llama_config import FullAttention
+from specjax.serve.engine import Engine
+from specjax.spec import assemble as assembling
 from specjax.spec.assemble import Plan, assemble
 
 SIZES = (64, 32, 48, 4, 4, 2, 8, 256)
@@ -180,3 +182,37 @@ def test_bytes_at_32k(kind, given, window):
             want += 2 * heads.num_key_value_heads * slots * heads.head_dim * 2
         assert sizes[-1] == want
     assert sizes[1] < sizes[0] * 0.55
+
+
+def test_an_assistant_asks_rings_for_the_positions_of_their_slots():
+    """What it drafts, step by step, is what it drafts over a whole cache."""
+    lm = LlamaLM(LlamaConfig(*SIZES, sliding_window=5, sliding_layers=(True, False) * 2))
+    decoder = specjax.speculative(lm, Gemma4Assistant(layers=2))
+    both = {"target": lm.init(jax.random.key(1))}
+    both["draft"] = decoder.drafter.init_params(jax.random.key(2), both["target"])
+    found = []
+    for ahead in (None, AHEAD + 2):  # an assistant's window is two tokens wider
+        own = dataclasses.replace(decoder, target=dataclasses.replace(lm, ahead=ahead))
+        state, step = start(own, batch(), model=both, capacity=96, width=WIDTH), jax.jit(own.step)
+        for _ in range(24):
+            state, info = step(both, state)
+            found.append(info.tree.tokens.tolist())
+    assert found[:24] == found[24:]
+
+
+@pytest.mark.slow
+def test_an_engine_beyond_the_rings(monkeypatch):
+    """Prompts and texts that are longer than a ring, more of them than rows, two samples of each: as with whole caches."""
+    config = dataclasses.replace(MODELS["mistral"], max_position_embeddings=512)
+    lm = LlamaLM(config)
+    model = specjax.models.Model(lm, lm.init(jax.random.key(3)), name="windows", dtype=jnp.dtype("float32"))
+    rng, found = np.random.default_rng(5), []
+    prompts = [rng.integers(0, 64, n).tolist() for n in (300, 5, 150, 282, 40)]
+    for rings in (True, False):
+        monkeypatch.setattr(assembling, "has_rings", lambda target, rings=rings: rings)
+        line = "prompt_lookup:length=4,min_ngram=1"
+        assert Engine(model, line).decoder.target.ahead == (256 if rings else None)
+        options = {"max_new_tokens": 60, "temperature": 0.8, "seed": 3, "num_return_sequences": 2}
+        records = specjax.generate(model, prompts, drafter=line, batch_size=3, progress=False, **options)
+        found.append([record.tokens for record in records])
+    assert found[0] == found[1] and len(found[0]) == len(prompts) * 2

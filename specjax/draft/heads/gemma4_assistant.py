@@ -82,7 +82,7 @@ class AssistantHead:
             visible = jnp.concatenate([block.visible, unseen], axis=2)
         seen = dataclasses.replace(block, visible=visible)
         for layer, kind, source in zip(module.layers, kinds, self.sources, strict=True):
-            own = None if cache is None else (cache.key[source], cache.value[source])
+            own = None if cache is None else cache.layer(source, block.length)
             above = None if past is None else (past.key[source], past.value[source])
             none = _no_keys(own, above, batch, length)
             h, _ = layer(h, ropes[kind], seen, own, above, positions, shared=none)

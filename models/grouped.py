@@ -25,9 +25,8 @@ def grouped_dot(x: Array, kernels: Array, sizes: Array) -> Array:
     Returns:
       `[R, F]`.
     """
-    if (
-        jax.sharding.get_abstract_mesh().size > 1
-    ):  # where matrices are split, each round of the loop would exchange its sums
+    # where matrices are split, each round of the loop would exchange its sums
+    if jax.sharding.get_abstract_mesh().size > 1:
         return jax.lax.ragged_dot(x, kernels, sizes)
     return jax.lax.platform_dependent(x, kernels, sizes, cpu=looped, default=jax.lax.ragged_dot)
 

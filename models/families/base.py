@@ -107,7 +107,12 @@ def sparse_layers(config: LlamaConfig) -> list[bool]:
 
 
 def joined(name: str, parts: Mapping[str, str]) -> str:
-    """The name of a tensor that several parameters share, by the end of the module's name in Llama's layout."""
+    """The name of a tensor that several parameters share, by the end of the module's name in Llama's layout; see
+    `specjax.models.weights.Names`.
+
+    >>> joined("model.layers.3.mlp.up_proj.weight", {"mlp.up_proj": "mlp.gate_up_proj.weight#1"})
+    'model.layers.3.mlp.gate_up_proj.weight#1'
+    """
     module = name.removesuffix(".weight")
     found = next((ours for ours in parts if module.endswith(f".{ours}")), None)
     return name if found is None else module.removesuffix(found) + parts[found]

@@ -3,6 +3,7 @@
 Granite 4 is written for layers of state space models and experts too: folders that have none of them are read.
 """
 
+import functools
 from typing import Any
 
 from specjax.models.errors import ModelError
@@ -75,19 +76,10 @@ _JOINED = {
 }  # fmt: skip
 
 
-def tensor_name(name: str) -> str:
-    """Granite 4's name of a tensor that has this name in Llama's layout; see `specjax.models.weights.Names`.
-
-    >>> tensor_name("model.layers.3.mlp.up_proj.weight")
-    'model.layers.3.shared_mlp.input_linear.weight#1'
-    """
-    return base.joined(name, _JOINED)
-
-
 _NOTE = "multipliers of embeddings, scores, branches and logits; biases of attention"
 GRANITE = Family("GraniteForCausalLM", _USUAL, _read_3, _write, note=f"{_NOTE} and MLP")
 GRANITE_4 = Family(
     "GraniteMoeHybridForCausalLM", _USUAL | {"num_local_experts": 8, "shared_intermediate_size": 1024}, _read_4, _write_4,
-    SILU | {"normalization_function": ("rmsnorm", None)}, names=tensor_name,
+    SILU | {"normalization_function": ("rmsnorm", None)}, names=functools.partial(base.joined, parts=_JOINED),
     note=f"{_NOTE}; no positions (`position_embedding_type`)",
 )  # fmt: skip

@@ -2,6 +2,7 @@
 and whose gate and up, are one matrix each in the file.
 """
 
+import functools
 from typing import Any
 
 from specjax.models import hf_rope
@@ -49,17 +50,8 @@ _JOINED = {
 }  # fmt: skip
 
 
-def tensor_name(name: str) -> str:
-    """Phi-3's name of a tensor that has this name in Llama's layout; see `specjax.models.weights.Names`.
-
-    >>> tensor_name("model.layers.3.self_attn.k_proj.weight")
-    'model.layers.3.self_attn.qkv_proj.weight#1'
-    """
-    return base.joined(name, _JOINED)
-
-
 PHI3 = Family(
     "Phi3ForCausalLM", {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-    _read, _write, names=tensor_name,
+    _read, _write, names=functools.partial(base.joined, parts=_JOINED),
     note="a window, the share of a head that is rotated (`partial_rotary_factor`), the rope `longrope`",
 )  # fmt: skip

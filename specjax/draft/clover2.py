@@ -27,8 +27,8 @@ class Clover2(FeatureDrafter):
       expander: turns next-token laws into a tree.
       layers: decoder layers before the heads.
       published: the authors' network (XiaoBin1992/clover): augmenting blocks `W h + b` and `W [h; e] + b`, and tokens embedded
-        by the rows of the target's head, which are not trained. Else, as the small shipped head has them, `h + silu(W h + b)`
-        and `h + silu(W [h; e] + b)`, and the target's own embedding.
+        by the rows of the target's head, which are not trained. Else, as a small head trained here has them,
+        `h + silu(W h + b)` and `h + silu(W [h; e] + b)`, and the target's own embedding.
       config: the layers' `LlamaConfig`; None: the target's own sizes.
     """
 

@@ -1,9 +1,30 @@
 """The page on drafters says what its reports do."""
 
+import pytest
+
 from experiments.drafters.report import HERE, MARKED, written
+from specjax import models
+from specjax.bench.prompts import questions
+from specjax.serve.engine import Engine
 
 
 def test_the_page_says_what_the_reports_do():
     page = (HERE / "README.md").read_text()
     assert written(page) == page, "run experiments/drafters/report.py"
     assert {"greedy", "sampled", "wide", "wide_greedy", "wide_sampled"} <= {*MARKED.findall(page)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("kangaroo", "mtp", "dflash", "dspark"))
+def test_shipped_heads_draft_for_the_target(name):
+    """By their names alone: plain decoding's text, in a good deal fewer steps."""
+    target = models.load("tiny", dtype="float32")
+    found = []
+    for drafter in ("none", name):
+        engine = Engine(target, drafter)
+        found.append(
+            list(engine.run([engine.request(p, max_new_tokens=24) for p in questions(3, ["json", "code", "edit"])]))
+        )
+    plain, drafted = found
+    assert [record.tokens for record in plain] == [record.tokens for record in drafted]
+    assert 1.2 * sum(record.steps for record in drafted) < sum(record.steps for record in plain)

@@ -352,8 +352,8 @@ def find(
         return name, ours[name]
     if isinstance(asked, str) and _HUB_ID.fullmatch(name):
         return name, _download(name, what, besides)
-    known = f"one of the shipped ones ({', '.join(ours)})" if ours else "a shipped one"
-    raise ModelError(f"unknown {what} {name!r}: no such folder; give a folder, {known} or a hub id such as owner/name")
+    known = f", one of the shipped ones ({', '.join(ours)})" if ours else ""
+    raise ModelError(f"unknown {what} {name!r}: no such folder; give a folder{known} or a hub id such as owner/name")
 
 
 def _download(hub_id: str, what: str, besides: tuple[str, ...]) -> Path:

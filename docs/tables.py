@@ -16,6 +16,7 @@ from specjax.about import abouts
 from specjax.models import LlamaConfig, LlamaLM, hf_config
 from specjax.models.families.table import FAMILIES
 from specjax.models.families.unsupported import UNSUPPORTED
+from specjax.models.packed.table import FORMATS
 from specjax.models.published_configs import CONFIGS
 from specjax.spec import registry
 from specjax.spec.registry import Entry
@@ -152,6 +153,13 @@ def refused() -> Iterator[tuple[str, ...]]:
         yield ", ".join(f"`{name}`" for name in names), why
 
 
+def packed() -> Iterator[tuple[str, ...]]:
+    """Formats of packed weights, by `quant_method`."""
+    yield "`quant_method`", "read", "refused"
+    for name, form in FORMATS.items():
+        yield f"`{name}`", form.reads, form.refuses
+
+
 def rings() -> Iterator[tuple[str, ...]]:
     """Bytes of a row's cache of 32,768 tokens, whole and with rings."""
     tokens, dtype = 32768, jnp.bfloat16
@@ -246,6 +254,7 @@ TABLES = {
     "policies": policies,
     "families": families,
     "refused": refused,
+    "packed": packed,
     "rings": rings,
 }
 

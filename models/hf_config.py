@@ -13,6 +13,7 @@ from specjax.models.families.table import FAMILIES
 from specjax.models.families.unsupported import reason
 from specjax.models.fields import an_object, check_depth, check_fixed, flag, is_size, positive, shown
 from specjax.models.llama_config import LlamaConfig
+from specjax.models.packed import table as packed
 
 SUPPORTED = tuple(family.architecture for family in FAMILIES.values())
 
@@ -31,8 +32,7 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
     """
     family = family_of(config)
     text = config | an_object("text_config", config.get("text_config"))
-    for own in (config, text):
-        _check_packed(own.get("quantization_config"), family)
+    packed.unpacker(config)  # what is not read is an error before anything else
     given = {**_USUAL, **family.usual, **text}
 
     def get(name: str) -> Any:
@@ -64,18 +64,6 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
         "tie_word_embeddings": flag("tie_word_embeddings", get("tie_word_embeddings")),
     }
     return LlamaConfig(**sizes | shared | own)
-
-
-def _check_packed(quantized: Any, family: Family) -> None:
-    if quantized is None:
-        return
-    method = an_object("quantization_config", quantized).get("quant_method")
-    if method not in family.packed:
-        read = ", ".join(("float32", "bfloat16", "float16", *family.packed))
-        raise ModelError(
-            f"config.json has a quantization_config of quant_method {shown(method)}; {family.architecture} is read from "
-            f"weights in {read}"
-        )
 
 
 def to_hf(config: LlamaConfig) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from specjax.models.fields import an_object, is_id, is_size, shown
 from specjax.models.json_file import read_json
 from specjax.models.kv_heads import copies_for
 from specjax.models.llama import LlamaLM
+from specjax.models.packed import table as packed
 from specjax.models.placement import share_of, stored_places, widened, with_copies
 from specjax.models.progress import bar
 from specjax.models.published_configs import CONFIGS
@@ -222,7 +223,7 @@ def _sources(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any], folder: Path, 
     names, layout = _naming(lm, raw)
     if isinstance(lm, DiffusionGemmaLM):
         return weights.match(gemma_names.text_tensors(tensors, share), shapes, False, names, layout)
-    tensors = _text_of(lm, raw, tensors)
+    tensors = _text_of(lm, raw, packed.unpacked(raw, tensors))
     if masked_config.kind_of(raw) == "llada" and "model.embed_tokens.weight" in tensors:
         names = str  # conversions of LLaDA exist under Llama's names
     extra = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers"))

@@ -20,6 +20,8 @@ FLOATS: dict[str, np.dtype] = {
 """Types of weights, by safetensors' names."""
 INTEGERS = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64), "BOOL": np.dtype(bool), "U8": np.dtype(np.uint8)}
 """Types that only draft heads and packed weights have."""
+OCTETS = {name: np.dtype(np.uint8) for name in ("I8", "F8_E4M3", "F8_E8M0")}
+"""Types of packed weights, which `specjax.models.packed` reads as bytes and nobody else reads."""
 
 Read = Callable[[list[tuple[Any, np.ndarray]]], None]
 """What fills arrays with boxes of a tensor, see `specjax.models.reading.fill`."""
@@ -64,6 +66,11 @@ class Tensor:
 
     def rows(self, start: int, stop: int) -> "Tensor":
         """Its rows from `start` up to `stop`, which lie one behind the other in the file."""
+        whole = self.read
+        if whole is not None:
+            moved = lambda box: ((box[0][0] + start, box[0][1] + start), *box[1:])
+            read: Read = lambda wanted: whole([(moved(box), own) for box, own in wanted])
+            return dataclasses.replace(self, shape=(stop - start, *self.shape[1:]), read=read)
         row = self.size // self.shape[0]
         shape, offset = (stop - start, *self.shape[1:]), self.offset + start * row
         return dataclasses.replace(self, shape=shape, offset=offset, size=(stop - start) * row)
@@ -94,7 +101,7 @@ def read_header(file: Path) -> dict[str, Tensor]:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ModelError(f"{file} has a malformed safetensors header; fetch it again") from error
     for tensor in tensors.values():
-        dtype = (FLOATS | INTEGERS).get(tensor.dtype)
+        dtype = (FLOATS | INTEGERS | OCTETS).get(tensor.dtype)
         if tensor.size < 0 or tensor.offset < 8 + length or tensor.offset + tensor.size > total:
             raise ModelError(f"{file} is truncated: {tensor.name} lies outside it; fetch it again")
         sized = dtype is None or tensor.size == math.prod(tensor.shape) * dtype.itemsize

@@ -31,7 +31,6 @@ class Family:
       names: of its tensors, from those in Llama's layout.
       layout: of its parameters; see `specjax.models.weights.Layout`.
       text: from a folder's tensors to those that are the model's.
-      packed: values of `quant_method` whose tensors `text` makes into plain ones.
       note: what a file may say besides, for readers.
     """
 
@@ -44,7 +43,6 @@ class Family:
     names: weights.Names = str
     layout: weights.Layout = weights.hf_name
     text: Callable[[dict[str, Tensor], LlamaConfig], dict[str, Tensor]] = lambda tensors, config: tensors
-    packed: tuple[str, ...] = ()
     note: str = ""
 
 

@@ -1,17 +1,16 @@
 """gpt-oss (OpenAI 2025, arXiv:2508.10925): attention sinks, biases, experts whose gates and inputs are clamped.
 
-Published folders hold the experts' weights in MXFP4 (`specjax.models.mxfp4`), those that transformers or `save` writes plain
-numbers; both are read.
+Published folders hold the experts' weights in MXFP4 (`specjax.models.packed.mxfp4`), those that transformers or `save` writes
+plain numbers; both are read.
 """
 
 from typing import Any
 
-from specjax.models import hf_experts, hf_rope, mxfp4, weights
+from specjax.models import hf_experts, hf_rope, weights
 from specjax.models.families import base
 from specjax.models.families.base import Family, Fields
 from specjax.models.fields import FULL, SLIDING, positive
 from specjax.models.llama_config import LlamaConfig
-from specjax.models.tensors import Tensor
 
 _ROPE = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
@@ -61,18 +60,6 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
     return weights.hf_name(path)
 
 
-def text_tensors(tensors: dict[str, Tensor], config: LlamaConfig) -> dict[str, Tensor]:
-    """The tensors of a folder, packed ones as plain ones under the names that those have.
-
-    Raises:
-      ModelError: see `specjax.models.mxfp4.unpacked`.
-    """
-    packed = [name.removesuffix("_blocks") for name in tensors if name.endswith("_blocks")]
-    whole = {name: mxfp4.unpacked(tensors, name) for name in packed}
-    halves = {f"{name}_{part}" for name in packed for part in ("blocks", "scales")}
-    return {name: tensor for name, tensor in tensors.items() if name not in halves} | whole
-
-
 GPT_OSS = Family(
     "GptOssForCausalLM",
     {
@@ -81,6 +68,6 @@ GPT_OSS = Family(
         "rms_norm_eps": 1e-5, "sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4, "swiglu_limit": 7.0,
         "swiglu_alpha": 1.702, "attention_bias": True, "rope_theta": 150000.0,
     },
-    _read, _write, layout=hf_name, text=text_tensors, packed=("mxfp4",),
+    _read, _write, layout=hf_name,
     note="experts in MXFP4 (`quantization_config`), which layers have a window (`layer_types`)",
 )  # fmt: skip

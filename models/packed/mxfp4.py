@@ -12,6 +12,8 @@ import numpy as np
 
 from specjax.models import reading
 from specjax.models.errors import ModelError
+from specjax.models.packed import base
+from specjax.models.packed.base import Format, Parts, Unpack
 from specjax.models.tensors import Tensor
 
 BLOCK = 32
@@ -34,13 +36,29 @@ def decoded(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return pairs.reshape(*scales.shape[:-1], -1)
 
 
-def unpacked(tensors: dict[str, Tensor], name: str) -> Tensor:
-    """The tensor `[X, inputs, outputs]` that `NAME_blocks` `[X, outputs, inputs / 32, 16]` and `NAME_scales` hold.
+def read(config: dict[str, Any]) -> Unpack:
+    """What unpacks the modules of a `quantization_config`."""
+    left_out = base.not_converted(config)
+
+    def unpack(module: str, parts: Parts) -> Parts:
+        packed = [name.removesuffix("_blocks") for name in parts if name.endswith("_blocks")]
+        if packed:
+            base.check_left_out(module, left_out(module), "modules_to_not_convert")
+        whole = {name: unpacked(module, parts, name) for name in packed}
+        halves = {f"{name}_{part}" for name in packed for part in ("blocks", "scales")}
+        return {name: tensor for name, tensor in parts.items() if name not in halves} | whole
+
+    return unpack
+
+
+def unpacked(module: str, parts: Parts, name: str) -> Tensor:
+    """A module's tensor `[X, inputs, outputs]` that `NAME_blocks` `[X, outputs, inputs / 32, 16]` and `NAME_scales` hold.
 
     Raises:
       ModelError: where the two do not go together.
     """
-    blocks, scales = (tensors.get(f"{name}_{part}") for part in ("blocks", "scales"))
+    blocks, scales = (parts.get(f"{name}_{part}") for part in ("blocks", "scales"))
+    name = f"{module}.{name}"
     if blocks is None or scales is None:
         raise ModelError(f"the weights do not fit config.json: {name}_blocks and {name}_scales come together")
     right = len(blocks.shape) == 4 and blocks.shape == (*scales.shape, BLOCK // 2)
@@ -75,3 +93,6 @@ def _fill(blocks: Tensor, scales: Tensor, wanted: list[tuple[Any, np.ndarray]]) 
                 numbers = decoded(codes, powers)[0][:, inside].T
                 for own in owns:
                     own[expert - first, :, rows[0] - outputs[0] : rows[1] - outputs[0]] = numbers.astype(own.dtype)
+
+
+MXFP4 = Format(read, "blocks of 32 numbers of e2m1 with a scale of 8 bits, as gpt-oss has its experts", "other layouts")

@@ -1,0 +1,289 @@
+"""What the formats of packed weights have in common.
+
+A linear layer's weight `[out, in]` lies in several tensors of a file: codes of few bits, and scales, often zero points too,
+that some of them share. Here it becomes one `Tensor` whose `read` makes the numbers of a box, a piece at a time, on their way
+to the array that they belong to: a host decodes what its devices need, and holds a few pieces besides. All of it is in
+float32, `(code - zero) * scale`, and rounded once to the type of the parameters.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from specjax.models import reading
+from specjax.models.errors import ModelError
+from specjax.models.fields import shown
+from specjax.models.packed import bits as words
+from specjax.models.tensors import FLOATS, Tensor
+
+PIECE = 1 << 20
+"""Numbers that are made at a time."""
+SCALES = tuple(FLOATS)
+"""Types of scales, by safetensors' names."""
+_KINDS = {"I8": np.int8, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E8M0": ml_dtypes.float8_e8m0fnu}
+
+Span = tuple[int, int]
+"""The first and one past the last."""
+Parts = dict[str, Tensor]
+"""The tensors of a module by the last part of their names."""
+Wanted = dict[str, tuple[tuple[str, ...], tuple[int, ...]]]
+"""Types and shape of tensors by the last part of their names."""
+Unpack = Callable[[str, Parts], Parts]
+"""From a module's name and all of its tensors to those that a plain file has of it."""
+Reader = Callable[[Span, Span], np.ndarray]
+"""What reads some rows and columns of a matrix."""
+Index = Callable[[Span], np.ndarray]
+"""For rows, or columns, where the scale of each stands."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """One `quant_method`.
+
+    Attributes:
+      read: from a `quantization_config` to what unpacks modules.
+      reads: what of it is read, for people.
+      refuses: what of it is not.
+    """
+
+    read: Callable[[dict[str, Any]], Unpack]
+    reads: str
+    refuses: str
+
+
+def weight(module: str, file: Path, shape: tuple[int, int], decode: Reader, axis: int = 0) -> Tensor:
+    """A module's weight `[out, in]`.
+
+    Args:
+      module: its name.
+      file: where its parts are.
+      shape: of the weight.
+      decode: makes float32 numbers of a box.
+      axis: along which of the weight's axes rows of the file follow each other.
+    """
+
+    def read(wanted: list[tuple[reading.Box, np.ndarray]]) -> None:
+        boxes: dict[reading.Box, list[np.ndarray]] = {}
+        for box, own in wanted:
+            if own.size:
+                boxes.setdefault(box, []).append(own)
+        for box, owns in boxes.items():  # what several devices hold is made once
+            for piece in _pieces(box, axis):
+                numbers = decode(*piece)
+                at = tuple(slice(a - first, b - first) for (a, b), (first, _) in zip(piece, box, strict=True))
+                for own in owns:
+                    own[at] = numbers.astype(own.dtype)
+
+    return Tensor(f"{module}.weight", file, "F32", shape, 0, 0, read)
+
+
+def _pieces(box: reading.Box, axis: int) -> Iterator[tuple[Span, Span]]:
+    """Parts of a box `[out, in]`, of about `PIECE` numbers, cut where 32 numbers fill whole words."""
+    (first, last), (start, stop) = box[axis], box[1 - axis]
+    step = max(32, PIECE // (stop - start) // 32 * 32)
+    edges = [first, *range(first // step * step + step, last, step), last]
+    for a, b in zip(edges, edges[1:], strict=False):
+        yield ((a, b), (start, stop)) if axis == 0 else ((start, stop), (a, b))
+
+
+def affine(codes: Reader, scales: Reader, zeros: Reader | float, rows: Index, columns: Index) -> Reader:
+    """`(code - zero) * scale`.
+
+    Args:
+      codes: of the weight `[out, in]`.
+      scales: of the scales.
+      zeros: of the zero points, which stand as the scales do; or one number for all.
+      rows: which row of scales a row of the weight has.
+      columns: which column of scales a column of the weight has.
+    """
+
+    def decode(tall: Span, wide: Span) -> np.ndarray:
+        at = rows(tall), columns(wide)
+        numbers = codes(tall, wide).astype(np.float32)
+        numbers -= zeros if isinstance(zeros, float) else _spread(zeros, *at)
+        numbers *= _spread(scales, *at)
+        return numbers
+
+    return decode
+
+
+def _spread(reader: Reader, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """A matrix's numbers at some rows and columns, in float32; of the matrix no more is read than lies between them."""
+    tall, wide = ((int(at.min()), int(at.max()) + 1) for at in (rows, columns))
+    return reader(tall, wide).astype(np.float32)[rows - tall[0]][:, columns - wide[0]]
+
+
+def every(width: int) -> Index:
+    """Where `width` neighbours share a scale."""
+    return lambda span: np.arange(*span) // width
+
+
+def by_index(tensor: Tensor, groups: int) -> Index:
+    """Where a tensor `[in]` says to which of the groups a column belongs.
+
+    Raises:
+      ModelError: (when it is read) where there is no such group.
+    """
+
+    def index(span: Span) -> np.ndarray:
+        found = part(tensor, span)
+        if found.min() < 0 or found.max() >= groups:
+            raise ModelError(f"{tensor.name} names groups from {found.min()} to {found.max()}, and there are {groups}")
+        return found
+
+    return index
+
+
+def part(tensor: Tensor, *box: Span) -> np.ndarray:
+    """A box of a tensor, in its own type."""
+    kind = _KINDS.get(tensor.dtype)
+    plain = tensor if kind is None else dataclasses.replace(tensor, dtype="U8")
+    own = np.empty([b - a for a, b in box], plain.kind)
+    reading.fill(plain, [(box, own)])
+    return own if kind is None else own.view(kind)
+
+
+def plain(tensor: Tensor) -> Reader:
+    """Of a matrix that is stored as it is."""
+    return lambda rows, columns: part(tensor, rows, columns)
+
+
+def fields(tensor: Tensor, width: int, axis: int, order: tuple[int, ...] = (0,)) -> Reader:
+    """Of a matrix of unsigned numbers of few bits, in words of 32.
+
+    Args:
+      tensor: the words.
+      width: bits of a number.
+      axis: along which one word follows another.
+      order: see `specjax.models.packed.bits.unpacked`.
+    """
+
+    def read(*box: Span) -> np.ndarray:
+        (first, last), spans = box[axis], list(box)
+        spans[axis], before = words.span(first, last, width, tensor.shape[axis])
+        numbers = words.unpacked(part(tensor, *spans).swapaxes(axis, 1), width, order)
+        return numbers[:, before : before + last - first].swapaxes(axis, 1)
+
+    return read
+
+
+def turned(reader: Reader) -> Reader:
+    """Of the transpose."""
+    return lambda rows, columns: reader(columns, rows).T
+
+
+def replaced(module: str, parts: Parts, used: tuple[str, ...], made: Tensor) -> Parts:
+    """A module's tensors with its weight for those that it is made of.
+
+    Raises:
+      ModelError: where it has a plain weight too.
+    """
+    rest = {name: tensor for name, tensor in parts.items() if name not in used}
+    if "weight" in rest:
+        raise ModelError(f"{module} has a plain weight beside {', '.join(name for name in used if name in parts)}")
+    return rest | {"weight": made}
+
+
+def check(module: str, parts: Parts, wanted: Wanted, said: str) -> None:
+    """Whether a module's tensors are there, and are what its config says.
+
+    Args:
+      module: its name.
+      parts: its tensors.
+      wanted: types and shape of those that it needs.
+      said: the fields that the shapes follow from.
+
+    Raises:
+      ModelError: naming every one that is not.
+    """
+    problems = []
+    for name, (kinds, shape) in wanted.items():
+        right = f"{' or '.join(kinds)} {list(shape)}"
+        own = parts.get(name)
+        if own is None:
+            problems.append(f"missing {module}.{name} {right}")
+        elif own.dtype not in kinds or own.shape != shape:
+            problems.append(f"{module}.{name} is {own.dtype} {list(own.shape)}, not {right}")
+    if problems:
+        raise ModelError(f"the weights do not fit quantization_config ({said}): {'; '.join(problems)}")
+
+
+def matrix(module: str, parts: Parts, name: str, kinds: tuple[str, ...]) -> tuple[int, int]:
+    """The shape of a module's tensor that is a matrix.
+
+    Raises:
+      ModelError: where it is missing, or none of these types.
+    """
+    own = parts.get(name)
+    if own is None:
+        raise ModelError(f"the weights do not fit quantization_config: missing {module}.{name}")
+    if len(own.shape) != 2 or own.dtype not in kinds or not all(own.shape):
+        raise ModelError(f"{module}.{name} is {own.dtype} {list(own.shape)}, not a matrix in {' or '.join(kinds)}")
+    return own.shape[0], own.shape[1]
+
+
+def check_left_out(module: str, left_out: bool, field: str) -> None:
+    """Raises ModelError where a module is packed that its config leaves out."""
+    if left_out:
+        raise ModelError(f"{module} is packed, but {field} of quantization_config leaves it out")
+
+
+def not_converted(config: dict[str, Any], field: str = "modules_to_not_convert") -> Callable[[str], bool]:
+    """Whether a module is left out, as transformers has it: names from the start to a dot, regular expressions likewise, ends.
+
+    Raises:
+      ModelError: where the field is no list of names.
+    """
+    names = strings(config, field)
+    try:
+        starts = [re.compile(rf"(?:{name})(?:(?<=\.)|(?=\.|$))") for name in names]
+    except re.error as error:
+        raise ModelError(f"config.json: quantization_config has {field} {shown(names)}: {error}") from error
+    return lambda module: module.endswith(tuple(names)) or any(start.match(module) for start in starts)
+
+
+def strings(config: dict[str, Any], field: str) -> list[str]:
+    """A list of strings; an empty one where the field is left out.
+
+    Raises:
+      ModelError: on anything else.
+    """
+    found = config.get(field) or []
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ModelError(f"config.json: quantization_config: {field} must be a list of names, not {shown(found)}")
+    return found
+
+
+def check_is(config: dict[str, Any], method: str, **allowed: tuple[Any, ...]) -> None:
+    """Raises ModelError where a field of a `quantization_config` is none of what is read; the first value is the usual one."""
+    for name, values in allowed.items():
+        value = config.get(name, values[0])
+        if not any(value is one or (type(value) is type(one) and value == one) for one in values):
+            read = ", ".join(repr(one) for one in values)
+            raise ModelError(
+                f"config.json: {method} weights with {name} {shown(value)} are not read; {name} may be {read}"
+            )
+
+
+def check_off(config: dict[str, Any], method: str, *names: str) -> None:
+    """Raises ModelError where one of these fields is set."""
+    for name in names:
+        if config.get(name) not in (None, False, [], {}, ""):
+            raise ModelError(f"config.json: {method} weights with {name} {shown(config[name])} are not read")
+
+
+def group_of(config: dict[str, Any], method: str) -> int | None:
+    """`group_size`; None for one group.
+
+    Raises:
+      ModelError: where it is no number of columns.
+    """
+    size = config.get("group_size", 128)
+    if isinstance(size, bool) or not isinstance(size, int) or not (size > 0 or size == -1):
+        raise ModelError(f"config.json: {method} weights with group_size {shown(size)} are not read")
+    return None if size == -1 else size

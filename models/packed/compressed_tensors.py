@@ -1,0 +1,224 @@
+"""compressed-tensors (the vLLM project's format, which llm-compressor writes): a scheme for each group of modules.
+
+Weights are stored in one of two ways. `weight` holds int8 or float8 numbers as they are. `weight_packed` holds integers of 1 to
+8 bits, each plus 2^(bits - 1), a row's one behind the other; zero points are packed likewise, but along the rows. Scales are
+one for all (`tensor`), one a row (`channel`), or one for some neighbours of a row (`group`) or of both axes (`block`).
+What is said of activations is not done: they stay in the model's type.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+from specjax.models.errors import ModelError
+from specjax.models.fields import an_object, is_size, shown
+from specjax.models.packed import base
+from specjax.models.packed.base import Format, Parts, Unpack
+from specjax.models.tensors import Tensor
+
+_METHOD = "compressed-tensors"
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_MIXED = "mixed-precision"  # every group of modules names its own
+_ORDERED = ("group", "dynamic")  # two words for columns that go to groups in an order of their own
+_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "k_scale", "v_scale")
+"""Tensors that say how activations, or the cache, are to be rounded."""
+_FIELDS = frozenset(
+    "num_bits type strategy group_size symmetric actorder block_structure dynamic observer observer_kwargs scale_dtype "
+    "zp_dtype".split()
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """How the weights of some modules are stored.
+
+    Attributes:
+      targets: which modules these are.
+      packed: whether integers are in words.
+      bits: of a number.
+      integer: whether it is one.
+      strategy: who shares a scale.
+      block: how many rows and columns do; None: all.
+      symmetric: whether there are no zero points.
+      ordered: whether the file says to which group each column belongs.
+    """
+
+    targets: tuple[str, ...]
+    packed: bool
+    bits: int
+    integer: bool
+    strategy: str
+    block: tuple[int | None, int | None]
+    symmetric: bool
+    ordered: bool
+
+    def __str__(self) -> str:
+        parts = f"{self.bits} bits", self.strategy, "symmetric" if self.symmetric else "zero points"
+        return ", ".join((*parts, f"blocks of {list(self.block)}") if any(self.block) else parts)
+
+
+def read(config: dict[str, Any]) -> Unpack:
+    """What unpacks the modules of a `quantization_config`.
+
+    Raises:
+      ModelError: where it says something that is not read.
+    """
+    base.check_off(config, _METHOD, "transform_config", "moe_sparsity_config")
+    sparse = an_object("sparsity_config", config.get("sparsity_config"))
+    base.check_is({"sparsity format": sparse.get("format") or "dense"}, _METHOD, **{"sparsity format": ("dense",)})
+    groups = an_object("config_groups", config.get("config_groups"))
+    schemes = [
+        _scheme(an_object(f"config_groups: {name}", group), config.get("format")) for name, group in groups.items()
+    ]
+    if not schemes:
+        raise ModelError("config.json: quantization_config of compressed-tensors needs config_groups")
+    ignored = [_matcher(name) for name in base.strings(config, "ignore")]
+
+    def unpack(module: str, parts: Parts) -> Parts:
+        parts = {name: tensor for name, tensor in parts.items() if name not in _ACTIVATIONS}
+        if not {"weight_packed", "weight_scale"} & set(parts):
+            return parts
+        base.check_left_out(module, any(match(module) for match in ignored), "ignore")
+        return _unpacked(module, parts, _chosen(module, schemes))
+
+    return unpack
+
+
+def _scheme(group: dict[str, Any], usual: Any) -> Scheme:
+    """A group of modules."""
+    own = group.get("format")
+    kind = own if usual in (None, _MIXED) else usual
+    if own not in (None, kind):
+        raise ModelError(f"config.json: a group of modules has format {shown(own)}, and all have {shown(usual)}")
+    base.check_is({"format": kind}, _METHOD, format=_FORMATS)
+    said = an_object("weights", group.get("weights"))
+    base.check_off(said, _METHOD, *sorted(set(said) - _FIELDS))
+    base.check_off(said, _METHOD, "dynamic")
+    base.check_is(
+        said, _METHOD, type=("int", "float"), strategy=("channel", "tensor", "group", "block"), symmetric=(True, False),
+        actorder=(None, False, "weight", "static", *_ORDERED), num_bits=tuple(range(8, 0, -1)),
+    )  # fmt: skip
+    width, integer = said.get("num_bits", 8), said.get("type", "int") == "int"
+    strategy, symmetric, packed = said.get("strategy"), said.get("symmetric", True), kind == "pack-quantized"
+    fits = kind == "naive-quantized" or integer == (kind != "float-quantized")
+    if not fits or not (integer or (width == 8 and symmetric)):
+        raise ModelError(
+            f"config.json: {_METHOD} weights in {kind} of type {shown(said.get('type', 'int'))}, {width} bits and symmetric "
+            f"{symmetric} are not read"
+        )
+    ordered = said.get("actorder") in _ORDERED
+    if strategy is None or (ordered and strategy != "group"):
+        raise ModelError(
+            f"config.json: {_METHOD} weights with strategy {shown(strategy)} and actorder {ordered} are not read"
+        )
+    targets, block = tuple(base.strings(group, "targets")), _block(said, strategy)
+    return Scheme(targets, packed, width, integer, strategy, block, symmetric, ordered)
+
+
+def _block(said: dict[str, Any], strategy: str) -> tuple[int | None, int | None]:
+    """How many rows and columns share a scale."""
+    if strategy == "group":
+        wide = said.get("group_size")
+        if not is_size(wide):
+            raise ModelError(f"config.json: {_METHOD} weights with group_size {shown(wide)} are not read")
+        return 1, wide
+    if strategy == "block":
+        both = said.get("block_structure")
+        if not (isinstance(both, list) and len(both) == 2 and all(map(is_size, both))):
+            raise ModelError(f"config.json: {_METHOD} weights with block_structure {shown(both)} are not read")
+        return both[0], both[1]
+    return (1, None) if strategy == "channel" else (None, None)
+
+
+def _matcher(name: str) -> Callable[[str], bool]:
+    """Whether a module is one of those of a name, or of `re:` and a regular expression."""
+    if not name.startswith("re:"):
+        return lambda module: module == name
+    try:
+        found = re.compile(name.removeprefix("re:"))
+    except re.error as error:
+        raise ModelError(f"config.json: quantization_config has {shown(name)}: {error}") from error
+    return lambda module: found.match(module) is not None
+
+
+def _chosen(module: str, schemes: list[Scheme]) -> Scheme:
+    """A module's scheme: that which names it, else one whose expression it matches, else that of all linear layers."""
+    ways: tuple[Callable[[str], bool], ...] = (
+        lambda name: name == module,
+        lambda name: name.startswith("re:") and _matcher(name)(module),
+        lambda name: name == "Linear",
+    )
+    for way in ways:
+        for scheme in schemes:
+            if any(map(way, scheme.targets)):
+                return scheme
+    named = sorted({name for scheme in schemes for name in scheme.targets})
+    raise ModelError(f"{module} is packed, but none of the targets of config_groups is it: {shown(named)}")
+
+
+def _unpacked(module: str, parts: Parts, scheme: Scheme) -> Parts:
+    """A module's tensors with its plain weight."""
+    out, wide = _shape(module, parts, scheme)
+    tall_block, wide_block = scheme.block[0] or out, scheme.block[1] or wide
+    scales = -(-out // tall_block), -(-wide // wide_block)
+    codes = f"weight{'_packed' if scheme.packed else ''}"
+    words = lambda count: -(-count * scheme.bits // 32)
+    stored = [(1,), ()] if scheme.strategy == "tensor" else [scales]
+    shape = next(
+        (shape for shape in stored if "weight_scale" in parts and parts["weight_scale"].shape == shape), stored[0]
+    )
+    wanted: base.Wanted = {
+        codes: (_kinds(scheme), (out, words(wide) if scheme.packed else wide)),
+        "weight_scale": (base.SCALES, shape),
+    }
+    if not scheme.symmetric:
+        zeros = (words(out), scales[1]) if scheme.packed else shape
+        wanted["weight_zero_point"] = (("I32",) if scheme.packed else ("I8",), zeros)
+    if scheme.ordered:
+        wanted["weight_g_idx"] = (("I32", "I64"), (wide,))
+    base.check(module, parts, wanted, str(scheme))
+
+    def grid(name: str) -> Tensor:
+        return dataclasses.replace(parts[name], shape=scales)
+
+    fields = lambda name, axis: base.fields(parts[name], scheme.bits, axis)
+    zero: base.Reader | float = float(2 ** (scheme.bits - 1)) if scheme.packed else 0.0
+    if not scheme.symmetric:  # their sum with 2^(bits - 1) is what is stored of packed ones, as of the numbers
+        zero = fields("weight_zero_point", 0) if scheme.packed else base.plain(grid("weight_zero_point"))
+    decode = base.affine(
+        fields(codes, 1) if scheme.packed else base.plain(parts[codes]), base.plain(grid("weight_scale")), zero,
+        base.every(tall_block),
+        base.by_index(parts["weight_g_idx"], scales[1]) if scheme.ordered else base.every(wide_block),
+    )  # fmt: skip
+    made = base.weight(module, parts[codes].file, (out, wide), decode)
+    return base.replaced(module, parts, (*wanted, *(("weight_shape",) if scheme.packed else ())), made)
+
+
+def _shape(module: str, parts: Parts, scheme: Scheme) -> tuple[int, int]:
+    """The weight's `[out, in]`."""
+    if not scheme.packed:
+        return base.matrix(module, parts, "weight", _kinds(scheme))
+    own = parts.get("weight_shape")
+    if own is None or own.dtype not in ("I32", "I64") or own.shape != (2,):
+        raise ModelError(
+            f"the weights do not fit quantization_config ({scheme}): {module}.weight_shape is no two integers"
+        )
+    out, wide = map(int, base.part(own, (0, 2)))
+    if not (is_size(out) and is_size(wide)):
+        raise ModelError(f"{module}.weight_shape says {[out, wide]}, which is no matrix")
+    return out, wide
+
+
+def _kinds(scheme: Scheme) -> tuple[str, ...]:
+    """The type of the numbers as they are stored."""
+    return ("I32",) if scheme.packed else ("I8",) if scheme.integer else ("F8_E4M3",)
+
+
+COMPRESSED_TENSORS = Format(
+    read,
+    "`pack-quantized` (1 to 8 bits, with zero points and `g_idx` too), `int-quantized`, `float-quantized` and "
+    "`naive-quantized`, of int8 and e4m3; scales for all, a row, groups or blocks; `targets` and `ignore` by name or `re:`, "
+    "`Linear`",
+    "`nvfp4-pack-quantized`, `mxfp4-pack-quantized` and other formats, sparse weights, transforms",
+)

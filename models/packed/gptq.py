@@ -1,0 +1,84 @@
+"""GPTQ (Frantar et al. 2022, arXiv:2210.17323) as AutoGPTQ and GPTQModel write it: 2, 3, 4 or 8 bits.
+
+The weight lies transposed, `[in, out]`, packed along `in` in `qweight` `[in * bits / 32, out]`. `qzeros`
+`[groups, out * bits / 32]` are packed along `out`, `scales` are `[groups, out]`, and `g_idx` `[in]` says to which group each
+row belongs. Files of the first format (`checkpoint_format` `gptq`, or none) store every zero point less one, those of
+`gptq_v2` as it is. Where a file says that it is symmetric, every zero point is 2^(bits - 1), or it is of the other format.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from specjax.models.errors import ModelError
+from specjax.models.packed import base
+from specjax.models.packed.base import Format, Parts, Span, Unpack
+from specjax.models.tensors import Tensor
+
+_OLD, _NEW = "gptq", "gptq_v2"
+
+
+def read(config: dict[str, Any]) -> Unpack:
+    """What unpacks the modules of a `quantization_config`.
+
+    Raises:
+      ModelError: where it says something that is not read.
+    """
+    kind = config.get("checkpoint_format") or config.get("format") or _OLD
+    base.check_is({"checkpoint_format": kind}, "GPTQ", checkpoint_format=(_OLD, _NEW))
+    base.check_is(config, "GPTQ", bits=(4, 8, 3, 2), sym=(True, False), desc_act=(False, True), pack_dtype=("int32",))
+    base.check_off(config, "GPTQ", "dynamic", "is_marlin_format", "adapter", "rotation")
+    bits, symmetric, ordered = config.get("bits", 4), config.get("sym") is True, config.get("desc_act", False)
+    group, left_out = base.group_of(config, "GPTQ"), base.not_converted(config)
+
+    def unpack(module: str, parts: Parts) -> Parts:
+        if "qweight" not in parts:
+            return parts
+        base.check_left_out(module, left_out(module), "modules_to_not_convert")
+        words, out = base.matrix(module, parts, "qweight", ("I32",))
+        wide = words * 32 // bits
+        groups = 1 if group is None else -(-wide // group)
+        wanted: base.Wanted = {
+            "qzeros": (("I32",), (groups, -(-out * bits // 32))),
+            "scales": (base.SCALES, (groups, out)),
+        }
+        if ordered or "g_idx" in parts:
+            wanted["g_idx"] = (("I32", "I64"), (wide,))
+        base.check(module, parts, wanted, f"bits {bits}, group_size {group or -1}, desc_act {ordered}")
+        decode = base.affine(
+            base.turned(base.fields(parts["qweight"], bits, 0)), base.turned(base.plain(parts["scales"])),
+            base.turned(_zeros(parts["qzeros"], bits, kind, symmetric)), base.every(1),
+            base.by_index(parts["g_idx"], groups) if "g_idx" in parts else base.every(group or wide),
+        )  # fmt: skip
+        made = base.weight(module, parts["qweight"].file, (out, wide), decode, axis=1)
+        return base.replaced(module, parts, ("qweight", *wanted), made)
+
+    return unpack
+
+
+def _zeros(tensor: Tensor, bits: int, kind: str, symmetric: bool) -> base.Reader:
+    """The zero points `[groups, out]`."""
+    stored = base.fields(tensor, bits, 1)
+
+    def read(groups: Span, columns: Span) -> np.ndarray:
+        found = stored(groups, columns)
+        if (
+            kind == _OLD and found.max() == 2**bits - 1
+        ):  # 0 less one, which spoilt its neighbours too when it was packed
+            raise ModelError(
+                f"{tensor.file}: {tensor.name} has zero points that did not fit the format {_OLD}; take {_NEW}"
+            )
+        zeros = found + np.uint8(kind == _OLD)
+        if symmetric and (zeros != 2 ** (bits - 1)).any():
+            raise ModelError(
+                f"{tensor.file}: {tensor.name} is not symmetric in checkpoint_format {kind}, as quantization_config says it is"
+            )
+        return zeros
+
+    return read
+
+
+GPTQ = Format(
+    read, "2, 3, 4 or 8 bits, any `group_size`, `g_idx` (`desc_act`), `checkpoint_format` `gptq` and `gptq_v2`",
+    "other formats (`marlin`, `bitblas`), modules with settings of their own (`dynamic`), zero points that ran over in `gptq`",
+)  # fmt: skip

@@ -204,9 +204,9 @@ class DiffusionGemmaLM:
         return param_axes(params)
 
     def axis_counts(self) -> dict[str, int]:
-        """How many units an axis splits into, where that is not its size (whole heads)."""
+        """How many units an axis splits into, where that is not its size (whole heads), and the sizes of experts."""
         shared = math.gcd(self.config.sliding.num_key_value_heads, self.config.full.num_key_value_heads)
-        return {"heads": self.config.num_attention_heads, "kv_heads": shared}
+        return {"heads": self.config.num_attention_heads, "kv_heads": shared} | self.config.experts.axis_counts
 
     def cache_axes(self, cache: KVCache) -> KVCache:
         return kv_axes(cache)

@@ -13,6 +13,8 @@ from flax import nnx
 
 from specjax.models.grouped import grouped_dot
 from specjax.models.mlp import MLP
+from specjax.sharding.ambient import known_mesh
+from specjax.sharding.rules import RULES, partition, whole_experts
 
 Array = jax.Array
 
@@ -52,6 +54,11 @@ class ExpertsConfig:
     swiglu_limit: float | None = None
     swiglu_alpha: float = 1.702
 
+    @property
+    def axis_counts(self) -> dict[str, int]:
+        """The sizes by which a mesh decides how experts are split; see `specjax.sharding.rules.partition`."""
+        return {"expert": self.num_experts, "expert_mlp": self.moe_intermediate_size}
+
 
 def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Array, Array]:
     """Of a router's logits `[M, X]` in float32 the weights and experts, `[M, k]` each; `bias` is `[X]` or None."""
@@ -76,19 +83,47 @@ def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Arr
     return weights * c.routed_scaling_factor, experts
 
 
-def mixed(x: Array, weights: Array, experts: Array, count: int, mlp: Callable[[Array, Array], Array]) -> Array:
+def mixed(own: Any, x: Array, weights: Array, experts: Array) -> Array:
     """Tokens `[M, E]` through their experts `[M, k]`, summed by weight `[M, k]`.
 
     Tokens are sorted by expert and multiplied group by group, however long a group is: none is dropped or padded, and what one
-    token gets does not depend on which experts the others chose.
+    token gets does not depend on which experts the others chose. Where the ambient mesh gives every device some experts whole
+    (`specjax.sharding.rules.whole_experts`), a device computes what those give to all tokens of its rows, and the devices' sums
+    are added up.
 
     Args:
+      own: an `nnx.Module`, whose parameters all lead with X, and whose `down.kernel` is `[X, F, E]`. Its `mlp` makes of tokens
+        `[R, E]`, sorted by expert, and of how many each expert has, `[X]`, outputs `[R, E]`.
       x: the tokens.
       weights: in float32.
       experts: int32.
-      count: X.
-      mlp: from tokens `[M k, E]`, sorted by expert, and how many each expert has `[X]`, to outputs `[M k, E]`.
     """
+    count, inner, _ = own.down.kernel[...].shape
+    mesh = known_mesh()
+    if mesh is None or not whole_experts(mesh, count, inner):
+        return _summed(x, weights, experts, count, own.mlp)
+    graph, params = nnx.split(own)
+    axis, rows = RULES["expert"], partition(mesh, ("batch", None), x.shape, {})
+
+    def part(params, x, weights, experts):
+        held = nnx.merge(graph, params)
+        number = held.down.kernel[...].shape[0]
+
+        def mlp(x, sizes):
+            here = (jnp.arange(x.shape[0]) < sizes[:number].sum())[:, None]
+            # what comes behind is of other devices' experts, and a product leaves it undefined, as its derivative does
+            return jnp.where(here, held.mlp(jnp.where(here, x, 0), sizes[:number]), 0)
+
+        own_first = (experts - jax.lax.axis_index(axis) * number) % count
+        return jax.lax.psum(_summed(x, weights, own_first, count, mlp), axis)
+
+    given = jax.P(axis), rows, rows, rows
+    with jax.sharding.use_abstract_mesh(mesh):
+        return jax.shard_map(part, in_specs=given, out_specs=rows, check_vma=False)(params, x, weights, experts)
+
+
+def _summed(x: Array, weights: Array, experts: Array, count: int, mlp: Callable[[Array, Array], Array]) -> Array:
+    """See `mixed`; `mlp` takes the tokens `[M k, E]` of all `count` experts."""
     tokens, each = experts.shape
     chosen = experts.reshape(-1)
     order = jnp.argsort(chosen, stable=True)
@@ -130,13 +165,13 @@ class Experts(nnx.Module):
         self.down = Kernel((X, F, width), dtype, rngs)
 
     def __call__(self, x: Array, weights: Array, experts: Array) -> Array:
+        return mixed(self, x, weights, experts)
+
+    def mlp(self, x: Array, sizes: Array) -> Array:
+        """Tokens sorted by expert, `sizes` `[X]` of which each has."""
         gate, up, down = (part.kernel[...] for part in (self.gate, self.up, self.down))
-
-        def mlp(x, sizes):
-            inner = nnx.silu(grouped_dot(x, gate, sizes)) * grouped_dot(x, up, sizes)
-            return grouped_dot(inner, down, sizes)
-
-        return mixed(x, weights, experts, gate.shape[0], mlp)
+        inner = nnx.silu(grouped_dot(x, gate, sizes)) * grouped_dot(x, up, sizes)
+        return grouped_dot(inner, down, sizes)
 
 
 class Affine(nnx.Module):
@@ -161,15 +196,16 @@ class ClampedExperts(nnx.Module):
         assert config.swiglu_limit is not None, "experts without a limit are Experts"
         self.gate_up = Affine((X, width, 2 * F), dtype, rngs)
         self.down = Affine((X, F, width), dtype, rngs)
-        self.count, self.limit, self.alpha = X, config.swiglu_limit, config.swiglu_alpha
+        self.limit, self.alpha = config.swiglu_limit, config.swiglu_alpha
 
     def __call__(self, x: Array, weights: Array, experts: Array) -> Array:
-        def mlp(x, sizes):
-            both = self.gate_up(x, sizes)
-            gate, up = jnp.minimum(both[:, ::2], self.limit), jnp.clip(both[:, 1::2], -self.limit, self.limit)
-            return self.down((up + 1) * gate * nnx.sigmoid(self.alpha * gate), sizes)
+        return mixed(self, x, weights, experts)
 
-        return mixed(x, weights, experts, self.count, mlp)
+    def mlp(self, x: Array, sizes: Array) -> Array:
+        """Tokens sorted by expert, `sizes` `[X]` of which each has."""
+        both = self.gate_up(x, sizes)
+        gate, up = jnp.minimum(both[:, ::2], self.limit), jnp.clip(both[:, 1::2], -self.limit, self.limit)
+        return self.down((up + 1) * gate * nnx.sigmoid(self.alpha * gate), sizes)
 
 
 class SparseMLP(nnx.Module):

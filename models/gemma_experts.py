@@ -47,13 +47,12 @@ class Experts(nnx.Module):
 
     def __call__(self, x: Array, weights: Array, experts: Array) -> Array:
         """Tokens `[M, E]` through their experts `[M, k]`, summed by weight."""
-        gate_up, down = self.gate_up.kernel[...], self.down.kernel[...]
+        return mixed(self, x, weights, experts)
 
-        def mlp(x, sizes):
-            gate, up = jnp.split(grouped_dot(x, gate_up, sizes), 2, axis=-1)
-            return grouped_dot(nnx.gelu(gate) * up, down, sizes)
-
-        return mixed(x, weights, experts, gate_up.shape[0], mlp)
+    def mlp(self, x: Array, sizes: Array) -> Array:
+        """Tokens sorted by expert, `sizes` `[X]` of which each has."""
+        gate, up = jnp.split(grouped_dot(x, self.gate_up.kernel[...], sizes), 2, axis=-1)
+        return grouped_dot(nnx.gelu(gate) * up, self.down.kernel[...], sizes)
 
 
 class Beside(nnx.Module):

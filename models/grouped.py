@@ -20,13 +20,14 @@ def grouped_dot(x: Array, kernels: Array, sizes: Array) -> Array:
     Args:
       x: `[R, E]`, sorted by group.
       kernels: `[X, E, F]`.
-      sizes: how many rows each group has, `[X]` int32, R in all.
+      sizes: how many rows each group has, `[X]` int32, at most R in all.
 
     Returns:
-      `[R, F]`.
+      `[R, F]`; what lies behind the rows of all groups is undefined.
     """
-    # where matrices are split, each round of the loop would exchange its sums
-    if jax.sharding.get_abstract_mesh().size > 1:
+    mesh = jax.sharding.get_abstract_mesh()
+    # where a mesh splits matrices, each round of the loop would exchange its sums
+    if mesh.size > 1 and not mesh.manual_axes:
         return jax.lax.ragged_dot(x, kernels, sizes)
     return jax.lax.platform_dependent(x, kernels, sizes, cpu=looped, default=jax.lax.ragged_dot)
 

@@ -393,9 +393,10 @@ class LlamaLM:
         return param_axes(params)
 
     def axis_counts(self) -> dict[str, int]:
-        """How many units an axis splits into, where that is not its size (whole heads)."""
+        """How many units an axis splits into, where that is not its size (whole heads), and the sizes of experts."""
         shared = math.gcd(*(kv_heads for kv_heads, _ in self.laid_out.head_sizes))
-        return {"heads": self.config.num_attention_heads, "kv_heads": shared}
+        experts = self.config.experts.axis_counts if self.config.experts else {}
+        return {"heads": self.config.num_attention_heads, "kv_heads": shared} | experts
 
     def cache_axes(self, cache: KVCache) -> KVCache:
         return kv_axes(cache)

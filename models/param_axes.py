@@ -17,7 +17,13 @@ _LISTED = {"heads": "head"}  # a list of modules, each named for what it is: Med
 
 def param_axes(params: Any) -> Any:
     """Logical axis names of every leaf. A kernel's last two axes are its inputs and outputs; experts stand before them."""
-    return jax.tree_util.tree_map_with_path(lambda path, x: _axes(path, x.ndim), params)
+    return jax.tree_util.tree_map_with_path(_leaf_axes, params)
+
+
+def _leaf_axes(path: tuple[Any, ...], x: Any) -> tuple[str | None, ...]:
+    if not any(getattr(key, "key", None) == "experts" for key in path):
+        return _axes(path, x.ndim)
+    return ("expert", *("expert_mlp" if name == "mlp" else name for name in _axes(path, x.ndim)[1:]))
 
 
 def _axes(path: tuple[Any, ...], ndim: int) -> tuple[str | None, ...]:
@@ -44,4 +50,5 @@ def head_shardings(mesh: Mesh, params: Any, config: Any = None) -> Any:
     counts = {}
     if config is not None:
         counts = {"heads": config.num_attention_heads, "kv_heads": config.num_key_value_heads}
+        counts |= config.experts.axis_counts if config.experts else {}
     return shardings(mesh, param_axes(params), params, counts)

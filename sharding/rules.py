@@ -11,13 +11,17 @@ RULES: dict[str, str] = {
     "heads": "model",
     "kv_heads": "model",
     "mlp": "model",
+    "expert": "model",
+    "expert_mlp": "model",
     "slots": "context",
     "tokens": "context",
 }
 """Mesh axis of each logical axis; a name that is not here is replicated.
 
-`slots` are a cache's, `tokens` those of a block that `Block.split` lets a mesh split.
+`slots` are a cache's, `tokens` those of a block that `Block.split` lets a mesh split. Of `expert`, which expert it is, and
+`expert_mlp`, an expert's inner width, one is split: see `whole_experts`.
 """
+_LANES = 128
 
 
 def parts(mesh: Mesh | AbstractMesh | None, name: str) -> int:
@@ -31,6 +35,22 @@ def rounded(mesh: Mesh | AbstractMesh | None, name: str, size: int) -> int:
     return -(-size // count) * count
 
 
+def whole_experts(mesh: Mesh | AbstractMesh, count: int, inner: int) -> bool:
+    """Whether every device holds some experts whole, and not a part of each.
+
+    A part keeps all devices equally busy, whatever tokens choose. But where it is no multiple of the 128 lanes that matrix
+    units take, a TPU's compiler copies the matrices of all experts in every step; then experts stay whole, if the mesh divides
+    their number.
+
+    Args:
+      mesh: the mesh.
+      count: how many experts a layer has.
+      inner: the inner width of one.
+    """
+    own = parts(mesh, "expert")
+    return own > 1 and count % own == 0 and inner % (own * _LANES) != 0
+
+
 def partition(
     mesh: Mesh | AbstractMesh, axes: tuple[str | None, ...], shape: tuple[int, ...], counts: dict[str, int]
 ) -> PartitionSpec:
@@ -40,11 +60,15 @@ def partition(
       mesh: the mesh.
       axes: a logical name, or None, for every dimension.
       shape: the array's.
-      counts: units of an axis that must stay whole (heads), where they are not the dimension's size.
+      counts: units of an axis that must stay whole (heads), where they are not the dimension's size. An array with an axis
+        `expert` needs those of `expert` and `expert_mlp`, or is split by the latter.
 
     Raises:
       ValueError: where two dimensions would be split over one mesh axis.
     """
+    if "expert" in axes:
+        kept = whole_experts(mesh, counts.get("expert", 1), counts.get("expert_mlp", 1))
+        axes = tuple(None if name == ("expert_mlp" if kept else "expert") else name for name in axes)
     spec: list[str | None] = []
     for name, size in zip(axes, shape, strict=True):
         target = RULES.get(name or "")

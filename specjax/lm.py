@@ -220,7 +220,7 @@ class LM(Protocol):
         ...
 
     def axis_counts(self) -> dict[str, int]:
-        """How many units an axis splits into, where that is not its size (whole heads)."""
+        """How many units an axis splits into, where that is not its size (whole heads), and the sizes of experts."""
         ...
 
     def cache_axes(self, cache: PyTree) -> PyTree:

@@ -49,7 +49,9 @@ def records(tmp_path_factory):
 def test_a_tree_touches_more_experts_than_a_token(records):
     (alone, one), (setup, tree) = records.values()
     own = tree["experts"]
-    # two layers, three matrices of 32 x 12 in bfloat16, of which a chip has a half; two rows a chip
+    # two layers, three matrices of 32 x 12 in bfloat16, of a half of the experts; two rows a chip
+    down = setup.params["target"]["layers"][0]["mlp"]["experts"]["down"]["kernel"]
+    assert down.sharding.shard_shape(down.shape) == (8, 12, 32)
     assert (own["count"], own["per_token"], own["layers"], own["bytes"]) == (16, 2, 2, 2 * 16 * 3 * 32 * 12 * 2 // 2)
     for part, tokens in (("one_node", 2), ("step", 16)):
         share = 1 - (1 - 2 / 16) ** tokens

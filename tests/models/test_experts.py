@@ -138,7 +138,7 @@ def test_llada_moe_sees_everything(llada, tmp_path):
     ] == Masked(156895, shift=False)
 
 
-def test_a_mesh_splits_experts_within(llada):
+def test_a_mesh_that_does_not_divide_experts_splits_them_within(llada):
     folder = llada[1]
     mesh = make_mesh("data=1,model=2", jax.devices()[:2])
     split = models.load(folder, dtype="float32", mesh=mesh)

@@ -65,18 +65,20 @@ def test_a_byte_and_a_scale():
 
 
 def test_packed_experts_are_those_of_transformers(packed):
-    """All of them, and the parts that a mesh splits the inner width in: 24 columns, no whole blocks. Its
-    logits too, with two copies of every kv-head."""
+    """All of them, and a mesh's: an expert a device, or where there are more devices, parts of the inner width of 12 columns,
+    no whole blocks. Their logits too, of the first with two copies of every kv-head."""
     got, want = (models.load(folder, dtype="float32") for folder in packed)
     assert got.lm == want.lm and jax.tree.all(jax.tree.map(np.array_equal, got.params, want.params))
-    split = models.load(packed[0], dtype="float32", mesh=make_mesh("model=4", jax.devices()[:4]))
-    experts = split.params["layers"][1]["mlp"]["experts"]
-    assert experts["down"]["kernel"].addressable_shards[0].data.shape == (4, 24, 64)
-    assert experts["gate_up"]["bias"].addressable_shards[0].data.shape == (4, 48)
-    assert split.params["layers"][0]["attention"]["sinks"].addressable_shards[0].data.shape == (1,)
-    jax.tree.map(np.testing.assert_array_equal, experts, want.params["layers"][1]["mlp"]["experts"])
     ids = np.random.default_rng(1).integers(0, 128, (2, 12))
-    np.testing.assert_allclose(ours(split, ids, causal=True), ours(want, ids, causal=True), atol=1e-4)
+    logits = ours(want, ids, causal=True)
+    for parts, down, bias, sinks in ((4, (1, 96, 64), (1, 192), (1,)), (8, (4, 12, 64), (4, 24), (4,))):
+        split = models.load(packed[0], dtype="float32", mesh=make_mesh(f"model={parts}", jax.devices()[:parts]))
+        experts = split.params["layers"][1]["mlp"]["experts"]
+        shape = lambda leaf: leaf.addressable_shards[0].data.shape
+        assert (shape(experts["down"]["kernel"]), shape(experts["gate_up"]["bias"])) == (down, bias)
+        assert shape(split.params["layers"][0]["attention"]["sinks"]) == sinks
+        jax.tree.map(np.testing.assert_array_equal, experts, want.params["layers"][1]["mlp"]["experts"])
+        np.testing.assert_allclose(ours(split, ids, causal=True), logits, atol=1e-4)
 
 
 def test_what_is_packed_wrongly_is_named(packed, tmp_path):

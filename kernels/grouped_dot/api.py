@@ -32,7 +32,11 @@ def grouped_dot(x: Array, kernels: Array, sizes: Array) -> Array:
     # where a mesh splits matrices, a loop would exchange its sums in each round, and nobody partitions a kernel
     if mesh.size > 1 and not mesh.manual_axes:
         return _ragged(x, kernels, sizes)
-    return grouped_dot_p.bind(x, kernels, sizes, precision=getattr(jax.config, "jax_default_matmul_precision"))
+    return grouped_dot_p.bind(x, kernels, sizes, precision=_precision())
+
+
+def _precision(setting="jax_default_matmul_precision"):
+    return getattr(jax.config, setting)
 
 
 def _ragged(x, kernels, sizes):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.models.grouped import grouped_dot
+from specjax.kernels.grouped_dot import grouped_dot
 from specjax.models.mlp import MLP
 from specjax.sharding.ambient import known_mesh
 from specjax.sharding.rules import RULES, partition, whole_experts

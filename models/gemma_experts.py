@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.kernels.grouped_dot import grouped_dot
 from specjax.models.experts import ExpertsConfig, Kernel, mixed
-from specjax.models.grouped import grouped_dot
 from specjax.models.norms import RMSNorm, rms_norm
 
 Array = jax.Array

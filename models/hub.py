@@ -165,6 +165,7 @@ def quantised(model: Model, weights: str | formats.Format) -> Model:
     """
     formats.check_plain(model.params, "are not put into another format")
     form = _checked(weights, model.lm)
+    assert form is not None, "a format was asked for"
     return dataclasses.replace(model, params=form.params(model.params), weights=str(form))
 
 
@@ -241,7 +242,7 @@ def load(
     else:
         sources = _sources(lm, raw, folder, dtype, share_of(mesh))
         if form is not None and not later:
-            sources = form.each(lambda source, axis: QuantisedSource(source, form, axis), sources)
+            sources = form.each(functools.partial(QuantisedSource, form), sources)
         with bar(f"loading {name}", len(jax.tree.leaves(sources))) as advance:
             params = reading.read(sources, dtype, places, advance)
     if added is not None:

@@ -23,13 +23,13 @@ class QuantisedSource:
     more than its own: all inputs, or those of the groups that it has a part of.
 
     Attributes:
-      source: of the plain numbers.
-      format: what becomes of them.
+      format: what becomes of the numbers.
+      source: of the plain ones.
       axis: of its inputs, counted from the end.
     """
 
-    source: Source | Stack
     format: Format
+    source: Source | Stack
     axis: int
 
     def placed(self, dtype: Any, place: Any) -> Quantised:

@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import abouts
-from specjax.models import LlamaConfig, LlamaLM, hf_config
+from specjax.models import LlamaConfig, LlamaLM, abstract, hf_config
 from specjax.models.families.table import FAMILIES
 from specjax.models.families.unsupported import UNSUPPORTED
 from specjax.models.packed.table import FORMATS
 from specjax.models.published_configs import CONFIGS
+from specjax.plan.held import chip_bytes
 from specjax.spec import registry
 from specjax.spec.registry import Entry
 from specjax.speculative import speculative
@@ -153,6 +154,15 @@ def refused() -> Iterator[tuple[str, ...]]:
         yield ", ".join(f"`{name}`" for name in names), why
 
 
+def weights() -> Iterator[tuple[str, ...]]:
+    """What the parameters of two models take in each format."""
+    size = lambda name, line: chip_bytes(abstract(name, "bfloat16", weights=line).params)
+    yield "`weights`", "`tiny`", "Llama-3.1-8B"
+    for line in (None, "int8", "fp8", "int4", "int4:group=32", "int8:vocab=true", "int4:vocab=true"):
+        small, large = size("tiny", line) / 1e6, size("meta-llama/Llama-3.1-8B", line) / 1e9
+        yield "plain" if line is None else f"`{line}`", f"{small:.2f} MB", f"{large:.2f} GB"
+
+
 def packed() -> Iterator[tuple[str, ...]]:
     """Formats of packed weights, by `quant_method`."""
     yield "`quant_method`", "read", "refused"
@@ -255,6 +265,7 @@ TABLES = {
     "families": families,
     "refused": refused,
     "packed": packed,
+    "weights": weights,
     "rings": rings,
 }
 

@@ -1,5 +1,8 @@
 """Grouped products on a CPU: a loop over the groups that have rows, a few rows at a time."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -10,8 +13,8 @@ Array = jax.Array
 _MOST = 64  # rows that one round of the loop multiplies
 
 
-def dot(x: Array, kernels: Array, sizes: Array) -> Array:
-    """See `api.grouped_dot`.
+def dot(x: Array, kernels: Any, sizes: Array, product: Callable[[Array, Any], Array] = jnp.matmul) -> Array:
+    """See `api.grouped_dot`; with a `product` of its own it takes any pytree that has the shape `[X, E, F]` and leads with X.
 
     A round multiplies a slice of one width, whose first rows are of one group, and writes all of it. The next begins where
     that group's rows end, so that whatever was written for rows of other groups is overwritten.
@@ -23,9 +26,9 @@ def dot(x: Array, kernels: Array, sizes: Array) -> Array:
     def part(state):
         at, out = state
         group = jnp.searchsorted(ends, at, side="right")
-        kernel = jax.lax.dynamic_index_in_dim(kernels, group, keepdims=False)
-        product = (jax.lax.dynamic_slice_in_dim(padded, at, wide) @ kernel).astype(x.dtype)
-        return jnp.minimum(at + wide, ends[group]), jax.lax.dynamic_update_slice_in_dim(out, product, at, 0)
+        kernel = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, group, keepdims=False), kernels)
+        made = product(jax.lax.dynamic_slice_in_dim(padded, at, wide), kernel).astype(x.dtype)
+        return jnp.minimum(at + wide, ends[group]), jax.lax.dynamic_update_slice_in_dim(out, made, at, 0)
 
     out = jnp.zeros((rows + wide, kernels.shape[2]), x.dtype)
     return jax.lax.while_loop(lambda state: state[0] < ends[-1], part, (jnp.zeros_like(ends[0]), out))[1][:rows]

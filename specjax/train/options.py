@@ -42,6 +42,9 @@ class TrainOptions:
     dtype: str | None = option(
         None, "of the target: float32, bfloat16 or float16 (default: float32 on a CPU, else bfloat16)"
     )
+    weights: str | None = option(
+        None, "of the target, which is not trained: kept in few bits, as of generate", metavar="FORMAT"
+    )
     save_dtype: str = option("float32", "of the parameters on disk")
     mesh: str | None = option(None, "devices by axis, such as data=2,model=4 (default: one device)")
     plot: str | None = option(None, "write a picture of the loss", metavar="FILE.png")

@@ -40,7 +40,14 @@ def records(tmp_path_factory):
     made = {}
     for drafter in ("none", "prompt_lookup:length=7"):
         setup = step.prepare(model, Plan(drafter), mesh, 4, 256)
-        asked = {"model": "any", "dtype": "bfloat16", "topology": "v5e:2x2", "batch": 4, "context": 256}
+        asked = {
+            "model": "any",
+            "dtype": "bfloat16",
+            "weights": None,
+            "topology": "v5e:2x2",
+            "batch": 4,
+            "context": 256,
+        }
         asked |= {"decoding": drafter}
         made[drafter] = setup, report.record(asked, CHIP, mesh, setup, step.sizes(setup), None, 1.0, (), None)
     return made

@@ -1,0 +1,52 @@
+"""A product of rows that are sorted by group, each with the matrix of its group, plain or `Quantised`.
+
+Shapes: `R` rows, `X` groups, `E` inputs, `F` outputs.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.kernels.grouped_dot import grouped_dot as plain_dot
+from specjax.kernels.grouped_dot import loop
+from specjax.models.few_bits import Quantised, dot, plain
+
+Array = jax.Array
+
+
+def grouped_dot(x: Array, kernels: Any, sizes: Array) -> Array:
+    """See `specjax.kernels.grouped_dot`; there are no derivatives where kernels are quantised.
+
+    Args:
+      x: `[R, E]`, sorted by group.
+      kernels: `[X, E, F]`, plain or `Quantised`.
+      sizes: how many rows each group has, `[X]` int32, at most R in all.
+
+    Returns:
+      `[R, F]`; what lies behind the rows of all groups is undefined.
+    """
+    return (_quantised_dot if isinstance(kernels, Quantised) else plain_dot)(x, kernels, sizes)
+
+
+def _quantised_dot(x: Array, kernels: Quantised, sizes: Array) -> Array:
+    """A TPU's product of groups takes int8 as it is, and of other types only matrices made plain: for those the loop is better
+    there too, as long as no mesh splits them."""
+    taken = kernels.values.dtype == jnp.int8 and kernels.scale.shape[1] == 1
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.size > 1 and not mesh.manual_axes:  # each round of the loop would exchange its sums
+        return _scaled(x, kernels, sizes) if taken else jax.lax.ragged_dot(x, plain(kernels, x.dtype), sizes)
+    if not taken:
+        return _looped(x, kernels, sizes)
+    return jax.lax.platform_dependent(x, kernels, sizes, cpu=_looped, default=_scaled)
+
+
+def _looped(x: Array, kernels: Quantised, sizes: Array) -> Array:
+    return loop.dot(x, kernels, sizes, dot)
+
+
+def _scaled(x: Array, kernels: Quantised, sizes: Array) -> Array:
+    """The product with the stored values, times the scale of each row's group."""
+    product = jax.lax.ragged_dot(x, kernels.values, sizes, preferred_element_type=jnp.float32)
+    scale = jnp.repeat(kernels.scale[:, 0].astype(jnp.float32), sizes, axis=0, total_repeat_length=x.shape[0])
+    return (product * scale).astype(x.dtype)

@@ -1,6 +1,7 @@
 """SWIFT: the target drafts with some of its sublayers left out, which ones is found out on the way (arXiv:2410.06916)."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -82,6 +83,11 @@ class Swift(TreeDrafter):
     @property
     def alone(self) -> bool:
         return False
+
+    @property
+    def looks_back(self) -> float:
+        """A trial reads the text from where its window begins, which for the first generated tokens is there for good."""
+        return math.inf if self.first else self.window
 
     def bind(self, target):
         if target.num_layers < 3:

@@ -125,7 +125,7 @@ class Swift(TreeDrafter):
         def enter(block, past):
             h, first = lower(block, past)
             above = None if past is None else target.join(past[1], past[2])
-            top, rest = target.layers(weights, h, 1, target.num_layers, block, view.cache, above, skip)
+            top, rest = target.layers(weights, h, 1, target.num_layers, block, view.cache, above, skip, first)
             return (h, first, rest), target.unembed(weights, target.norm(weights, top))
 
         def grow(past, level):

@@ -208,7 +208,7 @@ class LlamaLM:
       layer_cast: whether all but the stored parameters is float32: each weight is widened where it is used, inputs and cache
         are float32, and products have their full precision (LayerCast, Yuan et al. 2025, arXiv:2506.09501).
       ahead: where given, layers with a window keep that and so many tokens besides, in a ring (`specjax.models.kv.KVCache`),
-        for whoever writes at most so many ahead of a row's text and never goes back further; None: every layer keeps all.
+        for whoever writes at most so many ahead of what it reads next and never goes back further; None: every layer keeps all.
     """
 
     config: LlamaConfig

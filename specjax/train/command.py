@@ -79,7 +79,9 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, list[str]]
     )  # fmt: skip
     models.resolve_dtype(options.save_dtype)
     mesh = make_mesh(options.mesh)
-    target = models.load(options.target or DEFAULT_MODEL, dtype=options.dtype, mesh=mesh, weights=options.weights)
+    target = models.load(
+        options.target or DEFAULT_MODEL, dtype=options.dtype, mesh=mesh, adapter=options.adapter, weights=options.weights
+    )
     longest = target.lm.config.max_position_embeddings
     if options.length > longest:
         raise ValueError(
@@ -96,6 +98,7 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, list[str]]
     about = {
         "objective": repr(task.objective), **dataclasses.asdict(settings), "batch_size": options.batch_size,
         "length": options.length, "data": rows.digest, "target": target.name,
+        "adapter": None if target.adapter is None else str(target.adapter.resolve()),
         **({} if target.weights is None else {"weights": target.weights}),
     }  # fmt: skip
     run = loop.Run(output / "training", about, resume=options.resume)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from specjax.serve.options import option
+from specjax.serve.options import DecodeOptions, option, same
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -13,6 +13,7 @@ class TrainOptions:
         dataclasses.MISSING, "name:field=value,... of {objectives}", metavar="DRAFTER", positional=True
     )
     target: str | None = option(None, "folder, shipped name or hub id (default: the shipped target)")
+    adapter: str | None = same(DecodeOptions, "adapter")
     data: tuple[str, ...] = option(
         dataclasses.MISSING, ".jsonl, .txt or .py files, or folders of them", nargs="+", metavar="FILE"
     )

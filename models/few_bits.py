@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 Array = jax.Array
 
@@ -113,13 +112,3 @@ def rows(table: Any, ids: Array) -> Array:
     """The rows `ids` `[...]` of a table `[V, E]`, plain or `Quantised`: `[..., E]`. No id may be outside."""
     taken = jax.tree.map(lambda x: x.at[ids].get(mode="promise_in_bounds"), table)
     return plain(taken)
-
-
-class Linear(nnx.Linear):
-    """`nnx.Linear`, whose kernel may be `Quantised`."""
-
-    def __call__(self, x: Array) -> Array:
-        y = dot(x.astype(self.dtype), self.kernel.get_value())
-        if self.bias is None:
-            return y
-        return y + jnp.reshape(self.bias[...].astype(self.dtype), (1,) * (y.ndim - 1) + (-1,))

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.models.experts import ExpertsConfig, Kernel, mixed
-from specjax.models.few_bits import Linear
 from specjax.models.grouped import grouped_dot
+from specjax.models.linear import Linear
 from specjax.models.norms import RMSNorm, rms_norm
 
 Array = jax.Array

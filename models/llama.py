@@ -18,11 +18,12 @@ from flax import nnx
 from specjax.kernels.tree_attention import Implementation, tree_attention
 from specjax.lm import Block, Draw, Output, Partial, Wants, inputs
 from specjax.models.experts import SparseMLP
-from specjax.models.few_bits import Linear, is_quantised, rows, scores
+from specjax.models.few_bits import is_quantised, rows, scores
 from specjax.models.gemma_experts import Beside, with_experts
 from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes
 from specjax.models.kv_heads import copied
 from specjax.models.layer_inputs import LayerInput, LayerInputs
+from specjax.models.linear import Linear
 from specjax.models.llama_config import LlamaConfig
 from specjax.models.mlp import MLP
 from specjax.models.norms import RMSNorm, rms_norm

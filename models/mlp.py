@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from flax import nnx
 
-from specjax.models.few_bits import Linear
+from specjax.models.linear import Linear
 
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 ACTIVATIONS = {"silu": nnx.silu, "gelu_pytorch_tanh": functools.partial(nnx.gelu, approximate=True)}

@@ -80,7 +80,11 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, list[str]]
     models.resolve_dtype(options.save_dtype)
     mesh = make_mesh(options.mesh)
     target = models.load(
-        options.target or DEFAULT_MODEL, dtype=options.dtype, mesh=mesh, adapter=options.adapter, weights=options.weights
+        options.target or DEFAULT_MODEL,
+        dtype=options.dtype,
+        mesh=mesh,
+        adapter=options.adapter,
+        weights=options.weights,
     )
     longest = target.lm.config.max_position_embeddings
     if options.length > longest:

@@ -52,4 +52,5 @@ def test_a_step_reads_what_is_stored(line):
     matrices = {x.shape for x in jax.tree.leaves(setup.params["target"], is_leaf=is_quantised) if is_quantised(x)}
     assert len(matrices) == 4
     assert [dims for dims in matrices if traffic.written(dims) or traffic.written(dims[::-1])] == []
-    assert step.cost_of(program, traffic).temporaries < min(a * b for a, b in matrices) * 2
+    # nor is there room for one of an MLP's: what there is holds logits and features
+    assert step.cost_of(program, traffic).temporaries < max(a * b for a, b in matrices) // 2

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.kernels.grouped_dot import grouped_dot as plain_dot
-from specjax.kernels.grouped_dot import loop
+from specjax.kernels.grouped_dot import loop, split
 from specjax.models.few_bits import Quantised, dot, plain
 
 Array = jax.Array
@@ -33,8 +33,7 @@ def _quantised_dot(x: Array, kernels: Quantised, sizes: Array) -> Array:
     """A TPU's product of groups takes int8 as it is, and of other types only matrices made plain: for those the loop is better
     there too, as long as no mesh splits them."""
     taken = kernels.values.dtype == jnp.int8 and kernels.scale.shape[1] == 1
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.size > 1 and not mesh.manual_axes:  # each round of the loop would exchange its sums
+    if split():
         return _scaled(x, kernels, sizes) if taken else jax.lax.ragged_dot(x, plain(kernels, x.dtype), sizes)
     if not taken:
         return _looped(x, kernels, sizes)

@@ -28,11 +28,15 @@ def grouped_dot(x: Array, kernels: Array, sizes: Array) -> Array:
     Returns:
       `[R, F]` in the type of `x`; what lies behind the rows of all groups is undefined.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    # where a mesh splits matrices, a loop would exchange its sums in each round, and nobody partitions a kernel
-    if mesh.size > 1 and not mesh.manual_axes:
+    if split():
         return _ragged(x, kernels, sizes)
     return grouped_dot_p.bind(x, kernels, sizes, precision=_precision())
+
+
+def split() -> bool:
+    """Whether a mesh splits matrices: a loop would exchange its sums in each round then, and nobody partitions a kernel."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.size > 1 and not mesh.manual_axes
 
 
 def _precision(setting="jax_default_matmul_precision"):

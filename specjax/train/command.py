@@ -102,7 +102,7 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, list[str]]
     about = {
         "objective": repr(task.objective), **dataclasses.asdict(settings), "batch_size": options.batch_size,
         "length": options.length, "data": rows.digest, "target": target.name,
-        "adapter": None if target.adapter is None else str(target.adapter.resolve()),
+        **({} if target.adapter is None else {"adapter": str(target.adapter.resolve())}),
         **({} if target.weights is None else {"weights": target.weights}),
     }  # fmt: skip
     run = loop.Run(output / "training", about, resume=options.resume)

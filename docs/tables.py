@@ -107,9 +107,25 @@ def policies() -> Iterator[tuple[str, ...]]:
     yield "decoder", "tokens a pass", "ratio to the first row", "right", "points against the first row, 95%", "verdict"
     for row in (found, *found["decoders"]):
         paired = against.get(row["decoder"])
-        cost = (f"{100 * paired['low']:+.1f} to {100 * paired['high']:+.1f}", paired["verdict"]) if paired else ("", "")
         speed = f"{paired['speed'] if paired else 1.0:.2f}"
-        yield f"`{row['decoder']}`", f"{row['tokens_per_step']:.2f}", speed, f"{100 * row['accuracy']:.1f}%", *cost
+        right = f"{100 * row['accuracy']:.1f}%"
+        yield f"`{row['decoder']}`", f"{row['tokens_per_step']:.2f}", speed, right, *_cost(paired)
+
+
+def _cost(paired: dict[str, Any] | None) -> tuple[str, str]:
+    """Points of a comparison, and its verdict."""
+    return (f"{100 * paired['low']:+.1f} to {100 * paired['high']:+.1f}", paired["verdict"]) if paired else ("", "")
+
+
+def few_bits() -> Iterator[tuple[str, ...]]:
+    """What weights in few bits cost the shipped model in right answers."""
+    found = report("few_bits/eval.json")
+    against = {paired["decoder"]: paired for paired in found["comparisons"]}
+    yield "`weights`", "right", "points against plain, 95%", "verdict"
+    for row in (found, *found["decoders"]):
+        paired = against.get(row["decoder"])
+        name = f"`{row['decoder'].removeprefix('weights=')}`" if paired else "plain"
+        yield name, f"{100 * row['accuracy']:.1f}%", *_cost(paired)
 
 
 def warpers() -> Iterator[tuple[str, ...]]:
@@ -266,6 +282,7 @@ TABLES = {
     "refused": refused,
     "packed": packed,
     "weights": weights,
+    "few_bits": few_bits,
     "rings": rings,
 }
 

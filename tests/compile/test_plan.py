@@ -148,23 +148,30 @@ def test_deeper_programs_are_compiled_where_more_layers_cost_less():
         own = layers if layers >= turn else 4 * turn  # the compiler finds a better program from `turn` layers on
         return step.Cost(10, 100 * own, 10 * own, {"all-reduce": {"count": own, "bytes": own}})
 
-    found, at = step.from_few_layers(lambda layers: of(layers, 4), 32)
+    found, at = step.from_few_layers(lambda layers: of(layers, 4), (2, 4), 32)
     assert (found.bytes, found.flops, at, asked) == (3200, 320, (4, 6), [2, 4, 6])
-    found, at = step.from_few_layers(lambda layers: of(layers, 4), 5)
+    found, at = step.from_few_layers(lambda layers: of(layers, 4), (2, 4), 5)
     assert (found.bytes, at) == (500, (5,))
 
 
 @pytest.mark.parametrize(
     ("name", "depth", "at"),
-    (("openai/gpt-oss-20b", 24, (2, 4)), ("openai/gpt-oss-20b", 23, (23,)), ("google/gemma-3-27b-it", 62, (62,))),
+    (
+        ("openai/gpt-oss-20b", 24, (2, 4)),
+        ("openai/gpt-oss-20b", 23, (3, 5)),
+        ("openai/gpt-oss-20b", 4, (4,)),
+        ("google/gemma-3-27b-it", 62, (8, 14)),  # two with a window, and five and a full one by turns
+        ("inclusionAI/LLaDA2.0-mini", 20, (3, 5)),  # the first has no experts
+    ),
 )
-def test_layers_of_two_kinds_lie_on_a_line_where_they_take_turns(name, depth, at, monkeypatch):
+def test_layers_lie_on_a_line_where_their_kinds_take_turns(name, depth, at, monkeypatch):
     mesh = make_mesh("data=1,model=1", jax.devices()[:1])
-    model, plan = hub.with_layers(models.abstract(name, mesh=mesh), depth, mesh), Plan("none")
-    costs = lambda setup, sampled: step.Cost(10, 100 * setup.decoder.target.num_layers, 7, {})
+    model, plan = hub.with_layers(models.abstract(name, mesh=mesh), depth, mesh), Plan(None if "LLaDA" in name else "none")
+    costs = lambda setup, sampled: step.Cost(10, 100 * len(setup.params["target"]["layers"]), 7, {})
     monkeypatch.setattr(step, "measured", costs)
     cost, found = step.model_cost(model, plan, mesh, step.prepare(model, plan, mesh, 1, 256), False, False)
     assert (cost.bytes, found) == (100 * depth, at)
+    assert step.depths([0, 1, 2, 3, 4, 5, 6, 7]) is None
 
 
 def test_costs_are_extrapolated_on_a_line():

@@ -21,7 +21,9 @@ from specjax.sharding.aot import compiled as compile_ahead
 from specjax.sharding.rules import placed, rounded, shardings
 from specjax.spec import assemble as assembly
 
-LEAST = 2  # layers that the second of the two programs from which a deeper model is extrapolated has more than the first
+LEAST = (
+    2  # layers that the second of the two programs from which a deeper model is extrapolated has more than the first
+)
 MOST = 2  # turns of layers that deeper programs have more, where the first two lie on no line
 
 

@@ -166,7 +166,10 @@ def test_deeper_programs_are_compiled_where_more_layers_cost_less():
 )
 def test_layers_lie_on_a_line_where_their_kinds_take_turns(name, depth, at, monkeypatch):
     mesh = make_mesh("data=1,model=1", jax.devices()[:1])
-    model, plan = hub.with_layers(models.abstract(name, mesh=mesh), depth, mesh), Plan(None if "LLaDA" in name else "none")
+    model, plan = (
+        hub.with_layers(models.abstract(name, mesh=mesh), depth, mesh),
+        Plan(None if "LLaDA" in name else "none"),
+    )
     costs = lambda setup, sampled: step.Cost(10, 100 * len(setup.params["target"]["layers"]), 7, {})
     monkeypatch.setattr(step, "measured", costs)
     cost, found = step.model_cost(model, plan, mesh, step.prepare(model, plan, mesh, 1, 256), False, False)

@@ -30,17 +30,13 @@ def grouped_dot(x: Array, kernels: Array, sizes: Array) -> Array:
     """
     if split():
         return _ragged(x, kernels, sizes)
-    return grouped_dot_p.bind(x, kernels, sizes, precision=_precision())
+    return grouped_dot_p.bind(x, kernels, sizes, precision=tpu.precision())
 
 
 def split() -> bool:
     """Whether a mesh splits matrices: a loop would exchange its sums in each round then, and nobody partitions a kernel."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.size > 1 and not mesh.manual_axes
-
-
-def _precision(setting="jax_default_matmul_precision"):
-    return getattr(jax.config, setting)
 
 
 def _ragged(x, kernels, sizes):

@@ -110,10 +110,13 @@ def table(records: list[dict[str, Any]], chip: Chip) -> str:
         lines += [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
         ]
+    links = f", {chip.ici_bandwidth / GB:.0f} GB/s between chips" if chip.ici_bandwidth else ""
     lines.append(
         f"{chip.name}: {chip.hbm_bytes / GB:.1f} GB, {chip.hbm_bandwidth / GB:.0f} GB/s, "
-        f"{chip.flops / 1e12:.0f} TFLOP/s bfloat16, {chip.ici_bandwidth / GB:.0f} GB/s between chips ({chip.source})"
+        f"{chip.flops / 1e12:.0f} TFLOP/s {chip.dtype}{links} ({chip.source})"
     )
+    if chip.compiler is None:
+        lines.append("not compiled: memory is that of weights, cache and state, without what a step takes besides")
     done = [r for r in records if "compiled_layers" in r]
     if any(len(r["compiled_layers"]) > 1 for r in done):
         low, high = next(r["compiled_layers"] for r in done if len(r["compiled_layers"]) > 1)

@@ -96,6 +96,7 @@ def test_what_does_not_fit_says_what_does(plan):
     [
         (("--topology", "v9:1"), "v5e, v5p, v6e, h100"),
         (("--topology", "v5e:2x2x2"), "no slice of v5e"),
+        (("--topology", "t4:2"), "no slice of t4; there are 1"),
         (("--model", "no/such"), "meta-llama/Llama-3.1-8B"),
         (("--mesh", "data=1,model=8"), "give data=1,model=4"),
         (("--mesh", "rows=4"), "data, model, context"),
@@ -114,6 +115,28 @@ def test_bad_input_is_one_line(plan, words, says):
     usual |= dict(zip(words[::2], words[1::2], strict=True))
     status, out, err = plan(*(word for pair in usual.items() for word in pair))
     assert (status, out) == (2, "") and err.startswith("specjax: error: ") and err.count("\n") == 1 and says in err
+
+
+def test_what_nothing_compiles_for_is_counted(plan):
+    words = (
+        "--model",
+        "meta-llama/Llama-3.1-8B",
+        "--topology",
+        "t4:1",
+        "--batch",
+        4,
+        "--drafter",
+        "none",
+        "--weights",
+        "int4",
+    )
+    status, out, _ = plan(*words)
+    assert status == 0 and "float16, weights in int4" in out and "not compiled: memory is that of" in out
+    status, _, err = plan(*words[:-2])
+    assert status == 2 and "it needs 20.4 GB a chip and t4:1 has 16.0" in err
+    record = json.loads(plan(*words, "--json")[1])
+    assert record["fits"] and "seconds" not in record and "temporaries" not in record["bytes_per_chip"]
+    assert record["bytes_per_chip"]["cache"] == 4 * 8192 * 32 * 8 * 128 * 2 * 2
 
 
 def test_a_missing_compiler_says_what_to_install(monkeypatch):

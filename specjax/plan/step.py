@@ -13,7 +13,7 @@ import numpy as np
 
 from specjax.models import hub
 from specjax.plan.experts import Chosen, chosen, grouped
-from specjax.plan.held import chip_bytes
+from specjax.plan.held import chip_bytes, looked_up
 from specjax.plan.hlo import Traffic, traffic
 from specjax.plan.pallas import kernels
 from specjax.sampling import Sampling
@@ -48,7 +48,8 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Bytes a chip, and what a step must read of them at least: of experts those that its nodes touch; see `Chosen.read`."""
+    """Bytes a chip, and what a step must read of them at least: of experts those that its nodes touch (see `Chosen.read`), and
+    of a table of embeddings that is no head none, for it takes but a few rows of it."""
 
     weights: int
     cache: int
@@ -120,7 +121,7 @@ def sizes(setup: Setup) -> Sizes:
     weights = chip_bytes(setup.params)
     context = setup.state.tokens.shape[1]
     own = setup.experts
-    idle = 0 if own is None else own.bytes - own.read(own.nodes)
+    idle = chip_bytes(looked_up(setup.params)) + (0 if own is None else own.bytes - own.read(own.nodes))
     return Sizes(weights, cache, chip_bytes(setup.state) - cache, weights - idle + cache * setup.live // context)
 
 

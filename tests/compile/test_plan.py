@@ -12,7 +12,7 @@ from specjax import cli, models
 from specjax.models import gemma_config, hub
 from specjax.models.diffusion_gemma import DiffusionGemmaConfig
 from specjax.models.gemma_heads import Heads
-from specjax.plan import fit, step
+from specjax.plan import fit, report, step
 from specjax.sharding import aot, make_mesh
 from specjax.spec.assemble import Plan
 
@@ -115,6 +115,18 @@ def test_bad_input_is_one_line(plan, words, says):
     usual |= dict(zip(words[::2], words[1::2], strict=True))
     status, out, err = plan(*(word for pair in usual.items() for word in pair))
     assert (status, out) == (2, "") and err.startswith("specjax: error: ") and err.count("\n") == 1 and says in err
+
+
+def test_links_are_those_of_the_slice():
+    """A slice of v5e is closed to rings at 16 x 16 alone; its chips have four links, those of v5p six."""
+    shares = {"v5e:1x1": 0, "v5e:2x2": 2 / 4, "v5e:1x4": 1 / 4, "v5e:8x16": 2 / 4, "v6e:16x16": 1, "v5p:2x2x1": 2 / 6}
+    shares |= {"v5p:2x4x4": 3 / 6, "v5p:4x4x8": 1, "h100:4": 1}
+    for topology, share in shares.items():
+        chip = aot.chip_of(topology)
+        assert chip.links(topology) == pytest.approx(share * chip.ici_bandwidth)
+    cost = step.Cost(0, 819e6, 0, {"all-reduce": {"count": 2, "bytes": 10**6}})
+    found = report.roofline(aot.chip_of("v5e:2x2"), cost, 4, "v5e:2x2")
+    assert found == pytest.approx({"memory": 1e-3, "compute": 0, "collectives": 1.5e-5, "step": 1.015e-3})
 
 
 def test_what_nothing_compiles_for_is_counted(plan):

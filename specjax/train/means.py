@@ -24,6 +24,10 @@ class Mean:
         """The mean over the whole batch, as a constant: for losses that are not linear in it."""
         return jax.lax.stop_gradient(self(values, weights))
 
+    def every(self, values: Array) -> Array:
+        """The values of all parts, as a constant, flat and in any order: for a choice among those of the whole batch."""
+        return jax.lax.stop_gradient(values).reshape(-1)
+
 
 MEAN = Mean()
 
@@ -31,12 +35,17 @@ MEAN = Mean()
 class Counted(Mean):
     """Keeps what `Parts` will need of this part.
 
+    Args:
+      number: which of the parts it is.
+      parts: how many there are.
+
     Attributes:
-      kept: for every mean its weight; of a `whole` one its sum as well.
+      kept: for every mean its weight; of a `whole` one its sum as well; for `every` all parts' places, the others empty.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, number: Array | int = 0, parts: int = 1) -> None:
         self.kept: list[Array | tuple[Array, Array]] = []
+        self._number, self._parts = number, parts
 
     def __call__(self, values, weights):
         total, weight = _sums(values, weights)
@@ -47,6 +56,11 @@ class Counted(Mean):
         sums = jax.lax.stop_gradient(_sums(values, weights))
         self.kept.append(sums)
         return _over(*sums)
+
+    def every(self, values):
+        values = super().every(values)
+        self.kept.append(jnp.zeros((self._parts, *values.shape), values.dtype).at[self._number].set(values))
+        return values
 
 
 class Parts(Mean):
@@ -64,6 +78,9 @@ class Parts(Mean):
 
     def whole(self, values, weights):
         return _over(*next(self._left))
+
+    def every(self, values):
+        return next(self._left).reshape(-1)
 
 
 def _sums(values: Array, weights: Array) -> tuple[Array, Array]:

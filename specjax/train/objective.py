@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.lm import LM, Block, Output, Wants
+from specjax.sharding import shardings
 from specjax.train.means import MEAN, Mean
 
 Array = jax.Array
@@ -33,6 +34,13 @@ class Batch:
     mask: Array
     documents: Array | None = None
 
+    @classmethod
+    def placed(cls, arrays: dict[str, Any], mesh: jax.sharding.Mesh | None) -> "Batch":
+        """Of arrays by name, as `specjax.train.data.batches` gives them; a mesh splits their rows over its axis `data`."""
+        if mesh is not None:
+            arrays = jax.device_put(arrays, shardings(mesh, dict.fromkeys(arrays, ("batch", None)), arrays))
+        return cls(**jax.tree.map(jnp.asarray, arrays))
+
     @property
     def positions(self) -> Array:
         """`[B, T]` int32, from 0 on in every document."""
@@ -41,6 +49,13 @@ class Batch:
             return slots
         begins = jnp.pad(self.documents[:, 1:] != self.documents[:, :-1], ((0, 0), (1, 0)))
         return slots - jax.lax.cummax(jnp.where(begins, slots, 0), axis=1)
+
+    @property
+    def sizes(self) -> Array:
+        """`[B, T]` int32, how many tokens the document of each slot has."""
+        if self.documents is None:
+            return jnp.full(self.tokens.shape, self.tokens.shape[1], jnp.int32)
+        return (self.documents[:, :, None] == self.documents[:, None]).sum(axis=2, dtype=jnp.int32)
 
     def together(self, steps: int) -> Array:
         """`[B, T - steps]` bool, whether slots t and t + steps are of one document."""
@@ -74,8 +89,26 @@ class Batch:
         return _block(self.tokens[:, 1:], self.positions[:, :-1], documents, seen)
 
 
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How the authors of a method update its parameters, where nothing else is asked for; without it, as HF's trainer does.
+
+    Attributes:
+      clip: the largest norm of a gradient, or its largest entry.
+      by_value: whether entries are clipped, each on its own.
+      weight_decay: of AdamW.
+    """
+
+    clip: float = 1.0
+    by_value: bool = False
+    weight_decay: float = 0.0
+
+
 class Objective(abc.ABC):
     """Parameters and the loss they are fitted to. Implementations are frozen dataclasses: static and hashable."""
+
+    recipe: ClassVar[Recipe] = Recipe()
+    """How its authors update the parameters."""
 
     saved: ClassVar[tuple[str, ...]] = ()
     """Fields of `method` that parameters depend on, written beside them and read back with them."""
@@ -83,11 +116,6 @@ class Objective(abc.ABC):
     @property
     def packed(self) -> bool:
         """Whether a row may hold several documents."""
-        return True
-
-    @property
-    def divisible(self) -> bool:
-        """Whether a batch may come in parts."""
         return True
 
     @property

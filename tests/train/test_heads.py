@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from support import small_training as tiny
+from support.objectives import SIZES, packed
 
 from specjax.draft import MTP, Clover2, DFlash, DSpark, Eagle, Eagle3, Gemma4Assistant, Hydra, Medusa, PEagle
 from specjax.expand import Chain
@@ -127,6 +128,35 @@ def test_what_an_unrolled_pass_sees():
         assert np.flatnonzero(seen[t, 0]).tolist() == list(range(max(t - 1, 0)))  # pairs up to t - 2
         assert np.flatnonzero(seen[t, 1]).tolist() == ([t - 1] if t else [])
         assert np.flatnonzero(seen[t, 2]).tolist() == [t]
+
+
+class Shown(Exception):
+    """Carries the features that a head would read."""
+
+
+class Showing(Eagle):
+    """EAGLE-1's drafter up to its first reading."""
+
+    def read(self, params, features, *rest):
+        raise Shown(features)
+
+
+def test_noise_goes_as_one_over_the_length_of_a_text():
+    """Of every document of a row, not of the row."""
+    target, drafter = tiny.target_params(), Showing().bind(tiny.TARGET)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def features(noise):
+        try:
+            TrainEagle(drafter, noise=noise).loss({}, target, packed(), jax.random.key(1))
+        except Shown as shown:
+            return shown.args[0]
+
+    most = np.abs(np.asarray(features(0.1)) - np.asarray(features(0.0))).max(axis=-1)
+    for row, sizes in enumerate(SIZES):
+        for number, size in enumerate(sizes):
+            own = most[row][np.asarray(packed().documents)[row, : most.shape[1]] == number]
+            assert 0.9 * 51.2 / size < own.max() < 1.001 * 51.2 / size
 
 
 def test_peagle_reads_features_with_noise():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from specjax.draft.hydra import head_law
 from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
 from specjax.train.means import MEAN
+from specjax.train.objective import Recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +18,7 @@ class TrainHydra(HeadObjective):
       decay: see above.
     """
 
+    recipe = Recipe(weight_decay=0.1)
     saved = ("heads", "layers", "prefix_layer")
 
     decay: float = 0.8

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.lm import Output, Wants
-from specjax.train.losses import Divergence, ForwardKL, acceptance, agreement
+from specjax.train.losses import ForwardKL, Loss, acceptance, agreement
 from specjax.train.means import Mean
 from specjax.train.objective import Batch, Objective, read
 
@@ -70,8 +70,8 @@ class Guess:
     weight: float
 
 
-def score(teacher: Teacher, guesses: list[Guess], divergence: Divergence, mean: Mean) -> tuple[Array, dict[str, Array]]:
-    """The weighted divergences of some guesses from the target's laws, and how often each would be accepted.
+def score(teacher: Teacher, guesses: list[Guess], divergence: Loss, mean: Mean) -> tuple[Array, dict[str, Array]]:
+    """The weighted losses of some guesses, each on its own, and how often each would be accepted.
 
     A guess of `steps` s at slot t is compared with the target's law after token t + s, where token t + s + 1 is to be
     predicted and is of slot t's document. A token that the draft cannot say is one that it guesses wrongly.
@@ -85,13 +85,21 @@ def score(teacher: Teacher, guesses: list[Guess], divergence: Divergence, mean: 
         known = teacher.ahead(teacher.known, guess.steps, width)
         outside = None if teacher.outside is None else teacher.ahead(teacher.outside, guess.steps, width)
         due = teacher.batch.due(guess.steps + 1)[:, :width]
-        mask = due if divergence.counts_outside else due & known
-        loss += guess.weight * mean(divergence.positions(law, guess.logits, outside), mask)
+        loss += guess.weight * divergence(law, guess.logits, due, mean=mean, known=known, outside=outside)
         if number == 0:
-            metrics["acceptance"] = mean(acceptance(law, guess.logits, outside), due)
-            weight = mask.sum()
+            weight = due.sum()
+        metrics[of_depth("acceptance", number)] = mean(acceptance(law, guess.logits, outside), due)
         metrics[f"agreement_{number + 1}"] = mean(agreement(law, guess.logits) * known, due)
     return loss, metrics | {"weight": weight}
+
+
+def of_depth(name: str, number: int) -> str:
+    """What a metric of the number-th guess, from 0 on, is called: the first has the name itself.
+
+    >>> [of_depth("acceptance", number) for number in range(3)]
+    ['acceptance', 'acceptance_2', 'acceptance_3']
+    """
+    return f"{name}_{number + 1}" if number else name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +114,7 @@ class HeadObjective(Objective):
 
     drafter: Any
     ids: Ids = ()
-    divergence: Divergence = ForwardKL()
+    divergence: Loss = ForwardKL()
 
     def init(self, key, target_params):
         """Fresh parameters over the columns `ids`, without the list itself, which is not trained."""

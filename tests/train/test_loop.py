@@ -12,6 +12,7 @@ from support import small_training as tiny
 
 from specjax.sharding import make_mesh
 from specjax.train.data import batches
+from specjax.train.held_out import HeldOut
 from specjax.train.loop import NotFinite, Run, Settings, TrainState, fit, update
 from specjax.train.means import MEAN
 from specjax.train.objective import Batch, Objective, each_row
@@ -77,6 +78,43 @@ def test_a_killed_run_goes_on_bit_by_bit(tmp_path, accumulate):
     assert np.array_equal(resumed["table"], whole["table"])
     again, none = train(tmp_path / "killed", objective, settings=settings, resume=True)  # a finished run
     assert not none and np.array_equal(again["table"], whole["table"])
+
+
+HELD = HeldOut(tiny.rows(7, seed=1), batch_size=3)
+
+
+def test_held_out_text_is_one_batch(tmp_path):
+    """Its figures are those of all its rows together, the last batch filled up, and stand in the metrics of a checkpoint."""
+    params, seen = train(tmp_path, Bigram(), held_out=HELD)
+    assert [record["step"] for record in seen if "held_out_loss" in record] == [2, 4, 6, 8, 9]
+    best = min((record for record in seen if "held_out_loss" in record), key=lambda record: record["held_out_loss"])
+    whole = Batch(jnp.asarray(HELD.rows.tokens), jnp.asarray(HELD.rows.mask))
+    loss, metrics = Bigram().loss(params, jnp.float32(0), whole, jax.random.key(0))  # the best one's parameters
+    assert best["held_out_loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert best["held_out_acceptance"] == pytest.approx(float(metrics["acceptance"]), rel=1e-5)
+
+
+RISING = dataclasses.replace(SETTINGS, steps=12, learning_rate=3.0, warmup=0)
+"""Much too fast: what is held out gets worse."""
+
+
+def test_the_best_checkpoint_is_kept_and_no_more_patience_ends_it(tmp_path):
+    held_out = dataclasses.replace(HELD, patience=2)
+    params, seen = train(tmp_path / "whole", Bigram(), settings=RISING, held_out=held_out)
+    told = {record["step"]: record["held_out_loss"] for record in seen if "held_out_loss" in record}
+    best = min(told, key=told.get)
+    assert seen[-1]["step"] == best + 4 < 12  # two checkpoints without a lower one
+    steps = sorted(int(path.name) for path in (tmp_path / "whole" / "checkpoints").iterdir())
+    assert steps == [best, best + 2, best + 4]
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "killed", Bigram(), settings=RISING, held_out=held_out, stop=best + 3)
+    again, rest = train(tmp_path / "killed", Bigram(), settings=RISING, held_out=held_out, resume=True)
+    assert log(tmp_path / "killed") == log(tmp_path / "whole") and rest[-1] == seen[-1]
+    assert np.array_equal(again["table"], params["table"])
+    ended, none = train(tmp_path / "killed", Bigram(), settings=RISING, held_out=held_out, resume=True)
+    assert not none and np.array_equal(ended["table"], params["table"])
+    with pytest.raises(ValueError, match="patience must be at least 1"):
+        HeldOut(HELD.rows, patience=0)
 
 
 def test_what_cannot_be_resumed(tmp_path):
@@ -147,6 +185,13 @@ def test_the_update_is_adamw_behind_a_clipped_gradient():
     wanted = params["table"] - 0.05 * (clipped / (jnp.abs(clipped) + 1e-8) + 0.1 * params["table"])
     np.testing.assert_allclose(state.params["table"], wanted, atol=1e-5)
     assert metrics["lr"] == np.float32(0.05) and state.step == 1
+
+
+def test_entries_are_clipped_each_on_its_own():
+    state, metrics = one_update(Settings(steps=10, clip=0.001, by_value=True))
+    moments = state.optimizer[1][0].mu["table"]  # a tenth of the gradient
+    assert float(jnp.abs(moments).max()) == pytest.approx(1e-4, rel=1e-5)
+    assert 0.1 * float(metrics["grad_norm"]) > 2 * float(jnp.sqrt(jnp.square(moments).sum())) > 1e-4
 
 
 def test_the_rate_warms_up_and_falls_to_almost_nothing():

@@ -1,0 +1,105 @@
+"""Text that is not trained on: what a run reads of it at every checkpoint, and which checkpoint was best."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.train.means import Counted, Parts
+from specjax.train.objective import Batch, Objective
+
+Array = jax.Array
+PyTree = Any
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def counts_of(
+    objective: Objective, parts: int, number: Array, params: PyTree, frozen: PyTree, batch: Batch, keys: Array
+) -> list[Any]:
+    """What one of some batches counts to the means over all of them."""
+    mean = Counted(number, parts)
+    objective.loss(params, frozen, batch, keys, mean)
+    return mean.kept
+
+
+@functools.partial(jax.jit, static_argnums=(0,))
+def share_of(
+    objective: Objective, counts: list[Any], params: PyTree, frozen: PyTree, batch: Batch, keys: Array
+) -> dict[str, Array]:
+    """One batch's share of the loss and the metrics of all of them."""
+    loss, metrics = objective.loss(params, frozen, batch, keys, Parts(counts))
+    return {"loss": loss} | {name: value for name, value in metrics.items() if name != "weight"}
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """Text that is not trained on, and is read at every checkpoint.
+
+    Attributes:
+      rows: of it, from `data.read_rows`.
+      batch_size: rows that are read at a time.
+      patience: how many checkpoints without a lower loss end the training; None: none do.
+    """
+
+    rows: Any
+    batch_size: int = 8
+    patience: int | None = None
+
+    def __post_init__(self):
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"patience must be at least 1 checkpoint, got {self.patience}")
+
+    def metrics(
+        self, objective: Objective, params: PyTree, frozen: PyTree, key: Array, mesh: jax.sharding.Mesh | None = None
+    ) -> dict[str, float]:
+        """The loss and the objective's metrics over all the text as one batch, each `held_out_` and its name.
+
+        Args:
+          objective: what is fitted.
+          params: of the objective.
+          frozen: what it calls `target_params`.
+          key: the same one each time, so that what is drawn is as well.
+          mesh: as `fit` has it.
+        """
+        parts = -(-len(self.rows) // self.batch_size)
+        batches = [Batch.placed(self._batch(number), mesh) for number in range(parts)]
+        keys = jax.random.split(key, (parts, self.batch_size))
+        counts = totals = None
+        for number, batch in enumerate(batches):
+            count = counts_of(objective, parts, jnp.int32(number), params, frozen, batch, keys[number])
+            counts = count if counts is None else jax.tree.map(jnp.add, counts, count)
+        for number, batch in enumerate(batches):
+            share = share_of(objective, counts, params, frozen, batch, keys[number])
+            totals = share if totals is None else jax.tree.map(jnp.add, totals, share)
+        return {f"held_out_{name}": float(value) for name, value in jax.device_get(totals).items()}
+
+    def _batch(self, number: int) -> dict[str, np.ndarray]:
+        """Rows as `data.batches` gives them; the last batch is filled up with rows in which nothing is to be predicted."""
+        begin = number * self.batch_size
+        found = [self.rows[i] for i in range(begin, min(begin + self.batch_size, len(self.rows)))]
+        empty = {name: np.zeros_like(array) for name, array in found[0].items()}
+        found += [empty] * (self.batch_size - len(found))
+        return {name: np.stack([row[name] for row in found]) for name in empty}
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The checkpoint with the lowest loss on held-out text.
+
+    Attributes:
+      step: its step; 0: there is none yet.
+      loss: its loss.
+      stale: checkpoints since then.
+    """
+
+    step: int = 0
+    loss: float = math.inf
+    stale: int = 0
+
+    def after(self, step: int, loss: float) -> "Best":
+        """The best one after another checkpoint."""
+        return Best(step, loss) if loss < self.loss else dataclasses.replace(self, stale=self.stale + 1)

@@ -60,7 +60,7 @@ def started(name):
     target = frozen("acceptance" if name in ("acceptance", "distill_chosen") else "distill")
     if name in ("masked", "dparallel", "learn2pd"):
         target = tiny.draft_params()
-    return objective, objective.init(jax.random.key(2), target), target
+    return objective, objective.init(jax.random.key(3), target), target
 
 
 @pytest.mark.parametrize(

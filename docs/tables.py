@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import abouts
-from specjax.models import LlamaConfig, LlamaLM, hf_config
+from specjax.models import LlamaConfig, LlamaLM, abstract, hf_config
 from specjax.models.families.table import FAMILIES
 from specjax.models.families.unsupported import UNSUPPORTED
 from specjax.models.packed.table import FORMATS
 from specjax.models.published_configs import CONFIGS
+from specjax.plan.held import chip_bytes
 from specjax.spec import registry
 from specjax.spec.registry import Entry
 from specjax.speculative import speculative
@@ -106,9 +107,25 @@ def policies() -> Iterator[tuple[str, ...]]:
     yield "decoder", "tokens a pass", "ratio to the first row", "right", "points against the first row, 95%", "verdict"
     for row in (found, *found["decoders"]):
         paired = against.get(row["decoder"])
-        cost = (f"{100 * paired['low']:+.1f} to {100 * paired['high']:+.1f}", paired["verdict"]) if paired else ("", "")
         speed = f"{paired['speed'] if paired else 1.0:.2f}"
-        yield f"`{row['decoder']}`", f"{row['tokens_per_step']:.2f}", speed, f"{100 * row['accuracy']:.1f}%", *cost
+        right = f"{100 * row['accuracy']:.1f}%"
+        yield f"`{row['decoder']}`", f"{row['tokens_per_step']:.2f}", speed, right, *_cost(paired)
+
+
+def _cost(paired: dict[str, Any] | None) -> tuple[str, str]:
+    """Points of a comparison, and its verdict."""
+    return (f"{100 * paired['low']:+.1f} to {100 * paired['high']:+.1f}", paired["verdict"]) if paired else ("", "")
+
+
+def few_bits() -> Iterator[tuple[str, ...]]:
+    """What weights in few bits cost the shipped model in right answers."""
+    found = report("few_bits/eval.json")
+    against = {paired["decoder"]: paired for paired in found["comparisons"]}
+    yield "`weights`", "right", "points against plain, 95%", "verdict"
+    for row in (found, *found["decoders"]):
+        paired = against.get(row["decoder"])
+        name = f"`{row['decoder'].removeprefix('weights=')}`" if paired else "plain"
+        yield name, f"{100 * row['accuracy']:.1f}%", *_cost(paired)
 
 
 def warpers() -> Iterator[tuple[str, ...]]:
@@ -151,6 +168,15 @@ def refused() -> Iterator[tuple[str, ...]]:
     yield "architecture", "why not"
     for names, why in UNSUPPORTED.items():
         yield ", ".join(f"`{name}`" for name in names), why
+
+
+def weights() -> Iterator[tuple[str, ...]]:
+    """What the parameters of two models take in each format."""
+    size = lambda name, line: chip_bytes(abstract(name, "bfloat16", weights=line).params)
+    yield "`weights`", "`tiny`", "Llama-3.1-8B"
+    for line in (None, "int8", "fp8", "int4", "int4:group=32", "int8:vocab=true", "int4:vocab=true"):
+        small, large = size("tiny", line) / 1e6, size("meta-llama/Llama-3.1-8B", line) / 1e9
+        yield "plain" if line is None else f"`{line}`", f"{small:.2f} MB", f"{large:.2f} GB"
 
 
 def packed() -> Iterator[tuple[str, ...]]:
@@ -255,6 +281,8 @@ TABLES = {
     "families": families,
     "refused": refused,
     "packed": packed,
+    "weights": weights,
+    "few_bits": few_bits,
     "rings": rings,
 }
 

@@ -117,7 +117,7 @@ class DiffusionGemmaLM:
             final=final if wants.final else None,
         )
 
-    def layers(self, params, h, lo, hi, block: Block, cache, past=None, skip=None) -> tuple[Array, KVDelta]:
+    def layers(self, params, h, lo, hi, block: Block, cache, past=None, skip=None, below=None) -> tuple[Array, KVDelta]:
         """The encoder's layers `[lo, hi)` on `h` `[B, T, E]`; see `specjax.lm.LM.layers`.
 
         Raises:

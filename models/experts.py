@@ -98,7 +98,7 @@ def mixed(own: Any, x: Array, weights: Array, experts: Array) -> Array:
       weights: in float32.
       experts: int32.
     """
-    count, inner, _ = own.down.kernel[...].shape
+    count, inner, _ = own.down.kernel.get_value().shape
     mesh = known_mesh()
     if mesh is None or not whole_experts(mesh, count, inner):
         return _summed(x, weights, experts, count, own.mlp)
@@ -107,7 +107,7 @@ def mixed(own: Any, x: Array, weights: Array, experts: Array) -> Array:
 
     def part(params, x, weights, experts):
         held = nnx.merge(graph, params)
-        number = held.down.kernel[...].shape[0]
+        number = held.down.kernel.get_value().shape[0]
 
         def mlp(x, sizes):
             here = (jnp.arange(x.shape[0]) < sizes[:number].sum())[:, None]
@@ -169,7 +169,7 @@ class Experts(nnx.Module):
 
     def mlp(self, x: Array, sizes: Array) -> Array:
         """Tokens sorted by expert, `sizes` `[X]` of which each has."""
-        gate, up, down = (part.kernel[...] for part in (self.gate, self.up, self.down))
+        gate, up, down = (part.kernel.get_value() for part in (self.gate, self.up, self.down))
         inner = nnx.silu(grouped_dot(x, gate, sizes)) * grouped_dot(x, up, sizes)
         return grouped_dot(inner, down, sizes)
 
@@ -184,7 +184,7 @@ class Affine(nnx.Module):
     def __call__(self, x: Array, sizes: Array) -> Array:
         """Tokens sorted by expert, `sizes` `[X]` of which each has."""
         bias = jnp.repeat(self.bias[...], sizes, axis=0, total_repeat_length=x.shape[0])
-        return grouped_dot(x, self.kernel[...], sizes) + bias
+        return grouped_dot(x, self.kernel.get_value(), sizes) + bias
 
 
 class ClampedExperts(nnx.Module):

@@ -11,14 +11,15 @@ from flax import nnx
 
 from specjax.models.experts import ExpertsConfig, Kernel, mixed
 from specjax.models.grouped import grouped_dot
+from specjax.models.linear import Linear
 from specjax.models.norms import RMSNorm, rms_norm
 
 Array = jax.Array
 
 
-def linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Linear:
+def linear(inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs) -> Linear:
     """A product without a bias."""
-    return nnx.Linear(inputs, outputs, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
+    return Linear(inputs, outputs, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
 
 
 class Router(nnx.Module):
@@ -51,8 +52,8 @@ class Experts(nnx.Module):
 
     def mlp(self, x: Array, sizes: Array) -> Array:
         """Tokens sorted by expert, `sizes` `[X]` of which each has."""
-        gate, up = jnp.split(grouped_dot(x, self.gate_up.kernel[...], sizes), 2, axis=-1)
-        return grouped_dot(nnx.gelu(gate) * up, self.down.kernel[...], sizes)
+        gate, up = jnp.split(grouped_dot(x, self.gate_up.kernel.get_value(), sizes), 2, axis=-1)
+        return grouped_dot(nnx.gelu(gate) * up, self.down.kernel.get_value(), sizes)
 
 
 class Beside(nnx.Module):

@@ -11,10 +11,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.models import adapters, gemma_config, gemma_names, hf_config, orbax_folder, reading, tokenizer, weights
+from specjax.models import (
+    adapters,
+    formats,
+    gemma_config,
+    gemma_names,
+    hf_config,
+    orbax_folder,
+    reading,
+    tokenizer,
+    weights,
+)
 from specjax.models import masked as masked_config
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
+from specjax.models.few_bits import is_quantised
 from specjax.models.fields import an_object, is_id, is_size, shown
 from specjax.models.json_file import read_json
 from specjax.models.kv_heads import copies_for
@@ -23,6 +34,7 @@ from specjax.models.packed import table as packed
 from specjax.models.placement import share_of, stored_places, widened, with_copies
 from specjax.models.progress import bar
 from specjax.models.published_configs import CONFIGS
+from specjax.models.quantising import QuantisedSource
 from specjax.models.tensors import read_folder
 from specjax.sharding import rules
 
@@ -51,6 +63,7 @@ class Model:
       masked: how it is used for diffusion, a `Canvas` where it has no mask; None for an autoregressive model.
       longest: how many positions it was made for; None is what `lm.config` says, or no bound.
       adapter: the folder of the LoRA adapter that is in its parameters, or None.
+      weights: the format of matrices that are kept in few bits, a line such as `"int4:group=32"`; None: all are plain.
     """
 
     lm: Any
@@ -63,11 +76,13 @@ class Model:
     masked: masked_config.Masked | None = None
     longest: int | None = None
     adapter: Path | None = None
+    weights: str | None = None
 
     def __repr__(self) -> str:
-        millions = sum(leaf.size for leaf in jax.tree.leaves(self.params)) / 1e6
+        millions = sum(leaf.size for leaf in jax.tree.leaves(self.params, is_leaf=is_quantised)) / 1e6
         kind = "" if self.dtype is None else f", {self.dtype_name}"
-        added = "" if self.adapter is None else f", adapter {str(self.adapter)!r}"
+        added = "" if self.weights is None else f", weights in {self.weights}"
+        added += "" if self.adapter is None else f", adapter {str(self.adapter)!r}"
         return f"Model({self.name!r}, {type(self.lm).__name__}, {millions:.2f} M parameters{kind}{added})"
 
     @property
@@ -134,8 +149,40 @@ def retyped(model: Model, dtype: Any) -> Model:
     """
     lm, kind = _typed(model.lm, dtype)
     cast = lambda x: x.astype(kind) if jnp.issubdtype(x.dtype, jnp.floating) else x
-    params = model.params if kind == model.dtype else jax.tree.map(cast, model.params)
+    params = model.params if kind == model.dtype else jax.tree.map(cast, model.params, is_leaf=is_quantised)
     return dataclasses.replace(model, lm=lm, params=params, dtype=kind)
+
+
+def quantised(model: Model, weights: str | formats.Format) -> Model:
+    """A model with its matrices in few bits, made of those that it has; `load` makes them of a folder's.
+
+    Args:
+      model: with its parameters, plain.
+      weights: see `load`.
+
+    Raises:
+      ModelError: see `load`, and where they are in few bits already.
+    """
+    formats.check_plain(model.params, "are not put into another format")
+    form = _checked(weights, model.lm)
+    assert form is not None, "a format was asked for"
+    return dataclasses.replace(model, params=form.params(model.params), weights=str(form))
+
+
+def _checked(weights: Any, lm: Any) -> formats.Format | None:
+    """The format of a line.
+
+    Raises:
+      ModelError: where the model cannot have it.
+    """
+    form = formats.read_format(weights)
+    if form is not None and form.vocab and isinstance(lm, DiffusionGemmaLM):
+        raise ModelError(
+            "DiffusionGemma mixes the rows of its table, which stays plain: leave vocab=true out of weights"
+        )
+    if form is not None and not isinstance(lm, LlamaLM | DiffusionGemmaLM):
+        raise ModelError(f"weights {str(form)!r} are for models that load() reads, not for {type(lm).__name__}")
+    return form
 
 
 def load(
@@ -145,6 +192,7 @@ def load(
     *,
     adapter: str | os.PathLike[str] | None = None,
     longest: int | None = None,
+    weights: str | formats.Format | None = None,
 ) -> Model:
     """Reads a model: a folder, of Hugging Face or of `save`, the name of a shipped model, or a Hugging Face hub id.
 
@@ -157,12 +205,17 @@ def load(
         family; see `specjax.models.adapters`.
       longest: how many positions it is used for; None: as many as `config.json` says. A rope that has numbers for short and for
         long texts (`longrope` of Phi-3) takes those for this length, for all of a text and for every text.
+      weights: a format for the matrices of its layers, `int8`, `int4` or `fp8`, which settings may follow, such as
+        `int4:group=32`: see `specjax.models.formats`. Each is quantised as it is read; where there is an adapter, or an Orbax
+        checkpoint, once all are there. None: they stay plain.
 
     Raises:
       ModelError: (a ValueError) when there is no such model, the folder is incomplete, the architecture is not
-        supported, weights and `config.json` disagree, or the adapter is of another kind or model.
+        supported, weights and `config.json` disagree, the adapter is of another kind or model, or matrices do not have
+        the groups that `weights` asks for.
     """
     resolve_dtype(None if dtype == LAYER_CAST else dtype)  # before anything is looked for
+    form = formats.read_format(weights)
     name, folder = find(folder_or_hub_id, shipped(), "model")
     config_file = folder / "config.json"
     if not config_file.is_file():
@@ -174,21 +227,30 @@ def load(
     lm, dtype = _typed(lm if longest is None else _shortened(lm, longest), dtype)
     if adapter is not None and not isinstance(lm, LlamaLM):
         raise ModelError(f"{name} is no model of the Llama family, into which an adapter is merged")
+    form = _checked(form, lm)
     added = None if adapter is None else adapters.read(find(adapter, {}, "adapter")[1])
     wide = widened(lm, mesh)
     eos_ids = _eos_ids(folder, raw)  # our own checks come before those of transformers
     of = None if added is None else added.folder
     model = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion, adapter=of)
-    places = None if mesh is None else stored_places(wide, mesh)
+    model = dataclasses.replace(model, weights=None if form is None else str(form))
+    shapes, later = lm.abstract(dtype), added is not None or orbax_folder.is_one(folder)
+    final = shapes if form is None else form.shapes(shapes)
+    places = None if mesh is None else stored_places(wide, mesh, shapes if later else final)
     if orbax_folder.is_one(folder):
-        params = orbax_folder.restore(folder, lm.abstract(dtype), places)
+        params = orbax_folder.restore(folder, shapes, places)
     else:
         sources = _sources(lm, raw, folder, dtype, share_of(mesh))
+        if form is not None and not later:
+            sources = form.each(functools.partial(QuantisedSource, form), sources)
         with bar(f"loading {name}", len(jax.tree.leaves(sources))) as advance:
             params = reading.read(sources, dtype, places, advance)
     if added is not None:
         added = dataclasses.replace(added, pairs=_text_of(lm, raw, added.pairs))
         params = adapters.merged(params, added, *_naming(lm, raw))
+    if form is not None and later:
+        params = form.params(params)
+        params = params if mesh is None else jax.device_put(params, stored_places(wide, mesh, final))
     return dataclasses.replace(model, params=params if mesh is None else with_copies(wide, params, mesh))
 
 
@@ -237,6 +299,7 @@ def abstract(
     dtype: Any = None,
     mesh: jax.sharding.Mesh | None = None,
     config: str | os.PathLike[str] | None = None,
+    weights: str | formats.Format | None = None,
 ) -> Model:
     """A model without its weights: parameters are `ShapeDtypeStruct`s, with the shardings that `load` would give them. Where
     only the tokenizer says which token is the mask, `masked.mask_id` is 0.
@@ -246,9 +309,10 @@ def abstract(
       dtype: see `load`; None is bfloat16.
       mesh: see `load`. Its devices need not exist.
       config: a `config.json`, or its folder.
+      weights: see `load`.
 
     Raises:
-      ModelError: where there is no such config, or the architecture is not supported.
+      ModelError: where there is no such config, the architecture is not supported, or it has no such `weights`.
     """
     ours = shipped()
     path = Path(asked if config is None else config)
@@ -265,7 +329,9 @@ def abstract(
     lm, dtype = _typed(lm, "bfloat16" if dtype is None else dtype)
     if isinstance(lm, LlamaLM):
         lm = dataclasses.replace(lm, kv_copies=copies_for(lm.config, mesh))
-    return Model(lm, _shapes(lm, dtype, mesh), None, (), str(asked), path.parent, dtype, diffusion)
+    form = _checked(weights, lm)
+    params, line = _shapes(lm, dtype, mesh, form), None if form is None else str(form)
+    return Model(lm, params, None, (), str(asked), path.parent, dtype, diffusion, weights=line)
 
 
 def with_layers(model: Model, layers: int, mesh: jax.sharding.Mesh | None = None) -> Model:
@@ -282,11 +348,11 @@ def with_layers(model: Model, layers: int, mesh: jax.sharding.Mesh | None = None
     if shared := getattr(lm.config, "num_kv_shared_layers", 0):
         kinds["num_kv_shared_layers"] = max(layers - (lm.config.num_hidden_layers - shared), 0)
     lm = dataclasses.replace(lm, config=dataclasses.replace(lm.config, num_hidden_layers=layers, **kinds))
-    return dataclasses.replace(model, lm=lm, params=_shapes(lm, model.dtype, mesh))
+    return dataclasses.replace(model, lm=lm, params=_shapes(lm, model.dtype, mesh, formats.read_format(model.weights)))
 
 
-def _shapes(lm: Any, dtype: Any, mesh: jax.sharding.Mesh | None) -> Any:
-    params = lm.abstract(dtype)
+def _shapes(lm: Any, dtype: Any, mesh: jax.sharding.Mesh | None, form: formats.Format | None) -> Any:
+    params = lm.abstract(dtype) if form is None else form.shapes(lm.abstract(dtype))
     if mesh is None:
         return params
     return rules.placed(params, rules.shardings(mesh, lm.axes(params), params, lm.axis_counts()))

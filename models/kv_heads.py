@@ -43,7 +43,8 @@ def merged(params: Any, config: Any, copies: int) -> Any:
 
 def is_copied(path: tuple[Any, ...]) -> bool:
     """Whether the parameter at this path of a params pytree has an output for every kv-head."""
-    return len(path) > 1 and path[-2].key in _COPIED
+    keys = [key.key for key in path if hasattr(key, "key")]  # the parts of a quantised kernel are attributes
+    return len(keys) > 1 and keys[-2] in _COPIED
 
 
 def _change(params, heads, function):

@@ -18,10 +18,12 @@ from flax import nnx
 from specjax.kernels.tree_attention import Implementation, tree_attention
 from specjax.lm import Block, Draw, Output, Partial, Wants, inputs
 from specjax.models.experts import SparseMLP
+from specjax.models.few_bits import is_quantised, rows, scores
 from specjax.models.gemma_experts import Beside, with_experts
 from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes
 from specjax.models.kv_heads import copied
 from specjax.models.layer_inputs import LayerInput, LayerInputs
+from specjax.models.linear import Linear
 from specjax.models.llama_config import LlamaConfig
 from specjax.models.mlp import MLP
 from specjax.models.norms import RMSNorm, rms_norm
@@ -42,7 +44,7 @@ class Attention(nnx.Module):
     ):  # fmt: skip
         c = config
         inputs = inputs or c.hidden_size
-        linear = functools.partial(nnx.Linear, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        linear = functools.partial(Linear, param_dtype=dtype, dtype=dtype, rngs=rngs)
         self.q = linear(inputs, c.num_attention_heads * c.head_dim, use_bias=c.qkv_bias)
         self.shares = c.num_kv_shared_layers > 0
         if not self.shares:
@@ -182,7 +184,7 @@ class Llama(nnx.Module):
         if config.hidden_size_per_layer_input:
             self.layer_inputs = LayerInputs(config, dtype, rngs)
         if not config.tie_word_embeddings:
-            self.head = nnx.Linear(
+            self.head = Linear(
                 config.hidden_size, config.vocab_size, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs
             )
 
@@ -207,7 +209,7 @@ class LlamaLM:
       layer_cast: whether all but the stored parameters is float32: each weight is widened where it is used, inputs and cache
         are float32, and products have their full precision (LayerCast, Yuan et al. 2025, arXiv:2506.09501).
       ahead: where given, layers with a window keep that and so many tokens besides, in a ring (`specjax.models.kv.KVCache`),
-        for whoever writes at most so many ahead of a row's text and never goes back further; None: every layer keeps all.
+        for whoever writes at most so many ahead of what it reads next and never goes back further; None: every layer keeps all.
     """
 
     config: LlamaConfig
@@ -300,7 +302,7 @@ class LlamaLM:
         """Ids `[B, T]` to `[B, T, E]`; ids outside the vocabulary are read as token 0."""
         table = params["embed"]["embedding"]
         known = (tokens >= 0) & (tokens < self.vocab_size)
-        h = table.at[jnp.where(known, tokens, 0)].get(mode="promise_in_bounds")
+        h = rows(table, jnp.where(known, tokens, 0))
         h = h.astype(jnp.float32) if self.layer_cast else h
         return h if self.config.embedding_scale == 1 else h * jnp.asarray(self.config.embedding_scale, h.dtype)
 
@@ -366,12 +368,13 @@ class LlamaLM:
     def unembed(self, params: Any, h: Array) -> Array:
         """Normed features `[B, T, E]` to logits `[B, T, V]` in float32."""
         with jax.named_scope("head"), self._precisely():
-            if self.config.tie_word_embeddings:
-                table = params["embed"]["embedding"]
+            tied = self.config.tie_word_embeddings
+            table = params["embed"]["embedding"]
+            if tied and not is_quantised(table):
                 logits = jax.lax.dot_general(table, h, (((1,), (2,)), ((), ())), preferred_element_type=jnp.float32)
                 logits = jnp.moveaxis(logits, 0, 2)
             else:
-                logits = jnp.einsum("bte,ev->btv", h, params["head"]["kernel"], preferred_element_type=jnp.float32)
+                logits = scores(h, table.T if tied else params["head"]["kernel"])
             logits = logits if self.config.logits_scaling == 1 else logits / self.config.logits_scaling
             cap = self.config.final_logit_softcapping
             return logits if cap is None else cap * jnp.tanh(logits / cap)

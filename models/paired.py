@@ -144,8 +144,9 @@ class Paired(abc.ABC):
     def embed(self, params, tokens):
         return self.lm.embed(self.own(params), tokens)
 
-    def layers(self, params, h, lo, hi, block, cache, past=None, skip=None):
-        return self.lm.layers(self.own(params), h, lo, hi, block, None if cache is None else cache.own, past, skip)
+    def layers(self, params, h, lo, hi, block, cache, past=None, skip=None, below=None):
+        own = None if cache is None else cache.own
+        return self.lm.layers(self.own(params), h, lo, hi, block, own, past, skip, below)
 
     def norm(self, params, h):
         return self.lm.norm(self.own(params), h)

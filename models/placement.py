@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from specjax.models.kv_heads import copies_for, is_copied, merged
+from specjax.models.kv_heads import copied, copies_for, is_copied, merged
 from specjax.models.llama import LlamaLM
 from specjax.sharding import rules
 
@@ -16,7 +16,7 @@ def spread(lm: Any, params: Any, mesh: jax.sharding.Mesh) -> tuple[Any, Any]:
     if wide == lm:
         return lm, jax.device_put(params, rules.shardings(mesh, lm.axes(params), params, lm.axis_counts()))
     stored = merged(params, lm.config, lm.kv_copies)
-    return wide, with_copies(wide, jax.device_put(stored, stored_places(wide, mesh)), mesh)
+    return wide, with_copies(wide, jax.device_put(stored, stored_places(wide, mesh, stored)), mesh)
 
 
 def widened(lm: Any, mesh: jax.sharding.Mesh | None) -> Any:
@@ -24,13 +24,12 @@ def widened(lm: Any, mesh: jax.sharding.Mesh | None) -> Any:
     return dataclasses.replace(lm, kv_copies=copies_for(lm.config, mesh)) if isinstance(lm, LlamaLM) else lm
 
 
-def places_of(lm: Any, mesh: jax.sharding.Mesh) -> Any:
-    """Shardings of a model's parameters."""
-    shapes = lm.abstract()
-    return rules.shardings(mesh, lm.axes(shapes), shapes, lm.axis_counts())
+def places_of(lm: Any, mesh: jax.sharding.Mesh, params: Any) -> Any:
+    """Shardings of a model's parameters, or of their shapes."""
+    return rules.shardings(mesh, lm.axes(params), params, lm.axis_counts())
 
 
-def stored_places(lm: Any, mesh: jax.sharding.Mesh) -> Any:
+def stored_places(lm: Any, mesh: jax.sharding.Mesh, stored: Any) -> Any:
     """Shardings of the parameters as they are stored, without copies of kv-heads: every device has what it has with them.
 
     A device holds one copy of a kv-head. It is the same head on a mesh whose model axis has a part for every kv-head, and
@@ -39,16 +38,20 @@ def stored_places(lm: Any, mesh: jax.sharding.Mesh) -> Any:
     Args:
       lm: what `widened` returned.
       mesh: that mesh.
+      stored: the parameters without copies, or their shapes.
     """
-    places, copies = places_of(lm, mesh), getattr(lm, "kv_copies", 1)
+    copies = getattr(lm, "kv_copies", 1)
     if copies == 1:
-        return places
+        return places_of(lm, mesh, stored)
+    places = places_of(lm, mesh, _wide(lm, stored))
     axis = mesh.axis_names.index("model")
     sizes, names = list(mesh.devices.shape), list(mesh.axis_names)
     sizes[axis : axis + 1], names[axis : axis + 1] = [sizes[axis] // copies, copies], ["model", "copy"]
     types = (jax.sharding.AxisType.Auto,) * len(names)
     heads = places_of(
-        dataclasses.replace(lm, kv_copies=1), jax.sharding.Mesh(mesh.devices.reshape(sizes), tuple(names), types)
+        dataclasses.replace(lm, kv_copies=1),
+        jax.sharding.Mesh(mesh.devices.reshape(sizes), tuple(names), types),
+        stored,
     )
     choose = lambda path, place, head: head if is_copied(path) else place
     return jax.tree_util.tree_map_with_path(choose, places, heads)
@@ -69,7 +72,13 @@ def with_copies(lm: Any, params: Any, mesh: jax.sharding.Mesh) -> Any:
         own = [shard.data for shard in x.addressable_shards]
         return jax.make_array_from_single_device_arrays(wide.shape, place, own) if is_copied(path) else x
 
-    return jax.tree_util.tree_map_with_path(named_anew, params, lm.abstract(), places_of(lm, mesh))
+    wide = _wide(lm, params)
+    return jax.tree_util.tree_map_with_path(named_anew, params, wide, places_of(lm, mesh, wide))
+
+
+def _wide(lm: Any, stored: Any) -> Any:
+    """The shapes of parameters with copies, from those without."""
+    return jax.eval_shape(lambda params: copied(params, lm.config, lm.kv_copies), stored)
 
 
 def share_of(mesh: jax.sharding.Mesh | None) -> tuple[int, int]:

@@ -46,6 +46,10 @@ class Source:
         """The parameter's."""
         return stored_shape(self.tensor.shape, self.transposed)
 
+    def placed(self, dtype: Any, place: jax.sharding.Sharding | None) -> jax.Array:
+        """The parameter; see `place_one`."""
+        return place_one(self, dtype, place)
+
     def fill(self, wanted: Sequence[tuple[Box, np.ndarray]]) -> None:
         """Reads boxes of the parameter into arrays of their shapes.
 
@@ -73,6 +77,10 @@ class Stack:
         """The parameter's."""
         return (len(self.parts), *self.parts[0].shape)
 
+    def placed(self, dtype: Any, place: jax.sharding.Sharding | None) -> jax.Array:
+        """The parameter; see `place_one`."""
+        return place_one(self, dtype, place)
+
     def fill(self, wanted: Sequence[tuple[Box, np.ndarray]]) -> None:
         """See `Source.fill`."""
         for i, part in enumerate(self.parts):
@@ -89,7 +97,7 @@ def read(sources: Any, dtype: Any, places: Any = None, advance: Callable[[int], 
     """Arrays from their sources.
 
     Args:
-      sources: a pytree of `Source`s and `Stack`s.
+      sources: a pytree of `Source`s and `Stack`s, or of others that are `placed` and may make several arrays of one parameter.
       dtype: of the arrays whose source names none.
       places: a pytree like it, of shardings; None: the default device.
       advance: called with the number of parameters that were read since the last call.
@@ -98,12 +106,12 @@ def read(sources: Any, dtype: Any, places: Any = None, advance: Callable[[int], 
       ModelError: where a file ends before it should.
     """
     leaves, tree = jax.tree.flatten(sources)
-    where = [None] * len(leaves) if places is None else jax.tree.leaves(places)
+    where = [None] * len(leaves) if places is None else tree.flatten_up_to(places)
     arrays, (default,) = [], jax.device_put(0).devices()
 
-    def read_one(source: Source | Stack, place: jax.sharding.Sharding | None) -> jax.Array:
+    def read_one(source: Any, place: Any) -> Any:
         with jax.default_device(default):  # a thread does not have what its caller set for a while
-            return place_one(source, dtype, place)
+            return source.placed(dtype, place)
 
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
         for array in pool.map(read_one, leaves, where):
@@ -114,18 +122,34 @@ def read(sources: Any, dtype: Any, places: Any = None, advance: Callable[[int], 
 
 def place_one(source: Source | Stack, dtype: Any, place: jax.sharding.Sharding | None) -> jax.Array:
     """One array, once it lies on its devices: of every slice that several of them hold, the file is read once."""
-    whole = tuple((0, size) for size in source.shape)
-    owners: dict[Box, list[Any]] = {whole: [None]}
-    if place is not None:
-        owners = {}
-        for device, index in place.addressable_devices_indices_map(source.shape).items():
-            owners.setdefault(_box(index or (), source.shape), []).append(device)
-    kind = np.dtype(dtype if source.dtype is None else source.dtype)
-    buffers = {box: _aligned(tuple(stop - start for start, stop in box), kind) for box in owners}
-    source.fill(list(buffers.items()))
-    arrays = [jax.device_put(buffers[box], device) for box, devices in owners.items() for device in devices]
-    jax.block_until_ready(arrays)
-    return arrays[0] if place is None else jax.make_array_from_single_device_arrays(source.shape, place, arrays)
+    room = Room(source.shape, dtype if source.dtype is None else source.dtype, place)
+    source.fill(list(room.buffers.items()))
+    return room.array()
+
+
+class Room:
+    """Memory on this host for every slice of an array that its devices hold, and then the array.
+
+    Attributes:
+      buffers: one for each slice, whoever holds it; they are to be filled.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, place: jax.sharding.Sharding | None):
+        """`place`: None is the default device."""
+        self.shape, self.place = shape, place
+        self._owners: dict[Box, list[Any]] = {}
+        indices = {None: ()} if place is None else place.addressable_devices_indices_map(shape)
+        for device, index in indices.items():
+            box = _box(index or (slice(None),) * len(shape), shape)
+            self._owners.setdefault(box, []).append(device)
+        kind = np.dtype(dtype)
+        self.buffers = {box: _aligned(tuple(stop - start for start, stop in box), kind) for box in self._owners}
+
+    def array(self) -> jax.Array:
+        """The array, once it lies on its devices."""
+        own = [jax.device_put(self.buffers[box], device) for box, devices in self._owners.items() for device in devices]
+        jax.block_until_ready(own)
+        return own[0] if self.place is None else jax.make_array_from_single_device_arrays(self.shape, self.place, own)
 
 
 def fill(tensor: Tensor, wanted: Sequence[tuple[Box, np.ndarray]]) -> None:

@@ -17,6 +17,7 @@ from specjax.models import gemma_config, gemma_names, hf_config, orbax_folder, w
 from specjax.models import masked as masked_config
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
+from specjax.models.formats import check_plain
 from specjax.models.hub import resolve_dtype
 from specjax.models.kv_heads import merged
 from specjax.models.llama import LlamaLM
@@ -54,12 +55,14 @@ def save(
         every process writes its own part of.
 
     Raises:
-      ModelError: when no supported architecture expresses the config, on a bad `dtype` or `layout`, when `folder` is a file
+      ModelError: when no supported architecture expresses the config, on a bad `dtype` or `layout`, when matrices are kept
+        in few bits (they are quantised when they are loaded), when `folder` is a file
         or, for `orbax`, holds something, or when other processes have a part of what is to be written in safetensors.
     """
     dtype = None if dtype is None else resolve_dtype(dtype)
     folder = Path(folder)
     check_layout(layout)
+    check_plain(params, "are not written")
     if folder.exists() and not folder.is_dir():
         raise ModelError(f"{folder} is a file; give a folder to save to")
     if layout == "orbax":

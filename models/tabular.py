@@ -115,6 +115,7 @@ class TabularLM:
         cache: TabularCache | None,
         past: TabularDelta | None = None,
         skip: Array | None = None,
+        below: TabularDelta | None = None,
     ) -> tuple[Array, TabularDelta]:
         """The one layer fills in the previous token; skipping its attention leaves that part as it is."""
         delta = TabularDelta(self._known(block.tokens), block.positions)

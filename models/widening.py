@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.models.errors import ModelError
+from specjax.models.formats import check_plain
 from specjax.models.hub import Model
 from specjax.models.llama import LlamaLM
 from specjax.models.llama_config import LlamaConfig
@@ -51,6 +52,7 @@ def widen(model: Model, k: int) -> Model:
         raise ModelError(f"{model.name} has no weights to widen: load it with them")
     if k == 1:
         return model
+    check_plain(model.params, "are not widened")
     params = tiled(model.params, k, model.lm.config.hidden_size)
     return dataclasses.replace(model, lm=wider_lm(model.lm, k), params=params, name=f"{model.name} widened {k} times")
 

@@ -182,12 +182,14 @@ class LM(Protocol):
         cache: PyTree,
         past: PyTree | None = None,
         skip: Array | None = None,
+        below: PyTree | None = None,
     ) -> tuple[Array, PyTree]:
         """Runs layers `[lo, hi)`; the second result is their part of the delta.
 
         `cache`, `past` and `skip` are indexed from layer 0; `past` may end at layer `hi`. `skip` `[L, 2]` bool leaves out
         sublayers, attention first, then the MLP: one scalar branch each, so that the work is really saved. An attention
-        left out contributes zeros to the delta, which nobody may commit.
+        left out contributes zeros to the delta, which nobody may commit. `below` is the delta of the same block in the layers
+        `[0, lo)`, of which some layers read keys and values; whoever begins above the first layer hands it on.
         """
         ...
 
@@ -271,7 +273,7 @@ class BaseLM:
 
     def layers(
         self, params: PyTree, h: Array, lo: int, hi: int, block: Block, cache: PyTree, past: PyTree | None = None,
-        skip: Array | None = None,
+        skip: Array | None = None, below: PyTree | None = None,
     ) -> tuple[Array, PyTree]:  # fmt: skip
         """See `LM.layers`."""
         raise self._lacks("layers")

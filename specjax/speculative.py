@@ -5,6 +5,7 @@ In the shape descriptions `B` denotes rows, `R` inserted rows, `N` tree nodes, `
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -427,7 +428,7 @@ def speculative(
     drafter = (drafter or NoDrafter()).bind(target)
     mesh = make_mesh(mesh)
     if rings:
-        target = _with_rings(target, max(drafter.depth + 1, parts(mesh, "tokens") * PREFILL_WIDTHS[-1]))
+        target = _with_rings(target, drafter, parts(mesh, "tokens") * PREFILL_WIDTHS[-1])
     verifier = (verifier or Coupled()).bind(target)
     verifier.check(drafter)
     processors = checked(logits_processors, target.vocab_size)
@@ -439,11 +440,13 @@ def has_rings(target: LM) -> bool:
     return dataclasses.is_dataclass(target) and "ahead" in {field.name for field in dataclasses.fields(target)}
 
 
-def _with_rings(target: Any, ahead: int) -> Any:
-    """The target with caches for a step or a part of a prompt that writes so many tokens at once."""
+def _with_rings(target: Any, drafter: Drafter, width: int) -> Any:
+    """The target with caches for the drafter's steps, and parts of a prompt of `width` tokens."""
     if not has_rings(target):
         raise ValueError(f"a {type(target).__name__} keeps all of every layer's cache: leave rings out")
-    return dataclasses.replace(target, ahead=ahead) if target.has_windows else target
+    if not target.has_windows or math.isinf(drafter.looks_back):
+        return target
+    return dataclasses.replace(target, ahead=max(drafter.depth + 1, width) + int(drafter.looks_back))
 
 
 def output_is_tree(output: Output, nodes: int) -> bool:

@@ -13,11 +13,16 @@ from support.conformance import (
     DRAFTERS,
     EACH_KIND,
     MIXED,
+    MODELS,
+    ON_MODELS,
     PREFIX,
     TARGET,
     VERIFIERS,
     complete,
+    decoder_of,
     judged,
+    line,
+    model_of,
     mostly_slow,
     params,
     plain,
@@ -55,6 +60,12 @@ ANY = decoding.NO_LIMIT, 1
 QUICK = ("none", "prompt_lookup", "token_recycling", "stand", "draft-chain", "medusa", "eagle2", "kangaroo", "ppd")
 """In the fast set one drafter of each kind; in the slow one all others, and the same ones with other expanders or parts."""
 
+QUICK_ON_MODELS = ("medusa@experts", "prompt_lookup@sinks", "gemma4_assistant@shared")
+"""Of the other models one each."""
+
+PREFIXED_ON_MODELS = ("eagle2@experts", "lookahead@sinks", "gemma4_assistant@shared")
+"""Of which a shared prefix is read, too."""
+
 
 TWINS = (
     "draft-static",
@@ -73,7 +84,7 @@ TWINS = (
 """They differ from another line by their expander alone, so what they know of a prompt is the same."""
 
 
-@pytest.fixture(params=mostly_slow(DRAFTERS, *QUICK), scope="module")
+@pytest.fixture(params=mostly_slow(DRAFTERS | ON_MODELS, *QUICK, *QUICK_ON_MODELS), scope="module")
 def name(request):
     return request.param
 
@@ -81,7 +92,12 @@ def name(request):
 @pytest.fixture(scope="module")
 def finished(name):
     """One batch of eight mixed rows, decoded with the drafter under test."""
-    return complete(DRAFTERS[name])
+    return line(name)
+
+
+def text_of(name, rows=MIXED):
+    """Plain decoding's text of the same model."""
+    return plain(rows, model_of(name))
 
 
 def test_the_table_is_complete():
@@ -93,10 +109,12 @@ def test_the_table_is_complete():
     for twin in map(DRAFTERS.get, TWINS):
         kin = [other for other in others if type(other) is type(twin)]
         assert twin in [dataclasses.replace(other, expander=twin.expander) for other in kin]
+    for model in MODELS:
+        assert len({type(drafter) for name, drafter in ON_MODELS.items() if model_of(name) == model}) == 5
 
 
-def test_same_text_as_plain(finished):
-    same(finished[0], plain())
+def test_same_text_as_plain(name, finished):
+    same(finished[0], text_of(name))
 
 
 def test_steps_are_saved_or_equal(name, finished):
@@ -116,8 +134,8 @@ def test_steps_are_saved_or_equal(name, finished):
 def test_a_row_alone_is_a_row_in_a_batch(name):
     """Greedy, top-p and top-k rows, each decoded while the other slots are free."""
     for row in (0, 2, 5):
-        alone, _ = complete(DRAFTERS[name], MIXED.pick(row), among=MIXED)
-        same(alone, [plain()[row]])
+        alone, _ = line(name, MIXED.pick(row), among=MIXED)
+        same(alone, [text_of(name)[row]])
 
 
 @pytest.mark.parametrize("name", mostly_slow(EACH_KIND, "prompt_lookup", "fuse"))
@@ -129,16 +147,18 @@ def test_a_batch_of_one(name):
 
 def test_slots_do_not_matter(name):
     order = (7, 3, 5, 1, 6, 0, 2, 4)
-    got, _ = complete(DRAFTERS[name], MIXED.pick(*order))
-    same(got, [plain()[i] for i in order])
+    got, _ = line(name, MIXED.pick(*order))
+    same(got, [text_of(name)[i] for i in order])
 
 
-@pytest.mark.parametrize("name", mostly_slow([n for n in DRAFTERS if n not in TWINS], "draft-chain", "medusa"))
+@pytest.mark.parametrize(
+    "name", mostly_slow([n for n in DRAFTERS if n not in TWINS] + list(PREFIXED_ON_MODELS), "draft-chain", "medusa")
+)
 def test_a_shared_prefix_is_read_once_and_keeps_the_text(name):
     """Nor does a drafter draft worse for it: it knows of the prefix what it knows of a prompt."""
-    got, state = complete(DRAFTERS[name], ALIKE, prefix=PREFIX, width=8)
-    same(got, plain(ALIKE))
-    _, whole = complete(DRAFTERS[name], ALIKE)
+    got, state = line(name, ALIKE, prefix=PREFIX, width=8)
+    same(got, text_of(name, ALIKE))
+    _, whole = line(name, ALIKE)
     # a table of all rows counts every prompt's prefix; a bidirectional draft's entries are those of the chunk they came in
     if not name.startswith(("stand", "diffuspec")):
         np.testing.assert_array_equal(state.stats.steps, whole.stats.steps)
@@ -156,11 +176,11 @@ def primitives(jaxpr):
 
 def test_no_retrace_and_no_host(name):
     """Other prompts, temperatures and seeds reuse the compiled program, which never talks to the host."""
-    decoder = specjax.speculative(TARGET, DRAFTERS[name])
+    decoder = decoder_of(name)
     decoding.run(decoder, params(name), start(decoder, MIXED, model=params(name)))
     compiled = decoding.run_program._cache_size(), decoding.insert_program._cache_size()
     hotter = dataclasses.replace(MIXED, options=tuple({"temperature": 0.1 * i} for i in range(8)))
-    again = specjax.speculative(TARGET, DRAFTERS[name])
+    again = decoder_of(name)
     state = start(again, hotter, seed=5, model=params(name))
     traced = decoding.run_program.trace(again, params(name), state, *map(jnp.int32, ANY))
     used = set(primitives(traced.jaxpr.jaxpr))
@@ -188,18 +208,28 @@ def test_the_optimised_program(name):
     same(texts(program(params(name), alone, *steps))[:1], [plain()[2]])
 
 
+def spoilt(cache, length, reach):
+    """A cache of `length` `[B]` positions with poison in all slots but theirs, and of a ring but those of the last `reach`."""
+    keys, values = [], []
+    for layer in range(len(cache.key)):
+        key, value, *held = cache.layer(layer, length)
+        first = jnp.maximum(length - reach, 0) if held else jnp.zeros_like(length)
+        position = held[0] if held else jnp.arange(key.shape[2])[None]
+        read = ((position >= first[:, None]) & (position < length[:, None]))[:, None, :, None]
+        keys.append(jnp.where(read, key, 1e4))
+        values.append(jnp.where(read, value, 1e4))
+    return dataclasses.replace(cache, key=tuple(keys), value=tuple(values))
+
+
 def test_garbage_beyond_the_text_is_never_read(name):
-    """Cache slots and text beyond a row's length hold poison; the text must not change."""
-    decoder = specjax.speculative(TARGET, DRAFTERS[name])
+    """Cache slots and text beyond a row's length hold poison, and slots behind a window; the text must not change."""
+    decoder = decoder_of(name)
     state = start(decoder, MIXED, model=params(name))
-    length = np.asarray(state.length)
-    poison = jnp.arange(state.tokens.shape[1])[None] >= jnp.asarray(length)[:, None]
-    stale = jnp.arange(state.tokens.shape[1])[None] >= jnp.asarray(length)[:, None] - 1
-    spoil = lambda x: jnp.where(stale[:, None, :, None], 1e4, x)
-    state = dataclasses.replace(
-        state, tokens=jnp.where(poison, 17, state.tokens), cache=jax.tree.map(spoil, state.cache)
-    )
-    same(texts(decoding.run(decoder, params(name), state)), plain())
+    reach = (decoder.target.config.sliding_window or 1) - 1 + decoder.drafter.looks_back
+    poison = jnp.arange(state.tokens.shape[1])[None] >= state.length[:, None]
+    cache = spoilt(state.cache, state.length - 1, reach)
+    state = dataclasses.replace(state, tokens=jnp.where(poison, 17, state.tokens), cache=cache)
+    same(texts(decoding.run(decoder, params(name), state)), text_of(name))
 
 
 def pairs(able: bool):

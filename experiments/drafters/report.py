@@ -28,9 +28,27 @@ def table(name: str) -> str:
     return "\n".join(lines)
 
 
+def trees() -> str:
+    """Of every drafter with its small tree and the one of its paper: how much longer the second's step may be to pay."""
+    rows = {row["decoder"]: row for row in json.loads((HERE / "trees.json").read_text())["rows"]}
+    assert all(row["identical_text"] for row in rows.values())
+    lines = [
+        "| drafter | tokens a step | with the paper's tree | it pays where its step takes less than | measured here |",
+        "|---|---|---|---|---|",
+    ]
+    for line, paper in rows.items():
+        if small := rows.get(line.partition(":")[0]) if ":" in line else None:
+            gain = paper["tokens_per_step"] / small["tokens_per_step"]
+            longer = paper["step_ratio"] / small["step_ratio"]
+            tokens = f"{small['tokens_per_step']:.2f} | {paper['tokens_per_step']:.2f}"
+            lines.append(f"| `{line}` | {tokens} | {gain:.2f} steps with the small one | {longer:.2f} |")
+    return "\n".join(lines)
+
+
 def written(page: str) -> str:
     """The page with the tables of its reports."""
-    new = lambda found: f"<!-- measured: {found[1]} -->\n\n{table(found[1])}\n\n<!-- end -->"
+    made = lambda name: trees() if name == "trees" else table(name)
+    new = lambda found: f"<!-- measured: {found[1]} -->\n\n{made(found[1])}\n\n<!-- end -->"
     return MARKED.sub(new, page)
 
 

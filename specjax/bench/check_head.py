@@ -47,6 +47,7 @@ class CheckHeadOptions:
     max_new_tokens: int = option(64, "new tokens a prompt", metavar="N", least=1)
     batch_size: int = same(RunOptions, "batch_size")
     dtype: str | None = same(DecodeOptions, "dtype")
+    adapter: str | None = same(DecodeOptions, "adapter")
     json: bool = option(False, "print one JSON object")
     strict: bool = option(False, "stop at the first bad line of PROMPTS, before any work")
     input: str = option("the prompts", "", hidden=True)
@@ -90,9 +91,9 @@ def _target(options: CheckHeadOptions) -> models.Model:
     bare = path.is_file() or (options.model in CONFIGS and not path.exists())
     if path.is_dir() and not orbax_folder.is_one(path):
         bare = not any(path.glob("*.safetensors*"))
-    if bare and not options.prompts:
+    if bare and not options.prompts and options.adapter is None:
         return models.abstract(options.model, dtype=options.dtype)
-    return models.load(options.model, dtype=options.dtype)
+    return models.load(options.model, dtype=options.dtype, adapter=options.adapter)
 
 
 def _requests(options: CheckHeadOptions, engine: Engine, lines: list[jsonl.Line]) -> list[Request]:

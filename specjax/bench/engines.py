@@ -51,8 +51,11 @@ def engines_of(options: BenchOptions, baseline: bool = True) -> tuple[dict[str, 
     """Engines by name, and why a default drafter was left out; with `baseline` plain decoding is the first."""
     if options.adapter is not None and options.peer:
         raise ValueError("--adapter: other engines would read the model without it; convert the model with it first")
+    if options.weights is not None and options.peer:
+        raise ValueError("--weights: other engines would read the model as it is stored; leave --peer or --weights out")
     name = DEFAULT_MODEL if options.model is None else options.model
-    model = models.load(name, options.dtype, make_mesh(options.mesh), adapter=options.adapter)
+    how = {"adapter": options.adapter, "weights": options.weights}
+    model = models.load(name, options.dtype, make_mesh(options.mesh), **how)
     foreign = ("drafter", "peer") if model.masked else ("unmask", "cache", "block_length")
     foreign += ("cache",) if model.canvas else ()
     wrong = [name for name in foreign if getattr(options, name) not in (None, ())]

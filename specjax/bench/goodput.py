@@ -24,7 +24,7 @@ from specjax.draft.adaptive import Rule
 from specjax.jobs import jsonl
 from specjax.sampling import Sampling, row_keys
 from specjax.serve.engine import DEFAULT_MODEL
-from specjax.serve.options import check_least, option
+from specjax.serve.options import DecodeOptions, check_least, option, same
 from specjax.spec.companions import Ruled
 from specjax.spec.line import extended
 from specjax.spec.registry import DRAFTERS as REGISTRY
@@ -139,6 +139,7 @@ class GoodputOptions:
     """See the help of each."""
 
     model: str | None = option(None, "default: the shipped target")
+    adapter: str | None = same(DecodeOptions, "adapter")
     drafter: str = option("draft", "with an expander (default: draft)", metavar="LINE")
     length: int = option(8, "the longest chain", least=1)
     batch: str = option("1,4,16", "batch sizes", metavar="B,...")
@@ -155,7 +156,7 @@ def command(options: GoodputOptions) -> int:
         check_least(options, flag)
         asked = extended(options.drafter, f"rule=goodput,length={options.length}")
         ruled = parse("drafter", REGISTRY, asked)
-        model = models.load(options.model or DEFAULT_MODEL)
+        model = models.load(options.model or DEFAULT_MODEL, adapter=options.adapter)
         drafter, draft_params = Ruled(ruled.drafter, Forced(), ruled.length).load(model)
         steps = measure(model, drafter, draft_params, batches, contexts, options.steps, options.repeats)
     found, error = fit(steps)

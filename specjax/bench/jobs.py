@@ -23,7 +23,7 @@ from specjax.bench.run import Lap, measure
 from specjax.bench.stdlib import heldout_functions
 from specjax.jobs import jsonl
 from specjax.serve.engine import DEFAULT_MODEL, SHORTEST_PREFIX, Engine
-from specjax.serve.options import check_least, option
+from specjax.serve.options import DecodeOptions, check_least, option, same
 from specjax.terminal import bad_input, flag, run_program
 
 LEAST, MOST = 8, 256
@@ -145,6 +145,7 @@ class RefillOptions:
     """See the help of each."""
 
     model: str | None = option(None, "default: the shipped target")
+    adapter: str | None = same(DecodeOptions, "adapter")
     drafter: str | None = option(None, "of an autoregressive model (default: none)")
     records: int = option(128, "prompts", least=1)
     most: int = option(MOST, "the most new tokens of a record", metavar="N", least=LEAST)
@@ -166,7 +167,7 @@ def command(options: RefillOptions) -> int:
         check_least(options, flag)
         if options.shared_prefix and options.shared_prefix < SHORTEST_PREFIX:
             raise ValueError(f"--shared-prefix must be 0 or at least {SHORTEST_PREFIX}, got {options.shared_prefix}")
-        model = models.load(options.model or DEFAULT_MODEL)
+        model = models.load(options.model or DEFAULT_MODEL, adapter=options.adapter)
         plain = options.drafter or (None if model.masked else "none")
         engine = Engine(model, plain)
         peer = importlib.util.find_spec("torch") is not None and model.masked is None

@@ -22,6 +22,7 @@ class BenchOptions:
     dtype: str | None = same(DecodeOptions, "dtype")
     mesh: str | None = same(DecodeOptions, "mesh")
     adapter: str | None = same(DecodeOptions, "adapter")
+    weights: str | None = same(DecodeOptions, "weights")
     temperature: float = same(PromptOptions, "temperature")
     seed: int = same(PromptOptions, "seed")
     max_new_tokens: int | None = option(

@@ -228,6 +228,10 @@ class Adaptive(TreeDrafter):
         return self.drafter.alone and not self.rule.together
 
     @property
+    def looks_back(self):
+        return self.drafter.looks_back
+
+    @property
     def wants(self):
         return self.drafter.wants
 

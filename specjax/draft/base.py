@@ -186,6 +186,12 @@ class Drafter(abc.ABC):
         return True
 
     @property
+    def looks_back(self) -> float:
+        """Static: of the target's cache, how many positions it reads before those that a step of the target's own sees; where
+        it may read any, `math.inf`. Layers with a window keep so many more (`specjax.speculative(rings=True)`)."""
+        return 0
+
+    @property
     def rungs(self) -> tuple[int, ...]:
         """Static: ascending node counts that a step may stop at, `nodes` the last.
 

@@ -12,6 +12,7 @@ from specjax.draft.feature import FeatureDrafter, head_config, layers_config
 from specjax.draft.head import draft_logits, head_kernel
 from specjax.expand import Chain, Expander
 from specjax.lm import Wants
+from specjax.models.few_bits import is_quantised, plain
 from specjax.models.kv_heads import merged
 
 
@@ -75,6 +76,7 @@ class Clover2(FeatureDrafter):
         params = self.head.init(key)
         target_params = merged(target_params, self.target.config, self.target.kv_copies)
         last = target_params["layers"][self.target.num_layers - 1]
+        last = jax.tree.map(plain, last, is_leaf=is_quantised)
         norm = target_params["norm"]
         params |= {"layers": dict.fromkeys(range(self.layers), last), "norm": norm, "head_norm": norm}
         if self.published:

@@ -150,7 +150,7 @@ class DynamicExit(TreeDrafter):
             """Runs `h` from layer `lo` through the exits; returns what it is at each of them, and the delta."""
             features = []
             for hi in exits:
-                h, part = target.layers(weights, h, lo, hi, block, view.cache, past)
+                h, part = target.layers(weights, h, lo, hi, block, view.cache, past, below=delta)
                 delta = part if delta is None else target.join(delta, part)
                 features.append(h)
                 lo = hi

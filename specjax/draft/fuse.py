@@ -48,6 +48,10 @@ class Fused(Drafter):
         return self.a.alone and self.b.alone
 
     @property
+    def looks_back(self) -> float:
+        return max(self.a.looks_back, self.b.looks_back)
+
+    @property
     def needs_params(self) -> bool:
         return self.a.needs_params or self.b.needs_params
 

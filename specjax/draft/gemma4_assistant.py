@@ -60,6 +60,11 @@ class Gemma4Assistant(FeatureDrafter):
         return self.target.config.hidden_size
 
     @property
+    def looks_back(self) -> float:
+        """Its windows are wider than the target's by two tokens."""
+        return 2
+
+    @property
     def head(self):
         """The head's module, as functions."""
         from specjax.draft.heads.gemma4_assistant import AssistantHead

@@ -1,6 +1,7 @@
 """SWIFT: the target drafts with some of its sublayers left out, which ones is found out on the way (arXiv:2410.06916)."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -83,6 +84,11 @@ class Swift(TreeDrafter):
     def alone(self) -> bool:
         return False
 
+    @property
+    def looks_back(self) -> float:
+        """A trial reads the text from where its window begins, which for the first generated tokens is there for good."""
+        return math.inf if self.first else self.window
+
     def bind(self, target):
         if target.num_layers < 3:
             raise ValueError(
@@ -119,7 +125,7 @@ class Swift(TreeDrafter):
         def enter(block, past):
             h, first = lower(block, past)
             above = None if past is None else target.join(past[1], past[2])
-            top, rest = target.layers(weights, h, 1, target.num_layers, block, view.cache, above, skip)
+            top, rest = target.layers(weights, h, 1, target.num_layers, block, view.cache, above, skip, first)
             return (h, first, rest), target.unembed(weights, target.norm(weights, top))
 
         def grow(past, level):

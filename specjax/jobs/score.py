@@ -30,6 +30,7 @@ class ScoreOptions:
     dtype: str | None = same(DecodeOptions, "dtype")
     mesh: str | None = same(DecodeOptions, "mesh")
     adapter: str | None = same(DecodeOptions, "adapter")
+    weights: str | None = same(DecodeOptions, "weights")
     input: str = option(
         dataclasses.MISSING,
         "lines of {prompt or messages, continuation, optionally id}; FILE.jsonl.gz, a table FILE.parquet, or - for lines on "
@@ -69,7 +70,13 @@ def command(options: ScoreOptions) -> int:
         if options.file:
             check_output(options.file, options.input)
         lines = read_lines(options, options.input, line_of)
-        engine = Engine(options.model, dtype=options.dtype, mesh=options.mesh, adapter=options.adapter)
+        engine = Engine(
+            options.model,
+            dtype=options.dtype,
+            mesh=options.mesh,
+            adapter=options.adapter,
+            weights=options.weights,
+        )
         scorer = Scorer(engine)
         items = [item_of(scorer, line) for line in lines]
         check_lines(options, [(item.line, item.error) for item in items if isinstance(item, Score)], len(items))

@@ -77,19 +77,23 @@ def chosen(config: ExpertsConfig | None, params: Any, rows: int, nodes: int) -> 
 
 
 def grouped(own: Chosen, kernel: Kernel) -> Kernel:
-    """Says of the TPU compiler's grouped products that they read the matrices of touched experts, and asks `kernel` of others.
+    """Says of grouped products that they read the matrices of touched experts, and asks `kernel` of other calls.
 
-    Such a product goes from tile to tile of tokens sorted by expert, and visits no expert that has none.
+    That of the TPU's compiler, and `specjax.kernels.grouped_dot` on a GPU, go from tile to tile of tokens sorted by expert,
+    and visit no expert that has none.
     """
     share = own.touched(own.nodes) / own.count
 
     def read(op: Op, operands: Sequence[tuple[Buffer, ...]]) -> tuple[int, int, int] | None:
-        if not op.name.startswith("ragged-dot-"):
+        ours = op.source.endswith("grouped_dot/pallas_call")
+        if not ours and not op.name.startswith("ragged-dot-"):
             return kernel(op, operands)
         given = [buffer for value in operands for buffer in value]
         most = max(given, key=lambda buffer: math.prod(buffer.dims))
         rest = sum(buffer.hbm for buffer in given if buffer is not most)
         whole = len(most.dims) < 3  # the call that looks where groups begin has no matrices
-        return rest + (most.hbm if whole else round(share * most.hbm)), sum(buffer.hbm for buffer in op.value), 0
+        # of all tokens, those of the experts that lie here; the compiler counts its own products itself
+        flops = 2 * given[0].dims[0] * math.prod(most.dims) // own.count if ours else 0
+        return rest + (most.hbm if whole else round(share * most.hbm)), sum(buffer.hbm for buffer in op.value), flops
 
     return read

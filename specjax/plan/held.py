@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 
 def chip_bytes(tree: Any) -> int:
@@ -11,6 +12,11 @@ def chip_bytes(tree: Any) -> int:
     total = 0
     for leaf in jax.tree.leaves(tree):
         shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
-        size = 8 if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf.dtype.itemsize
-        total += math.prod(shape) * size
+        total += math.prod(shape) * _bits(leaf.dtype) // 8
     return total
+
+
+def _bits(dtype: Any) -> int:
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return 64
+    return jnp.iinfo(dtype).bits if jnp.issubdtype(dtype, jnp.integer) else 8 * dtype.itemsize

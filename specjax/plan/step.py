@@ -215,14 +215,15 @@ def model_cost(
 ) -> tuple[Cost, tuple[int, ...]]:
     """The cost of a model's step, and the layers of the programs that were compiled for it.
 
-    A deep model is extrapolated, since compiling it takes many minutes and its layers are alike: unless `whole`, or where its
-    layers are of two kinds, or the drafter reads or runs particular ones, or the compiler lays the shallow ones out so
-    differently that the deeper costs less.
+    A deep model is extrapolated, since compiling it takes many minutes and its layers are alike, or of two kinds by turns:
+    unless `whole`, or where they are neither, or the drafter reads or runs particular ones, or the compiler lays the shallow
+    ones out so differently that the deeper costs less.
     """
     layers = model.lm.num_layers
     config = model.lm.config
-    alike = len({config.window(i) for i in range(layers)}) == 1
-    if whole or layers <= LAYERS[1] or not alike or _reads_layers(setup.decoder):
+    kinds = [config.window(i) for i in range(layers)]
+    by_turns = kinds == kinds[: LAYERS[0]] * (layers // LAYERS[0])
+    if whole or layers <= LAYERS[1] or not (by_turns or len(set(kinds)) == 1) or _reads_layers(setup.decoder):
         return measured(setup, sampled), (layers,)
     batch, context = setup.state.tokens.shape
 

@@ -58,6 +58,7 @@ class Engine:
       mesh: a mesh, or a line such as `"data=2,model=4"`.
       adapter: the folder of a PEFT LoRA adapter, or its hub id, for a model that is loaded; see `specjax.models.load`.
       longest: how many positions a model that is loaded is used for; see `specjax.models.load`.
+      weights: a format that the model's matrices are kept in, such as "int8" or "int4:group=32"; see `specjax.models.load`.
       rows: how many texts are decoded together, where no drafter is named: see `specjax.spec.assemble.usual_drafter`.
 
     Raises:
@@ -74,6 +75,7 @@ class Engine:
         mesh: Any = None,
         adapter: Any = None,
         longest: int | None = None,
+        weights: str | None = None,
         rows: int = 1,
         **plan: Any,
     ):
@@ -86,13 +88,14 @@ class Engine:
             distributed.meet(self.mesh)  # before one of them compiles for longer than the others wait
         if not isinstance(model, models.Model):
             name = DEFAULT_MODEL if model is None else model
-            model = models.load(name, dtype=dtype, mesh=self.mesh, adapter=adapter, longest=longest)
+            model = models.load(name, dtype=dtype, mesh=self.mesh, adapter=adapter, longest=longest, weights=weights)
         elif adapter is not None or longest is not None:
             raise ValueError(
                 "adapter and longest are for a model that is loaded here: give them to specjax.models.load"
             )
-        elif dtype is not None:
-            model = models.retyped(model, dtype)
+        else:
+            model = model if dtype is None else models.retyped(model, dtype)
+            model = model if weights is None else models.quantised(model, weights)
         if self.mesh is not None:
             lm, params = models.spread(model.lm, model.params, self.mesh)
             model = dataclasses.replace(model, lm=lm, params=params)

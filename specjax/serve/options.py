@@ -117,6 +117,7 @@ class DecodeOptions(Plan):
       mesh: a mesh, or a line such as `"data=2,model=4"`.
       adapter: the folder of a PEFT LoRA adapter, or its hub id, for the model that is loaded; see `specjax.models.load`.
       longest: how many positions the model that is loaded is used for; see `specjax.models.load`.
+      weights: a format that the model's matrices are kept in, such as "int8" or "int4:group=32"; see `specjax.models.load`.
     """
 
     model: Any = option(None, "folder, shipped name or hub id (default: the shipped target)")
@@ -127,6 +128,11 @@ class DecodeOptions(Plan):
         None,
         "positions that the model is used for, which decides the rope of Phi-3 (default: its config's)",
         metavar="N",
+    )
+    weights: str | None = option(
+        None,
+        "keeps the model's matrices in few bits: int8, int4 (int4:group=32) or fp8; ,vocab=true: embeddings and head too",
+        metavar="FORMAT",
     )
 
 

@@ -88,7 +88,13 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
         raise ValueError("--patience counts checkpoints without a better one on held-out text: give it with --held-out")
     models.resolve_dtype(options.save_dtype)
     mesh = make_mesh(options.mesh)
-    target = models.load(options.target or DEFAULT_MODEL, dtype=options.dtype, mesh=mesh)
+    target = models.load(
+        options.target or DEFAULT_MODEL,
+        dtype=options.dtype,
+        mesh=mesh,
+        adapter=options.adapter,
+        weights=options.weights,
+    )
     longest = target.lm.config.max_position_embeddings
     if options.length > longest:
         raise ValueError(
@@ -107,6 +113,8 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
         "objective": repr(task.objective), **dataclasses.asdict(settings), "batch_size": options.batch_size,
         "length": options.length, "data": rows.digest, "target": target.name,
         "held_out": held_out and held_out.rows.digest,
+        **({} if target.adapter is None else {"adapter": str(target.adapter.resolve())}),
+        **({} if target.weights is None else {"weights": target.weights}),
     }  # fmt: skip
     run = loop.Run(output / "training", about, resume=options.resume)
     batches = data.batches(rows, options.batch_size, options.seed)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from specjax.serve.options import option
+from specjax.serve.options import DecodeOptions, option, same
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -13,6 +13,7 @@ class TrainOptions:
         dataclasses.MISSING, "name:field=value,... of {objectives}", metavar="DRAFTER", positional=True
     )
     target: str | None = option(None, "folder, shipped name or hub id (default: the shipped target)")
+    adapter: str | None = same(DecodeOptions, "adapter")
     data: tuple[str, ...] = option(
         dataclasses.MISSING, ".jsonl, .txt or .py files, or folders of them", nargs="+", metavar="FILE"
     )
@@ -53,6 +54,9 @@ class TrainOptions:
     resume: bool = option(False, "go on with the run in --output exactly where its last checkpoint was")
     dtype: str | None = option(
         None, "of the target: float32, bfloat16 or float16 (default: float32 on a CPU, else bfloat16)"
+    )
+    weights: str | None = option(
+        None, "of the target, which is not trained: kept in few bits, as of generate", metavar="FORMAT"
     )
     save_dtype: str = option("float32", "of the parameters on disk")
     mesh: str | None = option(None, "devices by axis, such as data=2,model=4 (default: one device)")

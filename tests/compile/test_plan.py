@@ -9,11 +9,12 @@ import pytest
 from support.planned import needs_libtpu
 
 from specjax import cli, models
-from specjax.models import gemma_config
+from specjax.models import gemma_config, hub
 from specjax.models.diffusion_gemma import DiffusionGemmaConfig
 from specjax.models.gemma_heads import Heads
 from specjax.plan import fit, step
-from specjax.sharding import aot
+from specjax.sharding import aot, make_mesh
+from specjax.spec.assemble import Plan
 
 
 @pytest.fixture
@@ -151,6 +152,19 @@ def test_deeper_programs_are_compiled_where_more_layers_cost_less():
     assert (found.bytes, found.flops, at, asked) == (3200, 320, (4, 6), [2, 4, 6])
     found, at = step.from_few_layers(lambda layers: of(layers, 4), 5)
     assert (found.bytes, at) == (500, (5,))
+
+
+@pytest.mark.parametrize(
+    ("name", "depth", "at"),
+    (("openai/gpt-oss-20b", 24, (2, 4)), ("openai/gpt-oss-20b", 23, (23,)), ("google/gemma-3-27b-it", 62, (62,))),
+)
+def test_layers_of_two_kinds_lie_on_a_line_where_they_take_turns(name, depth, at, monkeypatch):
+    mesh = make_mesh("data=1,model=1", jax.devices()[:1])
+    model, plan = hub.with_layers(models.abstract(name, mesh=mesh), depth, mesh), Plan("none")
+    costs = lambda setup, sampled: step.Cost(10, 100 * setup.decoder.target.num_layers, 7, {})
+    monkeypatch.setattr(step, "measured", costs)
+    cost, found = step.model_cost(model, plan, mesh, step.prepare(model, plan, mesh, 1, 256), False, False)
+    assert (cost.bytes, found) == (100 * depth, at)
 
 
 def test_costs_are_extrapolated_on_a_line():

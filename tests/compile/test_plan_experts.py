@@ -40,7 +40,14 @@ def records(tmp_path_factory):
     made = {}
     for drafter in ("none", "prompt_lookup:length=7"):
         setup = step.prepare(model, Plan(drafter), mesh, 4, 256)
-        asked = {"model": "any", "dtype": "bfloat16", "topology": "v5e:2x2", "batch": 4, "context": 256}
+        asked = {
+            "model": "any",
+            "dtype": "bfloat16",
+            "weights": None,
+            "topology": "v5e:2x2",
+            "batch": 4,
+            "context": 256,
+        }
         asked |= {"decoding": drafter}
         made[drafter] = setup, report.record(asked, CHIP, mesh, setup, step.sizes(setup), None, 1.0, (), None)
     return made
@@ -94,6 +101,14 @@ ENTRY main (a: f32[8,32], b: bf16[16,32,12], c: s32[17]) -> f32[8,12] {
   ROOT %other = f32[8,12]{1,0} custom-call(%ragged-dot-none.1, %b), custom_call_target="tpu_custom_call"
 }
 """
+ON_A_GPU = """
+ENTRY main (a: f32[8,32], b: bf16[8,32,12], c: s32[8]) -> f32[8,12] {
+  %a = f32[8,32]{1,0} parameter(0)
+  %b = bf16[8,32,12]{2,1,0} parameter(1)
+  %c = s32[8]{0} parameter(2)
+  ROOT %one = f32[8,12]{1,0} custom-call(%a, %b, %c), metadata={op_name="jit(f)/shard_map/grouped_dot/pallas_call"}
+}
+"""
 
 
 def test_a_grouped_product_reads_touched_experts():
@@ -104,6 +119,10 @@ def test_a_grouped_product_reads_touched_experts():
     sizes = [(access.op.name, access.read, access.written) for access in found]
     product = ("ragged-dot-none.1", 17 * 4 + 8 * 32 * 4 + read, 8 * 12 * 4)
     assert sizes == [("ragged-dot-metadata", 17 * 4, 17 * 4), product, ("other", 1000, 1)]
+    # a half of the experts lies here: the kernel reads a half of the touched ones, and multiplies a half of the tokens
+    (found,) = hlo.traffic(ON_A_GPU, grouped(own, lambda op, operands: None)).accesses
+    assert (found.read, found.written) == (8 * 4 + 8 * 32 * 4 + read // 2, 8 * 12 * 4)
+    assert found.kernel_flops == 2 * (8 // 2) * 32 * 12
 
 
 @pytest.mark.parametrize(

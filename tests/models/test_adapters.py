@@ -8,8 +8,11 @@ import pytest
 
 import specjax
 from specjax import models
+from specjax.bench import goodput, jobs
 from specjax.models import ModelError
 from specjax.sharding import make_mesh
+from specjax.train.command import prepare
+from specjax.train.options import TrainOptions
 
 safetensors = pytest.importorskip("safetensors.numpy")
 CONFIG = {
@@ -143,6 +146,36 @@ def test_the_commands_take_it(references, tmp_path, capsys):
     ):
         status, err = run(*words)
         assert status == 2 and said in err, err
+
+
+def test_heads_are_trained_and_checked_for_the_merged_model(tmp_path, capsys):
+    """The run remembers it, and so does not go on without. Programs that measure a target take it too."""
+    from specjax import cli
+
+    folder, lora, data = models.shipped()["tiny-draft"], tmp_path / "lora", tmp_path / "data.jsonl"
+    adapter(lora, shapes_of(folder, MODULES["llama3"])[0])
+    data.write_text('{"prompt": [5, 6], "tokens": [7, 8, 9]}\n' * 8)
+    fits = {
+        "drafter": "medusa",
+        "target": str(folder),
+        "data": (str(data),),
+        "output": str(tmp_path / "head"),
+        "length": 8,
+    }
+    task, *_, run, _, _ = prepare(TrainOptions(**fits, adapter=str(lora)))
+    merged = models.load(folder, adapter=lora)
+    assert all(map(np.array_equal, jax.tree.leaves(task.frozen), jax.tree.leaves(merged.params)))
+    assert run.about["adapter"] == str(lora)
+    none = ("--adapter", str(tmp_path / "none"))
+    trained = ("--target", str(folder), "--data", str(data), "--output", str(tmp_path / "new"))
+    for program, words in (
+        (cli.main, ("train", "medusa", *trained)),
+        (cli.main, ("check-head", str(folder), "medusa")),
+        (goodput.main, ()),
+        (jobs.main, ()),
+    ):
+        assert program([*words, *none]) == 2
+        assert "unknown adapter" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

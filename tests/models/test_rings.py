@@ -1,6 +1,7 @@
 """Rings: layers with a window keep that and a little more in the cache, and texts are those of caches that keep everything."""
 
 import dataclasses
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,20 @@ from support.conformance import Rows, mostly_slow, start, texts
 from support.table_lm import Table
 
 import specjax
-from specjax.draft import DynamicExit, Gemma4Assistant, Lookahead, ModelDrafter, NoDrafter, PromptLookup, TokenRecycling
+from specjax.draft import (
+    Confidence,
+    DynamicExit,
+    Gemma4Assistant,
+    Lookahead,
+    ModelDrafter,
+    NoDrafter,
+    PromptLookup,
+    Swift,
+    TokenRecycling,
+    Trained,
+    adaptive,
+    fuse,
+)
 from specjax.expand import Static
 from specjax.models import LlamaConfig, LlamaLM, hf_config
 from specjax.models.experts import ExpertsConfig
@@ -184,20 +198,39 @@ def test_bytes_at_32k(kind, given, window):
     assert sizes[1] < sizes[0] * 0.55
 
 
-def test_an_assistant_asks_rings_for_the_positions_of_their_slots():
-    """What it drafts, step by step, is what it drafts over a whole cache."""
+FAR = {
+    "gemma4_assistant": Gemma4Assistant(layers=2),
+    "swift": Swift(3, 0.1, share=0.6, window=9, guess_every=3, history=8),
+}
+"""Drafters that read more of a target's cache than a step does."""
+
+
+@pytest.mark.parametrize("name", mostly_slow(FAR, "gemma4_assistant"))
+def test_rings_hold_what_a_drafter_looks_back_for(name, monkeypatch):
+    """Its drafts, step by step, are those over a whole cache: from the first on, where the parts of longer prompts were written
+    as far ahead of a row's text as they may be."""
+    monkeypatch.setattr(sys.modules[specjax.Speculative.__module__], "PREFILL_WIDTHS", (WIDTH,))
     lm = LlamaLM(LlamaConfig(*SIZES, sliding_window=5, sliding_layers=(True, False) * 2))
-    decoder = specjax.speculative(lm, Gemma4Assistant(layers=2))
-    both = {"target": lm.init(jax.random.key(1))}
-    both["draft"] = decoder.drafter.init_params(jax.random.key(2), both["target"])
-    found = []
-    for ahead in (None, AHEAD + 2):  # an assistant's window is two tokens wider
-        own = dataclasses.replace(decoder, target=dataclasses.replace(lm, ahead=ahead))
-        state, step = start(own, batch(), model=both, capacity=96, width=WIDTH), jax.jit(own.step)
+    both, found = {"target": lm.init(jax.random.key(1)), "draft": None}, []
+    for rings in (False, True):
+        decoder = specjax.speculative(lm, FAR[name], rings=rings)
+        if isinstance(decoder.drafter, Trained):
+            both["draft"] = decoder.drafter.init_params(jax.random.key(2), both["target"])
+        state, step = start(decoder, batch(), model=both, capacity=96, width=WIDTH), jax.jit(decoder.step)
+        assert state.cache.key[0].shape[2] == (5 + WIDTH + decoder.drafter.looks_back if rings else 96)
         for _ in range(24):
             state, info = step(both, state)
-            found.append(info.tree.tokens.tolist())
+            tree = info.tree
+            found.append(np.where(tree.valid, tree.tokens, -1).tolist())
     assert found[:24] == found[24:]
+
+
+def test_who_may_look_anywhere_has_no_rings():
+    """The first generated tokens stay where they are, however long a text becomes."""
+    lm, bound = LlamaLM(MODELS["mistral"]), lambda drafter: specjax.speculative(lm, drafter, rings=True).target.ahead
+    assert bound(Swift(first=True)) is None and bound(Swift(window=40)) == 296
+    assert bound(Gemma4Assistant()) == bound(fuse(PromptLookup(), Gemma4Assistant())) == 258
+    assert bound(adaptive(Gemma4Assistant(), Confidence(0.1))) == 258
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from specjax.draft import (
     Clover2,
     DFlash,
     DiffuSpec,
+    DSpark,
     Eagle,
     Eagle3,
     Hydra,
@@ -33,6 +34,7 @@ from specjax.draft import (
     adaptive,
     fuse,
 )
+from specjax.draft.heads.dspark import sureness
 from specjax.draft.heads.widening import widen_head
 from specjax.draft.trim import trimmed_model
 from specjax.expand import Chain, TopK
@@ -140,6 +142,8 @@ DRAFTERS = {
     "mtp": MTP(TopK(k=2, depth=2, nodes=4)),
     "peagle": PEagle(Chain(2), norm_before_fc=True),
     "dflash": DFlash(TopK(k=2, depth=2, nodes=4), layers=2, block=4),
+    "dspark": DSpark(TopK(k=2, depth=2, nodes=4), block=4, markov="rnn", rank=4),
+    "dspark, gated": DSpark(TopK(k=2, depth=2, nodes=4), block=4, markov="gated", rank=4),
     "clover2": Clover2(TopK(k=2, depth=2, nodes=4), layers=1),
     "kangaroo": Kangaroo(exit_layer=1, length=2, threshold=0.0),
     "ppd": PPD("2 @ 2 1x2; 1 | 1 @ 2 1x2"),
@@ -210,6 +214,16 @@ def test_drafts_are_the_plain_ones(name):
         params["draft"] = {**tiles, **tiled({"fc": own["fc"]}, k, 2 * PLAIN.hidden_size)}
         with pytest.raises(AssertionError):
             check(program(params), wanted, k)
+
+
+def test_a_block_is_as_sure_as_the_plain_one():
+    plain, _, k = model_of()
+    drafter, own = own_params("dspark", plain)
+    _, wide = widen_head(drafter, own, k)
+    h, before = jax.random.normal(jax.random.key(0), (3, PLAIN.hidden_size)), jnp.ones((3, 4))
+    got = sureness(wide["confidence"], jnp.tile(h, (1, k)), before)
+    np.testing.assert_allclose(got, sureness(own["confidence"], h, before), rtol=1e-4)
+    assert np.abs(got).min() > 0
 
 
 @pytest.mark.parametrize("name", mostly_slow(("draft over fewer tokens", "eagle3"), "draft over fewer tokens"))

@@ -53,7 +53,9 @@ from specjax.expand import (
     TopK,
     WithoutReplacement,
 )
+from specjax.models.experts import ExpertsConfig
 from specjax.models.llama import LlamaConfig, LlamaLM
+from specjax.models.llama_config import FullAttention
 from specjax.sampling import Sampling, row_keys
 from specjax.verify import (
     Best,
@@ -139,6 +141,58 @@ DRAFTERS: dict[str, Drafter] = {
 }
 """The conformance table: one line a drafter and expander."""
 
+MODELS: dict[str, LlamaLM] = {
+    "experts": LlamaLM(
+        dataclasses.replace(
+            CONFIG,
+            qk_norm=True,
+            experts=ExpertsConfig(4, 2, 32, scoring="sigmoid", n_group=2, topk_group=1, num_shared_experts=1),
+            sparse_layers=(False, True, True),
+        )
+    ),
+    "sinks": LlamaLM(
+        dataclasses.replace(
+            CONFIG,
+            sliding_window=7,
+            sliding_layers=(True, False, True),
+            attention_sinks=True,
+            o_bias=True,
+            experts=ExpertsConfig(4, 2, 32, scoring="chosen", swiglu_limit=1.0),
+        )
+    ),
+    "shared": LlamaLM(
+        dataclasses.replace(
+            CONFIG,
+            num_hidden_layers=4,
+            sliding_window=5,
+            sliding_layers=(False, True) * 2,
+            full=FullAttention(16, 2),
+            num_kv_shared_layers=2,
+            use_double_wide_mlp=True,
+            hidden_size_per_layer_input=6,
+            vocab_size_per_layer_input=96,
+            post_norms=True,
+            layer_scalar=True,
+            final_logit_softcapping=3.0,
+        )
+    ),
+}
+"""GLM-4.5's kind, gpt-oss's, and that of the small Gemma 4."""
+
+AHEAD = 32
+"""What their rings have besides a window: few slots, so that texts go round them."""
+
+ON_MODELS: dict[str, Drafter] = {
+    **{f"{name}@experts": DRAFTERS[name] for name in ("token_recycling", "medusa", "eagle2", "swift")},
+    "draft@experts": ModelDrafter(MODELS["experts"], TopK(k=3, depth=3, nodes=8)),
+    **{f"{name}@sinks": DRAFTERS[name] for name in ("prompt_lookup", "lookahead", "eagle3-top_k", "kangaroo")},
+    "draft@sinks": ModelDrafter(MODELS["sinks"], EarlyStop(4, 0.3)),
+    **{f"{name}@shared": DRAFTERS[name] for name in ("hydra-prefix", "gemma4_assistant", "swift")},
+    "del@shared": DynamicExit((1, 3), length=3),
+    "draft@shared": ModelDrafter(MODELS["shared"], Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))),
+}
+"""The same laws over other models, five drafters of different kinds each."""
+
 VERIFIERS: dict[str, Verifier] = {
     "coupled": Coupled(),
     "rejection": Rejection(),
@@ -220,19 +274,36 @@ PARAMS: dict[str, Callable[[dict], Any]] = {
 """From the target's parameters to a drafter's, by its name; trained drafters make their own."""
 
 
+def noisy(target):
+    """A draft model that is often right: the target's weights, a little different."""
+    return jax.tree.map(lambda x: x * (1 + 0.2 * jax.random.normal(jax.random.key(x.size), x.shape)), target)
+
+
+def model_of(name: str) -> str:
+    """Which of `MODELS` a line is over; nothing: `TARGET`."""
+    return name.partition("@")[2]
+
+
 @functools.cache
-def _target():
-    target = TARGET.init(jax.random.key(7))
-    return jax.tree.map(lambda x: x * 2.0 if x.ndim == 2 else x, target)
+def _target(model: str = ""):
+    target = MODELS.get(model, TARGET).init(jax.random.key(7))
+    if model:  # norms, biases and sinks of their own
+        target = jax.tree.map(
+            lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape) if x.ndim == 1 else x, target
+        )
+    return jax.tree.map(lambda x: x * 2.0 if x.ndim > 1 else x, target)
 
 
 @functools.cache
 def params(name: str = "draft-chain"):
     """Random weights, sharpened so that greedy text has structure, and those of the drafter of that name."""
-    target = _target()
-    drafter = DRAFTERS[name]
+    model = model_of(name)
+    target = _target(model)
+    drafter = (DRAFTERS | ON_MODELS)[name]
     if isinstance(drafter, Trained):
-        draft = drafter.bind(TARGET).init_params(jax.random.key(8), target)
+        draft = drafter.bind(MODELS.get(model, TARGET)).init_params(jax.random.key(8), target)
+    elif model:
+        draft = noisy(target) if isinstance(drafter, ModelDrafter) else None
     else:
         draft = PARAMS.get(name, lambda target: None)(target)
     return {"target": target, "draft": draft}
@@ -340,14 +411,35 @@ def complete(drafter, rows: Rows = MIXED, verifier=None, *, model=None, mesh=Non
     model = params_of(drafter) if model is None else model
     verify = decoder.verifier.init_params(jax.random.key(9), model["target"])
     model = model if verify is None else {"verify": verify} | model
+    return ended(decoder, model, rows, **options)
+
+
+def ended(decoder, model, rows: Rows = MIXED, **options):
+    """The rows' new tokens and the final state."""
     state = specjax.decoder.run(decoder, model, start(decoder, rows, model=model, **options))
     return texts(state)[: len(rows.prompts)], state
 
 
+def decoder_of(name: str):
+    """The decoder of a line of `DRAFTERS` or `ON_MODELS`; layers with a window have rings."""
+    target = MODELS.get(model_of(name), TARGET)
+    decoder = specjax.speculative(target, (DRAFTERS | ON_MODELS)[name])
+    if not target.has_windows:
+        return decoder
+    ahead = AHEAD + int(decoder.drafter.looks_back)
+    return dataclasses.replace(decoder, target=dataclasses.replace(target, ahead=ahead))
+
+
+def line(name: str, rows: Rows = MIXED, **options):
+    """`complete` of a line's decoder."""
+    return ended(decoder_of(name), params(name), rows, **options)
+
+
 @functools.cache
-def plain(rows: Rows = MIXED) -> list[list[int]]:
-    """Plain decoding's text, the reference of every law."""
-    return complete(NoDrafter(), rows)[0]
+def plain(rows: Rows = MIXED, model: str = "") -> list[list[int]]:
+    """Plain decoding's text, the reference of every law; caches are whole."""
+    decoder = specjax.speculative(MODELS.get(model, TARGET))
+    return ended(decoder, {"target": _target(model), "draft": None}, rows)[0]
 
 
 def same(got, wanted) -> None:

@@ -11,6 +11,7 @@ import jax
 from flax import nnx
 
 from specjax.lm import Block
+from specjax.models.few_bits import is_quantised, plain
 from specjax.models.kv import KVCache, KVDelta, init_kv
 from specjax.models.llama import Attention, LlamaConfig, RMSNorm, rope_tables
 
@@ -38,7 +39,7 @@ def init(config: LlamaConfig, target_params: Any, layer: int) -> Any:
     """Params to start training from: the target's own attention of `layer`, under its final norm."""
     own = target_params["layers"][layer]
     params = {"attention_norm": own["attention_norm"], "attention": own["attention"], "norm": target_params["norm"]}
-    return jax.tree.map(lambda x: x.copy(), params)
+    return jax.tree.map(lambda x: plain(x).copy(), params, is_leaf=is_quantised)
 
 
 def init_cache(config: LlamaConfig, batch: int, capacity: int, dtype: Any) -> KVCache:

@@ -13,6 +13,7 @@ import numpy as np
 from specjax.draft.heads.files import config_file, read_tensors
 from specjax.models import hf_config
 from specjax.models.errors import ModelError
+from specjax.models.few_bits import plain
 from specjax.sharding.distributed import to_host
 
 _ROWS = 8192  # of a table that are compared at a time: a real one has a gigabyte
@@ -142,7 +143,7 @@ def is_head(kernel: np.ndarray, target: Any) -> bool:
     shape."""
     if target.abstract or target.lm.config.tie_word_embeddings:
         return is_embedding(kernel.T, target)
-    own = target.params["head"]["kernel"]
+    own = plain(target.params["head"]["kernel"])
     columns = [slice(first, first + _ROWS) for first in range(0, own.shape[1], _ROWS)]
     near = lambda a, b: np.allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=0.02, atol=1e-3)
     return kernel.shape == own.shape and all(near(kernel[:, c], to_host(own[:, c])) for c in columns)

@@ -3,11 +3,14 @@
 import dataclasses
 from typing import Any
 
+import jax.numpy as jnp
+
 from specjax.draft.adaptive import Adaptive
 from specjax.draft.base import Drafter
 from specjax.draft.clover2 import Clover2
 from specjax.draft.dflash import DFlash
 from specjax.draft.diffuspec import DiffuSpec
+from specjax.draft.dspark import DSpark
 from specjax.draft.eagle import Eagle
 from specjax.draft.eagle3 import Eagle3
 from specjax.draft.fuse import Fused
@@ -59,10 +62,28 @@ def widen_head(drafter: Drafter, params: PyTree, k: int) -> tuple[Drafter, PyTre
     wide = dataclasses.replace(drafter, **_sizes(drafter, k))
     if params is None or isinstance(drafter, Rest):
         return wide, params
+    if isinstance(drafter, DSpark):
+        return wide, _beside_ranks(drafter, params, k)
     if type(drafter) not in _TILED:
-        known = ", ".join(kind.__name__ for kind in _TILED)
+        known = ", ".join(kind.__name__ for kind in (*_TILED, DSpark))
         raise ValueError(f"no rule widens the parameters of {type(drafter).__name__}; there are rules for {known}")
     return wide, tiled(params, k, _width(drafter))
+
+
+def _beside_ranks(drafter: DSpark, params: PyTree, k: int) -> PyTree:
+    """DSpark's parameters: its bias keeps its rank, and of what reads a slot's output beside it the rows of that are tiled."""
+    width = _width(drafter)
+
+    def reads(module: PyTree, at: int) -> PyTree:
+        before, own, behind = jnp.split(module["kernel"], (at, at + width))
+        return {**module, "kernel": jnp.concatenate([before, jnp.tile(own, (k, 1)) / k, behind])}
+
+    ranked = {"markov": dict(params["markov"])}
+    if "mix" in ranked["markov"]:
+        ranked["markov"]["mix"] = reads(ranked["markov"]["mix"], 0 if drafter.markov == "gated" else 2 * drafter.rank)
+    if "confidence" in params:
+        ranked["confidence"] = reads(params["confidence"], 0)
+    return {**tiled({name: part for name, part in params.items() if name not in ranked}, k, width), **ranked}
 
 
 def _sizes(drafter: Drafter, k: int) -> dict[str, Any]:

@@ -1,0 +1,5 @@
+"""A product of rows that are sorted by group, each with the matrix of its group."""
+
+from specjax.kernels.grouped_dot.api import grouped_dot, split
+
+__all__ = ["grouped_dot", "split"]

@@ -1,0 +1,34 @@
+"""Grouped products on a CPU: a loop over the groups that have rows, a few rows at a time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.kernels.grouped_dot.width import width
+
+Array = jax.Array
+
+_MOST = 64  # rows that one round of the loop multiplies
+
+
+def dot(x: Array, kernels: Any, sizes: Array, product: Callable[[Array, Any], Array] = jnp.matmul) -> Array:
+    """See `api.grouped_dot`; with a `product` of its own it takes any pytree that has the shape `[X, E, F]` and leads with X.
+
+    A round multiplies a slice of one width, whose first rows are of one group, and writes all of it. The next begins where
+    that group's rows end, so that whatever was written for rows of other groups is overwritten.
+    """
+    rows, wide = x.shape[0], min(_MOST, width(x.shape[0], kernels.shape[0]))
+    ends = jnp.cumsum(sizes)
+    padded = jnp.pad(x, ((0, wide), (0, 0)))
+
+    def part(state):
+        at, out = state
+        group = jnp.searchsorted(ends, at, side="right")
+        kernel = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, group, keepdims=False), kernels)
+        made = product(jax.lax.dynamic_slice_in_dim(padded, at, wide), kernel).astype(x.dtype)
+        return jnp.minimum(at + wide, ends[group]), jax.lax.dynamic_update_slice_in_dim(out, made, at, 0)
+
+    out = jnp.zeros((rows + wide, kernels.shape[2]), x.dtype)
+    return jax.lax.while_loop(lambda state: state[0] < ends[-1], part, (jnp.zeros_like(ends[0]), out))[1][:rows]

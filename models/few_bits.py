@@ -1,0 +1,114 @@
+"""Matrices whose numbers have few bits: the leaf that stands for one in a params pytree, and products with it.
+
+A product multiplies the stored values, widened on their way into the matrix unit, and scales what comes out: one product where
+a channel has one scale, one for each group of inputs else, summed by their scales. So no compiler has a reason to write a whole
+matrix in another type to memory, as it does where scales are multiplied into values first (a TPU's and a GPU's both do).
+Shapes: `E` inputs, `F` outputs, `G` groups of inputs that share scales, 1 where a channel has one.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Quantised:
+    """`values * scale`, each scale being that of as many neighbours as `values` has more entries along that axis.
+
+    Its parts have the axes of the matrix, so that whatever goes by axes (shardings, copies of heads, experts that lead) takes
+    them like plain arrays. The scale comes first: the first leaf of parameters has the type that they are used in.
+
+    Attributes:
+      scale: `[..., G, F]` of a kernel, `[V, G]` of a table of embeddings; in the type of the other parameters.
+      values: `[..., E, F]`, or `[V, E]`; int8, int4 or float8.
+    """
+
+    scale: Any
+    values: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.values.ndim
+
+    @property
+    def dtype(self) -> Any:
+        """The type that it is used in."""
+        return self.scale.dtype
+
+    @property
+    def size(self) -> int:
+        return self.values.size
+
+    @property
+    def T(self) -> "Quantised":  # noqa: N802
+        return Quantised(self.scale.T, self.values.T)
+
+    def astype(self, dtype: Any) -> "Quantised":
+        """With scales of another type."""
+        return Quantised(self.scale.astype(dtype), self.values)
+
+
+def is_quantised(x: Any) -> bool:
+    """Whether a node of a params pytree is a `Quantised`: what `is_leaf` asks."""
+    return isinstance(x, Quantised)
+
+
+def plain(x: Any, dtype: Any = None) -> Any:
+    """The matrix as one array, in its own type or another; of a plain array that."""
+    kind = x.dtype if dtype is None else dtype
+    if not isinstance(x, Quantised):
+        return x.astype(kind)
+    scale = x.scale.astype(jnp.float32)
+    for axis, (whole, groups) in enumerate(zip(x.values.shape, scale.shape, strict=True)):
+        scale = jnp.repeat(scale, whole // groups, axis=axis)
+    return (x.values.astype(jnp.float32) * scale).astype(kind)
+
+
+def dot(x: Array, kernel: Any, dtype: Any = None) -> Array:
+    """`x @ kernel`.
+
+    Args:
+      x: `[..., E]`.
+      kernel: `[E, F]`, plain or `Quantised`.
+      dtype: of the product; None: that of `x`.
+
+    Returns:
+      `[..., F]`.
+    """
+    last = (((x.ndim - 1,), (0,)), ((), ()))
+    if not isinstance(kernel, Quantised):
+        return jax.lax.dot_general(x, kernel.astype(x.dtype), last, preferred_element_type=dtype)
+    values, scale = kernel.values.astype(x.dtype), kernel.scale.astype(jnp.float32)
+    groups, outputs = scale.shape
+    if groups == 1:
+        product = jax.lax.dot_general(x, values, last, preferred_element_type=jnp.float32)
+        product = product * scale.reshape((1,) * (x.ndim - 1) + (outputs,))
+    else:
+        parts = jnp.einsum(
+            "...gi,gif->...gf", x.reshape(*x.shape[:-1], groups, -1), values.reshape(groups, -1, outputs),
+            preferred_element_type=jnp.float32,
+        )  # fmt: skip
+        product = jnp.einsum("...gf,gf->...f", parts, scale)
+    return product.astype(x.dtype if dtype is None else dtype)
+
+
+def scores(h: Array, kernel: Any) -> Array:
+    """Features `[B, T, E]` by an output head `[E, V]`, plain or `Quantised`: `[B, T, V]` in float32."""
+    if isinstance(kernel, Quantised):
+        return dot(h, kernel, jnp.float32)
+    return jnp.einsum("bte,ev->btv", h, kernel, preferred_element_type=jnp.float32)
+
+
+def rows(table: Any, ids: Array) -> Array:
+    """The rows `ids` `[...]` of a table `[V, E]`, plain or `Quantised`: `[..., E]`. No id may be outside."""
+    taken = jax.tree.map(lambda x: x.at[ids].get(mode="promise_in_bounds"), table)
+    return plain(taken)

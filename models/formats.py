@@ -1,0 +1,184 @@
+"""Formats in which a model's matrices are kept in few bits: which there are, and a matrix put into one.
+
+Of the numbers that share a scale (an output's, or a group of an output's inputs) the greatest magnitude decides it, as in qwix
+(github.com/google/qwix): `scale = max|w| / most`, rounded to the type of the parameters, and then `round(w / scale)`. `most` is
+the largest integer and a half, so that the bucket of the largest one is as wide as the others; of float8 the largest number.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from specjax.models.errors import ModelError
+from specjax.models.few_bits import Quantised, is_quantised
+from specjax.models.weights import listed
+
+_LEAST = float(np.sqrt(np.finfo(np.float32).tiny))  # a smaller scale is that of zeros
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """One of them.
+
+    Attributes:
+      name: of the type of the values.
+      kind: that type.
+      most: what the greatest magnitude becomes before it is rounded.
+      group: how many inputs of an output share a scale; 0: all of them.
+      vocab: whether the table of embeddings and the output head are kept in it as well.
+    """
+
+    name: str
+    kind: Any
+    most: float
+    group: int = 0
+    vocab: bool = False
+
+    def __str__(self) -> str:
+        usual, fields = FORMATS[self.name], {"group": self.group, "vocab": self.vocab}
+        changed = (f"{field}={value}".lower() for field, value in fields.items() if value != getattr(usual, field))
+        return ":".join(part for part in (self.name, ",".join(changed)) if part)
+
+    def axis_of(self, path: tuple[Any, ...]) -> int | None:
+        """The axis of a parameter's inputs, along which numbers share scales; None of one that stays plain.
+
+        Kernels of linear layers and experts are quantised. Routers are not: they are small, and choose.
+        """
+        keys = [key.key for key in path if hasattr(key, "key")]
+        if keys == ["embed", "embedding"]:
+            return -1 if self.vocab else None
+        inside = keys[-1] == "kernel" and "router" not in keys and (self.vocab or keys[0] != "head")
+        return -2 if inside else None
+
+    def groups(self, inputs: int) -> int:
+        """How many groups so many inputs have."""
+        return inputs // self.group if self.group else 1
+
+    def quantise(self, numbers: Any, axis: int, dtype: Any, xp: Any = np) -> tuple[Any, Any]:
+        """Scales and values of a matrix.
+
+        Args:
+          numbers: `[..., E, F]` or `[V, E]`, in float32.
+          axis: of the inputs, counted from the end.
+          dtype: of the scales.
+          xp: `numpy`, or `jax.numpy`.
+        """
+        shape, at = numbers.shape, numbers.ndim + axis
+        split = numbers.reshape(*shape[:at], self.groups(shape[at]), -1, *shape[at + 1 :])
+        greatest = xp.max(xp.abs(split), axis=at + 1, keepdims=True)
+        scale = greatest / xp.full_like(greatest, self.most)
+        scale = xp.where(scale < _LEAST, np.float32(1), scale).astype(dtype)
+        whole = xp.where(scale == 0, np.float32(1), scale.astype(np.float32))  # too small for a narrow type
+        values = split / xp.broadcast_to(whole, split.shape)
+        if jnp.issubdtype(self.kind, jnp.integer):
+            values = xp.clip(xp.round(values), np.float32(-self.most - 0.5), np.float32(self.most - 0.5))
+        else:
+            values = xp.clip(values, np.float32(-self.most), np.float32(self.most))
+        return xp.squeeze(scale, at + 1), values.reshape(shape).astype(self.kind)
+
+    def check(self, shapes: Any) -> None:
+        """Whether all matrices can be kept in it.
+
+        Raises:
+          ModelError: naming those whose inputs the groups do not divide, and a group that does.
+        """
+        sizes = {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+            axis = self.axis_of(path)
+            if axis is not None and self.group and leaf.shape[axis] % self.group:
+                sizes[_name(path)] = leaf.shape[axis]
+        if sizes:
+            found = {leaf.shape[a] for p, leaf in jax.tree_util.tree_leaves_with_path(shapes) if (a := self.axis_of(p))}
+            fits = max(size for size in range(1, self.group) if not any(inputs % size for inputs in found))
+            odd = listed([f"{name} has {inputs} inputs" for name, inputs in sizes.items()])
+            raise ModelError(
+                f"groups of {self.group} do not divide every matrix ({odd}): give {self.name}:group={fits}"
+            )
+
+    def shapes(self, shapes: Any) -> Any:
+        """A params pytree of `ShapeDtypeStruct`s, with those that are quantised as such.
+
+        Raises:
+          ModelError: see `check`.
+        """
+        self.check(shapes)
+
+        def one(leaf, axis):
+            at = len(leaf.shape) + axis
+            scale = (*leaf.shape[:at], self.groups(leaf.shape[at]), *leaf.shape[at + 1 :])
+            return Quantised(jax.ShapeDtypeStruct(scale, leaf.dtype), jax.ShapeDtypeStruct(leaf.shape, self.kind))
+
+        return self.each(one, shapes)
+
+    def params(self, params: Any) -> Any:
+        """Plain parameters in this format, where they lie.
+
+        Raises:
+          ModelError: see `check`.
+        """
+        self.check(params)
+        # not jitted, and divided by whole arrays: a compiler multiplies by the reciprocals of few numbers, and numpy divides
+        quantise = lambda x, axis: Quantised(*self.quantise(x.astype(jnp.float32), axis, x.dtype, jnp))
+        return self.each(quantise, params)
+
+    def each(self, change: Callable[[Any, int], Any], tree: Any) -> Any:
+        """A pytree like the parameters with `change(leaf, axis)` for those that are quantised."""
+
+        def one(path, leaf):
+            axis = self.axis_of(path)
+            return leaf if axis is None else change(leaf, axis)
+
+        return jax.tree_util.tree_map_with_path(one, tree)
+
+
+FORMATS = {
+    kind.name: kind
+    for kind in (
+        Format("int8", np.dtype(np.int8), 127.5),
+        Format("int4", np.dtype(ml_dtypes.int4), 7.5, group=128),
+        Format("fp8", np.dtype(ml_dtypes.float8_e4m3fn), float(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max)),
+    )
+}
+"""By name."""
+
+
+def read_format(line: str | Format | None) -> Format | None:
+    """A format from its line, `NAME` or `NAME:group=32,vocab=true`; None is None.
+
+    >>> str(read_format("int4:group=32"))
+    'int4:group=32'
+
+    Raises:
+      ModelError: on what is no such line.
+    """
+    if line is None or isinstance(line, Format):
+        return line
+    known = f"give {', '.join(FORMATS)}, with group=N inputs that share a scale (0: all) or vocab=true behind a colon"
+    name, _, rest = str(line).partition(":")
+    fields: dict[str, Any] = {}
+    for item in rest.split(",") if rest else ():
+        field, _, value = (part.strip().lower() for part in item.partition("="))
+        if field == "group" and value.isdecimal():
+            fields[field] = int(value)
+        elif field == "vocab" and value in ("true", "false"):
+            fields[field] = value == "true"
+        else:
+            raise ModelError(f"weights {line!r}: {item.strip()!r} is no setting; {known}")
+    if name.strip() not in FORMATS:
+        raise ModelError(f"unknown weights {line!r}; {known}")
+    return dataclasses.replace(FORMATS[name.strip()], **fields)
+
+
+def check_plain(params: Any, what: str) -> None:
+    """Raises ModelError where matrices are kept in few bits; `what` cannot be done with those."""
+    if any(map(is_quantised, jax.tree.leaves(params, is_leaf=is_quantised))):
+        raise ModelError(f"the model's weights are kept in few bits, and {what}: load it without `weights`")
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return ".".join(str(key.key) for key in path[:-1])

@@ -1,0 +1,83 @@
+"""Parameters that are quantised while they are read: a host holds what is stored of them, and a few pieces besides."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from specjax.models.few_bits import Quantised
+from specjax.models.formats import Format
+from specjax.models.reading import Box, Room, Source, Stack
+
+PIECE = 1 << 20
+"""Numbers that are quantised at a time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantisedSource:
+    """Where a parameter is stored that is kept in few bits.
+
+    A scale is of all inputs of an output, or of a group of them. So of a matrix whose inputs lie on several hosts each reads
+    more than its own: all inputs, or those of the groups that it has a part of.
+
+    Attributes:
+      format: what becomes of the numbers.
+      source: of the plain ones.
+      axis: of its inputs, counted from the end.
+    """
+
+    format: Format
+    source: Source | Stack
+    axis: int
+
+    def placed(self, dtype: Any, place: Any) -> Quantised:
+        """The parameter.
+
+        Args:
+          dtype: of the scales where the source names none.
+          place: a `Quantised` of shardings; None: the default device.
+
+        Raises:
+          ModelError: where the file ends before it should.
+        """
+        shape, at = self.source.shape, len(self.source.shape) + self.axis
+        size = self.format.group or shape[at]
+        dtype = np.dtype(dtype if self.source.dtype is None else self.source.dtype)
+        values = Room(shape, self.format.kind, None if place is None else place.values)
+        scales = Room((*shape[:at], shape[at] // size, *shape[at + 1 :]), dtype, None if place is None else place.scale)
+        by_inputs = lambda box: (*box[:at], (box[at][0] * size, box[at][1] * size), *box[at + 1 :])
+        wanted = [*values.buffers, *map(by_inputs, scales.buffers)]
+        for piece in _pieces(wanted, at, size):
+            numbers = np.empty([stop - start for start, stop in piece], np.float32)
+            self.source.fill([(piece, numbers)])
+            scale, value = self.format.quantise(numbers, self.axis, dtype)
+            groups = (*piece[:at], (piece[at][0] // size, piece[at][1] // size), *piece[at + 1 :])
+            for room, made, box in ((values, value, piece), (scales, scale, groups)):
+                for own, buffer in room.buffers.items():
+                    _copy(made, box, buffer, own)
+        return Quantised(scales.array(), values.array())
+
+
+def _pieces(wanted: list[Box], at: int, size: int) -> Iterator[Box]:
+    """Boxes that cover the wanted ones, of about `PIECE` numbers: whole groups of the inputs, which are the axis `at`, and a
+    few of the outputs, the other one of the last two, at a time."""
+    spans = [(min(box[i][0] for box in wanted), max(box[i][1] for box in wanted)) for i in range(len(wanted[0]))]
+    inputs = spans[at][0] // size * size, -(-spans[at][1] // size) * size
+    lead, out = range(len(spans) - 2), 2 * len(spans) - 3 - at
+    step = max(1, PIECE // (inputs[1] - inputs[0]))
+    for index in itertools.product(*(range(*spans[i]) for i in lead)):
+        for first in range(*spans[out], step):
+            box = [*((i, i + 1) for i in index), inputs, inputs]
+            box[out] = first, min(first + step, spans[out][1])
+            if any(all(a < d and c < b for (a, b), (c, d) in zip(box, one, strict=True)) for one in wanted):
+                yield tuple(box)
+
+
+def _copy(made: np.ndarray, box: Box, buffer: np.ndarray, own: Box) -> None:
+    """What both boxes have, from one to the other."""
+    shared = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, own, strict=True)]
+    if all(start < stop for start, stop in shared):
+        inside = lambda of: tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(shared, of, strict=True))
+        buffer[inside(own)] = made[inside(box)]

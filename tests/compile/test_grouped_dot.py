@@ -1,0 +1,49 @@
+"""Grouped products at the sizes of published experts, through the compilers of TPUs and of an H100."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from specjax.kernels.grouped_dot import grouped_dot
+from specjax.sharding.aot import compiled, devices
+
+SIZES = {"small": (64, 8, 256, 384), "Qwen3-235B-A22B": (1024, 16, 4096, 1536), "gpt-oss-120b": (512, 16, 2880, 5760)}
+"""Rows, experts of a device, inputs and outputs."""
+
+
+def program_of(topology, sizes, dtype):
+    module = {"v": "libtpu", "h": "jax_cuda12_plugin"}[topology[0]]
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"compiling for {topology} needs {module}: pip install -e '.[aot]'")
+    place = SingleDeviceSharding(devices(topology)[0])
+    given = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+    rows, count, inputs, outputs = SIZES[sizes]
+
+    def product(*arrays):
+        with jax.default_matmul_precision("highest" if dtype == jnp.float32 else "default"):
+            return grouped_dot(*arrays)
+
+    arrays = given((rows, inputs), dtype), given((count, inputs, outputs), jnp.bfloat16), given((count,), jnp.int32)
+    return compiled(jax.jit(product).lower(*arrays))
+
+
+@pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float32), ids=("bfloat16", "layercast"))
+@pytest.mark.parametrize(
+    ("topology", "sizes"),
+    [
+        ("v5e:1x1", "small"),
+        ("h100:1", "small"),
+        *(pytest.param("h100:1", name, marks=pytest.mark.slow) for name in tuple(SIZES)[1:]),
+    ],
+)
+def test_matrices_are_neither_copied_nor_widened(topology, sizes, dtype):
+    """`layercast` computes with float32 rows, in full precision."""
+    program, (_, *shape) = program_of(topology, sizes, dtype), SIZES[sizes]
+    text = program.as_text()
+    assert "ragged-dot-" in text or "grouped_dot/pallas_call" in text
+    whole = ",".join(map(str, shape))
+    assert f"bf16[{whole}]" in text and f"f32[{whole}]" not in text
+    assert program.memory_analysis().temp_size_in_bytes < shape[0] * shape[1] * shape[2]  # half of them

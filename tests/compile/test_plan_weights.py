@@ -1,0 +1,56 @@
+"""Steps over matrices in few bits: programs of the TPU compiler, which read what is stored and write it in no other type."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from support.planned import FullChain, must_read, needs_libtpu
+
+from specjax import models
+from specjax.models import hub
+from specjax.models.few_bits import is_quantised
+from specjax.plan import step
+from specjax.plan.held import chip_bytes
+from specjax.sharding import aot, make_mesh
+from specjax.spec.assemble import Plan
+
+NAME = "meta-llama/Llama-3.1-8B"
+
+
+def test_numbers_of_four_bits_take_half_a_byte():
+    shape = lambda kind: jax.ShapeDtypeStruct((6, 5), kind)
+    assert [chip_bytes(shape(kind)) for kind in (jnp.int4, jnp.int8, jnp.float8_e4m3fn, jnp.bfloat16)] == [
+        15,
+        30,
+        30,
+        60,
+    ]
+
+
+def test_what_an_8b_model_takes():
+    """Its layers have 6.98 billion numbers in matrices, table and head 1.05 billion; a scale of 16 bits for 128 numbers, or for
+    an output. In four bits it fits the 16 GB of a T4, which has no bfloat16, with room for a cache; in 16 it does not."""
+    size = lambda line: chip_bytes(models.abstract(NAME, "float16", weights=line).params) / 1e9
+    assert size(None) == pytest.approx(16.06, abs=0.01)
+    assert size("int8") == size("fp8") == pytest.approx(6.98 + 2 * 1.05, abs=0.01)
+    assert size("int4") == pytest.approx(6.98 * (0.5 + 2 / 128) + 2 * 1.05, abs=0.01)
+    assert size("int4:group=32,vocab=true") == pytest.approx(8.03 * (0.5 + 2 / 32), abs=0.01)
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ("int8", "int4"))
+def test_a_step_reads_what_is_stored(line):
+    """Of two layers of 8B on a v5e: no matrix is written whole, in any type, and traffic is at most 1.1 times the ideal."""
+    (device,) = aot.devices("v5e:1x1")
+    mesh = make_mesh("model=1", [device])
+    model = hub.with_layers(models.abstract(NAME, "bfloat16", mesh, weights=line), 2, mesh)
+    setup = step.prepare(model, Plan(FullChain(length=15)), mesh, batch=4, context=4096)
+    program, traffic = step.compiled(setup)
+    held = step.sizes(setup)
+    need = must_read(setup, held)
+    assert need <= traffic.bytes <= 1.1 * need
+    matrices = {x.shape for x in jax.tree.leaves(setup.params["target"], is_leaf=is_quantised) if is_quantised(x)}
+    assert len(matrices) == 4
+    assert [dims for dims in matrices if traffic.written(dims) or traffic.written(dims[::-1])] == []
+    # nor is there room for one of an MLP's: what there is holds logits and features
+    assert step.cost_of(program, traffic).temporaries < max(a * b for a, b in matrices) // 2

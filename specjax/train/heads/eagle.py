@@ -1,6 +1,7 @@
 """Training of EAGLE's layer, once over the target's features or unrolled over its own (arXiv:2401.15077, 2503.01840)."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,7 @@ class TrainEagle(HeadObjective):
         drawn = lambda key: jax.random.uniform(key, features.shape[1:], features.dtype, -1.0, 1.0)
         most = (self.noise * 512 / batch.sizes).astype(features.dtype)
         noisy = features + most.reshape(*most.shape, *[1] * (features.ndim - 2)) * each_row(drawn, key, len(features))
+        law = functools.partial(drafter.logits, own)
         width = batch.tokens.shape[1] - 1  # pairs (feature t, token t + 1)
         loss, past, h, guesses = jnp.zeros(()), None, features[:, :-1], []
         for s in range(self.unroll):
@@ -59,7 +61,7 @@ class TrainEagle(HeadObjective):
                 h, delta = self.later(own, h, block, past)
             past = stack_past(past, delta)
             # pair t's output stands for feature t + 1; the first s pairs had nothing to read
-            guesses.append(Guess(drafter.logits(own, h[:, s : width - 1]), s + 1, self.law_weight * self.decay**s))
+            guesses.append(Guess(h[:, s : width - 1], law, s + 1, self.law_weight * self.decay**s))
             if self.feature_weight:
                 distance = smooth_l1(h[:, s:-1], features[:, s + 1 : -1])
                 loss += self.feature_weight * self.decay**s * mean(distance, batch.due(s + 2))

@@ -16,7 +16,7 @@ from specjax.expand import Chain
 from specjax.train.heads import teacher as of_teacher
 from specjax.train.heads.clover2 import TrainClover2
 from specjax.train.heads.dflash import TrainDFlash, TrainDSpark
-from specjax.train.heads.eagle import TrainEagle, TrainEagle3, TrainMTP, TrainPEagle, unrolled
+from specjax.train.heads.eagle import TrainEagle, TrainEagle3, TrainMTP, TrainPEagle
 from specjax.train.heads.gemma4_assistant import TrainGemma4Assistant
 from specjax.train.heads.hydra import TrainHydra
 from specjax.train.heads.medusa import TrainMedusa
@@ -143,11 +143,13 @@ def test_laws_of_some_slots_at_a_time_change_nothing(name, monkeypatch):
 
 
 def test_what_an_unrolled_pass_sees():
-    seen = np.asarray(unrolled(5, 2)).reshape(5, 3, 5)
+    seen = Batch(np.zeros((1, 6), np.int32), np.ones((1, 6), bool)).pairs(2).visible
     for t in range(5):
-        assert np.flatnonzero(seen[t, 0]).tolist() == list(range(max(t - 1, 0)))  # pairs up to t - 2
-        assert np.flatnonzero(seen[t, 1]).tolist() == ([t - 1] if t else [])
-        assert np.flatnonzero(seen[t, 2]).tolist() == [t]
+        assert np.flatnonzero(seen.first[0, t]).tolist() == list(range(max(t - 1, 0)))  # pairs up to t - 2
+        assert seen.later[0, t].tolist() == [t >= 1, True]  # its slots t - 1 of pass 1 and t of pass 2
+    apart = packed().pairs(2).visible  # documents of 6 and 5 tokens: pair 5 is of neither, and pair 6 begins the second
+    assert np.flatnonzero(apart.first[0, 8]).tolist() == [6] and not apart.first[0, 7].any()
+    assert apart.later[0, 6].tolist() == [False, True] and apart.later[0, 7].tolist() == [True, True]
 
 
 class Shown(Exception):
@@ -161,8 +163,9 @@ class Showing(Eagle):
         raise Shown(features)
 
 
-def test_noise_goes_as_one_over_the_length_of_a_text():
+def test_noise_goes_as_one_over_the_length_of_a_text(monkeypatch):
     """Of every document of a row, not of the row."""
+    monkeypatch.setattr(jax, "checkpoint", lambda run: run)  # what it reads must not come out of there
     target, drafter = tiny.target_params(), Showing().bind(tiny.TARGET)
 
     @functools.partial(jax.jit, static_argnums=0)

@@ -54,11 +54,11 @@ class TrainEagle(HeadObjective):
         width = batch.tokens.shape[1] - 1  # pairs (feature t, token t + 1)
         loss, past, h, guesses = jnp.zeros(()), None, features[:, :-1], []
         for s in range(self.unroll):
-            block = batch.pairs(unrolled(width, s))
+            # of a pass its output and its keys are kept for the gradient, and the rest is made again
             if s == 0:
-                h, delta = drafter.read(own, noisy[:, :-1], block, None)
+                h, delta = jax.checkpoint(drafter.read)(own, noisy[:, :-1], batch.pairs(), None)
             else:
-                h, delta = self.later(own, h, block, past)
+                h, delta = jax.checkpoint(self.later)(own, h, batch.pairs(s), past)
             past = stack_past(past, delta)
             # pair t's output stands for feature t + 1; the first s pairs had nothing to read
             guesses.append(Guess(h[:, s : width - 1], law, s + 1, self.law_weight * self.decay**s))
@@ -117,16 +117,6 @@ class TrainPEagle(TrainEagle3):
 
     def later(self, own, h, block, past):
         return self.drafter.ahead(own, block, None, past)
-
-
-def unrolled(width: int, s: int) -> Array:
-    """`[W, (s + 1) W]` bool: what pass s sees of all passes so far, whose keys are laid side by side.
-
-    Pair t drafts s tokens after pair t - s: of the first pass it sees the pairs up to that one, of a later pass r the one
-    pair that lies on the way, t - s + r.
-    """
-    query, key = jnp.arange(width)[:, None], jnp.arange(width)[None]
-    return jnp.concatenate([key <= query - s] + [key == query - s + r for r in range(1, s + 1)], axis=1)
 
 
 def smooth_l1(a: Array, b: Array) -> Array:

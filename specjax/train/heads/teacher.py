@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.kernels.chunks import chunked
 from specjax.lm import Output, Wants
 from specjax.train.losses import ForwardKL, Loss, acceptance, agreement
 from specjax.train.means import Mean
@@ -154,17 +155,7 @@ def _compared(teacher: Teacher, guesses: list[Guess], divergence: Loss) -> tuple
             every.append((divergence.numbers(law.logits, q, law.outside), *kept))
         return law.known, every
 
-    size = max(1, CHUNK // rows)
-    if length <= size:
-        return compare(inputs)
-    count = -(-length // size)
-
-    def cut(x):
-        x = jnp.pad(x, ((0, 0), (0, count * size - length), *[(0, 0)] * (x.ndim - 2)))
-        return jnp.moveaxis(x.reshape(rows, count, size, *x.shape[2:]), 1, 0)
-
-    found = jax.lax.map(jax.checkpoint(compare), jax.tree.map(cut, inputs))
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(rows, -1)[:, :length], found)
+    return chunked(compare, inputs, max(1, CHUNK // rows))
 
 
 def of_depth(name: str, number: int) -> str:

@@ -137,7 +137,7 @@ def test_laws_of_some_slots_at_a_time_change_nothing(name, monkeypatch):
         monkeypatch.setattr(of_teacher, "CHUNK", chunk)
         run = lambda p: objective.loss(p, target, batch(), jax.random.key(1))
         told.append(jax.jit(jax.value_and_grad(run, has_aux=True))(params))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *told)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), *told)
     shown = lambda size: str(jax.make_jaxpr(jax.grad(lambda p: run(p)[0]))(params)).count(f"f32[3,{size},16]")
     assert shown(4) > 0 == shown(14)  # logits over the draft's vocabulary
 

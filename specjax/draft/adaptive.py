@@ -116,8 +116,10 @@ class Acceptance(Rule):
 
     def init_params(self, key: Array, draft_params: PyTree) -> PyTree:
         """A fresh head for the features of the draft model with these parameters."""
-        tokens = jnp.zeros((1, 1), jnp.int32)
-        width = jax.eval_shape(lambda p: self.draft.embed(p, tokens), draft_params).shape[-1]
+        draft = self.draft
+        if draft is None:
+            raise ValueError("acceptance: bind the rule to its draft model first")
+        width = jax.eval_shape(lambda p: draft.embed(p, jnp.zeros((1, 1), jnp.int32)), draft_params).shape[-1]
         keys = jax.random.split(key, self.layers + 1)
         normal = jax.nn.initializers.lecun_normal()
         blocks = [{"kernel": normal(k, (width, width)), "bias": jnp.zeros((width,))} for k in keys[:-1]]

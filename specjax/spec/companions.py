@@ -99,17 +99,19 @@ class Ruled:
         """See `Stored.load`."""
         drafter, params = ready(self.drafter, target, mesh)
         length = self.length or min(LONGEST, getattr(drafter, "drafts", LONGEST))
-        rule, own = (self.rule, None) if isinstance(self.rule, Rule) else self._of_draft(drafter, params, target, mesh)
+        rule, own = self.rule, None
+        if isinstance(rule, Stored):
+            rule, own = _of_draft(rule, drafter, params, target, mesh)
         return adaptive(drafter, rule, length).bind(target.lm), {"drafter": params, "rule": own}
 
-    def _of_draft(self, drafter: Any, params: Any, target: Any, mesh: Any) -> tuple[Any, Any]:
-        """A rule with a head over the features of a draft model, which is what it is loaded for."""
-        if not isinstance(drafter, ModelDrafter):
-            raise ValueError(
-                f"the rule {self.rule.name} reads the features of a draft model, and {type(drafter).__name__} has none"
-            )
-        draft = dataclasses.replace(target, lm=drafter.lm, params=params, name="the draft model")
-        return self.rule.load(draft, mesh)
+
+def _of_draft(rule: Stored, drafter: Any, params: Any, target: Any, mesh: Any) -> tuple[Any, Any]:
+    """A rule with a head over the features of a draft model, which is what it is loaded for."""
+    if not isinstance(drafter, ModelDrafter):
+        raise ValueError(
+            f"the rule {rule.name} reads the features of a draft model, and {type(drafter).__name__} has none"
+        )
+    return rule.load(dataclasses.replace(target, lm=drafter.lm, params=params, name="the draft model"), mesh)
 
 
 def ready(drafter: "Drafter | Stored | Ruled", target: Any, mesh: Any = None) -> tuple[Any, Any]:

@@ -50,12 +50,12 @@ class TrainPPD(Objective):
         target, draft, mask = self._laws(params, target_params, batch, key)
         count = self.drafter.prompts
         every = lambda j: [x[:, j::count] for x in (target, draft, mask)]
-        loss = sum(self.decay**j * self.divergence(*every(j), mean=mean) for j in range(count)) / count
+        losses = jnp.stack([self.decay**j * self.divergence(*every(j), mean=mean) for j in range(count)])
         metrics = {"weight": mask.sum(), "agreement": mean(agreement(target, draft), mask)}
         kept = acceptance(target, draft)
         for j in range(count):
             metrics[of_depth("acceptance", j)] = mean(kept[:, j::count], mask[:, j::count])
-        return loss, metrics
+        return losses.mean(), metrics
 
     def accuracy(self, params, target_params, batch: Batch, key: Array, ranks: int) -> tuple[Array, Array]:
         """How often the target's likeliest token is the candidate of a rank of each prompt token, on a batch's random cuts.

@@ -50,6 +50,13 @@ class Loss(abc.ABC):
     """
 
     @abc.abstractmethod
+    def numbers(self, target_logits: Array, draft_logits: Array, outside: Array | None = None) -> tuple[Array, ...]:
+        """What it needs to know of every position, `[B, T]` float32 each; `outside` as `acceptance` has it."""
+
+    @abc.abstractmethod
+    def taken(self, numbers: tuple[Array, ...], mask: Array, mean: Mean = MEAN, known: Array | None = None) -> Array:
+        """The loss of a batch from its `numbers`; other arguments as `__call__` has them."""
+
     def __call__(
         self,
         target_logits: Array,
@@ -72,6 +79,7 @@ class Loss(abc.ABC):
           known: `[B, T]` bool, whether the target's likeliest token is one that the draft can say; None: everywhere.
           outside: `[B, T]`, as `acceptance` has it.
         """
+        return self.taken(self.numbers(target_logits, draft_logits, outside), mask, mean, known)
 
 
 class Divergence(Loss):
@@ -84,9 +92,11 @@ class Divergence(Loss):
     def positions(self, target_logits: Array, draft_logits: Array, outside: Array | None = None) -> Array:
         """The number of every position, `[B, T]` float32; `outside` as `acceptance` has it."""
 
-    def __call__(self, target_logits, draft_logits, mask, labels=None, mean=MEAN, *, known=None, outside=None):
-        mask = mask if self.counts_outside or known is None else mask * known
-        return mean(self.positions(target_logits, draft_logits, outside), mask)
+    def numbers(self, target_logits, draft_logits, outside=None):
+        return (self.positions(target_logits, draft_logits, outside),)
+
+    def taken(self, numbers, mask, mean=MEAN, known=None):
+        return mean(numbers[0], mask if self.counts_outside or known is None else mask * known)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,15 +160,15 @@ class TVDPP(Loss):
     mu and sigma are over those.
     """
 
-    def __call__(self, target_logits, draft_logits, mask, labels=None, mean=MEAN, *, known=None, outside=None):
+    def numbers(self, target_logits, draft_logits, outside=None):
         p, q = _laws(target_logits, draft_logits)
-        outside = jnp.zeros(p.shape[:-1]) if outside is None else outside
-        p *= 1 - outside[..., None]
-        reward = (jax.lax.stop_gradient(q) < p).astype(jnp.float32)
-        share = mean.whole(reward.mean(axis=-1), mask)
+        p = p if outside is None else p * (1 - outside[..., None])
+        return TVD().positions(target_logits, draft_logits, outside), (q < p).astype(jnp.float32).mean(axis=-1)
+
+    def taken(self, numbers, mask, mean=MEAN, known=None):
+        share = mean.whole(numbers[1], mask)
         spread = jnp.sqrt(share * (1 - share))  # of numbers that are 0 or 1
-        each = ((reward - share) * (p - q)).sum(axis=-1) + (1 - share) * outside  # a token that q never says: reward 1
-        return mean(each / (spread + 1e-6), mask)
+        return mean(numbers[0], mask) / (spread + 1e-6)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,16 +197,19 @@ class LK(Loss):
                 f"{self.kl_decay}"
             )
 
-    def __call__(self, target_logits, draft_logits, mask, labels=None, mean=MEAN, *, known=None, outside=None):
+    def numbers(self, target_logits, draft_logits, outside=None):
         kept = acceptance(target_logits, draft_logits, outside)
-        whole = jnp.maximum(mean.whole(kept, mask), TINY)
+        if self.kind == "alpha":
+            return (kept,)
+        pair = target_logits, draft_logits, outside
+        return kept, ForwardKL().positions(*pair), TVD().positions(*pair)
+
+    def taken(self, numbers, mask, mean=MEAN, known=None):
+        whole = jnp.maximum(mean.whole(numbers[0], mask), TINY)
         if self.kind == "alpha":  # -log a, its tangent at the whole batch's a, so that parts add up
-            return mean(1 - jnp.log(whole) - kept / whole, mask)
+            return mean(1 - jnp.log(whole) - numbers[0] / whole, mask)
         share = self.kl_scale * jnp.exp(-self.kl_decay * whole)
-        kl, tvd = (
-            loss(target_logits, draft_logits, mask, mean=mean, known=known, outside=outside)
-            for loss in (ForwardKL(), TVD())
-        )
+        kl, tvd = ForwardKL().taken(numbers[1:2], mask, mean, known), TVD().taken(numbers[2:], mask, mean, known)
         return share * kl + (1 - share) * tvd
 
 

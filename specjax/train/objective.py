@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from specjax.kernels.tree_attention import Unrolled
 from specjax.lm import LM, Block, Output, Wants
 from specjax.sharding import shardings
 from specjax.train.means import MEAN, Mean
@@ -77,16 +78,16 @@ class Batch:
         """The rows as one causal pass reads them, without a prefix."""
         return _block(self.tokens, self.positions, self.documents)
 
-    def pairs(self, seen: Array | None = None) -> Block:
+    def pairs(self, passes: int = 0) -> Block:
         """The pairs of feature t and token t + 1 as a head reads them, `[B, T - 1]`.
 
         Args:
-          seen: `[T - 1, n (T - 1)]` bool, which pairs of n passes, laid side by side, a pair may see; None is causal, of one.
+          passes: how many passes over them came before, whose keys and values are the block's past; see `Unrolled`.
         """
         documents = None
         if self.documents is not None:  # a pair of two documents is of neither
             documents = jnp.where(self.together(1), self.documents[:, 1:], -1)
-        return _block(self.tokens[:, 1:], self.positions[:, :-1], documents, seen)
+        return _block(self.tokens[:, 1:], self.positions[:, :-1], documents, passes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,11 +180,15 @@ def read(lm: LM, params: PyTree, batch: Batch, wants: Wants) -> Output:
     return lm(params, batch.block(), None, wants=wants)
 
 
-def _block(tokens: Array, positions: Array, documents: Array | None, seen: Array | None = None) -> Block:
-    width = tokens.shape[1]
-    visible = None if seen is None else seen[None]
+def _block(tokens: Array, positions: Array, documents: Array | None, passes: int = 0) -> Block:
+    """A block whose slots see their document, as after so many passes over it."""
+    slots = jnp.arange(tokens.shape[1])
+    steps = jnp.arange(passes)[::-1]  # how far before a slot the one lies that it sees of each later pass
+    first = (slots[None] <= slots[:, None] - passes)[None]
+    later = (slots[:, None] >= steps[None])[None]
     if documents is not None:
-        seen = jnp.tril(jnp.ones((width, width), bool)) if seen is None else seen
-        alike = documents[:, :, None] == documents[:, None]
-        visible = seen[None] & jnp.tile(alike, (1, 1, seen.shape[1] // width))
-    return Block(tokens, positions, jnp.zeros((len(tokens),), jnp.int32), visible)
+        first &= documents[:, :, None] == documents[:, None]
+        before = jnp.maximum(slots[:, None] - steps[None], 0)
+        later &= documents[:, before] == documents[:, :, None]
+    visible: Any = None if documents is None else first
+    return Block(tokens, positions, jnp.zeros((len(tokens),), jnp.int32), Unrolled(first, later) if passes else visible)

@@ -74,13 +74,13 @@ class TrainDFlash(HeadObjective):
         last = jnp.minimum(where, length - 1).reshape(rows, -1)
         take = lambda x: jnp.take_along_axis(x, last, axis=1).reshape(where.shape)
         before = last.reshape(where.shape)[:, :, :-1].reshape(rows, -1, 1)
-        logits = teacher.output.logits
-        laws = jnp.take_along_axis(logits, before, axis=1).reshape(rows, -1, drafts, logits.shape[-1])
+        law = teacher.law(jnp.take_along_axis(teacher.output.final, before, axis=1))
+        of_block = lambda x: x.reshape(rows, -1, drafts, *x.shape[2:])
         due = take(teacher.batch.mask)[:, :, 1:] & (where[:, :, 1:] < length)
         due &= jnp.take_along_axis(teacher.batch.seen(at), last.reshape(where.shape)[:, :, 1:], axis=2)
-        outside = None if teacher.outside is None else take(teacher.outside)[:, :, :-1]
         weight = jnp.exp(-jnp.arange(drafts) / self.gamma)[None, None]
-        return Blocks(take(teacher.batch.tokens), laws, due, take(teacher.known)[:, :, :-1], outside, weight)
+        laws, known, outside = jax.tree.map(of_block, (law.logits, law.known, law.outside))
+        return Blocks(take(teacher.batch.tokens), laws, due, known, outside, weight)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Blocks:
       tokens: `[B, A, 1 + drafts]`, the text's.
       laws: `[B, A, drafts, U]`, the target's logits of all but the first.
       due: `[B, A, drafts]` bool, which of them are to be predicted.
-      known: `[B, A, drafts]` bool, and `outside` `[B, A, drafts]`: see `Teacher`.
+      known: `[B, A, drafts]` bool, and `outside` `[B, A, drafts]`: see `Law`.
       weight: `[1, 1, drafts]`, by their place in the block.
     """
 

@@ -1,6 +1,7 @@
 """Training of EAGLE's layer, once over the target's features or unrolled over its own (arXiv:2401.15077, 2503.01840)."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -49,17 +50,18 @@ class TrainEagle(HeadObjective):
         drawn = lambda key: jax.random.uniform(key, features.shape[1:], features.dtype, -1.0, 1.0)
         most = (self.noise * 512 / batch.sizes).astype(features.dtype)
         noisy = features + most.reshape(*most.shape, *[1] * (features.ndim - 2)) * each_row(drawn, key, len(features))
+        law = functools.partial(drafter.logits, own)
         width = batch.tokens.shape[1] - 1  # pairs (feature t, token t + 1)
         loss, past, h, guesses = jnp.zeros(()), None, features[:, :-1], []
         for s in range(self.unroll):
-            block = batch.pairs(unrolled(width, s))
+            # of a pass its output and its keys are kept for the gradient, and the rest is made again
             if s == 0:
-                h, delta = drafter.read(own, noisy[:, :-1], block, None)
+                h, delta = jax.checkpoint(drafter.read)(own, noisy[:, :-1], batch.pairs(), None)
             else:
-                h, delta = self.later(own, h, block, past)
+                h, delta = jax.checkpoint(self.later)(own, h, batch.pairs(s), past)
             past = stack_past(past, delta)
             # pair t's output stands for feature t + 1; the first s pairs had nothing to read
-            guesses.append(Guess(drafter.logits(own, h[:, s : width - 1]), s + 1, self.law_weight * self.decay**s))
+            guesses.append(Guess(h[:, s : width - 1], law, s + 1, self.law_weight * self.decay**s))
             if self.feature_weight:
                 distance = smooth_l1(h[:, s:-1], features[:, s + 1 : -1])
                 loss += self.feature_weight * self.decay**s * mean(distance, batch.due(s + 2))
@@ -115,16 +117,6 @@ class TrainPEagle(TrainEagle3):
 
     def later(self, own, h, block, past):
         return self.drafter.ahead(own, block, None, past)
-
-
-def unrolled(width: int, s: int) -> Array:
-    """`[W, (s + 1) W]` bool: what pass s sees of all passes so far, whose keys are laid side by side.
-
-    Pair t drafts s tokens after pair t - s: of the first pass it sees the pairs up to that one, of a later pass r the one
-    pair that lies on the way, t - s + r.
-    """
-    query, key = jnp.arange(width)[:, None], jnp.arange(width)[None]
-    return jnp.concatenate([key <= query - s] + [key == query - s + r for r in range(1, s + 1)], axis=1)
 
 
 def smooth_l1(a: Array, b: Array) -> Array:

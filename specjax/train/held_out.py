@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.train.means import Counted, Parts
+from specjax.train.means import Counted, Counts, Parts, counts
 from specjax.train.objective import Batch, Objective
 
 Array = jax.Array
@@ -18,21 +19,32 @@ PyTree = Any
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def counts_of(
-    objective: Objective, parts: int, number: Array, params: PyTree, frozen: PyTree, batch: Batch, keys: Array
-) -> list[Any]:
+    objective: Objective,
+    parts: int,
+    number: Array,
+    choices: list[Array] | None,
+    params: PyTree,
+    frozen: PyTree,
+    batch: Batch,
+    keys: Array,
+) -> Counts:
     """What one of some batches counts to the means over all of them."""
-    mean = Counted(number, parts)
+    mean = Counted(number, parts, choices)
     objective.loss(params, frozen, batch, keys, mean)
     return mean.kept
 
 
 @functools.partial(jax.jit, static_argnums=(0,))
 def share_of(
-    objective: Objective, counts: list[Any], params: PyTree, frozen: PyTree, batch: Batch, keys: Array
+    objective: Objective, counts: Counts, params: PyTree, frozen: PyTree, batch: Batch, keys: Array
 ) -> dict[str, Array]:
     """One batch's share of the loss and the metrics of all of them."""
     loss, metrics = objective.loss(params, frozen, batch, keys, Parts(counts))
     return {"loss": loss} | {name: value for name, value in metrics.items() if name != "weight"}
+
+
+def _sum(trees: Iterable[PyTree]) -> PyTree:
+    return functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), trees)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,13 +80,16 @@ class HeldOut:
         parts = -(-len(self.rows) // self.batch_size)
         batches = [Batch.placed(self._batch(number), mesh) for number in range(parts)]
         keys = jax.random.split(key, (parts, self.batch_size))
-        counts = totals = None
-        for number, batch in enumerate(batches):
-            count = counts_of(objective, parts, jnp.int32(number), params, frozen, batch, keys[number])
-            counts = count if counts is None else jax.tree.map(jnp.add, counts, count)
-        for number, batch in enumerate(batches):
-            share = share_of(objective, counts, params, frozen, batch, keys[number])
-            totals = share if totals is None else jax.tree.map(jnp.add, totals, share)
+        models = params, frozen
+
+        def count(choices):
+            return _sum(
+                counts_of(objective, parts, jnp.int32(number), choices, *models, batch, keys[number])
+                for number, batch in enumerate(batches)
+            )
+
+        found = counts(count)
+        totals = _sum(share_of(objective, found, *models, batch, keys[number]) for number, batch in enumerate(batches))
         return {f"held_out_{name}": float(value) for name, value in jax.device_get(totals).items()}
 
     def _batch(self, number: int) -> dict[str, np.ndarray]:

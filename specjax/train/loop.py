@@ -16,7 +16,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax.train.held_out import Best, HeldOut
-from specjax.train.means import MEAN, Counted, Parts
+from specjax.train.means import MEAN, Counted, Parts, counts
 from specjax.train.objective import Batch, Objective
 
 Array = jax.Array
@@ -136,18 +136,21 @@ def gradients(
         grads, (metrics, weight) = jax.grad(loss_of, has_aux=True)(params)
         return grads, metrics, weight
 
-    def counted(number, piece, keys):
-        mean = Counted(number, accumulate)
-        objective.loss(params, frozen, piece, keys, mean)
-        return mean.kept
+    def count(choices):
+        def counted(number, piece, keys):
+            mean = Counted(number, accumulate, choices)
+            objective.loss(params, frozen, piece, keys, mean)
+            return mean.kept
+
+        return _summed(counted, (jnp.arange(accumulate), *parts))
 
     if accumulate == 1:
         return part(MEAN, batch, keys)
     # strided parts: each holds rows of every shard
     split = lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1)
     parts = jax.tree.map(split, (batch, keys))
-    counts = _summed(counted, (jnp.arange(accumulate), *parts))
-    return _summed(lambda *each: part(Parts(counts), *each), parts)
+    found = counts(count)
+    return _summed(lambda *each: part(Parts(found), *each), parts)
 
 
 def _summed(of: Callable[..., PyTree], parts: tuple[Any, ...]) -> PyTree:

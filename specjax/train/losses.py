@@ -29,9 +29,7 @@ def acceptance(target_logits: Array, draft_logits: Array, outside: Array | None 
       draft_logits: `[B, T, V]`.
       outside: `[B, T]`, the target's probability of all tokens that the draft cannot say and V leaves out; None: of none.
     """
-    p, q = _laws(target_logits, draft_logits)
-    if outside is not None:
-        p *= 1 - outside[..., None]
+    p, q = _laws(target_logits, draft_logits, outside)
     return jnp.minimum(p, q).sum(axis=-1)
 
 
@@ -143,10 +141,11 @@ class TVD(Divergence):
     counts_outside = True
 
     def positions(self, target_logits, draft_logits, outside=None):
-        p, q = _laws(target_logits, draft_logits)
-        if outside is None:
-            return 0.5 * jnp.abs(p - q).sum(axis=-1)
-        return 0.5 * (jnp.abs(p * (1 - outside[..., None]) - q).sum(axis=-1) + outside)
+        p, q = _laws(target_logits, draft_logits, outside)
+        more = jnp.where(q < p, p - q, 0.0).sum(
+            axis=-1
+        )  # half of all differences, and of equal laws without a gradient
+        return more if outside is None else more + outside
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +160,7 @@ class TVDPP(Loss):
     """
 
     def numbers(self, target_logits, draft_logits, outside=None):
-        p, q = _laws(target_logits, draft_logits)
-        p = p if outside is None else p * (1 - outside[..., None])
+        p, q = _laws(target_logits, draft_logits, outside)
         return TVD().positions(target_logits, draft_logits, outside), (q < p).astype(jnp.float32).mean(axis=-1)
 
     def taken(self, numbers, mask, mean=MEAN, known=None):
@@ -249,8 +247,10 @@ def _log_law(logits: Array) -> Array:
     return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
 
 
-def _laws(target_logits: Array, draft_logits: Array) -> tuple[Array, Array]:
-    return jnp.exp(_log_law(target_logits)), jnp.exp(_log_law(draft_logits))
+def _laws(target_logits: Array, draft_logits: Array, outside: Array | None) -> tuple[Array, Array]:
+    """The target's over all its tokens, of which these are those that the draft can say, and the draft's."""
+    p, q = jnp.exp(_log_law(target_logits)), jnp.exp(_log_law(draft_logits))
+    return p if outside is None else p * (1 - outside[..., None]), q
 
 
 def _kl(log_a: Array, log_b: Array) -> Array:

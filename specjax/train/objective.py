@@ -189,6 +189,6 @@ def _block(tokens: Array, positions: Array, documents: Array | None, passes: int
     if documents is not None:
         first &= documents[:, :, None] == documents[:, None]
         before = jnp.maximum(slots[:, None] - steps[None], 0)
-        later &= documents[:, before] == documents[:, :, None]
+        later &= jnp.take(documents, before, axis=1) == documents[:, :, None]
     visible: Any = None if documents is None else first
     return Block(tokens, positions, jnp.zeros((len(tokens),), jnp.int32), Unrolled(first, later) if passes else visible)

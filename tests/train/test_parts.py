@@ -19,7 +19,7 @@ from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
 from specjax.train.loop import gradients
 from specjax.train.losses import LK, TVD, TVDPP, CrossEntropy, ForwardKL, acceptance
 from specjax.train.masked import CertaintyForcing, MaskedDiffusion
-from specjax.train.means import MEAN, Counted, Parts
+from specjax.train.means import MEAN, Counted, Parts, counts
 
 IDS = tuple(range(1, 32, 2))
 """Half of the vocabulary."""
@@ -94,10 +94,10 @@ def test_a_mean_knows_the_whole_batch():
         mean(values[rows], weights[rows])
         mean.whole(values[rows], weights[rows])
         kept.append(mean.kept)
-    counts = jax.tree.map(jnp.add, *kept)
+    found = jax.tree.map(jnp.add, *kept)
     shares, wholes = [], []
     for rows in (slice(0, 1), slice(1, 4)):
-        mean = Parts(counts)
+        mean = Parts(found)
         shares.append(float(mean(values[rows], weights[rows])))
         wholes.append(float(mean.whole(values[rows], weights[rows])))
     want = values[weights].mean()
@@ -108,15 +108,19 @@ def test_a_mean_knows_the_whole_batch():
 
 def test_a_choice_is_among_the_values_of_all_parts():
     values = np.arange(6.0).reshape(2, 3)
-    kept = []
-    for number in range(2):
-        mean = Counted(number, 2)
-        mean.every(values[number])
-        kept.append(mean.kept)
-    counts = jax.tree.map(jnp.add, *kept)
-    assert [sorted(Parts(counts).every(values[number]).tolist()) for number in range(2)] == [
-        values.ravel().tolist()
-    ] * 2
+
+    def shares(mean, part):
+        return mean(part, part >= jnp.sort(mean.every(part))[-2])  # of the two largest, which are both in one part
+
+    def count(choices):
+        kept = []
+        for number in range(2):
+            mean = Counted(number, 2, choices)
+            shares(mean, values[number])
+            kept.append(mean.kept)
+        return jax.tree.map(jnp.add, *kept)
+
+    assert [float(shares(Parts(counts(count)), part)) for part in values] == [0.0, 4.5]
 
 
 @functools.cache

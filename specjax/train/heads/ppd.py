@@ -18,7 +18,7 @@ Array = jax.Array
 @dataclasses.dataclass(frozen=True)
 class TrainPPD(Objective):
     """Fits the embeddings alone. A text is cut at random places; the prompt tokens that follow a cut learn the target's own
-    laws some tokens further on, weighted `decay ** j` for the j-th of them, over how many there are.
+    laws some tokens further on. The loss is the mean over them of each one's own, weighted `decay ** j` for the j-th.
 
     Text and prompt slots pass through the target once. The text goes first, so that no gradient is taken through it; the
     slots of all cuts follow as one block over its keys and values.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from specjax import decoder as decoding
 from specjax.lm import LM, Wants
 from specjax.sampling import Sampling
+from specjax.sharding import shardings
 from specjax.speculative import speculative
 from specjax.train.losses import ForwardKL, Loss, acceptance, agreement
 from specjax.train.means import MEAN
@@ -61,6 +62,9 @@ class Distill(Objective):
             raise ValueError(f"distill: temperature must be positive, got {self.temperature}")
         if self.prompt < 1:
             raise ValueError(f"distill: prompt must be at least 1 token, got {self.prompt}")
+
+    def param_shardings(self, mesh, params):
+        return shardings(mesh, self.draft.axes(params), params, self.draft.axis_counts())
 
     def init(self, key, target_params):
         """Random parameters of the draft."""

@@ -80,6 +80,8 @@ class HeldOut:
         parts = -(-len(self.rows) // self.batch_size)
         batches = [Batch.placed(self._batch(number), mesh) for number in range(parts)]
         keys = jax.random.split(key, (parts, self.batch_size))
+        if mesh is not None:
+            params = jax.device_put(params, objective.param_shardings(mesh, params))
         models = params, frozen
 
         def count(choices):

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from specjax.train.held_out import Best, HeldOut
 from specjax.train.means import MEAN, Counted, Parts, counts
 from specjax.train.objective import Batch, Objective
+from specjax.train.placing import gathered, optimizer_places, param_places, spread
 
 Array = jax.Array
 PyTree = Any
@@ -88,25 +89,51 @@ class TrainState:
     params: PyTree
     optimizer: PyTree
 
+    @classmethod
+    def begun(cls, settings: Settings, params: PyTree) -> "TrainState":
+        """Before the first update."""
+        return cls(jnp.int32(0), params, settings.optimizer.init(params))
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2,))
+    def places(self, objective: Objective, settings: Settings, mesh: jax.sharding.Mesh) -> "TrainState":
+        """A sharding for every leaf; see `specjax.train.placing`."""
+        params = param_places(objective, mesh, self.params)
+        moments = optimizer_places(objective, settings.optimizer, mesh, self.params, self.optimizer)
+        everywhere: Any = NamedSharding(mesh, PartitionSpec())
+        return TrainState(everywhere, params, moments)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("mesh",), donate_argnums=(2,))
 def update(
-    objective: Objective, settings: Settings, state: TrainState, frozen: PyTree, batch: Batch
+    objective: Objective,
+    settings: Settings,
+    state: TrainState,
+    frozen: PyTree,
+    batch: Batch,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """One update. `state` is donated."""
+    """One update. `state` is donated, and stays where it lies: on a mesh as `TrainState.places` says."""
     key = jax.random.fold_in(jax.random.key(settings.seed), state.step)
-    grads, metrics, weight = gradients(objective, state.params, frozen, batch, key, settings.accumulate)
+    grads, metrics, weight = gradients(objective, state.params, frozen, batch, key, settings.accumulate, mesh)
     changes, optimizer = settings.optimizer.update(grads, state.optimizer, state.params)
     metrics |= {
         "lr": jnp.asarray(settings.schedule(state.step), jnp.float32),
         "grad_norm": optax.tree.norm(grads),
         "tokens": weight,
     }
-    return TrainState(state.step + 1, optax.apply_updates(state.params, changes), optimizer), metrics
+    new = TrainState(state.step + 1, optax.apply_updates(state.params, changes), optimizer)
+    if mesh is not None:
+        new = jax.lax.with_sharding_constraint(new, new.places(objective, settings, mesh))
+    return new, metrics
 
 
 def gradients(
-    objective: Objective, params: PyTree, frozen: PyTree, batch: Batch, key: Array, accumulate: int = 1
+    objective: Objective,
+    params: PyTree,
+    frozen: PyTree,
+    batch: Batch,
+    key: Array,
+    accumulate: int = 1,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[PyTree, dict[str, Array], Array]:
     """What a batch says of parameters.
 
@@ -120,6 +147,7 @@ def gradients(
       batch: `[B, T]`.
       key: every row draws with a key of its own that is split from it.
       accumulate: parts, gone through one after the other; divides B.
+      mesh: over which parameters and gradients are spread.
 
     Returns:
       The gradients, metrics with the loss among them, and the count of tokens.
@@ -128,18 +156,18 @@ def gradients(
 
     def part(mean, piece, keys):
         def loss_of(params):
-            loss, metrics = objective.loss(params, frozen, piece, keys, mean)
+            loss, metrics = objective.loss(gathered(objective, mesh, params), frozen, piece, keys, mean)
             weight = jnp.asarray(metrics.get("weight", piece.due(1).sum()), jnp.float32)
             kept = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items() if name != "weight"}
             return loss, (kept | {"loss": loss}, weight)
 
         grads, (metrics, weight) = jax.grad(loss_of, has_aux=True)(params)
-        return grads, metrics, weight
+        return spread(objective, mesh, grads), metrics, weight
 
     def count(choices):
         def counted(number, piece, keys):
             mean = Counted(number, accumulate, choices)
-            objective.loss(params, frozen, piece, keys, mean)
+            objective.loss(gathered(objective, mesh, params), frozen, piece, keys, mean)
             return mean.kept
 
         return _summed(counted, (jnp.arange(accumulate), *parts))
@@ -293,15 +321,15 @@ def fit(
       run: the folder.
       checkpoint_every: steps between checkpoints; the last step always makes one.
       held_out: what is read at each of them.
-      mesh: splits each batch's rows over the axis `data`; parameters are replicated.
+      mesh: splits each batch's rows over the axis `data`; where parameters lie, `specjax.train.placing` says.
       on_step: called with each step's metrics, which are also the lines of `metrics.jsonl`.
 
     Raises:
       NotFinite: (a ValueError) naming the step. Checkpoints before it stay.
     """
-    state = TrainState(jnp.int32(0), jax.tree.map(jnp.copy, params), settings.optimizer.init(params))
+    state = TrainState.begun(settings, jax.tree.map(jnp.copy, params))
     if mesh is not None:
-        state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
+        state = jax.device_put(state, state.places(objective, settings, mesh))
     start = tokens = 0
     if run.latest is not None:
         state, start, tokens = run.restore(state), run.latest, run.position["tokens"]
@@ -338,7 +366,7 @@ def fit(
             if held_out is not None and held_out.patience is not None and best.stale >= held_out.patience:
                 break
             batch = Batch.placed(_whole(next(batches), settings.accumulate), mesh)
-            state, metrics = update(objective, settings, state, frozen, batch)
+            state, metrics = update(objective, settings, state, frozen, batch, mesh=mesh)
             settle()  # of the step before, while the device works on this one
             pending = step, metrics
             if step % checkpoint_every == 0 or step == settings.steps:

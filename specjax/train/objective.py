@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from specjax.kernels.tree_attention import Unrolled
 from specjax.lm import LM, Block, Output, Wants
+from specjax.models.param_axes import head_shardings
 from specjax.sharding import shardings
 from specjax.train.means import MEAN, Mean
 
@@ -129,6 +130,12 @@ class Objective(abc.ABC):
         """Those of `saved`, as JSON has them."""
         found = {name: getattr(self.method, name) for name in self.saved}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+    def param_shardings(self, mesh: jax.sharding.Mesh, params: PyTree) -> PyTree:
+        """Where a pass reads its parameters on a mesh, by their logical axes."""
+        if self.method is None:
+            return head_shardings(mesh, params)
+        return self.method.param_shardings(mesh, params)
 
     def export(self, params: PyTree) -> PyTree:
         """Trained parameters as the drafter reads them."""

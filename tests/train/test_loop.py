@@ -1,6 +1,7 @@
 """The loop: exact resume, exact means over parts of a batch, and what must stop it."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -9,8 +10,11 @@ import numpy as np
 import optax
 import pytest
 from support import small_training as tiny
+from support.objectives import FIXED
 
+from specjax.plan.held import chip_bytes
 from specjax.sharding import make_mesh
+from specjax.sharding.rules import placed
 from specjax.train.data import batches
 from specjax.train.held_out import HeldOut
 from specjax.train.loop import NotFinite, Run, Settings, TrainState, fit, update
@@ -39,7 +43,7 @@ class Bigram(Objective):
         return jnp.where(value < self.breaks, jnp.nan, value), {"acceptance": mean(jnp.exp(-each), batch.mask[:, 1:])}
 
 
-def train(folder, objective, *, settings=SETTINGS, resume=False, stop=None, rows=None, **options):
+def train(folder, objective, *, frozen=0.0, settings=SETTINGS, resume=False, stop=None, rows=None, size=6, **options):
     """Runs to the end, or dies in a step. Returns the parameters and every step's metrics."""
     rows = rows or tiny.rows()
     seen = []
@@ -49,12 +53,11 @@ def train(folder, objective, *, settings=SETTINGS, resume=False, stop=None, rows
         if record["step"] == stop:
             raise KeyboardInterrupt
 
-    params = objective.init(jax.random.key(settings.seed), 0.0)
+    params = objective.init(jax.random.key(settings.seed), frozen)
     with Run(folder, dataclasses.asdict(settings) | {"data": rows.digest}, resume=resume) as run:
-        stream = batches(rows, 6, settings.seed)
-        params = fit(
-            objective, params, jnp.float32(0), stream, settings, run, checkpoint_every=2, on_step=on_step, **options
-        )
+        stream = batches(rows, size, settings.seed)
+        frozen = jax.tree.map(jnp.float32, frozen)
+        params = fit(objective, params, frozen, stream, settings, run, checkpoint_every=2, on_step=on_step, **options)
     return params, seen
 
 
@@ -200,12 +203,37 @@ def test_the_rate_warms_up_and_falls_to_almost_nothing():
     assert all(a > b > 0 for a, b in zip(rates[2:], rates[3:], strict=False))
 
 
+HEAD = dataclasses.replace(FIXED["eagle3"], unroll=2, ids=tuple(range(0, 32, 2)))
+
+
 def test_a_mesh_changes_nothing_but_rounding(tmp_path):
-    mesh = make_mesh("data=2,model=4")
-    plain, losses = train(tmp_path / "plain", Bigram(noise=0.3))
-    spread, others = train(tmp_path / "mesh", Bigram(noise=0.3), mesh=mesh)
-    np.testing.assert_allclose([r["loss"] for r in losses], [r["loss"] for r in others], rtol=1e-5)
-    np.testing.assert_allclose(plain["table"], spread["table"], atol=1e-4)
+    """Nor does going on on another one."""
+    target = tiny.target_params()
+    settings = Settings(steps=4, learning_rate=1e-3, accumulate=2)
+    run = functools.partial(train, objective=HEAD, frozen=target, settings=settings, size=8, held_out=HELD)
+    plain, losses = run(tmp_path / "plain")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "mesh", mesh=make_mesh("data=4,model=2"), stop=3)
+    moved, rest = run(tmp_path / "mesh", mesh=make_mesh("data=2,model=4"), resume=True)
+    for name in ("loss", "grad_norm", "acceptance", "held_out_loss"):
+        told = [[record[name] for record in file if name in record] for file in (losses, log(tmp_path / "mesh"))]
+        np.testing.assert_allclose(*told, rtol=1e-5)
+    assert [record["step"] for record in rest] == [3, 4]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), plain, moved)
+
+
+def test_every_device_holds_its_own_part():
+    """Of parameters and moments; and an update leaves them there."""
+    mesh = make_mesh("data=4,model=2")
+    target = tiny.target_params()
+    settings = Settings(steps=4)
+    state = jax.eval_shape(lambda: TrainState.begun(settings, HEAD.init(jax.random.key(0), target)))
+    places = state.places(HEAD, settings, mesh)
+    source = tiny.rows(8)
+    batch = Batch.placed({"tokens": source.tokens, "mask": source.mask}, mesh)
+    program = update.lower(HEAD, settings, placed(state, places), target, batch, mesh=mesh).compile()
+    assert jax.tree.all(jax.tree.map(lambda a, b: a.is_equivalent_to(b, 2), program.output_shardings[0], places))
+    assert chip_bytes(placed(state, places)) < chip_bytes(state) / 6  # one matrix is split over rows alone
 
 
 def test_the_callers_parameters_stay(tmp_path):

@@ -98,6 +98,26 @@ def shardings(mesh: Mesh, axes: Any, tree: Any, counts: dict[str, int] | None = 
     )
 
 
+def fully_sharded(places: Any, tree: Any) -> Any:
+    """Shardings that split over the axis of `batch` too: of an array the first dimension that is whole and that it divides.
+
+    Args:
+      places: of `shardings`.
+      tree: of arrays, or of `ShapeDtypeStruct`.
+    """
+    own = RULES["batch"]
+
+    def one(leaf, place):
+        spec = [*place.spec, *[None] * (leaf.ndim - len(place.spec))]
+        size = place.mesh.shape.get(own, 1)
+        free = [i for i, name in enumerate(spec) if name is None and leaf.shape[i] % size == 0]
+        if size > 1 and free:
+            spec[free[0]] = own
+        return NamedSharding(place.mesh, PartitionSpec(*spec))
+
+    return jax.tree.map(one, tree, places)
+
+
 def placed(tree: Any, places: Any) -> Any:
     """`ShapeDtypeStruct`s with shardings, for programs that are compiled and not run.
 

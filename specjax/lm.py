@@ -44,7 +44,8 @@ class Block(Pretty):
       tokens: `[B, T]` int32. Ids outside the vocabulary (padding is -1) are read as token 0.
       positions: `[B, T]` int32, absolute positions.
       length: `[B]` int32, how many committed cache slots every query sees (slot s holds position s).
-      visible: bool `[B, T, P + T]` over the uncommitted past and the block itself, or None for `causal`/full.
+      visible: bool `[B, T, P + T]` over the uncommitted past and the block itself, or None for `causal`/full; or an
+        `Unrolled` (`specjax.kernels.tree_attention`), where the past is earlier passes over the same slots.
       embeddings: `[B, T, E]` inputs that replace the embedding of the tokens marked in `embedded`, or None.
       embedded: `[B, T]` bool, who uses `embeddings`.
       mixture: of slots that are read as several tokens at once (`LM.reads_mixtures`), or None; `tokens` are what texts have.
@@ -56,7 +57,7 @@ class Block(Pretty):
     tokens: Array
     positions: Array
     length: Array
-    visible: Array | None = None
+    visible: Any = None
     embeddings: Array | None = None
     embedded: Array | None = None
     unseen: Array | None = None

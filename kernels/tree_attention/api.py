@@ -4,10 +4,11 @@ from typing import Literal, get_args
 
 import jax
 
-from specjax.kernels.tree_attention import lowered, xla
+from specjax.kernels.tree_attention import lowered, unrolled, xla
 from specjax.kernels.tree_attention import split as ring
 from specjax.kernels.tree_attention.mapped import over_slots
 from specjax.kernels.tree_attention.parts import Operands, grouped, of_queries, own_visible, ungrouped
+from specjax.kernels.tree_attention.unrolled import Unrolled
 
 Implementation = Literal["xla", "blocked", "pallas", "pallas_tpu_interpreted", "pallas_gpu_interpreted"]
 INTERPRETED = {"pallas_tpu_interpreted": "tpu", "pallas_gpu_interpreted": "cuda"}
@@ -21,7 +22,7 @@ def tree_attention(
     cache_value: jax.Array | None,
     length: jax.Array,
     *,
-    visible: jax.Array | None = None,
+    visible: jax.Array | Unrolled | None = None,
     query_positions: jax.Array | None = None,
     key_positions: jax.Array | None = None,
     cache_positions: jax.Array | None = None,
@@ -47,7 +48,7 @@ def tree_attention(
       cache_key: `[B, K, S, H]`, or None for no prefix.
       cache_value: as `cache_key`.
       length: `[B]` int32, visible cache slots a row; what finite numbers lie beyond never matters.
-      visible: `[B, T, P + T]` bool, or None for `causal`/full.
+      visible: `[B, T, P + T]` bool, or None for `causal`/full; or `Unrolled`, of passes over the same slots, without a cache.
       query_positions: `[B, T]` int32, read only under a `window`.
       key_positions: `[B, P + T]` int32, read only under a `window`.
       cache_positions: `[B, S]` int32, the position that each cache slot below `length` holds, where that is not its own number
@@ -90,6 +91,20 @@ def tree_attention(
         raise ValueError("cache_positions of tree_attention are of a ring, which only attention with a window can read")
     if split and visible is not None:
         raise ValueError("a split block of tree_attention is causal or full: give visible or split, not both")
+    if isinstance(visible, Unrolled):
+        if cache_key is not None:
+            raise ValueError("an unrolled block of tree_attention reads no cache, and there is one")
+        return unrolled.attend(
+            query,
+            key,
+            value,
+            visible,
+            positions=query_positions,
+            scale=scale,
+            window=window,
+            soft_cap=soft_cap,
+            sinks=sinks,
+        )
     splits = split and ring.splits(query, key, cache_key)
     if not splits:
         visible = own_visible(query.shape[1], key.shape[1], visible, query_positions, key_positions, causal, window)

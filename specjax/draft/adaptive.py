@@ -55,10 +55,6 @@ class Rule(abc.ABC):
         """The rule's state; every leaf leads with `batch`."""
         return ()
 
-    def init_params(self, key: Array, width: int) -> PyTree:
-        """Its parameters for features of that width; None where it has none."""
-        return None
-
     @abc.abstractmethod
     def start(self, params: PyTree, state: PyTree, view: View, length: int, hidden: Hidden | None) -> "GoesOn":
         """The rule of one step, for chains of at most `length`."""
@@ -96,18 +92,42 @@ class Acceptance(Rule):
       threshold: in [0, 1]; 0 stops after `shortest` tokens, 1 never stops.
       shortest: tokens that are always drafted.
       layers: residual blocks.
+      draft: whose features the head reads; None until it is bound.
     """
+
+    about = About(
+        "acceptance", "a row stops where a trained head doubts a token of the draft model", "arXiv:2405.19715",
+        fields=("threshold", "shortest", "layers"), loads="rule_head",
+    )  # fmt: skip
 
     threshold: float = 0.7
     shortest: int = 2
     layers: int = 3
+    draft: LM | None = None
     needs_features = True
 
-    def init_params(self, key, width):
+    def __post_init__(self):
+        if not 0 <= self.threshold <= 1 or self.shortest < 1 or self.layers < 0:
+            raise ValueError(f"acceptance needs threshold in [0, 1], shortest >= 1 and layers >= 0, got {self}")
+
+    def bind(self, draft: LM) -> "Acceptance":
+        """The rule for a draft model."""
+        return dataclasses.replace(self, draft=draft)
+
+    def init_params(self, key: Array, draft_params: PyTree) -> PyTree:
+        """A fresh head for the features of the draft model with these parameters."""
+        draft = self.draft
+        if draft is None:
+            raise ValueError("acceptance: bind the rule to its draft model first")
+        width = jax.eval_shape(lambda p: draft.embed(p, jnp.zeros((1, 1), jnp.int32)), draft_params).shape[-1]
         keys = jax.random.split(key, self.layers + 1)
         normal = jax.nn.initializers.lecun_normal()
         blocks = [{"kernel": normal(k, (width, width)), "bias": jnp.zeros((width,))} for k in keys[:-1]]
         return {"blocks": blocks, "kernel": normal(keys[-1], (width, 2)), "bias": jnp.zeros((2,))}
+
+    def param_shardings(self, mesh: Any, params: PyTree) -> PyTree:
+        """Where they lie on a mesh: whole on every device."""
+        return replicated(mesh, params)
 
     def start(self, params, state, view, length, hidden):
         survival: list[Array] = []  # by depth: the chance that all tokens judged so far are accepted

@@ -10,7 +10,7 @@ import jax
 from specjax.about import abouts
 from specjax.diffusion.unmask import Unmask, Wrapper
 from specjax.diffusion.unmask.learned import read_filter
-from specjax.draft import Drafter, adaptive
+from specjax.draft import Drafter, ModelDrafter, adaptive
 from specjax.draft.adaptive import Rule
 from specjax.draft.padded import PaddedLM
 
@@ -87,19 +87,31 @@ class Ruled:
 
     Attributes:
       drafter: the line without the rule, whose own tree counts for nothing.
-      rule: when a chain ends.
+      rule: when a chain ends; perhaps with a head that has to be loaded.
       length: the longest chain; 0: `LONGEST`, or what a drafter of blocks has in one.
     """
 
     drafter: "Drafter | Stored"
-    rule: Rule
+    rule: "Rule | Stored"
     length: int
 
     def load(self, target: Any, mesh: Any = None) -> tuple[Drafter, Any]:
         """See `Stored.load`."""
         drafter, params = ready(self.drafter, target, mesh)
         length = self.length or min(LONGEST, getattr(drafter, "drafts", LONGEST))
-        return adaptive(drafter, self.rule, length).bind(target.lm), {"drafter": params, "rule": None}
+        rule, own = self.rule, None
+        if isinstance(rule, Stored):
+            rule, own = _of_draft(rule, drafter, params, target, mesh)
+        return adaptive(drafter, rule, length).bind(target.lm), {"drafter": params, "rule": own}
+
+
+def _of_draft(rule: Stored, drafter: Any, params: Any, target: Any, mesh: Any) -> tuple[Any, Any]:
+    """A rule with a head over the features of a draft model, which is what it is loaded for."""
+    if not isinstance(drafter, ModelDrafter):
+        raise ValueError(
+            f"the rule {rule.name} reads the features of a draft model, and {type(drafter).__name__} has none"
+        )
+    return rule.load(dataclasses.replace(target, lm=drafter.lm, params=params, name="the draft model"), mesh)
 
 
 def ready(drafter: "Drafter | Stored | Ruled", target: Any, mesh: Any = None) -> tuple[Any, Any]:
@@ -244,6 +256,14 @@ def asked_of(stored: Stored, target: Any) -> str:
     return str(target.path)
 
 
+def _rule_head(stored: Stored, draft: Any, mesh: Any) -> tuple[Any, Any]:
+    if not (stored.asked or draft.abstract):
+        raise ValueError(
+            f"{stored.name} needs a head: train one (`specjax train {stored.name}`) and name it with head=FOLDER"
+        )
+    return _head(stored, draft, mesh)
+
+
 def _own_head(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
     return _head(
         stored if target.abstract else dataclasses.replace(stored, asked=asked_of(stored, target)), target, mesh
@@ -319,6 +339,7 @@ LOADERS: dict[str, Loader] = {
     ),
     "prompt": Loader(_prompted, "Check the draft above and write it again:", option="prompt"),
     "own_head": Loader(_own_head, ""),
+    "rule_head": Loader(_rule_head, "", option="head"),
     "datastore": Loader(
         _datastore, f"{_TARGET}-rest", "datastore", "datastore", "`specjax datastore build` makes one for a target"
     ),

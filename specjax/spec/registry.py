@@ -113,7 +113,7 @@ def listed(kind: type, *packages: ModuleType) -> dict[str, Entry]:
 DRAFTERS = listed(Drafter, draft)
 EXPANDERS = listed(Expander, expand)
 RULES = listed(Rule, draft)
-"""Rules for a chain's length; that of a trained head (`Acceptance`) is for Python alone."""
+"""Rules for a chain's length."""
 VERIFIERS = listed(Verifier, verify)
 WARPERS = listed(Warper, warpers)
 SEARCHES = listed(Search, search)

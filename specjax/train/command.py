@@ -16,6 +16,8 @@ from specjax.sharding import make_mesh
 from specjax.spec.line import read_line
 from specjax.terminal import bad_input, complain, flag, note
 from specjax.train import data, loop
+from specjax.train.held_out import HeldOut
+from specjax.train.objective import Recipe
 from specjax.train.options import TrainOptions
 from specjax.train.tasks import OBJECTIVES, Task
 from specjax.viz.files import check_plot
@@ -24,7 +26,7 @@ from specjax.viz.files import check_plot
 def command(options: TrainOptions) -> int:
     """Trains for parsed options; returns the exit status."""
     with bad_input():
-        task, batches, settings, run, mesh, about = prepare(options)
+        task, batches, held_out, settings, run, mesh, about = prepare(options)
     for line in about:
         note(line)
     seen: list[dict[str, float]] = []
@@ -32,16 +34,16 @@ def command(options: TrainOptions) -> int:
         try:
             params = loop.fit(
                 task.objective, task.params, task.frozen, batches, settings, run,
-                checkpoint_every=options.checkpoint_every, mesh=mesh, on_step=seen.append,
+                checkpoint_every=options.checkpoint_every, held_out=held_out, mesh=mesh, on_step=seen.append,
             )  # fmt: skip
         except loop.NotFinite as error:
             complain(str(error))
             return 1
     task.save(Path(options.output), params)
+    records = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
     if options.plot:
         from specjax.viz import figures
 
-        records = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
         figures.training(records).savefig(options.plot, dpi=120)
     if seen:
         part = -(-len(seen) // 10)
@@ -49,12 +51,17 @@ def command(options: TrainOptions) -> int:
         names = [name for name in ("loss", "acceptance") if name in seen[0]]
         change = [f"{name} {mean(seen[:part], name):.4f} to {mean(seen[-part:], name):.4f}" for name in names]
         note(f"over the first and the last {part} of {len(seen)} steps: {', '.join(change)}")
+    told = [record for record in records if record["step"] == run.best.step]
+    if told:
+        names = [name for name in told[0] if name.startswith(("held_out_loss", "held_out_acceptance"))]
+        words = ", ".join(f"{name.removeprefix('held_out_')} {told[0][name]:.4f}" for name in names)
+        note(f"best on the held-out text after step {run.best.step} of {records[-1]['step']}: {words}")
     note(f"written to {options.output}")
     return 0
 
 
-def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, list[str]]:
-    """Task, batches, settings, run, mesh, and lines that say what will be done. The cheap checks come first.
+def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[str]]:
+    """Task, batches, held-out text, settings, run, mesh, and lines that say what will be done. The cheap checks come first.
 
     Raises:
       ValueError: on whatever cannot be used, before any training.
@@ -74,9 +81,11 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, list[str]]
         check_plot(options.plot)
     warmup = options.steps // 20 if options.warmup is None else options.warmup
     settings = loop.Settings(
-        steps=options.steps, learning_rate=options.learning_rate, warmup=warmup, weight_decay=options.weight_decay,
-        clip=options.clip, accumulate=options.accumulate, seed=options.seed,
+        steps=options.steps, learning_rate=options.learning_rate, warmup=warmup, accumulate=options.accumulate,
+        seed=options.seed,
     )  # fmt: skip
+    if options.patience is not None and not options.held_out:
+        raise ValueError("--patience counts checkpoints without a better one on held-out text: give it with --held-out")
     models.resolve_dtype(options.save_dtype)
     mesh = make_mesh(options.mesh)
     target = models.load(
@@ -91,23 +100,42 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, list[str]]
         raise ValueError(
             f"--length {options.length} is more than the {longest} positions that {target.name} was made for"
         )
-    read = functools.cache(lambda packed: data.read_rows(options.data, target, options.length, options.seed, packed))
+    rows_of = lambda files, packed: data.read_rows(files, target, options.length, options.seed, packed)
+    read = functools.cache(functools.partial(rows_of, options.data))
     task = OBJECTIVES[name](target, options, functools.partial(read, True))
-    if options.accumulate > 1 and not task.objective.divisible:
-        raise ValueError(
-            f"--accumulate {options.accumulate}: {name} with keep below 1 chooses among the tokens of a whole batch, which "
-            "cannot come in parts: leave --accumulate out"
-        )
+    settings = as_published(settings, options, task.objective.recipe)
     rows = read(task.objective.packed)
+    held_out = None
+    if options.held_out:
+        told = rows_of(options.held_out, task.objective.packed)
+        held_out = HeldOut(told, options.batch_size // options.accumulate, options.patience)
     about = {
         "objective": repr(task.objective), **dataclasses.asdict(settings), "batch_size": options.batch_size,
         "length": options.length, "data": rows.digest, "target": target.name,
+        "held_out": held_out and held_out.rows.digest,
         **({} if target.adapter is None else {"adapter": str(target.adapter.resolve())}),
         **({} if target.weights is None else {"weights": target.weights}),
     }  # fmt: skip
     run = loop.Run(output / "training", about, resume=options.resume)
     batches = data.batches(rows, options.batch_size, options.seed)
-    return task, batches, settings, run, mesh, _about(options, target, task, rows)
+    return task, batches, held_out, settings, run, mesh, _about(options, target, task, rows)
+
+
+def as_published(settings: loop.Settings, options: TrainOptions, recipe: Recipe) -> loop.Settings:
+    """Settings with clipping and weight decay: what is not asked for is as the method's authors have it.
+
+    Args:
+      settings: all others.
+      options: what is asked for.
+      recipe: the authors'.
+    """
+    own = lambda asked, published: published if asked is None else asked
+    return dataclasses.replace(
+        settings,
+        weight_decay=own(options.weight_decay, recipe.weight_decay),
+        clip=own(options.clip, recipe.clip),
+        by_value=own(options.clip_by, "value" if recipe.by_value else "norm") == "value",
+    )
 
 
 def _about(options: TrainOptions, target: Any, task: Task, rows: Any) -> list[str]:

@@ -5,7 +5,8 @@ Lines of a .jsonl file are objects of one of these kinds:
 - `{"text": ...}` is text; `{"tokens": [ids]}` is text in ids;
 - `{"prompt": ..., "completion": ...}`: the prompt is read and not trained on. The records that `specjax generate --output`
   writes are of this kind too: their completion is `tokens`, or `text` where there are none;
-- `{"messages": [...]}` goes through the chat template; what the assistant says is trained on.
+- `{"messages": [...]}` goes through the chat template; what the assistant says is trained on. Where the template writes earlier
+  messages otherwise once others follow, as those that drop old reasoning do, an answer begins a text of its own.
 
 A prompt may be text, token ids or messages. Other files are text as a whole.
 """
@@ -97,14 +98,15 @@ def read_rows(paths: Sequence[str | Path], model: Any, length: int, seed: int = 
         first = None
         for where, read in _items(file, model):
             try:
-                ids, mask = read()
-                _check(ids, mask, model)
+                documents = read()
+                for ids, mask in documents:
+                    _check(ids, mask, model)
             except ValueError as error:
                 first = first or f"{where}{error}"
                 skipped.append(f"{file}: {where}{error}")
                 continue
             usable += 1
-            pieces += cut(ids, mask, length)
+            pieces += [piece for ids, mask in documents for piece in cut(ids, mask, length)]
         if not usable:
             raise ValueError(f"{file} has no usable line: {first or 'it is empty'}")
     if not pieces:
@@ -136,7 +138,7 @@ def _files(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def _items(file: Path, model: Any) -> Iterator[tuple[str, Any]]:
-    """For every line (or the whole text): where it is, and a function that reads it to ids and mask."""
+    """For every line (or the whole text): where it is, and a function that reads it to documents."""
     try:
         content = file.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
@@ -150,7 +152,7 @@ def _items(file: Path, model: Any) -> Iterator[tuple[str, Any]]:
             yield f"line {number}: ", functools.partial(_line, line, model)
 
 
-def _line(line: bytes, model: Any) -> tuple[list[int], list[bool]]:
+def _line(line: bytes, model: Any) -> list[Piece]:
     try:
         content = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
@@ -171,12 +173,12 @@ def _line(line: bytes, model: Any) -> tuple[list[int], list[bool]]:
     prompt = _ids(content["prompt"], model)
     ends = "completion" in content  # a record says itself whether it ended
     completion = _ids(answer, model, special=False) + (list(model.eos_ids[:1]) if ends else [])
-    return prompt + completion, [False] * len(prompt) + [True] * len(completion)
+    return [(prompt + completion, [False] * len(prompt) + [True] * len(completion))]
 
 
-def _text(text: Any, model: Any) -> tuple[list[int], list[bool]]:
+def _text(text: Any, model: Any) -> list[Piece]:
     ids = _ids(text, model) + list(model.eos_ids[:1])
-    return ids, [True] * len(ids)
+    return [(ids, [True] * len(ids))]
 
 
 def _ids(content: Any, model: Any, special: bool = True) -> list[int]:
@@ -192,28 +194,36 @@ def _ids(content: Any, model: Any, special: bool = True) -> list[int]:
     return model.tokenizer.encode(content, add_special_tokens=False, verbose=False)
 
 
-def _conversation(messages: Any, model: Any) -> tuple[list[int], list[bool]]:
-    """Every message of the assistant is the completion of what came before it."""
+def _conversation(messages: Any, model: Any) -> list[Piece]:
+    """Every message of the assistant is the completion of what came before it, as the template writes that then.
+
+    A document goes on as long as the template only adds to it.
+    """
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
         raise ValueError("messages must be a list of objects")
     turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
     if not turns or turns[0] == 0:
         raise ValueError("messages without an answer of the assistant to something")
     _ids(messages, model)  # says what is wrong with the messages or the template
-    ids: list[int] = []
-    mask: list[bool] = []
+    documents: list[Piece] = []
     before = ""
     for turn in turns:
         prompt = _render(messages[:turn], model, add_generation_prompt=True)
         answer = _render(messages[: turn + 1], model)
-        if not prompt.startswith(before) or not answer.startswith(prompt):
-            raise ValueError(f"the chat template of {model.name} rewrites earlier messages: give prompt and completion")
+        if not answer.startswith(prompt):
+            raise ValueError(
+                f"the chat template of {model.name} writes an answer otherwise than it asks for one: give prompt and completion"
+            )
+        if not documents or not prompt.startswith(before):
+            documents.append(([], []))
+            before = ""
+        ids, mask = documents[-1]
         for text, trained in ((prompt[len(before) :], False), (answer[len(prompt) :], True)):
             part = model.tokenizer.encode(text, add_special_tokens=False, verbose=False) if text else []
             ids += part
             mask += [trained] * len(part)
         before = answer
-    return ids, mask
+    return documents
 
 
 def _render(messages: list[dict[str, Any]], model: Any, **options: Any) -> str:

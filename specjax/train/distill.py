@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from specjax import decoder as decoding
 from specjax.lm import LM, Wants
 from specjax.sampling import Sampling
+from specjax.sharding import shardings
 from specjax.speculative import speculative
 from specjax.train.losses import ForwardKL, Loss, acceptance, agreement
 from specjax.train.means import MEAN
@@ -32,7 +33,7 @@ class Distill(Objective):
       draft: the model that is trained.
       divergence: the loss.
       temperature: divides both models' logits. The decoding temperature, where acceptance at it is the goal.
-      on_policy: the share of batches whose texts the draft writes itself, at temperature 1, in place of the data's.
+      on_policy: the share of rows whose texts the draft writes itself, at temperature 1, in place of the data's.
       prompt: tokens of the data's text that it goes on from, at least; a row's own prompt is kept whole.
       keep: the share of tokens to train on, chosen by `select` against a reference draft.
       eos_ids: tokens that end a text that the draft writes.
@@ -52,11 +53,6 @@ class Distill(Objective):
         """A draft goes on from the beginning of a row, which is then one document."""
         return self.on_policy == 0
 
-    @property
-    def divisible(self):
-        """Which tokens are kept is a choice among those of the whole batch."""
-        return self.keep == 1
-
     def __post_init__(self):
         if not 0 <= self.on_policy <= 1:
             raise ValueError(f"distill: on_policy must lie in [0, 1], got {self.on_policy}")
@@ -66,6 +62,9 @@ class Distill(Objective):
             raise ValueError(f"distill: temperature must be positive, got {self.temperature}")
         if self.prompt < 1:
             raise ValueError(f"distill: prompt must be at least 1 token, got {self.prompt}")
+
+    def param_shardings(self, mesh, params):
+        return shardings(mesh, self.draft.axes(params), params, self.draft.axis_counts())
 
     def init(self, key, target_params):
         """Random parameters of the draft."""
@@ -79,7 +78,7 @@ class Distill(Objective):
         draft = self._logits(self.draft, params, batch)
         chosen = mask
         if self.keep < 1:
-            chosen = select(target, draft, self._logits(self.draft, reference_params, batch), mask, self.keep)
+            chosen = select(target, draft, self._logits(self.draft, reference_params, batch), mask, self.keep, mean)
         metrics = {
             "acceptance": mean(acceptance(target, draft), mask),
             "agreement": mean(agreement(target, draft), mask),
@@ -92,13 +91,14 @@ class Distill(Objective):
             return batch
         batch = dataclasses.replace(batch, documents=None)  # a row is one
         noise = key if key.ndim else jax.random.split(key, len(batch.tokens))
-        choice = jax.random.fold_in(noise[0], 1)
+        own = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, 1)))(noise) < self.on_policy
         params = jax.lax.stop_gradient(params)
 
         def write():
-            return continuations(self.draft, params, batch, noise, prompt=self.prompt, eos_ids=self.eos_ids)
+            written = continuations(self.draft, params, batch, noise, prompt=self.prompt, eos_ids=self.eos_ids)
+            return jax.tree.map(lambda new, old: jnp.where(own[:, None], new, old), written, batch)
 
-        return jax.lax.cond(jax.random.uniform(choice) < self.on_policy, write, lambda: batch)
+        return jax.lax.cond(own.any(), write, lambda: batch)
 
     def _logits(self, lm: LM, params: Any, batch: Batch) -> Array:
         """Of slots 0 to T - 2, which score tokens 1 to T - 1."""

@@ -44,6 +44,9 @@ class TrainFilter(MaskedObjective):
     def method(self):
         return self.policy
 
+    def param_shardings(self, mesh, params):
+        return self.policy.param_shardings(mesh, params)
+
     def init(self, key, target_params):
         return self.policy.init_params(key, target_params)
 

@@ -6,7 +6,7 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from specjax.sharding import shardings
-from specjax.train.means import MEAN, Counted, Parts
+from specjax.train.held_out import Best, HeldOut
+from specjax.train.means import MEAN, Counted, Parts, counts
 from specjax.train.objective import Batch, Objective
+from specjax.train.placing import gathered, optimizer_places, param_places, spread
 
 Array = jax.Array
 PyTree = Any
@@ -32,7 +33,8 @@ class Settings:
       learning_rate: the highest.
       warmup: steps until then.
       weight_decay: of AdamW.
-      clip: the largest gradient norm.
+      clip: the largest gradient norm, or with `by_value` the largest entry of a gradient.
+      by_value: see above.
       accumulate: parts that a batch is split into, one after the other, to save memory.
       seed: of the parameters, the batches and whatever the objective draws.
     """
@@ -42,6 +44,7 @@ class Settings:
     warmup: int = 0
     weight_decay: float = 0.0
     clip: float = 1.0
+    by_value: bool = False
     accumulate: int = 1
     seed: int = 0
 
@@ -66,7 +69,7 @@ class Settings:
     @property
     def optimizer(self) -> optax.GradientTransformation:
         return optax.chain(
-            optax.clip_by_global_norm(self.clip),
+            optax.clip(self.clip) if self.by_value else optax.clip_by_global_norm(self.clip),
             optax.adamw(self.schedule, b1=0.9, b2=0.95, weight_decay=self.weight_decay),
         )
 
@@ -86,49 +89,96 @@ class TrainState:
     params: PyTree
     optimizer: PyTree
 
+    @classmethod
+    def begun(cls, settings: Settings, params: PyTree) -> "TrainState":
+        """Before the first update."""
+        return cls(jnp.int32(0), params, settings.optimizer.init(params))
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2,))
+    def places(self, objective: Objective, settings: Settings, mesh: jax.sharding.Mesh) -> "TrainState":
+        """A sharding for every leaf; see `specjax.train.placing`."""
+        params = param_places(objective, mesh, self.params)
+        moments = optimizer_places(objective, settings.optimizer, mesh, self.params, self.optimizer)
+        everywhere: Any = NamedSharding(mesh, PartitionSpec())
+        return TrainState(everywhere, params, moments)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("mesh",), donate_argnums=(2,))
 def update(
-    objective: Objective, settings: Settings, state: TrainState, frozen: PyTree, batch: Batch
+    objective: Objective,
+    settings: Settings,
+    state: TrainState,
+    frozen: PyTree,
+    batch: Batch,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """One update. `state` is donated.
-
-    A batch in parts is gone through twice: what its means divide by is counted first. So the parts' gradients, losses and
-    metrics add up to those of the whole batch.
-    """
+    """One update. `state` is donated, and stays where it lies: on a mesh as `TrainState.places` says."""
     key = jax.random.fold_in(jax.random.key(settings.seed), state.step)
-    keys = jax.random.split(key, len(batch.tokens))
-
-    def part(mean, piece, keys):
-        def loss_of(params):
-            loss, metrics = objective.loss(params, frozen, piece, keys, mean)
-            weight = jnp.asarray(metrics.get("weight", piece.due(1).sum()), jnp.float32)
-            kept = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items() if name != "weight"}
-            return loss, (kept | {"loss": loss}, weight)
-
-        grads, (metrics, weight) = jax.grad(loss_of, has_aux=True)(state.params)
-        return grads, metrics, weight
-
-    def counted(piece, keys):
-        mean = Counted()
-        objective.loss(state.params, frozen, piece, keys, mean)
-        return mean.kept
-
-    if settings.accumulate == 1:
-        grads, metrics, weight = part(MEAN, batch, keys)
-    else:
-        # strided parts: each holds rows of every shard
-        split = lambda x: x.reshape(-1, settings.accumulate, *x.shape[1:]).swapaxes(0, 1)
-        parts = jax.tree.map(split, (batch, keys))
-        counts = _summed(counted, parts)
-        grads, metrics, weight = _summed(lambda *each: part(Parts(counts), *each), parts)
+    grads, metrics, weight = gradients(objective, state.params, frozen, batch, key, settings.accumulate, mesh)
     changes, optimizer = settings.optimizer.update(grads, state.optimizer, state.params)
     metrics |= {
         "lr": jnp.asarray(settings.schedule(state.step), jnp.float32),
         "grad_norm": optax.tree.norm(grads),
         "tokens": weight,
     }
-    return TrainState(state.step + 1, optax.apply_updates(state.params, changes), optimizer), metrics
+    new = TrainState(state.step + 1, optax.apply_updates(state.params, changes), optimizer)
+    if mesh is not None:
+        new = jax.lax.with_sharding_constraint(new, new.places(objective, settings, mesh))
+    return new, metrics
+
+
+def gradients(
+    objective: Objective,
+    params: PyTree,
+    frozen: PyTree,
+    batch: Batch,
+    key: Array,
+    accumulate: int = 1,
+    mesh: jax.sharding.Mesh | None = None,
+) -> tuple[PyTree, dict[str, Array], Array]:
+    """What a batch says of parameters.
+
+    A batch in parts is gone through twice: what its means divide by is counted first. So the parts' gradients, losses and
+    metrics add up to those of the whole batch.
+
+    Args:
+      objective: what is fitted.
+      params: of the objective.
+      frozen: what it calls `target_params`.
+      batch: `[B, T]`.
+      key: every row draws with a key of its own that is split from it.
+      accumulate: parts, gone through one after the other; divides B.
+      mesh: over which parameters and gradients are spread.
+
+    Returns:
+      The gradients, metrics with the loss among them, and the count of tokens.
+    """
+    keys = jax.random.split(key, len(batch.tokens))
+
+    def part(mean, piece, keys):
+        def loss_of(params):
+            loss, metrics = objective.loss(gathered(objective, mesh, params), frozen, piece, keys, mean)
+            weight = jnp.asarray(metrics.get("weight", piece.due(1).sum()), jnp.float32)
+            kept = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items() if name != "weight"}
+            return loss, (kept | {"loss": loss}, weight)
+
+        grads, (metrics, weight) = jax.grad(loss_of, has_aux=True)(params)
+        return spread(objective, mesh, grads), metrics, weight
+
+    def count(choices):
+        def counted(number, piece, keys):
+            mean = Counted(number, accumulate, choices)
+            objective.loss(gathered(objective, mesh, params), frozen, piece, keys, mean)
+            return mean.kept
+
+        return _summed(counted, (jnp.arange(accumulate), *parts))
+
+    if accumulate == 1:
+        return part(MEAN, batch, keys)
+    # strided parts: each holds rows of every shard
+    split = lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1)
+    parts = jax.tree.map(split, (batch, keys))
+    found = counts(count)
+    return _summed(lambda *each: part(Parts(found), *each), parts)
 
 
 def _summed(of: Callable[..., PyTree], parts: tuple[Any, ...]) -> PyTree:
@@ -136,6 +186,24 @@ def _summed(of: Callable[..., PyTree], parts: tuple[Any, ...]) -> PyTree:
     shapes = jax.eval_shape(of, *jax.tree.map(lambda x: x[0], parts))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     return jax.lax.scan(lambda total, each: (jax.tree.map(jnp.add, total, of(*each)), None), zeros, parts)[0]
+
+
+@dataclasses.dataclass
+class Kept:
+    """Which checkpoints stay: some of the latest, and the best one.
+
+    Attributes:
+      latest: how many.
+      best: its step; 0: none.
+    """
+
+    latest: int
+    best: int = 0
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Orbax asks this of all that there are, in order."""
+        first = len(checkpoints) - self.latest
+        return [number >= first or info.step == self.best for number, info in enumerate(checkpoints)]
 
 
 class NotFinite(ValueError):
@@ -148,7 +216,7 @@ class Run:
     Args:
       folder: created where needed.
       about: JSON values that the run's numbers depend on; a run can only be taken up with equal ones.
-      keep: how many of the latest checkpoints stay.
+      keep: how many of the latest checkpoints stay, beside the best one.
       resume: whether to go on with the run in the folder.
 
     Raises:
@@ -162,8 +230,9 @@ class Run:
         self.about = json.loads(json.dumps(about))
         self.position: dict[str, Any] = {}
         self._args = ocp.args
+        self._kept = Kept(keep)
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
+            preservation_policy=self._kept, enable_async_checkpointing=False, cleanup_tmp_directories=True
         )
         had = (self.folder / "checkpoints").is_dir()
         if resume and not had:
@@ -192,21 +261,28 @@ class Run:
                 )
 
     @property
+    def best(self) -> Best:
+        """Which checkpoint that is, as of the latest one."""
+        return Best(**self.position.get("best", {}))
+
+    @property
     def metrics_file(self) -> Path:
         return self.folder / "metrics.jsonl"
 
     def save(self, state: TrainState, position: dict[str, Any]) -> None:
-        """Writes a checkpoint of this step."""
+        """Writes a checkpoint of this step, with what goes on from it; `best` is of the last one that was written."""
+        self.position = position
+        self._kept.best = self.best.step
         args = self._args.Composite(
             state=self._args.StandardSave(state), run=self._args.JsonSave(position | {"about": self.about})
         )
         self._manager.save(int(state.step), args=args)
         self._manager.wait_until_finished()
 
-    def restore(self, like: TrainState) -> TrainState:
-        """The latest checkpoint's state, laid out as `like`."""
+    def restore(self, like: TrainState, step: int | None = None) -> TrainState:
+        """A checkpoint's state, laid out as `like`; of the latest one where no step is given."""
         args = self._args.Composite(state=self._args.StandardRestore(like))
-        return self._manager.restore(self.latest, args=args)["state"]
+        return self._manager.restore(self.latest if step is None else step, args=args)["state"]
 
     def close(self) -> None:
         self._manager.close()
@@ -227,10 +303,11 @@ def fit(
     run: Run,
     *,
     checkpoint_every: int = 500,
+    held_out: HeldOut | None = None,
     mesh: jax.sharding.Mesh | None = None,
     on_step: Callable[[dict[str, float]], None] | None = None,
 ) -> PyTree:
-    """Trains to the last step and returns the parameters.
+    """Trains to the last step and returns the parameters: with held-out text those of the checkpoint that was best on it.
 
     A run that was stopped goes on from its latest checkpoint, and its losses are those of a run that was not: parameters,
     optimizer and the place in the data are restored bit by bit, and keys come from the step's number.
@@ -243,26 +320,28 @@ def fit(
       settings: of the updates.
       run: the folder.
       checkpoint_every: steps between checkpoints; the last step always makes one.
-      mesh: splits each batch's rows over the axis `data`; parameters are replicated.
+      held_out: what is read at each of them.
+      mesh: splits each batch's rows over the axis `data`; where parameters lie, `specjax.train.placing` says.
       on_step: called with each step's metrics, which are also the lines of `metrics.jsonl`.
 
     Raises:
       NotFinite: (a ValueError) naming the step. Checkpoints before it stay.
     """
-    state = TrainState(jnp.int32(0), jax.tree.map(jnp.copy, params), settings.optimizer.init(params))
+    state = TrainState.begun(settings, jax.tree.map(jnp.copy, params))
     if mesh is not None:
-        state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
+        state = jax.device_put(state, state.places(objective, settings, mesh))
     start = tokens = 0
     if run.latest is not None:
         state, start, tokens = run.restore(state), run.latest, run.position["tokens"]
         batches.set_state(run.position["batches"])
+    best = run.best
     lines = run.metrics_file.read_text().splitlines() if start and run.metrics_file.exists() else []
     # what a killed run wrote after its checkpoint comes again
     run.metrics_file.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= start))
     pending: tuple[int, dict[str, Array]] | None = None
     with run.metrics_file.open("a") as log, _progress(settings.steps, start) as advance:
 
-        def settle():
+        def settle(**more):
             nonlocal tokens, pending
             if pending is None:
                 return
@@ -276,7 +355,7 @@ def fit(
                     "are kept. Lower the learning rate, or look at the data"
                 )
             tokens += int(metrics["tokens"])
-            record = {"step": step, **metrics, "tokens": tokens}
+            record = {"step": step, **metrics, "tokens": tokens, **more}
             log.write(json.dumps(record) + "\n")
             log.flush()
             advance(record)
@@ -284,23 +363,29 @@ def fit(
                 on_step(record)
 
         for step in range(start + 1, settings.steps + 1):
-            batch = _place(next(batches), mesh, settings.accumulate)
-            state, metrics = update(objective, settings, state, frozen, batch)
+            if held_out is not None and held_out.patience is not None and best.stale >= held_out.patience:
+                break
+            batch = Batch.placed(_whole(next(batches), settings.accumulate), mesh)
+            state, metrics = update(objective, settings, state, frozen, batch, mesh=mesh)
             settle()  # of the step before, while the device works on this one
             pending = step, metrics
             if step % checkpoint_every == 0 or step == settings.steps:
-                settle()
-                run.save(state, {"tokens": tokens, "batches": batches.get_state()})
-    return state.params
+                told = {}
+                if held_out is not None:
+                    key = jax.random.fold_in(jax.random.key(settings.seed), settings.steps)  # of no update
+                    told = held_out.metrics(objective, state.params, frozen, key, mesh)
+                    best = best.after(step, told["held_out_loss"])
+                settle(**told)
+                found = {"best": dataclasses.asdict(best)} if best.step else {}
+                run.save(state, {"tokens": tokens, "batches": batches.get_state(), **found})
+    return run.restore(state, best.step).params if best.step not in (0, int(state.step)) else state.params
 
 
-def _place(arrays: dict[str, Any], mesh: jax.sharding.Mesh | None, parts: int) -> Batch:
+def _whole(arrays: dict[str, Any], parts: int) -> dict[str, Any]:
     rows = len(arrays["tokens"])
     if rows % parts:
         raise ValueError(f"a batch of {rows} rows cannot be split into {parts} equal parts")
-    if mesh is not None:
-        arrays = jax.device_put(arrays, shardings(mesh, dict.fromkeys(arrays, ("batch", None)), arrays))
-    return Batch(**jax.tree.map(jnp.asarray, arrays))
+    return arrays
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
 """Losses that pull a draft's law q towards the target's law p, and the share of draft tokens that p accepts of q.
 
-All take logits `[B, T, V]` of both models for the same positions and a `mask` `[B, T]`, bool or non-negative weights, and
-give a float32 scalar: the mean over the masked positions of all the rows they are given (0 where there are none), or these
-rows' share of it where a batch comes in parts (`means`). Under `jax.jit` on a mesh those are the global batch's rows.
+All take logits `[B, T, V]` of both models for the same positions and a `mask` `[B, T]`, bool or non-negative weights (the axes
+before the vocabulary may be any), and give a float32 scalar: the mean over the masked positions of all the rows they are given
+(0 where there are none), or these rows' share of it where a batch comes in parts (`means`). Under `jax.jit` on a mesh those are
+the global batch's rows.
 Gradients belong to the draft's logits.
 """
 
@@ -28,9 +29,7 @@ def acceptance(target_logits: Array, draft_logits: Array, outside: Array | None 
       draft_logits: `[B, T, V]`.
       outside: `[B, T]`, the target's probability of all tokens that the draft cannot say and V leaves out; None: of none.
     """
-    p, q = _laws(target_logits, draft_logits)
-    if outside is not None:
-        p *= 1 - outside[..., None]
+    p, q = _laws(target_logits, draft_logits, outside)
     return jnp.minimum(p, q).sum(axis=-1)
 
 
@@ -40,9 +39,22 @@ def agreement(target_logits: Array, draft_logits: Array) -> Array:
 
 
 class Loss(abc.ABC):
-    """A loss on logits. Implementations are frozen dataclasses; see `LOSSES`."""
+    """A loss on logits. Implementations are frozen dataclasses; see `LOSSES`.
+
+    Of a draft over fewer tokens than the target knows, the logits of both are over the draft's tokens. What then counts is the
+    loss's own: acceptance and what is made of it (total variation, LK) compare with the target's law over all its tokens; a
+    Kullback-Leibler divergence would be infinite, so it and its like take the target's law given that it says what the draft
+    can, at positions where its likeliest token is such a one (EAGLE-3's way).
+    """
 
     @abc.abstractmethod
+    def numbers(self, target_logits: Array, draft_logits: Array, outside: Array | None = None) -> tuple[Array, ...]:
+        """What it needs to know of every position, `[B, T]` float32 each; `outside` as `acceptance` has it."""
+
+    @abc.abstractmethod
+    def taken(self, numbers: tuple[Array, ...], mask: Array, mean: Mean = MEAN, known: Array | None = None) -> Array:
+        """The loss of a batch from its `numbers`; other arguments as `__call__` has them."""
+
     def __call__(
         self,
         target_logits: Array,
@@ -50,6 +62,9 @@ class Loss(abc.ABC):
         mask: Array,
         labels: Array | None = None,
         mean: Mean = MEAN,
+        *,
+        known: Array | None = None,
+        outside: Array | None = None,
     ) -> Array:
         """The loss of a batch.
 
@@ -59,22 +74,27 @@ class Loss(abc.ABC):
           mask: `[B, T]`, bool or weights.
           labels: `[B, T]` int32, hard labels in place of the target's likeliest tokens. Read by `CrossEntropy` alone.
           mean: takes the means.
+          known: `[B, T]` bool, whether the target's likeliest token is one that the draft can say; None: everywhere.
+          outside: `[B, T]`, as `acceptance` has it.
         """
+        return self.taken(self.numbers(target_logits, draft_logits, outside), mask, mean, known)
 
 
 class Divergence(Loss):
     """A loss that is the mean of one number a position."""
 
     counts_outside: ClassVar[bool] = False
-    """Whether it counts what the target may say and the draft cannot. Others take the target's law given that it says what the
-    draft can, at positions where its likeliest token is such a one (EAGLE-3's way)."""
+    """Whether it compares with the target's law over all tokens; see `Loss`."""
 
     @abc.abstractmethod
     def positions(self, target_logits: Array, draft_logits: Array, outside: Array | None = None) -> Array:
         """The number of every position, `[B, T]` float32; `outside` as `acceptance` has it."""
 
-    def __call__(self, target_logits, draft_logits, mask, labels=None, mean=MEAN):
-        return mean(self.positions(target_logits, draft_logits), mask)
+    def numbers(self, target_logits, draft_logits, outside=None):
+        return (self.positions(target_logits, draft_logits, outside),)
+
+    def taken(self, numbers, mask, mean=MEAN, known=None):
+        return mean(numbers[0], mask if self.counts_outside or known is None else mask * known)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,10 +141,11 @@ class TVD(Divergence):
     counts_outside = True
 
     def positions(self, target_logits, draft_logits, outside=None):
-        p, q = _laws(target_logits, draft_logits)
-        if outside is None:
-            return 0.5 * jnp.abs(p - q).sum(axis=-1)
-        return 0.5 * (jnp.abs(p * (1 - outside[..., None]) - q).sum(axis=-1) + outside)
+        p, q = _laws(target_logits, draft_logits, outside)
+        more = jnp.where(q < p, p - q, 0.0).sum(
+            axis=-1
+        )  # half of all differences, and of equal laws without a gradient
+        return more if outside is None else more + outside
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,15 +155,18 @@ class TVDPP(Loss):
     The reward of a token is `r = 1[p > q]`, its advantage `A = (r - mu) / (sigma + 1e-6)` with mean and standard deviation
     over all masked positions and the vocabulary, both held constant. The loss is `mean_t sum_v A (p - q)`, whose gradient
     is the policy gradient `-mean_t E_q[A grad log q]`. Since p and q have equal sums the mean drops out: value and
-    gradient are those of `TVD` over sigma, so what this loss changes is the length of the step.
+    gradient are those of `TVD` over sigma, so what this loss changes is the length of the step. Of a draft over fewer tokens
+    mu and sigma are over those.
     """
 
-    def __call__(self, target_logits, draft_logits, mask, labels=None, mean=MEAN):
-        p, q = _laws(target_logits, draft_logits)
-        reward = (jax.lax.stop_gradient(q) < p).astype(jnp.float32)
-        share = mean.whole(reward.mean(axis=-1), mask)
+    def numbers(self, target_logits, draft_logits, outside=None):
+        p, q = _laws(target_logits, draft_logits, outside)
+        return TVD().positions(target_logits, draft_logits, outside), (q < p).astype(jnp.float32).mean(axis=-1)
+
+    def taken(self, numbers, mask, mean=MEAN, known=None):
+        share = mean.whole(numbers[1], mask)
         spread = jnp.sqrt(share * (1 - share))  # of numbers that are 0 or 1
-        return mean(((reward - share) / (spread + 1e-6) * (p - q)).sum(axis=-1), mask)
+        return mean(numbers[0], mask) / (spread + 1e-6)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,14 +195,20 @@ class LK(Loss):
                 f"{self.kl_decay}"
             )
 
-    def __call__(self, target_logits, draft_logits, mask, labels=None, mean=MEAN):
-        kept = acceptance(target_logits, draft_logits)
-        whole = jnp.maximum(mean.whole(kept, mask), TINY)
+    def numbers(self, target_logits, draft_logits, outside=None):
+        kept = acceptance(target_logits, draft_logits, outside)
+        if self.kind == "alpha":
+            return (kept,)
+        pair = target_logits, draft_logits, outside
+        return kept, ForwardKL().positions(*pair), TVD().positions(*pair)
+
+    def taken(self, numbers, mask, mean=MEAN, known=None):
+        whole = jnp.maximum(mean.whole(numbers[0], mask), TINY)
         if self.kind == "alpha":  # -log a, its tangent at the whole batch's a, so that parts add up
-            return mean(1 - jnp.log(whole) - kept / whole, mask)
+            return mean(1 - jnp.log(whole) - numbers[0] / whole, mask)
         share = self.kl_scale * jnp.exp(-self.kl_decay * whole)
-        kl = ForwardKL()(target_logits, draft_logits, mask, mean=mean)
-        return share * kl + (1 - share) * TVD()(target_logits, draft_logits, mask, mean=mean)
+        kl, tvd = ForwardKL().taken(numbers[1:2], mask, mean, known), TVD().taken(numbers[2:], mask, mean, known)
+        return share * kl + (1 - share) * tvd
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,9 +222,9 @@ class CrossEntropy(Divergence):
     def positions(self, target_logits, draft_logits, outside=None):
         return self._of(draft_logits, jnp.argmax(target_logits, axis=-1))
 
-    def __call__(self, target_logits, draft_logits, mask, labels=None, mean=MEAN):
+    def __call__(self, target_logits, draft_logits, mask, labels=None, mean=MEAN, *, known=None, outside=None):
         if labels is None:
-            return super().__call__(target_logits, draft_logits, mask, mean=mean)
+            return super().__call__(target_logits, draft_logits, mask, mean=mean, known=known)
         return mean(self._of(draft_logits, labels), mask)
 
     def _of(self, draft_logits: Array, labels: Array) -> Array:
@@ -217,8 +247,10 @@ def _log_law(logits: Array) -> Array:
     return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
 
 
-def _laws(target_logits: Array, draft_logits: Array) -> tuple[Array, Array]:
-    return jnp.exp(_log_law(target_logits)), jnp.exp(_log_law(draft_logits))
+def _laws(target_logits: Array, draft_logits: Array, outside: Array | None) -> tuple[Array, Array]:
+    """The target's over all its tokens, of which these are those that the draft can say, and the draft's."""
+    p, q = jnp.exp(_log_law(target_logits)), jnp.exp(_log_law(draft_logits))
+    return p if outside is None else p * (1 - outside[..., None]), q
 
 
 def _kl(log_a: Array, log_b: Array) -> Array:

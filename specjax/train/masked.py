@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.lm import Block, Wants
+from specjax.sharding import shardings
 from specjax.train.means import MEAN
 from specjax.train.objective import Objective, each_row
 
@@ -37,6 +38,9 @@ class MaskedObjective(Objective):
     def packed(self):
         """Rates and blocks are drawn for a row, which is one document."""
         return False
+
+    def param_shardings(self, mesh, params):
+        return shardings(mesh, self.lm.axes(params), params, self.lm.axis_counts())
 
     def init(self, key, target_params):
         """The target's parameters, which training goes on from."""

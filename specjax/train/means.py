@@ -1,6 +1,7 @@
 """Means over a batch that comes in parts: each divides by what the whole batch counts, so parts add up to the whole."""
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,46 +25,94 @@ class Mean:
         """The mean over the whole batch, as a constant: for losses that are not linear in it."""
         return jax.lax.stop_gradient(self(values, weights))
 
+    def every(self, values: Array) -> Array:
+        """The values of all parts, as a constant, flat and in any order: for a choice among those of the whole batch.
+
+        No such values depend on an earlier choice.
+        """
+        return jax.lax.stop_gradient(values).reshape(-1)
+
 
 MEAN = Mean()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Counts:
+    """What parts add up to.
+
+    Attributes:
+      means: for every mean its weight; of a `whole` one its sum as well.
+      choices: for every `every` all parts' values, `[parts, ...]`.
+    """
+
+    means: list[Array | tuple[Array, Array]] = dataclasses.field(default_factory=list)
+    choices: list[Array] = dataclasses.field(default_factory=list)
+
+
+def counts(count: Callable[[list[Array] | None], Counts]) -> Counts:
+    """The sum over all parts.
+
+    Args:
+      count: sums what `Counted` keeps of each, given `choices`. Means over what was chosen can only be counted once all
+        parts' values are known, so it is then called again.
+    """
+    found = count(None)
+    return count(found.choices) if found.choices else found
 
 
 class Counted(Mean):
     """Keeps what `Parts` will need of this part.
 
+    Args:
+      number: which of the parts it is.
+      parts: how many there are.
+      choices: of `Counts`; None: not known yet, and a part takes its own values for all of them.
+
     Attributes:
-      kept: for every mean its weight; of a `whole` one its sum as well.
+      kept: `Counts`, where all other parts' places are zeros.
     """
 
-    def __init__(self) -> None:
-        self.kept: list[Array | tuple[Array, Array]] = []
+    def __init__(self, number: Array | int = 0, parts: int = 1, choices: Sequence[Array] | None = None) -> None:
+        self.kept = Counts()
+        self._number, self._parts = number, parts
+        self._choices: Iterator[Array] | None = None if choices is None else iter(choices)
 
     def __call__(self, values, weights):
         total, weight = _sums(values, weights)
-        self.kept.append(weight)
+        self.kept.means.append(weight)
         return _over(total, weight)
 
     def whole(self, values, weights):
         sums = jax.lax.stop_gradient(_sums(values, weights))
-        self.kept.append(sums)
+        self.kept.means.append(sums)
         return _over(*sums)
+
+    def every(self, values):
+        values = super().every(values)
+        self.kept.choices.append(jnp.zeros((self._parts, *values.shape), values.dtype).at[self._number].set(values))
+        return values if self._choices is None else next(self._choices).reshape(-1)
 
 
 class Parts(Mean):
     """Means of one part of a batch.
 
     Args:
-      counted: what `Counted` kept, summed over the parts.
+      counts: over all of its parts.
     """
 
-    def __init__(self, counted: Sequence[Array | tuple[Array, Array]]):
-        self._left: Iterator[Any] = iter(counted)
+    def __init__(self, counts: Counts):
+        self._means: Iterator[Any] = iter(counts.means)
+        self._choices = iter(counts.choices)
 
     def __call__(self, values, weights):
-        return _over(_sums(values, weights)[0], next(self._left))
+        return _over(_sums(values, weights)[0], next(self._means))
 
     def whole(self, values, weights):
-        return _over(*next(self._left))
+        return _over(*next(self._means))
+
+    def every(self, values):
+        return next(self._choices).reshape(-1)
 
 
 def _sums(values: Array, weights: Array) -> tuple[Array, Array]:

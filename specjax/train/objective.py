@@ -11,7 +11,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from specjax.kernels.tree_attention import Unrolled
 from specjax.lm import LM, Block, Output, Wants
+from specjax.models.param_axes import head_shardings
+from specjax.sharding import shardings
 from specjax.train.means import MEAN, Mean
 
 Array = jax.Array
@@ -33,6 +36,13 @@ class Batch:
     mask: Array
     documents: Array | None = None
 
+    @classmethod
+    def placed(cls, arrays: dict[str, Any], mesh: jax.sharding.Mesh | None) -> "Batch":
+        """Of arrays by name, as `specjax.train.data.batches` gives them; a mesh splits their rows over its axis `data`."""
+        if mesh is not None:
+            arrays = jax.device_put(arrays, shardings(mesh, dict.fromkeys(arrays, ("batch", None)), arrays))
+        return cls(**jax.tree.map(jnp.asarray, arrays))
+
     @property
     def positions(self) -> Array:
         """`[B, T]` int32, from 0 on in every document."""
@@ -41,6 +51,13 @@ class Batch:
             return slots
         begins = jnp.pad(self.documents[:, 1:] != self.documents[:, :-1], ((0, 0), (1, 0)))
         return slots - jax.lax.cummax(jnp.where(begins, slots, 0), axis=1)
+
+    @property
+    def sizes(self) -> Array:
+        """`[B, T]` int32, how many tokens the document of each slot has."""
+        if self.documents is None:
+            return jnp.full(self.tokens.shape, self.tokens.shape[1], jnp.int32)
+        return (self.documents[:, :, None] == self.documents[:, None]).sum(axis=2, dtype=jnp.int32)
 
     def together(self, steps: int) -> Array:
         """`[B, T - steps]` bool, whether slots t and t + steps are of one document."""
@@ -62,20 +79,38 @@ class Batch:
         """The rows as one causal pass reads them, without a prefix."""
         return _block(self.tokens, self.positions, self.documents)
 
-    def pairs(self, seen: Array | None = None) -> Block:
+    def pairs(self, passes: int = 0) -> Block:
         """The pairs of feature t and token t + 1 as a head reads them, `[B, T - 1]`.
 
         Args:
-          seen: `[T - 1, n (T - 1)]` bool, which pairs of n passes, laid side by side, a pair may see; None is causal, of one.
+          passes: how many passes over them came before, whose keys and values are the block's past; see `Unrolled`.
         """
         documents = None
         if self.documents is not None:  # a pair of two documents is of neither
             documents = jnp.where(self.together(1), self.documents[:, 1:], -1)
-        return _block(self.tokens[:, 1:], self.positions[:, :-1], documents, seen)
+        return _block(self.tokens[:, 1:], self.positions[:, :-1], documents, passes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How the authors of a method update its parameters, where nothing else is asked for; without it, as HF's trainer does.
+
+    Attributes:
+      clip: the largest norm of a gradient, or its largest entry.
+      by_value: whether entries are clipped, each on its own.
+      weight_decay: of AdamW.
+    """
+
+    clip: float = 1.0
+    by_value: bool = False
+    weight_decay: float = 0.0
 
 
 class Objective(abc.ABC):
     """Parameters and the loss they are fitted to. Implementations are frozen dataclasses: static and hashable."""
+
+    recipe: ClassVar[Recipe] = Recipe()
+    """How its authors update the parameters."""
 
     saved: ClassVar[tuple[str, ...]] = ()
     """Fields of `method` that parameters depend on, written beside them and read back with them."""
@@ -83,11 +118,6 @@ class Objective(abc.ABC):
     @property
     def packed(self) -> bool:
         """Whether a row may hold several documents."""
-        return True
-
-    @property
-    def divisible(self) -> bool:
-        """Whether a batch may come in parts."""
         return True
 
     @property
@@ -100,6 +130,12 @@ class Objective(abc.ABC):
         """Those of `saved`, as JSON has them."""
         found = {name: getattr(self.method, name) for name in self.saved}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+    def param_shardings(self, mesh: jax.sharding.Mesh, params: PyTree) -> PyTree:
+        """Where a pass reads its parameters on a mesh, by their logical axes."""
+        if self.method is None:
+            return head_shardings(mesh, params)
+        return self.method.param_shardings(mesh, params)
 
     def export(self, params: PyTree) -> PyTree:
         """Trained parameters as the drafter reads them."""
@@ -151,11 +187,15 @@ def read(lm: LM, params: PyTree, batch: Batch, wants: Wants) -> Output:
     return lm(params, batch.block(), None, wants=wants)
 
 
-def _block(tokens: Array, positions: Array, documents: Array | None, seen: Array | None = None) -> Block:
-    width = tokens.shape[1]
-    visible = None if seen is None else seen[None]
+def _block(tokens: Array, positions: Array, documents: Array | None, passes: int = 0) -> Block:
+    """A block whose slots see their document, as after so many passes over it."""
+    slots = jnp.arange(tokens.shape[1])
+    steps = jnp.arange(passes)[::-1]  # how far before a slot the one lies that it sees of each later pass
+    first = (slots[None] <= slots[:, None] - passes)[None]
+    later = (slots[:, None] >= steps[None])[None]
     if documents is not None:
-        seen = jnp.tril(jnp.ones((width, width), bool)) if seen is None else seen
-        alike = documents[:, :, None] == documents[:, None]
-        visible = seen[None] & jnp.tile(alike, (1, 1, seen.shape[1] // width))
-    return Block(tokens, positions, jnp.zeros((len(tokens),), jnp.int32), visible)
+        first &= documents[:, :, None] == documents[:, None]
+        before = jnp.maximum(slots[:, None] - steps[None], 0)
+        later &= jnp.take(documents, before, axis=1) == documents[:, :, None]
+    visible: Any = None if documents is None else first
+    return Block(tokens, positions, jnp.zeros((len(tokens),), jnp.int32), Unrolled(first, later) if passes else visible)

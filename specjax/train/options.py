@@ -17,8 +17,17 @@ class TrainOptions:
     data: tuple[str, ...] = option(
         dataclasses.MISSING, ".jsonl, .txt or .py files, or folders of them", nargs="+", metavar="FILE"
     )
+    held_out: tuple[str, ...] = option(
+        (), "text of the same kinds that is not trained on, read at every checkpoint; the best one is written", nargs="+",
+        metavar="FILE",
+    )  # fmt: skip
+    patience: int | None = option(
+        None, "end after so many checkpoints without a better one on the held-out text", metavar="N", least=1
+    )
     output: str = option(dataclasses.MISSING, "for the parameters, and `training/` beside them", metavar="FOLDER")
-    draft: str | None = option(None, "distill: the small model to start from", metavar="MODEL")
+    draft: str | None = option(
+        None, "distill: the small model to start from; acceptance: the one that drafts", metavar="MODEL"
+    )
     draft_config: str | None = option(
         None, "distill: a config.json of a small model to start from nothing", metavar="FILE"
     )
@@ -35,10 +44,13 @@ class TrainOptions:
     length: int = option(256, "tokens a row", least=2)
     learning_rate: float = option(3e-4, "the highest; it falls to 0 as a cosine")
     warmup: int | None = option(None, "steps until then (default: a twentieth of all)")
-    weight_decay: float = option(0.0, "of AdamW")
-    clip: float = option(1.0, "largest norm of a gradient")
+    weight_decay: float | None = option(None, "of AdamW (default: the drafter's own)")
+    clip: float | None = option(None, "largest norm of a gradient, or entry (default: the drafter's own)")
+    clip_by: str | None = option(None, "what is clipped (default: the drafter's own)", choices=("norm", "value"))
     seed: int = option(0, "of parameters, data order and samples")
-    checkpoint_every: int = option(500, "the latest two checkpoints are kept", metavar="STEPS", least=1)
+    checkpoint_every: int = option(
+        500, "the latest two checkpoints are kept, and the best one", metavar="STEPS", least=1
+    )
     resume: bool = option(False, "go on with the run in --output exactly where its last checkpoint was")
     dtype: str | None = option(
         None, "of the target: float32, bfloat16 or float16 (default: float32 on a CPU, else bfloat16)"

@@ -4,11 +4,14 @@ import jax
 import jax.numpy as jnp
 
 from specjax.train.losses import ForwardKL
+from specjax.train.means import MEAN, Mean
 
 Array = jax.Array
 
 
-def select(target_logits: Array, draft_logits: Array, reference_logits: Array, mask: Array, keep: float) -> Array:
+def select(
+    target_logits: Array, draft_logits: Array, reference_logits: Array, mask: Array, keep: float, mean: Mean = MEAN
+) -> Array:
     """The masked tokens with the most room to improve: those of the largest `KL(p, q_draft) - KL(p, q_reference)`.
 
     The reference is an earlier draft, distilled from the same start: what it could not learn is left out.
@@ -19,6 +22,7 @@ def select(target_logits: Array, draft_logits: Array, reference_logits: Array, m
       reference_logits: `[B, T, V]`.
       mask: `[B, T]` bool.
       keep: the share of masked tokens to keep, to the nearest token; equal differences are kept together. 1 keeps all.
+      mean: knows the tokens of the whole batch, among which they are chosen.
 
     Returns:
       `[B, T]` bool, without a gradient.
@@ -26,6 +30,6 @@ def select(target_logits: Array, draft_logits: Array, reference_logits: Array, m
     kl = ForwardKL().positions
     room = kl(target_logits, draft_logits) - kl(target_logits, reference_logits)
     room = jnp.where(mask, jax.lax.stop_gradient(room), -jnp.inf)
-    ranked = jnp.sort(room.reshape(-1), descending=True)
-    count = jnp.maximum(jnp.round(keep * mask.sum()).astype(jnp.int32), 1)
+    ranked = jnp.sort(mean.every(room), descending=True)
+    count = jnp.maximum(jnp.round(keep * (ranked > -jnp.inf).sum()).astype(jnp.int32), 1)
     return mask & (room >= ranked[count - 1])

@@ -13,7 +13,7 @@ import numpy as np
 
 from specjax import models
 from specjax.diffusion import Learn2PD
-from specjax.draft import ModelDrafter
+from specjax.draft import Acceptance, ModelDrafter
 from specjax.draft.head import most_frequent
 from specjax.expand import Chain
 from specjax.spec.companions import Stored
@@ -139,7 +139,7 @@ def head(name: str, drafter: str, objective: str) -> Make:
         if target.masked is not None:
             raise ValueError(f"{name} is a head for an autoregressive model, and {target.name} is a diffusion model")
         if options.draft or options.draft_config or options.reference:
-            raise ValueError(f"--draft, --draft-config and --reference are for distill, not for {name}")
+            raise ValueError(f"--draft, --draft-config and --reference are for draft models, not for {name}")
         drafter_kind, kind = _imported(drafter), _imported(objective)
         known = {field.name for field in dataclasses.fields(kind)}
         own, of_objective = _fields(options.drafter, drafter_kind, kind)
@@ -216,6 +216,32 @@ def _learn2pd(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) ->
     return Task(made, made.init(jax.random.key(options.seed), target.params), target.params, save)
 
 
+def _acceptance(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> Task:
+    """SpecDec++'s head over a draft model; both models stay as they are."""
+    from specjax.draft.heads.folder import save_head
+    from specjax.train.heads.acceptance import TrainAcceptance
+
+    foreign = [name for name in ("draft_config", "reference", "loss", "draft_vocabulary") if getattr(options, name)]
+    if foreign:
+        raise ValueError(f"--{foreign[0].replace('_', '-')} is not for acceptance")
+    if options.draft is None:
+        raise ValueError("acceptance needs --draft, the model that drafts")
+    if target.masked is not None:
+        raise ValueError(
+            f"acceptance judges drafts for an autoregressive model, and {target.name} is a diffusion model"
+        )
+    of_rule, of_objective = _fields(options.drafter, Acceptance, TrainAcceptance)
+    drafter, draft_params = Stored(ModelDrafter, options.draft, {"expander": Chain()}).load(target)
+    made = TrainAcceptance(target.lm, drafter.lm, Acceptance(**of_rule), **of_objective)
+    frozen = (target.params, draft_params)
+    draft = dataclasses.replace(target, lm=drafter.lm, params=draft_params, name=options.draft)
+
+    def save(folder: Path, params: Any) -> None:
+        save_head(folder, "acceptance", made.fields, params, draft, options.save_dtype)
+
+    return Task(made, made.init(jax.random.key(options.seed), frozen), frozen, save)
+
+
 def _imported(path: str) -> Any:
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
@@ -238,6 +264,7 @@ OBJECTIVES: dict[str, Make] = {
     ),
     "ppd": head("ppd", "specjax.draft:PPD", "specjax.train.heads.ppd:TrainPPD"),
     "clover2": head("clover2", "specjax.draft:Clover2", "specjax.train.heads.clover2:TrainClover2"),
+    "acceptance": _acceptance,
     "diffusion": masked("diffusion", "specjax.train.masked:MaskedDiffusion"),
     "learn2pd": _learn2pd,
     "dparallel": masked("dparallel", "specjax.train.masked:CertaintyForcing"),

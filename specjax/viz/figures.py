@@ -221,19 +221,36 @@ def cache_layout(decoder: Any, state: Any, axes: Any = None) -> Any:
 def training(records: Sequence[Mapping[str, Any]]) -> Any:
     """Loss and acceptance over the steps of a training run, each step and a running mean.
 
+    Of held-out text, where it was read, every reading: the loss, and acceptance at each depth; a line marks the lowest loss.
+
     Args:
       records: the lines of its `metrics.jsonl`.
     """
     names = [name for name in ("loss", "acceptance") if name in records[0]]
     figure = Picture(5.5 * len(names), 4)
     steps = [record["step"] for record in records]
+    told = [record for record in records if "held_out_loss" in record]
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         values = [record[name] for record in records]
         axes.plot(steps, values, color="C0", alpha=0.3)
-        axes.plot(steps, running_mean(values, max(1, len(values) // 50)), color="C0")
+        axes.plot(steps, running_mean(values, max(1, len(values) // 50)), color="C0", label="training")
         axes.set_xlabel("step")
         axes.set_ylabel(name)
+        if told:
+            _held_out(axes, told, f"held_out_{name}")
     return figure
+
+
+def _held_out(axes: Any, told: Sequence[Mapping[str, Any]], name: str) -> None:
+    """What was read of held-out text under a name, and under that name with a depth behind it."""
+    steps = [record["step"] for record in told]
+    found = [key for key in told[0] if key == name or key.removeprefix(f"{name}_").isdecimal()]
+    for number, key in enumerate(found, start=1):
+        label = "held out" if len(found) == 1 else f"held out, depth {number}"
+        axes.plot(steps, [record[key] for record in told], color=f"C{number}", marker=".", label=label)
+    best = min(told, key=lambda record: record["held_out_loss"])
+    axes.axvline(best["step"], color="grey", linestyle=":", label="best")
+    axes.legend()
 
 
 def running_mean(values: Sequence[float], width: int) -> list[float]:

@@ -28,7 +28,9 @@ def bound(name, rule, length=3):
     """A drafter of the table under a rule, and everyone's parameters."""
     drafter = adaptive(DRAFTERS[name], rule, length).bind(TARGET)
     model = params(name)
-    own = {"drafter": model["draft"], "rule": rule.init_params(jax.random.key(1), 64)}
+    trained = isinstance(rule, Acceptance)
+    head = rule.bind(drafter.drafter.lm).init_params(jax.random.key(1), model["draft"]) if trained else None
+    own = {"drafter": model["draft"], "rule": head}
     return drafter, {**model, "draft": own}
 
 
@@ -90,8 +92,8 @@ def test_rejection_takes_a_chain_that_stops_early():
 
 def test_acceptance_stops_by_the_product_of_what_was_judged():
     """Lengths follow from the head's own chances, one token late."""
-    rule = Acceptance(0.5, 1)
-    own = rule.init_params(jax.random.key(2), 4)
+    rule = Acceptance(0.5, 1).bind(SimpleNamespace(embed=lambda params, tokens: jnp.zeros((1, 1, 4))))
+    own = rule.init_params(jax.random.key(2), None)
     h = jax.random.normal(jax.random.key(3), (6, 3, 4))
     goes_on = rule.start(own, (), None, 6, lambda carry: carry)
     alive, lengths = np.ones(3, bool), np.ones(3, int)

@@ -14,7 +14,6 @@ from specjax.draft import Eagle, Eagle3
 from specjax.draft.eagle3 import default_taps
 from specjax.draft.head import most_frequent
 from specjax.expand import Chain, TopK
-from specjax.lm import Block
 from specjax.models.llama import LlamaConfig
 from specjax.sampling import Sampler
 
@@ -43,7 +42,7 @@ def test_the_cache_is_a_fresh_pass_over_committed_pairs(name):
 @pytest.mark.parametrize("name", ["eagle1", "eagle3", "mtp"])
 def test_a_draft_at_depth_s_is_pass_s_of_training(name):
     """Laws along a drafted chain, against the unrolled passes over the text made of prompt and draft."""
-    from specjax.train.heads.eagle import unrolled
+    from specjax.train.objective import Batch
 
     drafter = dataclasses.replace(DRAFTERS[name], expander=Chain(3)).bind(TARGET)
     model = params(name)
@@ -61,16 +60,13 @@ def test_a_draft_at_depth_s_is_pass_s_of_training(name):
     tree, laws = jax.jit(lambda *args: (watched.propose(*args).tree, tuple(seen)))(model, state.draft, view, sampler)
     text = row_texts(state)[row] + tuple(np.asarray(tree.tokens)[row, 1:].tolist())
     features = drafter.features(read_text(text, drafter.feature_wants))
-    width = len(text) - 1
-    tokens, positions = jnp.asarray([text[1:]]), jnp.arange(width)[None]
-    zero = jnp.zeros((1,), jnp.int32)
+    batch = Batch(jnp.asarray([text]), jnp.ones((1, len(text)), bool))
     read, reread = jax.jit(drafter.read), jax.jit(drafter.reread)
-    h, past = read(model, features[:, :-1], Block(tokens, positions, zero, unrolled(width, 0)[None]), None)
+    h, past = read(model, features[:, :-1], batch.pairs(), None)
     last = len(row_texts(state)[row]) - 2  # the last committed pair
     np.testing.assert_allclose(laws[0][row, 0], drafter.logits(model, h)[0, last], rtol=1e-3, atol=1e-3)
     for s in (1, 2):
-        block = Block(tokens, positions, zero, unrolled(width, s)[None])
-        h, delta = reread(model, jnp.pad(h[:, :-1], ((0, 0), (1, 0), (0, 0))), block, None, past)
+        h, delta = reread(model, jnp.pad(h[:, :-1], ((0, 0), (1, 0), (0, 0))), batch.pairs(s), None, past)
         past = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), past, delta)
         np.testing.assert_allclose(laws[s][row, 0], drafter.logits(model, h)[0, last + s], rtol=1e-3, atol=1e-3)
 

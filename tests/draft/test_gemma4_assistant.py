@@ -232,7 +232,7 @@ def test_training_has_the_laws_of_decoding(window):
     batch = Batch(jnp.asarray(np.random.default_rng(2).integers(1, 96, (1, 10))), jnp.ones((1, 10), bool))
     output = read(lm, target, batch, Wants(final=True))
     cache = lm.commit(lm.init_cache(1, 12), output.delta, None, jnp.zeros((1,), jnp.int32))
-    laws = TrainGemma4Assistant(drafter, unroll=3).laws(own, batch, output)
+    laws = [drafter.logits(own, h) for h in TrainGemma4Assistant(drafter, unroll=3).outputs(own, batch, output)]
     ask = jax.jit(drafter.ask)
     for first in (0, 3, 6):  # the pair that a draft begins with
         left = output.final[:, first : first + 1]

@@ -160,7 +160,7 @@ def own_params(name, target):
         lm, lower = trimmed_model(DRAFT, lower, np.arange(0, 40, 2))
         return dataclasses.replace(drafter, lm=lm), lower
     if name == "acceptance":
-        return drafter, {"drafter": lower, "rule": moved(drafter.rule.init_params(seeds, 16))}
+        return drafter, {"drafter": lower, "rule": moved(drafter.rule.bind(DRAFT).init_params(seeds, lower))}
     if name == "fuse":
         return drafter, (None, moved(drafter.b.init_params(seeds, target.params)))
     return drafter, moved(drafter.init_params(seeds, target.params)) if isinstance(drafter, Trained) else lower

@@ -2,7 +2,6 @@
 
 import functools
 
-import jax.numpy as jnp
 import numpy as np
 from support import small_training as tiny
 
@@ -70,7 +69,7 @@ def packed() -> Batch:
             tokens[row, begin : begin + size] = rng.integers(1, 32, size)
             mask[row, begin + (0 if (row, number) == (0, 1) else 2) : begin + size] = True
             documents[row, begin : begin + size] = number
-    return Batch(*map(jnp.asarray, (tokens, mask, documents)))
+    return Batch(tokens, mask, documents)
 
 
 def alone() -> Batch:
@@ -81,7 +80,7 @@ def alone() -> Batch:
             begin = sum(SIZES[row][:number])
             tokens[2 * row + number, :size] = packed().tokens[row, begin : begin + size]
             mask[2 * row + number, :size] = packed().mask[row, begin : begin + size]
-    return Batch(jnp.asarray(tokens), jnp.asarray(mask))
+    return Batch(tokens, mask)
 
 
 def frozen(name):

@@ -10,9 +10,14 @@ import numpy as np
 import pytest
 
 from specjax import cli, models
+from specjax.draft import Acceptance, Eagle
+from specjax.spec.companions import Ruled, Stored
 from specjax.spec.registry import build_drafter
 from specjax.train import tasks
-from specjax.train.loop import Run
+from specjax.train.command import as_published
+from specjax.train.heads.eagle import TrainEagle, TrainEagle3
+from specjax.train.loop import Run, Settings
+from specjax.train.options import TrainOptions
 
 CONFIG = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 CONFIG |= {"num_key_value_heads": 1}
@@ -165,7 +170,7 @@ def test_heads_are_written_with_their_fields(train, refused, files, tmp_path, mo
     out = tmp_path / "out"
     words = ["medusa:heads=4,decay=0.5", "--output", out, *SMALL]
     assert "has no field 'frob'; it has heads, layers, decay" in refused("medusa:frob=1", *words[1:])
-    assert "are for distill, not for medusa" in refused(*words, "--draft", files / "draft")
+    assert "are for draft models, not for medusa" in refused(*words, "--draft", files / "draft")
     assert "cannot keep 99 of 32" in refused(*words, "--draft-vocabulary", 99)
     status, err = train(*words, "--draft-vocabulary", 16, "--save-dtype", "float16")
     assert status == 0, err
@@ -174,6 +179,47 @@ def test_heads_are_written_with_their_fields(train, refused, files, tmp_path, mo
     assert config["torch_dtype"] == "float16"
     drafter, params = build_drafter(f"medusa:model={out}", models.load(files / "target"))
     assert drafter.heads == 4 and len(params["ids"]) == 16 and np.all(np.diff(params["ids"]) > 0)
+
+
+def test_held_out_text_in_metrics_and_picture(train, refused, files, tmp_path):
+    out, picture = tmp_path / "out", tmp_path / "loss.png"
+    words = ["medusa:heads=2", "--output", out, *SMALL, "--plot", picture]
+    assert "give it with --held-out" in refused(*words, "--patience", 1)
+    status, err = train(*words, "--held-out", files / "data.jsonl", "--patience", 3, "--accumulate", 2)
+    assert status == 0, err
+    assert "best on the held-out text after step " in err and "acceptance_2 0." in err
+    record = json.loads((out / "training" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"held_out_loss", "held_out_acceptance", "held_out_acceptance_2", "held_out_agreement_1"} <= record.keys()
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_head_of_acceptance_ends_drafts(train, refused, files, tmp_path):
+    out = tmp_path / "out"
+    words = ["acceptance:layers=1,reject=2", "--output", out, *SMALL]
+    assert "acceptance needs --draft" in refused(*words)
+    assert "--loss is not for acceptance" in refused(*words, "--draft", files / "draft", "--loss", "tvd")
+    status, err = train(*words, "--draft", files / "draft")
+    assert status == 0, err
+    target, line = models.load(files / "target"), f"draft:model={files / 'draft'},rule=acceptance"
+    drafter, params = build_drafter(f"{line},head={out},threshold=0.5,length=3", target)
+    assert drafter.rule.layers == 1 and drafter.rule.threshold == 0.5 and drafter.length == 3
+    shapes = jax.eval_shape(drafter.rule.init_params, jax.random.key(0), params["drafter"])
+    assert jax.tree.map(np.shape, params["rule"]) == jax.tree.map(np.shape, shapes)
+    with pytest.raises(ValueError, match="acceptance needs a head: train one"):
+        build_drafter(line, target)
+    with pytest.raises(ValueError, match="was trained for .* is another model"):
+        build_drafter(f"draft:model={save(tmp_path / 'other', 3)},rule=acceptance,head={out}", target)
+    with pytest.raises(ValueError, match="reads the features of a draft model, and Eagle has none"):
+        Ruled(Eagle(), Stored(Acceptance, str(out), {}), 3).load(target)
+
+
+def test_clipping_is_the_authors_where_nothing_else_is_asked_for():
+    asked = lambda **more: TrainOptions(drafter="", data=(), output="", **more)
+    got = lambda kind, **more: as_published(Settings(steps=1), asked(**more), kind.recipe)
+    assert got(TrainEagle) == Settings(steps=1, clip=0.5, by_value=True, weight_decay=0.01)
+    assert got(TrainEagle3) == Settings(steps=1, clip=0.5)
+    own = {"clip": 2.0, "clip_by": "norm", "weight_decay": 0.0}
+    assert got(TrainEagle, **own) == Settings(steps=1, clip=2.0)
 
 
 def test_nan_ends_the_run_with_one_line(train, tmp_path):

@@ -73,6 +73,43 @@ def test_every_answer_of_a_conversation_is_predicted(model, tmp_path):
     assert model.tokenizer.decode(ids[: mask.nonzero()[0][-1] + 1]) == whole
 
 
+class Forgetful:
+    """A tokenizer whose template writes the first letter alone of every answer but the last message."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def apply_chat_template(self, messages, tokenize=True, add_generation_prompt=False, **options):
+        last = len(messages) - 1
+        short = lambda i, m: m["content"][:1] if m["role"] == "assistant" and i < last else m["content"]
+        text = "".join(f"<|{m['role']}|> {short(i, m)}{EOS}" for i, m in enumerate(messages))
+        text += ASSISTANT if add_generation_prompt else ""
+        return self._inner.encode(text, add_special_tokens=False) if tokenize else text
+
+
+def test_a_template_that_rewrites_makes_a_document_a_turn(model, tmp_path):
+    """Every answer is read behind the conversation as it is written when that answer is due."""
+    turns = [
+        ("user", "A"),
+        ("assistant", "Bat"),
+        ("user", "C"),
+        ("assistant", "Dog"),
+        ("user", "E"),
+        ("assistant", "F"),
+    ]
+    file = write(tmp_path / "a.jsonl", {"messages": [{"role": role, "content": text} for role, text in turns]})
+    rows = read_rows([file], dataclasses.replace(model, tokenizer=Forgetful(model.tokenizer)), 48)
+    assert not rows.skipped
+    head = f"{USER} A{EOS}{ASSISTANT}"
+    later = f"{head} B{EOS}{USER} C{EOS}{ASSISTANT}"
+    assert sorted(texts(rows, model)) == sorted(
+        [(head, f" Bat{EOS}"), (later, f" Dog{EOS}"), (f"{later} D{EOS}{USER} E{EOS}{ASSISTANT}", f" F{EOS}")]
+    )
+
+
 def test_texts_share_rows(model, tmp_path):
     write(tmp_path / "a.txt", "import os")
     write(tmp_path / "b.py", "x = 1")

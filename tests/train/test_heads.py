@@ -1,5 +1,6 @@
 """Training of feature heads: what every guess is compared with, and that each head learns."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,17 +9,19 @@ import numpy as np
 import optax
 import pytest
 from support import small_training as tiny
+from support.objectives import SIZES, packed
 
 from specjax.draft import MTP, Clover2, DFlash, DSpark, Eagle, Eagle3, Gemma4Assistant, Hydra, Medusa, PEagle
 from specjax.expand import Chain
+from specjax.train.heads import teacher as of_teacher
 from specjax.train.heads.clover2 import TrainClover2
 from specjax.train.heads.dflash import TrainDFlash, TrainDSpark
-from specjax.train.heads.eagle import TrainEagle, TrainEagle3, TrainMTP, TrainPEagle, unrolled
+from specjax.train.heads.eagle import TrainEagle, TrainEagle3, TrainMTP, TrainPEagle
 from specjax.train.heads.gemma4_assistant import TrainGemma4Assistant
 from specjax.train.heads.hydra import TrainHydra
 from specjax.train.heads.medusa import TrainMedusa
 from specjax.train.heads.teacher import Guess, score, teach
-from specjax.train.losses import ForwardKL
+from specjax.train.losses import LK, ForwardKL
 from specjax.train.means import MEAN
 from specjax.train.objective import Batch
 
@@ -89,10 +92,10 @@ def test_a_guess_is_compared_with_the_law_of_its_token():
     """The target's own laws, moved to where a guess of `steps` puts them, are a perfect guess; moved wrongly they are not."""
     drafter = Medusa(Chain(2), heads=2).bind(tiny.TARGET)
     teacher = teach(drafter, tiny.target_params(), batch(), (), drafter.feature_wants)
-    logits = teacher.output.logits
+    logits = teacher.law(teacher.output.final).logits
     for steps in (1, 2):
-        right = Guess(logits[:, steps : steps + 11], steps, 1.0)
-        wrong = Guess(logits[:, steps - 1 : steps + 10], steps, 1.0)
+        right = Guess(logits[:, steps : steps + 11], lambda x: x, steps, 1.0)
+        wrong = Guess(logits[:, steps - 1 : steps + 10], lambda x: x, steps, 1.0)
         loss, metrics = score(teacher, [right], ForwardKL(), MEAN)
         assert float(loss) == pytest.approx(0, abs=1e-5)
         assert float(metrics["acceptance"]) == pytest.approx(1, abs=1e-5) and float(metrics["agreement_1"]) == 1
@@ -114,19 +117,69 @@ def test_masked_tokens_teach_nothing():
 
 def test_positions_whose_token_the_draft_cannot_say_are_left_out():
     drafter = Medusa(Chain(2), heads=2).bind(tiny.TARGET)
-    teacher = teach(drafter, tiny.target_params(), batch(), IDS, drafter.feature_wants)
-    whole = teach(drafter, tiny.target_params(), batch(), (), drafter.feature_wants)
-    best = np.asarray(jnp.argmax(whole.output.logits, axis=-1))
-    np.testing.assert_array_equal(teacher.known, np.isin(best, IDS))
-    assert teacher.output.logits.shape[-1] == len(IDS) and not np.asarray(teacher.known).all()
+    law, whole = (
+        teacher.law(teacher.output.final)
+        for teacher in (teach(drafter, tiny.target_params(), batch(), ids, drafter.feature_wants) for ids in (IDS, ()))
+    )
+    best = np.asarray(jnp.argmax(whole.logits, axis=-1))
+    np.testing.assert_array_equal(law.known, np.isin(best, IDS))
+    assert law.logits.shape[-1] == len(IDS) and not np.asarray(law.known).all()
+
+
+@pytest.mark.parametrize("name", ["eagle3", pytest.param("clover2", marks=pytest.mark.slow)])
+def test_laws_of_some_slots_at_a_time_change_nothing(name, monkeypatch):
+    """Loss, gradient and metrics, with a loss that is no mean of positions and slots that fill no last chunk."""
+    objective = dataclasses.replace(OBJECTIVES[name](IDS[:11]), divergence=LK("lambda"))
+    target = tiny.target_params()
+    params = objective.init(jax.random.key(0), target)
+    told = []
+    for chunk in (2048, 12):  # all 14 slots, and four of each of three rows
+        monkeypatch.setattr(of_teacher, "CHUNK", chunk)
+        run = lambda p: objective.loss(p, target, batch(), jax.random.key(1))
+        told.append(jax.jit(jax.value_and_grad(run, has_aux=True))(params))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), *told)
+    shown = lambda size: str(jax.make_jaxpr(jax.grad(lambda p: run(p)[0]))(params)).count(f"f32[3,{size},11]")
+    assert shown(4) > 0 == shown(14)  # logits over the draft's vocabulary
 
 
 def test_what_an_unrolled_pass_sees():
-    seen = np.asarray(unrolled(5, 2)).reshape(5, 3, 5)
+    seen = Batch(np.zeros((1, 6), np.int32), np.ones((1, 6), bool)).pairs(2).visible
     for t in range(5):
-        assert np.flatnonzero(seen[t, 0]).tolist() == list(range(max(t - 1, 0)))  # pairs up to t - 2
-        assert np.flatnonzero(seen[t, 1]).tolist() == ([t - 1] if t else [])
-        assert np.flatnonzero(seen[t, 2]).tolist() == [t]
+        assert np.flatnonzero(seen.first[0, t]).tolist() == list(range(max(t - 1, 0)))  # pairs up to t - 2
+        assert seen.later[0, t].tolist() == [t >= 1, True]  # its slots t - 1 of pass 1 and t of pass 2
+    apart = packed().pairs(2).visible  # documents of 6 and 5 tokens: pair 5 is of neither, and pair 6 begins the second
+    assert np.flatnonzero(apart.first[0, 8]).tolist() == [6] and not apart.first[0, 7].any()
+    assert apart.later[0, 6].tolist() == [False, True] and apart.later[0, 7].tolist() == [True, True]
+
+
+class Shown(Exception):
+    """Carries the features that a head would read."""
+
+
+class Showing(Eagle):
+    """EAGLE-1's drafter up to its first reading."""
+
+    def read(self, params, features, *rest):
+        raise Shown(features)
+
+
+def test_noise_goes_as_one_over_the_length_of_a_text(monkeypatch):
+    """Of every document of a row, not of the row."""
+    monkeypatch.setattr(jax, "checkpoint", lambda run: run)  # what it reads must not come out of there
+    target, drafter = tiny.target_params(), Showing().bind(tiny.TARGET)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def features(noise):
+        try:
+            TrainEagle(drafter, noise=noise).loss({}, target, packed(), jax.random.key(1))
+        except Shown as shown:
+            return shown.args[0]
+
+    most = np.abs(np.asarray(features(0.1)) - np.asarray(features(0.0))).max(axis=-1)
+    for row, sizes in enumerate(SIZES):
+        for number, size in enumerate(sizes):
+            own = most[row][np.asarray(packed().documents)[row, : most.shape[1]] == number]
+            assert 0.9 * 51.2 / size < own.max() < 1.001 * 51.2 / size
 
 
 def test_peagle_reads_features_with_noise():

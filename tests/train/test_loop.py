@@ -1,6 +1,7 @@
 """The loop: exact resume, exact means over parts of a batch, and what must stop it."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -9,9 +10,13 @@ import numpy as np
 import optax
 import pytest
 from support import small_training as tiny
+from support.objectives import FIXED
 
+from specjax.plan.held import chip_bytes
 from specjax.sharding import make_mesh
+from specjax.sharding.rules import placed
 from specjax.train.data import batches
+from specjax.train.held_out import HeldOut
 from specjax.train.loop import NotFinite, Run, Settings, TrainState, fit, update
 from specjax.train.means import MEAN
 from specjax.train.objective import Batch, Objective, each_row
@@ -38,7 +43,7 @@ class Bigram(Objective):
         return jnp.where(value < self.breaks, jnp.nan, value), {"acceptance": mean(jnp.exp(-each), batch.mask[:, 1:])}
 
 
-def train(folder, objective, *, settings=SETTINGS, resume=False, stop=None, rows=None, **options):
+def train(folder, objective, *, frozen=0.0, settings=SETTINGS, resume=False, stop=None, rows=None, size=6, **options):
     """Runs to the end, or dies in a step. Returns the parameters and every step's metrics."""
     rows = rows or tiny.rows()
     seen = []
@@ -48,12 +53,11 @@ def train(folder, objective, *, settings=SETTINGS, resume=False, stop=None, rows
         if record["step"] == stop:
             raise KeyboardInterrupt
 
-    params = objective.init(jax.random.key(settings.seed), 0.0)
+    params = objective.init(jax.random.key(settings.seed), frozen)
     with Run(folder, dataclasses.asdict(settings) | {"data": rows.digest}, resume=resume) as run:
-        stream = batches(rows, 6, settings.seed)
-        params = fit(
-            objective, params, jnp.float32(0), stream, settings, run, checkpoint_every=2, on_step=on_step, **options
-        )
+        stream = batches(rows, size, settings.seed)
+        frozen = jax.tree.map(jnp.float32, frozen)
+        params = fit(objective, params, frozen, stream, settings, run, checkpoint_every=2, on_step=on_step, **options)
     return params, seen
 
 
@@ -77,6 +81,43 @@ def test_a_killed_run_goes_on_bit_by_bit(tmp_path, accumulate):
     assert np.array_equal(resumed["table"], whole["table"])
     again, none = train(tmp_path / "killed", objective, settings=settings, resume=True)  # a finished run
     assert not none and np.array_equal(again["table"], whole["table"])
+
+
+HELD = HeldOut(tiny.rows(7, seed=1), batch_size=3)
+
+
+def test_held_out_text_is_one_batch(tmp_path):
+    """Its figures are those of all its rows together, the last batch filled up, and stand in the metrics of a checkpoint."""
+    params, seen = train(tmp_path, Bigram(), held_out=HELD)
+    assert [record["step"] for record in seen if "held_out_loss" in record] == [2, 4, 6, 8, 9]
+    best = min((record for record in seen if "held_out_loss" in record), key=lambda record: record["held_out_loss"])
+    whole = Batch(jnp.asarray(HELD.rows.tokens), jnp.asarray(HELD.rows.mask))
+    loss, metrics = Bigram().loss(params, jnp.float32(0), whole, jax.random.key(0))  # the best one's parameters
+    assert best["held_out_loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert best["held_out_acceptance"] == pytest.approx(float(metrics["acceptance"]), rel=1e-5)
+
+
+RISING = dataclasses.replace(SETTINGS, steps=12, learning_rate=3.0, warmup=0)
+"""Much too fast: what is held out gets worse."""
+
+
+def test_the_best_checkpoint_is_kept_and_no_more_patience_ends_it(tmp_path):
+    held_out = dataclasses.replace(HELD, patience=2)
+    params, seen = train(tmp_path / "whole", Bigram(), settings=RISING, held_out=held_out)
+    told = {record["step"]: record["held_out_loss"] for record in seen if "held_out_loss" in record}
+    best = min(told, key=told.get)
+    assert seen[-1]["step"] == best + 4 < 12  # two checkpoints without a lower one
+    steps = sorted(int(path.name) for path in (tmp_path / "whole" / "checkpoints").iterdir())
+    assert steps == [best, best + 2, best + 4]
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "killed", Bigram(), settings=RISING, held_out=held_out, stop=best + 3)
+    again, rest = train(tmp_path / "killed", Bigram(), settings=RISING, held_out=held_out, resume=True)
+    assert log(tmp_path / "killed") == log(tmp_path / "whole") and rest[-1] == seen[-1]
+    assert np.array_equal(again["table"], params["table"])
+    ended, none = train(tmp_path / "killed", Bigram(), settings=RISING, held_out=held_out, resume=True)
+    assert not none and np.array_equal(ended["table"], params["table"])
+    with pytest.raises(ValueError, match="patience must be at least 1"):
+        HeldOut(HELD.rows, patience=0)
 
 
 def test_what_cannot_be_resumed(tmp_path):
@@ -149,18 +190,50 @@ def test_the_update_is_adamw_behind_a_clipped_gradient():
     assert metrics["lr"] == np.float32(0.05) and state.step == 1
 
 
+def test_entries_are_clipped_each_on_its_own():
+    state, metrics = one_update(Settings(steps=10, clip=0.001, by_value=True))
+    moments = state.optimizer[1][0].mu["table"]  # a tenth of the gradient
+    assert float(jnp.abs(moments).max()) == pytest.approx(1e-4, rel=1e-5)
+    assert 0.1 * float(metrics["grad_norm"]) > 2 * float(jnp.sqrt(jnp.square(moments).sum())) > 1e-4
+
+
 def test_the_rate_warms_up_and_falls_to_almost_nothing():
     rates = [float(SETTINGS.schedule(step)) for step in range(9)]
     np.testing.assert_allclose(rates[:3], [0.1 / 3, 0.2 / 3, 0.1], rtol=1e-6)
     assert all(a > b > 0 for a, b in zip(rates[2:], rates[3:], strict=False))
 
 
+HEAD = dataclasses.replace(FIXED["eagle3"], unroll=2, ids=tuple(range(0, 32, 2)))
+
+
 def test_a_mesh_changes_nothing_but_rounding(tmp_path):
-    mesh = make_mesh("data=2,model=4")
-    plain, losses = train(tmp_path / "plain", Bigram(noise=0.3))
-    spread, others = train(tmp_path / "mesh", Bigram(noise=0.3), mesh=mesh)
-    np.testing.assert_allclose([r["loss"] for r in losses], [r["loss"] for r in others], rtol=1e-5)
-    np.testing.assert_allclose(plain["table"], spread["table"], atol=1e-4)
+    """Nor does going on on another one."""
+    target = tiny.target_params()
+    settings = Settings(steps=4, learning_rate=1e-3, accumulate=2)
+    run = functools.partial(train, objective=HEAD, frozen=target, settings=settings, size=8, held_out=HELD)
+    plain, losses = run(tmp_path / "plain")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "mesh", mesh=make_mesh("data=4,model=2"), stop=3)
+    moved, rest = run(tmp_path / "mesh", mesh=make_mesh("data=2,model=4"), resume=True)
+    for name in ("loss", "grad_norm", "acceptance", "held_out_loss"):
+        told = [[record[name] for record in file if name in record] for file in (losses, log(tmp_path / "mesh"))]
+        np.testing.assert_allclose(*told, rtol=1e-5)
+    assert [record["step"] for record in rest] == [3, 4]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), plain, moved)
+
+
+def test_every_device_holds_its_own_part():
+    """Of parameters and moments; and an update leaves them there."""
+    mesh = make_mesh("data=4,model=2")
+    target = tiny.target_params()
+    settings = Settings(steps=4)
+    state = jax.eval_shape(lambda: TrainState.begun(settings, HEAD.init(jax.random.key(0), target)))
+    places = state.places(HEAD, settings, mesh)
+    source = tiny.rows(8)
+    batch = Batch.placed({"tokens": source.tokens, "mask": source.mask}, mesh)
+    program = update.lower(HEAD, settings, placed(state, places), target, batch, mesh=mesh).compile()
+    assert jax.tree.all(jax.tree.map(lambda a, b: a.is_equivalent_to(b, 2), program.output_shardings[0], places))
+    assert chip_bytes(placed(state, places)) < chip_bytes(state) / 6  # one matrix is split over rows alone
 
 
 def test_the_callers_parameters_stay(tmp_path):

@@ -19,20 +19,26 @@ def test_a_document_among_others_counts_as_one_alone(name):
     assert {key: float(x) for key, x in metrics.items()} == pytest.approx(
         {k: float(x) for k, x in of_rows.items()}, rel=1e-5
     )
+    second = dataclasses.replace(packed(), mask=packed().mask & (packed().documents == 1))
+    assert float(loss(poisoned(second))[0]) == float(loss(second)[0]) > 0  # to the last bit
     assert float(loss(dataclasses.replace(packed(), documents=None))[0]) != pytest.approx(float(expected), rel=1e-3)
+
+
+def poisoned(batch):
+    """Its first and third documents say something else."""
+    return dataclasses.replace(batch, tokens=jnp.where(batch.documents == 1, batch.tokens, 31))
 
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_document_knows_nothing_of_its_neighbour(name):
-    """Its first neighbour says something else; only the second document of each row is learned."""
+    """Only the second document of each row is learned."""
     objective = DRAWN[name]
     params = objective.init(jax.random.key(0), frozen(name))
     loss = jax.jit(lambda batch: objective.loss(params, frozen(name), batch, jax.random.key(1))[0])
     second = dataclasses.replace(packed(), mask=packed().mask & (packed().documents == 1))
-    poisoned = dataclasses.replace(second, tokens=jnp.where(second.documents == 1, second.tokens, 31))
-    assert float(loss(poisoned)) == pytest.approx(float(loss(second)), rel=1e-5) and float(loss(second)) > 0
+    assert float(loss(poisoned(second))) == float(loss(second)) > 0
     one = lambda batch: float(loss(dataclasses.replace(batch, documents=None)))
-    assert one(poisoned) != pytest.approx(one(second), rel=1e-3)
+    assert one(poisoned(second)) != pytest.approx(one(second), rel=1e-3)
 
 
 def test_what_slots_have_in_common():

@@ -1,6 +1,7 @@
 """A batch that comes in parts is trained on as in one piece; and what the draft cannot say counts against it."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,70 +10,79 @@ import pytest
 from support import small_training as tiny
 from support.objectives import DRAWN, FIXED, alone, frozen, packed
 
-from specjax.draft import DSpark, Eagle3, Medusa
+from specjax.diffusion import Learn2PD
+from specjax.draft import Medusa
 from specjax.expand import Chain
 from specjax.train.distill import Distill
-from specjax.train.heads.dflash import TrainDSpark
-from specjax.train.heads.eagle import TrainEagle3
-from specjax.train.heads.medusa import TrainMedusa
-from specjax.train.heads.teacher import teach
-from specjax.train.loop import Settings, TrainState, update
-from specjax.train.losses import LK, TVD, TVDPP, CrossEntropy, acceptance
+from specjax.train.filter import TrainFilter
+from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
+from specjax.train.loop import gradients
+from specjax.train.losses import LK, TVD, TVDPP, CrossEntropy, ForwardKL, acceptance
 from specjax.train.masked import CertaintyForcing, MaskedDiffusion
-from specjax.train.means import Counted, Parts
+from specjax.train.means import MEAN, Counted, Parts, counts
 
 IDS = tuple(range(1, 32, 2))
 """Half of the vocabulary."""
-TRIMMED = {
-    "eagle3": TrainEagle3(Eagle3().bind(tiny.TARGET), IDS, unroll=3),
-    "dspark": TrainDSpark(DSpark(block=3, rank=4).bind(tiny.TARGET), IDS, anchors=6),
-}
+OF_BATCHES = {"lk": LK(), "lk_lambda": LK("lambda"), "tvdpp": TVDPP()}
+"""Losses that are no mean of positions."""
+LEARN2PD = TrainFilter(tiny.DRAFT, 31, False, Learn2PD(block_length=4), passes=2)
 OTHERS = {
-    "distill_lk": Distill(tiny.TARGET, tiny.DRAFT, LK()),
-    "distill_lk_lambda": Distill(tiny.TARGET, tiny.DRAFT, LK("lambda")),
-    "distill_tvdpp": Distill(tiny.TARGET, tiny.DRAFT, TVDPP()),
+    **{f"distill_{name}": Distill(tiny.TARGET, tiny.DRAFT, loss) for name, loss in OF_BATCHES.items()},
     "distill_labels": Distill(tiny.TARGET, tiny.DRAFT, CrossEntropy()),
+    "distill_chosen": Distill(tiny.TARGET, tiny.DRAFT, keep=0.4),
+    "distill_on_policy": Distill(tiny.TARGET, tiny.DRAFT, on_policy=0.5, prompt=3),
     "masked": MaskedDiffusion(tiny.DRAFT, 31, False),
     "dparallel": CertaintyForcing(tiny.DRAFT, 31, False, block_length=4),
-    **{f"{name}_trimmed": objective for name, objective in TRIMMED.items()},
+    "learn2pd": LEARN2PD,
+    **{
+        f"{name}_trimmed": dataclasses.replace(objective, ids=IDS)
+        for name, objective in (FIXED | DRAWN).items()
+        if isinstance(objective, HeadObjective)
+    },
+    **{
+        f"medusa_trimmed_{name}": dataclasses.replace(FIXED["medusa"], ids=IDS, divergence=loss)
+        for name, loss in OF_BATCHES.items()
+    },
 }
-QUICK = "distill_lk", "eagle3_trimmed"
-HEADS = "medusa", "eagle1", "kangaroo", "distill", "ppd", "acceptance"
-"""One of each way that a loss is put together."""
+WHOLE = "kangaroo", "distill", "ppd", "acceptance"
+"""Objectives over the whole vocabulary. Those of the other heads take their means as over fewer tokens."""
+QUICK = "medusa_trimmed", "distill_chosen"
 
 
 def of_name(name):
-    return (FIXED | DRAWN | OTHERS)[name]
+    objective = (FIXED | DRAWN | OTHERS)[name]
+    return dataclasses.replace(objective, noise=0.1) if name.startswith("eagle1") else objective
 
 
-def target_of(name):
-    return frozen("distill" if name.startswith(("distill", "masked", "dparallel")) else name.removesuffix("_trimmed"))
-
-
-def updated(objective, params, target, accumulate):
-    settings = Settings(steps=10, clip=1e9, accumulate=accumulate)
-    state = TrainState(jnp.int32(0), jax.tree.map(jnp.copy, params), settings.optimizer.init(params))
-    return update(objective, settings, state, target, alone())[1]
+def started(name):
+    """An objective, parameters, and what is frozen."""
+    objective = of_name(name)
+    target = frozen("acceptance" if name in ("acceptance", "distill_chosen") else "distill")
+    if name in ("masked", "dparallel", "learn2pd"):
+        target = tiny.draft_params()
+    return objective, objective.init(jax.random.key(3), target), target
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in (*HEADS, *OTHERS)]
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in (*WHOLE, *OTHERS)]
 )
-def test_two_parts_are_the_whole(name):
-    """The rows have 4, 5, 6 and 4 tokens to predict: a mean of means would be another number."""
-    objective = of_name(name)
-    if name == "eagle1":
-        objective = dataclasses.replace(objective, noise=0.1)
-    target = target_of(name)
-    params = (
-        tiny.DRAFT.init(jax.random.key(2))
-        if name in ("masked", "dparallel")
-        else objective.init(jax.random.key(2), target)
-    )
-    whole, parts = (updated(objective, params, target, accumulate) for accumulate in (1, 2))
-    assert whole.keys() == parts.keys() and float(whole["grad_norm"]) > 0
-    for key, value in whole.items():
-        np.testing.assert_allclose(value, parts[key], rtol=2e-5, atol=1e-6, err_msg=key)
+def test_parts_are_the_whole(name):
+    """The four rows have 4, 5, 6 and 4 tokens to predict: a mean of means would be another number."""
+    objective, params, target = started(name)
+    batch = alone()
+
+    @jax.jit
+    def both(params):
+        run = lambda parts: gradients(objective, params, target, batch, jax.random.key(0), parts)
+        return run(1), run(4)
+
+    (grads, metrics, count), (other, others, counts) = both(params)
+    assert count == counts and metrics.keys() == others.keys()
+    for key, value in metrics.items():
+        np.testing.assert_allclose(others[key], value, rtol=1e-5, atol=1e-6, err_msg=key)
+    most = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
+    assert most > 0
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * most), grads, other)
 
 
 def test_a_mean_knows_the_whole_batch():
@@ -84,10 +94,10 @@ def test_a_mean_knows_the_whole_batch():
         mean(values[rows], weights[rows])
         mean.whole(values[rows], weights[rows])
         kept.append(mean.kept)
-    counts = jax.tree.map(jnp.add, *kept)
+    found = jax.tree.map(jnp.add, *kept)
     shares, wholes = [], []
     for rows in (slice(0, 1), slice(1, 4)):
-        mean = Parts(counts)
+        mean = Parts(found)
         shares.append(float(mean(values[rows], weights[rows])))
         wholes.append(float(mean.whole(values[rows], weights[rows])))
     want = values[weights].mean()
@@ -96,33 +106,66 @@ def test_a_mean_knows_the_whole_batch():
         mean(values, weights)
 
 
-def test_what_the_draft_cannot_say_counts_against_it():
-    """By enumeration: acceptance and total variation against the target's law over all 32 tokens."""
+def test_a_choice_is_among_the_values_of_all_parts():
+    values = np.arange(6.0).reshape(2, 3)
+
+    def shares(mean, part):
+        return mean(part, part >= jnp.sort(mean.every(part))[-2])  # of the two largest, which are both in one part
+
+    def count(choices):
+        kept = []
+        for number in range(2):
+            mean = Counted(number, 2, choices)
+            shares(mean, values[number])
+            kept.append(mean.kept)
+        return jax.tree.map(jnp.add, *kept)
+
+    assert [float(shares(Parts(counts(count)), part)) for part in values] == [0.0, 4.5]
+
+
+@functools.cache
+def trimmed():
+    """The target, its law over the draft's tokens and over all, a random draft over those, and that draft over all."""
     drafter = Medusa(Chain(2), heads=2).bind(tiny.TARGET)
-    teacher = teach(drafter, tiny.target_params(), packed(), IDS, drafter.feature_wants)
-    every = teach(drafter, tiny.target_params(), packed(), (), drafter.feature_wants)
-    p = np.asarray(jax.nn.softmax(every.output.logits), np.float64)
-    draft = jax.random.normal(jax.random.key(0), teacher.output.logits.shape)
-    q = np.zeros_like(p)
-    q[..., IDS] = jax.nn.softmax(draft)
-    np.testing.assert_allclose(
-        acceptance(teacher.output.logits, draft, teacher.outside), np.minimum(p, q).sum(-1), atol=1e-6
-    )
-    np.testing.assert_allclose(
-        TVD().positions(teacher.output.logits, draft, teacher.outside), 0.5 * np.abs(p - q).sum(-1), atol=1e-6
-    )
-    assert (np.asarray(acceptance(teacher.output.logits, draft)) > np.minimum(p, q).sum(-1) + 0.01).mean() > 0.5
+    teacher, other = (teach(drafter, tiny.target_params(), packed(), ids, drafter.feature_wants) for ids in (IDS, ()))
+    law, every = (one.law(one.output.final) for one in (teacher, other))
+    draft = jax.random.normal(jax.random.key(0), law.logits.shape)
+    scattered = jnp.full(every.logits.shape, -jnp.inf).at[..., np.asarray(IDS)].set(draft)
+    return teacher, law, every.logits, draft, scattered
 
 
-def test_positions_of_tokens_that_the_draft_lacks_are_misses():
-    """Of a draft that copies the target's law: what it accepts is the mass of its own tokens, over every position."""
-    drafter = Medusa(Chain(1), heads=1).bind(tiny.TARGET)
-    objective = TrainMedusa(drafter, IDS)
-    target = tiny.target_params()
-    params = objective.init(jax.random.key(0), target)
-    metrics = objective.loss(params, target, packed(), jax.random.key(0))[1]
-    logits = np.asarray(teach(drafter, target, packed(), (), drafter.feature_wants).output.logits)
-    own = np.isin(logits.argmax(-1), IDS)
-    due = np.asarray(packed().due(2))
-    assert not own[:, 1:-1][due[:, : own.shape[1] - 2]].all()
-    assert float(metrics["agreement_1"]) <= own[:, 1:-1][due[:, : own.shape[1] - 2]].mean() + 1e-6
+def test_acceptance_is_against_the_targets_law_over_all_tokens():
+    """By enumeration, and so is total variation."""
+    _, law, every, draft, scattered = trimmed()
+    p, q = (np.asarray(jax.nn.softmax(logits), np.float64) for logits in (every, scattered))
+    kept, distance = np.minimum(p, q).sum(-1), 0.5 * np.abs(p - q).sum(-1)
+    np.testing.assert_allclose(acceptance(law.logits, draft, law.outside), kept, atol=1e-6)
+    np.testing.assert_allclose(TVD().positions(law.logits, draft, law.outside), distance, atol=1e-6)
+    assert (np.asarray(acceptance(law.logits, draft)) > kept + 0.01).mean() > 0.5
+    due = np.asarray(packed().due(1))
+    seen = dict(mean=MEAN, known=law.known[:, :-1], outside=law.outside[:, :-1])
+    taken = lambda loss: float(loss(law.logits[:, :-1], draft[:, :-1], due, **seen))
+    accepted = kept[:, :-1][due].mean()
+    assert taken(TVD()) == pytest.approx(1 - accepted, rel=1e-5)
+    assert taken(LK()) == pytest.approx(-np.log(accepted), rel=1e-5)
+    known = due & np.asarray(law.known)[:, :-1]
+    own = p[..., IDS] / p[..., IDS].sum(-1, keepdims=True)
+    kl = (own * np.log(own / q[..., IDS])).sum(-1)[:, :-1][known].mean()
+    share = np.exp(-3 * accepted)
+    assert taken(LK("lambda")) == pytest.approx(share * kl + (1 - share) * (1 - accepted), rel=1e-5)
+    rewards = (q < p)[..., IDS][:, :-1][due]
+    assert taken(TVDPP()) == pytest.approx((1 - accepted) / rewards.std(), rel=1e-4)
+
+
+def test_a_heads_acceptance_is_over_every_position():
+    """Of guesses at two depths: those that the target would not take of any draft of these tokens count as well."""
+    teacher, law, every, draft, scattered = trimmed()
+    guesses = [Guess(draft[:, : 13 - steps], lambda x: x, steps, 1.0) for steps in (1, 2)]
+    metrics = score(teacher, guesses, ForwardKL(), MEAN)[1]
+    for steps, name in ((1, "acceptance"), (2, "acceptance_2")):
+        due = np.asarray(packed().due(steps + 1))
+        p = np.asarray(jax.nn.softmax(every), np.float64)[:, steps : steps + due.shape[1]]
+        q = np.asarray(jax.nn.softmax(scattered), np.float64)[:, : due.shape[1]]
+        assert float(metrics[name]) == pytest.approx(np.minimum(p, q).sum(-1)[due].mean(), rel=1e-5)
+        right = (p.argmax(-1) == q.argmax(-1))[due]
+        assert float(metrics[f"agreement_{steps}"]) == pytest.approx(right.mean(), abs=1e-6)

@@ -229,6 +229,16 @@ def test_a_training_run():
     axes = viz.training(records).axes
     assert [one.get_ylabel() for one in axes] == ["loss", "acceptance"] and len(axes[0].lines) == 2
     assert len(viz.training([{"step": 0, "loss": 1.0}]).axes) == 1
+    told = {
+        "held_out_loss": 2.0,
+        "held_out_acceptance": 0.1,
+        "held_out_agreement_1": 0.3,
+        "held_out_acceptance_2": 0.05,
+    }
+    left, right = viz.training([*records, {"step": 3, "loss": 1.0, "acceptance": 0.3, **told}]).axes
+    labels = lambda axes: [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels(left) == ["training", "held out", "best"]
+    assert labels(right) == ["training", "held out, depth 1", "held out, depth 2", "best"]
 
 
 def test_without_matplotlib_one_line_says_so(monkeypatch, tmp_path):

@@ -18,7 +18,8 @@ class TrainAcceptance(Objective):
     At every token of a text the draft draws another one after the same prefix. Its label is `min(1, p/q)`, the chance that
     speculative sampling keeps it, and the head reads the draft's feature after it. (The paper draws whole responses, so that
     later tokens follow drawn ones; here every drawn token follows the text, and none follows a rejected one.) Two-class
-    cross-entropy, rejection weighted `reject`, over the weighted mass of labels.
+    cross-entropy, rejection weighted `reject`, over the weighted mass of labels. `acceptance` is the mean label, which does not
+    depend on the head, and `error` how far the head's chances lie from the labels.
 
     Attributes:
       target: the target.
@@ -27,14 +28,23 @@ class TrainAcceptance(Objective):
       reject: weight of a rejection; acceptance weighs 1.
     """
 
+    saved = ("layers",)
+
     target: LM
     lm: LM
     rule: Acceptance = Acceptance()
     reject: float = 6.0
 
+    def __post_init__(self):
+        if not self.reject > 0:
+            raise ValueError(f"acceptance: reject must be positive, got {self.reject}")
+
+    @property
+    def method(self):
+        return self.rule
+
     def init(self, key, target_params):
-        width = jax.eval_shape(lambda p: self.lm.embed(p, jnp.zeros((1, 1), jnp.int32)), target_params[1])
-        return self.rule.init_params(key, width.shape[-1])
+        return self.rule.bind(self.lm).init_params(key, target_params[1])
 
     def loss(self, params, target_params, batch: Batch, key, mean=MEAN):
         label, features, mask = jax.lax.stop_gradient(self._drawn(target_params, batch, key))

@@ -37,5 +37,5 @@ class TrainClover2(HeadObjective):
             width = length - i - 2
             drafted = teacher.ahead(embeds, i + 1, width) if i else None
             h = h[:, :width] if drafted is None else drafter.head.advance(params, h[:, :width], drafted)
-            guesses.append(Guess(drafter.law(own, h, drafted), i + 1, self.decay**i))
+            guesses.append(Guess((h, drafted), lambda inputs: drafter.law(own, *inputs), i + 1, self.decay**i))
         return score(teacher, guesses, self.divergence, mean)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from specjax.draft.heads.dspark import sureness
 from specjax.lm import Block
-from specjax.train.heads.teacher import HeadObjective, teach
-from specjax.train.losses import TVD, Divergence, acceptance, agreement
+from specjax.train.heads.teacher import HeadObjective, of_depth, teach
+from specjax.train.losses import TVD, Loss, acceptance, agreement
 from specjax.train.means import MEAN, Mean
 from specjax.train.objective import Batch
 
@@ -42,9 +42,10 @@ class TrainDFlash(HeadObjective):
         blocks = self._blocks(teacher, at)
         loss, logits = self.compared(own, h, blocks, mean)
         kept, due = acceptance(blocks.laws, logits, blocks.outside), blocks.due
-        metrics = {"acceptance": mean(kept[:, :, 0], due[:, :, 0]), "weight": (due & blocks.known).sum()}
+        metrics = {"weight": due.sum()}
         agree = agreement(blocks.laws, logits) * blocks.known
         for j in range(drafter.drafts):
+            metrics[of_depth("acceptance", j)] = mean(kept[:, :, j], due[:, :, j])
             metrics[f"agreement_{j + 1}"] = mean(agree[:, :, j], due[:, :, j])
         return loss, metrics
 
@@ -62,8 +63,8 @@ class TrainDFlash(HeadObjective):
 
     def apart(self, logits, blocks, mean):
         """The divergence of the draft's laws from the target's."""
-        each = self.divergence.positions(blocks.laws, logits, blocks.outside)
-        return mean(each, blocks.weight * (blocks.due if self.divergence.counts_outside else blocks.due & blocks.known))
+        due = blocks.weight * blocks.due
+        return self.divergence(blocks.laws, logits, due, mean=mean, known=blocks.known, outside=blocks.outside)
 
     def _blocks(self, teacher, at):
         """What blocks at `at` `[B, A]` should say."""
@@ -73,13 +74,13 @@ class TrainDFlash(HeadObjective):
         last = jnp.minimum(where, length - 1).reshape(rows, -1)
         take = lambda x: jnp.take_along_axis(x, last, axis=1).reshape(where.shape)
         before = last.reshape(where.shape)[:, :, :-1].reshape(rows, -1, 1)
-        logits = teacher.output.logits
-        laws = jnp.take_along_axis(logits, before, axis=1).reshape(rows, -1, drafts, logits.shape[-1])
+        law = teacher.law(jnp.take_along_axis(teacher.output.final, before, axis=1))
+        of_block = lambda x: x.reshape(rows, -1, drafts, *x.shape[2:])
         due = take(teacher.batch.mask)[:, :, 1:] & (where[:, :, 1:] < length)
         due &= jnp.take_along_axis(teacher.batch.seen(at), last.reshape(where.shape)[:, :, 1:], axis=2)
-        outside = None if teacher.outside is None else take(teacher.outside)[:, :, :-1]
         weight = jnp.exp(-jnp.arange(drafts) / self.gamma)[None, None]
-        return Blocks(take(teacher.batch.tokens), laws, due, take(teacher.known)[:, :, :-1], outside, weight)
+        laws, known, outside = jax.tree.map(of_block, (law.logits, law.known, law.outside))
+        return Blocks(take(teacher.batch.tokens), laws, due, known, outside, weight)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Blocks:
       tokens: `[B, A, 1 + drafts]`, the text's.
       laws: `[B, A, drafts, U]`, the target's logits of all but the first.
       due: `[B, A, drafts]` bool, which of them are to be predicted.
-      known: `[B, A, drafts]` bool, and `outside` `[B, A, drafts]`: see `Teacher`.
+      known: `[B, A, drafts]` bool, and `outside` `[B, A, drafts]`: see `Law`.
       weight: `[1, 1, drafts]`, by their place in the block.
     """
 
@@ -143,7 +144,7 @@ class TrainDSpark(TrainDFlash):
 
     saved = (*TrainDFlash.saved, "markov", "rank", "confidence")
 
-    divergence: Divergence = TVD()
+    divergence: Loss = TVD()
     label_weight: float = 0.1
     law_weight: float = 1.8
     confidence_weight: float = 1.0

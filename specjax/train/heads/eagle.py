@@ -1,6 +1,7 @@
 """Training of EAGLE's layer, once over the target's features or unrolled over its own (arXiv:2401.15077, 2503.01840)."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from specjax.models.kv import stack_past
 from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
 from specjax.train.means import MEAN
-from specjax.train.objective import each_row
+from specjax.train.objective import Recipe, each_row
 
 Array = jax.Array
 
@@ -21,39 +22,46 @@ class TrainEagle(HeadObjective):
     Attributes:
       unroll: passes.
       decay: see above.
-      feature_weight: of the smooth L1 distance between an output and the target's next feature; the laws weigh 1.
-      noise: half-width of the uniform noise on the features of rows of 512 tokens; of others it goes as one over the length
+      feature_weight: of the smooth L1 distance between an output and the target's next feature.
+      law_weight: of the laws' divergence.
+      noise: half-width of the uniform noise on the features of texts of 512 tokens; of others it goes as one over the length
         (EAGLE-1's code).
     """
 
+    recipe = Recipe(0.5, by_value=True, weight_decay=0.01)
+
     unroll: int = 1
     decay: float = 0.8
-    feature_weight: float = 10.0
+    feature_weight: float = 1.0
+    law_weight: float = 0.1
     noise: float = 0.1
 
     def __post_init__(self):
-        if self.unroll < 1 or self.noise < 0 or self.feature_weight < 0:
-            raise ValueError(f"eagle: unroll must be at least 1, noise and feature_weight not negative, got {self}")
+        if self.unroll < 1 or min(self.noise, self.feature_weight, self.law_weight) < 0:
+            raise ValueError(
+                f"eagle: unroll must be at least 1, noise, feature_weight and law_weight not negative, got {self}"
+            )
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
         drafter = self.drafter
         teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
         own = {"target": target_params, "draft": params}
         features = drafter.features(teacher.output)
-        most = self.noise * 512 / features.shape[1]
-        noise = lambda key: jax.random.uniform(key, features.shape[1:], features.dtype, -most, most)
-        noisy = features + each_row(noise, key, len(features))
+        drawn = lambda key: jax.random.uniform(key, features.shape[1:], features.dtype, -1.0, 1.0)
+        most = (self.noise * 512 / batch.sizes).astype(features.dtype)
+        noisy = features + most.reshape(*most.shape, *[1] * (features.ndim - 2)) * each_row(drawn, key, len(features))
+        law = functools.partial(drafter.logits, own)
         width = batch.tokens.shape[1] - 1  # pairs (feature t, token t + 1)
         loss, past, h, guesses = jnp.zeros(()), None, features[:, :-1], []
         for s in range(self.unroll):
-            block = batch.pairs(unrolled(width, s))
+            # of a pass its output and its keys are kept for the gradient, and the rest is made again
             if s == 0:
-                h, delta = drafter.read(own, noisy[:, :-1], block, None)
+                h, delta = jax.checkpoint(drafter.read)(own, noisy[:, :-1], batch.pairs(), None)
             else:
-                h, delta = self.later(own, h, block, past)
+                h, delta = jax.checkpoint(self.later)(own, h, batch.pairs(s), past)
             past = stack_past(past, delta)
             # pair t's output stands for feature t + 1; the first s pairs had nothing to read
-            guesses.append(Guess(drafter.logits(own, h[:, s : width - 1]), s + 1, self.decay**s))
+            guesses.append(Guess(h[:, s : width - 1], law, s + 1, self.law_weight * self.decay**s))
             if self.feature_weight:
                 distance = smooth_l1(h[:, s:-1], features[:, s + 1 : -1])
                 loss += self.feature_weight * self.decay**s * mean(distance, batch.due(s + 2))
@@ -71,8 +79,11 @@ class TrainEagle3(TrainEagle):
 
     saved = ("taps", "layers", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
+    recipe = Recipe(0.5)
+
     unroll: int = 7
     feature_weight: float = 0.0
+    law_weight: float = 1.0
     noise: float = 0.0
 
 
@@ -80,11 +91,13 @@ class TrainEagle3(TrainEagle):
 class TrainMTP(TrainEagle):
     """FastMTP (arXiv:2509.18362): one module for every depth, laws alone, later depths weighing less."""
 
+    recipe = Recipe()
     saved = ("final_norm",)
 
     unroll: int = 3
     decay: float = 0.6
     feature_weight: float = 0.0
+    law_weight: float = 1.0
     noise: float = 0.0
 
 
@@ -97,21 +110,13 @@ class TrainPEagle(TrainEagle3):
       decay: of their weights; the paper has none.
     """
 
+    recipe = Recipe()
+
     unroll: int = 4
     decay: float = 1.0
 
     def later(self, own, h, block, past):
         return self.drafter.ahead(own, block, None, past)
-
-
-def unrolled(width: int, s: int) -> Array:
-    """`[W, (s + 1) W]` bool: what pass s sees of all passes so far, whose keys are laid side by side.
-
-    Pair t drafts s tokens after pair t - s: of the first pass it sees the pairs up to that one, of a later pass r the one
-    pair that lies on the way, t - s + r.
-    """
-    query, key = jnp.arange(width)[:, None], jnp.arange(width)[None]
-    return jnp.concatenate([key <= query - s] + [key == query - s + r for r in range(1, s + 1)], axis=1)
 
 
 def smooth_l1(a: Array, b: Array) -> Array:

@@ -1,6 +1,7 @@
 """Training of assistants as Gemma 4's, over the keys of a frozen target. How Google trains them is not published."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -39,23 +40,24 @@ class TrainGemma4Assistant(HeadObjective):
     def loss(self, params, target_params, batch, key, mean=MEAN):
         teacher = teach(self.drafter, target_params, batch, self.ids, self.drafter.feature_wants)
         own = {"target": target_params, "draft": params}
-        laws = self.laws(own, batch, teacher.output)
-        guesses = [Guess(law[:, s:-1], s + 1, self.decay**s) for s, law in enumerate(laws)]
+        law = functools.partial(self.drafter.logits, own)
+        passes = self.outputs(own, batch, teacher.output)
+        guesses = [Guess(h[:, s:-1], law, s + 1, self.decay**s) for s, h in enumerate(passes)]
         return score(teacher, guesses, self.divergence, mean)
 
-    def laws(self, own, batch: Batch, output: Output) -> list[Array]:
-        """Of every pass the laws `[B, T - 1, U]` after pairs of feature t and token t + 1; the first s pairs of pass s had
+    def outputs(self, own, batch: Batch, output: Output) -> list[Array]:
+        """Of every pass the outputs `[B, T - 1, F]` after pairs of feature t and token t + 1; the first s pairs of pass s had
         nothing to read."""
         drafter, tokens = self.drafter, batch.tokens[:, 1:]
         features, embeds = drafter.features(output)[:, :-1], drafter.target.embed(own["target"], tokens)
         slots = jnp.arange(tokens.shape[1])
         together = batch.seen(jnp.broadcast_to(slots[None] + 1, tokens.shape))
-        laws = []
+        passes = []
         for s in range(self.unroll):
             begun = together & (jnp.arange(batch.tokens.shape[1])[None] <= slots[:, None] - s)[None]
             positions = batch.positions[:, :-1] + 1 - s
             block = Block(tokens, positions, jnp.zeros((len(tokens),), jnp.int32), begun)
             h, left = drafter.head(own["draft"], embeds, features, block, None, output.delta)
-            laws.append(drafter.logits(own, h))
+            passes.append(h)
             features = jnp.pad(left[:, :-1], ((0, 0), (1, 0), (0, 0)))
-        return laws
+        return passes

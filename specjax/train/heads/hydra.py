@@ -1,12 +1,14 @@
 """Training of Hydra's heads: as Medusa's, with the text's own tokens as the drafted ones (arXiv:2402.05109, section 3)."""
 
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 
 from specjax.draft.hydra import head_law
 from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
 from specjax.train.means import MEAN
+from specjax.train.objective import Recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +19,7 @@ class TrainHydra(HeadObjective):
       decay: see above.
     """
 
+    recipe = Recipe(weight_decay=0.1)
     saved = ("heads", "layers", "prefix_layer")
 
     decay: float = 0.8
@@ -32,6 +35,6 @@ class TrainHydra(HeadObjective):
         for i, head in enumerate(params["heads"]):
             width = length - i - 2
             seen = [teacher.ahead(embeds, j, width) for j in range(1, i + 2)]
-            logits = head_law(head, jnp.concatenate([prefix[:, :width], *seen], axis=-1))
-            guesses.append(Guess(logits, i + 1, self.decay**i))
+            inputs = jnp.concatenate([prefix[:, :width], *seen], axis=-1)
+            guesses.append(Guess(inputs, functools.partial(head_law, head), i + 1, self.decay**i))
         return score(teacher, guesses, self.divergence, mean)

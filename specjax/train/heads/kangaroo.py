@@ -7,9 +7,9 @@ import jax
 from specjax.draft.heads import kangaroo as head
 from specjax.draft.kangaroo import Kangaroo
 from specjax.lm import Wants
-from specjax.train.losses import Divergence, ForwardKL, acceptance, agreement
+from specjax.train.losses import ForwardKL, Loss, acceptance, agreement
 from specjax.train.means import MEAN
-from specjax.train.objective import Objective, read
+from specjax.train.objective import Objective, Recipe, read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,10 +23,11 @@ class TrainKangaroo(Objective):
       divergence: between the laws.
     """
 
+    recipe = Recipe(0.5, by_value=True, weight_decay=0.01)
     saved = ("exit_layer",)
 
     drafter: Kangaroo
-    divergence: Divergence = ForwardKL()
+    divergence: Loss = ForwardKL()
 
     def __post_init__(self):
         if self.drafter.target is None:
@@ -45,4 +46,4 @@ class TrainKangaroo(Objective):
             "acceptance": mean(acceptance(law, logits), mask),
             "agreement": mean(agreement(law, logits), mask),
         }
-        return mean(self.divergence.positions(law, logits), mask), metrics | {"weight": mask.sum()}
+        return self.divergence(law, logits, mask, mean=mean), metrics | {"weight": mask.sum()}

@@ -1,6 +1,7 @@
 """Training of Medusa's heads: each learns the target's law some tokens further on (arXiv:2401.10774, section 2.2)."""
 
 import dataclasses
+import functools
 
 from specjax.draft.medusa import head_law
 from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
@@ -23,7 +24,7 @@ class TrainMedusa(HeadObjective):
         teacher = teach(self.drafter, target_params, batch, self.ids, self.drafter.feature_wants)
         length = batch.tokens.shape[1]
         guesses = [
-            Guess(head_law(head, teacher.output.final[:, : length - j - 2]), j + 1, self.decay**j)
+            Guess(teacher.output.final[:, : length - j - 2], functools.partial(head_law, head), j + 1, self.decay**j)
             for j, head in enumerate(params["heads"])
         ]
         return score(teacher, guesses, self.divergence, mean)

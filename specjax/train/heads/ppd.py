@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from specjax.draft.ppd import PPD
 from specjax.lm import Block, Wants
-from specjax.train.losses import Divergence, ForwardKL, acceptance, agreement
+from specjax.train.heads.teacher import of_depth
+from specjax.train.losses import ForwardKL, Loss, acceptance, agreement
 from specjax.train.means import MEAN
 from specjax.train.objective import Batch, Objective, each_row, read
 
@@ -17,7 +18,7 @@ Array = jax.Array
 @dataclasses.dataclass(frozen=True)
 class TrainPPD(Objective):
     """Fits the embeddings alone. A text is cut at random places; the prompt tokens that follow a cut learn the target's own
-    laws some tokens further on, weighted `decay ** j` for the j-th of them.
+    laws some tokens further on. The loss is the mean over them of each one's own, weighted `decay ** j` for the j-th.
 
     Text and prompt slots pass through the target once. The text goes first, so that no gradient is taken through it; the
     slots of all cuts follow as one block over its keys and values.
@@ -34,7 +35,7 @@ class TrainPPD(Objective):
     drafter: PPD
     cuts: int = 16
     decay: float = 0.8
-    divergence: Divergence = ForwardKL()
+    divergence: Loss = ForwardKL()
 
     def __post_init__(self):
         if self.drafter.target is None:
@@ -47,15 +48,14 @@ class TrainPPD(Objective):
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
         target, draft, mask = self._laws(params, target_params, batch, key)
-        each = self.divergence.positions(target, draft)
-        weights = self.decay ** (jnp.arange(mask.shape[1]) % self.drafter.prompts)
-        accepted, agreed = acceptance(target, draft), agreement(target, draft)
-        metrics = {
-            "acceptance": mean(accepted, mask),
-            "agreement": mean(agreed, mask),
-            "weight": mask.sum(),
-        }
-        return mean(each * weights[None], mask), metrics
+        count = self.drafter.prompts
+        every = lambda j: [x[:, j::count] for x in (target, draft, mask)]
+        losses = jnp.stack([self.decay**j * self.divergence(*every(j), mean=mean) for j in range(count)])
+        metrics = {"weight": mask.sum(), "agreement": mean(agreement(target, draft), mask)}
+        kept = acceptance(target, draft)
+        for j in range(count):
+            metrics[of_depth("acceptance", j)] = mean(kept[:, j::count], mask[:, j::count])
+        return losses.mean(), metrics
 
     def accuracy(self, params, target_params, batch: Batch, key: Array, ranks: int) -> tuple[Array, Array]:
         """How often the target's likeliest token is the candidate of a rank of each prompt token, on a batch's random cuts.

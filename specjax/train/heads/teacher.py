@@ -1,40 +1,78 @@
-"""What the objectives of heads share: a frozen target's laws, seen through the draft's vocabulary, some tokens ahead."""
+"""What the objectives of heads share: a frozen target's laws, seen through the draft's vocabulary, some tokens ahead.
+
+In the shape descriptions `V` denotes the target's vocabulary, `U` the draft's.
+"""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.kernels.chunks import chunked
 from specjax.lm import Output, Wants
-from specjax.train.losses import Divergence, ForwardKL, acceptance, agreement
+from specjax.train.losses import ForwardKL, Loss, acceptance, agreement
 from specjax.train.means import Mean
 from specjax.train.objective import Batch, Objective, read
 
 Array = jax.Array
+PyTree = Any
 Ids = tuple[int, ...]
 
+CHUNK = 2048
+"""Positions whose laws are there at a time."""
 
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Teacher:
-    """A batch as the target reads it.
+class Law:
+    """What the target says at some positions.
 
     Attributes:
-      batch: the text.
-      output: the target's, without gradient; its logits over the draft's columns.
+      logits: `[B, T, U]`, over the draft's columns.
       known: `[B, T]` bool, whether the target's likeliest next token is one that the draft can say.
       outside: `[B, T]`, the target's probability of all others; None where the draft can say every token.
     """
 
-    batch: Batch
-    output: Output
+    logits: Array
     known: Array
     outside: Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+    """A batch as the target reads it. Its laws are made from its features where they are needed, and never all at once.
+
+    Attributes:
+      batch: the text.
+      output: the target's, without gradient: its final features, and what the head reads.
+      unembed: from final features `[..., E]` to logits `[..., V]`.
+      ids: the draft's vocabulary; empty: all.
+    """
+
+    batch: Batch
+    output: Output
+    unembed: Callable[[Array], Array]
+    ids: Ids = ()
 
     def ahead(self, x: Array, steps: int, width: int) -> Array:
         """`[B, width, ...]`: slot t holds x of slot t + steps."""
         return x[:, steps : steps + width]
+
+    def law(self, final: Array) -> Law:
+        """What the target says after features `[B, T, E]`, without gradient."""
+        every = jax.lax.stop_gradient(self.unembed(final))
+        if not self.ids:
+            return Law(every, jnp.ones(every.shape[:-1], bool))
+        columns = np.asarray(self.ids, np.int32)
+        inside = np.zeros((every.shape[-1],), bool)
+        inside[columns] = True
+        logits = every[..., columns]
+        said = jax.nn.logsumexp(logits, axis=-1) - jax.nn.logsumexp(every, axis=-1)
+        known = jnp.asarray(inside)[jnp.argmax(every, axis=-1)]
+        return Law(logits, known, jnp.maximum(-jnp.expm1(said), 0.0))
 
 
 def teach(drafter, target_params, batch: Batch, ids: Ids, wants: Wants) -> Teacher:
@@ -45,33 +83,42 @@ def teach(drafter, target_params, batch: Batch, ids: Ids, wants: Wants) -> Teach
       target_params: of the target.
       batch: the text.
       ids: the draft's vocabulary; empty: all.
-      wants: what the head needs beside the logits.
+      wants: what the head needs beside the final features.
     """
-    output = read(drafter.target, target_params, batch, wants | Wants(logits=True))
-    output = jax.lax.stop_gradient(output)
-    known, outside = jnp.ones(batch.tokens.shape, bool), None
-    if ids:
-        columns = np.asarray(ids, np.int32)
-        inside = np.zeros((drafter.target.vocab_size,), bool)
-        inside[columns] = True
-        known = jnp.asarray(inside)[jnp.argmax(output.logits, axis=-1)]
-        every, output = output.logits, dataclasses.replace(output, logits=output.logits[..., columns])
-        said = jax.nn.logsumexp(output.logits, axis=-1) - jax.nn.logsumexp(every, axis=-1)
-        outside = jnp.maximum(-jnp.expm1(said), 0.0)
-    return Teacher(batch, output, known, outside)
+    output = read(drafter.target, target_params, batch, wants | Wants(final=True))
+    return Teacher(batch, jax.lax.stop_gradient(output), lambda h: drafter.target.unembed(target_params, h), ids)
 
 
 @dataclasses.dataclass(frozen=True)
 class Guess:
-    """One head's laws: `logits` `[B, W, U]` of the token `steps + 1` after slot t's feature, t < W."""
+    """One head's laws of the token `steps + 1` after slot t's feature, t < W.
 
-    logits: Array
+    Attributes:
+      inputs: arrays `[B, W, ...]` that they are made from.
+      law: from `inputs` of some slots to logits `[B, ..., U]`; what else it depends on is in it.
+      steps: see above.
+      weight: of its loss.
+    """
+
+    inputs: PyTree
+    law: Callable[[PyTree], Array]
     steps: int
     weight: float
 
+    @property
+    def width(self) -> int:
+        """W."""
+        return jax.tree.leaves(self.inputs)[0].shape[1]
 
-def score(teacher: Teacher, guesses: list[Guess], divergence: Divergence, mean: Mean) -> tuple[Array, dict[str, Array]]:
-    """The weighted divergences of some guesses from the target's laws, and how often each would be accepted.
+    def aligned(self, length: int) -> PyTree:
+        """`inputs` `[B, length, ...]` where the target's law stands that they are compared with: slot t + steps."""
+        behind = length - self.steps - self.width
+        pad = lambda x: jnp.pad(x, ((0, 0), (self.steps, behind), *[(0, 0)] * (x.ndim - 2)))
+        return jax.tree.map(pad, self.inputs)
+
+
+def score(teacher: Teacher, guesses: list[Guess], divergence: Loss, mean: Mean) -> tuple[Array, dict[str, Array]]:
+    """The weighted losses of some guesses, each on its own, and how often each would be accepted.
 
     A guess of `steps` s at slot t is compared with the target's law after token t + s, where token t + s + 1 is to be
     predicted and is of slot t's document. A token that the draft cannot say is one that it guesses wrongly.
@@ -79,19 +126,45 @@ def score(teacher: Teacher, guesses: list[Guess], divergence: Divergence, mean: 
     loss = jnp.zeros(())
     metrics = {}
     weight = jnp.zeros((), jnp.float32)
-    for number, guess in enumerate(guesses):
-        width = guess.logits.shape[1]
-        law = teacher.ahead(teacher.output.logits, guess.steps, width)
-        known = teacher.ahead(teacher.known, guess.steps, width)
-        outside = None if teacher.outside is None else teacher.ahead(teacher.outside, guess.steps, width)
-        due = teacher.batch.due(guess.steps + 1)[:, :width]
-        mask = due if divergence.counts_outside else due & known
-        loss += guess.weight * mean(divergence.positions(law, guess.logits, outside), mask)
+    known, every = _compared(teacher, guesses, divergence)
+    for number, (guess, told) in enumerate(zip(guesses, every, strict=True)):
+        at = slice(guess.steps, guess.steps + guess.width)
+        numbers, (kept, agreed, said) = [x[:, at] for x in told[0]], (x[:, at] for x in (*told[1:], known))
+        due = teacher.batch.due(guess.steps + 1)[:, : guess.width]
+        loss += guess.weight * divergence.taken(tuple(numbers), due, mean, said)
         if number == 0:
-            metrics["acceptance"] = mean(acceptance(law, guess.logits, outside), due)
-            weight = mask.sum()
-        metrics[f"agreement_{number + 1}"] = mean(agreement(law, guess.logits) * known, due)
+            weight = due.sum()
+        metrics[of_depth("acceptance", number)] = mean(kept, due)
+        metrics[f"agreement_{number + 1}"] = mean(agreed * said, due)
     return loss, metrics | {"weight": weight}
+
+
+def _compared(teacher: Teacher, guesses: list[Guess], divergence: Loss) -> tuple[Array, list[Any]]:
+    """Where the target's law stands `[B, T]`: `Law.known`, and for every guess the loss's numbers, acceptance and agreement.
+
+    Laws are made of some slots at a time, of the target once for all guesses, and made again for the gradient.
+    """
+    rows, length = teacher.batch.tokens.shape
+    inputs = teacher.output.final, [guess.aligned(length) for guess in guesses]
+
+    def compare(inputs):
+        law, every = teacher.law(inputs[0]), []
+        for guess, own in zip(guesses, inputs[1], strict=True):
+            q = guess.law(own)
+            kept = jax.lax.stop_gradient((acceptance(law.logits, q, law.outside), agreement(law.logits, q)))
+            every.append((divergence.numbers(law.logits, q, law.outside), *kept))
+        return law.known, every
+
+    return chunked(compare, inputs, max(1, CHUNK // rows))
+
+
+def of_depth(name: str, number: int) -> str:
+    """What a metric of the number-th guess, from 0 on, is called: the first has the name itself.
+
+    >>> [of_depth("acceptance", number) for number in range(3)]
+    ['acceptance', 'acceptance_2', 'acceptance_3']
+    """
+    return f"{name}_{number + 1}" if number else name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +179,7 @@ class HeadObjective(Objective):
 
     drafter: Any
     ids: Ids = ()
-    divergence: Divergence = ForwardKL()
+    divergence: Loss = ForwardKL()
 
     def init(self, key, target_params):
         """Fresh parameters over the columns `ids`, without the list itself, which is not trained."""

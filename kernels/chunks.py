@@ -1,0 +1,34 @@
+"""What is made of some slots at a time, so that it is never there as a whole: neither forward nor for the gradient."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+PyTree = Any
+
+
+def chunked(make: Callable[[PyTree], PyTree], inputs: PyTree, size: int) -> PyTree:
+    """`make(inputs)`, of at most `size` slots at a time, one after the other; it is made again for the gradient.
+
+    Args:
+      make: from arrays `[B, size, ...]` to others `[B, size, ...]`, every slot on its own. What else it reads may have a
+        gradient.
+      inputs: arrays `[B or 1, T, ...]`. The last chunk is filled up with zeros.
+      size: at least 1.
+    """
+    length = jax.tree.leaves(inputs)[0].shape[1]
+    if length <= size:
+        return make(inputs)
+    count = -(-length // size)
+
+    def cut(x):
+        x = jnp.pad(x, ((0, 0), (0, count * size - length), *[(0, 0)] * (x.ndim - 2)))
+        return jnp.moveaxis(x.reshape(x.shape[0], count, size, *x.shape[2:]), 1, 0)
+
+    def joined(x):
+        x = jnp.moveaxis(x, 0, 1)
+        return x.reshape(x.shape[0], count * size, *x.shape[3:])[:, :length]
+
+    return jax.tree.map(joined, jax.lax.map(jax.checkpoint(make), jax.tree.map(cut, inputs)))

@@ -1,0 +1,122 @@
+"""Text that is not trained on: what a run reads of it at every checkpoint, and which checkpoint was best."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.train.means import Counted, Counts, Parts, counts
+from specjax.train.objective import Batch, Objective
+
+Array = jax.Array
+PyTree = Any
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def counts_of(
+    objective: Objective,
+    parts: int,
+    number: Array,
+    choices: list[Array] | None,
+    params: PyTree,
+    frozen: PyTree,
+    batch: Batch,
+    keys: Array,
+) -> Counts:
+    """What one of some batches counts to the means over all of them."""
+    mean = Counted(number, parts, choices)
+    objective.loss(params, frozen, batch, keys, mean)
+    return mean.kept
+
+
+@functools.partial(jax.jit, static_argnums=(0,))
+def share_of(
+    objective: Objective, counts: Counts, params: PyTree, frozen: PyTree, batch: Batch, keys: Array
+) -> dict[str, Array]:
+    """One batch's share of the loss and the metrics of all of them."""
+    loss, metrics = objective.loss(params, frozen, batch, keys, Parts(counts))
+    return {"loss": loss} | {name: value for name, value in metrics.items() if name != "weight"}
+
+
+def _sum(trees: Iterable[PyTree]) -> PyTree:
+    return functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), trees)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """Text that is not trained on, and is read at every checkpoint.
+
+    Attributes:
+      rows: of it, from `data.read_rows`.
+      batch_size: rows that are read at a time.
+      patience: how many checkpoints without a lower loss end the training; None: none do.
+    """
+
+    rows: Any
+    batch_size: int = 8
+    patience: int | None = None
+
+    def __post_init__(self):
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"patience must be at least 1 checkpoint, got {self.patience}")
+
+    def metrics(
+        self, objective: Objective, params: PyTree, frozen: PyTree, key: Array, mesh: jax.sharding.Mesh | None = None
+    ) -> dict[str, float]:
+        """The loss and the objective's metrics over all the text as one batch, each `held_out_` and its name.
+
+        Args:
+          objective: what is fitted.
+          params: of the objective.
+          frozen: what it calls `target_params`.
+          key: the same one each time, so that what is drawn is as well.
+          mesh: as `fit` has it.
+        """
+        parts = -(-len(self.rows) // self.batch_size)
+        batches = [Batch.placed(self._batch(number), mesh) for number in range(parts)]
+        keys = jax.random.split(key, (parts, self.batch_size))
+        if mesh is not None:
+            params = jax.device_put(params, objective.param_shardings(mesh, params))
+        models = params, frozen
+
+        def count(choices):
+            return _sum(
+                counts_of(objective, parts, jnp.int32(number), choices, *models, batch, keys[number])
+                for number, batch in enumerate(batches)
+            )
+
+        found = counts(count)
+        totals = _sum(share_of(objective, found, *models, batch, keys[number]) for number, batch in enumerate(batches))
+        return {f"held_out_{name}": float(value) for name, value in jax.device_get(totals).items()}
+
+    def _batch(self, number: int) -> dict[str, np.ndarray]:
+        """Rows as `data.batches` gives them; the last batch is filled up with rows in which nothing is to be predicted."""
+        begin = number * self.batch_size
+        found = [self.rows[i] for i in range(begin, min(begin + self.batch_size, len(self.rows)))]
+        empty = {name: np.zeros_like(array) for name, array in found[0].items()}
+        found += [empty] * (self.batch_size - len(found))
+        return {name: np.stack([row[name] for row in found]) for name in empty}
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The checkpoint with the lowest loss on held-out text.
+
+    Attributes:
+      step: its step; 0: there is none yet.
+      loss: its loss.
+      stale: checkpoints since then.
+    """
+
+    step: int = 0
+    loss: float = math.inf
+    stale: int = 0
+
+    def after(self, step: int, loss: float) -> "Best":
+        """The best one after another checkpoint."""
+        return Best(step, loss) if loss < self.loss else dataclasses.replace(self, stale=self.stale + 1)

@@ -1,0 +1,46 @@
+"""Where what is trained lies on a mesh.
+
+Between uses every device holds its own part of a parameter, of its moments and of its gradient: split as in decoding, and over
+the axis of rows as well, which otherwise would all hold the same (FSDP, arXiv:2304.11277). A pass has them gathered over rows.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from specjax.sharding.rules import fully_sharded
+
+if TYPE_CHECKING:
+    from specjax.train.objective import Objective
+
+PyTree = Any
+
+
+def gathered(objective: "Objective", mesh: Mesh | None, params: PyTree) -> PyTree:
+    """Parameters as a pass reads them; inside jit. Without a mesh as they are."""
+    return params if mesh is None else jax.lax.with_sharding_constraint(params, objective.param_shardings(mesh, params))
+
+
+def spread(objective: "Objective", mesh: Mesh | None, params: PyTree) -> PyTree:
+    """Parameters, or gradients, as they lie between passes; inside jit. Without a mesh as they are."""
+    return params if mesh is None else jax.lax.with_sharding_constraint(params, param_places(objective, mesh, params))
+
+
+def param_places(objective: "Objective", mesh: Mesh, params: PyTree) -> PyTree:
+    """A sharding for every parameter."""
+    return fully_sharded(objective.param_shardings(mesh, params), params)
+
+
+def optimizer_places(
+    objective: "Objective", optimizer: optax.GradientTransformation, mesh: Mesh, params: PyTree, state: PyTree
+) -> PyTree:
+    """A sharding for every leaf of an optimizer's state: of moments that of their parameter, of all else a copy everywhere."""
+    return optax.tree_map_params(
+        optimizer.init,
+        lambda _, place: place,
+        state,
+        param_places(objective, mesh, params),
+        transform_non_params=lambda _: NamedSharding(mesh, PartitionSpec()),
+    )

@@ -10,6 +10,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from specjax.kernels.grouped_dot import loop, tpu
+from specjax.kernels.precision import setting
 
 Array = jax.Array
 
@@ -30,7 +31,7 @@ def grouped_dot(x: Array, kernels: Array, sizes: Array) -> Array:
     """
     if split():
         return _ragged(x, kernels, sizes)
-    return grouped_dot_p.bind(x, kernels, sizes, precision=tpu.precision())
+    return grouped_dot_p.bind(x, kernels, sizes, precision=setting())
 
 
 def split() -> bool:

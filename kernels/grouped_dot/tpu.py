@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 
+from specjax.kernels.precision import is_usual
+
 Array = jax.Array
 
-_USUAL = (None, "default", "fastest", "bfloat16")  # names of one product of numbers rounded to bfloat16
 _PARTS = 3  # bfloat16 holds 8 digits of a float32's 24
 
 
@@ -16,19 +17,13 @@ def dot(x: Array, kernels: Array, sizes: Array) -> Array:
     asked for, such rows are taken apart into numbers of bfloat16 that add up to them, so that their products are those of
     float32, and matrices are read as they lie, once.
     """
-    usual = precision() in _USUAL
-    if usual or (x.dtype, kernels.dtype) != (jnp.float32, jnp.bfloat16):
+    if is_usual() or (x.dtype, kernels.dtype) != (jnp.float32, jnp.bfloat16):
         return jax.lax.ragged_dot(x, kernels, sizes).astype(x.dtype)
     rows = jnp.stack(_parts(x), axis=1).reshape(-1, x.shape[1])
     found = jax.lax.ragged_dot(
         rows, kernels, sizes * _PARTS, precision=jax.lax.Precision.DEFAULT, preferred_element_type=jnp.float32
     )
     return found.reshape(x.shape[0], _PARTS, -1).sum(axis=1)
-
-
-def precision(setting: str = "jax_default_matmul_precision") -> str | None:
-    """Of products, as `jax.default_matmul_precision` sets it."""
-    return getattr(jax.config, setting)
 
 
 def _parts(x):

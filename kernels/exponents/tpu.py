@@ -34,7 +34,7 @@ def numbers(rest: Array, codes: Array, table: Array, *, interpret: bool = False)
     block = pl.BlockSpec((RUNS, count, LANES), lambda i, j: (i, 0, j))
     found = pl.pallas_call(
         functools.partial(_kernel, words=words, count=count),
-        out_shape=jax.ShapeDtypeStruct((runs, count, outputs), jnp.uint16),
+        out_shape=jax.ShapeDtypeStruct((runs, count, outputs), jnp.bfloat16),
         grid=(pl.cdiv(runs, RUNS), pl.cdiv(outputs, LANES)),
         in_specs=[
             block,
@@ -50,7 +50,7 @@ def numbers(rest: Array, codes: Array, table: Array, *, interpret: bool = False)
         interpret=interpret,
         name="coded_exponents",
     )(rest.reshape(runs, count, outputs), codes, table.reshape(2, LANES).astype(jnp.int32))
-    return jax.lax.bitcast_convert_type(found, jnp.bfloat16).reshape(rest.shape)
+    return found.reshape(rest.shape)
 
 
 def _kernel(rest_ref, codes_ref, table_ref, out_ref, exponents_ref, pairs_ref, *, words, count):
@@ -79,4 +79,4 @@ def _kernel(rest_ref, codes_ref, table_ref, out_ref, exponents_ref, pairs_ref, *
         for i in (0, 1):
             low, high = (joined(byte(rest, j), byte(exponents, j)) for j in (2 * i, 2 * i + 1))
             pairs_ref[pl.ds(i, count // FOUR, stride=2), :] = low | high << 16
-        out_ref[run] = pltpu.bitcast(pairs_ref[...], jnp.uint16)
+        out_ref[run] = pltpu.bitcast(pairs_ref[...], jnp.bfloat16)

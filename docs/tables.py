@@ -16,7 +16,7 @@ from specjax.about import abouts
 from specjax.models import LlamaConfig, LlamaLM, abstract, hf_config
 from specjax.models.families.table import FAMILIES
 from specjax.models.families.unsupported import UNSUPPORTED
-from specjax.models.packed.table import FORMATS
+from specjax.models.packed.table import FIELDS, FORMATS
 from specjax.models.published_configs import CONFIGS
 from specjax.plan.held import chip_bytes
 from specjax.spec import registry
@@ -174,15 +174,25 @@ def weights() -> Iterator[tuple[str, ...]]:
     """What the parameters of two models take in each format."""
     size = lambda name, line: chip_bytes(abstract(name, "bfloat16", weights=line).params)
     yield "`weights`", "`tiny`", "Llama-3.1-8B"
-    for line in (None, "int8", "fp8", "int4", "int4:group=32", "int8:vocab=true", "int4:vocab=true"):
+    lines = (
+        "int8",
+        "fp8",
+        "int4",
+        "int4:group=32",
+        "dfloat11",
+        "int8:vocab=true",
+        "int4:vocab=true",
+        "dfloat11:vocab=true",
+    )
+    for line in (None, *lines):
         small, large = size("tiny", line) / 1e6, size("meta-llama/Llama-3.1-8B", line) / 1e9
         yield "plain" if line is None else f"`{line}`", f"{small:.2f} MB", f"{large:.2f} GB"
 
 
 def packed() -> Iterator[tuple[str, ...]]:
-    """Formats of packed weights, by `quant_method`."""
-    yield "`quant_method`", "read", "refused"
-    for name, form in FORMATS.items():
+    """Formats of packed weights, by `quant_method` or by the field that describes them."""
+    yield "`quant_method`, or field", "read", "refused"
+    for name, form in (FORMATS | FIELDS).items():
         yield f"`{name}`", form.reads, form.refuses
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from specjax.models.errors import ModelError
 from specjax.models.reading import Source, Stack, equal, stored_shape
-from specjax.models.tensors import FLOATS, INTEGERS, Tensor
+from specjax.models.tensors import FLOATS, INTEGERS, Tensor, shaped
 
 _CODES = {dtype: code for code, dtype in FLOATS.items()}
 # buffers that old checkpoints carry, which we compute; heads that were saved with their target, which drafters read
@@ -138,6 +138,7 @@ def match(
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
     stored, problems = stored_parts(leaves, names, layout), []
+    tensors = {name: shaped(own, _shape_of(stored[name])) if name in stored else own for name, own in tensors.items()}
     sources: list[list[Source]] = [[] for _ in leaves]
     for name, parts in stored.items():
         shape = _shape_of(parts)

@@ -107,7 +107,7 @@ def _encoded(matrix: np.ndarray, run: int) -> tuple[np.ndarray, np.ndarray, np.n
     exponents = (bits >> 7).astype(np.uint8).reshape(-1, run, bits.shape[1])
     rest = (bits >> 8 & 0x80 | bits & 0x7F).astype(np.uint8)
     lengths = code_lengths(np.bincount(exponents.reshape(-1), minlength=256))
-    table, first = _table(lengths)
+    table, first = code_table(lengths)
     room = lengths.astype(np.uint8)[exponents].sum(axis=1, dtype=np.int64).max()
     codes = np.zeros((-(-int(room) // 32), exponents.shape[0], exponents.shape[2]), np.uint32)
     at = np.zeros(codes.shape[1:], np.int64)
@@ -153,7 +153,7 @@ def code_lengths(counts: np.ndarray) -> np.ndarray:
     return lengths
 
 
-def _table(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def code_table(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """What decodes the code of these lengths, `[256]` uint16, and the code of each symbol, `[256]` uint64."""
     table, first, code = np.zeros(2**LONGEST, np.uint16), np.zeros(len(lengths), np.uint64), 0
     for symbol in sorted(np.flatnonzero(lengths), key=lambda symbol: lengths[symbol]):

@@ -34,7 +34,9 @@ def test_every_way_gives_back_every_bit(case):
     for way in WAYS:
         found = jax.jit(lambda *parts, way=way: numbers(*parts, implementation=way))(*parts)
         found, want = np.asarray(found).view(np.uint16), matrix.view(np.uint16)
-        if way == "pallas_tpu_interpreted":  # a CPU carries blocks of bfloat16 as float32, which makes every NaN a quiet one
+        if (
+            way == "pallas_tpu_interpreted"
+        ):  # a CPU carries blocks of bfloat16 as float32, which makes every NaN a quiet one
             found, want = (np.where((x & 0x7FFF) > 0x7F80, 0x7FFF, x) for x in (found, want))
         np.testing.assert_array_equal(found, want, err_msg=way)
     table = jax.tree.map(jnp.asarray, encoded(matrix.swapaxes(-1, -2), -1, run, np.float32))

@@ -131,6 +131,32 @@ def test_a_folder_is_what_its_codes_say(made):
             np.testing.assert_array_equal(np.asarray(leaf), want.T if transposed else want, err_msg=name)
 
 
+def test_what_is_saved_is_read(made, tmp_path):
+    """By ourselves, and by the first unpacker; a module whose exponents the layout cannot say stays plain."""
+    model = models.load(made[0], "bfloat16")
+    params = jax.tree.map(lambda x: x, model.params)
+    params["layers"][1]["mlp"]["up"]["kernel"] = params["layers"][1]["mlp"]["up"]["kernel"].at[3, 5].set(np.inf)
+    models.save(tmp_path / "it", model.lm, params, layout="dfloat11")
+    read = models.load(tmp_path / "it", "bfloat16")
+    for a, b in zip(jax.tree.leaves(read.params), jax.tree.leaves(params), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    own = safetensors.load_file(tmp_path / "it" / "model.safetensors")
+    assert "model.layers.1.mlp.up_proj.weight" in own and "model.layers.1.luts" not in own
+    names = json.loads((tmp_path / "it" / "config.json").read_text())["dfloat11_config"]["pattern_dict"][
+        r"model\.layers\.0"
+    ]
+    parts = {name.removeprefix("model.layers.0."): x for name, x in own.items() if name.startswith("model.layers.0.")}
+    want = np.concatenate([made[2][f"model.layers.0.{name}.weight"].ravel() for name in names])
+    np.testing.assert_array_equal(slow(parts), want)
+    for part in (
+        "gaps",
+        "output_positions",
+    ):  # those of another writer, to the bit, if its codes are of the same lengths
+        assert parts[part].shape == made[1][f"model.layers.0.{part}"].shape
+    with pytest.raises(ModelError, match="dfloat11 is for models of the Llama family in bfloat16"):
+        models.save(tmp_path / "no", model.lm, params, dtype="float32", layout="dfloat11")
+
+
 def test_every_number_there_is_and_any_box(tmp_path):
     """All bit patterns with an exponent below 240, and some rows and columns of them; one block or many at a time."""
     every = np.arange(2**16, dtype=np.uint16)
@@ -157,7 +183,7 @@ WRONG = (  # fields of the config, or tensors, that are not what they were; and 
     ({"pattern_dict": CONFIG["pattern_dict"] | {r"model\.layers\.\d+": NAMES[::-1]}}, {}, "has shape .* config.json says"),
     ({}, {"gaps": None}, f"missing {LAYER}.gaps"),
     ({}, {"gaps": lambda x: x[:-1]}, "gaps is U8"),
-    ({}, {"gaps": lambda x: np.r_[x[:9], x[9] ^ 32, x[10:]]}, "has other codes than gaps and output_positions say, in blocks 0"),
+    ({}, {"gaps": lambda x: np.r_[x[:9], x[9] ^ 32, x[10:]]}, "other codes than gaps and output_positions say, in blocks 0"),
     ({}, {"output_positions": lambda x: np.r_[x[:4], x[4] ^ 1, x[5:]]}, "has other codes than gaps and output_positions say"),
     ({}, {"output_positions": lambda x: np.r_[x[:-1], 1]}, "output_positions do not rise from 0 to the 34816"),
     ({}, {"encoded_exponent": lambda x: x[:-4096]}, "output_positions is U8"),

@@ -36,6 +36,7 @@ NEEDS = {
 }
 WINDOWED = "openai/gpt-oss-20b", "openai/gpt-oss-120b", "google/gemma-2-27b-it", "google/gemma-3-27b-it"
 BATCHES = 1, 2, 4, 8, 32
+EXACT = {"tiny": "`tiny`", "1B": "random, as Llama-3.2-1B"}
 BEGIN = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -126,6 +127,28 @@ def few_bits() -> Iterator[tuple[str, ...]]:
         paired = against.get(row["decoder"])
         name = f"`{row['decoder'].removeprefix('weights=')}`" if paired else "plain"
         yield name, f"{100 * row['accuracy']:.1f}%", *_cost(paired)
+
+
+def exact() -> Iterator[tuple[str, ...]]:
+    """What bfloat16 weights take with coded exponents."""
+    yield "model", "`weights`", "parameters", "of plain", "bits of a coded number", "every bit back"
+    for model, name in EXACT.items():
+        own = {line: row for line, row in report("few_bits/exact.json")[model].items() if line != "speed"}
+        for line, row in own.items():
+            size = f"{row['bytes'] / 1e6:,.2f} of {row['plain'] / 1e6:,.2f} MB"
+            back = "yes" if row["equal"] else "no"
+            yield name, f"`{line}`", size, f"{row['bytes'] / row['plain']:.1%}", f"{row['bits_a_number']:.2f}", back
+
+
+def exact_speed() -> Iterator[tuple[str, ...]]:
+    """What a step with them costs on a CPU."""
+    yield "model", "`weights`", "tokens/s, one row", "parameters", "temporaries", "text of plain"
+    for model, name in EXACT.items():
+        name = name if model == "tiny" else f"{name}, 2 layers"
+        for line, row in report("few_bits/exact.json")[model]["speed"].items():
+            sizes = (f"{row[part] / 1e6:,.1f} MB" for part in ("parameters", "temporaries"))
+            text = "" if line == "plain" else "yes" if row["same_text"] else "no"
+            yield name, f"`{line}`" if text else line, f"{row['tokens_per_second']:.1f}", *sizes, text
 
 
 def warpers() -> Iterator[tuple[str, ...]]:
@@ -293,6 +316,8 @@ TABLES = {
     "packed": packed,
     "weights": weights,
     "few_bits": few_bits,
+    "exact": exact,
+    "exact_speed": exact_speed,
     "rings": rings,
 }
 

@@ -74,11 +74,11 @@ class Coded:
         row = lambda x: x.at[..., ids.reshape(-1), :].get(mode="promise_in_bounds")
         return dataclasses.replace(self, rest=row(self.rest), codes=row(self.codes))
 
-    def numbers(self) -> Array:
-        """The matrix, in bfloat16."""
+    def numbers(self, after: Array | None = None) -> Array:
+        """The matrix, in bfloat16; `after`, where given, is there before."""
         turned = self.codes.shape[-1] != self.rest.shape[-1]  # runs lie along the last axis of a table
         own = self.T if turned else self
-        found = numbers(own.rest, own.codes, own.table)
+        found = numbers(own.rest, own.codes, own.table, after)
         return found.swapaxes(-1, -2) if turned else found
 
 

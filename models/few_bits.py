@@ -92,7 +92,7 @@ def dot(x: Array, kernel: Any, dtype: Any = None) -> Array:
     """
     last = (((x.ndim - 1,), (0,)), ((), ()))
     if isinstance(kernel, Coded):
-        kernel = decoded(x, kernel)
+        kernel = kernel.numbers(x)
     if not isinstance(kernel, Quantised):
         return jax.lax.dot_general(x, kernel.astype(x.dtype), last, preferred_element_type=dtype)
     values, scale = kernel.values.astype(x.dtype), kernel.scale.astype(jnp.float32)
@@ -109,19 +109,10 @@ def dot(x: Array, kernel: Any, dtype: Any = None) -> Array:
     return product.astype(x.dtype if dtype is None else dtype)
 
 
-def decoded(x: Array, kernel: Coded) -> Array:
-    """The numbers of a kernel, once `x` is there: so no program makes those of the next one meanwhile, or keeps any from step
-    to step."""
-    first = jax.lax.stop_gradient(x)[(0,) * x.ndim].astype(jnp.float32)
-    # always 0, which compilers do not know; that of a CPU drops barriers before it decides what comes when
-    nothing = jnp.minimum(jax.lax.bitcast_convert_type(first, jnp.int32) & 1, 0).astype(kernel.table.dtype)
-    return dataclasses.replace(kernel, table=kernel.table + nothing).numbers()
-
-
 def scores(h: Array, kernel: Any) -> Array:
     """Features `[B, T, E]` by an output head `[E, V]`, in whatever form: `[B, T, V]` in float32."""
     if isinstance(kernel, Coded):
-        return scores(h, decoded(h, kernel).astype(kernel.dtype))
+        return scores(h, kernel.numbers(h).astype(kernel.dtype))
     if isinstance(kernel, Quantised):
         return dot(h, kernel, jnp.float32)
     return jnp.einsum("bte,ev->btv", h, kernel, preferred_element_type=jnp.float32)

@@ -17,7 +17,9 @@ Array = jax.Array
 Implementation = Literal["xla", "pallas_tpu_interpreted", "pallas_gpu_interpreted"]
 
 
-def numbers(rest: Array, codes: Array, table: Array, *, implementation: Implementation | None = None) -> Array:
+def numbers(
+    rest: Array, codes: Array, table: Array, after: Array | None = None, *, implementation: Implementation | None = None
+) -> Array:
     """A matrix in bfloat16, bit for bit, of what is kept of it (DFloat11, Zhang et al. 2025, arXiv:2504.11651).
 
     Of every output a run of `n = E / S` inputs is a lane: its codes follow each other from the highest bit of its first word
@@ -28,6 +30,8 @@ def numbers(rest: Array, codes: Array, table: Array, *, implementation: Implemen
       codes: `[..., W, S, F]` uint32.
       table: `[..., 256, 1, 1]` uint16; for the eight bits that follow in a lane the exponent whose code they begin with and,
         in the high byte, how many of them that has.
+      after: where given, an array that is there before: a CPU makes many matrices at once else, and keeps all of them.
+        Compilers of other platforms order that themselves.
       implementation: None decides when the program is lowered: a Pallas kernel on a TPU or an NVIDIA GPU where it can serve
         the shapes and no mesh splits matrices, else `xla`. The others are for tests: the kernels in an interpreter.
 
@@ -41,12 +45,19 @@ def numbers(rest: Array, codes: Array, table: Array, *, implementation: Implemen
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.size > 1 and not mesh.manual_axes:  # nobody partitions a kernel
             return xla.numbers(rest, codes, table)
-        return exponents_p.bind(rest, codes, table)
+        return exponents_p.bind(rest, codes, table, jnp.zeros(()) if after is None else jax.lax.stop_gradient(after))
     if implementation not in get_args(Implementation):
         raise ValueError(f"numbers has no implementation {implementation!r}; choose 'xla' or None")
     if implementation == "xla":
         return xla.numbers(rest, codes, table)
     return (_gpu if implementation == "pallas_gpu_interpreted" else _tpu)(rest, codes, table, interpret=True)
+
+
+def _cpu(rest, codes, table, after):
+    first = after[(0,) * after.ndim].astype(jnp.float32)
+    # always 0, which the compiler does not know; barriers it drops before it decides what comes when
+    nothing = jnp.minimum(jax.lax.bitcast_convert_type(first, jnp.int32) & 1, 0).astype(table.dtype)
+    return xla.numbers(rest, codes, table + nothing)
 
 
 def _gpu(rest, codes, table, interpret=False):
@@ -77,9 +88,14 @@ exponents_p.def_abstract_eval(lambda rest, *_: jax.core.ShapedArray(rest.shape, 
 
 def _batch(values, axes):
     """Under `jax.vmap`: in XLA, which any mapped axis may stand before."""
-    return jax.vmap(xla.numbers, in_axes=axes)(*values), 0
+    return jax.vmap(xla.numbers, in_axes=axes[:3])(*values[:3]), 0
+
+
+def _lower(ctx, rest, codes, table, after, *, way):
+    return mlir.lower_fun(way, multiple_results=False)(ctx.replace(avals_in=ctx.avals_in[:3]), rest, codes, table)
 
 
 batching.primitive_batchers[exponents_p] = _batch
+mlir.register_lowering(exponents_p, mlir.lower_fun(_cpu, multiple_results=False), platform="cpu")
 for _platform, _way in {"cuda": _gpu, "tpu": _tpu, None: xla.numbers}.items():
-    mlir.register_lowering(exponents_p, mlir.lower_fun(_way, multiple_results=False), platform=_platform)
+    mlir.register_lowering(exponents_p, functools.partial(_lower, way=_way), platform=_platform)

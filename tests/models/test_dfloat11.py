@@ -1,6 +1,7 @@
 """Models whose matrices are bfloat16 with coded exponents: the same numbers, the same text, less memory."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +114,23 @@ def test_a_matrix_is_made_plain_just_before_it_is_used():
         tokens[name] = np.asarray(program(params, prompt)).tolist()
     assert room["coded"] < 6 * 2 * 64 * 1024  # of 18, with what becomes one on the way; a CPU widens it
     assert tokens["coded"] == tokens["plain"] and len(set(tokens["plain"][0])) > 1
+
+
+def test_a_mesh_moves_no_part_of_a_matrix():
+    """What devices exchange is what they do for the plain model: sums of a layer's outputs."""
+    lm, mesh = LlamaLM(dataclasses.replace(SMALL, num_hidden_layers=1)), make_mesh("data=2,model=4")
+    whole, exchanged = half(lm.init(jax.random.key(0))), []
+    block = Block(jnp.ones((2, 3), jnp.int32), jnp.arange(6).reshape(2, 3), jnp.zeros(2, jnp.int32), None, causal=True)
+    for params in (whole, read_format("dfloat11:group=16").params(whole)):
+        wide, placed = models.spread(lm, params, mesh)
+
+        def logits(params, wide=wide):
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                return wide(params, block, None, wants=Wants(logits=True)).logits
+
+        text = jax.jit(logits).lower(placed).compile().as_text()
+        exchanged.append(set(re.findall(r"= (\S+) (all-\w+|collective-\w+|reduce-scatter)\(", text)))
+    assert exchanged[0] == exchanged[1] != set()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from specjax.about import abouts
 from specjax.models import LlamaConfig, LlamaLM, abstract, hf_config
 from specjax.models.families.table import FAMILIES
 from specjax.models.families.unsupported import UNSUPPORTED
-from specjax.models.packed.table import FORMATS
+from specjax.models.packed.table import FIELDS, FORMATS
 from specjax.models.published_configs import CONFIGS
 from specjax.plan.held import chip_bytes
 from specjax.spec import registry
@@ -36,6 +36,7 @@ NEEDS = {
 }
 WINDOWED = "openai/gpt-oss-20b", "openai/gpt-oss-120b", "google/gemma-2-27b-it", "google/gemma-3-27b-it"
 BATCHES = 1, 2, 4, 8, 32
+EXACT = {"tiny": "`tiny`", "1B": "random, as Llama-3.2-1B"}
 BEGIN = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -128,6 +129,28 @@ def few_bits() -> Iterator[tuple[str, ...]]:
         yield name, f"{100 * row['accuracy']:.1f}%", *_cost(paired)
 
 
+def exact() -> Iterator[tuple[str, ...]]:
+    """What bfloat16 weights take with coded exponents."""
+    yield "model", "`weights`", "parameters", "of plain", "bits of a coded number", "every bit back"
+    for model, name in EXACT.items():
+        own = {line: row for line, row in report("few_bits/exact.json")[model].items() if line != "speed"}
+        for line, row in own.items():
+            size = f"{row['bytes'] / 1e6:,.2f} of {row['plain'] / 1e6:,.2f} MB"
+            back = "yes" if row["equal"] else "no"
+            yield name, f"`{line}`", size, f"{row['bytes'] / row['plain']:.1%}", f"{row['bits_a_number']:.2f}", back
+
+
+def exact_speed() -> Iterator[tuple[str, ...]]:
+    """What a step with them costs on a CPU."""
+    yield "model", "`weights`", "tokens/s, one row", "parameters", "temporaries", "text of plain"
+    for model, name in EXACT.items():
+        name = name if model == "tiny" else f"{name}, 2 layers"
+        for line, row in report("few_bits/exact.json")[model]["speed"].items():
+            sizes = (f"{row[part] / 1e6:,.1f} MB" for part in ("parameters", "temporaries"))
+            text = "" if line == "plain" else "yes" if row["same_text"] else "no"
+            yield name, f"`{line}`" if text else line, f"{row['tokens_per_second']:.1f}", *sizes, text
+
+
 def warpers() -> Iterator[tuple[str, ...]]:
     """Every warper with its options, what its text is worth, and whether it is for diffusion models too."""
     gapped = {name: not (kind.of_logits or kind.reads_text) for kind in WARPERS for name in _names(kind)}
@@ -174,15 +197,25 @@ def weights() -> Iterator[tuple[str, ...]]:
     """What the parameters of two models take in each format."""
     size = lambda name, line: chip_bytes(abstract(name, "bfloat16", weights=line).params)
     yield "`weights`", "`tiny`", "Llama-3.1-8B"
-    for line in (None, "int8", "fp8", "int4", "int4:group=32", "int8:vocab=true", "int4:vocab=true"):
+    lines = (
+        "int8",
+        "fp8",
+        "int4",
+        "int4:group=32",
+        "dfloat11",
+        "int8:vocab=true",
+        "int4:vocab=true",
+        "dfloat11:vocab=true",
+    )
+    for line in (None, *lines):
         small, large = size("tiny", line) / 1e6, size("meta-llama/Llama-3.1-8B", line) / 1e9
         yield "plain" if line is None else f"`{line}`", f"{small:.2f} MB", f"{large:.2f} GB"
 
 
 def packed() -> Iterator[tuple[str, ...]]:
-    """Formats of packed weights, by `quant_method`."""
-    yield "`quant_method`", "read", "refused"
-    for name, form in FORMATS.items():
+    """Formats of packed weights, by `quant_method` or by the field that describes them."""
+    yield "`quant_method`, or field", "read", "refused"
+    for name, form in (FORMATS | FIELDS).items():
         yield f"`{name}`", form.reads, form.refuses
 
 
@@ -283,6 +316,8 @@ TABLES = {
     "packed": packed,
     "weights": weights,
     "few_bits": few_bits,
+    "exact": exact,
+    "exact_speed": exact_speed,
     "rings": rings,
 }
 

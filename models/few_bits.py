@@ -4,6 +4,8 @@ A product multiplies the stored values, widened on their way into the matrix uni
 a channel has one scale, one for each group of inputs else, summed by their scales. So no compiler has a reason to write a whole
 matrix in another type to memory, as it does where scales are multiplied into values first (a TPU's and a GPU's both do).
 Shapes: `E` inputs, `F` outputs, `G` groups of inputs that share scales, 1 where a channel has one.
+
+A matrix whose exponents are coded (`specjax.models.dfloat11`) is made plain just before it is multiplied, and one at a time.
 """
 
 import dataclasses
@@ -13,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.kernels.scaled_dot import scaled_dot
+from specjax.models.dfloat11 import Coded
 
 Array = jax.Array
 
@@ -60,13 +63,15 @@ class Quantised:
 
 
 def is_quantised(x: Any) -> bool:
-    """Whether a node of a params pytree is a `Quantised`: what `is_leaf` asks."""
-    return isinstance(x, Quantised)
+    """Whether a node of a params pytree stands for a matrix, a `Quantised` or a `Coded`: what `is_leaf` asks."""
+    return isinstance(x, Quantised | Coded)
 
 
 def plain(x: Any, dtype: Any = None) -> Any:
     """The matrix as one array, in its own type or another; of a plain array that."""
     kind = x.dtype if dtype is None else dtype
+    if isinstance(x, Coded):
+        return x.numbers().astype(kind)
     if not isinstance(x, Quantised):
         return x.astype(kind)
     scale = x.scale.astype(jnp.float32)
@@ -80,13 +85,15 @@ def dot(x: Array, kernel: Any, dtype: Any = None) -> Array:
 
     Args:
       x: `[..., E]`.
-      kernel: `[E, F]`, plain or `Quantised`.
+      kernel: `[E, F]`, plain, `Quantised` or `Coded`.
       dtype: of the product; None: that of `x`.
 
     Returns:
       `[..., F]`.
     """
     last = (((x.ndim - 1,), (0,)), ((), ()))
+    if isinstance(kernel, Coded):
+        kernel = kernel.numbers(x)
     if not isinstance(kernel, Quantised):
         return jax.lax.dot_general(x, kernel.astype(x.dtype), last, preferred_element_type=dtype)
     values, scale = kernel.values.astype(x.dtype), kernel.scale.astype(jnp.float32)
@@ -100,13 +107,17 @@ def dot(x: Array, kernel: Any, dtype: Any = None) -> Array:
 
 
 def scores(h: Array, kernel: Any) -> Array:
-    """Features `[B, T, E]` by an output head `[E, V]`, plain or `Quantised`: `[B, T, V]` in float32."""
+    """Features `[B, T, E]` by an output head `[E, V]`, in whatever form: `[B, T, V]` in float32."""
+    if isinstance(kernel, Coded):
+        return scores(h, kernel.numbers(h).astype(kernel.dtype))
     if isinstance(kernel, Quantised):
         return dot(h, kernel, jnp.float32)
     return jnp.einsum("bte,ev->btv", h, kernel, preferred_element_type=jnp.float32)
 
 
 def rows(table: Any, ids: Array) -> Array:
-    """The rows `ids` `[...]` of a table `[V, E]`, plain or `Quantised`: `[..., E]`. No id may be outside."""
+    """The rows `ids` `[...]` of a table `[V, E]`, in whatever form: `[..., E]`. No id may be outside."""
+    if isinstance(table, Coded):
+        return plain(table.take(ids)).reshape(*ids.shape, -1)
     taken = jax.tree.map(lambda x: x.at[ids].get(mode="promise_in_bounds"), table)
     return plain(taken)

@@ -3,6 +3,7 @@
 Of the numbers that share a scale (an output's, or a group of an output's inputs) the greatest magnitude decides it, as in qwix
 (github.com/google/qwix): `scale = max|w| / most`, rounded to the type of the parameters, and then `round(w / scale)`. `most` is
 the largest integer and a half, so that the bucket of the largest one is as wide as the others; of float8 the largest number.
+DFloat11 is bfloat16 without loss.
 """
 
 import dataclasses
@@ -14,11 +15,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from specjax.models import dfloat11, quantising
 from specjax.models.errors import ModelError
 from specjax.models.few_bits import Quantised, is_quantised
+from specjax.models.reading import Source, Stack
 from specjax.models.weights import listed
 
 _LEAST = float(np.sqrt(np.finfo(np.float32).tiny))  # a smaller scale is that of zeros
+_FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,16 +30,12 @@ class Format:
     """One of them.
 
     Attributes:
-      name: of the type of the values.
-      kind: that type.
-      most: what the greatest magnitude becomes before it is rounded.
-      group: how many inputs of an output share a scale; 0: all of them.
+      name: of it.
+      group: how many inputs of an output share a scale, or follow each other in codes; 0: all of them.
       vocab: whether the table of embeddings and the output head are kept in it as well.
     """
 
     name: str
-    kind: Any
-    most: float
     group: int = 0
     vocab: bool = False
 
@@ -45,9 +45,9 @@ class Format:
         return ":".join(part for part in (self.name, ",".join(changed)) if part)
 
     def axis_of(self, path: tuple[Any, ...]) -> int | None:
-        """The axis of a parameter's inputs, along which numbers share scales; None of one that stays plain.
+        """The axis of a parameter's inputs, along which numbers form groups; None of one that stays plain.
 
-        Kernels of linear layers and experts are quantised. Routers are not: they are small, and choose.
+        Kernels of linear layers and experts are put into it. Routers are not: they are small, and choose.
         """
         keys = [key.key for key in path if hasattr(key, "key")]
         if keys == ["embed", "embedding"]:
@@ -58,6 +58,86 @@ class Format:
     def groups(self, inputs: int) -> int:
         """How many groups so many inputs have."""
         return inputs // self.group if self.group else 1
+
+    def grouped(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+        """A matrix's shape with its groups for its inputs."""
+        at = len(shape) + axis
+        return (*shape[:at], self.groups(shape[at]), *shape[at + 1 :])
+
+    def shape(self, leaf: jax.ShapeDtypeStruct, axis: int) -> Any:
+        """What stands for a matrix, as `ShapeDtypeStruct`s."""
+        raise NotImplementedError
+
+    def leaf(self, x: Any, axis: int) -> Any:
+        """What stands for a matrix that is there.
+
+        Raises:
+          ModelError: where it cannot be kept in it.
+        """
+        raise NotImplementedError
+
+    def source(self, source: Source | Stack, axis: int) -> Any:
+        """What reads a matrix into what stands for it; see `specjax.models.reading.read`."""
+        raise NotImplementedError
+
+    def check(self, shapes: Any) -> None:
+        """Whether all matrices can be kept in it.
+
+        Raises:
+          ModelError: naming those whose inputs the groups do not divide, and a group that does.
+        """
+        sizes = {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+            axis = self.axis_of(path)
+            if axis is not None and self.group and leaf.shape[axis] % self.group:
+                sizes[_name(path)] = leaf.shape[axis]
+        if sizes:
+            found = {leaf.shape[a] for p, leaf in jax.tree_util.tree_leaves_with_path(shapes) if (a := self.axis_of(p))}
+            fits = max(size for size in range(1, self.group) if not any(inputs % size for inputs in found))
+            odd = listed([f"{name} has {inputs} inputs" for name, inputs in sizes.items()])
+            raise ModelError(
+                f"groups of {self.group} do not divide every matrix ({odd}): give {self.name}:group={fits}"
+            )
+
+    def shapes(self, shapes: Any) -> Any:
+        """A params pytree of `ShapeDtypeStruct`s, with those of few bits as such.
+
+        Raises:
+          ModelError: see `check`.
+        """
+        self.check(shapes)
+        return self.each(self.shape, shapes)
+
+    def params(self, params: Any) -> Any:
+        """Plain parameters in this format, where they lie.
+
+        Raises:
+          ModelError: see `check` and `leaf`.
+        """
+        self.check(params)
+        return self.each(self.leaf, params)
+
+    def each(self, change: Callable[[Any, int], Any], tree: Any) -> Any:
+        """A pytree like the parameters with `change(leaf, axis)` for those that are put into it."""
+
+        def one(path, leaf):
+            axis = self.axis_of(path)
+            return leaf if axis is None else change(leaf, axis)
+
+        return jax.tree_util.tree_map_with_path(one, tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled(Format):
+    """Numbers of few bits, groups of which share a scale.
+
+    Attributes:
+      kind: the type of the values.
+      most: what the greatest magnitude becomes before it is rounded.
+    """
+
+    kind: Any = None
+    most: float = 0.0
 
     def quantise(self, numbers: Any, axis: int, dtype: Any, xp: Any = np) -> tuple[Any, Any]:
         """Scales and values of a matrix.
@@ -81,67 +161,57 @@ class Format:
             values = xp.clip(values, np.float32(-self.most), np.float32(self.most))
         return xp.squeeze(scale, at + 1), values.reshape(shape).astype(self.kind)
 
-    def check(self, shapes: Any) -> None:
-        """Whether all matrices can be kept in it.
+    def shape(self, leaf: jax.ShapeDtypeStruct, axis: int) -> Quantised:
+        """See `Format.shape`."""
+        scale = jax.ShapeDtypeStruct(self.grouped(leaf.shape, axis), leaf.dtype)
+        return Quantised(scale, jax.ShapeDtypeStruct(leaf.shape, self.kind))
 
-        Raises:
-          ModelError: naming those whose inputs the groups do not divide, and a group that does.
-        """
-        sizes = {}
-        for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
-            axis = self.axis_of(path)
-            if axis is not None and self.group and leaf.shape[axis] % self.group:
-                sizes[_name(path)] = leaf.shape[axis]
-        if sizes:
-            found = {leaf.shape[a] for p, leaf in jax.tree_util.tree_leaves_with_path(shapes) if (a := self.axis_of(p))}
-            fits = max(size for size in range(1, self.group) if not any(inputs % size for inputs in found))
-            odd = listed([f"{name} has {inputs} inputs" for name, inputs in sizes.items()])
-            raise ModelError(
-                f"groups of {self.group} do not divide every matrix ({odd}): give {self.name}:group={fits}"
-            )
-
-    def shapes(self, shapes: Any) -> Any:
-        """A params pytree of `ShapeDtypeStruct`s, with those that are quantised as such.
-
-        Raises:
-          ModelError: see `check`.
-        """
-        self.check(shapes)
-
-        def one(leaf, axis):
-            at = len(leaf.shape) + axis
-            scale = (*leaf.shape[:at], self.groups(leaf.shape[at]), *leaf.shape[at + 1 :])
-            return Quantised(jax.ShapeDtypeStruct(scale, leaf.dtype), jax.ShapeDtypeStruct(leaf.shape, self.kind))
-
-        return self.each(one, shapes)
-
-    def params(self, params: Any) -> Any:
-        """Plain parameters in this format, where they lie.
-
-        Raises:
-          ModelError: see `check`.
-        """
-        self.check(params)
+    def leaf(self, x: Any, axis: int) -> Quantised:
+        """See `Format.leaf`."""
         # not jitted, and divided by whole arrays: a compiler multiplies by the reciprocals of few numbers, and numpy divides
-        quantise = lambda x, axis: Quantised(*self.quantise(x.astype(jnp.float32), axis, x.dtype, jnp))
-        return self.each(quantise, params)
+        return Quantised(*self.quantise(x.astype(jnp.float32), axis, x.dtype, jnp))
 
-    def each(self, change: Callable[[Any, int], Any], tree: Any) -> Any:
-        """A pytree like the parameters with `change(leaf, axis)` for those that are quantised."""
+    def source(self, source: Source | Stack, axis: int) -> quantising.QuantisedSource:
+        """See `Format.source`."""
+        return quantising.QuantisedSource(self, source, axis)
 
-        def one(path, leaf):
-            axis = self.axis_of(path)
-            return leaf if axis is None else change(leaf, axis)
 
-        return jax.tree_util.tree_map_with_path(one, tree)
+@dataclasses.dataclass(frozen=True)
+class Lossless(Format):
+    """bfloat16 with coded exponents; see `specjax.models.dfloat11`. A group is the run of a lane."""
+
+    def shape(self, leaf: jax.ShapeDtypeStruct, axis: int) -> dfloat11.Coded:
+        """See `Format.shape`. How many words a run has depends on the numbers: it is what random ones of one scale take."""
+        runs, at = self.grouped(leaf.shape, axis), len(leaf.shape) - 2
+        words = dfloat11.usual_words(leaf.shape[axis] // runs[axis])
+        lead = leaf.shape[:at]
+        return dfloat11.Coded(
+            jax.ShapeDtypeStruct((*lead, 1, 1), leaf.dtype), jax.ShapeDtypeStruct(leaf.shape, np.uint8),
+            jax.ShapeDtypeStruct((*lead, words, *runs[at:]), np.uint32),
+            jax.ShapeDtypeStruct((*lead, 256, 1, 1), np.uint16),
+        )  # fmt: skip
+
+    def leaf(self, x: Any, axis: int) -> dfloat11.Coded:
+        """See `Format.leaf`; on the host, which must hold all of it."""
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            raise ModelError(f"several processes hold the parameters: {self.name} is for folders of safetensors there")
+        own = np.asarray(x)
+        if own.dtype != dfloat11.BFLOAT16 and not dfloat11.is_exact(own):
+            raise ModelError(quantising.NOT_EXACT)
+        return jax.tree.map(jnp.asarray, dfloat11.encoded(own.astype(dfloat11.BFLOAT16), axis, self.group, own.dtype))
+
+    def source(self, source: Source | Stack, axis: int) -> quantising.CodedSource:
+        """See `Format.source`."""
+        return quantising.CodedSource(self, source, axis)
 
 
 FORMATS = {
     kind.name: kind
     for kind in (
-        Format("int8", np.dtype(np.int8), 127.5),
-        Format("int4", np.dtype(ml_dtypes.int4), 7.5, group=128),
-        Format("fp8", np.dtype(ml_dtypes.float8_e4m3fn), float(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max)),
+        Scaled("int8", kind=np.dtype(np.int8), most=127.5),
+        Scaled("int4", 128, kind=np.dtype(ml_dtypes.int4), most=7.5),
+        Scaled("fp8", kind=_FP8, most=float(ml_dtypes.finfo(_FP8).max)),
+        Lossless("dfloat11", 128),
     )
 }
 """By name."""
@@ -158,7 +228,7 @@ def read_format(line: str | Format | None) -> Format | None:
     """
     if line is None or isinstance(line, Format):
         return line
-    known = f"give {', '.join(FORMATS)}, with group=N inputs that share a scale (0: all) or vocab=true behind a colon"
+    known = f"give {', '.join(FORMATS)}, with group=N inputs of an output (0: all) or vocab=true behind a colon"
     name, _, rest = str(line).partition(":")
     fields: dict[str, Any] = {}
     for item in rest.split(",") if rest else ():

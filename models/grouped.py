@@ -1,4 +1,4 @@
-"""A product of rows that are sorted by group, each with the matrix of its group, plain or `Quantised`.
+"""A product of rows that are sorted by group, each with the matrix of its group, in whatever form.
 
 Shapes: `R` rows, `X` groups, `E` inputs, `F` outputs.
 """
@@ -10,29 +10,29 @@ import jax.numpy as jnp
 
 from specjax.kernels.grouped_dot import grouped_dot as plain_dot
 from specjax.kernels.grouped_dot import loop, split
-from specjax.models.few_bits import Quantised, dot, plain
+from specjax.models.few_bits import Quantised, dot, is_quantised, plain
 
 Array = jax.Array
 
 
 def grouped_dot(x: Array, kernels: Any, sizes: Array) -> Array:
-    """See `specjax.kernels.grouped_dot`; there are no derivatives where kernels are quantised.
+    """See `specjax.kernels.grouped_dot`; there are no derivatives where kernels are of few bits.
 
     Args:
       x: `[R, E]`, sorted by group.
-      kernels: `[X, E, F]`, plain or `Quantised`.
+      kernels: `[X, E, F]`, plain, `Quantised` or `Coded`.
       sizes: how many rows each group has, `[X]` int32, at most R in all.
 
     Returns:
       `[R, F]`; what lies behind the rows of all groups is undefined.
     """
-    return (_quantised_dot if isinstance(kernels, Quantised) else plain_dot)(x, kernels, sizes)
+    return (_few_bits_dot if is_quantised(kernels) else plain_dot)(x, kernels, sizes)
 
 
-def _quantised_dot(x: Array, kernels: Quantised, sizes: Array) -> Array:
+def _few_bits_dot(x: Array, kernels: Any, sizes: Array) -> Array:
     """A TPU's product of groups takes int8 as it is, and of other types only matrices made plain: for those the loop is better
     there too, as long as no mesh splits them."""
-    taken = kernels.values.dtype == jnp.int8 and kernels.scale.shape[1] == 1
+    taken = isinstance(kernels, Quantised) and kernels.values.dtype == jnp.int8 and kernels.scale.shape[1] == 1
     if split():
         return _scaled(x, kernels, sizes) if taken else jax.lax.ragged_dot(x, plain(kernels, x.dtype), sizes)
     if not taken:
@@ -40,7 +40,7 @@ def _quantised_dot(x: Array, kernels: Quantised, sizes: Array) -> Array:
     return jax.lax.platform_dependent(x, kernels, sizes, cpu=_looped, default=_scaled)
 
 
-def _looped(x: Array, kernels: Quantised, sizes: Array) -> Array:
+def _looped(x: Array, kernels: Any, sizes: Array) -> Array:
     return loop.dot(x, kernels, sizes, dot)
 
 

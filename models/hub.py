@@ -34,7 +34,6 @@ from specjax.models.packed import table as packed
 from specjax.models.placement import share_of, stored_places, widened, with_copies
 from specjax.models.progress import bar
 from specjax.models.published_configs import CONFIGS
-from specjax.models.quantising import QuantisedSource
 from specjax.models.tensors import read_folder
 from specjax.sharding import rules
 
@@ -205,14 +204,14 @@ def load(
         family; see `specjax.models.adapters`.
       longest: how many positions it is used for; None: as many as `config.json` says. A rope that has numbers for short and for
         long texts (`longrope` of Phi-3) takes those for this length, for all of a text and for every text.
-      weights: a format for the matrices of its layers, `int8`, `int4` or `fp8`, which settings may follow, such as
+      weights: a format for the matrices of its layers, `int8`, `int4`, `fp8` or `dfloat11`, which settings may follow, such as
         `int4:group=32`: see `specjax.models.formats`. Each is quantised as it is read; where there is an adapter, or an Orbax
         checkpoint, once all are there. None: they stay plain.
 
     Raises:
       ModelError: (a ValueError) when there is no such model, the folder is incomplete, the architecture is not
         supported, weights and `config.json` disagree, the adapter is of another kind or model, or matrices do not have
-        the groups that `weights` asks for.
+        the groups that `weights` asks for, or numbers that `dfloat11` holds.
     """
     resolve_dtype(None if dtype == LAYER_CAST else dtype)  # before anything is looked for
     form = formats.read_format(weights)
@@ -242,7 +241,7 @@ def load(
     else:
         sources = _sources(lm, raw, folder, dtype, share_of(mesh))
         if form is not None and not later:
-            sources = form.each(functools.partial(QuantisedSource, form), sources)
+            sources = form.each(form.source, sources)
         with bar(f"loading {name}", len(jax.tree.leaves(sources))) as advance:
             params = reading.read(sources, dtype, places, advance)
     if added is not None:

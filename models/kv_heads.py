@@ -49,7 +49,7 @@ def is_copied(path: tuple[Any, ...]) -> bool:
 
 def _change(params, heads, function):
     def change(path, x):
-        if not is_copied(path):
+        if not is_copied(path) or x.shape[-1] == 1:  # what all outputs of a matrix share
             return x
         split = x.reshape(*x.shape[:-1], heads, -1)
         return function(split).reshape(*x.shape[:-1], -1)

@@ -10,7 +10,7 @@ Array = jax.Array
 
 
 class Linear(nnx.Linear):
-    """`nnx.Linear`, whose kernel may be `Quantised`."""
+    """`nnx.Linear`, whose kernel may be one of few bits."""
 
     def __call__(self, x: Array) -> Array:
         y = dot(x.astype(self.dtype), self.kernel.get_value())

@@ -29,7 +29,7 @@ def _leaf_axes(path: tuple[Any, ...], x: Any) -> tuple[str | None, ...]:
 def _axes(path: tuple[Any, ...], ndim: int) -> tuple[str | None, ...]:
     *_, module, kind = ["", *(_LISTED.get(key.key, key.key) for key in path if hasattr(key, "key"))]
     if kind == "embedding":
-        return ("vocab", "embed")
+        return (None,) * (ndim - 2) + ("vocab", "embed")
     if kind == "kernel":
         return (None,) * (ndim - 2) + (_IN_AXES.get(module, "embed"), _OUT_AXES.get(module, "embed"))
     if kind == "bias" or (kind == "scale" and module in _OUT_AXES):

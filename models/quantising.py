@@ -1,15 +1,21 @@
-"""Parameters that are quantised while they are read: a host holds what is stored of them, and a few pieces besides."""
+"""Parameters that are put into few bits while they are read."""
 
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from specjax.models import dfloat11
+from specjax.models.errors import ModelError
 from specjax.models.few_bits import Quantised
-from specjax.models.formats import Format
 from specjax.models.reading import Box, Room, Source, Stack
+
+if TYPE_CHECKING:
+    from specjax.models.formats import Lossless, Scaled
 
 PIECE = 1 << 20
 """Numbers that are quantised at a time."""
@@ -17,7 +23,7 @@ PIECE = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class QuantisedSource:
-    """Where a parameter is stored that is kept in few bits.
+    """Where a parameter is stored that is kept in few bits, with scales. A host holds what is stored of it, and a few pieces.
 
     A scale is of all inputs of an output, or of a group of them. So of a matrix whose inputs lie on several hosts each reads
     more than its own: all inputs, or those of the groups that it has a part of.
@@ -28,7 +34,7 @@ class QuantisedSource:
       axis: of its inputs, counted from the end.
     """
 
-    format: Format
+    format: "Scaled"
     source: Source | Stack
     axis: int
 
@@ -58,6 +64,55 @@ class QuantisedSource:
                 for own, buffer in room.buffers.items():
                     _copy(made, box, buffer, own)
         return Quantised(scales.array(), values.array())
+
+
+@dataclasses.dataclass(frozen=True)
+class CodedSource:
+    """Where a parameter is stored whose exponents are coded.
+
+    How long their codes are depends on all of them: each host reads a whole matrix (of experts one at a time), which it holds
+    until that is coded.
+
+    Attributes:
+      format: how it is coded.
+      source: of the plain numbers.
+      axis: of its inputs, counted from the end.
+    """
+
+    format: "Lossless"
+    source: Source | Stack
+    axis: int
+
+    def placed(self, dtype: Any, place: Any) -> dfloat11.Coded:
+        """The parameter.
+
+        Args:
+          dtype: that it is used in, where the source names none.
+          place: a `Coded` of shardings; None: the default device.
+
+        Raises:
+          ModelError: where the file ends before it should, or bfloat16 does not hold the numbers.
+        """
+        dtype = np.dtype(dtype if self.source.dtype is None else self.source.dtype)
+        rounded = dtype == dfloat11.BFLOAT16  # as plain parameters would be
+        matrix, boxes = np.empty(self.source.shape, dfloat11.BFLOAT16), [(0, size) for size in self.source.shape]
+        for index in itertools.product(*map(range, self.source.shape[:-2])):
+            box = (*((i, i + 1) for i in index), *boxes[-2:])
+            numbers = np.empty([b - a for a, b in box], dtype if rounded else np.float32)
+            self.source.fill([(box, numbers)])
+            if not rounded and not dfloat11.is_exact(numbers):
+                raise ModelError(NOT_EXACT)
+            matrix[tuple(slice(*span) for span in box)] = numbers
+        made = dfloat11.encoded(matrix, self.axis, self.format.group, dtype)
+        if place is None:
+            return jax.tree.map(jnp.asarray, made)
+        put = lambda part, where: jax.make_array_from_callback(part.shape, where, lambda index: part[index])
+        return jax.tree.map(put, made, place)
+
+
+NOT_EXACT = (
+    "dfloat11 holds numbers of bfloat16, and the model's are others: load it with dtype bfloat16, or without weights"
+)
 
 
 def _pieces(wanted: list[Box], at: int, size: int) -> Iterator[Box]:

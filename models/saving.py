@@ -21,8 +21,9 @@ from specjax.models.formats import check_plain
 from specjax.models.hub import resolve_dtype
 from specjax.models.kv_heads import merged
 from specjax.models.llama import LlamaLM
+from specjax.models.packed import dfloat11_writing
 
-LAYOUTS = ("safetensors", "orbax")
+LAYOUTS = ("safetensors", "orbax", "dfloat11")
 
 
 def save(
@@ -51,13 +52,15 @@ def save(
       diffusion: how it is used for masked diffusion: written in Fast-dLLM v2's (`block`) or Dream's layout
         where `shift` is set, else in SDAR's (`block`), LLaDA's or A2D's, the first that can say what the model is (q and k
         norms, biases, rope). DiffusionGemma has a `Canvas`.
-      layout: `safetensors` for one file of Hugging Face's names, which one process writes; or `orbax` for a checkpoint that
-        every process writes its own part of.
+      layout: `safetensors` for one file of Hugging Face's names, which one process writes; `orbax` for a checkpoint that
+        every process writes its own part of; or `dfloat11` for such a file with coded exponents, of a model in bfloat16 that
+        is no DiffusionGemma, which the host packs as a whole.
 
     Raises:
       ModelError: when no supported architecture expresses the config, on a bad `dtype` or `layout`, when matrices are kept
         in few bits (they are quantised when they are loaded), when `folder` is a file
-        or, for `orbax`, holds something, or when other processes have a part of what is to be written in safetensors.
+        or, for `orbax`, holds something, when other processes have a part of what is to be written in safetensors, or when a
+        model is none that `dfloat11` writes.
     """
     dtype = None if dtype is None else resolve_dtype(dtype)
     folder = Path(folder)
@@ -71,6 +74,10 @@ def save(
     eos = {"eos_token_id": None if not ids else ids[0] if len(ids) == 1 else ids}
     bos = {"bos_token_id": getattr(tokenizer, "bos_token_id", None)}
     written = jnp.dtype(jax.tree.leaves(params)[0].dtype if dtype is None else dtype)
+    if layout == "dfloat11" and (written != jnp.bfloat16 or not isinstance(lm, LlamaLM)):
+        raise ModelError(
+            "the layout dfloat11 is for models of the Llama family in bfloat16: give dtype bfloat16, or another layout"
+        )
     shape, sampler, names, paths = _described(lm, diffusion)
     config = {**shape, **bos, **eos, "torch_dtype": written.name}
     if isinstance(lm, LlamaLM):
@@ -88,7 +95,11 @@ def save(
     if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)):
         raise ModelError("several processes hold these parameters, and one writes safetensors: save them as orbax")
     with _beside(folder) as scratch:
-        weights.write(scratch / "model.safetensors", params, dtype, names, paths)
+        if layout == "dfloat11":
+            arrays, config["dfloat11_config"] = dfloat11_writing.packed(weights.stored(params, dtype, names, paths))
+            weights.write_arrays(scratch / "model.safetensors", arrays)
+        else:
+            weights.write(scratch / "model.safetensors", params, dtype, names, paths)
         write_rest(scratch)
 
 

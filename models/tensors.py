@@ -31,7 +31,8 @@ Read = Callable[[list[tuple[Any, np.ndarray]]], None]
 class Tensor:
     """One tensor of a file, of which nothing was read. `specjax.models.reading` reads parts of it, `array()` maps it whole.
 
-    Where its numbers do not lie in a file as they are, `read` is what makes them, and it has no bytes of its own.
+    Where its numbers do not lie in a file as they are, `read` is what makes them, and it has no bytes of its own. Where it is
+    `flat`, they come in a row, and the file does not say of which shape they are.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Tensor:
     offset: int
     size: int
     read: Read | None = None
+    flat: bool = False
 
     @property
     def kind(self) -> np.dtype:
@@ -74,6 +76,21 @@ class Tensor:
         row = self.size // self.shape[0]
         shape, offset = (stop - start, *self.shape[1:]), self.offset + start * row
         return dataclasses.replace(self, shape=shape, offset=offset, size=(stop - start) * row)
+
+
+def shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor whose numbers lie in a row, as a matrix of so many; any other as it is."""
+    whole = tensor.read
+    if not tensor.flat or whole is None or len(shape) != 2 or math.prod(shape) != tensor.shape[0]:
+        return tensor
+
+    def read(wanted: list[tuple[Any, np.ndarray]]) -> None:
+        for ((first, last), (start, stop)), own in wanted:
+            rows = np.empty(((last - first) * shape[1],), tensor.kind)
+            whole([(((first * shape[1], last * shape[1]),), rows)])
+            own[...] = rows.reshape(-1, shape[1])[:, start:stop]
+
+    return dataclasses.replace(tensor, shape=shape, read=read, flat=False)
 
 
 def read_header(file: Path) -> dict[str, Tensor]:

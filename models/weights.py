@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from specjax.models.errors import ModelError
 from specjax.models.reading import Source, Stack, equal, stored_shape
-from specjax.models.tensors import FLOATS, INTEGERS, Tensor
+from specjax.models.tensors import FLOATS, INTEGERS, Tensor, shaped
 
 _CODES = {dtype: code for code, dtype in FLOATS.items()}
 # buffers that old checkpoints carry, which we compute; heads that were saved with their target, which drafters read
@@ -138,6 +138,7 @@ def match(
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
     stored, problems = stored_parts(leaves, names, layout), []
+    tensors = {name: shaped(own, _shape_of(stored[name])) if name in stored else own for name, own in tensors.items()}
     sources: list[list[Source]] = [[] for _ in leaves]
     for name, parts in stored.items():
         shape = _shape_of(parts)
@@ -171,13 +172,49 @@ def listed(problems: list[str]) -> str:
     return "; ".join(problems[:12]) + (f"; and {len(problems) - 12} more" if len(problems) > 12 else "")
 
 
+def stored(params: Any, dtype: Any, names: Names = str, layout: Layout = hf_name) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors of a params pytree under their Hugging Face names, one at a time; `dtype` as `write` has it."""
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    for name, parts in sorted(stored_parts(leaves, names, layout).items()):
+        yield name, np.concatenate([_array(leaves[part.leaf][1], part, dtype) for part in parts])
+
+
+def _array(leaf: Any, part: Part, dtype: Any) -> np.ndarray:
+    """A part of a tensor, as a file has it."""
+    array = np.asarray(leaf if part.index is None else leaf[part.index])
+    array = array.swapaxes(-1, -2) if part.transposed else array
+    return np.array(array, leaf.dtype if dtype is None else dtype, order="C")
+
+
+def write_arrays(file: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Writes arrays as one safetensors file."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset, codes = 0, _CODES | {dtype: code for code, dtype in INTEGERS.items()}
+    for name, array in arrays.items():
+        stop = offset + array.nbytes
+        header[name] = {"dtype": codes[array.dtype], "shape": list(array.shape), "data_offsets": [offset, stop]}
+        offset = stop
+    _write(file, header, (array.tobytes() for array in arrays.values()))
+
+
+def _write(file: Path, header: dict[str, Any], pieces: Iterable[bytes]) -> None:
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(file, "wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for piece in pieces:
+            stream.write(piece)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
 def write(file: Path, params: Any, dtype: Any, names: Names = str, layout: Layout = hf_name) -> None:
     """Writes a params pytree as one safetensors file under the Hugging Face names, one parameter at a time."""
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-    stored = dict(sorted(stored_parts(leaves, names, layout).items()))
+    found = dict(sorted(stored_parts(leaves, names, layout).items()))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
     offset = 0
-    for name, parts in stored.items():
+    for name, parts in found.items():
         kind = np.dtype(leaves[parts[0].leaf][1].dtype if dtype is None else dtype)
         if kind not in _CODES:
             raise ModelError(f"{name} cannot be written as {kind}; choose float32, bfloat16 or float16")
@@ -185,14 +222,5 @@ def write(file: Path, params: Any, dtype: Any, names: Names = str, layout: Layou
         size = math.prod(shape) * kind.itemsize
         header[name] = {"dtype": _CODES[kind], "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(file, "wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        for part in itertools.chain.from_iterable(stored.values()):
-            leaf = leaves[part.leaf][1]
-            array = np.asarray(leaf if part.index is None else leaf[part.index])
-            array = array.swapaxes(-1, -2) if part.transposed else array
-            stream.write(np.array(array, leaf.dtype if dtype is None else dtype, order="C").tobytes())
-        stream.flush()
-        os.fsync(stream.fileno())
+    parts = itertools.chain.from_iterable(found.values())
+    _write(file, header, (_array(leaves[part.leaf][1], part, dtype).tobytes() for part in parts))

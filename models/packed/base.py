@@ -210,7 +210,7 @@ def check(module: str, parts: Parts, wanted: Wanted, said: str) -> None:
         elif own.dtype not in kinds or own.shape != shape:
             problems.append(f"{module}.{name} is {own.dtype} {list(own.shape)}, not {right}")
     if problems:
-        raise ModelError(f"the weights do not fit quantization_config ({said}): {'; '.join(problems)}")
+        raise ModelError(f"the weights do not fit config.json ({said}): {'; '.join(problems)}")
 
 
 def matrix(module: str, parts: Parts, name: str, kinds: tuple[str, ...]) -> tuple[int, int]:
@@ -221,7 +221,7 @@ def matrix(module: str, parts: Parts, name: str, kinds: tuple[str, ...]) -> tupl
     """
     own = parts.get(name)
     if own is None:
-        raise ModelError(f"the weights do not fit quantization_config: missing {module}.{name}")
+        raise ModelError(f"the weights do not fit config.json: missing {module}.{name}")
     if len(own.shape) != 2 or own.dtype not in kinds or not all(own.shape):
         raise ModelError(f"{module}.{name} is {own.dtype} {list(own.shape)}, not a matrix in {' or '.join(kinds)}")
     return own.shape[0], own.shape[1]

@@ -201,9 +201,7 @@ def _shape(module: str, parts: Parts, scheme: Scheme) -> tuple[int, int]:
         return base.matrix(module, parts, "weight", _kinds(scheme))
     own = parts.get("weight_shape")
     if own is None or own.dtype not in ("I32", "I64") or own.shape != (2,):
-        raise ModelError(
-            f"the weights do not fit quantization_config ({scheme}): {module}.weight_shape is no two integers"
-        )
+        raise ModelError(f"the weights do not fit config.json ({scheme}): {module}.weight_shape is no two integers")
     out, wide = map(int, base.part(own, (0, 2)))
     if not (is_size(out) and is_size(wide)):
         raise ModelError(f"{module}.weight_shape says {[out, wide]}, which is no matrix")

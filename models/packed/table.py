@@ -4,7 +4,7 @@ from typing import Any
 
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object, shown
-from specjax.models.packed import awq, compressed_tensors, fp8, gptq, mxfp4
+from specjax.models.packed import awq, compressed_tensors, dfloat11, fp8, gptq, mxfp4
 from specjax.models.packed.base import Format, Parts, Unpack
 from specjax.models.tensors import FLOATS, Tensor
 
@@ -16,6 +16,8 @@ FORMATS: dict[str, Format] = {
     "mxfp4": mxfp4.MXFP4,
 }
 """By `quant_method`."""
+FIELDS: dict[str, Format] = {"dfloat11_config": dfloat11.DFLOAT11}
+"""By the field of a `config.json` that describes it, where that is another than `quantization_config`."""
 
 
 def unpacker(config: dict[str, Any]) -> Unpack | None:
@@ -24,6 +26,9 @@ def unpacker(config: dict[str, Any]) -> Unpack | None:
     Raises:
       ModelError: where it names a format that is not read.
     """
+    for field, form in FIELDS.items():
+        if config.get(field) is not None:
+            return form.read(an_object(field, config[field]))
     own = [said.get("quantization_config") for said in (config, an_object("text_config", config.get("text_config")))]
     said = [an_object("quantization_config", one) for one in own if one is not None]
     if not said:

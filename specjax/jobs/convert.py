@@ -22,7 +22,10 @@ class ConvertOptions:
         positional=True,
     )
     output: str = option(dataclasses.MISSING, "the folder to write, new or empty", metavar="OUTPUT", positional=True)
-    layout: str = option("orbax", "orbax: a checkpoint for any mesh; safetensors: a Hugging Face folder")
+    layout: str = option(
+        "orbax",
+        "orbax: a checkpoint for any mesh; safetensors: a Hugging Face folder; dfloat11: one in bfloat16 with coded exponents",
+    )
     format: str | None = option(
         None, "of a head: eagle3, the flat layout that vLLM and SGLang read, or speculators, vLLM's own"
     )

@@ -32,7 +32,7 @@ class PlanOptions:
     cache: str | None = option(None, "of a diffusion model, as of generate")
     block_length: int | None = option(None, "of a diffusion model")
     dtype: str | None = option(None, "of weights and cache (default: bfloat16, or float16 on a t4)")
-    weights: str | None = option(None, "of the model's matrices, as of generate: int8, int4 or fp8")
+    weights: str | None = option(None, "of the model's matrices, as of generate: int8, int4, fp8 or dfloat11")
     tokens_per_step: float = option(1.0, "tokens a row commits a step, for tokens/s")
     sampled: bool = option(False, "compile what sampled rows need too, which takes longer")
     whole: bool = option(False, "compile all layers instead of a few")

@@ -131,7 +131,8 @@ class DecodeOptions(Plan):
     )
     weights: str | None = option(
         None,
-        "keeps the model's matrices in few bits: int8, int4 (int4:group=32) or fp8; ,vocab=true: embeddings and head too",
+        "keeps the model's matrices in few bits: int8, int4 (int4:group=32), fp8, or bfloat16 without loss, dfloat11; "
+        ",vocab=true: embeddings and head too",
         metavar="FORMAT",
     )
 

@@ -1,0 +1,101 @@
+"""The one door to numbers with coded exponents: picks an implementation when a program is lowered.
+
+Nothing is traced for platforms that the program is not compiled for.
+"""
+
+import functools
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from specjax.kernels.exponents import xla
+
+Array = jax.Array
+Implementation = Literal["xla", "pallas_tpu_interpreted", "pallas_gpu_interpreted"]
+
+
+def numbers(
+    rest: Array, codes: Array, table: Array, after: Array | None = None, *, implementation: Implementation | None = None
+) -> Array:
+    """A matrix in bfloat16, bit for bit, of what is kept of it (DFloat11, Zhang et al. 2025, arXiv:2504.11651).
+
+    Of every output a run of `n = E / S` inputs is a lane: its codes follow each other from the highest bit of its first word
+    on, so all lanes are decoded side by side and none waits for another. `W` are words of a lane.
+
+    Args:
+      rest: `[..., E, F]` uint8, the sign and the seven bits behind the exponent.
+      codes: `[..., W, S, F]` uint32.
+      table: `[..., 256, 1, 1]` uint16; for the eight bits that follow in a lane the exponent whose code they begin with and,
+        in the high byte, how many of them that has.
+      after: where given, an array that is there before: a CPU makes many matrices at once else, and keeps all of them.
+        Compilers of other platforms order that themselves.
+      implementation: None decides when the program is lowered: a Pallas kernel on a TPU or an NVIDIA GPU where it can serve
+        the shapes and no mesh splits matrices, else `xla`. The others are for tests: the kernels in an interpreter.
+
+    Returns:
+      `[..., E, F]` bfloat16.
+
+    Raises:
+      ValueError: on an unknown implementation.
+    """
+    if implementation is None:
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.size > 1 and not mesh.manual_axes:  # nobody partitions a kernel
+            return xla.numbers(rest, codes, table)
+        return exponents_p.bind(rest, codes, table, jnp.zeros(()) if after is None else jax.lax.stop_gradient(after))
+    if implementation not in get_args(Implementation):
+        raise ValueError(f"numbers has no implementation {implementation!r}; choose 'xla' or None")
+    if implementation == "xla":
+        return xla.numbers(rest, codes, table)
+    return (_gpu if implementation == "pallas_gpu_interpreted" else _tpu)(rest, codes, table, interpret=True)
+
+
+def _cpu(rest, codes, table, after):
+    first = after[(0,) * after.ndim].astype(jnp.float32)
+    # always 0, which the compiler does not know; barriers it drops before it decides what comes when
+    nothing = jnp.minimum(jax.lax.bitcast_convert_type(first, jnp.int32) & 1, 0).astype(table.dtype)
+    return xla.numbers(rest, codes, table + nothing)
+
+
+def _gpu(rest, codes, table, interpret=False):
+    from specjax.kernels.exponents import gpu  # Pallas takes long to import
+
+    return _each(functools.partial(gpu.numbers, interpret=interpret), rest, codes, table)
+
+
+def _tpu(rest, codes, table, interpret=False):
+    from specjax.kernels.exponents import tpu
+
+    if not tpu.serves(rest.shape, codes.shape):
+        return xla.numbers(rest, codes, table)
+    return _each(functools.partial(tpu.numbers, interpret=interpret), rest, codes, table)
+
+
+def _each(kernel, rest, codes, table):
+    """One matrix after the other."""
+    if rest.ndim == 2:
+        return kernel(rest, codes, table)
+    return jax.lax.map(lambda parts: _each(kernel, *parts), (rest, codes, table))
+
+
+exponents_p = Primitive("coded_exponents")
+exponents_p.def_impl(jax.jit(exponents_p.bind))
+exponents_p.def_abstract_eval(lambda rest, *_: jax.core.ShapedArray(rest.shape, jnp.bfloat16))
+
+
+def _batch(values, axes):
+    """Under `jax.vmap`: in XLA, which any mapped axis may stand before."""
+    return jax.vmap(xla.numbers, in_axes=axes[:3])(*values[:3]), 0
+
+
+def _lower(ctx, rest, codes, table, after, *, way):
+    return mlir.lower_fun(way, multiple_results=False)(ctx.replace(avals_in=ctx.avals_in[:3]), rest, codes, table)
+
+
+batching.primitive_batchers[exponents_p] = _batch
+mlir.register_lowering(exponents_p, mlir.lower_fun(_cpu, multiple_results=False), platform="cpu")
+for _platform, _way in {"cuda": _gpu, "tpu": _tpu, None: xla.numbers}.items():
+    mlir.register_lowering(exponents_p, functools.partial(_lower, way=_way), platform=_platform)

@@ -1,0 +1,191 @@
+"""DFloat11 (Zhang et al. 2025, arXiv:2504.11651) as its authors publish it: bfloat16 whose exponents are Huffman codes.
+
+A module's `encoded_exponent` holds the codes of all of its numbers, those of several matrices one behind the other, from the
+high bit of a byte on. A stream is cut in chunks of eight bytes and blocks of 512 of them: `gaps` has for each chunk, in five
+bits, where the first code that begins in it does, and `output_positions` for each block which of all that code is. So any block
+is read on its own. `luts` are the tables that codes are looked up in, a byte at a time.
+"""
+
+import dataclasses
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from specjax.models import reading
+from specjax.models.errors import ModelError
+from specjax.models.fields import an_object, shown
+from specjax.models.packed import base
+from specjax.models.packed.base import Format, Parts, Unpack
+from specjax.models.tensors import Tensor
+
+_CHUNK, _CHUNKS = 8, 512
+"""Bytes of a chunk, and chunks of a block."""
+_LONGEST = 4
+"""Bytes of the longest code."""
+_BLOCKS = 64
+"""Blocks that are decoded at a time."""
+_JUMP = 240
+"""An entry from here on is no exponent: it says which table the next byte is looked up in."""
+_GAP = 5
+_PARTS = ("encoded_exponent", "sign_mantissa", "luts", "output_positions", "gaps")
+
+
+def read(config: dict[str, Any]) -> Unpack:
+    """What unpacks the modules of a `dfloat11_config`.
+
+    Raises:
+      ModelError: where it says something that is not read.
+    """
+    base.check_is(config, "DFloat11", bytes_per_thread=(_CHUNK,), threads_per_block=([_CHUNKS],))
+    found = an_object("pattern_dict", config.get("pattern_dict"))
+    try:
+        patterns = [(re.compile(pattern), base.strings(found, pattern)) for pattern in found]
+    except re.error as error:
+        raise ModelError(f"config.json: dfloat11_config has pattern_dict {shown(found)}: {error}") from error
+
+    def unpack(module: str, parts: Parts) -> Parts:
+        if "encoded_exponent" not in parts:
+            return parts
+        names = next((names for pattern, names in patterns if pattern.fullmatch(module)), None)
+        if names is None:
+            raise ModelError(f"{module} is packed, but no pattern of dfloat11_config is its name")
+        stream = _Stream.of(module, parts)
+        ends = [*_ends(module, parts, len(names) or 1), stream.count]
+        rest = {name: tensor for name, tensor in parts.items() if name not in (*_PARTS, "split_positions")}
+        for name, start, stop in zip(names or [""], [0, *ends], ends, strict=False):
+            whole = f"{name}.weight".lstrip(".")
+            if whole in rest:
+                raise ModelError(f"{module} has a plain {whole} beside encoded_exponent")
+            rest[whole] = stream.tensor(f"{module}.{whole}", start, stop)
+        return rest
+
+    return unpack
+
+
+def _ends(module: str, parts: Parts, count: int) -> list[int]:
+    """Where each matrix but the last ends.
+
+    Raises:
+      ModelError: unless that is said of as many as there are.
+    """
+    own = parts.get("split_positions")
+    if own is None and count == 1:
+        return []
+    base.check(module, parts, {"split_positions": (("I64", "I32"), (count - 1,))}, f"{count} matrices in pattern_dict")
+    ends = own.array().tolist() if own is not None and count > 1 else []
+    if sorted(set(ends)) != ends:
+        raise ModelError(f"{module}.split_positions {ends} do not rise")
+    return ends
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stream:
+    """A module's numbers, in a row."""
+
+    parts: Parts
+    firsts: np.ndarray
+
+    @staticmethod
+    def of(module: str, parts: Parts) -> "_Stream":
+        """That of a module's tensors.
+
+        Raises:
+          ModelError: where they are missing, or do not go together.
+        """
+        missing = [f"{module}.{name}" for name in _PARTS if name not in parts]
+        if missing:
+            raise ModelError(f"the weights do not fit dfloat11_config: missing {', '.join(missing)}")
+        codes, rest, tables, firsts, gaps = (parts[name] for name in _PARTS)
+        blocks = -(-codes.size // (_CHUNK * _CHUNKS))
+        wide = firsts.dtype == "I32"
+        wanted: base.Wanted = {
+            "encoded_exponent": (("U8",), (codes.size,)),
+            "sign_mantissa": (("U8",), (rest.size,)),
+            "luts": (("U8",), (tables.size // 256, 256)),
+            "output_positions": (("U8", "I32"), (blocks + 1 if wide else 4 * (blocks + 1),)),
+            "gaps": (("U8",), (blocks * _CHUNKS * _GAP // 8,)),
+        }
+        base.check(module, parts, wanted, f"bytes_per_thread {_CHUNK}, threads_per_block {_CHUNKS}")
+        numbers = np.ascontiguousarray(firsts.array()).view("<u4").astype(np.int64)
+        if numbers[0] != 0 or numbers[-1] != rest.size or (np.diff(numbers) < 0).any():
+            raise ModelError(f"{module}.output_positions do not rise from 0 to the {rest.size} of sign_mantissa")
+        return _Stream(parts, numbers)
+
+    @property
+    def count(self) -> int:
+        """How many numbers there are."""
+        return int(self.firsts[-1])
+
+    def tensor(self, name: str, start: int, stop: int) -> Tensor:
+        """Some of them, in a row: which shape they have a file does not say."""
+
+        def fill(wanted: list[tuple[reading.Box, np.ndarray]]) -> None:
+            for ((first, _),), own in wanted:
+                self.fill(start + first, own)
+
+        return Tensor(name, self.parts["luts"].file, "BF16", (stop - start,), 0, 0, fill, flat=True)
+
+    def fill(self, start: int, own: np.ndarray) -> None:
+        """The numbers from one on, some blocks of codes at a time.
+
+        Raises:
+          ModelError: where codes do not begin where `gaps` says, or a block has not as many as `output_positions` says.
+        """
+        stop, count = start + len(own), len(self.firsts) - 1
+        for block in range(int(np.searchsorted(self.firsts, start, side="right")) - 1, count, _BLOCKS):
+            first, last = self.firsts[block], self.firsts[min(block + _BLOCKS, count)]
+            span = max(start, int(first)), min(stop, int(last))
+            if span[0] >= span[1]:
+                return
+            exponents = self._exponents(block, min(_BLOCKS, count - block))[span[0] - first : span[1] - first]
+            rest = base.part(self.parts["sign_mantissa"], span).astype(np.uint16)
+            bits = (rest & 0x80) << 8 | exponents.astype(np.uint16) << 7 | rest & 0x7F
+            own[span[0] - start : span[1] - start] = bits.view(ml_dtypes.bfloat16)
+
+    def _exponents(self, first: int, blocks: int) -> np.ndarray:
+        """Those whose codes begin in some blocks, all chunks side by side."""
+        tensor, chunks, tables = self.parts["encoded_exponent"], blocks * _CHUNKS, self.parts["luts"].array()
+        begin, width = first * _CHUNK * _CHUNKS, chunks * _CHUNK
+        stream = np.zeros(width + _LONGEST + 1, np.uint8)
+        own = base.part(tensor, (begin, min(begin + width + _LONGEST, tensor.size)))
+        stream[: len(own)] = own
+        fields = _CHUNKS * _GAP // 8
+        gaps = base.part(self.parts["gaps"], (first * fields, (first + blocks) * fields))
+        ends = 8 * _CHUNK * np.arange(1, chunks + 1)
+        starts = ends - 8 * _CHUNK + np.unpackbits(gaps).reshape(-1, _GAP) @ (1 << np.arange(_GAP)[::-1])
+        at = starts
+        found, there = np.zeros((chunks, 8 * _CHUNK), np.uint8), np.zeros((chunks, 8 * _CHUNK), bool)
+        for i in range(found.shape[1]):
+            there[:, i] = at < ends
+            found[:, i] = _looked_up(tables, stream, np.minimum(at, ends))
+            at = np.where(there[:, i], at + np.maximum(tables[-1, found[:, i]], 1), at)
+        counts, wanted = there.reshape(blocks, -1).sum(axis=1), np.diff(self.firsts[first : first + blocks + 1])
+        open_end = np.arange(first, first + blocks) == len(self.firsts) - 2  # what is behind the last code is no code
+        followed = np.cumsum(there.sum(axis=1))[:-1] < wanted.sum()
+        if (at[:-1] != starts[1:])[followed].any() or not np.where(open_end, counts >= wanted, counts == wanted).all():
+            raise ModelError(
+                f"{tensor.name} has other codes than gaps and output_positions say, in blocks {first} to {first + blocks - 1}"
+            )
+        return found[there][: wanted.sum()]
+
+
+def _looked_up(tables: np.ndarray, stream: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """The exponents of the codes that begin at some bits."""
+    byte, bit = at >> 3, at & 7
+    table, found = np.zeros(len(at), np.int64), np.full(len(at), _JUMP, np.uint8)
+    for i in range(_LONGEST):
+        pair = stream[byte + i].astype(np.uint16) << 8 | stream[byte + i + 1]
+        found = np.where(found >= _JUMP, tables[np.minimum(table, len(tables) - 1), pair >> (8 - bit) & 255], found)
+        if (found < _JUMP).all():
+            break
+        table = 256 - found.astype(np.int64)
+    return found
+
+
+DFLOAT11 = Format(
+    read,
+    "bfloat16 with Huffman-coded exponents, chunks of 8 bytes in blocks of 512; matrices by `pattern_dict`",
+    "other chunks and blocks",
+)

@@ -119,14 +119,26 @@ def _cost(paired: dict[str, Any] | None) -> tuple[str, str]:
 
 
 def few_bits() -> Iterator[tuple[str, ...]]:
-    """What weights in few bits cost the shipped model in right answers."""
+    """What weights in few bits cost the shipped model in right answers and in speed, and what they take."""
     found = report("few_bits/eval.json")
     against = {paired["decoder"]: paired for paired in found["comparisons"]}
-    yield "`weights`", "right", "points against plain, 95%", "verdict"
+    size = lambda line: chip_bytes(abstract("tiny", "float32", weights=line).params) / 1e6
+    yield "`weights`", "parameters", "speed against plain", "right", "points against plain, 95%", "verdict"
     for row in (found, *found["decoders"]):
         paired = against.get(row["decoder"])
-        name = f"`{row['decoder'].removeprefix('weights=')}`" if paired else "plain"
-        yield name, f"{100 * row['accuracy']:.1f}%", *_cost(paired)
+        line = row["decoder"].removeprefix("weights=") if paired else None
+        speed, right = f"{paired['speed'] if paired else 1.0:.2f}", f"{100 * row['accuracy']:.1f}%"
+        yield f"`{line}`" if line else "plain", f"{size(line):.2f} MB", speed, right, *_cost(paired)
+
+
+def few_bits_tasks() -> Iterator[tuple[str, ...]]:
+    """The same answers by task, with the interval of each."""
+    found = report("few_bits/eval.json")
+    rows = {row["decoder"].removeprefix("weights="): row["families"] for row in (found, *found["decoders"])}
+    yield "task", "plain", *(f"`{line}`" for line in list(rows)[1:])
+    for task in found["families"]:
+        own = (row[task] for row in rows.values())
+        yield task, *(f"{100 * r['accuracy']:.0f} ({100 * r['low']:.0f} to {100 * r['high']:.0f})" for r in own)
 
 
 def exact() -> Iterator[tuple[str, ...]]:
@@ -316,6 +328,7 @@ TABLES = {
     "packed": packed,
     "weights": weights,
     "few_bits": few_bits,
+    "few_bits_tasks": few_bits_tasks,
     "exact": exact,
     "exact_speed": exact_speed,
     "rings": rings,

@@ -3,6 +3,8 @@
 Shapes: `R` rows, `X` groups, `E` inputs, `F` outputs.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,22 +32,26 @@ def grouped_dot(x: Array, kernels: Any, sizes: Array) -> Array:
 
 
 def _few_bits_dot(x: Array, kernels: Any, sizes: Array) -> Array:
-    """A TPU's product of groups takes int8 as it is, and of other types only matrices made plain: for those the loop is better
-    there too, as long as no mesh splits them."""
+    """A TPU's product of groups and a GPU's kernel take int8 as it is. Of other types they take matrices made plain: for those
+    the loop is better there too, as long as no mesh splits them."""
     taken = isinstance(kernels, Quantised) and kernels.values.dtype == jnp.int8 and kernels.scale.shape[1] == 1
     if split():
         return _scaled(x, kernels, sizes) if taken else jax.lax.ragged_dot(x, plain(kernels, x.dtype), sizes)
     if not taken:
         return _looped(x, kernels, sizes)
-    return jax.lax.platform_dependent(x, kernels, sizes, cpu=_looped, default=_scaled)
+    in_tiles = functools.partial(_scaled, product=plain_dot)
+    return jax.lax.platform_dependent(x, kernels, sizes, cpu=_looped, cuda=in_tiles, default=_scaled)
 
 
 def _looped(x: Array, kernels: Any, sizes: Array) -> Array:
     return loop.dot(x, kernels, sizes, dot)
 
 
-def _scaled(x: Array, kernels: Quantised, sizes: Array) -> Array:
+_ragged = functools.partial(jax.lax.ragged_dot, preferred_element_type=jnp.float32)
+
+
+def _scaled(x: Array, kernels: Quantised, sizes: Array, product: Callable[..., Array] = _ragged) -> Array:
     """The product with the stored values, times the scale of each row's group."""
-    product = jax.lax.ragged_dot(x, kernels.values, sizes, preferred_element_type=jnp.float32)
+    found = product(x, kernels.values, sizes).astype(jnp.float32)
     scale = jnp.repeat(kernels.scale[:, 0].astype(jnp.float32), sizes, axis=0, total_repeat_length=x.shape[0])
-    return (product * scale).astype(x.dtype)
+    return (found * scale).astype(x.dtype)

@@ -14,7 +14,7 @@ SIZES = {"small": (64, 8, 256, 384), "Qwen3-235B-A22B": (1024, 16, 4096, 1536), 
 """Rows, experts of a device, inputs and outputs."""
 
 
-def program_of(topology, sizes, dtype):
+def program_of(topology, sizes, dtype, stored=jnp.bfloat16):
     module = {"v": "libtpu", "h": "jax_cuda12_plugin"}[topology[0]]
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"compiling for {topology} needs {module}: pip install -e '.[aot]'")
@@ -26,7 +26,7 @@ def program_of(topology, sizes, dtype):
         with jax.default_matmul_precision("highest" if dtype == jnp.float32 else "default"):
             return grouped_dot(*arrays)
 
-    arrays = given((rows, inputs), dtype), given((count, inputs, outputs), jnp.bfloat16), given((count,), jnp.int32)
+    arrays = given((rows, inputs), dtype), given((count, inputs, outputs), stored), given((count,), jnp.int32)
     return compiled(jax.jit(product).lower(*arrays))
 
 
@@ -47,3 +47,10 @@ def test_matrices_are_neither_copied_nor_widened(topology, sizes, dtype):
     whole = ",".join(map(str, shape))
     assert f"bf16[{whole}]" in text and f"f32[{whole}]" not in text
     assert program.memory_analysis().temp_size_in_bytes < shape[0] * shape[1] * shape[2]  # half of them
+
+
+def test_an_h100_widens_no_int8():
+    program, (_, *shape) = program_of("h100:1", "small", jnp.bfloat16, jnp.int8), SIZES["small"]
+    whole = ",".join(map(str, shape))
+    text = program.as_text()
+    assert "grouped_dot/pallas_call" in text and f"s8[{whole}]" in text and f"bf16[{whole}]" not in text

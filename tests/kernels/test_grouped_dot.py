@@ -48,6 +48,13 @@ def test_a_gpu_goes_through_several_tiles_of_inputs_and_outputs():
     np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
 
 
+def test_a_gpu_takes_int8():
+    x, kernels, counts = made(SIZES[2])
+    whole = np.round(20 * kernels).astype(np.int8)
+    found = jax.jit(functools.partial(gpu.dot, interpret=True))(x, whole, counts)
+    np.testing.assert_allclose(found, wanted(x, whole.astype(np.float32), counts), rtol=1e-4, atol=1e-3)
+
+
 def test_a_tpu_multiplies_float32_by_bfloat16_as_float32():
     """On the values that a product of bfloat16 rounds away."""
     x, kernels, counts = made(SIZES[2])

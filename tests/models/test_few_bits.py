@@ -97,7 +97,7 @@ def test_a_model_computes_with_the_numbers_that_its_scales_say(config, line):
 
 @pytest.mark.parametrize("line", ("int8", "int4:group=4", "fp8"))
 def test_products_of_groups(line):
-    """Those of the plain matrices; a TPU takes int8 as it is."""
+    """Those of the plain matrices; a TPU and a GPU take int8 as it is."""
     form = read_format(line)
     rng, counts = np.random.default_rng(0), np.asarray((1, 0, 9, 0, 3), np.int32)
     x = rng.normal(size=(13, 8)).astype(np.float32)
@@ -105,7 +105,11 @@ def test_products_of_groups(line):
     numbers = np.asarray(plain(kernels))
     want = np.stack([row @ numbers[group] for row, group in zip(x, np.repeat(np.arange(5), counts), strict=True)])
     np.testing.assert_allclose(jax.jit(grouped_dot)(x, kernels, counts), want, rtol=1e-4, atol=1e-5)
-    text = jax.jit(grouped_dot).trace(x, kernels, counts).lower(lowering_platforms=("tpu",)).as_text()
+    own = lambda platform: (
+        jax.jit(grouped_dot).trace(x, kernels, counts).lower(lowering_platforms=(platform,)).as_text()
+    )
+    assert ("xla.gpu.triton" in own("cuda")) == (line == "int8")
+    text = own("tpu")
     assert ("chlo.ragged_dot" in text) == (line == "int8") and ("stablehlo.while" in text) == (line != "int8")
     with jax.sharding.use_abstract_mesh(make_mesh("data=1,model=2", jax.devices()[:2]).abstract_mesh):
         np.testing.assert_allclose(jax.jit(grouped_dot)(x, kernels, counts), want, rtol=1e-4, atol=1e-5)

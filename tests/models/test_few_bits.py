@@ -1,7 +1,6 @@
 """Matrices in few bits: the definition number by number, products with them, reading, and texts that drafters do not change."""
 
 import dataclasses
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -240,7 +239,7 @@ def test_drafters_keep_the_text_of_a_format(line):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("line", "spec"), tuple(itertools.product(("int8", "int4:group=16"), ("2x4", "1x8"))))
+@pytest.mark.parametrize(("line", "spec"), (("int8", "2x4"), ("int4:group=16", "1x8")))
 def test_meshes_keep_the_text_of_a_format(line, spec):
     want = said(specjax.speculative(SHALLOW), in_format("none", line))
     for name in ("none", *DRAFTING):

@@ -21,6 +21,7 @@ from specjax.models.experts import SparseMLP
 from specjax.models.few_bits import is_quantised, rows, scores
 from specjax.models.gemma_experts import Beside, with_experts
 from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes
+from specjax.models.kv_bits import parts, read, stored
 from specjax.models.kv_heads import copied
 from specjax.models.layer_inputs import LayerInput, LayerInputs
 from specjax.models.linear import Linear
@@ -69,7 +70,7 @@ class Attention(nnx.Module):
         k = k.reshape(*x.shape[:2], c.num_key_value_heads, c.head_dim)
         k, v = rotate(self.k_norm(k) if c.qk_norm else k, *rope), self.values(x)
         # a block reads its own K/V as the cache will return them
-        return (k, v) if cache is None else (k.astype(cache[0].dtype), v.astype(cache[1].dtype))
+        return (k, v) if cache is None else (stored(k, cache[0]), stored(v, cache[1]))
 
     def values(self, x):
         """`[B, T, K, H]`."""
@@ -87,11 +88,13 @@ class Attention(nnx.Module):
         q = q.reshape(batch, length, c.num_attention_heads, c.head_dim)
         q = rotate(self.q_norm(q) if c.qk_norm else q, *rope)
         k, v = self._own(x, rope, cache) if shared is None else shared
-        keys, values = k, v
+        keys, values = read(k, q.dtype), read(v, q.dtype)
         if past is not None:
-            keys = jnp.concatenate([past[0], k], axis=1)
-            values = jnp.concatenate([past[1], v], axis=1)
+            keys = jnp.concatenate([read(past[0], q.dtype), keys], axis=1)
+            values = jnp.concatenate([read(past[1], q.dtype), values], axis=1)
         cache_key, cache_value, *held = (None, None) if cache is None else cache
+        cache_key, key_scale = parts(cache_key)
+        cache_value, value_scale = parts(cache_value)
         out = tree_attention(
             q,
             keys,
@@ -109,6 +112,8 @@ class Attention(nnx.Module):
             scale=c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale,
             window=self.window,
             soft_cap=c.attn_logit_softcapping,
+            key_scale=key_scale,
+            value_scale=value_scale,
             sinks=self.sinks[...] if c.attention_sinks else None,
             implementation=self.kernel,
         )
@@ -210,6 +215,8 @@ class LlamaLM:
         are float32, and products have their full precision (LayerCast, Yuan et al. 2025, arXiv:2506.09501).
       ahead: where given, layers with a window keep that and so many tokens besides, in a ring (`specjax.models.kv.KVCache`),
         for whoever writes at most so many ahead of what it reads next and never goes back further; None: every layer keeps all.
+      cache_dtype: where given, the type of its caches, whatever whoever makes them asks for; one of
+        `specjax.models.kv_bits.CACHE_DTYPES`.
     """
 
     config: LlamaConfig
@@ -217,6 +224,7 @@ class LlamaLM:
     kv_copies: int = 1
     layer_cast: bool = False
     ahead: int | None = None
+    cache_dtype: str | None = None
 
     def _precisely(self) -> Any:
         return jax.default_matmul_precision("highest") if self.layer_cast else contextlib.nullcontext()
@@ -381,7 +389,8 @@ class LlamaLM:
 
     def init_cache(self, batch: int, capacity: int, dtype: Any = jnp.float32) -> KVCache:
         """An empty cache of `capacity` slots a row."""
-        return init_kv(self.laid_out, batch, capacity, jnp.float32 if self.layer_cast else dtype, self.ahead)
+        kind = self.cache_dtype or (jnp.float32 if self.layer_cast else dtype)
+        return init_kv(self.laid_out, batch, capacity, kind, self.ahead)
 
     def begin(self, params: Any, cache: KVCache, lengths: Array) -> KVCache:
         """See `specjax.lm.LM.begin`: the cache as it is."""

@@ -33,6 +33,7 @@ class PlanOptions:
     block_length: int | None = option(None, "of a diffusion model")
     dtype: str = option("bfloat16", "of weights and cache")
     weights: str | None = option(None, "of the model's matrices, as of generate: int8, int4 or fp8")
+    cache_dtype: str | None = option(None, "of the cache alone, as of generate: int8, float8_e4m3fn, ...")
     tokens_per_step: float = option(1.0, "tokens a row commits a step, for tokens/s")
     sampled: bool = option(False, "compile what sampled rows need too, which takes longer")
     whole: bool = option(False, "compile all layers instead of a few")
@@ -81,16 +82,17 @@ def _one(options: PlanOptions, chip: Any, drafter: str | None, batch: int) -> di
     config = None if options.config == "builtin" else options.config
     plan = Plan(drafter, options.verifier, options.unmask, options.cache, options.block_length)
     with bad_input():
-        model = models.abstract(options.model, options.dtype, config=config, weights=options.weights)
+        how = {"config": config, "weights": options.weights, "cache_dtype": options.cache_dtype}
+        model = models.abstract(options.model, options.dtype, **how)
         spec = fit.check_mesh(options.mesh, options.topology, model.lm.config, batch)
         context = fit.context_for(model, options.context)
         devices = aot.devices(options.topology)
         mesh = make_mesh(spec, devices)
-        model = models.abstract(options.model, options.dtype, mesh, config, options.weights)
+        model = models.abstract(options.model, options.dtype, mesh, **how)
         setup = step.prepare(model, plan, mesh, batch, context)
     asked = {
-        "model": options.model, "dtype": options.dtype, "weights": model.weights, "topology": options.topology,
-        "batch": batch, "context": context,
+        "model": options.model, "dtype": options.dtype, "weights": model.weights, "cache_dtype": model.cache_dtype,
+        "topology": options.topology, "batch": batch, "context": context,
         "decoding": _decoding(model, setup.decoder, drafter, options),
     }  # fmt: skip
     held = step.sizes(setup)

@@ -38,12 +38,13 @@ def test_what_an_8b_model_takes():
 
 @needs_libtpu
 @pytest.mark.slow
-@pytest.mark.parametrize("line", ("int8", "int4"))
-def test_a_step_reads_what_is_stored(line):
-    """Of two layers of 8B on a v5e: no matrix is written whole, in any type, and traffic is at most 1.1 times the ideal."""
+@pytest.mark.parametrize(("line", "cache"), [("int8", "int8"), ("int4", None)])
+def test_a_step_reads_what_is_stored(line, cache):
+    """Of two layers of 8B on a v5e: no matrix is written whole, in any type, nor a cache, and traffic is at most 1.1 times the
+    ideal."""
     (device,) = aot.devices("v5e:1x1")
     mesh = make_mesh("model=1", [device])
-    model = hub.with_layers(models.abstract(NAME, "bfloat16", mesh, weights=line), 2, mesh)
+    model = hub.with_layers(models.abstract(NAME, "bfloat16", mesh, weights=line, cache_dtype=cache), 2, mesh)
     setup = step.prepare(model, Plan(FullChain(length=15)), mesh, batch=4, context=4096)
     program, traffic = step.compiled(setup)
     held = step.sizes(setup)
@@ -52,5 +53,7 @@ def test_a_step_reads_what_is_stored(line):
     matrices = {x.shape for x in jax.tree.leaves(setup.params["target"], is_leaf=is_quantised) if is_quantised(x)}
     assert len(matrices) == 4
     assert [dims for dims in matrices if traffic.written(dims) or traffic.written(dims[::-1])] == []
+    (slots,) = {x.shape for x in jax.tree.leaves(setup.state.cache) if x.ndim == 4}
+    assert not traffic.written(slots)
     # nor is there room for one of an MLP's: what there is holds logits and features
     assert step.cost_of(program, traffic).temporaries < max(a * b for a, b in matrices) // 2

@@ -117,14 +117,14 @@ def _cost(paired: dict[str, Any] | None) -> tuple[str, str]:
     return (f"{100 * paired['low']:+.1f} to {100 * paired['high']:+.1f}", paired["verdict"]) if paired else ("", "")
 
 
-def few_bits() -> Iterator[tuple[str, ...]]:
-    """What weights in few bits cost the shipped model in right answers."""
-    found = report("few_bits/eval.json")
+def costs(name: str, option: str, first: str) -> Iterator[tuple[str, ...]]:
+    """What values of an option cost the shipped model in right answers, against the `first` of them."""
+    found = report(f"{name}/eval.json")
     against = {paired["decoder"]: paired for paired in found["comparisons"]}
-    yield "`weights`", "right", "points against plain, 95%", "verdict"
+    yield f"`{option}`", "right", f"points against {first}, 95%", "verdict"
     for row in (found, *found["decoders"]):
         paired = against.get(row["decoder"])
-        name = f"`{row['decoder'].removeprefix('weights=')}`" if paired else "plain"
+        name = f"`{row['decoder'].removeprefix(f'{option}=')}`" if paired else first
         yield name, f"{100 * row['accuracy']:.1f}%", *_cost(paired)
 
 
@@ -282,7 +282,8 @@ TABLES = {
     "refused": refused,
     "packed": packed,
     "weights": weights,
-    "few_bits": few_bits,
+    "few_bits": lambda: costs("few_bits", "weights", "plain"),
+    "cache_types": lambda: costs("cache_types", "cache_dtype", "float32"),
     "rings": rings,
 }
 

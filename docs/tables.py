@@ -274,6 +274,7 @@ TABLES = {
     "unmask": lambda: listed(registry.UNMASKS, "commits"),
     "samplers": lambda: listed(registry.SAMPLERS, "commits"),
     "caches": lambda: listed(registry.CACHES, "reuses"),
+    "olds": lambda: listed(registry.OLDS, "of older tokens"),
     "speeds": speeds,
     "batches": batches,
     "step_cost": step_cost,

@@ -1,7 +1,7 @@
 """Keys and values: the cache of committed tokens, and what a block adds to it."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,24 @@ from specjax.models import kv_bits
 from specjax.pretty import Pretty
 
 Array = jax.Array
+
+
+class Slots(NamedTuple):
+    """What a layer's queries may see of a cache.
+
+    Attributes:
+      key: `[B, K, S, H]`, or `kv_bits.Scaled`.
+      value: as `key`.
+      positions: `[B, S]` int32, what the slots of a ring hold; None: their own numbers.
+      unseen: `[B, S]` bool, slots that no query sees, where a length does not tell; or None.
+      asks: whether a block's delta has queries too.
+    """
+
+    key: Any
+    value: Any
+    positions: Any = None
+    unseen: Any = None
+    asks: bool = False
 
 
 @jax.tree_util.register_dataclass
@@ -36,14 +54,14 @@ class KVCache(Pretty):
     capacity: int = dataclasses.field(default=0, repr=False, metadata={"static": True})
     ahead: int = dataclasses.field(default=0, repr=False, metadata={"static": True})
 
-    def layer(self, index: int, length: Array) -> tuple[Any, ...]:
+    def layer(self, index: int, length: Array) -> Slots:
         """The keys and values of a layer, and of a ring the positions `[B, S]` of its slots behind `length` `[B]` tokens."""
         key, value = self.key[index], self.value[index]
         slots = key.shape[2]
         if slots >= self.capacity:
-            return key, value
+            return Slots(key, value)
         last = length[:, None] - 1
-        return key, value, last - (last - jnp.arange(slots)[None]) % slots
+        return Slots(key, value, last - (last - jnp.arange(slots)[None]) % slots)
 
 
 @jax.tree_util.register_dataclass
@@ -55,11 +73,13 @@ class KVDelta(Pretty):
       key: a tuple over layers of `[B, T, K, H]`, as in `KVCache`.
       value: as `key`.
       positions: `[B, T]` int32.
+      query: a tuple over layers of `[B, T, K, G * H]`, scaled queries, where a cache asks for them (`Slots.asks`); else empty.
     """
 
     key: tuple[Any, ...]
     value: tuple[Any, ...]
     positions: Array
+    query: tuple[Any, ...] = ()
 
 
 def init_kv(config: Any, batch: int, capacity: int, dtype: Any, ahead: int | None = None) -> KVCache:

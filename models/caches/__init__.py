@@ -3,6 +3,7 @@
 
 from specjax.models.caches.ems import EMS as EMS
 from specjax.models.caches.gear import GEAR as GEAR
+from specjax.models.caches.spatten import SpAtten as SpAtten
 
 # the contract
 from specjax.models.caches.base import Layer as Layer, Old as Old, OldCache as OldCache

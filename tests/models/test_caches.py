@@ -10,7 +10,7 @@ from support.conformance import DRAFTERS, TARGET, ended, mostly_slow, params, pl
 from support.conformance import Rows as Batch
 
 import specjax
-from specjax.models.caches import EMS, GEAR, Layer, OldCache
+from specjax.models.caches import EMS, GEAR, Layer, OldCache, SpAtten
 from specjax.models.kv import KVDelta
 from specjax.serve.engine import Engine
 from specjax.spec.registry import OLDS, make_old
@@ -140,17 +140,49 @@ def test_gear_restores_a_chunk(axis):
     assert off(bare) > 1.3 * off(GEAR(chunk=16))
 
 
+def test_spatten_forgets_in_a_cascade():
+    """What layers keep is nested, and as many as they are to; the first tokens stay; the others are the most important of those
+    that the layer below has, by a count in Python."""
+    policy = SpAtten(chunk=4, important=12, last=6, start=2)
+    config = dataclasses.replace(
+        TARGET.config, num_hidden_layers=3, num_attention_heads=K * G, num_key_value_heads=K, head_dim=H
+    )
+    bodies, totals = tuple(policy.init(config, i, B, 64, jnp.float32) for i in range(3)), [{}, {}, {}]
+    assert [body.key.shape[2] for body in bodies] == [12, 9, 6]
+    for step in range(6):
+        layers = [chunk_of(4) for _ in range(3)]
+        layers = tuple(
+            dataclasses.replace(x, positions=4 * step + x.positions, ring=jnp.roll(x.ring, 4 * step, axis=2))
+            for x in layers
+        )
+        wanted, below, fresh = [], None, {}
+        for i, (body, layer) in enumerate(zip(bodies, layers, strict=True)):
+            received, ring = (x[0].sum(axis=0) for x in layer.received(body.key, body.positions >= 0))
+            own = {int(p): float(x) for p, x in zip(body.positions[0], received, strict=True) if p >= 0}
+            own |= {int(p): float(ring[int(p) % 24]) for p in layer.positions[0]}
+            fresh = {p: x + fresh.get(p, 0.0) for p, x in own.items() if below is None or p in below}
+            totals[i] = {p: totals[i].get(p, 0.0) + x for p, x in fresh.items()}
+            below = set(sorted(totals[i], key=lambda p, i=i: (p >= 2, -totals[i][p]))[: body.key.shape[2]])
+            wanted.append(below)
+        bodies = policy.fold(bodies, layers, jnp.full((B,), 4 * step))
+        for body, want, layer in zip(bodies, wanted, layers, strict=True):
+            held = [int(p) for p in body.positions[0]]
+            assert {p for p in held if p >= 0} == want
+            for slot in (slot for slot, p in enumerate(held) if p >= 4 * step):
+                np.testing.assert_array_equal(body.key[0, :, slot], layer.key[0, :, held[slot] - 4 * step])
+    held = [{int(p) for p in body.positions[1]} for body in bodies]
+    assert held[2] < held[1] < held[0] and {0, 1} <= held[2] and [len(x) for x in held] == [12, 9, 6]
+
+
 def written(policy, name):
     """Texts of a drafter of the table over such a cache, and the final state."""
     decoder = specjax.speculative(dataclasses.replace(TARGET, old=policy, ahead=16), DRAFTERS[name])
     return ended(decoder, params(name), LONG)
 
 
-WHOLE = {"ems": EMS(4, 4, budget=64), "gear": GEAR(4, 4, rank=4, outliers=0.5)}
-"""They lose nothing of these texts: EMS has room for all, and four tokens are of rank four, as what GEAR keeps of errors is."""
-
-
-LINES = [("ems", "draft-static"), ("gear", "none"), ("ems", "kangaroo")]
+WHOLE = {"ems": EMS(4, 4, budget=64), "gear": GEAR(4, 4, rank=4, outliers=0.5), "spatten": SpAtten(4, 4, 64, 64)}
+"""They lose nothing here: two have room for all, and four tokens are of rank four, as what GEAR keeps of their errors is."""
+LINES = [("ems", "draft-static"), ("gear", "none"), ("spatten", "kangaroo")]
 
 
 @pytest.mark.parametrize("line", mostly_slow(LINES, LINES[0]), ids="-".join)
@@ -177,7 +209,7 @@ def test_who_may_have_one():
     for plan, error in (
         ({"cache": "ems", "num_beams": 2}, "num_beams keeps all of the cache: leave cache out"),
         ({"cache": "ems", "cache_dtype": "int8"}, "EMS keeps plain numbers of a model .* not in int8"),
-        ({"cache": "prefix"}, "unknown cache of an autoregressive model 'prefix'; choose ems"),
+        ({"cache": "prefix"}, "unknown cache of an autoregressive model 'prefix'; choose ems, gear, spatten"),
         ({"cache": "ems", "guidance_scale": 2.0}, "EMS keeps plain numbers of a model .* not of a "),
         ({"cache": "ems:budget=65"}, "ems needs a chunk of at least 1, a budget of some chunks"),
     ):

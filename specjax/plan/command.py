@@ -29,7 +29,7 @@ class PlanOptions:
     drafter: tuple[str, ...] = option((), "as of generate; several make a table")
     verifier: str | None = option(None, "as of generate")
     unmask: str | None = option(None, "of a diffusion model, as of generate")
-    cache: str | None = option(None, "of a diffusion model, as of generate")
+    cache: str | None = option(None, "what of the cache is kept or computed anew, as of generate")
     block_length: int | None = option(None, "of a diffusion model")
     dtype: str = option("bfloat16", "of weights and cache")
     weights: str | None = option(None, "of the model's matrices, as of generate: int8, int4 or fp8")

@@ -13,6 +13,7 @@ import specjax
 from specjax.models.caches import EMS, GEAR, Layer, OldCache, SpAtten
 from specjax.models.kv import KVDelta
 from specjax.serve.engine import Engine
+from specjax.sharding import make_mesh
 from specjax.spec.registry import OLDS, make_old
 
 B, K, G, H = 2, 2, 2, 4
@@ -174,9 +175,9 @@ def test_spatten_forgets_in_a_cascade():
     assert held[2] < held[1] < held[0] and {0, 1} <= held[2] and [len(x) for x in held] == [12, 9, 6]
 
 
-def written(policy, name):
+def written(policy, name, mesh=None):
     """Texts of a drafter of the table over such a cache, and the final state."""
-    decoder = specjax.speculative(dataclasses.replace(TARGET, old=policy, ahead=16), DRAFTERS[name])
+    decoder = specjax.speculative(dataclasses.replace(TARGET, old=policy, ahead=16), DRAFTERS[name], mesh=mesh)
     return ended(decoder, params(name), LONG)
 
 
@@ -195,9 +196,11 @@ def test_what_loses_nothing_writes_the_whole_caches_text(line):
 
 @pytest.mark.slow
 def test_a_small_budget_is_lossy_and_drafts_still_help():
+    """On a mesh of heads and slots the text is that of one device."""
     want, alone = written(EMS(4, 4, budget=8), "none")
     got, state = written(EMS(4, 4, budget=8), "draft-static")
     assert want != plain(LONG) and all(len(text) == 24 for text in (*want, *got))
+    assert written(EMS(4, 4, budget=8), "none", make_mesh("model=2,context=2", jax.devices()[:4]))[0] == want
     assert int(state.stats.steps.sum()) < 0.9 * int(alone.stats.steps.sum())
 
 

@@ -5,7 +5,7 @@ Those of methods have a row each, in the registry's order; the measured figures 
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,17 +118,34 @@ def _cost(paired: dict[str, Any] | None) -> tuple[str, str]:
     return (f"{100 * paired['low']:+.1f} to {100 * paired['high']:+.1f}", paired["verdict"]) if paired else ("", "")
 
 
-def few_bits() -> Iterator[tuple[str, ...]]:
-    """What weights in few bits cost the shipped model in right answers and in speed, and what they take."""
-    found = report("few_bits/eval.json")
+def costs(name: str, option: str, first: str, size: Callable[[str | None], str]) -> Iterator[tuple[str, ...]]:
+    """What values of an option take, how fast they are and what they cost the shipped model in right answers, against the
+    `first` of them."""
+    found = report(f"{name}/eval.json")
     against = {paired["decoder"]: paired for paired in found["comparisons"]}
-    size = lambda line: chip_bytes(abstract("tiny", "float32", weights=line).params) / 1e6
-    yield "`weights`", "parameters", "speed against plain", "right", "points against plain, 95%", "verdict"
+    yield f"`{option}`", "takes", f"speed against {first}", "right", f"points against {first}, 95%", "verdict"
     for row in (found, *found["decoders"]):
         paired = against.get(row["decoder"])
-        line = row["decoder"].removeprefix("weights=") if paired else None
+        line = row["decoder"].removeprefix(f"{option}=") if paired else None
         speed, right = f"{paired['speed'] if paired else 1.0:.2f}", f"{100 * row['accuracy']:.1f}%"
-        yield f"`{line}`" if line else "plain", f"{size(line):.2f} MB", speed, right, *_cost(paired)
+        yield f"`{line}`" if line else first, size(line), speed, right, *_cost(paired)
+
+
+def few_bits() -> Iterator[tuple[str, ...]]:
+    """Of weights in few bits."""
+    size = lambda line: f"{chip_bytes(abstract('tiny', 'float32', weights=line).params) / 1e6:.2f} MB"
+    return costs("few_bits", "weights", "plain", size)
+
+
+def cache_types() -> Iterator[tuple[str, ...]]:
+    """Of caches in other types; they were not timed alone."""
+
+    def size(line):
+        lm = abstract("tiny", "float32", cache_dtype=line).lm
+        return f"{chip_bytes(jax.eval_shape(lambda: lm.init_cache(1, 512, jnp.float32))) / 1e6:.2f} MB"
+
+    for row in costs("cache_types", "cache_dtype", "float32", size):
+        yield *row[:2], *row[3:]
 
 
 def few_bits_tasks() -> Iterator[tuple[str, ...]]:
@@ -319,6 +336,7 @@ TABLES = {
     "unmask": lambda: listed(registry.UNMASKS, "commits"),
     "samplers": lambda: listed(registry.SAMPLERS, "commits"),
     "caches": lambda: listed(registry.CACHES, "reuses"),
+    "olds": lambda: listed(registry.OLDS, "of older tokens"),
     "speeds": speeds,
     "batches": batches,
     "step_cost": step_cost,
@@ -328,6 +346,7 @@ TABLES = {
     "packed": packed,
     "weights": weights,
     "few_bits": few_bits,
+    "cache_types": cache_types,
     "few_bits_tasks": few_bits_tasks,
     "exact": exact,
     "exact_speed": exact_speed,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from specjax.models.errors import ModelError
     from specjax.models.experts import ExpertsConfig
     from specjax.models.gemma_config import DiffusionGemmaConfig
-    from specjax.models.hub import Model, abstract, load, quantised, resolve_dtype, retyped, shipped
+    from specjax.models.hub import Model, abstract, cached, load, quantised, resolve_dtype, retyped, shipped
     from specjax.models.llama import LlamaLM
     from specjax.models.llama_config import FullAttention, LlamaConfig, RopeScaling
     from specjax.models.masked import Canvas, Masked
@@ -28,6 +28,7 @@ _HOME = {
     "ModelError": "errors",
     "Model": "hub",
     "abstract": "hub",
+    "cached": "hub",
     "load": "hub",
     "quantised": "hub",
     "resolve_dtype": "hub",
@@ -58,6 +59,7 @@ __all__ = [
     "RopeScaling",
     "TabularLM",
     "abstract",
+    "cached",
     "load",
     "quantised",
     "resolve_dtype",

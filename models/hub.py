@@ -28,6 +28,7 @@ from specjax.models.errors import ModelError
 from specjax.models.few_bits import is_quantised
 from specjax.models.fields import an_object, is_id, is_size, shown
 from specjax.models.json_file import read_json
+from specjax.models.kv_bits import CACHE_DTYPES
 from specjax.models.kv_heads import copies_for
 from specjax.models.llama import LlamaLM
 from specjax.models.packed import table as packed
@@ -81,6 +82,7 @@ class Model:
         millions = sum(leaf.size for leaf in jax.tree.leaves(self.params, is_leaf=is_quantised)) / 1e6
         kind = "" if self.dtype is None else f", {self.dtype_name}"
         added = "" if self.weights is None else f", weights in {self.weights}"
+        added += "" if self.cache_dtype is None else f", cache in {self.cache_dtype}"
         added += "" if self.adapter is None else f", adapter {str(self.adapter)!r}"
         return f"Model({self.name!r}, {type(self.lm).__name__}, {millions:.2f} M parameters{kind}{added})"
 
@@ -88,6 +90,11 @@ class Model:
     def dtype_name(self) -> str:
         """What `load` calls the type that it computes with."""
         return LAYER_CAST if getattr(self.lm, "layer_cast", False) else jnp.dtype(self.dtype).name
+
+    @property
+    def cache_dtype(self) -> str | None:
+        """The type that its caches have whatever its parameters are, see `load`; None: theirs."""
+        return getattr(self.lm, "cache_dtype", None)
 
     @property
     def max_length(self) -> int:
@@ -168,6 +175,37 @@ def quantised(model: Model, weights: str | formats.Format) -> Model:
     return dataclasses.replace(model, params=form.params(model.params), weights=str(form))
 
 
+def cached(model: Model, cache_dtype: Any) -> Model:
+    """A model with caches of another type; of None that of its parameters.
+
+    Args:
+      model: with its parameters, or without.
+      cache_dtype: see `load`.
+
+    Raises:
+      ModelError: see `load`.
+    """
+    if cache_dtype is None and model.cache_dtype is None:
+        return model
+    name = _cache_type(cache_dtype)
+    if model.masked is not None or not isinstance(model.lm, LlamaLM):
+        raise ModelError(
+            f"cache_dtype {name!r} is for autoregressive models that load() reads, not for {model.name}, "
+            f"{'a diffusion model' if model.masked else f'a {type(model.lm).__name__}'}: leave it out"
+        )
+    return dataclasses.replace(model, lm=dataclasses.replace(model.lm, cache_dtype=name))
+
+
+def _cache_type(dtype: Any) -> str | None:
+    try:
+        name = None if dtype is None else jnp.dtype(dtype).name
+    except TypeError:
+        name = ""
+    if name is not None and name not in CACHE_DTYPES:
+        raise ModelError(f"unknown cache_dtype {dtype!r}; choose {', '.join(CACHE_DTYPES)}")
+    return name
+
+
 def _checked(weights: Any, lm: Any) -> formats.Format | None:
     """The format of a line.
 
@@ -192,6 +230,7 @@ def load(
     adapter: str | os.PathLike[str] | None = None,
     longest: int | None = None,
     weights: str | formats.Format | None = None,
+    cache_dtype: Any = None,
 ) -> Model:
     """Reads a model: a folder, of Hugging Face or of `save`, the name of a shipped model, or a Hugging Face hub id.
 
@@ -207,11 +246,13 @@ def load(
       weights: a format for the matrices of its layers, `int8`, `int4`, `fp8` or `dfloat11`, which settings may follow, such as
         `int4:group=32`: see `specjax.models.formats`. Each is quantised as it is read; where there is an adapter, or an Orbax
         checkpoint, once all are there. None: they stay plain.
+      cache_dtype: the type of the caches of an autoregressive model: float32, bfloat16, float16, or int8 or float8_e4m3fn,
+        which have a scale for each slot and head. None: that of the parameters.
 
     Raises:
       ModelError: (a ValueError) when there is no such model, the folder is incomplete, the architecture is not
-        supported, weights and `config.json` disagree, the adapter is of another kind or model, or matrices do not have
-        the groups that `weights` asks for, or numbers that `dfloat11` holds.
+        supported, weights and `config.json` disagree, the adapter is of another kind or model, matrices do not have
+        the groups that `weights` asks for, or numbers that `dfloat11` holds, or its caches cannot have that type.
     """
     resolve_dtype(None if dtype == LAYER_CAST else dtype)  # before anything is looked for
     form = formats.read_format(weights)
@@ -232,7 +273,7 @@ def load(
     eos_ids = _eos_ids(folder, raw)  # our own checks come before those of transformers
     of = None if added is None else added.folder
     model = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion, adapter=of)
-    model = dataclasses.replace(model, weights=None if form is None else str(form))
+    model = cached(dataclasses.replace(model, weights=None if form is None else str(form)), cache_dtype)
     shapes, later = lm.abstract(dtype), added is not None or orbax_folder.is_one(folder)
     final = shapes if form is None else form.shapes(shapes)
     places = None if mesh is None else stored_places(wide, mesh, shapes if later else final)
@@ -299,6 +340,7 @@ def abstract(
     mesh: jax.sharding.Mesh | None = None,
     config: str | os.PathLike[str] | None = None,
     weights: str | formats.Format | None = None,
+    cache_dtype: Any = None,
 ) -> Model:
     """A model without its weights: parameters are `ShapeDtypeStruct`s, with the shardings that `load` would give them. Where
     only the tokenizer says which token is the mask, `masked.mask_id` is 0.
@@ -309,9 +351,10 @@ def abstract(
       mesh: see `load`. Its devices need not exist.
       config: a `config.json`, or its folder.
       weights: see `load`.
+      cache_dtype: see `load`.
 
     Raises:
-      ModelError: where there is no such config, the architecture is not supported, or it has no such `weights`.
+      ModelError: where there is no such config, the architecture is not supported, or it has no such `weights` or caches.
     """
     ours = shipped()
     path = Path(asked if config is None else config)
@@ -330,7 +373,7 @@ def abstract(
         lm = dataclasses.replace(lm, kv_copies=copies_for(lm.config, mesh))
     form = _checked(weights, lm)
     params, line = _shapes(lm, dtype, mesh, form), None if form is None else str(form)
-    return Model(lm, params, None, (), str(asked), path.parent, dtype, diffusion, weights=line)
+    return cached(Model(lm, params, None, (), str(asked), path.parent, dtype, diffusion, weights=line), cache_dtype)
 
 
 def with_layers(model: Model, layers: int, mesh: jax.sharding.Mesh | None = None) -> Model:

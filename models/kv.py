@@ -1,15 +1,34 @@
 """Keys and values: the cache of committed tokens, and what a block adds to it."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from specjax.kernels.kv_commit import kv_commit
+from specjax.models import kv_bits
 from specjax.pretty import Pretty
 
 Array = jax.Array
+
+
+class Slots(NamedTuple):
+    """What a layer's queries may see of a cache.
+
+    Attributes:
+      key: `[B, K, S, H]`, or `kv_bits.Scaled`.
+      value: as `key`.
+      positions: `[B, S]` int32, what the slots of a ring hold; None: their own numbers.
+      unseen: `[B, S]` bool, slots that no query sees, where a length does not tell; or None.
+      asks: whether a block's delta has queries too.
+    """
+
+    key: Any
+    value: Any
+    positions: Any = None
+    unseen: Any = None
+    asks: bool = False
 
 
 @jax.tree_util.register_dataclass
@@ -23,41 +42,44 @@ class KVCache(Pretty):
     has then taken the place of what no query sees any more. A row whose length goes back further has lost its window.
 
     Attributes:
-      key: a tuple over layers of `[B, K, S, H]`, those that read another's keys and values left out.
+      key: a tuple over layers of `[B, K, S, H]`, or of `kv_bits.Scaled` in eight bits; those that read another's keys and
+        values are left out.
       value: as `key`.
       capacity: static, how many positions a row may have; 0 where no layer has a ring.
       ahead: static, see above.
     """
 
-    key: tuple[Array, ...]
-    value: tuple[Array, ...]
+    key: tuple[Any, ...]
+    value: tuple[Any, ...]
     capacity: int = dataclasses.field(default=0, repr=False, metadata={"static": True})
     ahead: int = dataclasses.field(default=0, repr=False, metadata={"static": True})
 
-    def layer(self, index: int, length: Array) -> tuple[Array, ...]:
+    def layer(self, index: int, length: Array) -> Slots:
         """The keys and values of a layer, and of a ring the positions `[B, S]` of its slots behind `length` `[B]` tokens."""
         key, value = self.key[index], self.value[index]
         slots = key.shape[2]
         if slots >= self.capacity:
-            return key, value
+            return Slots(key, value)
         last = length[:, None] - 1
-        return key, value, last - (last - jnp.arange(slots)[None]) % slots
+        return Slots(key, value, last - (last - jnp.arange(slots)[None]) % slots)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KVDelta(Pretty):
-    """A block's keys and values, in the cache's type, with their positions.
+    """A block's keys and values, as the cache holds them, with their positions.
 
     Attributes:
       key: a tuple over layers of `[B, T, K, H]`, as in `KVCache`.
       value: as `key`.
       positions: `[B, T]` int32.
+      query: a tuple over layers of `[B, T, K, G * H]`, scaled queries, where a cache asks for them (`Slots.asks`); else empty.
     """
 
-    key: tuple[Array, ...]
-    value: tuple[Array, ...]
+    key: tuple[Any, ...]
+    value: tuple[Any, ...]
     positions: Array
+    query: tuple[Any, ...] = ()
 
 
 def init_kv(config: Any, batch: int, capacity: int, dtype: Any, ahead: int | None = None) -> KVCache:
@@ -67,7 +89,7 @@ def init_kv(config: Any, batch: int, capacity: int, dtype: Any, ahead: int | Non
       config: which.
       batch: B.
       capacity: how many positions a row may have.
-      dtype: of keys and values.
+      dtype: of keys and values; in int8 and float8 with a scale for each slot and head.
       ahead: where given, layers with a window have rings of the window and so many slots, see `KVCache`.
     """
     owners = [i for i in range(config.num_hidden_layers) if config.source(i) == i]
@@ -75,13 +97,13 @@ def init_kv(config: Any, batch: int, capacity: int, dtype: Any, ahead: int | Non
     slots = {i: capacity if full(i) else min(capacity, config.window(i) + ahead) for i in owners}
     kinds = {i: config.at(i) for i in owners}
     shapes = [(batch, kind.num_key_value_heads, slots[i], kind.head_dim) for i, kind in kinds.items()]
-    make = lambda: tuple(jnp.zeros(shape, dtype) for shape in shapes)
+    make = lambda: tuple(kv_bits.empty(shape, dtype) for shape in shapes)
     return KVCache(make(), make()) if ahead is None else KVCache(make(), make(), capacity, ahead)
 
 
 def kv_axes(cache: KVCache) -> KVCache:
     """Logical axis names of every leaf of a cache."""
-    return jax.tree.map(lambda _: ("batch", "kv_heads", "slots", None), cache)
+    return jax.tree.map(lambda leaf: ("batch", "kv_heads", "slots", None)[: leaf.ndim], cache)
 
 
 def commit_kv(cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> KVCache:
@@ -90,8 +112,8 @@ def commit_kv(cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> 
     Raises:
       ValueError: where a ring would be written further ahead than it has room for.
     """
-    layers = len(cache.key)
-    old, new = (*cache.key, *cache.value), (*delta.key, *delta.value)
+    old, structure = jax.tree.flatten((cache.key, cache.value))
+    new = jax.tree.leaves((delta.key, delta.value))
     written = list(old)
     for slots in dict.fromkeys(x.shape[2] for x in old):
         own = [i for i, x in enumerate(old) if x.shape[2] == slots]
@@ -102,7 +124,8 @@ def commit_kv(cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> 
         )
         for i, leaf in zip(own, kv_commit([old[i] for i in own], [new[i] for i in own], src, at), strict=True):
             written[i] = leaf
-    return dataclasses.replace(cache, key=tuple(written[:layers]), value=tuple(written[layers:]))
+    key, value = jax.tree.unflatten(structure, written)
+    return dataclasses.replace(cache, key=key, value=value)
 
 
 def _around(cache: KVCache, slots: int, count: int, dst: Array) -> Array:

@@ -17,10 +17,12 @@ from flax import nnx
 
 from specjax.kernels.tree_attention import Implementation, tree_attention
 from specjax.lm import Block, Draw, Output, Partial, Wants, inputs
+from specjax.models.caches.base import Old, OldCache
 from specjax.models.experts import SparseMLP
 from specjax.models.few_bits import is_quantised, rows, scores
 from specjax.models.gemma_experts import Beside, with_experts
-from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes
+from specjax.models.kv import KVCache, KVDelta, Slots, commit_kv, init_kv, kv_axes
+from specjax.models.kv_bits import parts, read, stored
 from specjax.models.kv_heads import copied
 from specjax.models.layer_inputs import LayerInput, LayerInputs
 from specjax.models.linear import Linear, by_heads
@@ -69,7 +71,7 @@ class Attention(nnx.Module):
         k = by_heads(k, c.head_dim)
         k, v = rotate(self.k_norm(k) if c.qk_norm else k, *rope), self.values(x)
         # a block reads its own K/V as the cache will return them
-        return (k, v) if cache is None else (k.astype(cache[0].dtype), v.astype(cache[1].dtype))
+        return (k, v) if cache is None else (stored(k, cache[0]), stored(v, cache[1]))
 
     def values(self, x):
         """`[B, T, K, H]`."""
@@ -79,40 +81,46 @@ class Attention(nnx.Module):
 
     def __call__(self, x, rope, block: Block, cache, past, positions, shared=None):
         """`cache`, `past` are this layer's (key, value) pairs or None; of a layer that shares those of another, that one's, and
-        `shared` is its pair of the block. Of a ring, `cache` has the positions of its slots too (`KVCache.layer`). Returns
-        the output and the block's (key, value)."""
+        `shared` is its pair of the block; `cache` may say more, see `Slots`. Returns the output and the block's (key, value),
+        and its queries where the cache asks for them."""
         c = self.config
         batch, length, _ = x.shape
         q = self.q_wide_norm(self.q(x)) if c.qk_wide_norm else self.q(x)
         q = by_heads(q, c.head_dim)
         q = rotate(self.q_norm(q) if c.qk_norm else q, *rope)
-        k, v = self._own(x, rope, cache) if shared is None else shared
-        keys, values = k, v
+        k, v = self._own(x, rope, cache) if shared is None else shared[:2]
+        keys, values = read(k, q.dtype), read(v, q.dtype)
         if past is not None:
-            keys = jnp.concatenate([past[0], k], axis=1)
-            values = jnp.concatenate([past[1], v], axis=1)
-        cache_key, cache_value, *held = (None, None) if cache is None else cache
+            keys = jnp.concatenate([read(past[0], q.dtype), keys], axis=1)
+            values = jnp.concatenate([read(past[1], q.dtype), values], axis=1)
+        seen = Slots(None, None) if cache is None else Slots(*cache)
+        cache_key, key_scale = parts(seen.key)
+        cache_value, value_scale = parts(seen.value)
+        scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
         out = tree_attention(
             q,
             keys,
             values,
             cache_key,
             cache_value,
-            block.length,
+            block.length if seen.unseen is None else jnp.full_like(block.length, seen.unseen.shape[1]),
             visible=block.visible,
             query_positions=block.positions,
             key_positions=positions,
-            cache_positions=held[0] if held else None,
-            unseen=block.unseen,
+            cache_positions=seen.positions,
+            unseen=block.unseen if seen.unseen is None else seen.unseen,
             causal=block.causal,
             split=block.split,
-            scale=c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale,
+            scale=scale,
             window=self.window,
             soft_cap=c.attn_logit_softcapping,
+            key_scale=key_scale,
+            value_scale=value_scale,
             sinks=self.sinks[...] if c.attention_sinks else None,
             implementation=self.kernel,
         )
-        return self.o(out.reshape(batch, length, -1)), (k, v)
+        asked = ((q * scale).reshape(batch, length, k.shape[2], -1),) if seen.asks else ()
+        return self.o(out.reshape(batch, length, -1)), (k, v, *asked)
 
 
 class Layer(nnx.Module):
@@ -210,6 +218,9 @@ class LlamaLM:
         are float32, and products have their full precision (LayerCast, Yuan et al. 2025, arXiv:2506.09501).
       ahead: where given, layers with a window keep that and so many tokens besides, in a ring (`specjax.models.kv.KVCache`),
         for whoever writes at most so many ahead of what it reads next and never goes back further; None: every layer keeps all.
+      cache_dtype: where given, the type of its caches, whatever whoever makes them asks for; one of
+        `specjax.models.kv_bits.CACHE_DTYPES`.
+      old: where given, what its caches keep of older tokens (`specjax.models.caches`), which needs `ahead`.
     """
 
     config: LlamaConfig
@@ -217,6 +228,8 @@ class LlamaLM:
     kv_copies: int = 1
     layer_cast: bool = False
     ahead: int | None = None
+    cache_dtype: str | None = None
+    old: Old | None = None
 
     def _precisely(self) -> Any:
         return jax.default_matmul_precision("highest") if self.layer_cast else contextlib.nullcontext()
@@ -243,6 +256,11 @@ class LlamaLM:
     def reads_mixtures(self) -> bool:
         return not self.config.hidden_size_per_layer_input  # those are of tokens
 
+    @property
+    def widest(self) -> int | None:
+        """How many tokens of a prompt are read together at most, where its cache has no room for more."""
+        return None if self.old is None else self.ahead
+
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
         """Random parameters of the given type."""
         plain = nnx.to_pure_dict(nnx.split(Llama(self.config, dtype, nnx.Rngs(key)))[1])
@@ -268,11 +286,11 @@ class LlamaLM:
         partial: Partial | None = None,
     ) -> Output:
         if partial is None:
-            lo, h, early = 0, inputs(self, params, block), ((), ())
+            lo, h, early = 0, inputs(self, params, block), ((), (), ())
         else:
-            lo, h, early = partial.lo, partial.h, (partial.delta.key, partial.delta.value)
+            lo, h, early = partial.lo, partial.h, (partial.delta.key, partial.delta.value, partial.delta.query)
         hidden = {}
-        keys, values = list(early[0]), list(early[1])
+        keys, values, queries = map(list, early)
         stops = sorted({layer + 1 for layer in wants.hidden} | {self.num_layers})
         for stop in stops:
             if stop > lo:
@@ -280,6 +298,7 @@ class LlamaLM:
                 h, delta = self.layers(params, h, lo, stop, block, cache, past, below=below)
                 keys.extend(delta.key)
                 values.extend(delta.value)
+                queries.extend(delta.query)
                 lo = stop
             if stop - 1 in wants.hidden:
                 hidden[stop - 1] = h
@@ -290,7 +309,7 @@ class LlamaLM:
             topk = jax.lax.top_k(logits, wants.topk) if wants.topk else None
             drawn = draw(logits) if wants.draw and draw is not None else None
         return Output(
-            delta=KVDelta(tuple(keys), tuple(values), block.positions),
+            delta=KVDelta(tuple(keys), tuple(values), block.positions, tuple(queries)),
             logits=logits if wants.logits else None,
             topk=topk,
             draw=drawn,
@@ -332,7 +351,7 @@ class LlamaLM:
         inputs = None
         if self.config.hidden_size_per_layer_input:
             inputs = model.layer_inputs(block.tokens, self.embed(params, block.tokens))
-        own = {} if below is None else dict(enumerate(zip(below.key, below.value, strict=True)))
+        own: dict[int, Any] = {} if below is None else dict(enumerate(zip(below.key, below.value, strict=True)))
         made = []
         for i in range(lo, hi):
             source = self.config.source(i)  # layers with keys of their own come first, so it is an index of caches too
@@ -349,8 +368,8 @@ class LlamaLM:
                 )  # fmt: skip
             if source == i:
                 made.append(own[i])
-        keys, values = tuple(zip(*made, strict=True)) or ((), ())
-        return h, KVDelta(keys, values, block.positions)
+        keys, values, *queries = tuple(zip(*made, strict=True)) or ((), ())
+        return h, KVDelta(keys, values, block.positions, *queries)
 
     def values(self, params: Any, h: Array, layer: int) -> Array:
         """The values `[B, T, K, H]` of a layer, from the residual stream `[B, T, E]` that enters it."""
@@ -359,7 +378,7 @@ class LlamaLM:
 
     def join(self, below: KVDelta, above: KVDelta) -> KVDelta:
         """See `specjax.lm.LM.join`."""
-        return KVDelta(below.key + above.key, below.value + above.value, below.positions)
+        return KVDelta(below.key + above.key, below.value + above.value, below.positions, below.query + above.query)
 
     def norm(self, params: Any, h: Array) -> Array:
         """The final norm."""
@@ -379,17 +398,20 @@ class LlamaLM:
             cap = self.config.final_logit_softcapping
             return logits if cap is None else cap * jnp.tanh(logits / cap)
 
-    def init_cache(self, batch: int, capacity: int, dtype: Any = jnp.float32) -> KVCache:
+    def init_cache(self, batch: int, capacity: int, dtype: Any = jnp.float32) -> KVCache | OldCache:
         """An empty cache of `capacity` slots a row."""
-        return init_kv(self.laid_out, batch, capacity, jnp.float32 if self.layer_cast else dtype, self.ahead)
+        kind = self.cache_dtype or (jnp.float32 if self.layer_cast else dtype)
+        if self.old is not None:
+            return OldCache.empty(self.old, self.laid_out, batch, capacity, kind, self.ahead)
+        return init_kv(self.laid_out, batch, capacity, kind, self.ahead)
 
     def begin(self, params: Any, cache: KVCache, lengths: Array) -> KVCache:
         """See `specjax.lm.LM.begin`: the cache as it is."""
         return cache
 
-    def commit(self, cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> KVCache:
+    def commit(self, cache: Any, delta: KVDelta, src: Array | None, dst: Array) -> Any:
         """See `specjax.lm.LM.commit`."""
-        return commit_kv(cache, delta, src, dst)
+        return cache.commit(delta, src, dst) if isinstance(cache, OldCache) else commit_kv(cache, delta, src, dst)
 
     def axes(self, params: Any) -> Any:
         """Logical axes of every parameter, by the name of the module that holds it."""
@@ -401,5 +423,5 @@ class LlamaLM:
         experts = self.config.experts.axis_counts if self.config.experts else {}
         return {"heads": self.config.num_attention_heads, "kv_heads": shared} | experts
 
-    def cache_axes(self, cache: KVCache) -> KVCache:
-        return kv_axes(cache)
+    def cache_axes(self, cache: Any) -> Any:
+        return cache.axes() if isinstance(cache, OldCache) else kv_axes(cache)

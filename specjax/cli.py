@@ -118,14 +118,16 @@ def _list_entries(table: dict[str, Any], flags: bool = False) -> int:
 
 def policies(options: NoOptions) -> int:
     """`specjax policies`."""
-    from specjax.spec.registry import CACHES, SAMPLERS, UNMASKS
+    from specjax.spec.registry import CACHES, OLDS, SAMPLERS, UNMASKS
 
     write("--unmask\n")
     _list_entries(UNMASKS)
     write("--unmask, of models without a mask\n")
     _list_entries(SAMPLERS)
-    write("--cache\n")
-    return _list_entries(CACHES)
+    write("--cache, of diffusion models\n")
+    _list_entries(CACHES)
+    write("--cache, of autoregressive models\n")
+    return _list_entries(OLDS)
 
 
 def models(options: NoOptions) -> int:

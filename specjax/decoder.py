@@ -84,7 +84,7 @@ class Decoder(Protocol):
           params: the parameters.
           batch: B.
           capacity: L, at least the longest row's limit plus `slack`; rounded up to what the mesh splits the cache into.
-          cache_dtype: of the cache; None: that of the parameters.
+          cache_dtype: of the cache, where the model does not say (`LlamaLM.cache_dtype`); None: that of the parameters.
           eos_width: K, how many EOS ids a row may have.
         """
         ...

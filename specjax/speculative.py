@@ -187,7 +187,7 @@ class Speculative(Decoder):
         batch, capacity = state.tokens.shape
         check_rows(self, capacity, prompts, lengths, limit, rows, batch)
         begin = 1 if prefix is None else prefix.length
-        width = min(width or prefill_width(size - begin + 1, parts(self.mesh, "tokens")), capacity)
+        width = min(self._width(size - begin + 1, width), capacity)
         fresh = self._fresh(params, state, count, prefix)
         kept = min(size, capacity)
         fresh = dataclasses.replace(
@@ -224,16 +224,17 @@ class Speculative(Decoder):
         row = dataclasses.replace(
             row, tokens=row.tokens.at[:, :size].set(tokens[None]), length=jnp.full((1,), size, jnp.int32)
         )
-        row = self._constrain(
-            self._prefill(
-                params, row, 1, size, min(prefill_width(size, parts(self.mesh, "tokens")), row.tokens.shape[1])
-            )
-        )
+        row = self._constrain(self._prefill(params, row, 1, size, min(self._width(size), row.tokens.shape[1])))
         axes = self.axes(state).draft
         learnt = jax.tree.map(lambda old, new, axes: old if axes[0] == "batch" else new, state.draft, row.draft, axes)
         own = jax.tree.map(lambda new, axes: new if axes[0] == "batch" else jnp.zeros((), new.dtype), row.draft, axes)
         state = self._constrain(dataclasses.replace(state, draft=learnt))
         return state, Prefix(row.tokens, row.cache, own, size)
+
+    def _width(self, prompt_length, asked=None):
+        """Tokens a prefill chunk: as asked, or those of a record; no more than the target's cache takes (`LlamaLM.widest`)."""
+        width = asked or prefill_width(prompt_length, parts(self.mesh, "tokens"))
+        return min(width, getattr(self.target, "widest", None) or width)
 
     def _fresh(self, params, state, count, prefix: Prefix | None = None):
         """`count` rows before their prefill, or after that of a prefix; what rows share is the state's."""
@@ -444,8 +445,9 @@ def _with_rings(target: Any, drafter: Drafter, width: int) -> Any:
     """The target with caches for the drafter's steps, and parts of a prompt of `width` tokens."""
     if not has_rings(target):
         raise ValueError(f"a {type(target).__name__} keeps all of every layer's cache: leave rings out")
-    if not target.has_windows or math.isinf(drafter.looks_back):
+    if not (target.has_windows or target.old) or math.isinf(drafter.looks_back):
         return target
+    width = width if target.old is None else target.old.chunk
     return dataclasses.replace(target, ahead=max(drafter.depth + 1, width) + int(drafter.looks_back))
 
 

@@ -23,8 +23,9 @@ def kv_commit(
     In the shape descriptions `T` denotes the block's slots, `M` those that are written, `S` the cache's.
 
     Args:
-      caches: `[B, K, S, H]` each, the keys and values of some layers; for `pallas` of one shape and type.
-      news: as many, `[B, T, K, H]`; cast to the caches' type.
+      caches: `[B, K, S, H]` each, the keys and values of some layers, or `[B, K, S]`, their scales; for `pallas` of one shape
+        and type, with H.
+      news: as many, `[B, T, K, H]` or `[B, T, K]`; cast to the caches' type.
       src: `[B, M]` int32, clipped to the block; None: all of it in order, M = T.
       dst: `[B]` int32 starts one run of M slots a row (moved back into the cache where it would leave it), or `[B, M]` int32
         names every slot, and those out of range are dropped. Negative ones count from the end. Named slots must differ.

@@ -18,13 +18,13 @@ AXES = ("batch", "kv_heads", "slots", None)
 def commit(caches, news, src, dst):
     """See `api.kv_commit`, for caches that lie as the ambient mesh says."""
     mesh = known_mesh()
-    specs = () if mesh is None else tuple(partition(mesh, AXES, cache.shape, {}) for cache in caches)
+    specs = () if mesh is None else tuple(partition(mesh, AXES[: cache.ndim], cache.shape, {}) for cache in caches)
     axes = [spec[2] for spec in specs]
     if mesh is None or all(axis is None or mesh.shape[axis] == 1 for axis in axes):
         return _each(xla.commit, caches, news, src, dst)
     write = functools.partial(_each, _commit, axes=axes)
     rows = jax.P(specs[0][0])
-    given = specs, tuple(jax.P(spec[0], None, spec[1], None) for spec in specs), None if src is None else rows, rows
+    given = specs, tuple(jax.P(spec[0], None, spec[1]) for spec in specs), None if src is None else rows, rows
     with jax.sharding.use_abstract_mesh(mesh):
         return jax.shard_map(write, in_specs=given, out_specs=specs, check_vma=False)(caches, news, src, dst)
 
@@ -51,7 +51,7 @@ def _commit(cache, new, src, dst, *, axis):
 
 
 def _run(slots, new, src, first):
-    """Writes what lies in `slots` `[K, S, H]` of a run that starts at `first`: before them, among them or behind."""
+    """Writes what lies in `slots` `[K, S, ...]` of a run that starts at `first`: before them, among them or behind."""
     size, count = slots.shape[1], new.shape[0] if src is None else src.shape[0]
     width = min(count, size)
     at = jnp.clip(first, 0, size - width)
@@ -60,4 +60,5 @@ def _run(slots, new, src, first):
     index = jnp.clip(index, 0, count - 1)
     fresh = new.at[index if src is None else src[index]].get(mode="clip").swapaxes(0, 1).astype(slots.dtype)
     old = jax.lax.dynamic_slice_in_dim(slots, at, width, axis=1)
-    return jax.lax.dynamic_update_slice_in_dim(slots, jnp.where(inside[None, :, None], fresh, old), at, axis=1)
+    inside = inside.reshape(1, width, *[1] * (slots.ndim - 2))
+    return jax.lax.dynamic_update_slice_in_dim(slots, jnp.where(inside, fresh, old), at, axis=1)

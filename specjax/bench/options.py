@@ -23,6 +23,7 @@ class BenchOptions:
     mesh: str | None = same(DecodeOptions, "mesh")
     adapter: str | None = same(DecodeOptions, "adapter")
     weights: str | None = same(DecodeOptions, "weights")
+    cache_dtype: str | None = same(DecodeOptions, "cache_dtype")
     temperature: float = same(PromptOptions, "temperature")
     seed: int = same(PromptOptions, "seed")
     max_new_tokens: int | None = option(

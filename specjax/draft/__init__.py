@@ -22,6 +22,7 @@ from specjax.draft.ppd import PPD as PPD
 from specjax.draft.kangaroo import Kangaroo as Kangaroo
 from specjax.draft.swift import Swift as Swift
 from specjax.draft.del_ import DynamicExit as DynamicExit
+from specjax.draft.small_cache import SmallCache as SmallCache
 from specjax.draft.lookahead import Lookahead as Lookahead
 
 # rules for the length of a chain

@@ -108,15 +108,13 @@ def _engines(chosen: Sequence[DecoderOptions], rows: int) -> list[Engine]:
     engines = []
     for own in chosen:
         given, key = own.model, (str(own.dtype), str(own.mesh), str(own.adapter), own.longest, own.weights)
+        how = {"adapter": own.adapter, "longest": own.longest, "weights": own.weights}
         key = (given if given is None or isinstance(given, str) else id(given), *key)
         ready = isinstance(given, (models.Model, tuple))
         if key not in loaded:
             name = DEFAULT_MODEL if given is None else given
-            how = {"adapter": own.adapter, "longest": own.longest, "weights": own.weights}
             loaded[key] = given if ready else models.load(name, own.dtype, make_mesh(own.mesh), **how)
-        done: dict[str, Any] = {"model": loaded[key]} | (
-            {} if ready else dict.fromkeys(("adapter", "longest", "weights"))
-        )
+        done: dict[str, Any] = {"model": loaded[key]} | ({} if ready else dict.fromkeys(how))
         engines.append(Engine(**{**vars(take(DecodeOptions, vars(own))), **done}, rows=rows))
     return engines
 

@@ -144,6 +144,7 @@ def _model(engine: Engine) -> dict[str, Any]:
     assert model.path is not None  # a command's model is read from a folder
     added = {} if model.adapter is None else {"adapter": fingerprint(model.adapter)}
     added |= {} if model.weights is None else {"weights": model.weights}
+    added |= {} if model.cache_dtype is None else {"cache_dtype": model.cache_dtype}
     return {"name": model.name, "fingerprint": fingerprint(model.path), "dtype": model.dtype_name} | added
 
 

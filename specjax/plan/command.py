@@ -29,10 +29,11 @@ class PlanOptions:
     drafter: tuple[str, ...] = option((), "as of generate; several make a table")
     verifier: str | None = option(None, "as of generate")
     unmask: str | None = option(None, "of a diffusion model, as of generate")
-    cache: str | None = option(None, "of a diffusion model, as of generate")
+    cache: str | None = option(None, "what of the cache is kept or computed anew, as of generate")
     block_length: int | None = option(None, "of a diffusion model")
     dtype: str | None = option(None, "of weights and cache (default: bfloat16, or float16 on a t4)")
     weights: str | None = option(None, "of the model's matrices, as of generate: int8, int4, fp8 or dfloat11")
+    cache_dtype: str | None = option(None, "of the cache alone, as of generate: int8, float8_e4m3fn, ...")
     tokens_per_step: float = option(1.0, "tokens a row commits a step, for tokens/s")
     sampled: bool = option(False, "compile what sampled rows need too, which takes longer")
     whole: bool = option(False, "compile all layers instead of a few")
@@ -82,18 +83,19 @@ def _one(options: PlanOptions, chip: Any, drafter: str | None, batch: int) -> di
     dtype = options.dtype or chip.dtype
     plan = Plan(drafter, options.verifier, options.unmask, options.cache, options.block_length)
     with bad_input():
-        model = models.abstract(options.model, dtype, config=config, weights=options.weights)
+        how = {"config": config, "weights": options.weights, "cache_dtype": options.cache_dtype}
+        model = models.abstract(options.model, dtype, **how)
         spec = fit.check_mesh(options.mesh, options.topology, model.lm.config, batch)
         context = fit.context_for(model, options.context)
         devices = (
             aot.devices(options.topology) if chip.compiler else jax.devices("cpu")[: fit.chips_of(options.topology)]
         )
         mesh = make_mesh(spec, devices)
-        model = models.abstract(options.model, dtype, mesh, config, options.weights)
+        model = models.abstract(options.model, dtype, mesh, **how)
         setup = step.prepare(model, plan, mesh, batch, context)
     asked = {
-        "model": options.model, "dtype": dtype, "weights": model.weights, "topology": options.topology,
-        "batch": batch, "context": context,
+        "model": options.model, "dtype": dtype, "weights": model.weights, "cache_dtype": model.cache_dtype,
+        "topology": options.topology, "batch": batch, "context": context,
         "decoding": _decoding(model, setup.decoder, drafter, options),
     }  # fmt: skip
     held = step.sizes(setup)

@@ -149,7 +149,7 @@ def _single(r: dict[str, Any]) -> list[str]:
     memory = {name: size for name, size in r["bytes_per_chip"].items() if name not in ("total", "limit")}
     parts = ", ".join(f"{name} {size / GB:.3f}" for name, size in memory.items())
     lines = [
-        f"{r['model']} {r['dtype']}{_weights(r)} on {r['topology']}, {r['chips']} chips, mesh {mesh}",
+        f"{r['model']} {r['dtype']}{_kinds(r)} on {r['topology']}, {r['chips']} chips, mesh {mesh}",
         f"step       {r['decoding']}, {r['nodes']} nodes, batch {r['batch']}, context {r['context']}",
         f"memory     {r['bytes_per_chip']['total'] / GB:.3f} GB a chip: {parts}",
         f"fits       {'yes' if r['fits'] else 'no'}, a chip has {r['bytes_per_chip']['limit'] / GB:.3f} GB",
@@ -187,9 +187,10 @@ def _of_experts(r: dict[str, Any]) -> str:
     )
 
 
-def _weights(r: dict[str, Any]) -> str:
+def _kinds(r: dict[str, Any]) -> str:
     """In which format matrices are, where it is another."""
-    return f", weights in {r['weights']}," if r["weights"] else ""
+    kinds = [f"{part} in {r[name]}" for part, name in (("weights", "weights"), ("cache", "cache_dtype")) if r.get(name)]
+    return f", {', '.join(kinds)}," if kinds else ""
 
 
 def _reads(rungs: list[int]) -> str:

@@ -59,6 +59,7 @@ class Engine:
       adapter: the folder of a PEFT LoRA adapter, or its hub id, for a model that is loaded; see `specjax.models.load`.
       longest: how many positions a model that is loaded is used for; see `specjax.models.load`.
       weights: a format that the model's matrices are kept in, such as "int8" or "int4:group=32"; see `specjax.models.load`.
+      cache_dtype: the type of its caches, such as "int8" or "float8_e4m3fn"; see `specjax.models.load`.
       rows: how many texts are decoded together, where no drafter is named: see `specjax.spec.assemble.usual_drafter`.
 
     Raises:
@@ -76,6 +77,7 @@ class Engine:
         adapter: Any = None,
         longest: int | None = None,
         weights: str | None = None,
+        cache_dtype: Any = None,
         rows: int = 1,
         **plan: Any,
     ):
@@ -88,7 +90,8 @@ class Engine:
             distributed.meet(self.mesh)  # before one of them compiles for longer than the others wait
         if not isinstance(model, models.Model):
             name = DEFAULT_MODEL if model is None else model
-            model = models.load(name, dtype=dtype, mesh=self.mesh, adapter=adapter, longest=longest, weights=weights)
+            how = {"adapter": adapter, "longest": longest, "weights": weights, "cache_dtype": cache_dtype}
+            model = models.load(name, dtype=dtype, mesh=self.mesh, **how)
         elif adapter is not None or longest is not None:
             raise ValueError(
                 "adapter and longest are for a model that is loaded here: give them to specjax.models.load"
@@ -96,6 +99,7 @@ class Engine:
         else:
             model = model if dtype is None else models.retyped(model, dtype)
             model = model if weights is None else models.quantised(model, weights)
+            model = model if cache_dtype is None else models.cached(model, cache_dtype)
         if self.mesh is not None:
             lm, params = models.spread(model.lm, model.params, self.mesh)
             model = dataclasses.replace(model, lm=lm, params=params)

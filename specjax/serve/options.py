@@ -118,6 +118,7 @@ class DecodeOptions(Plan):
       adapter: the folder of a PEFT LoRA adapter, or its hub id, for the model that is loaded; see `specjax.models.load`.
       longest: how many positions the model that is loaded is used for; see `specjax.models.load`.
       weights: a format that the model's matrices are kept in, such as "int8" or "int4:group=32"; see `specjax.models.load`.
+      cache_dtype: the type of its caches, such as "int8" or "float8_e4m3fn"; see `specjax.models.load`.
     """
 
     model: Any = option(None, "folder, shipped name or hub id (default: the shipped target)")
@@ -134,6 +135,12 @@ class DecodeOptions(Plan):
         "keeps the model's matrices in few bits: int8, int4 (int4:group=32), fp8, or bfloat16 without loss, dfloat11; "
         ",vocab=true: embeddings and head too",
         metavar="FORMAT",
+    )
+    cache_dtype: Any = option(
+        None,
+        "of the cache of an autoregressive model: float32, bfloat16, float16, int8 or float8_e4m3fn (default: as the "
+        "parameters)",
+        metavar="DTYPE",
     )
 
 

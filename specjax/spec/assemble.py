@@ -7,11 +7,21 @@ from typing import Any
 import jax
 
 from specjax.draft import Drafter
+from specjax.models.caches import Old
+from specjax.models.kv_bits import LARGEST
 from specjax.sampling import Processor
 from specjax.soft import Mixer
 from specjax.spec.companions import Stored, shipped_name
 from specjax.spec.passes import SETTINGS, target_of
-from specjax.spec.registry import build_drafter, build_verifier, make_cache, make_sampler, make_unmask, tree_of
+from specjax.spec.registry import (
+    build_drafter,
+    build_verifier,
+    make_cache,
+    make_old,
+    make_sampler,
+    make_unmask,
+    tree_of,
+)
 from specjax.spec.searching import NAMES, asked, searching, thinking, way_of
 from specjax.speculative import has_rings, speculative
 from specjax.verify import Verifier
@@ -48,7 +58,8 @@ class Plan:
       verifier: of an autoregressive model: a registry line, a verifier, or a pair of verifier and its trained parameters.
       unmask: of a diffusion model: a registry line such as `"credit+threshold:threshold=0.8"`, a policy, or a pair of policy
         and the parameters it needs besides; where it has no mask, its sampler.
-      cache: of a diffusion model: a registry line or a policy.
+      cache: a registry line or a policy: of a diffusion model what is computed anew, of an autoregressive one what is kept of
+        older tokens (`specjax.models.caches`), which is lossy.
       block_length: of a diffusion model: positions that are decoded together.
       cfg_scale: of a diffusion model: classifier-free guidance; 0 is off.
       sub_block: of a diffusion model whose blocks do not see later ones: the length of a block's parts, which are finished from
@@ -97,7 +108,7 @@ class Plan:
     )
     cache: Any = _setting(
         None,
-        f"of a diffusion model: see `specjax policies` (default: the model's own, else {DEFAULT_CACHE})",
+        f"see `specjax policies` (default: all of it is kept; of a diffusion model its own, else {DEFAULT_CACHE})",
         metavar="POLICY",
     )
     block_length: int | None = _setting(None, f"of a diffusion model (default: {DEFAULT_BLOCK})", metavar="N")
@@ -188,7 +199,7 @@ class _Kind:
 
 _AUTOREGRESSIVE = _Kind(
     "an autoregressive",
-    ("drafter", "verifier", "logprobs", "logits_processors", *SETTINGS, *NAMES),
+    ("drafter", "verifier", "cache", "logprobs", "logits_processors", *SETTINGS, *NAMES),
 )
 _DIFFUSION = _Kind("a diffusion", (
     "unmask", "cache", "block_length", "cfg_scale", "sub_block", "filter", "logits_eos_inf", "confidence_eos_eot_inf",
@@ -225,12 +236,15 @@ def assemble(model: Any, plan: Plan, mesh: Any = None, rows: int = 1) -> tuple[A
       ValueError: one line that says what cannot be used, and what can; a setting of the other kind of model among it.
     """
     kind, other = (_DIFFUSION, _AUTOREGRESSIVE) if model.masked else (_AUTOREGRESSIVE, _DIFFUSION)
-    if wrong := [name for name in other.settings if asked(plan, name)]:
+    if wrong := [name for name in other.settings if name not in kind.settings and asked(plan, name)]:
         raise ValueError(
             f"{model.name} is {kind.words} model: {wrong[0]} is a setting of {other.words} one; it takes "
             f"{', '.join(kind.settings)}"
         )
-    if way := way_of(plan):
+    way = way_of(plan)
+    if way and plan.cache is not None:
+        raise ValueError(f"{way} keeps all of the cache: leave cache out")
+    if way:
         return (thinking if way == "soft_thinking" else searching)(model, plan, mesh)
     if model.canvas or model.masked:
         return (_canvas if model.canvas else _diffusion)(model, plan, mesh)
@@ -244,6 +258,7 @@ def _autoregressive(model, plan, mesh, rows):
         chosen = usual_drafter(model, 1 if verifier.text_follows_draft else rows)
     drafter, draft_params = build_drafter(chosen, model, mesh=mesh, tree=tree_of(verifier))
     target, target_params = target_of(model, plan, mesh)
+    target = target if plan.cache is None else _forgetful(target, plan.cache)
     decoder = speculative(
         target,
         drafter,
@@ -258,6 +273,16 @@ def _autoregressive(model, plan, mesh, rows):
     if mesh is not None and not model.abstract:
         params = jax.device_put(params, decoder.param_shardings(params))
     return decoder, params
+
+
+def _forgetful(target, cache):
+    old = make_old(cache) if isinstance(cache, str) else cache
+    if not isinstance(old, Old):
+        raise ValueError("cache of an autoregressive model must be one of specjax.models.caches, or its line of text")
+    if not has_rings(target) or target.cache_dtype in LARGEST:
+        what = f"in {target.cache_dtype}" if has_rings(target) else f"of a {type(target).__name__}"
+        raise ValueError(f"the cache {type(old).__name__} keeps plain numbers of a model that load() reads, not {what}")
+    return dataclasses.replace(target, old=old)
 
 
 def _canvas(model, plan, mesh):

@@ -195,9 +195,13 @@ def padded(draft: Any, target: Any) -> Any:
 
 
 def _model(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
+    from specjax import models
+
     draft = companion(stored.found(target), target, mesh)
     if draft.masked is not None:
         raise ValueError(f"the draft model {draft.name!r} is a diffusion model: pick an autoregressive one")
+    if isinstance(draft.lm, models.LlamaLM):
+        draft = models.cached(draft, target.cache_dtype)
     drafter = stored.kind(padded(draft, target), **stored.fields).bind(target.lm)
     check_vocabulary(draft, target)
     return drafter, draft.params

@@ -22,6 +22,7 @@ from specjax.diffusion import EntropyRenoise, cache, unmask
 from specjax.draft import Drafter, fuse
 from specjax.draft.adaptive import Rule
 from specjax.expand import Chain, Expander
+from specjax.models import caches
 from specjax.search import Search, Selection, Stepwise
 from specjax.spec import line
 from specjax.spec.companions import LOADERS, LONGEST, Ruled, Stored, of_several_passes, ready, stacked
@@ -124,6 +125,9 @@ STEPWISE = listed(Stepwise, search)
 UNMASKS = listed(unmask.Unmask, diffusion, unmask)
 SAMPLERS = listed(EntropyRenoise, diffusion)
 CACHES = listed(cache.Cache, cache)
+"""Of diffusion models."""
+OLDS = listed(caches.Old, caches)
+"""Cache policies of autoregressive models."""
 
 
 def build_drafter(
@@ -272,6 +276,15 @@ def make_cache(spec: str) -> cache.Cache:
       ValueError: on an unknown name or field, naming those there are.
     """
     return parse("cache", CACHES, spec)
+
+
+def make_old(spec: str) -> caches.Old:
+    """A cache policy of an autoregressive model from its line of text.
+
+    Raises:
+      ValueError: on an unknown name or field, naming those there are.
+    """
+    return parse("cache of an autoregressive model", OLDS, spec)
 
 
 def parse(kind: str, table: dict[str, Entry], spec: str) -> Any:

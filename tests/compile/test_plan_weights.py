@@ -40,18 +40,24 @@ def test_what_an_8b_model_takes():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("topology", "line"),
-    (("v5e:1x1", "int8"), ("v5e:1x1", "int4"), ("v6e:1x1", "int8"), ("h100:1", "int4"), ("h100:1", "fp8")),
+    ("topology", "line", "cache"),
+    (
+        ("v5e:1x1", "int8", "int8"),
+        ("v5e:1x1", "int4", None),
+        ("v6e:1x1", "int8", None),
+        ("h100:1", "int4", None),
+        ("h100:1", "fp8", None),
+    ),
 )
-def test_a_step_reads_what_is_stored(topology, line):
-    """Of two layers of 8B: no matrix is written whole, in any type, and traffic is at most 1.1 times the ideal. A TPU's step
-    has 16 nodes a row; an H100's has one, since its compiler splits products of more rows."""
+def test_a_step_reads_what_is_stored(topology, line, cache):
+    """Of two layers of 8B: no matrix is written whole, in any type, nor a cache, and traffic is at most 1.1 times the ideal. A
+    TPU's step has 16 nodes a row; an H100's has one, since its compiler splits products of more rows."""
     gpu = topology.startswith("h100")
     if importlib.util.find_spec("jax_cuda12_plugin" if gpu else "libtpu") is None:
         pytest.skip(f"compiles for {topology}: pip install 'specjax[aot]'")
     (device,) = aot.devices(topology)
     mesh = make_mesh("model=1", [device])
-    model = hub.with_layers(models.abstract(NAME, "bfloat16", mesh, weights=line), 2, mesh)
+    model = hub.with_layers(models.abstract(NAME, "bfloat16", mesh, weights=line, cache_dtype=cache), 2, mesh)
     plan = Plan("none" if gpu else FullChain(length=15))
     with jax.default_matmul_precision("default"):  # as users compile it
         setup = step.prepare(model, plan, mesh, batch=4, context=4096)
@@ -61,5 +67,7 @@ def test_a_step_reads_what_is_stored(topology, line):
     matrices = {x.shape for x in jax.tree.leaves(setup.params["target"], is_leaf=is_quantised) if is_quantised(x)}
     assert len(matrices) == 4
     assert [dims for dims in matrices if traffic.written(dims) or traffic.written(dims[::-1])] == []
+    (slots,) = {x.shape for x in jax.tree.leaves(setup.state.cache) if x.ndim == 4}
+    assert not traffic.written(slots)
     # nor is there room for one of an MLP's: what there is holds logits and features
     assert step.cost_of(program, traffic).temporaries < max(a * b for a, b in matrices) // 2

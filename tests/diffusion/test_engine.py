@@ -97,7 +97,7 @@ def test_a_bad_request_is_one_clear_error(engine, prompt, options, said):
         ),
         ("tiny", {"logprobs": True}, "logprobs is a setting of an autoregressive one"),
         ("plain", {"unmask": "threshold"}, "plain is an autoregressive model: unmask is a setting of a diffusion one"),
-        ("plain", {"block_length": 8}, "it takes drafter, verifier, logprobs"),
+        ("plain", {"block_length": 8}, "it takes drafter, verifier, cache, logprobs"),
         ("tiny", {"unmask": "frob"}, "unknown unmask policy 'frob'; choose threshold"),
         ("tiny", {"unmask": "fixed+threshold"}, "'fixed' cannot stand before another"),
         ("tiny", {"cache": "frob"}, "unknown cache 'frob'; choose none"),

@@ -144,7 +144,7 @@ def test_what_a_commit_leaves_is_what_the_next_block_sees():
         dst = jnp.asarray(length if i % 2 else np.where(np.arange(4) < 3, length[:, None] + np.arange(4), capacity))
         ring, whole = (LlamaLM(config).commit(cache, delta, src, dst) for cache in (ring, whole))
         length = length + rng.integers(0, 3, 2)
-        key, value, positions = ring.layer(0, jnp.asarray(length))
+        key, value, positions, *_ = ring.layer(0, jnp.asarray(length))
         for row, end in enumerate(length):
             near = range(max(end - 4, 0), end)
             slots = [int(np.flatnonzero(positions[row] == p)[0]) for p in near]

@@ -15,6 +15,7 @@ from flax import nnx
 
 from specjax.lm import Block
 from specjax.models.kv import KVCache, KVDelta
+from specjax.models.kv_bits import stored
 from specjax.models.llama import Layer, LlamaConfig, RMSNorm, rope_tables
 
 Array = jax.Array
@@ -122,10 +123,8 @@ def _reach(config: LlamaConfig, layer: int) -> int | None:
     return None if window is None else window + 2
 
 
-def _no_keys(cache: Any, past: Any, batch: int, length: int) -> tuple[Array, Array]:
-    if cache is not None:
-        heads, width, dtype = cache[0].shape[1], cache[0].shape[3], cache[0].dtype
-    else:
-        heads, width, dtype = *past[0].shape[2:], past[0].dtype
-    none = jnp.zeros((batch, length, heads, width), dtype)
-    return none, none
+def _no_keys(cache: Any, past: Any, batch: int, length: int) -> tuple[Any, Any]:
+    heads, width = past[0].shape[2:] if cache is None else (cache[0].shape[1], cache[0].shape[3])
+    none = jnp.zeros((batch, length, heads, width))
+    like = past if cache is None else cache
+    return stored(none, like[0]), stored(none, like[1])

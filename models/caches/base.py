@@ -1,0 +1,245 @@
+"""The contract of a cache policy of an autoregressive model: what is kept of tokens that are no longer among the newest.
+
+The newest lie in a ring, exactly. Some at a time (a chunk) the oldest of them are folded into a layer's body, which is the
+policy's own, and which queries see beside the ring. In the shape descriptions `B` denotes rows, `K` kv-heads, `G` query heads
+of each, `H` their width, `R` slots of a ring, `C` those of a body, `g` tokens of a chunk, `W` queries of a window.
+"""
+
+import abc
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from specjax.about import Named
+from specjax.kernels.kv_commit import kv_commit
+from specjax.models.kv import KVDelta, Slots
+from specjax.pretty import Pretty
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Layer(Pretty):
+    """What a policy folds, of one layer.
+
+    Attributes:
+      key: `[B, K, g, H]`, of the chunk.
+      value: as `key`.
+      ring: `[B, K, R, H]`, keys of all of the newest, the chunk among them.
+      query: `[B, K, W, G, H]`, scaled queries of the newest tokens of the ring, each of which is asked once in a text.
+      seen: `[B, W, R]` bool, which slots of the ring those saw.
+      positions: `[B, g]` int32, of the chunk: some more than the last one's.
+    """
+
+    key: Array
+    value: Array
+    ring: Array
+    query: Array
+    seen: Array
+    positions: Array
+
+    def received(self, body: Array, used: Array) -> tuple[Array, Array]:
+        """The attention that slots of a body `[B, K, C, H]` and of the ring receive from a query of the window, on average.
+
+        Args:
+          body: keys.
+          used: `[B, C]` bool, which hold anything.
+
+        Returns:
+          `[B, K, C]` and `[B, K, R]`, float32, which sum to 1.
+        """
+        keys = jnp.concatenate([body, self.ring], axis=2)
+        seen = jnp.concatenate(
+            [jnp.broadcast_to(used[:, None], (*self.seen.shape[:2], used.shape[1])), self.seen], axis=2
+        )
+        scores = jnp.einsum("bkwgh,bksh->bkwgs", self.query, keys, preferred_element_type=jnp.float32)
+        weights = jax.nn.softmax(jnp.where(seen[:, None, :, None], scores, -1e30), axis=-1).mean(axis=(2, 3))
+        return weights[..., : body.shape[2]], weights[..., body.shape[2] :]
+
+
+@dataclasses.dataclass(frozen=True)
+class Old(abc.ABC):
+    """What becomes of older tokens. Implementations are frozen dataclasses.
+
+    Attributes:
+      recent: how many of the newest tokens are exact, at least.
+      chunk: g, how many are folded at a time.
+    """
+
+    about: ClassVar[Named] = None
+    """Its names in the registry."""
+    recent: int = 32
+    chunk: int = 32
+
+    @property
+    def asks(self) -> int:
+        """W, how many tokens' queries are kept for `fold`; 0: none are."""
+        return 0
+
+    @abc.abstractmethod
+    def init(self, config: Any, layer: int, batch: int, capacity: int, dtype: Any) -> Any:
+        """An empty body; every leaf leads with `[B, K]`, or is `[B, C]`, which the heads have in common.
+
+        Args:
+          config: a `LlamaConfig`.
+          layer: of it.
+          batch: B.
+          capacity: how many positions a row may have.
+          dtype: of keys and values.
+        """
+
+    @abc.abstractmethod
+    def fold(self, bodies: tuple[Any, ...], layers: tuple[Layer, ...], folded: Array) -> tuple[Any, ...]:
+        """The bodies of all layers with a chunk more.
+
+        Args:
+          bodies: of layers that have keys of their own.
+          layers: as many.
+          folded: `[B]` int32, tokens that the bodies were made of before; multiples of g.
+        """
+
+    @abc.abstractmethod
+    def read(self, body: Any, folded: Array) -> tuple[Array, Array, Array]:
+        """Keys and values `[B, K, C, H]` of a body, and which of them queries see, `[B, C]` bool."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Ring(Pretty):
+    """The newest tokens: position p lies in slot p mod R.
+
+    Attributes:
+      key: `[B, K, R, H]`.
+      value: as `key`.
+      query: `[B, K, R, G * H]`; None where a policy asks no queries.
+    """
+
+    key: Array
+    value: Array
+    query: Any = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class OldCache(Pretty):
+    """The cache of a model with a policy, of the layers that have keys and values of their own.
+
+    A commit folds what its own first position leaves behind: tokens before that are committed, those from there on may be
+    rejected. So nothing that is rejected was ever folded; and when a token is folded depends on where steps begin.
+
+    Attributes:
+      rings: a tuple over layers.
+      bodies: likewise, the policy's.
+      folded: `[B]` int32, positions below are in the bodies.
+      policy: static.
+      ahead: static, how many positions a commit may write.
+    """
+
+    rings: tuple[Ring, ...]
+    bodies: tuple[Any, ...]
+    folded: Array
+    policy: Any = dataclasses.field(metadata={"static": True})
+    ahead: int = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def empty(cls, policy: Old, config: Any, batch: int, capacity: int, dtype: Any, ahead: int | None) -> "OldCache":
+        """A cache of nothing.
+
+        Args:
+          policy: which.
+          config: a `LlamaConfig`.
+          batch: B.
+          capacity: how many positions a row may have.
+          dtype: of keys and values.
+          ahead: how many positions a commit may write.
+
+        Raises:
+          ValueError: where `ahead` is None, or a layer has a window.
+        """
+        if ahead is None:
+            raise ValueError(
+                f"the cache {type(policy).__name__} forgets, and this way of decoding goes back in a text or keeps several: "
+                "leave the cache out"
+            )
+        if any(config.window(i) is not None for i in range(config.num_hidden_layers)):
+            raise ValueError(
+                f"the cache {type(policy).__name__} is for layers that see the whole text, and this model has windows: "
+                "leave the cache out"
+            )
+        owners = [i for i in range(config.num_hidden_layers) if config.source(i) == i]
+        slots = policy.recent + policy.chunk + ahead
+        rings = []
+        for kind in map(config.at, owners):
+            heads, width = kind.num_key_value_heads, kind.head_dim
+            zeros = lambda size, heads=heads: jnp.zeros((batch, heads, slots, size), dtype)
+            asked = kind.num_attention_heads // heads * width
+            rings.append(Ring(zeros(width), zeros(width), zeros(asked) if policy.asks else None))
+        bodies = tuple(policy.init(config, i, batch, capacity, dtype) for i in owners)
+        return cls(tuple(rings), bodies, jnp.zeros((batch,), jnp.int32), policy, ahead)
+
+    def layer(self, index: int, length: Array) -> Slots:
+        """What queries behind `length` `[B]` tokens see of a layer."""
+        key, value, seen = self.policy.read(self.bodies[index], self.folded)
+        ring = self.rings[index]
+        held = _held(ring.key.shape[2], length)
+        seen = jnp.concatenate([seen, held >= self.folded[:, None]], axis=1)
+        laid = jnp.concatenate([key, ring.key], axis=2), jnp.concatenate([value, ring.value], axis=2)
+        return Slots(*laid, unseen=~seen, asks=self.policy.asks > 0)
+
+    def commit(self, delta: KVDelta, src: Array | None, dst: Array) -> "OldCache":
+        """See `specjax.lm.LM.commit`; of runs.
+
+        Raises:
+          ValueError: where more is written than there is room for, or slots are named.
+        """
+        count = (delta.positions if src is None else src).shape[1]
+        if dst.ndim != 1 or count > self.ahead:
+            raise ValueError(f"a cache that forgets is written in runs of {self.ahead} tokens at most, not {count}")
+        cache = self._folded(dst)
+        slots = cache.rings[0].key.shape[2]
+        at = (dst[:, None] + jnp.arange(count)[None]) % slots
+        old, structure = jax.tree.flatten([(ring.key, ring.value, ring.query) for ring in cache.rings])
+        news = zip(delta.key, delta.value, delta.query or [None] * len(delta.key), strict=True)
+        new = jax.tree.leaves([(k, v, None if q is None else q.reshape(*q.shape[:3], -1)) for k, v, q in news])
+        rings = jax.tree.unflatten(structure, kv_commit(old, new, src, at))
+        return dataclasses.replace(cache, rings=tuple(Ring(*ring) for ring in rings))
+
+    def axes(self) -> "OldCache":
+        """Logical axis names of every leaf: rows and heads are split."""
+        name = lambda x: ("batch", "kv_heads" if x.ndim > 2 else None, *[None] * x.ndim)[: x.ndim]
+        return jax.tree.map(name, self)
+
+    def _folded(self, length: Array) -> "OldCache":
+        """With all chunks folded that leave `recent` tokens before `length` `[B]`."""
+        policy, slots = self.policy, self.rings[0].key.shape[2]
+        due = lambda folded: length - folded >= policy.recent + policy.chunk
+        held = _held(slots, length)
+
+        def fold(carry):
+            bodies, folded = carry
+            positions = folded[:, None] + jnp.arange(policy.chunk)[None]
+            asking = folded[:, None] + policy.recent + policy.chunk - policy.asks + jnp.arange(policy.asks)[None]
+            seen = (held[:, None] <= asking[:, :, None]) & (held >= folded[:, None])[:, None]
+            layers = []
+            for ring in self.rings:
+                take = lambda x, at: jnp.take_along_axis(x, (at % slots)[:, None, :, None], axis=2)
+                width = ring.key.shape[3]
+                query = ring.key if ring.query is None else ring.query  # of no tokens, where none are asked
+                query = take(query, asking).reshape(*query.shape[:2], policy.asks, query.shape[3] // width, width)
+                chunk = take(ring.key, positions), take(ring.value, positions)
+                layers.append(Layer(*chunk, ring.key, query, seen, positions))
+            new = policy.fold(bodies, tuple(layers), folded)
+            chosen = lambda old, new: jnp.where(due(folded).reshape(-1, *[1] * (old.ndim - 1)), new, old)
+            return jax.tree.map(chosen, bodies, new), folded + jnp.where(due(folded), policy.chunk, 0)
+
+        bodies, folded = jax.lax.while_loop(lambda carry: jnp.any(due(carry[1])), fold, (self.bodies, self.folded))
+        return dataclasses.replace(self, bodies=bodies, folded=folded)
+
+
+def _held(slots: int, length: Array) -> Array:
+    """The positions `[B, R]` that a ring holds behind `length` `[B]` tokens; negative where there is none yet."""
+    last = length[:, None] - 1
+    return last - (last - jnp.arange(slots)[None]) % slots

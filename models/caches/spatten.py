@@ -1,0 +1,105 @@
+"""Cascade pruning of tokens (SpAtten, arXiv:2012.09852): what a layer forgets, all later ones forget."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.about import About
+from specjax.models.caches.base import Old
+from specjax.pretty import Pretty
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Alive(Pretty):
+    """What a layer keeps, for all of its heads.
+
+    Attributes:
+      key: `[B, K, C, H]`.
+      value: as `key`.
+      positions: `[B, C]` int32; -1 where a slot is empty.
+      score: `[B, C]` float32, the attention received since a token came, of all chunks and heads, in this and all lower layers.
+    """
+
+    key: Array
+    value: Array
+    positions: Array
+    score: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class SpAtten(Old):
+    """Of older tokens the first layer keeps `important`, the last one `last`, those between in proportion; what a layer keeps
+    is among what the one below keeps. A token is as important as the attention that it has received so far, added up over heads
+    and over layers up to this one. The first `start` tokens are always kept.
+
+    This is the pruning of tokens alone: not of heads or values, nor the quantisation in two parts, which are the accelerator's.
+
+    Attributes:
+      important: C of the first layer.
+      last: C of the last one.
+      start: tokens at the beginning of a text that stay.
+    """
+
+    about = About(
+        "spatten", "keeps what queries look at, fewer tokens the higher a layer is", "arXiv:2012.09852", "lossy"
+    )
+
+    important: int = 256
+    last: int = 128
+    start: int = 4
+
+    def __post_init__(self):
+        if not 1 <= self.chunk <= self.last <= self.important or not 0 <= self.start <= self.last or self.recent < 0:
+            raise ValueError(
+                f"spatten needs 1 <= chunk <= last <= important, start in [0, last] and recent >= 0, got {self}"
+            )
+
+    @property
+    def asks(self):
+        return self.chunk
+
+    def init(self, config, layer, batch, capacity, dtype):
+        kind = config.at(layer)
+        layers = config.num_hidden_layers
+        size = round(self.important + (self.last - self.important) * layer / max(layers - 1, 1))
+        zeros = lambda: jnp.zeros((batch, kind.num_key_value_heads, size, kind.head_dim), dtype)
+        empty = jnp.full((batch, size), -1, jnp.int32)
+        return Alive(zeros(), zeros(), empty, jnp.zeros((batch, size), jnp.float32))
+
+    def read(self, body, folded):
+        return body.key, body.value, body.positions >= 0
+
+    def fold(self, bodies, layers, folded):
+        kept, below, brought = [], None, None
+        for body, layer in zip(bodies, layers, strict=True):
+            received, ring = layer.received(body.key, body.positions >= 0)
+            slots = layer.positions % layer.ring.shape[2]
+            ring = jnp.take_along_axis(ring.sum(axis=1), slots, axis=1)
+            positions = jnp.concatenate([body.positions, layer.positions], axis=1)
+            fresh = jnp.concatenate([received.sum(axis=1), ring], axis=1)
+            # a token's attention of this chunk, with that of the layers below, all of which have it
+            same = None if below is None else _same(positions, below.positions)
+            fresh = fresh if same is None else fresh + jnp.einsum("bij,bj->bi", same, brought)
+            score = jnp.concatenate([body.score, jnp.zeros_like(ring)], axis=1) + fresh
+            alive = positions >= 0 if same is None else (positions >= 0) & (same.sum(axis=2) > 0)
+            worth = jnp.where(alive, jnp.where(positions < self.start, jnp.inf, score), -jnp.inf)
+            worth, at = jax.lax.top_k(worth, body.positions.shape[1])
+            order = jnp.argsort(at, axis=1)  # in the order in which they were
+            worth, at = jnp.take_along_axis(worth, order, axis=1), jnp.take_along_axis(at, order, axis=1)
+            take = lambda x, at=at: jnp.take_along_axis(x, at, axis=1)
+            every = [jnp.concatenate(pair, axis=2) for pair in ((body.key, layer.key), (body.value, layer.value))]
+            key, value = (jnp.take_along_axis(x, at[:, None, :, None], axis=2) for x in every)
+            held = jnp.where(worth == -jnp.inf, -1, take(positions))
+            below, brought = Alive(key, value, held, take(score)), take(fresh)
+            kept.append(below)
+        return tuple(kept)
+
+
+def _same(a: Array, b: Array) -> Any:
+    """Whether `[B, i]` and `[B, j]` are equal positions, `[B, i, j]` float32; empty slots are none's."""
+    return ((a[:, :, None] == b[:, None, :]) & (a >= 0)[:, :, None]).astype(jnp.float32)

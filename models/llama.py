@@ -406,8 +406,11 @@ class LlamaLM:
         return init_kv(self.laid_out, batch, capacity, kind, self.ahead)
 
     def begin(self, params: Any, cache: KVCache, lengths: Array) -> KVCache:
-        """See `specjax.lm.LM.begin`: the cache as it is."""
-        return cache
+        """See `specjax.lm.LM.begin`: the cache as it is; one that forgets as the first step would leave it.
+
+        Rows beside a longer prompt were read on, and folded there what they have none of alone.
+        """
+        return cache.begun(lengths - 1) if isinstance(cache, OldCache) else cache
 
     def commit(self, cache: Any, delta: KVDelta, src: Array | None, dst: Array) -> Any:
         """See `specjax.lm.LM.commit`."""

@@ -198,7 +198,7 @@ class OldCache(Pretty):
         count = (delta.positions if src is None else src).shape[1]
         if dst.ndim != 1 or count > self.ahead:
             raise ValueError(f"a cache that forgets is written in runs of {self.ahead} tokens at most, not {count}")
-        cache = self._folded(dst)
+        cache = self.begun(dst)
         slots = cache.rings[0].key.shape[2]
         at = (dst[:, None] + jnp.arange(count)[None]) % slots
         old, structure = jax.tree.flatten([(ring.key, ring.value, ring.query) for ring in cache.rings])
@@ -212,8 +212,8 @@ class OldCache(Pretty):
         name = lambda x: ("batch", "kv_heads" if x.ndim > 2 else None, *[None] * x.ndim)[: x.ndim]
         return jax.tree.map(name, self)
 
-    def _folded(self, length: Array) -> "OldCache":
-        """With all chunks folded that leave `recent` tokens before `length` `[B]`."""
+    def begun(self, length: Array) -> "OldCache":
+        """With all chunks folded that leave `recent` tokens before `length` `[B]`, where a step begins."""
         policy, slots = self.policy, self.rings[0].key.shape[2]
         due = lambda folded: length - folded >= policy.recent + policy.chunk
         held = _held(slots, length)

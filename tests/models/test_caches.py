@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import DRAFTERS, TARGET, ended, mostly_slow, params, plain, same
+from support.conformance import DRAFTERS, TARGET, ended, mostly_slow, params, plain, same, start
 from support.conformance import Rows as Batch
 
 import specjax
@@ -192,6 +192,25 @@ def test_what_loses_nothing_writes_the_whole_caches_text(line):
     got, state = written(WHOLE[policy], name)
     same(got, plain(LONG))
     assert int(state.cache.folded.min()) >= 16
+
+
+LOSSY = {
+    "ems": EMS(4, 4, budget=8),
+    "gear": GEAR(4, 4, bits=2, rank=0, outliers=0.0),
+    "spatten": SpAtten(4, 4, 8, 4, start=2),
+}
+
+
+@pytest.mark.parametrize("name", mostly_slow(LOSSY, "gear"))
+def test_a_text_does_not_depend_on_those_beside_it(name):
+    """Prompts of which the last token begins a chunk, and others, beside a longer one and beside none that is."""
+    decoder = specjax.speculative(dataclasses.replace(TARGET, old=LOSSY[name]), rings=True)
+    rows = Batch((*(LONG.prompts[0][:n] for n in (21, 17, 18)), LONG.prompts[0]), tuple("abcd"), ({},) * 4, 16)
+    short = dataclasses.replace(rows, prompts=(*rows.prompts[:3], rows.prompts[0]))
+    for each in (rows, short):
+        assert start(decoder, each, model=params("none")).cache.folded.tolist()[:3] == [16, 12, 12]
+    want, got = (ended(decoder, params("none"), each)[0][:3] for each in (rows, short))
+    assert got == want
 
 
 @pytest.mark.slow

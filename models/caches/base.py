@@ -157,16 +157,11 @@ class OldCache(Pretty):
           ahead: how many positions a commit may write.
 
         Raises:
-          ValueError: where `ahead` is None, or a layer has a window.
+          ValueError: where `ahead` is None.
         """
         if ahead is None:
             raise ValueError(
                 f"the cache {type(policy).__name__} forgets, and this way of decoding goes back in a text or keeps several: "
-                "leave the cache out"
-            )
-        if any(config.window(i) is not None for i in range(config.num_hidden_layers)):
-            raise ValueError(
-                f"the cache {type(policy).__name__} is for layers that see the whole text, and this model has windows: "
                 "leave the cache out"
             )
         owners = [i for i in range(config.num_hidden_layers) if config.source(i) == i]

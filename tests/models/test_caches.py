@@ -238,12 +238,20 @@ def test_who_may_have_one():
         with pytest.raises(ValueError, match=error):
             Engine(engine.model, "none", **plan)
     windows = dataclasses.replace(TARGET.config, sliding_window=4, sliding_layers=(True, False, True))
-    for lm, error in (
-        (TARGET, "goes back in a text"),
-        (dataclasses.replace(TARGET, config=windows, ahead=4), "has windows"),
+    forgetful = dataclasses.replace(TARGET, old=EMS())
+    for make, error in (
+        (lambda: dataclasses.replace(forgetful, config=windows), "has windows"),
+        (lambda: forgetful.init_cache(1, 64), "goes back in a text"),
+        (lambda: specjax.speculative(forgetful), "EMS forgets: set rings"),
+        (
+            lambda: Engine(engine.model, "swift:first=true", cache="ems"),
+            "the drafter Swift reads all of .* EMS forgets",
+        ),
     ):
         with pytest.raises(ValueError, match=error):
-            dataclasses.replace(lm, old=EMS()).init_cache(1, 64)
+            make()
+    swift = Engine(engine.model, "swift", cache="ems").decoder
+    assert swift._width(400) == 32 < swift.target.ahead
     assert isinstance(
         jax.eval_shape(lambda: dataclasses.replace(TARGET, old=EMS(), ahead=4).init_cache(1, 64)), OldCache
     )

@@ -266,7 +266,7 @@ class LlamaLM:
 
     @property
     def widest(self) -> int | None:
-        """How many tokens of a prompt are read together at most, where its cache forgets: as many as that folds, whoever drafts."""
+        """How many tokens of a prompt are read together at most, where its cache forgets: as many as are folded."""
         return None if self.old is None else self.old.chunk
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:

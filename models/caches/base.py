@@ -44,6 +44,8 @@ class Layer(Pretty):
     def received(self, body: Array, used: Array) -> tuple[Array, Array]:
         """The attention that slots of a body `[B, K, C, H]` and of the ring receive from a query of the window, on average.
 
+        Of scores as they are: a layer's sinks and soft cap are not in them.
+
         Args:
           body: keys.
           used: `[B, C]` bool, which hold anything.

@@ -118,23 +118,23 @@ def test_ems_keeps_what_queries_look_at():
 def test_gear_restores_a_chunk(axis):
     """Sixteen bits are exact but for rounding; a rank makes the error less, a higher one less again, of all ranks none is left;
     outliers, whatever else there is, come back as they are."""
-    x = draw(B, K, 16, 8).at[0, 1, 3, 2].set(40.0)
+    x = (draw(B, K, 16, 8) * 0.1).at[0, 1, 3, 2].set(4.0)
     norm = lambda x: float(jnp.linalg.norm(x))
     for bits in (2, 4, 8, 16):
         errors = []
         for rank in (0, 2, 4, 8):
             policy = GEAR(chunk=16, bits=bits, rank=rank)
-            part = policy.packed(x, axis, jnp.float32)
+            part = policy.packed(x, axis)
             assert part.codes.shape == (B, K, 16, 8 * min(bits, 8) // 8) and part.codes.dtype.itemsize == 1 + (
                 bits == 16
             )
             back = policy.restored(part, axis)
             exact = [jnp.take_along_axis(y, part.places.astype(int), axis=axis) for y in (x, back)]
             np.testing.assert_array_equal(*exact)
-            assert part.places.shape[axis] == 2 and back[0, 1, 3, 2] == 40.0
+            assert part.places.shape[axis] == 2 and back[0, 1, 3, 2] == 4.0
             errors.append(norm(back - x) / norm(x))
-        assert errors == sorted(errors, reverse=True) and errors[1] < 0.8 * errors[0] and errors[3] < 1e-6
-        assert bits != 16 or errors[0] < 1e-4
+        assert errors == sorted(errors, reverse=True) and errors[1] < 0.8 * errors[0]
+        assert errors[3] < 1e-3 * errors[0] and (bits != 16 or errors[0] < 1e-5)
     bare = GEAR(chunk=16, outliers=0.0)
     assert bare.packed(x, axis).values.size == 0
     off = lambda policy: norm(policy.restored(policy.packed(x, axis), axis) - x)
@@ -242,6 +242,10 @@ def test_who_may_have_one():
     for make, error in (
         (lambda: dataclasses.replace(forgetful, config=windows), "has windows"),
         (lambda: forgetful.init_cache(1, 64), "goes back in a text"),
+        (
+            lambda: GEAR(bits=2).init(dataclasses.replace(TARGET.config, head_dim=6), 0, 1, 64, jnp.float32),
+            "6 numbers of a head",
+        ),
         (lambda: specjax.speculative(forgetful), "EMS forgets: set rings"),
         (
             lambda: Engine(engine.model, "swift:first=true", cache="ems"),

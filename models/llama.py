@@ -413,7 +413,7 @@ class LlamaLM:
             return OldCache.empty(self.old, self.laid_out, batch, capacity, kind, self.ahead)
         return init_kv(self.laid_out, batch, capacity, kind, self.ahead)
 
-    def begin(self, params: Any, cache: KVCache, lengths: Array) -> KVCache:
+    def begin(self, params: Any, cache: Any, lengths: Array) -> Any:
         """See `specjax.lm.LM.begin`: the cache as it is; one that forgets as the first step would leave it.
 
         Rows beside a longer prompt were read on, and folded there what they have none of alone.

@@ -220,7 +220,8 @@ class LlamaLM:
         for whoever writes at most so many ahead of what it reads next and never goes back further; None: every layer keeps all.
       cache_dtype: where given, the type of its caches, whatever whoever makes them asks for; one of
         `specjax.models.kv_bits.CACHE_DTYPES`.
-      old: where given, what its caches keep of older tokens (`specjax.models.caches`), which needs `ahead`.
+      old: where given, what its caches keep of older tokens (`specjax.models.caches`), which needs `ahead`, and
+        layers that see all of a text.
     """
 
     config: LlamaConfig
@@ -230,6 +231,13 @@ class LlamaLM:
     ahead: int | None = None
     cache_dtype: str | None = None
     old: Old | None = None
+
+    def __post_init__(self):
+        if self.old is not None and self.has_windows:
+            raise ValueError(
+                f"the cache {type(self.old).__name__} is for layers that see the whole text, and this model has windows: "
+                "leave the cache out"
+            )
 
     def _precisely(self) -> Any:
         return jax.default_matmul_precision("highest") if self.layer_cast else contextlib.nullcontext()
@@ -258,8 +266,8 @@ class LlamaLM:
 
     @property
     def widest(self) -> int | None:
-        """How many tokens of a prompt are read together at most, where its cache has no room for more."""
-        return None if self.old is None else self.ahead
+        """How many tokens of a prompt are read together at most, where its cache forgets: as many as are folded."""
+        return None if self.old is None else self.old.chunk
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
         """Random parameters of the given type."""
@@ -405,9 +413,12 @@ class LlamaLM:
             return OldCache.empty(self.old, self.laid_out, batch, capacity, kind, self.ahead)
         return init_kv(self.laid_out, batch, capacity, kind, self.ahead)
 
-    def begin(self, params: Any, cache: KVCache, lengths: Array) -> KVCache:
-        """See `specjax.lm.LM.begin`: the cache as it is."""
-        return cache
+    def begin(self, params: Any, cache: Any, lengths: Array) -> Any:
+        """See `specjax.lm.LM.begin`: the cache as it is; one that forgets as the first step would leave it.
+
+        Rows beside a longer prompt were read on, and folded there what they have none of alone.
+        """
+        return cache.begun(lengths - 1) if isinstance(cache, OldCache) else cache
 
     def commit(self, cache: Any, delta: KVDelta, src: Array | None, dst: Array) -> Any:
         """See `specjax.lm.LM.commit`."""

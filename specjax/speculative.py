@@ -424,12 +424,15 @@ def speculative(
 
     Raises:
       ValueError: if the drafter cannot serve the target, or the verifier cannot judge the drafter; on a mesh of other axes, or
-        processors that return no logits; on `rings` of a target that has none.
+        processors that return no logits; on `rings` of a target that has none; of a target whose cache forgets without `rings`,
+        or with a drafter that goes back in a text.
     """
     drafter = (drafter or NoDrafter()).bind(target)
     mesh = make_mesh(mesh)
     if rings:
         target = _with_rings(target, drafter, parts(mesh, "tokens") * PREFILL_WIDTHS[-1])
+    if getattr(target, "old", None) is not None:
+        _check_old(target, drafter)
     verifier = (verifier or Coupled()).bind(target)
     verifier.check(drafter)
     processors = checked(logits_processors, target.vocab_size)
@@ -449,6 +452,21 @@ def _with_rings(target: Any, drafter: Drafter, width: int) -> Any:
         return target
     width = width if target.old is None else target.old.chunk
     return dataclasses.replace(target, ahead=max(drafter.depth + 1, width) + int(drafter.looks_back))
+
+
+def _check_old(target: Any, drafter: Drafter) -> None:
+    """That steps do not go back behind what the target's cache forgets.
+
+    Raises:
+      ValueError: where they do.
+    """
+    name = type(target.old).__name__
+    if math.isinf(drafter.looks_back):
+        raise ValueError(
+            f"the drafter {type(drafter).__name__} reads all of its target's cache, and {name} forgets: leave one out"
+        )
+    if target.ahead is None:
+        raise ValueError(f"the cache {name} forgets: set rings, for rows that go on only, or leave the cache out")
 
 
 def output_is_tree(output: Output, nodes: int) -> bool:

@@ -87,7 +87,9 @@ exponents_p.def_abstract_eval(lambda rest, *_: jax.core.ShapedArray(rest.shape, 
 
 
 def _batch(values, axes):
-    """Under `jax.vmap`: in XLA, which any mapped axis may stand before."""
+    """Under `jax.vmap`: in XLA, which any mapped axis may stand before; once, where no part of the matrix is mapped."""
+    if all(axis is None for axis in axes[:3]):
+        return exponents_p.bind(*values[:3], jax.lax.index_in_dim(values[3], 0, axes[3], keepdims=False)), None
     return jax.vmap(xla.numbers, in_axes=axes[:3])(*values[:3]), 0
 
 

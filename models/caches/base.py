@@ -44,6 +44,8 @@ class Layer(Pretty):
     def received(self, body: Array, used: Array) -> tuple[Array, Array]:
         """The attention that slots of a body `[B, K, C, H]` and of the ring receive from a query of the window, on average.
 
+        Of scores as they are: a layer's sinks and soft cap are not in them.
+
         Args:
           body: keys.
           used: `[B, C]` bool, which hold anything.
@@ -157,16 +159,11 @@ class OldCache(Pretty):
           ahead: how many positions a commit may write.
 
         Raises:
-          ValueError: where `ahead` is None, or a layer has a window.
+          ValueError: where `ahead` is None.
         """
         if ahead is None:
             raise ValueError(
                 f"the cache {type(policy).__name__} forgets, and this way of decoding goes back in a text or keeps several: "
-                "leave the cache out"
-            )
-        if any(config.window(i) is not None for i in range(config.num_hidden_layers)):
-            raise ValueError(
-                f"the cache {type(policy).__name__} is for layers that see the whole text, and this model has windows: "
                 "leave the cache out"
             )
         owners = [i for i in range(config.num_hidden_layers) if config.source(i) == i]
@@ -198,7 +195,7 @@ class OldCache(Pretty):
         count = (delta.positions if src is None else src).shape[1]
         if dst.ndim != 1 or count > self.ahead:
             raise ValueError(f"a cache that forgets is written in runs of {self.ahead} tokens at most, not {count}")
-        cache = self._folded(dst)
+        cache = self.begun(dst)
         slots = cache.rings[0].key.shape[2]
         at = (dst[:, None] + jnp.arange(count)[None]) % slots
         old, structure = jax.tree.flatten([(ring.key, ring.value, ring.query) for ring in cache.rings])
@@ -212,8 +209,8 @@ class OldCache(Pretty):
         name = lambda x: ("batch", "kv_heads" if x.ndim > 2 else None, *[None] * x.ndim)[: x.ndim]
         return jax.tree.map(name, self)
 
-    def _folded(self, length: Array) -> "OldCache":
-        """With all chunks folded that leave `recent` tokens before `length` `[B]`."""
+    def begun(self, length: Array) -> "OldCache":
+        """With all chunks folded that leave `recent` tokens before `length` `[B]`, where a step begins."""
         policy, slots = self.policy, self.rings[0].key.shape[2]
         due = lambda folded: length - folded >= policy.recent + policy.chunk
         held = _held(slots, length)

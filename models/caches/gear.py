@@ -1,7 +1,6 @@
 """GEAR (arXiv:2403.05527): few bits, what they get wrong in low rank, and the numbers that fit neither as they are."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +45,8 @@ class GEAR(Old):
     its vector without outliers; the errors of a head's matrix are approximated in low rank; outliers are exact. A step restores
     all chunks.
 
+    The paper's rank is higher for a prompt than for what is generated; here a chunk's is one, whatever it holds.
+
     Attributes:
       chunk: see `Old`; the tokens of a channel that have a scale together.
       bits: 2, 4, 8 or 16.
@@ -75,6 +76,10 @@ class GEAR(Old):
 
     def init(self, config, layer, batch, capacity, dtype):
         kind = config.at(layer)
+        if kind.head_dim * self.bits % 8:
+            raise ValueError(
+                f"gear packs {self.bits} bits in bytes, and {kind.head_dim} numbers of a head fill no whole ones"
+            )
         chunk = jax.ShapeDtypeStruct((batch, kind.num_key_value_heads, self.chunk, kind.head_dim), dtype)
         shapes = jax.eval_shape(lambda x: (self.packed(x, 2), self.packed(x, 3)), chunk)
         chunks = -(-capacity // self.chunk)
@@ -96,8 +101,13 @@ class GEAR(Old):
             for body, layer in zip(bodies, layers, strict=True)
         )
 
-    def packed(self, x: Array, axis: int, kind: Any = jnp.float16) -> Geared:
-        """Matrices `[..., g, H]` whose vectors lie along `axis`; scales and factors are of a `kind`, outliers of `x`'s."""
+    def packed(self, x: Array, axis: int) -> Geared:
+        """Matrices `[..., g, H]` whose vectors lie along `axis`.
+
+        Scales and factors are float16, or of 16 bits float32, as a step of those is finer than float16 says; outliers are of
+        `x`'s type.
+        """
+        kind, least_scale = (jnp.float32, 1e-30) if self.bits == 16 else (jnp.float16, 1e-6)
         whole, plain = x, x.astype(jnp.float32)
         half = max(round(self.outliers * x.shape[axis] / 2), 1) if self.outliers else 0
         order = jnp.argsort(plain, axis=axis)
@@ -108,7 +118,7 @@ class GEAR(Old):
         plain = _put(plain, places, jnp.take_along_axis(mean, places, axis=axis), axis)
         least, most = plain.min(axis=axis, keepdims=True), plain.max(axis=axis, keepdims=True)
         least = least.astype(kind)
-        scale = jnp.maximum((most - least) / (2**self.bits - 1), 1e-6).astype(kind)
+        scale = jnp.maximum((most - least) / (2**self.bits - 1), least_scale).astype(kind)
         codes = jnp.clip(jnp.round((plain - least) / scale.astype(jnp.float32)), 0, 2**self.bits - 1)
         error = plain - (codes * scale + least)
         left, right = _low_rank(error, self.rank)

@@ -98,14 +98,16 @@ class _Stream:
         if missing:
             raise ModelError(f"the weights do not fit dfloat11_config: missing {', '.join(missing)}")
         codes, rest, tables, firsts, gaps = (parts[name] for name in _PARTS)
-        blocks = -(-codes.size // (_CHUNK * _CHUNKS))
+        blocks, chunks = -(-codes.size // (_CHUNK * _CHUNKS)), -(-codes.size // _CHUNK)
+        # those of chunks without codes may be left out
+        fewest, most = -(-chunks * _GAP // 8), blocks * _CHUNKS * _GAP // 8
         wide = firsts.dtype == "I32"
         wanted: base.Wanted = {
             "encoded_exponent": (("U8",), (codes.size,)),
             "sign_mantissa": (("U8",), (rest.size,)),
             "luts": (("U8",), (tables.size // 256, 256)),
             "output_positions": (("U8", "I32"), (blocks + 1 if wide else 4 * (blocks + 1),)),
-            "gaps": (("U8",), (blocks * _CHUNKS * _GAP // 8,)),
+            "gaps": (("U8",), (gaps.size if fewest <= gaps.size <= most else most,)),
         }
         base.check(module, parts, wanted, f"bytes_per_thread {_CHUNK}, threads_per_block {_CHUNKS}")
         numbers = np.ascontiguousarray(firsts.array()).view("<u4").astype(np.int64)
@@ -131,7 +133,8 @@ class _Stream:
         """The numbers from one on, some blocks of codes at a time.
 
         Raises:
-          ModelError: where codes do not begin where `gaps` says, or a block has not as many as `output_positions` says.
+          ModelError: where codes are not in `luts`, or do not begin where `gaps` says, or a block has not as many as
+            `output_positions` says.
         """
         stop, count = start + len(own), len(self.firsts) - 1
         for block in range(int(np.searchsorted(self.firsts, start, side="right")) - 1, count, _BLOCKS):
@@ -152,7 +155,9 @@ class _Stream:
         own = base.part(tensor, (begin, min(begin + width + _LONGEST, tensor.size)))
         stream[: len(own)] = own
         fields = _CHUNKS * _GAP // 8
-        gaps = base.part(self.parts["gaps"], (first * fields, (first + blocks) * fields))
+        gaps, size = np.zeros(blocks * fields, np.uint8), self.parts["gaps"].size
+        said = base.part(self.parts["gaps"], (first * fields, min((first + blocks) * fields, size)))
+        gaps[: len(said)] = said
         ends = 8 * _CHUNK * np.arange(1, chunks + 1)
         starts = ends - 8 * _CHUNK + np.unpackbits(gaps).reshape(-1, _GAP) @ (1 << np.arange(_GAP)[::-1])
         at = starts
@@ -164,20 +169,23 @@ class _Stream:
         counts, wanted = there.reshape(blocks, -1).sum(axis=1), np.diff(self.firsts[first : first + blocks + 1])
         open_end = np.arange(first, first + blocks) == len(self.firsts) - 2  # what is behind the last code is no code
         followed = np.cumsum(there.sum(axis=1))[:-1] < wanted.sum()
-        if (at[:-1] != starts[1:])[followed].any() or not np.where(open_end, counts >= wanted, counts == wanted).all():
+        own, right = found[there][: wanted.sum()], np.where(open_end, counts >= wanted, counts == wanted)
+        if (own >= _JUMP).any() or (at[:-1] != starts[1:])[followed].any() or not right.all():
             raise ModelError(
-                f"{tensor.name} has other codes than gaps and output_positions say, in blocks {first} to {first + blocks - 1}"
+                f"{tensor.name} has other codes than luts, gaps and output_positions say, in blocks {first} to "
+                f"{first + blocks - 1}"
             )
-        return found[there][: wanted.sum()]
+        return own
 
 
 def _looked_up(tables: np.ndarray, stream: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """The exponents of the codes that begin at some bits."""
+    """The exponents of the codes that begin at some bits; `_JUMP` or more where there is no such code."""
     byte, bit = at >> 3, at & 7
     table, found = np.zeros(len(at), np.int64), np.full(len(at), _JUMP, np.uint8)
     for i in range(_LONGEST):
         pair = stream[byte + i].astype(np.uint16) << 8 | stream[byte + i + 1]
-        found = np.where(found >= _JUMP, tables[np.minimum(table, len(tables) - 1), pair >> (8 - bit) & 255], found)
+        open_ = (found >= _JUMP) & (table < len(tables) - 1)
+        found = np.where(open_, tables[np.minimum(table, len(tables) - 1), pair >> (8 - bit) & 255], found)
         if (found < _JUMP).all():
             break
         table = 256 - found.astype(np.int64)

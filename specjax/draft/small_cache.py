@@ -42,6 +42,12 @@ class SmallCache(TreeDrafter):
                 f"small_cache makes another cache of its target, and a {type(target).__name__} has no other"
             )
         small = models.cached(models.Model(target, None), self.cache_dtype).lm
+        if target.old is not None:
+            raise ValueError(
+                f"small_cache keeps all of a text, which the cache {type(target.old).__name__} is to forget: leave one out"
+            )
+        if small.cache_dtype == target.cache_dtype:
+            raise ValueError(f"small_cache and its target would have the same cache twice, in {small.cache_dtype}")
         return dataclasses.replace(self, target=dataclasses.replace(small, ahead=None))
 
     @property

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,9 @@ from specjax.serve.progress import bar_fits
 from specjax.serve.request import Record, Request
 from specjax.serve.slots import OnText, Turn
 from specjax.sharding.distributed import from_first, largest
-from specjax.spec.assemble import DEFAULT_VERIFIER
 from specjax.spec.companions import Stored
-from specjax.spec.registry import make_verifier
+from specjax.spec.registry import make_old, make_verifier
 from specjax.terminal import ENDS, BadInput, complain, note, write
-from specjax.verify import Verifier
 
 
 @dataclasses.dataclass
@@ -198,6 +196,7 @@ def _summary(options: JobOptions, completer: Completer, totals: Totals) -> None:
     if not steps:
         return
     speed = f"{completer.timing.tokens_per_second:.0f} tokens/s"
+    cache = "" if completer.decoding == "masked" else _lossy("cache", options.cache, make_old)
     if completer.decoding == "masked":
         note(f"{tokens} new tokens in {steps} forward passes: {tokens / steps:.2f} tokens a pass, {speed}")
     elif completer.decoding == "searched":
@@ -205,10 +204,10 @@ def _summary(options: JobOptions, completer: Completer, totals: Totals) -> None:
     elif completer.decoding == "soft":
         note(f"{tokens} new tokens in {steps} steps: soft thinking, 1.00 tokens a step, {speed}")
     elif completer.decoding == "plain":
-        note(f"{tokens} new tokens in {steps} steps: plain decoding, 1.00 tokens a step, {speed}")
+        note(f"{tokens} new tokens in {steps} steps: plain decoding, 1.00 tokens a step, {speed}{cache}")
     else:
         gain = f"{totals.decoded / steps:.2f} tokens a step against 1.00 of plain decoding"
-        parts = f"drafter {options.drafter or completer.decoding}{_lossy(options.verifier)}"
+        parts = f"drafter {options.drafter or completer.decoding}{_lossy('verifier', options.verifier, make_verifier)}{cache}"
         note(f"{tokens} new tokens in {steps} steps: {gain}, {speed}, {parts}")
 
 
@@ -219,10 +218,10 @@ def _step(options: JobOptions) -> str:
     return f"a step of all {options.stochastic_beams or options.num_beams} beams"
 
 
-def _lossy(verifier: "str | Verifier | tuple[Verifier, Any] | None") -> str:
-    """What is said of a verifier whose text may not be plain decoding's."""
-    made = make_verifier(verifier or DEFAULT_VERIFIER) if isinstance(verifier, str | None) else verifier
+def _lossy(what: str, part: Any, make: Callable[[str], Any]) -> str:
+    """What is said of a verifier or a cache with which the text may not be plain decoding's."""
+    made = make(part) if isinstance(part, str) else part
     made = made[0] if isinstance(made, tuple) else made
     kind = made.kind if isinstance(made, Stored) else type(made)
     lossy = any(about.guarantee == "lossy" for about in abouts(kind))
-    return f", verifier {verifier} (lossy)" if lossy else ""
+    return f", {what} {part} (lossy)" if lossy else ""

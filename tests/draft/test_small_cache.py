@@ -10,6 +10,7 @@ from support.table_lm import Table
 import specjax
 from specjax.draft import SmallCache
 from specjax.expand import Chain
+from specjax.models.caches import EMS
 from specjax.spec.registry import build_drafter
 
 ROWS = Rows(((5, 9, 2, 5, 9), (7, 7, 1)), ("a", "b"), ({"temperature": 0.0}, {"temperature": 1.0}), new_tokens=32)
@@ -31,3 +32,7 @@ def test_what_it_is_for():
         drafter.bind(Table())
     with pytest.raises(ValueError, match="unknown cache_dtype 'int2'"):
         SmallCache("int2").bind(TARGET)
+    with pytest.raises(ValueError, match="the same cache twice, in int8"):
+        SmallCache("int8").bind(dataclasses.replace(TARGET, cache_dtype="int8"))
+    with pytest.raises(ValueError, match="which the cache EMS is to forget: leave one out"):
+        SmallCache().bind(dataclasses.replace(TARGET, old=EMS()))

@@ -64,8 +64,20 @@ class Drafting(Backwards):
 
 
 @pytest.mark.parametrize(
-    ("verifier", "said"), ((None, ""), ("rejection", ""), ("fly:window=2", ", verifier fly:window=2 (lossy)"))
+    ("verifier", "cache", "said"),
+    (
+        (None, None, ""),
+        ("rejection", None, ""),
+        ("fly:window=2", None, ", verifier fly:window=2 (lossy)"),
+        (None, "ems:budget=64", ", cache ems:budget=64 (lossy)"),
+    ),
 )
-def test_a_lossy_verifier_is_called_so(capsys, verifier, said):
-    complete(JobOptions(input="in.jsonl", json=True, verifier=verifier), Drafting(ITEMS), ITEMS, None)
-    assert capsys.readouterr().err.splitlines()[-1].endswith(f"drafter prompt_lookup{said}")
+def test_what_is_lossy_is_called_so(capsys, verifier, cache, said):
+    """Of plain decoding the cache alone: a verifier has no drafts there."""
+    options = JobOptions(input="in.jsonl", json=True, verifier=verifier, cache=cache)
+    for completer, how in (
+        (Drafting(ITEMS), f"drafter prompt_lookup{said}"),
+        (Backwards(ITEMS), said if cache else "/s"),
+    ):
+        complete(options, completer, ITEMS, None)
+        assert capsys.readouterr().err.splitlines()[-1].endswith(how)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import DRAFTERS, TARGET, ended, mostly_slow, params, plain, same
+from support.conformance import DRAFTERS, TARGET, ended, mostly_slow, params, plain, same, start
 from support.conformance import Rows as Batch
 
 import specjax
@@ -118,23 +118,23 @@ def test_ems_keeps_what_queries_look_at():
 def test_gear_restores_a_chunk(axis):
     """Sixteen bits are exact but for rounding; a rank makes the error less, a higher one less again, of all ranks none is left;
     outliers, whatever else there is, come back as they are."""
-    x = draw(B, K, 16, 8).at[0, 1, 3, 2].set(40.0)
+    x = (draw(B, K, 16, 8) * 0.1).at[0, 1, 3, 2].set(4.0)
     norm = lambda x: float(jnp.linalg.norm(x))
     for bits in (2, 4, 8, 16):
         errors = []
         for rank in (0, 2, 4, 8):
             policy = GEAR(chunk=16, bits=bits, rank=rank)
-            part = policy.packed(x, axis, jnp.float32)
+            part = policy.packed(x, axis)
             assert part.codes.shape == (B, K, 16, 8 * min(bits, 8) // 8) and part.codes.dtype.itemsize == 1 + (
                 bits == 16
             )
             back = policy.restored(part, axis)
             exact = [jnp.take_along_axis(y, part.places.astype(int), axis=axis) for y in (x, back)]
             np.testing.assert_array_equal(*exact)
-            assert part.places.shape[axis] == 2 and back[0, 1, 3, 2] == 40.0
+            assert part.places.shape[axis] == 2 and back[0, 1, 3, 2] == 4.0
             errors.append(norm(back - x) / norm(x))
-        assert errors == sorted(errors, reverse=True) and errors[1] < 0.8 * errors[0] and errors[3] < 1e-6
-        assert bits != 16 or errors[0] < 1e-4
+        assert errors == sorted(errors, reverse=True) and errors[1] < 0.8 * errors[0]
+        assert errors[3] < 1e-3 * errors[0] and (bits != 16 or errors[0] < 1e-5)
     bare = GEAR(chunk=16, outliers=0.0)
     assert bare.packed(x, axis).values.size == 0
     off = lambda policy: norm(policy.restored(policy.packed(x, axis), axis) - x)
@@ -194,6 +194,25 @@ def test_what_loses_nothing_writes_the_whole_caches_text(line):
     assert int(state.cache.folded.min()) >= 16
 
 
+LOSSY = {
+    "ems": EMS(4, 4, budget=8),
+    "gear": GEAR(4, 4, bits=2, rank=0, outliers=0.0),
+    "spatten": SpAtten(4, 4, 8, 4, start=2),
+}
+
+
+@pytest.mark.parametrize("name", mostly_slow(LOSSY, "gear"))
+def test_a_text_does_not_depend_on_those_beside_it(name):
+    """Prompts of which the last token begins a chunk, and others, beside a longer one and beside none that is."""
+    decoder = specjax.speculative(dataclasses.replace(TARGET, old=LOSSY[name]), rings=True)
+    rows = Batch((*(LONG.prompts[0][:n] for n in (21, 17, 18)), LONG.prompts[0]), tuple("abcd"), ({},) * 4, 16)
+    short = dataclasses.replace(rows, prompts=(*rows.prompts[:3], rows.prompts[0]))
+    for each in (rows, short):
+        assert start(decoder, each, model=params("none")).cache.folded.tolist()[:3] == [16, 12, 12]
+    want, got = (ended(decoder, params("none"), each)[0][:3] for each in (rows, short))
+    assert got == want
+
+
 @pytest.mark.slow
 def test_a_small_budget_is_lossy_and_drafts_still_help():
     """On a mesh of heads and slots the text is that of one device."""
@@ -219,12 +238,24 @@ def test_who_may_have_one():
         with pytest.raises(ValueError, match=error):
             Engine(engine.model, "none", **plan)
     windows = dataclasses.replace(TARGET.config, sliding_window=4, sliding_layers=(True, False, True))
-    for lm, error in (
-        (TARGET, "goes back in a text"),
-        (dataclasses.replace(TARGET, config=windows, ahead=4), "has windows"),
+    forgetful = dataclasses.replace(TARGET, old=EMS())
+    for make, error in (
+        (lambda: dataclasses.replace(forgetful, config=windows), "has windows"),
+        (lambda: forgetful.init_cache(1, 64), "goes back in a text"),
+        (
+            lambda: GEAR(bits=2).init(dataclasses.replace(TARGET.config, head_dim=6), 0, 1, 64, jnp.float32),
+            "6 numbers of a head",
+        ),
+        (lambda: specjax.speculative(forgetful), "EMS forgets: set rings"),
+        (
+            lambda: Engine(engine.model, "swift:first=true", cache="ems"),
+            "the drafter Swift reads all of .* EMS forgets",
+        ),
     ):
         with pytest.raises(ValueError, match=error):
-            dataclasses.replace(lm, old=EMS()).init_cache(1, 64)
+            make()
+    swift = Engine(engine.model, "swift", cache="ems").decoder
+    assert swift._width(400) == 32 < swift.target.ahead
     assert isinstance(
         jax.eval_shape(lambda: dataclasses.replace(TARGET, old=EMS(), ahead=4).init_cache(1, 64)), OldCache
     )

@@ -88,6 +88,8 @@ def test_products_are_those_of_the_plain_matrix():
     one, table = form.leaf(matrices[0], -2), form.leaf(matrices[0].T, -1)
     sums = jax.jit(jax.grad(lambda x, kernel: jnp.sum(dot(x, kernel))))
     np.testing.assert_array_equal(sums(x, one), sums(x, matrices[0]))
+    alone = lambda kernel: jax.vmap(lambda row: dot(row, kernel))(x)
+    np.testing.assert_array_equal(alone(one), alone(matrices[0]))
     ids = jnp.asarray([[4, 1], [0, 4]])
     np.testing.assert_array_equal(rows(table, ids), matrices[0].T[ids])
 

@@ -172,6 +172,26 @@ def test_every_number_there_is_and_any_box(tmp_path):
         np.testing.assert_array_equal(own.view(np.uint16), every[a:b, c:d].view(np.uint16))
 
 
+def test_gaps_may_end_with_the_codes_and_a_code_must_be_in_a_table(tmp_path):
+    matrix = np.full((8, 8), 1.5, ml_dtypes.bfloat16)
+    parts = {f"it.{name}": x for name, x in write([matrix]).items()}
+    config = {"dfloat11_config": CONFIG | {"pattern_dict": {"it": []}}}
+
+    def read(changed):
+        packing.write_file(tmp_path / "it.safetensors", parts | changed)
+        tensor = shaped(table.unpacked(config, read_header(tmp_path / "it.safetensors"))["it.weight"], matrix.shape)
+        reading.fill(tensor, [(((0, 8), (0, 8)), own := np.zeros_like(matrix))])
+        return own
+
+    np.testing.assert_array_equal(read({"it.gaps": parts["it.gaps"][:1]}), matrix)
+    for size in (0, 321):
+        with pytest.raises(ModelError, match="gaps is U8"):
+            read({"it.gaps": np.zeros(size, np.uint8)})
+    for nowhere in (240, 255):  # a table that there is not, and that of lengths
+        with pytest.raises(ModelError, match="other codes than luts"):
+            read({"it.luts": np.stack([np.full(256, nowhere, np.uint8), parts["it.luts"][1]])})
+
+
 LAYER = "model.layers.0"
 WRONG = (  # fields of the config, or tensors, that are not what they were; and what is said
     ({"bytes_per_thread": 16}, {}, "DFloat11 weights with bytes_per_thread 16 are not read; bytes_per_thread may be 8"),
@@ -182,9 +202,8 @@ WRONG = (  # fields of the config, or tensors, that are not what they were; and 
     ({"pattern_dict": CONFIG["pattern_dict"] | {r"model\.layers\.\d+": NAMES[:6]}}, {}, r"split_positions is I64 \[6\], not"),
     ({"pattern_dict": CONFIG["pattern_dict"] | {r"model\.layers\.\d+": NAMES[::-1]}}, {}, "has shape .* config.json says"),
     ({}, {"gaps": None}, f"missing {LAYER}.gaps"),
-    ({}, {"gaps": lambda x: x[:-1]}, "gaps is U8"),
-    ({}, {"gaps": lambda x: np.r_[x[:9], x[9] ^ 32, x[10:]]}, "other codes than gaps and output_positions say, in blocks 0"),
-    ({}, {"output_positions": lambda x: np.r_[x[:4], x[4] ^ 1, x[5:]]}, "has other codes than gaps and output_positions say"),
+    ({}, {"gaps": lambda x: np.r_[x[:9], x[9] ^ 32, x[10:]]}, "luts, gaps and output_positions say, in blocks 0"),
+    ({}, {"output_positions": lambda x: np.r_[x[:4], x[4] ^ 1, x[5:]]}, "luts, gaps and output_positions say"),
     ({}, {"output_positions": lambda x: np.r_[x[:-1], 1]}, "output_positions do not rise from 0 to the 34816"),
     ({}, {"encoded_exponent": lambda x: x[:-4096]}, "output_positions is U8"),
     ({}, {"split_positions": lambda x: x[::-1]}, "split_positions .* do not rise"),

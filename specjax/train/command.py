@@ -115,6 +115,7 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
         "held_out": held_out and held_out.rows.digest,
         **({} if target.adapter is None else {"adapter": str(target.adapter.resolve())}),
         **({} if target.weights is None else {"weights": target.weights}),
+        **({} if options.start is None else {"start": options.start}),
     }  # fmt: skip
     run = loop.Run(output / "training", about, resume=options.resume)
     batches = data.batches(rows, options.batch_size, options.seed)

@@ -13,7 +13,6 @@ from specjax import cli, models
 from specjax.draft import Acceptance, Eagle
 from specjax.spec.companions import Ruled, Stored
 from specjax.spec.registry import build_drafter
-from specjax.train import tasks
 from specjax.train.command import as_published
 from specjax.train.heads.eagle import TrainEagle, TrainEagle3
 from specjax.train.loop import Run, Settings
@@ -164,9 +163,8 @@ def test_selection_needs_a_reference_of_the_drafts_shape(train, refused, files, 
     assert train("distill:keep=0.4", *words, "--reference", files / "draft")[0] == 0
 
 
-def test_heads_are_written_with_their_fields(train, refused, files, tmp_path, monkeypatch):
-    medusa = tasks.head("medusa", "specjax.draft:Medusa", "specjax.train.heads.medusa:TrainMedusa")
-    monkeypatch.setitem(tasks.OBJECTIVES, "medusa", medusa)
+def test_heads_are_written_with_their_fields(train, refused, files, tmp_path):
+    """And training goes on from them, with their fields and their vocabulary."""
     out = tmp_path / "out"
     words = ["medusa:heads=4,decay=0.5", "--output", out, *SMALL]
     assert "has no field 'frob'; it has heads, layers, decay" in refused("medusa:frob=1", *words[1:])
@@ -179,6 +177,13 @@ def test_heads_are_written_with_their_fields(train, refused, files, tmp_path, mo
     assert config["torch_dtype"] == "float16"
     drafter, params = build_drafter(f"medusa:model={out}", models.load(files / "target"))
     assert drafter.heads == 4 and len(params["ids"]) == 16 and np.all(np.diff(params["ids"]) > 0)
+    words = ["medusa", "--start", out, "--output", tmp_path / "more", *SMALL, "--steps", 1]
+    assert "was made with heads=4, which cannot be 2" in refused("medusa:heads=2", *words[1:])
+    assert "that of --start has its own" in refused(*words, "--draft-vocabulary", 8)
+    status, err = train(*words, "--learning-rate", 1e-12, "--save-dtype", "float16")  # moves nothing that is written
+    assert status == 0, err
+    _, others = build_drafter(f"medusa:model={tmp_path / 'more'}", models.load(files / "target"))
+    jax.tree.map(np.testing.assert_array_equal, params, others)
 
 
 def test_held_out_text_in_metrics_and_picture(train, refused, files, tmp_path):
@@ -244,6 +249,7 @@ def test_nan_ends_the_run_with_one_line(train, tmp_path):
         (["distill", "--draft", "{draft}", "--loss", "jsd:beta=1"], "loss jsd: beta must lie between 0 and 1"),
         (["distill", "--draft", "tiny-draft"], "the draft model has 1536 tokens and the target 32"),
         (["distill", "--draft", "{draft}", "--draft-vocabulary", "8"], "--draft-vocabulary is for heads"),
+        (["distill", "--draft", "{draft}", "--start", "x"], "--start is for heads"),
         (["distill", "--draft-config", "{data}"], "is not valid JSON"),
         (["distill", "--draft-config", "missing.json"], "--draft-config 'missing.json': No such file"),
         (["distill", "--draft", "{draft}", "--length", "65"], "--length 65 is more than the 64 positions"),

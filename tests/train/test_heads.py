@@ -44,7 +44,7 @@ OBJECTIVES = {
     ),
     "gemma4_assistant": lambda ids: TrainGemma4Assistant(Gemma4Assistant().bind(tiny.TARGET), ids, unroll=2),
     "mtp": lambda ids: TrainMTP(MTP().bind(tiny.TARGET), ids, unroll=2),
-    "eagle3": lambda ids: TrainEagle3(Eagle3().bind(tiny.TARGET), ids, unroll=2),
+    "eagle3": lambda ids: TrainEagle3(Eagle3(inner=20).bind(tiny.TARGET), ids, unroll=2),
 }
 
 

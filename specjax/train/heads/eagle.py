@@ -77,7 +77,7 @@ class TrainEagle(HeadObjective):
 class TrainEagle3(TrainEagle):
     """EAGLE-3: laws alone, unrolled seven times as its authors do."""
 
-    saved = ("taps", "layers", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    saved = ("taps", "layers", "inner", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
     recipe = Recipe(0.5)
 

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.kernels.scaled_dot import scaled_dot
+
 Array = jax.Array
 
 
@@ -93,11 +95,7 @@ def dot(x: Array, kernel: Any, dtype: Any = None) -> Array:
         product = jax.lax.dot_general(x, values, last, preferred_element_type=jnp.float32)
         product = product * scale.reshape((1,) * (x.ndim - 1) + (outputs,))
     else:
-        parts = jnp.einsum(
-            "...gi,gif->...gf", x.reshape(*x.shape[:-1], groups, -1), values.reshape(groups, -1, outputs),
-            preferred_element_type=jnp.float32,
-        )  # fmt: skip
-        product = jnp.einsum("...gf,gf->...f", parts, scale)
+        product = scaled_dot(x.reshape(-1, x.shape[-1]), kernel.values, kernel.scale).reshape(*x.shape[:-1], outputs)
     return product.astype(x.dtype if dtype is None else dtype)
 
 

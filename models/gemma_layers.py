@@ -16,6 +16,7 @@ from specjax.models import norms
 from specjax.models.gemma_config import DiffusionGemmaConfig
 from specjax.models.gemma_experts import Experts, Router, linear, with_experts
 from specjax.models.gemma_heads import Heads
+from specjax.models.linear import by_heads
 from specjax.models.norms import rms_norm
 from specjax.models.ropes import rotate, tables_of
 
@@ -66,7 +67,7 @@ class Attention(nnx.Module):
     def __call__(self, x: Array, view: View, cache: tuple[Array, Array] | None):
         """`cache` is this layer's keys and values, or None. Returns the output and the block's own."""
         batch, length, _ = x.shape
-        split = lambda y: y.reshape(batch, length, -1, self.heads.head_dim)
+        split = lambda y: by_heads(y, self.heads.head_dim)
         rope = view.rope[self.window is None]
         q, k = split(self.q(x)), split(self.k(x))
         v = k if self.window is None else split(self.v(x))

@@ -1,4 +1,4 @@
-"""The linear layer of models, whose matrix may be of few bits."""
+"""The linear layer of models, whose matrix may be of few bits, and its outputs by heads."""
 
 import jax
 import jax.numpy as jnp
@@ -17,3 +17,9 @@ class Linear(nnx.Linear):
         if self.bias is None:
             return y
         return y + jnp.reshape(self.bias[...].astype(self.dtype), (1,) * (y.ndim - 1) + (-1,))
+
+
+def by_heads(x: Array, width: int) -> Array:
+    """A projection `[B, T, K H]` as `[B, T, K, H]`, where H is `width`. The barrier keeps a TPU's compiler from splitting the
+    matrix instead, which it copies in every step to do so."""
+    return jax.lax.optimization_barrier(x).reshape(*x.shape[:2], -1, width)

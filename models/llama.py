@@ -23,7 +23,7 @@ from specjax.models.gemma_experts import Beside, with_experts
 from specjax.models.kv import KVCache, KVDelta, commit_kv, init_kv, kv_axes
 from specjax.models.kv_heads import copied
 from specjax.models.layer_inputs import LayerInput, LayerInputs
-from specjax.models.linear import Linear
+from specjax.models.linear import Linear, by_heads
 from specjax.models.llama_config import LlamaConfig
 from specjax.models.mlp import MLP
 from specjax.models.norms import RMSNorm, rms_norm
@@ -66,7 +66,7 @@ class Attention(nnx.Module):
     def _own(self, x, rope, cache):
         c = self.config
         k = self.k_wide_norm(self.k(x)) if c.qk_wide_norm else self.k(x)
-        k = k.reshape(*x.shape[:2], c.num_key_value_heads, c.head_dim)
+        k = by_heads(k, c.head_dim)
         k, v = rotate(self.k_norm(k) if c.qk_norm else k, *rope), self.values(x)
         # a block reads its own K/V as the cache will return them
         return (k, v) if cache is None else (k.astype(cache[0].dtype), v.astype(cache[1].dtype))
@@ -74,7 +74,7 @@ class Attention(nnx.Module):
     def values(self, x):
         """`[B, T, K, H]`."""
         c = self.config
-        values = (self.k if c.value_is_key else self.v)(x).reshape(*x.shape[:2], c.num_key_value_heads, c.head_dim)
+        values = by_heads((self.k if c.value_is_key else self.v)(x), c.head_dim)
         return rms_norm(values, None, c.rms_norm_eps) if c.value_norm else values
 
     def __call__(self, x, rope, block: Block, cache, past, positions, shared=None):
@@ -84,7 +84,7 @@ class Attention(nnx.Module):
         c = self.config
         batch, length, _ = x.shape
         q = self.q_wide_norm(self.q(x)) if c.qk_wide_norm else self.q(x)
-        q = q.reshape(batch, length, c.num_attention_heads, c.head_dim)
+        q = by_heads(q, c.head_dim)
         q = rotate(self.q_norm(q) if c.qk_norm else q, *rope)
         k, v = self._own(x, rope, cache) if shared is None else shared
         keys, values = k, v

@@ -27,9 +27,12 @@ class Chip:
       hbm_bandwidth: bytes a second.
       flops: dense bfloat16 operations a second.
       ici_bandwidth: bytes a second between a chip and its neighbours, all links and both directions together.
-      dimensions: of a slice.
+      dimensions: of a slice; 1 where every chip reaches every other through a switch.
+      torus: a slice whose sides are all multiples of it is closed to a ring in every dimension.
       slices: usual slices, smallest first.
       source: where the figures come from.
+      compiler: the package that compiles for it; None: nothing is compiled, and memory is counted alone.
+      dtype: the usual type of weights.
     """
 
     name: str
@@ -38,19 +41,39 @@ class Chip:
     flops: float
     ici_bandwidth: float
     dimensions: int
+    torus: int
     slices: tuple[str, ...]
     source: str
+    compiler: str | None = "libtpu"
+    dtype: str = "bfloat16"
+
+    def links(self, topology: str) -> float:
+        """Bytes a second between a chip and its neighbours in a slice such as `v5e:2x2`, of the chip that has fewest: two in a
+        dimension that is a ring, one in one that is not, none in one of a single chip.
+
+        >>> chip_of("v5e:2x2").links("v5e:2x2") / chip_of("v5e:2x2").ici_bandwidth
+        0.5
+        """
+        sides = [int(side) for side in topology.partition(":")[2].split("x")]
+        if len(sides) == 1:
+            return self.ici_bandwidth
+        each = 2 if all(side % self.torus == 0 for side in sides) else 1
+        return self.ici_bandwidth * each * sum(side > 1 for side in sides) / (2 * len(sides))
 
 
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBE = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8")
+_CUDA = "jax_cuda12_plugin"
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v5e", 16 << 30, 819e9, 197e12, 400e9, 2, _FLAT, "docs.cloud.google.com/tpu/docs/v5e"),
-        Chip("v5p", 95 << 30, 2765e9, 459e12, 1200e9, 3, _CUBE, "docs.cloud.google.com/tpu/docs/v5p"),
-        Chip("v6e", 32 << 30, 1640e9, 918e12, 800e9, 2, _FLAT, "docs.cloud.google.com/tpu/docs/v6e"),
-        Chip("h100", 80 * 10**9, 3350e9, 989e12, 900e9, 1, ("1", "2", "4", "8"), "NVIDIA H100 SXM5 data sheet"),
+        Chip("v5e", 16 << 30, 819e9, 197e12, 400e9, 2, 16, _FLAT, "docs.cloud.google.com/tpu/docs/v5e"),
+        Chip("v5p", 95 << 30, 2765e9, 459e12, 1200e9, 3, 4, _CUBE, "docs.cloud.google.com/tpu/docs/v5p"),
+        Chip("v6e", 32 << 30, 1640e9, 918e12, 800e9, 2, 16, _FLAT, "docs.cloud.google.com/tpu/docs/v6e"),
+        Chip(
+            "h100", 80 * 10**9, 3350e9, 989e12, 900e9, 1, 1, ("1", "2", "4", "8"), "NVIDIA H100 SXM5 data sheet", _CUDA
+        ),
+        Chip("t4", 16 * 10**9, 320e9, 65e12, 0, 1, 1, ("1",), "NVIDIA T4 data sheet", None, "float16"),
     )
 }
 
@@ -82,7 +105,8 @@ def chip_of(topology: str) -> Chip:
             f"unknown topology {topology!r}: give CHIP:SLICE with a chip of {', '.join(CHIPS)}, such as v5e:2x2"
         )
     chip = CHIPS[name]
-    if not re.fullmatch(r"[1-9]\d*" + r"x[1-9]\d*" * (chip.dimensions - 1), shape):
+    odd = chip.dimensions == 1 and shape not in chip.slices
+    if odd or not re.fullmatch(r"[1-9]\d*" + r"x[1-9]\d*" * (chip.dimensions - 1), shape):
         raise ValueError(f"topology {topology!r}: {shape!r} is no slice of {name}; there are {', '.join(chip.slices)}")
     return chip
 
@@ -91,22 +115,21 @@ def devices(topology: str) -> list[Any]:
     """The devices of a topology, none of which has to exist: `v5e:2x2`, `v5p:2x2x4`, `v6e:4x4`, `h100:8`.
 
     Raises:
-      ValueError: on an unknown topology, or without the compiler of its platform; says what to install.
+      ValueError: on an unknown topology, one that nothing compiles for, or without the compiler of its platform; says what to
+        install.
     """
     return list(_devices(topology, chip_of(topology)))
 
 
 @functools.cache
 def _devices(topology: str, chip: Chip) -> tuple[Any, ...]:
-    gpu = chip.name == "h100"
-    module = "jax_cuda12_plugin" if gpu else "libtpu"
-    if importlib.util.find_spec(module) is None:
-        raise ValueError(f"compiling for {chip.name} needs {module}: pip install 'specjax[aot]'")
+    if chip.compiler is None:
+        raise ValueError(f"nothing here compiles for a {chip.name}")
+    if importlib.util.find_spec(chip.compiler) is None:
+        raise ValueError(f"compiling for {chip.name} needs {chip.compiler}: pip install 'specjax[aot]'")
     shape = topology.partition(":")[2]
     slices = ", ".join(chip.slices)
-    if gpu:
-        if shape not in chip.slices:
-            raise ValueError(f"topology {topology!r}: an H100 machine has {slices} GPUs")
+    if chip.compiler == _CUDA:
         options = {"target_config": _H100, "topology": f"1x1x{shape}"}
         try:
             return tuple(topologies.get_topology_desc(platform="cuda", topology_name="h100", **options).devices)

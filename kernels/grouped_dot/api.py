@@ -10,6 +10,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from specjax.kernels.grouped_dot import loop, tpu
+from specjax.kernels.precision import setting
 
 Array = jax.Array
 
@@ -30,17 +31,13 @@ def grouped_dot(x: Array, kernels: Array, sizes: Array) -> Array:
     """
     if split():
         return _ragged(x, kernels, sizes)
-    return grouped_dot_p.bind(x, kernels, sizes, precision=_precision())
+    return grouped_dot_p.bind(x, kernels, sizes, precision=setting())
 
 
 def split() -> bool:
     """Whether a mesh splits matrices: a loop would exchange its sums in each round then, and nobody partitions a kernel."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.size > 1 and not mesh.manual_axes
-
-
-def _precision(setting="jax_default_matmul_precision"):
-    return getattr(jax.config, setting)
 
 
 def _ragged(x, kernels, sizes):

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from specjax.kernels.precision import is_usual
+
 Array = jax.Array
 
 _PARTS = 3  # bfloat16 holds 8 digits of a float32's 24
@@ -11,10 +13,11 @@ _PARTS = 3  # bfloat16 holds 8 digits of a float32's 24
 def dot(x: Array, kernels: Array, sizes: Array) -> Array:
     """See `api.grouped_dot`.
 
-    The compiler takes no float32 rows in full precision against bfloat16 matrices. Such rows are taken apart into numbers of
-    bfloat16 that add up to them, so that their products are those of float32, and matrices are read as they lie, once.
+    The compiler takes no float32 rows in full precision against bfloat16 matrices. Where more than its usual precision is
+    asked for, such rows are taken apart into numbers of bfloat16 that add up to them, so that their products are those of
+    float32, and matrices are read as they lie, once.
     """
-    if (x.dtype, kernels.dtype) != (jnp.float32, jnp.bfloat16):
+    if is_usual() or (x.dtype, kernels.dtype) != (jnp.float32, jnp.bfloat16):
         return jax.lax.ragged_dot(x, kernels, sizes).astype(x.dtype)
     rows = jnp.stack(_parts(x), axis=1).reshape(-1, x.shape[1])
     found = jax.lax.ragged_dot(

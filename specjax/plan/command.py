@@ -20,7 +20,7 @@ class PlanOptions:
 
     model: str = option(dataclasses.MISSING, "hub name of a built-in configuration, shipped name, or folder")
     config: str = option("builtin", "a config.json to take instead of the model's own")
-    topology: str = option(dataclasses.MISSING, "v5e:4x4, v5p:2x2x4, v6e:2x2, h100:8, ...")
+    topology: str = option(dataclasses.MISSING, "v5e:4x4, v5p:2x2x4, v6e:2x2, h100:8, ...; t4:1, not compiled")
     mesh: str | None = option(None, "chips by axis, such as data=2,model=8 (default: all of them model)")
     batch: str = option("8", "rows, or several numbers for a table: 1,8,32")
     context: int | None = option(
@@ -31,7 +31,7 @@ class PlanOptions:
     unmask: str | None = option(None, "of a diffusion model, as of generate")
     cache: str | None = option(None, "of a diffusion model, as of generate")
     block_length: int | None = option(None, "of a diffusion model")
-    dtype: str = option("bfloat16", "of weights and cache")
+    dtype: str | None = option(None, "of weights and cache (default: bfloat16, or float16 on a t4)")
     weights: str | None = option(None, "of the model's matrices, as of generate: int8, int4 or fp8")
     tokens_per_step: float = option(1.0, "tokens a row commits a step, for tokens/s")
     sampled: bool = option(False, "compile what sampled rows need too, which takes longer")
@@ -88,23 +88,26 @@ def _one(options: PlanOptions, chip: Any, drafter: str | None, batch: int) -> di
     from specjax.plan import fit, report, step
 
     config = None if options.config == "builtin" else options.config
+    dtype = options.dtype or chip.dtype
     plan = Plan(drafter, options.verifier, options.unmask, options.cache, options.block_length)
     with bad_input():
-        model = models.abstract(options.model, options.dtype, config=config, weights=options.weights)
+        model = models.abstract(options.model, dtype, config=config, weights=options.weights)
         spec = fit.check_mesh(options.mesh, options.topology, model.lm.config, batch)
         context = fit.context_for(model, options.context)
-        devices = aot.devices(options.topology)
+        devices = (
+            aot.devices(options.topology) if chip.compiler else jax.devices("cpu")[: fit.chips_of(options.topology)]
+        )
         mesh = make_mesh(spec, devices)
-        model = models.abstract(options.model, options.dtype, mesh, config, options.weights)
+        model = models.abstract(options.model, dtype, mesh, config, options.weights)
         setup = step.prepare(model, plan, mesh, batch, context)
     asked = {
-        "model": options.model, "dtype": options.dtype, "weights": model.weights, "topology": options.topology,
+        "model": options.model, "dtype": dtype, "weights": model.weights, "topology": options.topology,
         "batch": batch, "context": context,
         "decoding": _decoding(model, setup.decoder, drafter, options),
     }  # fmt: skip
     held = step.sizes(setup)
     cost, layers, spare = None, (), 0.0
-    if held.arguments <= chip.hbm_bytes:
+    if chip.compiler and held.arguments <= chip.hbm_bytes:
         try:
             cost, layers = step.model_cost(model, plan, mesh, setup, options.whole, options.sampled)
             spare = cost.temporaries

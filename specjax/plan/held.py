@@ -16,6 +16,19 @@ def chip_bytes(tree: Any) -> int:
     return total
 
 
+def looked_up(params: Any) -> list[Any]:
+    """The tables of embeddings of which a step reads the rows of its nodes alone: those that no head is tied to.
+
+    Args:
+      params: nested dicts; where one has an `embed` and no `head`, the table is read as its head too.
+    """
+    if not isinstance(params, dict):
+        return []
+    inside = [table for name, part in params.items() if name != "layer_inputs" for table in looked_up(part)]
+    own = [params["embed"]] if {"embed", "head"} <= params.keys() else []
+    return inside + own + ([params["layer_inputs"]["embed"]] if "layer_inputs" in params else [])
+
+
 def _bits(dtype: Any) -> int:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return 64

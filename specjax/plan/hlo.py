@@ -8,7 +8,8 @@ a slice of it is read.
   counts as much as it takes.
 - A dynamic-update-slice, alone or as the result of a fusion, writes its slice; XLA makes it in place, or puts a copy before
   it, which then counts.
-- A loop counts its body as often as the compiler knows it to run, else once. A conditional counts its costliest branch.
+- A loop counts its body as often as the compiler knows it to run, else once. A conditional counts its costliest branch, by
+  what it reads, writes and exchanges.
 - Bytes are those of the shape, without the padding of a layout.
 """
 
@@ -224,7 +225,9 @@ def _run(program: Program, name: str, times: int, kernel: Kernel | None) -> Iter
             yield from _run(program, body[0], times * (int(trips[1]) if trips else 1), kernel)
         elif op.opcode == "conditional":
             branches = [list(_run(program, branch, times, kernel)) for branch in op.called]
-            yield from max(branches, key=lambda found: sum(access.total for access in found))
+            yield from max(
+                branches, key=lambda found: sum(access.total + access.moved * access.times for access in found)
+            )
         elif op.opcode in ("call", "async-start"):
             for called in op.called:
                 yield from _run(program, called, times, kernel)

@@ -53,6 +53,8 @@ def kernels(step: Callable[..., Any], args: Sequence[Any], platform: str = "tpu"
     def kernel(op: Op, operands: Sequence[tuple[Buffer, ...]]) -> tuple[int, int, int] | None:
         if op.target not in _CALLS:
             return None
+        if op.source.endswith("scaled_dot/pallas_call"):
+            return _all_of(op, operands)
         call = found.calls.get(tuple(b.dims for value in (*operands, op.value) for b in value))
         if call is None:
             return None
@@ -62,6 +64,13 @@ def kernels(step: Callable[..., Any], args: Sequence[Any], platform: str = "tpu"
         return read, made, flops
 
     return kernel
+
+
+def _all_of(op: Op, operands: Sequence[tuple[Buffer, ...]]) -> tuple[int, int, int]:
+    """Of `specjax.kernels.scaled_dot` on a GPU: each operand once, and the operations of one product."""
+    (x, *_), (out,) = [buffer for value in operands for buffer in value], op.value
+    read = sum(buffer.hbm for value in operands for buffer in value)
+    return read, out.hbm, 2 * math.prod(out.dims) * x.dims[1]
 
 
 def _walk(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any], found: _Found) -> list[Any]:

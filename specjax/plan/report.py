@@ -46,7 +46,7 @@ def record(
     }
     if cost is None:
         return own
-    seconds = roofline(chip, cost, mesh.size // mesh.shape["data"])
+    seconds = roofline(chip, cost, mesh.size // mesh.shape["data"], asked["topology"])
     return own | {
         "bytes_accessed": round(cost.bytes),
         "bytes_over_ideal": round(cost.bytes / held.ideal, 4),
@@ -74,13 +74,14 @@ def _experts(own: Chosen) -> dict[str, Any]:
     }
 
 
-def roofline(chip: Chip, cost: Cost, parts: int) -> dict[str, float]:
-    """Seconds of one step, each as if nothing else took any: memory, compute, collectives over a ring of the `parts`
-    chips that share rows; and of the step, the longer of memory and compute, and then the collectives. No latencies."""
+def roofline(chip: Chip, cost: Cost, parts: int, topology: str) -> dict[str, float]:
+    """Seconds of one step, each as if nothing else took any: memory, compute, collectives over rings of the `parts`
+    chips that share rows, by the links that a chip has in the slice (`Chip.links`); and of the step, the longer of memory and
+    compute, and then the collectives. No latencies."""
     passes = {"all-reduce": 4.0}
     exchanged = sum(entry["bytes"] * passes.get(kind, 2.0) for kind, entry in cost.collectives.items())
     memory, compute = cost.bytes / chip.hbm_bandwidth, cost.flops / chip.flops
-    links = exchanged * (parts - 1) / parts / chip.ici_bandwidth
+    links = exchanged * (parts - 1) / parts / chip.links(topology) if exchanged else 0.0
     return {"memory": memory, "compute": compute, "collectives": links, "step": max(memory, compute) + links}
 
 
@@ -110,10 +111,15 @@ def table(records: list[dict[str, Any]], chip: Chip) -> str:
         lines += [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
         ]
+    slice_, links = records[0]["topology"], ""
+    if between := chip.links(slice_):
+        links = f", {between / GB:.0f} GB/s between chips of {slice_}"
     lines.append(
         f"{chip.name}: {chip.hbm_bytes / GB:.1f} GB, {chip.hbm_bandwidth / GB:.0f} GB/s, "
-        f"{chip.flops / 1e12:.0f} TFLOP/s bfloat16, {chip.ici_bandwidth / GB:.0f} GB/s between chips ({chip.source})"
+        f"{chip.flops / 1e12:.0f} TFLOP/s {chip.dtype}{links} ({chip.source})"
     )
+    if chip.compiler is None:
+        lines.append("not compiled: memory is that of weights, cache and state, without what a step takes besides")
     done = [r for r in records if "compiled_layers" in r]
     if any(len(r["compiled_layers"]) > 1 for r in done):
         low, high = next(r["compiled_layers"] for r in done if len(r["compiled_layers"]) > 1)

@@ -13,7 +13,7 @@ import numpy as np
 
 from specjax.models import hub
 from specjax.plan.experts import Chosen, chosen, grouped
-from specjax.plan.held import chip_bytes
+from specjax.plan.held import chip_bytes, looked_up
 from specjax.plan.hlo import Traffic, traffic
 from specjax.plan.pallas import kernels
 from specjax.sampling import Sampling
@@ -21,9 +21,10 @@ from specjax.sharding.aot import compiled as compile_ahead
 from specjax.sharding.rules import placed, rounded, shardings
 from specjax.spec import assemble as assembly
 
-LAYERS = (2, 4)
-"""Layers of the two programs from which a deeper model is extrapolated."""
-DEEPEST = 8  # layers of the deeper one, where the first two lie on no line
+LEAST = (
+    2  # layers that the second of the two programs from which a deeper model is extrapolated has more than the first
+)
+MOST = 2  # turns of layers that deeper programs have more, where the first two lie on no line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Bytes a chip, and what a step must read of them at least: of experts those that its nodes touch; see `Chosen.read`."""
+    """Bytes a chip, and what a step must read of them at least: of experts those that its nodes touch (see `Chosen.read`), and
+    of a table of embeddings that is no head none, for it takes but a few rows of it."""
 
     weights: int
     cache: int
@@ -119,7 +121,7 @@ def sizes(setup: Setup) -> Sizes:
     weights = chip_bytes(setup.params)
     context = setup.state.tokens.shape[1]
     own = setup.experts
-    idle = 0 if own is None else own.bytes - own.read(own.nodes)
+    idle = chip_bytes(looked_up(setup.params)) + (0 if own is None else own.bytes - own.read(own.nodes))
     return Sizes(weights, cache, chip_bytes(setup.state) - cache, weights - idle + cache * setup.live // context)
 
 
@@ -215,15 +217,13 @@ def model_cost(
 ) -> tuple[Cost, tuple[int, ...]]:
     """The cost of a model's step, and the layers of the programs that were compiled for it.
 
-    A deep model is extrapolated, since compiling it takes many minutes and its layers are alike, or of two kinds by turns:
-    unless `whole`, or where they are neither, or the drafter reads or runs particular ones, or the compiler lays the shallow
-    ones out so differently that the deeper costs less.
+    A deep model is extrapolated, since compiling it takes long and its layers are alike or come in turns (see `turns`): unless
+    `whole`, or where they do not, or the drafter reads or runs particular ones, or the compiler lays the shallow ones out so
+    differently that the deeper costs less.
     """
     layers = model.lm.num_layers
-    config = model.lm.config
-    kinds = [config.window(i) for i in range(layers)]
-    by_turns = kinds == kinds[: LAYERS[0]] * (layers // LAYERS[0])
-    if whole or layers <= LAYERS[1] or not (by_turns or len(set(kinds)) == 1) or _reads_layers(setup.decoder):
+    at = depths(turns(model))
+    if whole or at is None or _reads_layers(setup.decoder):
         return measured(setup, sampled), (layers,)
     batch, context = setup.state.tokens.shape
 
@@ -231,22 +231,57 @@ def model_cost(
         part = prepare(hub.with_layers(model, count, mesh), plan, mesh, batch, context) if count < layers else setup
         return measured(part, sampled)
 
-    return from_few_layers(of, layers)
+    return from_few_layers(of, at, layers)
 
 
-def from_few_layers(of: Callable[[int], Cost], layers: int) -> tuple[Cost, tuple[int, ...]]:
+def turns(model: Any) -> list[int]:
+    """The kind of every layer of a model, by its window, its rope, whose keys it reads and its parameters: each is the number
+    of the first layer of its kind."""
+    config, layers = model.lm.config, model.lm.num_layers
+    ropes = getattr(config, "rope_layers", ()) or (None,) * layers
+    shares = layers - getattr(config, "num_kv_shared_layers", 0)
+    shapes = [jax.tree.map(lambda leaf: leaf.shape, model.params["layers"][i]) for i in range(layers)]
+    kinds = [(config.window(i), ropes[i], i < shares, shapes[i]) for i in range(layers)]
+    return [kinds.index(kind) for kind in kinds]
+
+
+def depths(kinds: list[int]) -> tuple[int, int] | None:
+    """Layers of the two least programs that lie on a line with the whole: one turn of its kinds, and two, behind those that the
+    model begins with, such as a layer without experts. None where that is no less than the whole.
+
+    >>> depths([0, 1, 2, 1, 2, 1, 2])
+    (3, 5)
+    """
+    layers = len(kinds)
+    found = [
+        (first + turn, first + 2 * turn)
+        for first in range(layers)
+        for turn in range(LEAST, (layers - first + 1) // 2)
+        if _repeats(kinds[first:], turn)
+    ]
+    return min(found, key=lambda at: at[1], default=None)
+
+
+def _repeats(kinds, turn):
+    """Whether layers come in turns of this length, as often as it takes; of one kind, at any depth."""
+    return len(set(kinds)) == 1 or (len(kinds) % turn == 0 and kinds[turn:] == kinds[:-turn])
+
+
+def from_few_layers(of: Callable[[int], Cost], at: tuple[int, int], layers: int) -> tuple[Cost, tuple[int, ...]]:
     """The cost of a model on the line through those of two shallower ones, and how deep these were.
 
     The compiler does not treat every depth alike, and may find a deeper program that does less than a shallow one. No line goes
-    through those two, and deeper ones are compiled, up to `DEEPEST`.
+    through those two, and deeper ones are compiled, up to `MOST` turns more.
 
     Args:
       of: the cost of a number of layers.
+      at: the first two; see `depths`.
       layers: the model's.
     """
-    at, costs = LAYERS, [of(count) for count in LAYERS]
-    while at[1] < min(layers, DEEPEST) and _falls(*costs):
-        at = at[1], min(at[1] + 2, layers)
+    turn, costs = at[1] - at[0], [of(count) for count in at]
+    deepest = min(layers, at[1] + MOST * turn)
+    while at[1] < deepest and _falls(*costs):
+        at = at[1], min(at[1] + turn, layers)
         costs = [costs[1], of(at[1])]
     return (costs[1], at[1:]) if at[1] == layers else (extrapolated(costs, at, layers), at)
 

@@ -12,7 +12,7 @@ from specjax import cli, models
 from specjax.models import gemma_config, hub
 from specjax.models.diffusion_gemma import DiffusionGemmaConfig
 from specjax.models.gemma_heads import Heads
-from specjax.plan import fit, step
+from specjax.plan import fit, report, step
 from specjax.sharding import aot, make_mesh
 from specjax.spec.assemble import Plan
 
@@ -96,6 +96,7 @@ def test_what_does_not_fit_says_what_does(plan):
     [
         (("--topology", "v9:1"), "v5e, v5p, v6e, h100"),
         (("--topology", "v5e:2x2x2"), "no slice of v5e"),
+        (("--topology", "t4:2"), "no slice of t4; there are 1"),
         (("--model", "no/such"), "meta-llama/Llama-3.1-8B"),
         (("--mesh", "data=1,model=8"), "give data=1,model=4"),
         (("--mesh", "rows=4"), "data, model, context"),
@@ -114,6 +115,40 @@ def test_bad_input_is_one_line(plan, words, says):
     usual |= dict(zip(words[::2], words[1::2], strict=True))
     status, out, err = plan(*(word for pair in usual.items() for word in pair))
     assert (status, out) == (2, "") and err.startswith("specjax: error: ") and err.count("\n") == 1 and says in err
+
+
+def test_links_are_those_of_the_slice():
+    """A slice of v5e is closed to rings at 16 x 16 alone; its chips have four links, those of v5p six."""
+    shares = {"v5e:1x1": 0, "v5e:2x2": 2 / 4, "v5e:1x4": 1 / 4, "v5e:8x16": 2 / 4, "v6e:16x16": 1, "v5p:2x2x1": 2 / 6}
+    shares |= {"v5p:2x4x4": 3 / 6, "v5p:4x4x8": 1, "h100:4": 1}
+    for topology, share in shares.items():
+        chip = aot.chip_of(topology)
+        assert chip.links(topology) == pytest.approx(share * chip.ici_bandwidth)
+    cost = step.Cost(0, 819e6, 0, {"all-reduce": {"count": 2, "bytes": 10**6}})
+    found = report.roofline(aot.chip_of("v5e:2x2"), cost, 4, "v5e:2x2")
+    assert found == pytest.approx({"memory": 1e-3, "compute": 0, "collectives": 1.5e-5, "step": 1.015e-3})
+
+
+def test_what_nothing_compiles_for_is_counted(plan):
+    words = (
+        "--model",
+        "meta-llama/Llama-3.1-8B",
+        "--topology",
+        "t4:1",
+        "--batch",
+        4,
+        "--drafter",
+        "none",
+        "--weights",
+        "int4",
+    )
+    status, out, _ = plan(*words)
+    assert status == 0 and "float16, weights in int4" in out and "not compiled: memory is that of" in out
+    status, _, err = plan(*words[:-2])
+    assert status == 2 and "it needs 20.4 GB a chip and t4:1 has 16.0" in err
+    record = json.loads(plan(*words, "--json")[1])
+    assert record["fits"] and "seconds" not in record and "temporaries" not in record["bytes_per_chip"]
+    assert record["bytes_per_chip"]["cache"] == 4 * 8192 * 32 * 8 * 128 * 2 * 2
 
 
 def test_a_missing_compiler_says_what_to_install(monkeypatch):
@@ -148,23 +183,33 @@ def test_deeper_programs_are_compiled_where_more_layers_cost_less():
         own = layers if layers >= turn else 4 * turn  # the compiler finds a better program from `turn` layers on
         return step.Cost(10, 100 * own, 10 * own, {"all-reduce": {"count": own, "bytes": own}})
 
-    found, at = step.from_few_layers(lambda layers: of(layers, 4), 32)
+    found, at = step.from_few_layers(lambda layers: of(layers, 4), (2, 4), 32)
     assert (found.bytes, found.flops, at, asked) == (3200, 320, (4, 6), [2, 4, 6])
-    found, at = step.from_few_layers(lambda layers: of(layers, 4), 5)
+    found, at = step.from_few_layers(lambda layers: of(layers, 4), (2, 4), 5)
     assert (found.bytes, at) == (500, (5,))
 
 
 @pytest.mark.parametrize(
     ("name", "depth", "at"),
-    (("openai/gpt-oss-20b", 24, (2, 4)), ("openai/gpt-oss-20b", 23, (23,)), ("google/gemma-3-27b-it", 62, (62,))),
+    (
+        ("openai/gpt-oss-20b", 24, (2, 4)),
+        ("openai/gpt-oss-20b", 23, (3, 5)),
+        ("openai/gpt-oss-20b", 4, (4,)),
+        ("google/gemma-3-27b-it", 62, (8, 14)),  # two with a window, and five and a full one by turns
+        ("inclusionAI/LLaDA2.0-mini", 20, (3, 5)),  # the first has no experts
+    ),
 )
-def test_layers_of_two_kinds_lie_on_a_line_where_they_take_turns(name, depth, at, monkeypatch):
+def test_layers_lie_on_a_line_where_their_kinds_take_turns(name, depth, at, monkeypatch):
     mesh = make_mesh("data=1,model=1", jax.devices()[:1])
-    model, plan = hub.with_layers(models.abstract(name, mesh=mesh), depth, mesh), Plan("none")
-    costs = lambda setup, sampled: step.Cost(10, 100 * setup.decoder.target.num_layers, 7, {})
+    model, plan = (
+        hub.with_layers(models.abstract(name, mesh=mesh), depth, mesh),
+        Plan(None if "LLaDA" in name else "none"),
+    )
+    costs = lambda setup, sampled: step.Cost(10, 100 * len(setup.params["target"]["layers"]), 7, {})
     monkeypatch.setattr(step, "measured", costs)
     cost, found = step.model_cost(model, plan, mesh, step.prepare(model, plan, mesh, 1, 256), False, False)
     assert (cost.bytes, found) == (100 * depth, at)
+    assert step.depths([0, 1, 2, 3, 4, 5, 6, 7]) is None
 
 
 def test_costs_are_extrapolated_on_a_line():

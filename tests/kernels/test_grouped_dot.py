@@ -82,6 +82,17 @@ def test_every_platform_has_its_own(platform):
     assert [way for way in WAYS.values() if way in text] == [WAYS[platform]]
 
 
+@pytest.mark.parametrize(("precision", "rows"), (("default", 1), ("highest", 3)))
+def test_float32_rows_are_taken_apart_where_their_precision_is_asked_for(precision, rows):
+    x, kernels, counts = made(SIZES[1])
+    with jax.default_matmul_precision(precision):
+        traced = jax.jit(grouped_dot).trace(x, kernels.astype(jnp.bfloat16), counts)
+        (line,) = [
+            line for line in traced.lower(lowering_platforms=("tpu",)).as_text().splitlines() if "ragged_dot" in line
+        ]
+    assert f"tensor<{rows * x.shape[0]}x" in line
+
+
 def test_a_mesh_that_splits_has_ragged_dot():
     with jax.sharding.use_abstract_mesh(make_mesh("data=1,model=2", jax.devices()[:2]).abstract_mesh):
         assert "ragged_dot" in str(jax.make_jaxpr(grouped_dot)(*made(SIZES[1])).jaxpr)

@@ -8,7 +8,6 @@ from specjax import models
 from specjax.draft import PromptLookup
 from specjax.models import hub
 from specjax.plan import step
-from specjax.plan.held import chip_bytes
 from specjax.sharding import aot, make_mesh
 from specjax.spec.assemble import Plan
 
@@ -45,8 +44,3 @@ def check(setup):
     rows = 8 * 16 * setup.decoder.target.config.hidden_size * 2
     assert traffic.collectives["all-reduce"]["bytes"] < (4 * layers + 2) * rows  # activations only, in float32 at most
     return step.cost_of(program, traffic), traffic, held
-
-
-def must_read(setup, held):
-    """The ideal without the embedding table, of which a step only reads a few rows."""
-    return held.ideal - chip_bytes(setup.params["target"]["embed"])

@@ -14,6 +14,7 @@ from flax import nnx
 
 from specjax.lm import Block
 from specjax.models.kv import KVCache, KVDelta
+from specjax.models.linear import by_heads
 from specjax.models.llama import Attention, Layer, LlamaConfig, RMSNorm, rope_tables, rotate
 
 Array = jax.Array
@@ -89,7 +90,7 @@ class DFlashHead:
 def _keys_values(attention: Attention, x: Array, rope: tuple[Array, Array]) -> tuple[Array, Array]:
     """A layer's keys and values `[B, T, K, H]` of `[B, T, E]`, as it makes them of its own slots."""
     c = attention.config
-    k, v = (linear(x).reshape(*x.shape[:2], c.num_key_value_heads, c.head_dim) for linear in (attention.k, attention.v))
+    k, v = (by_heads(linear(x), c.head_dim) for linear in (attention.k, attention.v))
     return rotate(attention.k_norm(k) if c.qk_norm else k, *rope), v
 
 

@@ -1,0 +1,3 @@
+"""Products with matrices of few bits whose scales are of groups of inputs."""
+
+from specjax.kernels.scaled_dot.api import scaled_dot as scaled_dot

@@ -1,0 +1,84 @@
+"""Products by groups of inputs on an NVIDIA GPU: Triton programs that widen a tile of values in registers and scale its sums.
+
+XLA writes the product of every group to main memory, which takes longer than the matrix of few bits. Of int4 two neighbours
+along the outputs lie in a byte: a program multiplies with the lower halves and the upper ones, and writes both by turns.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from specjax.kernels.precision import is_usual
+
+TILE = (16, 64)
+"""The fewest and the most rows of a program; tensor cores take no fewer than 16."""
+COLUMNS = 64
+"""Outputs of a program."""
+DEPTH = (16, 64)
+"""The fewest and the most inputs that a program reads at a time, a power of two; a group has whole numbers of them."""
+
+
+def takes(values: jax.Array, scale: jax.Array) -> bool:
+    """Whether there is a kernel for such groups."""
+    whole = (values.shape[0] // scale.shape[0]) % DEPTH[0] == 0
+    return whole and (values.dtype == jnp.int8 or (values.dtype == jnp.int4 and values.shape[1] % 2 == 0))
+
+
+def dot(x: jax.Array, values: jax.Array, scale: jax.Array, *, interpret: bool = False) -> jax.Array:
+    """See `api.scaled_dot`. `interpret` runs it on any platform, slowly."""
+    (rows, inputs), (groups, outputs) = x.shape, scale.shape
+    each = 2 if values.dtype == jnp.int4 else 1  # values of a byte
+    tile = min(max(pl.next_power_of_2(rows), TILE[0]), TILE[1])
+    bytes_ = jax.lax.bitcast_convert_type(values.reshape(inputs, -1, 2), jnp.int8) if each == 2 else values
+    out = pl.pallas_call(
+        functools.partial(_kernel, tile=tile, each=each),
+        out_shape=jax.ShapeDtypeStruct((rows, outputs // each, each), jnp.float32),
+        grid=(pl.cdiv(outputs, COLUMNS), pl.cdiv(rows, tile)),
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
+        interpret=interpret,
+        name="scaled_dot",
+    )(x, bytes_, scale.reshape(groups, -1, each))
+    return out.reshape(rows, outputs)
+
+
+def _kernel(x_ref, values_ref, scale_ref, out_ref, *, tile, each):
+    """x `[M, E]`, values `[E, F / each]` bytes, scale `[G, F / each, each]`, out `[M, F / each, each]`."""
+    rows, inputs = x_ref.shape
+    groups, width, _ = scale_ref.shape
+    size, wide = inputs // groups, COLUMNS // each
+    depth = next(n for n in (64, 32, 16) if size % n == 0)
+    columns, lines = pl.ds(pl.program_id(0) * wide, wide), pl.ds(pl.program_id(1) * tile, tile)
+    kept = columns.start + jax.lax.iota(jnp.int32, wide) < width
+    own = lines.start + jax.lax.iota(jnp.int32, tile) < rows
+    precision = jax.lax.Precision.DEFAULT if is_usual() else jax.lax.Precision.HIGHEST
+
+    def product(a, b):
+        return jax.lax.dot(a, b.astype(a.dtype), precision=precision, preferred_element_type=jnp.float32)
+
+    def halves(packed):
+        if each == 1:
+            return (packed,)
+        packed = packed.astype(jnp.int32)
+        return (packed << 28) >> 28, packed >> 4
+
+    def group(g, totals):
+        def part(i, sums):
+            deep = pl.ds(g * size + i * depth, depth)
+            a = triton.load(x_ref.at[lines, deep], mask=own[:, None], other=jnp.zeros((), x_ref.dtype))
+            packed = triton.load(values_ref.at[deep, columns], mask=kept[None], other=jnp.zeros((), jnp.int8))
+            return tuple(total + product(a, b) for total, b in zip(sums, halves(packed), strict=True))
+
+        sums = jax.lax.fori_loop(0, size // depth, part, (nothing,) * each)
+        scales = [
+            triton.load(scale_ref.at[g, columns, jnp.int32(n)], mask=kept, other=jnp.zeros((), scale_ref.dtype))
+            for n in range(each)
+        ]
+        return tuple(t + s * w.astype(jnp.float32)[None] for t, s, w in zip(totals, sums, scales, strict=True))
+
+    nothing = jnp.zeros((tile, wide), jnp.float32)
+    totals = jax.lax.fori_loop(0, groups, group, (nothing,) * each)
+    for n, total in enumerate(totals):
+        triton.store(out_ref.at[lines, columns, jnp.int32(n)], total, mask=own[:, None] & kept[None])

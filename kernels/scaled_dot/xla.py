@@ -1,0 +1,16 @@
+"""Products by groups of inputs in XLA's own operations: one product for each group, summed by their scales."""
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+def dot(x: Array, values: Array, scale: Array) -> Array:
+    """See `api.scaled_dot`."""
+    groups, outputs = scale.shape
+    parts = jnp.einsum(
+        "mgi,gif->mgf", x.reshape(x.shape[0], groups, -1), values.astype(x.dtype).reshape(groups, -1, outputs),
+        preferred_element_type=jnp.float32,
+    )  # fmt: skip
+    return jnp.einsum("mgf,gf->mf", parts, scale.astype(jnp.float32))

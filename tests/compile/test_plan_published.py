@@ -1,0 +1,31 @@
+"""`specjax plan` over models with experts or windows that are used on many chips: they fit, and move what they must."""
+
+import importlib.util
+import json
+
+import jax
+import pytest
+
+from specjax import cli
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("name", "topology", "most"),
+    (
+        ("google/gemma-3-27b-it", "v5p:2x2x1", 1.05),
+        ("openai/gpt-oss-120b", "v5e:4x4", 1.08),
+        ("openai/gpt-oss-120b", "h100:8", 1.15),
+        ("Qwen/Qwen3-235B-A22B", "v5p:2x2x2", 1.05),
+    ),
+)
+def test_a_step_moves_little_more_than_it_must(name, topology, most, capsys):
+    module = {"v": "libtpu", "h": "jax_cuda12_plugin"}[topology[0]]
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"compiling for {topology} needs {module}: pip install -e '.[aot]'")
+    with jax.default_matmul_precision("default"):  # as users compile it
+        assert cli.main(["plan", "--model", name, "--topology", topology, "--drafter", "none", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["fits"] and 0.98 < record["bytes_over_ideal"] < most
+    assert {"all-reduce"} == set(record["collectives"])

@@ -185,7 +185,7 @@ def _one(options: PlanTrainOptions, chip: Any, rows: int) -> dict[str, Any]:
     }  # fmt: skip
     if cost is None:
         return own
-    seconds = roofline(chip, cost, mesh.size)
+    seconds = roofline(chip, cost, mesh.size, options.topology)
     return own | {
         "bytes_accessed": round(cost.bytes),
         "flops": round(cost.flops),

@@ -94,10 +94,7 @@ def _distill(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> 
     else:
         lm = _shape(str(options.draft_config), target)
         params = lm.init(jax.random.key(options.seed))
-    if options.length > lm.config.max_position_embeddings:
-        raise ValueError(
-            f"--length {options.length} is more than the draft's {lm.config.max_position_embeddings} positions"
-        )
+    _check_length(options, lm)
     frozen = target.params
     if options.reference is not None:
         reference, reference_params = Stored(ModelDrafter, options.reference, {"expander": Chain()}).load(full)
@@ -110,6 +107,13 @@ def _distill(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> 
         models.save(folder, lm, params, options.save_dtype, target.tokenizer, target.eos_ids)
 
     return Task(objective, params, frozen, save)
+
+
+def _check_length(options: TrainOptions, lm: Any) -> None:
+    """Raises ValueError where rows are longer than what the draft model was made for."""
+    longest = lm.config.max_position_embeddings
+    if options.length > longest:
+        raise ValueError(f"--length {options.length} is more than the draft's {longest} positions")
 
 
 def _shape(file: str, target: Any) -> Any:
@@ -281,6 +285,7 @@ def _acceptance(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) 
         )
     of_rule, of_objective = _fields(options.drafter, Acceptance, TrainAcceptance)
     drafter, draft_params = Stored(ModelDrafter, options.draft, {"expander": Chain()}).load(target)
+    _check_length(options, drafter.lm)
     made = TrainAcceptance(target.lm, drafter.lm, Acceptance(**of_rule), **of_objective)
     frozen = (target.params, draft_params)
     draft = dataclasses.replace(target, lm=drafter.lm, params=draft_params, name=options.draft)

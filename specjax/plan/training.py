@@ -23,6 +23,9 @@ from specjax.train.options import TrainOptions
 LAYERS = (4, 6)
 """Layers of the two targets from which a deeper one is extrapolated: as few as have three that a head reads."""
 
+LEVEL = "O1"
+"""How much the compiler optimises an update: as much as usual takes several times as long, and has fewer temporaries."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanTrainOptions:
@@ -134,7 +137,7 @@ def cost_of(update: Update, mesh: Any) -> Any:
 
     began = time.process_time()
     lowered = loop.update.lower(update.objective, update.settings, update.state, update.target, update.batch, mesh=mesh)
-    program = aot.compiled(lowered)
+    program = aot.compiled(lowered, LEVEL)
     seconds = time.process_time() - began
     return dataclasses.replace(step.cost_of(program, traffic(program.as_text() or "")), compile_seconds=seconds)
 

@@ -198,7 +198,7 @@ def test_each_place_of_a_block_has_a_loss_of_its_own():
     objective = TrainDFlash(DFlash(block=4, layers=1).bind(tiny.TARGET), IDS, LK(), anchors=12)
     target = tiny.target_params()
     params = jax.tree.map(lambda leaf: 3 * leaf, objective.init(jax.random.key(0), target))
-    loss, metrics = objective.loss(params, target, batch(), jax.random.key(1))
+    loss, metrics = jax.jit(lambda p: objective.loss(p, target, batch(), jax.random.key(1)))(params)
     kept = np.array([metrics[name] for name in ("acceptance", "acceptance_2", "acceptance_3")])
     weights = np.exp(-np.arange(3) / objective.gamma)
     assert float(loss) == pytest.approx(np.average(-np.log(kept), weights=weights), rel=1e-5)

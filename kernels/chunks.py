@@ -20,7 +20,7 @@ def chunked(make: Callable[[PyTree], PyTree], inputs: PyTree, size: int) -> PyTr
     """
     length = jax.tree.leaves(inputs)[0].shape[1]
     if length <= size:
-        return make(inputs)
+        return jax.checkpoint(make)(inputs)
     count = -(-length // size)
 
     def cut(x):

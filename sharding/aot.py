@@ -146,19 +146,27 @@ def _devices(topology: str, chip: Chip) -> tuple[Any, ...]:
         raise ValueError(f"topology {topology!r}: usual slices are {slices}, and libtpu says {reason}") from error
 
 
-def compiled(lowered: Any) -> Any:
+def compiled(lowered: Any, level: str | None = None) -> Any:
     """A lowered program, compiled for such devices.
 
     It stays out of JAX's persistent cache, where programs are written that take longer than a set time to compile: it could
     not be loaded again without its devices.
+
+    Args:
+      lowered: the program.
+      level: how much the compiler optimises, such as `O1`; None: as usual.
     """
-    setting = "jax_persistent_cache_min_compile_time_secs"
-    usual = getattr(jax.config, setting)
-    jax.config.update(setting, float("inf"))
+    settings: dict[str, Any] = {"jax_persistent_cache_min_compile_time_secs": float("inf")}
+    if level is not None:
+        settings["jax_optimization_level"] = level
+    usual = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
     try:
         return lowered.compile()
     finally:
-        jax.config.update(setting, usual)
+        for name, value in usual.items():
+            jax.config.update(name, value)
 
 
 @contextlib.contextmanager

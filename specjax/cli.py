@@ -28,7 +28,9 @@ from specjax.jobs.options import JobOptions
 from specjax.jobs.score import ScoreOptions
 from specjax.models import tensors
 from specjax.plan import command as plan
+from specjax.plan import training as plan_training
 from specjax.plan.command import PlanOptions
+from specjax.plan.training import PlanTrainOptions
 from specjax.serve.options import option
 from specjax.spec.line import spelt
 from specjax.terminal import BadInput, Parser, add_fields, bad_input, flag, from_args, run_command, write
@@ -181,6 +183,11 @@ COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
         PlanOptions,
         plan.command,
     ),
+    "plan train": (
+        "likewise of an update that trains a head",
+        PlanTrainOptions,
+        plan_training.command,
+    ),
     "drafters": (
         "list the drafters: fields, what they do, source; or describe one for a model",
         DraftersOptions,
@@ -217,12 +224,14 @@ def _dispatch(words: list[str]) -> int:
                 return 0
             top.error("give a command: " + ", ".join(COMMANDS))
         return 0
-    if words[0] not in COMMANDS:
-        top.error(f"unknown command {words[0]!r}; choose {', '.join(COMMANDS)}")
-    about, options, command = COMMANDS[words[0]]
-    parser = Parser(prog=f"specjax {words[0]}", description=about[0].upper() + about[1:] + ".")
+    count = 2 if " ".join(words[:2]) in COMMANDS else 1
+    name = " ".join(words[:count])
+    if name not in COMMANDS:
+        top.error(f"unknown command {name!r}; choose {', '.join(COMMANDS)}")
+    about, options, command = COMMANDS[name]
+    parser = Parser(prog=f"specjax {name}", description=about[0].upper() + about[1:] + ".")
     add_fields(parser, options, **WORDS)
-    rest = words[1:]
+    rest = words[count:]
     cut = rest.index("--") if "--" in rest else len(rest)  # intermixed parsing would lose what follows
     args = None
     with _help_exits():

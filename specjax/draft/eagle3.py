@@ -22,6 +22,7 @@ class Eagle3(Eagle):
     Attributes:
       taps: the layers whose outputs are fused; empty: see `default_taps`.
       layers: decoder layers of the head, where `config` does not say it.
+      inner: the width of their MLPs; 0: what `config` says, or the target's.
       norm_before_residual: a flag of some published heads; see `Eagle3Head`.
       norm_before_fc: likewise.
       fc_norm: likewise (EAGLE-3.1).
@@ -39,6 +40,7 @@ class Eagle3(Eagle):
 
     taps: tuple[int, ...] = ()
     layers: int = 1
+    inner: int = 0
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -62,8 +64,13 @@ class Eagle3(Eagle):
     def bind(self, target):
         if self.layers < 1:
             raise ValueError(f"eagle3: a head has at least one layer, got layers={self.layers}")
+        if self.inner < 0:
+            raise ValueError(f"eagle3: inner must not be negative, got {self.inner}")
         own = self.config or layers_config(target, "eagle3", self.layers)
-        bound = dataclasses.replace(super().bind(target), config=own, layers=own.num_hidden_layers)
+        own = dataclasses.replace(own, intermediate_size=self.inner or own.intermediate_size)
+        bound = dataclasses.replace(
+            super().bind(target), config=own, layers=own.num_hidden_layers, inner=own.intermediate_size
+        )
         taps = self.taps or default_taps(target.num_layers)
         if list(taps) != sorted(set(taps)) or taps[0] < 0 or taps[-1] >= target.num_layers:
             raise ValueError(f"eagle3: taps {taps} must be increasing layers of the target's {target.num_layers}")

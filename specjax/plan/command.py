@@ -48,7 +48,7 @@ def command(options: PlanOptions) -> int:
     jax.config.update("jax_platforms", "cpu")  # nothing runs; the machine's own accelerators stay free
     with bad_input():
         chip = aot.chip_of(options.topology)
-        batches = _batches(options.batch)
+        batches = read_batches("--batch", options.batch)
         if (options.context is not None and options.context < 1) or not options.tokens_per_step > 0:
             raise ValueError("--context must be at least 1 and --tokens-per-step above 0")
         if options.plot:
@@ -69,9 +69,18 @@ def command(options: PlanOptions) -> int:
     return 0
 
 
-def _batches(line: str) -> list[int]:
+def read_batches(name: str, line: str) -> list[int]:
+    """Numbers of rows from a line of them.
+
+    Args:
+      name: of the option.
+      line: such as `1,8,32`.
+
+    Raises:
+      ValueError: where it is none.
+    """
     if not all(part.strip().isdigit() and int(part) > 0 for part in line.split(",")):
-        raise ValueError(f"--batch {line!r} is not a number of rows, or several such as 1,8,32")
+        raise ValueError(f"{name} {line!r} is not a number of rows, or several such as 1,8,32")
     return [int(part) for part in line.split(",")]
 
 

@@ -51,11 +51,16 @@ def command(options: TrainOptions) -> int:
         names = [name for name in ("loss", "acceptance") if name in seen[0]]
         change = [f"{name} {mean(seen[:part], name):.4f} to {mean(seen[-part:], name):.4f}" for name in names]
         note(f"over the first and the last {part} of {len(seen)} steps: {', '.join(change)}")
-    told = [record for record in records if record["step"] == run.best.step]
-    if told:
-        names = [name for name in told[0] if name.startswith(("held_out_loss", "held_out_acceptance"))]
-        words = ", ".join(f"{name.removeprefix('held_out_')} {told[0][name]:.4f}" for name in names)
-        note(f"best on the held-out text after step {run.best.step} of {records[-1]['step']}: {words}")
+    last = records[-1]["step"]
+    if last < options.steps:
+        note(
+            f"ended after step {last} of {options.steps}: {options.patience} checkpoints were no better on held-out text"
+        )
+    best = [record for record in records if record["step"] == run.best.step]
+    if best:
+        names = [name for name in best[0] if name.startswith(("held_out_loss", "held_out_acceptance"))]
+        words = ", ".join(f"{name.removeprefix('held_out_')} {best[0][name]:.4f}" for name in names)
+        note(f"best on the held-out text after step {run.best.step} of {last}: {words}")
     note(f"written to {options.output}")
     return 0
 
@@ -84,6 +89,7 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
         steps=options.steps, learning_rate=options.learning_rate, warmup=warmup, accumulate=options.accumulate,
         seed=options.seed,
     )  # fmt: skip
+    as_published(settings, options, Recipe())  # whether what is asked for can be
     if options.patience is not None and not options.held_out:
         raise ValueError("--patience counts checkpoints without a better one on held-out text: give it with --held-out")
     models.resolve_dtype(options.save_dtype)
@@ -107,18 +113,21 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
     rows = read(task.objective.packed)
     held_out = None
     if options.held_out:
-        told = rows_of(options.held_out, task.objective.packed)
-        held_out = HeldOut(told, options.batch_size // options.accumulate, options.patience)
+        others = rows_of(options.held_out, task.objective.packed)
+        if others.digest == rows.digest:
+            raise ValueError("--held-out has the text of --data: give it text that is not trained on")
+        held_out = HeldOut(others, options.batch_size // options.accumulate, options.patience)
     about = {
         "objective": repr(task.objective), **dataclasses.asdict(settings), "batch_size": options.batch_size,
         "length": options.length, "data": rows.digest, "target": target.name,
         "held_out": held_out and held_out.rows.digest,
         **({} if target.adapter is None else {"adapter": str(target.adapter.resolve())}),
         **({} if target.weights is None else {"weights": target.weights}),
+        **({} if options.start is None else {"start": options.start}),
     }  # fmt: skip
     run = loop.Run(output / "training", about, resume=options.resume)
     batches = data.batches(rows, options.batch_size, options.seed)
-    return task, batches, held_out, settings, run, mesh, _about(options, target, task, rows)
+    return task, batches, held_out, settings, run, mesh, _about(options, target, task, rows, held_out and held_out.rows)
 
 
 def as_published(settings: loop.Settings, options: TrainOptions, recipe: Recipe) -> loop.Settings:
@@ -134,16 +143,19 @@ def as_published(settings: loop.Settings, options: TrainOptions, recipe: Recipe)
         settings,
         weight_decay=own(options.weight_decay, recipe.weight_decay),
         clip=own(options.clip, recipe.clip),
-        by_value=own(options.clip_by, "value" if recipe.by_value else "norm") == "value",
+        clip_by=own(options.clip_by, recipe.clip_by),
     )
 
 
-def _about(options: TrainOptions, target: Any, task: Task, rows: Any) -> list[str]:
+def _about(options: TrainOptions, target: Any, task: Task, rows: Any, others: Any) -> list[str]:
     count = sum(math.prod(x.shape) for x in jax.tree.leaves(task.params))
     lines = [
         f"{options.drafter} for {target.name}: {count / 1e6:.2f}M parameters, {len(rows)} rows of {options.length} tokens, "
         f"{rows.mask.sum()} to predict, {options.steps} steps of {options.batch_size} rows"
     ]
-    if rows.skipped:
-        lines.append(f"left out {len(rows.skipped)} lines of the data, the first: {rows.skipped[0]}")
+    if others is not None:
+        lines.append(f"{len(others)} rows of held-out text, {others.mask.sum()} tokens of it to predict")
+    for name, read in (("data", rows), ("held-out text", others)):
+        if read is not None and read.skipped:
+            lines.append(f"left out {len(read.skipped)} lines of the {name}, the first: {read.skipped[0]}")
     return lines

@@ -78,8 +78,8 @@ def read_rows(paths: Sequence[str | Path], model: Any, length: int, seed: int = 
     """Reads and tokenises training files.
 
     Documents (texts, each ended by EOS, and examples with a prompt) share rows as far as they fit, and none sees another. One
-    that is longer than a row has several: a text is cut, and of an example every row but the first begins with what came
-    before, up to half of it, so that each answer is read behind its prompt.
+    that is longer than a row has several: a text is cut, and of an example every row begins with what came before, so that each
+    answer is read behind its prompt; see `cut`.
 
     Args:
       paths: .jsonl, .txt or .py files, or folders that are searched for them.
@@ -244,20 +244,27 @@ def _check(ids: list[int], mask: list[bool], model: Any) -> None:
 def cut(ids: list[int], mask: list[bool], length: int) -> list[Piece]:
     """A document in pieces of at most `length` tokens; each has its own tokens to predict, and those without one are left out.
 
+    Of an example the first piece begins with the end of its prompt, up to half of the piece or as much as the answer leaves.
+    Each later one begins with the prompt's end, up to a quarter of the piece, and with the latest of what came after it, up to
+    half of the piece for both.
+
     >>> cut([1, 2, 3, 4, 5, 6], [True] * 6, 4)
     [([1, 2, 3, 4], [True, True, True, True]), ([5, 6], [True, True])]
     >>> cut([1, 2, 3, 4, 5, 6], [False] * 3 + [True] * 3, 4)
-    [([1, 2, 3, 4], [False, False, False, True]), ([3, 4, 5, 6], [False, False, True, True])]
+    [([2, 3, 4, 5], [False, False, True, True]), ([3, 5, 6], [False, False, True])]
     """
-    before = 0 if all(mask) else length // 2
-    pieces, done = [], 0
+    answer = mask.index(True)
+    half = 0 if all(mask) else length // 2
+    prompt = list(range(max(0, answer - half // 2), answer))  # what later pieces have of it
+    before = list(range(max(0, min(answer - half, len(ids) - length)), answer))
+    pieces, done = [], answer
     while done < len(ids):
-        begin = max(done - before, 0)
-        end = min(begin + length, len(ids))
-        own = [i >= done and mask[i] for i in range(begin, end)]
+        end = min(done + length - len(before), len(ids))
+        own = [False] * len(before) + mask[done:end]
         if any(own[1:]):
-            pieces.append((ids[begin:end], own))
+            pieces.append(([ids[i] for i in before] + ids[done:end], own))
         done = end
+        before = prompt + list(range(max(answer, done - half + len(prompt)), done))
     return pieces
 
 

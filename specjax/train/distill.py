@@ -70,6 +70,11 @@ class Distill(Objective):
         """Random parameters of the draft."""
         return self.draft.init(key)
 
+    def held_out(self, target_params):
+        """Over all tokens of the text as it is."""
+        own = target_params[0] if self.keep < 1 else target_params
+        return dataclasses.replace(self, on_policy=0.0, keep=1.0), own
+
     def loss(self, params, target_params, batch, key, mean=MEAN):
         target_params, reference_params = target_params if self.keep < 1 else (target_params, None)
         batch = self._data(params, batch, key)

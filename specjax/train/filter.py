@@ -50,6 +50,9 @@ class TrainFilter(MaskedObjective):
     def init(self, key, target_params):
         return self.policy.init_params(key, target_params)
 
+    def merit(self, metrics):
+        return -metrics["loss"]  # what the filter accepts may be wrong
+
     def loss(self, params: Any, target_params, batch, key, mean=MEAN):
         width = self.policy.block_length
         place = jnp.cumsum(batch.mask, axis=1) - 1

@@ -39,7 +39,9 @@ def share_of(
     objective: Objective, counts: Counts, params: PyTree, frozen: PyTree, batch: Batch, keys: Array
 ) -> dict[str, Array]:
     """One batch's share of the loss and the metrics of all of them."""
-    loss, metrics = objective.loss(params, frozen, batch, keys, Parts(counts))
+    mean = Parts(counts)
+    loss, metrics = objective.loss(params, frozen, batch, keys, mean)
+    mean.done()
     return {"loss": loss} | {name: value for name, value in metrics.items() if name != "weight"}
 
 
@@ -54,7 +56,7 @@ class HeldOut:
     Attributes:
       rows: of it, from `data.read_rows`.
       batch_size: rows that are read at a time.
-      patience: how many checkpoints without a lower loss end the training; None: none do.
+      patience: how many checkpoints without a better one end the training; None: none do.
     """
 
     rows: Any
@@ -68,15 +70,16 @@ class HeldOut:
     def metrics(
         self, objective: Objective, params: PyTree, frozen: PyTree, key: Array, mesh: jax.sharding.Mesh | None = None
     ) -> dict[str, float]:
-        """The loss and the objective's metrics over all the text as one batch, each `held_out_` and its name.
+        """The loss, the objective's metrics and its `merit` over all the text as one batch, each `held_out_` and its name.
 
         Args:
-          objective: what is fitted.
+          objective: what is fitted; it is read as `Objective.held_out` says.
           params: of the objective.
           frozen: what it calls `target_params`.
           key: the same one each time, so that what is drawn is as well.
           mesh: as `fit` has it.
         """
+        objective, frozen = objective.held_out(frozen)
         parts = -(-len(self.rows) // self.batch_size)
         batches = [Batch.placed(self._batch(number), mesh) for number in range(parts)]
         keys = jax.random.split(key, (parts, self.batch_size))
@@ -92,7 +95,9 @@ class HeldOut:
 
         found = counts(count)
         totals = _sum(share_of(objective, found, *models, batch, keys[number]) for number, batch in enumerate(batches))
-        return {f"held_out_{name}": float(value) for name, value in jax.device_get(totals).items()}
+        metrics = {name: float(value) for name, value in jax.device_get(totals).items()}
+        metrics["merit"] = objective.merit(metrics)
+        return {f"held_out_{name}": value for name, value in metrics.items()}
 
     def _batch(self, number: int) -> dict[str, np.ndarray]:
         """Rows as `data.batches` gives them; the last batch is filled up with rows in which nothing is to be predicted."""
@@ -105,18 +110,18 @@ class HeldOut:
 
 @dataclasses.dataclass(frozen=True)
 class Best:
-    """The checkpoint with the lowest loss on held-out text.
+    """The checkpoint with the most merit on held-out text.
 
     Attributes:
       step: its step; 0: there is none yet.
-      loss: its loss.
+      merit: see `Objective.merit`.
       stale: checkpoints since then.
     """
 
     step: int = 0
-    loss: float = math.inf
+    merit: float = -math.inf
     stale: int = 0
 
-    def after(self, step: int, loss: float) -> "Best":
+    def after(self, step: int, merit: float) -> "Best":
         """The best one after another checkpoint."""
-        return Best(step, loss) if loss < self.loss else dataclasses.replace(self, stale=self.stale + 1)
+        return Best(step, merit) if merit > self.merit else dataclasses.replace(self, stale=self.stale + 1)

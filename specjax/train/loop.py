@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -33,8 +34,8 @@ class Settings:
       learning_rate: the highest.
       warmup: steps until then.
       weight_decay: of AdamW.
-      clip: the largest gradient norm, or with `by_value` the largest entry of a gradient.
-      by_value: see above.
+      clip: the largest norm of a gradient, or its largest entry.
+      clip_by: which of them, `norm` or `value`.
       accumulate: parts that a batch is split into, one after the other, to save memory.
       seed: of the parameters, the batches and whatever the objective draws.
     """
@@ -44,7 +45,7 @@ class Settings:
     warmup: int = 0
     weight_decay: float = 0.0
     clip: float = 1.0
-    by_value: bool = False
+    clip_by: str = "norm"
     accumulate: int = 1
     seed: int = 0
 
@@ -59,6 +60,8 @@ class Settings:
             raise ValueError(f"warmup must lie between 0 and the {self.steps} steps, got {self.warmup}")
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
+        if self.clip_by not in ("norm", "value"):
+            raise ValueError(f"clip_by must be norm or value, got {self.clip_by!r}")
 
     @property
     def schedule(self) -> Callable[[Any], Any]:
@@ -69,9 +72,12 @@ class Settings:
     @property
     def optimizer(self) -> optax.GradientTransformation:
         return optax.chain(
-            optax.clip(self.clip) if self.by_value else optax.clip_by_global_norm(self.clip),
+            optax.clip(self.clip) if self.clip_by == "value" else optax.clip_by_global_norm(self.clip),
             optax.adamw(self.schedule, b1=0.9, b2=0.95, weight_decay=self.weight_decay),
         )
+
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Settings)}
 
 
 @jax.tree_util.register_dataclass
@@ -162,6 +168,7 @@ def gradients(
             return loss, (kept | {"loss": loss}, weight)
 
         grads, (metrics, weight) = jax.grad(loss_of, has_aux=True)(params)
+        mean.done()
         return spread(objective, mesh, grads), metrics, weight
 
     def count(choices):
@@ -252,12 +259,14 @@ class Run:
             raise ValueError(f"nothing to resume: there are no checkpoints in {str(self.folder)!r}")
         args = self._args.Composite(run=self._args.JsonRestore())
         self.position = self._manager.restore(self.latest, args=args)["run"]
-        for name in sorted({*self.about, *self.position["about"]}):
-            before, now = self.position["about"].get(name), self.about.get(name)
+        earlier = self.position["about"]
+        for name in sorted({*self.about, *earlier}):
+            unsaid = _DEFAULTS.get(name)  # a run older than the setting had its default
+            before, now = earlier.get(name, unsaid), self.about.get(name, unsaid)
             if before != now:
+                was, is_now = _differing(repr(before), repr(now))
                 raise ValueError(
-                    f"cannot resume the run in {str(self.folder)!r}: "
-                    f"its {name} was {before!r:.200} and is {now!r:.200} now"
+                    f"cannot resume the run in {str(self.folder)!r}: its {name} was {was} and is {is_now} now"
                 )
 
     @property
@@ -341,21 +350,23 @@ def fit(
     pending: tuple[int, dict[str, Array]] | None = None
     with run.metrics_file.open("a") as log, _progress(settings.steps, start) as advance:
 
-        def settle(**more):
+        def settle(**held):
             nonlocal tokens, pending
             if pending is None:
                 return
             step, metrics = pending[0], {name: float(value) for name, value in jax.device_get(pending[1]).items()}
+            metrics |= held
             pending = None
-            bad = [name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])]
+            watched = {"loss": "loss", "grad_norm": "gradient", "held_out_loss": "held-out loss"}
+            bad = [name for name in watched if not math.isfinite(metrics.get(name, 0.0))]
             if bad:
-                what = {"loss": "loss", "grad_norm": "gradient"}[bad[0]]
+                what = watched[bad[0]]
                 raise NotFinite(
                     f"the {what} of step {step} is not finite (NaN or infinite), so training stopped; checkpoints before it "
                     "are kept. Lower the learning rate, or look at the data"
                 )
             tokens += int(metrics["tokens"])
-            record = {"step": step, **metrics, "tokens": tokens, **more}
+            record = {"step": step, **metrics, "tokens": tokens}
             log.write(json.dumps(record) + "\n")
             log.flush()
             advance(record)
@@ -370,12 +381,12 @@ def fit(
             settle()  # of the step before, while the device works on this one
             pending = step, metrics
             if step % checkpoint_every == 0 or step == settings.steps:
-                told = {}
+                held = {}
                 if held_out is not None:
                     key = jax.random.fold_in(jax.random.key(settings.seed), settings.steps)  # of no update
-                    told = held_out.metrics(objective, state.params, frozen, key, mesh)
-                    best = best.after(step, told["held_out_loss"])
-                settle(**told)
+                    held = held_out.metrics(objective, state.params, frozen, key, mesh)
+                    best = best.after(step, held["held_out_merit"])
+                settle(**held)
                 found = {"best": dataclasses.asdict(best)} if best.step else {}
                 run.save(state, {"tokens": tokens, "batches": batches.get_state(), **found})
     return run.restore(state, best.step).params if best.step not in (0, int(state.step)) else state.params
@@ -386,6 +397,17 @@ def _whole(arrays: dict[str, Any], parts: int) -> dict[str, Any]:
     if rows % parts:
         raise ValueError(f"a batch of {rows} rows cannot be split into {parts} equal parts")
     return arrays
+
+
+def _differing(before: str, now: str, width: int = 160) -> tuple[str, str]:
+    """Of two texts as much as one can read, from a little before the first difference.
+
+    >>> _differing("a" * 200 + "bc", "a" * 200 + "d", 20)
+    ('...aaaaaaaaaabc', '...aaaaaaaaaad')
+    """
+    begin = max(0, len(os.path.commonprefix([before, now])) - width // 2)
+    cut = lambda text: ("..." if begin else "") + text[begin : begin + width] + "..." * (len(text) > begin + width)
+    return cut(before), cut(now)
 
 
 @contextlib.contextmanager

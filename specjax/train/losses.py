@@ -154,9 +154,9 @@ class TVDPP(Loss):
 
     The reward of a token is `r = 1[p > q]`, its advantage `A = (r - mu) / (sigma + 1e-6)` with mean and standard deviation
     over all masked positions and the vocabulary, both held constant. The loss is `mean_t sum_v A (p - q)`, whose gradient
-    is the policy gradient `-mean_t E_q[A grad log q]`. Since p and q have equal sums the mean drops out: value and
-    gradient are those of `TVD` over sigma, so what this loss changes is the length of the step. Of a draft over fewer tokens
-    mu and sigma are over those.
+    is the policy gradient `-mean_t E_q[A grad log q]`. Since q sums to one mu has no gradient, and
+    the value is taken without it: both are those of `TVD` over sigma, so what this loss changes is the length of the step. Of a
+    draft over fewer tokens sigma is over those.
     """
 
     def numbers(self, target_logits, draft_logits, outside=None):
@@ -179,7 +179,7 @@ class LK(Loss):
     Attributes:
       kind: `alpha` or `lambda`.
       kl_scale: in [0, 1], the KL's share at acceptance 0.
-      kl_decay: how fast it falls; the default leaves 5% of it at acceptance 1.
+      kl_decay: how fast it falls. The default is ours, which leaves 5% of it at acceptance 1; SpecForge's is 1.
     """
 
     kind: str = "alpha"

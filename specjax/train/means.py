@@ -32,6 +32,13 @@ class Mean:
         """
         return jax.lax.stop_gradient(values).reshape(-1)
 
+    def done(self) -> None:
+        """Says that no more means are taken.
+
+        Raises:
+          ValueError: where a part took fewer of them than were counted.
+        """
+
 
 MEAN = Mean()
 
@@ -113,6 +120,10 @@ class Parts(Mean):
 
     def every(self, values):
         return next(self._choices).reshape(-1)
+
+    def done(self):
+        if any(True for left in (self._means, self._choices) for _ in left):
+            raise ValueError("an objective took fewer means of a part than were counted")
 
 
 def _sums(values: Array, weights: Array) -> tuple[Array, Array]:

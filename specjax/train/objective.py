@@ -97,12 +97,12 @@ class Recipe:
 
     Attributes:
       clip: the largest norm of a gradient, or its largest entry.
-      by_value: whether entries are clipped, each on its own.
+      clip_by: `norm`, or `value`: entries are clipped, each on its own.
       weight_decay: of AdamW.
     """
 
     clip: float = 1.0
-    by_value: bool = False
+    clip_by: str = "norm"
     weight_decay: float = 0.0
 
 
@@ -136,6 +136,26 @@ class Objective(abc.ABC):
         if self.method is None:
             return head_shardings(mesh, params)
         return self.method.param_shardings(mesh, params)
+
+    def held_out(self, target_params: PyTree) -> tuple["Objective", PyTree]:
+        """The objective, and its `target_params`, as text that is not trained on is read: without what only training draws or
+        leaves out."""
+        return self, target_params
+
+    def merit(self, metrics: dict[str, float]) -> float:
+        """How good parameters are by the loss and the metrics of text that is not trained on; more is better.
+
+        Where drafts are accepted, how many tokens of one are, were each depth's chance its own; else less loss is better. The
+        loss of what drafts may be in units that change as training goes on (`tvdpp`, `lk`).
+        """
+        if "acceptance" not in metrics:
+            return -metrics["loss"]
+        accepted, chance, depth, name = 0.0, 1.0, 1, "acceptance"
+        while name in metrics:
+            chance *= metrics[name]
+            accepted, depth = accepted + chance, depth + 1
+            name = f"acceptance_{depth}"
+        return accepted
 
     def export(self, params: PyTree) -> PyTree:
         """Trained parameters as the drafter reads them."""

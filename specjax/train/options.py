@@ -37,6 +37,11 @@ class TrainOptions:
     draft_vocabulary: int | None = option(
         None, "heads: the draft knows the data's N most frequent tokens only", metavar="N"
     )
+    start: str | None = option(
+        None,
+        "heads: go on from this one (folder, shipped name or hub id), ours or of a published layout",
+        metavar="HEAD",
+    )
     loss: str | None = option(None, "name:field=value,... of {losses} (default: the drafter's own)")
     steps: int = option(1000, "updates")
     batch_size: int = option(8, "rows an update", least=1)

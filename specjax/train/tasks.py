@@ -78,6 +78,8 @@ def _divergence(options: TrainOptions) -> dict[str, Any]:
 def _distill(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> Task:
     if options.draft_vocabulary is not None:
         raise ValueError("--draft-vocabulary is for heads; a draft model has the target's vocabulary")
+    if options.start is not None:
+        raise ValueError("--start is for heads; a draft model starts from --draft")
     if target.masked is not None:
         raise ValueError(f"distill teaches a draft of an autoregressive model, and {target.name} is a diffusion model")
     (fields,) = _fields(options.drafter, Distill)
@@ -92,10 +94,7 @@ def _distill(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> 
     else:
         lm = _shape(str(options.draft_config), target)
         params = lm.init(jax.random.key(options.seed))
-    if options.length > lm.config.max_position_embeddings:
-        raise ValueError(
-            f"--length {options.length} is more than the draft's {lm.config.max_position_embeddings} positions"
-        )
+    _check_length(options, lm)
     frozen = target.params
     if options.reference is not None:
         reference, reference_params = Stored(ModelDrafter, options.reference, {"expander": Chain()}).load(full)
@@ -108,6 +107,13 @@ def _distill(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> 
         models.save(folder, lm, params, options.save_dtype, target.tokenizer, target.eos_ids)
 
     return Task(objective, params, frozen, save)
+
+
+def _check_length(options: TrainOptions, lm: Any) -> None:
+    """Raises ValueError where rows are longer than what the draft model was made for."""
+    longest = lm.config.max_position_embeddings
+    if options.length > longest:
+        raise ValueError(f"--length {options.length} is more than the draft's {longest} positions")
 
 
 def _shape(file: str, target: Any) -> Any:
@@ -128,19 +134,79 @@ def _shape(file: str, target: Any) -> Any:
     return ModelDrafter(lm).bind(target.lm).lm
 
 
-def head(name: str, drafter: str, objective: str) -> Make:
-    """Heads on the target's features: `drafter` and `objective` are `module:class`, imported when they are trained.
+@dataclasses.dataclass(frozen=True)
+class HeadTask:
+    """Makes the task of a head on the target's features.
 
     The objective is a dataclass whose field `drafter` is the bound drafter; `divergence`, where it has that, is the loss,
     and `ids` the draft's vocabulary. Fields of both that are numbers, words or switches can be set in the line.
+
+    Attributes:
+      name: the drafter's.
+      drafter: `module:class`, imported when it is trained.
+      objective: likewise.
     """
 
-    def make(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> Task:
+    name: str
+    drafter: str
+    objective: str
+
+    def __call__(self, target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> Task:
+        made = self.made(target, options, read)
+        if options.start is None:
+            params = made.init(jax.random.key(options.seed), target.params)
+        else:
+            made, params = self._going_on(options.start, made, target, options)
+
+        def start(x):  # the target's own type would swallow small updates
+            return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+        params = jax.tree.map(start, params)
+
+        def save(folder: Path, params: Any) -> None:
+            from specjax.draft.heads.folder import save_head
+
+            save_head(folder, self.name, made.fields, made.export(params), target, options.save_dtype)
+
+        return Task(made, params, target.params, save)
+
+    def _going_on(self, start: str, made: Any, target: Any, options: TrainOptions) -> tuple[Any, Any]:
+        """The objective and the parameters of a head that there is, whose fields and vocabulary stay."""
+        if options.draft_vocabulary is not None:
+            raise ValueError("--draft-vocabulary is of new heads: that of --start has its own")
+        own, _ = _fields(options.drafter, type(made.drafter), type(made))
+        full = dataclasses.replace(target, dtype="float32")  # not rounded to the target's type
+        drafter, params = Stored(type(made.drafter), start, own).load(full)
+        given = {"drafter": drafter}
+        if "ids" in params:
+            given["ids"] = tuple(np.asarray(params["ids"]).tolist())
+            params = {name: value for name, value in params.items() if name != "ids"}
+        made = dataclasses.replace(made, **given)
+        fields = {name: tuple(value) if isinstance(value, list) else value for name, value in made.fields.items()}
+        fresh = type(drafter)(**fields).bind(target.lm)
+        sizes = lambda objective: jax.tree.map(
+            jnp.shape, jax.eval_shape(objective.init, jax.random.key(0), target.params)
+        )
+        same = dataclasses.replace(drafter, expander=fresh.expander) == fresh
+        if not same or sizes(made) != jax.tree.map(jnp.shape, params):
+            raise ValueError(
+                f"cannot go on from {start!r}: its layers are not those that {self.name} has for {target.name}, which is all "
+                "that a trained head's folder can say"
+            )
+        return made, params
+
+    def made(self, target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> Any:
+        """The objective; the target may be one without weights.
+
+        Raises:
+          ValueError: on a target or options that it cannot use.
+        """
+        name = self.name
         if target.masked is not None:
             raise ValueError(f"{name} is a head for an autoregressive model, and {target.name} is a diffusion model")
         if options.draft or options.draft_config or options.reference:
             raise ValueError(f"--draft, --draft-config and --reference are for draft models, not for {name}")
-        drafter_kind, kind = _imported(drafter), _imported(objective)
+        drafter_kind, kind = _imported(self.drafter), _imported(self.objective)
         known = {field.name for field in dataclasses.fields(kind)}
         own, of_objective = _fields(options.drafter, drafter_kind, kind)
         for option, field in (("loss", "divergence"), ("draft_vocabulary", "ids")):
@@ -152,21 +218,7 @@ def head(name: str, drafter: str, objective: str) -> Make:
             rows = read()
             counts = np.bincount(rows.tokens[rows.mask], minlength=target.lm.vocab_size)
             settings["ids"] = tuple(most_frequent(counts, options.draft_vocabulary, target.eos_ids).tolist())
-        made = kind(bound, **settings)
-
-        def start(x):  # the target's own type would swallow small updates
-            return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
-
-        params = jax.tree.map(start, made.init(jax.random.key(options.seed), target.params))
-
-        def save(folder: Path, params: Any) -> None:
-            from specjax.draft.heads.folder import save_head
-
-            save_head(folder, name, made.fields, made.export(params), target, options.save_dtype)
-
-        return Task(made, params, target.params, save)
-
-    return make
+        return kind(bound, **settings)
 
 
 def masked(name: str, objective: str) -> Make:
@@ -189,7 +241,7 @@ def masked(name: str, objective: str) -> Make:
 
 def _check_masked(name: str, target: Any, options: TrainOptions) -> None:
     """Raises ValueError on options or a target that the training of a diffusion model cannot use."""
-    foreign = ("draft", "draft_config", "reference", "loss", "draft_vocabulary")
+    foreign = ("draft", "draft_config", "reference", "loss", "draft_vocabulary", "start")
     given = [option for option in foreign if getattr(options, option) is not None]
     if given:
         raise ValueError(f"--{given[0].replace('_', '-')} is not for {name}")
@@ -221,7 +273,8 @@ def _acceptance(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) 
     from specjax.draft.heads.folder import save_head
     from specjax.train.heads.acceptance import TrainAcceptance
 
-    foreign = [name for name in ("draft_config", "reference", "loss", "draft_vocabulary") if getattr(options, name)]
+    names = ("draft_config", "reference", "loss", "draft_vocabulary", "start")
+    foreign = [name for name in names if getattr(options, name)]
     if foreign:
         raise ValueError(f"--{foreign[0].replace('_', '-')} is not for acceptance")
     if options.draft is None:
@@ -232,6 +285,7 @@ def _acceptance(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) 
         )
     of_rule, of_objective = _fields(options.drafter, Acceptance, TrainAcceptance)
     drafter, draft_params = Stored(ModelDrafter, options.draft, {"expander": Chain()}).load(target)
+    _check_length(options, drafter.lm)
     made = TrainAcceptance(target.lm, drafter.lm, Acceptance(**of_rule), **of_objective)
     frozen = (target.params, draft_params)
     draft = dataclasses.replace(target, lm=drafter.lm, params=draft_params, name=options.draft)
@@ -249,25 +303,25 @@ def _imported(path: str) -> Any:
 
 OBJECTIVES: dict[str, Make] = {
     "distill": _distill,
-    "medusa": head("medusa", "specjax.draft:Medusa", "specjax.train.heads.medusa:TrainMedusa"),
-    "hydra": head("hydra", "specjax.draft:Hydra", "specjax.train.heads.hydra:TrainHydra"),
-    "eagle1": head("eagle1", "specjax.draft:Eagle", "specjax.train.heads.eagle:TrainEagle"),
-    "eagle3": head("eagle3", "specjax.draft:Eagle3", "specjax.train.heads.eagle:TrainEagle3"),
-    "peagle": head("peagle", "specjax.draft:PEagle", "specjax.train.heads.eagle:TrainPEagle"),
-    "dflash": head("dflash", "specjax.draft:DFlash", "specjax.train.heads.dflash:TrainDFlash"),
-    "dspark": head("dspark", "specjax.draft:DSpark", "specjax.train.heads.dflash:TrainDSpark"),
-    "mtp": head("mtp", "specjax.draft:MTP", "specjax.train.heads.eagle:TrainMTP"),
-    "gemma4_assistant": head(
+    "medusa": HeadTask("medusa", "specjax.draft:Medusa", "specjax.train.heads.medusa:TrainMedusa"),
+    "hydra": HeadTask("hydra", "specjax.draft:Hydra", "specjax.train.heads.hydra:TrainHydra"),
+    "eagle1": HeadTask("eagle1", "specjax.draft:Eagle", "specjax.train.heads.eagle:TrainEagle"),
+    "eagle3": HeadTask("eagle3", "specjax.draft:Eagle3", "specjax.train.heads.eagle:TrainEagle3"),
+    "peagle": HeadTask("peagle", "specjax.draft:PEagle", "specjax.train.heads.eagle:TrainPEagle"),
+    "dflash": HeadTask("dflash", "specjax.draft:DFlash", "specjax.train.heads.dflash:TrainDFlash"),
+    "dspark": HeadTask("dspark", "specjax.draft:DSpark", "specjax.train.heads.dflash:TrainDSpark"),
+    "mtp": HeadTask("mtp", "specjax.draft:MTP", "specjax.train.heads.eagle:TrainMTP"),
+    "gemma4_assistant": HeadTask(
         "gemma4_assistant",
         "specjax.draft:Gemma4Assistant",
         "specjax.train.heads.gemma4_assistant:TrainGemma4Assistant",
     ),
-    "ppd": head("ppd", "specjax.draft:PPD", "specjax.train.heads.ppd:TrainPPD"),
-    "clover2": head("clover2", "specjax.draft:Clover2", "specjax.train.heads.clover2:TrainClover2"),
+    "ppd": HeadTask("ppd", "specjax.draft:PPD", "specjax.train.heads.ppd:TrainPPD"),
+    "clover2": HeadTask("clover2", "specjax.draft:Clover2", "specjax.train.heads.clover2:TrainClover2"),
     "acceptance": _acceptance,
     "diffusion": masked("diffusion", "specjax.train.masked:MaskedDiffusion"),
     "learn2pd": _learn2pd,
     "dparallel": masked("dparallel", "specjax.train.masked:CertaintyForcing"),
-    "kangaroo": head("kangaroo", "specjax.draft:Kangaroo", "specjax.train.heads.kangaroo:TrainKangaroo"),
+    "kangaroo": HeadTask("kangaroo", "specjax.draft:Kangaroo", "specjax.train.heads.kangaroo:TrainKangaroo"),
 }
-"""Makes the task from a loaded target, the command's options and the data; for heads see `head`."""
+"""Makes the task from a loaded target, the command's options and the data; for heads see `HeadTask`."""

@@ -221,7 +221,7 @@ def cache_layout(decoder: Any, state: Any, axes: Any = None) -> Any:
 def training(records: Sequence[Mapping[str, Any]]) -> Any:
     """Loss and acceptance over the steps of a training run, each step and a running mean.
 
-    Of held-out text, where it was read, every reading: the loss, and acceptance at each depth; a line marks the lowest loss.
+    Of held-out text, where it was read, every reading: the loss, and acceptance at each depth; a line marks the best one.
 
     Args:
       records: the lines of its `metrics.jsonl`.
@@ -248,7 +248,7 @@ def _held_out(axes: Any, told: Sequence[Mapping[str, Any]], name: str) -> None:
     for number, key in enumerate(found, start=1):
         label = "held out" if len(found) == 1 else f"held out, depth {number}"
         axes.plot(steps, [record[key] for record in told], color=f"C{number}", marker=".", label=label)
-    best = min(told, key=lambda record: record["held_out_loss"])
+    best = max(told, key=lambda record: record["held_out_merit"])
     axes.axvline(best["step"], color="grey", linestyle=":", label="best")
     axes.legend()
 

@@ -140,5 +140,7 @@ def test_bad_heads_are_refused():
         Eagle(config=wide).bind(TARGET)
     with pytest.raises(ValueError, match="increasing layers"):
         Eagle3(taps=(2, 1)).bind(TARGET)
+    with pytest.raises(ValueError, match="inner must not be negative"):
+        Eagle3(inner=-1).bind(TARGET)
     with pytest.raises(ValueError, match="increasing layers"):
         Eagle3(taps=(0, 3)).bind(TARGET)

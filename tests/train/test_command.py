@@ -13,7 +13,6 @@ from specjax import cli, models
 from specjax.draft import Acceptance, Eagle
 from specjax.spec.companions import Ruled, Stored
 from specjax.spec.registry import build_drafter
-from specjax.train import tasks
 from specjax.train.command import as_published
 from specjax.train.heads.eagle import TrainEagle, TrainEagle3
 from specjax.train.loop import Run, Settings
@@ -24,8 +23,8 @@ CONFIG |= {"num_key_value_heads": 1}
 SMALL = ["--steps", 4, "--batch-size", 4, "--length", 12, "--learning-rate", 0.01, "--checkpoint-every", 1]
 
 
-def save(folder, seed=0, vocab=32, width=16):
-    lm = models.LlamaLM(models.LlamaConfig(vocab, width, 24, 1, 2, 1, 8, max_position_embeddings=64))
+def save(folder, seed=0, vocab=32, width=16, longest=64):
+    lm = models.LlamaLM(models.LlamaConfig(vocab, width, 24, 1, 2, 1, 8, max_position_embeddings=longest))
     models.save(folder, lm, jax.tree.map(lambda leaf: 3 * leaf, jax.jit(lm.init)(jax.random.key(seed))))
     return folder
 
@@ -164,9 +163,8 @@ def test_selection_needs_a_reference_of_the_drafts_shape(train, refused, files, 
     assert train("distill:keep=0.4", *words, "--reference", files / "draft")[0] == 0
 
 
-def test_heads_are_written_with_their_fields(train, refused, files, tmp_path, monkeypatch):
-    medusa = tasks.head("medusa", "specjax.draft:Medusa", "specjax.train.heads.medusa:TrainMedusa")
-    monkeypatch.setitem(tasks.OBJECTIVES, "medusa", medusa)
+def test_heads_are_written_with_their_fields(train, refused, files, tmp_path):
+    """And training goes on from them, with their fields and their vocabulary."""
     out = tmp_path / "out"
     words = ["medusa:heads=4,decay=0.5", "--output", out, *SMALL]
     assert "has no field 'frob'; it has heads, layers, decay" in refused("medusa:frob=1", *words[1:])
@@ -179,14 +177,28 @@ def test_heads_are_written_with_their_fields(train, refused, files, tmp_path, mo
     assert config["torch_dtype"] == "float16"
     drafter, params = build_drafter(f"medusa:model={out}", models.load(files / "target"))
     assert drafter.heads == 4 and len(params["ids"]) == 16 and np.all(np.diff(params["ids"]) > 0)
+    words = ["medusa", "--start", out, "--output", tmp_path / "more", *SMALL, "--steps", 1]
+    assert "was made with heads=4, which cannot be 2" in refused("medusa:heads=2", *words[1:])
+    assert "that of --start has its own" in refused(*words, "--draft-vocabulary", 8)
+    status, err = train(*words, "--learning-rate", 1e-12, "--save-dtype", "float16")  # moves nothing that is written
+    assert status == 0, err
+    _, others = build_drafter(f"medusa:model={tmp_path / 'more'}", models.load(files / "target"))
+    jax.tree.map(np.testing.assert_array_equal, params, others)
 
 
 def test_held_out_text_in_metrics_and_picture(train, refused, files, tmp_path):
     out, picture = tmp_path / "out", tmp_path / "loss.png"
     words = ["medusa:heads=2", "--output", out, *SMALL, "--plot", picture]
     assert "give it with --held-out" in refused(*words, "--patience", 1)
-    status, err = train(*words, "--held-out", files / "data.jsonl", "--patience", 3, "--accumulate", 2)
+    assert "--held-out has the text of --data" in refused(*words, "--held-out", files / "data.jsonl")
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(line + "\n" for line in (files / "data.jsonl").read_text().splitlines()[-4:]))
+    fast = ["--learning-rate", 3, "--steps", 40]  # nothing gets better
+    status, err = train(*words, "--held-out", other, "--patience", 3, "--accumulate", 2, *fast)
     assert status == 0, err
+    assert "3 rows of held-out text, 27 tokens of it to predict" in err
+    assert "left out 1 lines of the held-out text, the first: " in err
+    assert "of 40: 3 checkpoints were no better on held-out text" in err
     assert "best on the held-out text after step " in err and "acceptance_2 0." in err
     record = json.loads((out / "training" / "metrics.jsonl").read_text().splitlines()[-1])
     assert {"held_out_loss", "held_out_acceptance", "held_out_acceptance_2", "held_out_agreement_1"} <= record.keys()
@@ -197,6 +209,8 @@ def test_a_head_of_acceptance_ends_drafts(train, refused, files, tmp_path):
     out = tmp_path / "out"
     words = ["acceptance:layers=1,reject=2", "--output", out, *SMALL]
     assert "acceptance needs --draft" in refused(*words)
+    short = save(tmp_path / "short", 2, longest=8)
+    assert "--length 12 is more than the draft's 8 positions" in refused(*words, "--draft", short)
     assert "--loss is not for acceptance" in refused(*words, "--draft", files / "draft", "--loss", "tvd")
     status, err = train(*words, "--draft", files / "draft")
     assert status == 0, err
@@ -216,7 +230,7 @@ def test_a_head_of_acceptance_ends_drafts(train, refused, files, tmp_path):
 def test_clipping_is_the_authors_where_nothing_else_is_asked_for():
     asked = lambda **more: TrainOptions(drafter="", data=(), output="", **more)
     got = lambda kind, **more: as_published(Settings(steps=1), asked(**more), kind.recipe)
-    assert got(TrainEagle) == Settings(steps=1, clip=0.5, by_value=True, weight_decay=0.01)
+    assert got(TrainEagle) == Settings(steps=1, clip=0.5, clip_by="value", weight_decay=0.01)
     assert got(TrainEagle3) == Settings(steps=1, clip=0.5)
     own = {"clip": 2.0, "clip_by": "norm", "weight_decay": 0.0}
     assert got(TrainEagle, **own) == Settings(steps=1, clip=2.0)
@@ -244,6 +258,7 @@ def test_nan_ends_the_run_with_one_line(train, tmp_path):
         (["distill", "--draft", "{draft}", "--loss", "jsd:beta=1"], "loss jsd: beta must lie between 0 and 1"),
         (["distill", "--draft", "tiny-draft"], "the draft model has 1536 tokens and the target 32"),
         (["distill", "--draft", "{draft}", "--draft-vocabulary", "8"], "--draft-vocabulary is for heads"),
+        (["distill", "--draft", "{draft}", "--start", "x"], "--start is for heads"),
         (["distill", "--draft-config", "{data}"], "is not valid JSON"),
         (["distill", "--draft-config", "missing.json"], "--draft-config 'missing.json': No such file"),
         (["distill", "--draft", "{draft}", "--length", "65"], "--length 65 is more than the 64 positions"),
@@ -252,6 +267,7 @@ def test_nan_ends_the_run_with_one_line(train, tmp_path):
         (["distill", "--draft", "{draft}", "--batch-size", "0"], "--batch-size must be at least 1"),
         (["distill", "--draft", "{draft}", "--accumulate", "3"], "--accumulate 3 does not divide --batch-size 8"),
         (["distill", "--draft", "{draft}", "--learning-rate", "-1"], "learning_rate must be a positive number"),
+        (["distill", "--draft", "missing", "--clip", "0"], "clip must be a positive number"),
         (["distill", "--draft", "{draft}", "--save-dtype", "int4"], "unknown dtype 'int4'"),
         (["distill", "--draft", "{draft}", "--mesh", "data=3"], "asks for 3 devices"),
         (["distill", "--draft", "{draft}", "--resume"], "nothing to resume"),

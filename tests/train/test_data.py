@@ -128,7 +128,7 @@ def test_texts_share_rows(model, tmp_path):
 
 
 def test_nothing_of_a_long_example_is_lost(model, tmp_path):
-    """Its answer is read behind its prompt, as much as half a row of what came before."""
+    """Its answer is read behind its prompt: of every row a half is what came before, and there the prompt's end comes first."""
     file = write(tmp_path / "a.jsonl", {"prompt": list(range(10, 19)), "tokens": list(range(20, 30))})
     rows = read_rows([file], model, 8)
     pieces = sorted(
@@ -136,9 +136,9 @@ def test_nothing_of_a_long_example_is_lost(model, tmp_path):
     )
     assert sum((own for own, _ in pieces), []) == list(range(20, 30))
     assert [whole for _, whole in pieces] == [
-        [14, 15, 16, 17, 18, 20, 21, 22],
-        [18, *range(20, 27)],
-        [*range(23, 30), 0],
+        [*range(15, 19), *range(20, 24)],
+        [17, 18, *range(22, 28)],
+        [17, 18, *range(26, 30), 0, 0],
     ]
 
 

@@ -13,6 +13,7 @@ from support.objectives import SIZES, packed
 
 from specjax.draft import MTP, Clover2, DFlash, DSpark, Eagle, Eagle3, Gemma4Assistant, Hydra, Medusa, PEagle
 from specjax.expand import Chain
+from specjax.kernels.chunks import chunked
 from specjax.train.heads import teacher as of_teacher
 from specjax.train.heads.clover2 import TrainClover2
 from specjax.train.heads.dflash import TrainDFlash, TrainDSpark
@@ -44,7 +45,7 @@ OBJECTIVES = {
     ),
     "gemma4_assistant": lambda ids: TrainGemma4Assistant(Gemma4Assistant().bind(tiny.TARGET), ids, unroll=2),
     "mtp": lambda ids: TrainMTP(MTP().bind(tiny.TARGET), ids, unroll=2),
-    "eagle3": lambda ids: TrainEagle3(Eagle3().bind(tiny.TARGET), ids, unroll=2),
+    "eagle3": lambda ids: TrainEagle3(Eagle3(inner=20).bind(tiny.TARGET), ids, unroll=2),
 }
 
 
@@ -190,6 +191,23 @@ def test_peagle_reads_features_with_noise():
         TrainPEagle(drafter, unroll=2, noise=noise).loss(params, target, batch(), jax.random.key(key))[0]
     )
     assert loss(0.0, 1) == loss(0.0, 2) != loss(0.5, 1) != loss(0.5, 2)
+
+
+def test_each_place_of_a_block_has_a_loss_of_its_own():
+    """Minus the logarithm of its acceptance, where that is the loss, and not of the mean over places."""
+    objective = TrainDFlash(DFlash(block=4, layers=1).bind(tiny.TARGET), IDS, LK(), anchors=12)
+    target = tiny.target_params()
+    params = jax.tree.map(lambda leaf: 3 * leaf, objective.init(jax.random.key(0), target))
+    loss, metrics = jax.jit(lambda p: objective.loss(p, target, batch(), jax.random.key(1)))(params)
+    kept = np.array([metrics[name] for name in ("acceptance", "acceptance_2", "acceptance_3")])
+    weights = np.exp(-np.arange(3) / objective.gamma)
+    assert float(loss) == pytest.approx(np.average(-np.log(kept), weights=weights), rel=1e-5)
+    assert kept.max() > 1.05 * kept.min()
+
+
+def test_what_is_made_of_few_slots_is_made_again_for_the_gradient():
+    shown = lambda size: str(jax.make_jaxpr(lambda x: chunked(jnp.sin, x, size))(jnp.ones((1, 4))))
+    assert "remat" in shown(2) and "remat" in shown(4)
 
 
 def test_blocks_begin_where_the_next_token_is_learned():

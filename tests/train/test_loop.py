@@ -1,6 +1,7 @@
 """The loop: exact resume, exact means over parts of a batch, and what must stop it."""
 
 import dataclasses
+import datetime
 import functools
 import json
 
@@ -9,15 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from orbax.checkpoint.checkpoint_manager import CheckpointInfo
 from support import small_training as tiny
-from support.objectives import FIXED
+from support.objectives import DRAWN, FIXED
 
 from specjax.plan.held import chip_bytes
 from specjax.sharding import make_mesh
 from specjax.sharding.rules import placed
 from specjax.train.data import batches
-from specjax.train.held_out import HeldOut
-from specjax.train.loop import NotFinite, Run, Settings, TrainState, fit, update
+from specjax.train.held_out import Best, HeldOut
+from specjax.train.loop import Kept, NotFinite, Run, Settings, TrainState, fit, update
 from specjax.train.means import MEAN
 from specjax.train.objective import Batch, Objective, each_row
 
@@ -90,11 +92,57 @@ def test_held_out_text_is_one_batch(tmp_path):
     """Its figures are those of all its rows together, the last batch filled up, and stand in the metrics of a checkpoint."""
     params, seen = train(tmp_path, Bigram(), held_out=HELD)
     assert [record["step"] for record in seen if "held_out_loss" in record] == [2, 4, 6, 8, 9]
-    best = min((record for record in seen if "held_out_loss" in record), key=lambda record: record["held_out_loss"])
+    best = max((record for record in seen if "held_out_loss" in record), key=lambda record: record["held_out_merit"])
     whole = Batch(jnp.asarray(HELD.rows.tokens), jnp.asarray(HELD.rows.mask))
     loss, metrics = Bigram().loss(params, jnp.float32(0), whole, jax.random.key(0))  # the best one's parameters
     assert best["held_out_loss"] == pytest.approx(float(loss), rel=1e-5)
     assert best["held_out_acceptance"] == pytest.approx(float(metrics["acceptance"]), rel=1e-5)
+
+
+DISTURBED = {
+    "eagle1": lambda: (dataclasses.replace(FIXED["eagle1"], noise=0.5), tiny.target_params()),
+    "distill": lambda: (
+        dataclasses.replace(FIXED["distill"], on_policy=1.0, prompt=3, keep=0.4),
+        (tiny.target_params(), tiny.draft_params()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DISTURBED)
+def test_held_out_text_is_read_without_what_training_draws(name):
+    """Noise, a draft's own texts, and a choice of tokens."""
+    objective, target = DISTURBED[name]()
+    params = objective.init(jax.random.key(0), target)
+    one, other = (HELD.metrics(objective, params, target, jax.random.key(seed)) for seed in (1, 2))
+    plain = HELD.metrics(FIXED[name], params, tiny.target_params(), jax.random.key(1))
+    assert one == other == plain
+
+
+class Breaking(Bigram):
+    def held_out(self, target_params):
+        return dataclasses.replace(self, breaks=1e9), target_params
+
+
+def test_a_held_out_loss_that_is_not_finite_ends_the_run(tmp_path):
+    with pytest.raises(NotFinite, match="the held-out loss of step 2 is not finite"):
+        train(tmp_path, Breaking(), held_out=HELD)
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_a_better_checkpoint_takes_the_place_of_the_best():
+    best = Best().after(2, -1.0).after(4, -2.0)
+    assert best == Best(2, -1.0, stale=1) and best.after(6, -0.5) == Best(6, -0.5)
+    steps = [CheckpointInfo(step=step, time=datetime.datetime.now(), metrics=None) for step in (2, 4, 6, 8, 9)]
+    kept = Kept(2, best=2)
+    assert kept.should_preserve(steps, context=None) == [True, False, False, True, True]
+    kept.best = 6
+    assert kept.should_preserve(steps, context=None) == [False, False, True, True, True]
+
+
+def test_merit_is_what_a_draft_would_have_accepted():
+    told = {"loss": 3.0, "acceptance": 0.5, "acceptance_2": 0.4, "acceptance_3": 0.1, "agreement_4": 1.0}
+    assert Bigram().merit(told) == pytest.approx(0.5 + 0.2 + 0.02)
+    assert Bigram().merit({"loss": 3.0}) == DRAWN["acceptance"].merit(told) == -3.0
 
 
 RISING = dataclasses.replace(SETTINGS, steps=12, learning_rate=3.0, warmup=0)
@@ -104,9 +152,9 @@ RISING = dataclasses.replace(SETTINGS, steps=12, learning_rate=3.0, warmup=0)
 def test_the_best_checkpoint_is_kept_and_no_more_patience_ends_it(tmp_path):
     held_out = dataclasses.replace(HELD, patience=2)
     params, seen = train(tmp_path / "whole", Bigram(), settings=RISING, held_out=held_out)
-    told = {record["step"]: record["held_out_loss"] for record in seen if "held_out_loss" in record}
-    best = min(told, key=told.get)
-    assert seen[-1]["step"] == best + 4 < 12  # two checkpoints without a lower one
+    told = {record["step"]: record["held_out_merit"] for record in seen if "held_out_merit" in record}
+    best = max(told, key=told.get)
+    assert seen[-1]["step"] == best + 4 < 12  # two checkpoints without a better one
     steps = sorted(int(path.name) for path in (tmp_path / "whole" / "checkpoints").iterdir())
     assert steps == [best, best + 2, best + 4]
     with pytest.raises(KeyboardInterrupt):
@@ -191,7 +239,7 @@ def test_the_update_is_adamw_behind_a_clipped_gradient():
 
 
 def test_entries_are_clipped_each_on_its_own():
-    state, metrics = one_update(Settings(steps=10, clip=0.001, by_value=True))
+    state, metrics = one_update(Settings(steps=10, clip=0.001, clip_by="value"))
     moments = state.optimizer[1][0].mu["table"]  # a tenth of the gradient
     assert float(jnp.abs(moments).max()) == pytest.approx(1e-4, rel=1e-5)
     assert 0.1 * float(metrics["grad_norm"]) > 2 * float(jnp.sqrt(jnp.square(moments).sum())) > 1e-4
@@ -244,6 +292,10 @@ def test_the_callers_parameters_stay(tmp_path):
         stream = batches(tiny.rows(), 6, 0)
         fit(objective, params, jnp.float32(0), stream, Settings(steps=1), run)
     assert np.array_equal(params["table"], before)
+    with Run(tmp_path, {"clip_by": "norm"}, resume=True) as run:  # the default of what an older run did not say
+        assert run.latest == 1
+    with pytest.raises(ValueError, match="its clip_by was 'norm' and is 'value' now"):
+        Run(tmp_path, {"clip_by": "value"}, resume=True)
 
 
 def test_updates_do_not_compile_again():
@@ -267,6 +319,7 @@ def test_updates_do_not_compile_again():
         ({"clip": float("inf")}, "clip must be a positive number"),
         ({"warmup": 5}, "warmup must lie between 0 and the 5 steps"),
         ({"weight_decay": -1.0}, "weight_decay must not be negative"),
+        ({"clip_by": "entry"}, "clip_by must be norm or value"),
     ],
 )
 def test_settings_out_of_range(fields, said):

@@ -102,8 +102,11 @@ def test_a_mean_knows_the_whole_batch():
         wholes.append(float(mean.whole(values[rows], weights[rows])))
     want = values[weights].mean()
     assert sum(shares) == pytest.approx(want, rel=1e-5) and wholes == pytest.approx([want, want], rel=1e-5)
+    mean.done()
     with pytest.raises(StopIteration):
         mean(values, weights)
+    with pytest.raises(ValueError, match="took fewer means of a part than were counted"):
+        Parts(found).done()
 
 
 def test_a_choice_is_among_the_values_of_all_parts():

@@ -231,6 +231,7 @@ def test_a_training_run():
     assert len(viz.training([{"step": 0, "loss": 1.0}]).axes) == 1
     told = {
         "held_out_loss": 2.0,
+        "held_out_merit": 0.105,
         "held_out_acceptance": 0.1,
         "held_out_agreement_1": 0.3,
         "held_out_acceptance_2": 0.05,

@@ -46,6 +46,9 @@ class TrainAcceptance(Objective):
     def init(self, key, target_params):
         return self.rule.bind(self.lm).init_params(key, target_params[1])
 
+    def merit(self, metrics):
+        return -metrics["loss"]  # acceptance does not depend on the head
+
     def loss(self, params, target_params, batch: Batch, key, mean=MEAN):
         label, features, mask = jax.lax.stop_gradient(self._drawn(target_params, batch, key))
         log_accept = accept_log_prob(params, features)

@@ -17,7 +17,8 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class TrainDFlash(HeadObjective):
-    """The target is frozen; a block is compared with the target's laws along the text, its later tokens weighing less.
+    """The target is frozen; a block is compared with the target's laws along the text. Each place in the block has a loss of
+    its own, and the whole is their mean, in which later ones weigh less.
 
     Attributes:
       anchors: blocks a row, each at a token drawn anew for every batch.
@@ -63,8 +64,12 @@ class TrainDFlash(HeadObjective):
 
     def apart(self, logits, blocks, mean):
         """The divergence of the draft's laws from the target's."""
-        due = blocks.weight * blocks.due
-        return self.divergence(blocks.laws, logits, due, mean=mean, known=blocks.known, outside=blocks.outside)
+        loss, weights = jnp.zeros(()), blocks.weight[0, 0]
+        for j in range(self.drafter.drafts):
+            laws, q, due, known = (x[:, :, j] for x in (blocks.laws, logits, blocks.due, blocks.known))
+            outside = None if blocks.outside is None else blocks.outside[:, :, j]
+            loss += weights[j] * self.divergence(laws, q, due, mean=mean, known=known, outside=outside)
+        return loss / weights.sum()
 
     def _blocks(self, teacher, at):
         """What blocks at `at` `[B, A]` should say."""

@@ -28,7 +28,7 @@ class TrainEagle(HeadObjective):
         (EAGLE-1's code).
     """
 
-    recipe = Recipe(0.5, by_value=True, weight_decay=0.01)
+    recipe = Recipe(0.5, clip_by="value", weight_decay=0.01)
 
     unroll: int = 1
     decay: float = 0.8
@@ -47,9 +47,7 @@ class TrainEagle(HeadObjective):
         teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
         own = {"target": target_params, "draft": params}
         features = drafter.features(teacher.output)
-        drawn = lambda key: jax.random.uniform(key, features.shape[1:], features.dtype, -1.0, 1.0)
-        most = (self.noise * 512 / batch.sizes).astype(features.dtype)
-        noisy = features + most.reshape(*most.shape, *[1] * (features.ndim - 2)) * each_row(drawn, key, len(features))
+        noisy = self.noisy(features, batch, key) if self.noise else features
         law = functools.partial(drafter.logits, own)
         width = batch.tokens.shape[1] - 1  # pairs (feature t, token t + 1)
         loss, past, h, guesses = jnp.zeros(()), None, features[:, :-1], []
@@ -68,6 +66,15 @@ class TrainEagle(HeadObjective):
         laws, metrics = score(teacher, guesses, self.divergence, mean)
         return loss + laws, metrics
 
+    def held_out(self, target_params):
+        return dataclasses.replace(self, noise=0.0), target_params
+
+    def noisy(self, features, batch, key):
+        """Features `[B, T, ...]` with the noise that goes with the size of each slot's document."""
+        drawn = lambda key: jax.random.uniform(key, features.shape[1:], features.dtype, -1.0, 1.0)
+        most = (self.noise * 512 / batch.sizes).astype(features.dtype)
+        return features + most.reshape(*most.shape, *[1] * (features.ndim - 2)) * each_row(drawn, key, len(features))
+
     def later(self, own, h, block, past):
         """Pass s > 0, after outputs `[B, W, E]`: its own, and its keys and values."""
         return self.drafter.reread(own, jnp.pad(h[:, :-1], ((0, 0), (1, 0), (0, 0))), block, None, past)
@@ -75,9 +82,13 @@ class TrainEagle(HeadObjective):
 
 @dataclasses.dataclass(frozen=True)
 class TrainEagle3(TrainEagle):
-    """EAGLE-3: laws alone, unrolled seven times as its authors do."""
+    """EAGLE-3: laws alone, unrolled seven times as its authors do.
 
-    saved = ("taps", "layers", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    Of each pass the loss is the mean over the positions that count in it. SpecForge divides by all slots of a batch, so padding
+    and tokens that the draft cannot say make its loss, and its step, smaller.
+    """
+
+    saved = ("taps", "layers", "inner", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
     recipe = Recipe(0.5)
 

@@ -13,7 +13,7 @@ from specjax.train.objective import Recipe
 
 @dataclasses.dataclass(frozen=True)
 class TrainHydra(HeadObjective):
-    """The target is frozen; heads and the prefix layer learn its laws, weighted `decay ** i`.
+    """The target is frozen; heads and the prefix layer learn its laws, weighted `decay ** i`: alike, as by Hydra's authors.
 
     Attributes:
       decay: see above.
@@ -22,7 +22,7 @@ class TrainHydra(HeadObjective):
     recipe = Recipe(weight_decay=0.1)
     saved = ("heads", "layers", "prefix_layer")
 
-    decay: float = 0.8
+    decay: float = 1.0
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
         drafter = self.drafter

@@ -23,7 +23,7 @@ class TrainKangaroo(Objective):
       divergence: between the laws.
     """
 
-    recipe = Recipe(0.5, by_value=True, weight_decay=0.01)
+    recipe = Recipe(0.5, clip_by="value", weight_decay=0.01)
     saved = ("exit_layer",)
 
     drafter: Kangaroo

@@ -1,0 +1,46 @@
+"""`specjax plan train`: an update compiled by the TPU's compiler, which needs the extra `aot`."""
+
+import json
+
+import pytest
+from support.planned import needs_libtpu
+
+from specjax import cli
+
+TINY = ("eagle3:unroll=2", "--target", "tiny-draft", "--batch-size", "4", "--length", "64", "--draft-vocabulary", "256")
+
+
+@needs_libtpu
+def test_an_update_is_compiled_for_a_slice(capsys):
+    """Every chip has its own quarter of parameters and moments, in float32, and half of the batch."""
+    words = ("plan", "train", *TINY, "--topology", "v5e:2x2", "--mesh", "data=2,model=2", "--json")
+    assert cli.main(words) == 0
+    record = json.loads(capsys.readouterr().out)
+    memory = record["bytes_per_chip"]
+    parts = ("target", "parameters", "moments", "batch", "temporaries")
+    assert record["fits"] and memory["total"] == sum(memory[part] for part in parts)
+    assert memory["batch"] == 2 * 64 * (4 + 1 + 4)
+    assert memory["moments"] == pytest.approx(2 * memory["parameters"], abs=8)  # and two counts
+    attention, fc, mlp, head = 256 * (128 + 64 + 64) + 128 * 128, 256 * 128, 3 * 128 * 256, 128 * 256
+    matrices = attention + fc + mlp + head
+    assert (
+        matrices + fc < memory["parameters"] < 1.02 * (matrices + fc)
+    )  # 4 bytes over 4 chips, of fc over 2; and norms
+    assert memory["temporaries"] > 0 and record["flops"] > 0 and record["collectives"]["all-gather"]["count"] > 0
+    assert record["compiled_layers"] == [2] and record["tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("distill", "--target", "tiny"), "cannot plan the training of 'distill'; choose medusa, hydra, "),
+        ((*TINY, "--accumulate", "3"), "--accumulate 3 does not divide --batch-size 4"),
+        ((*TINY, "--batch-size", "0"), "--batch-size '0' is not a number of rows"),
+        ((*TINY, "--length", "100000"), "was made for"),
+        ((*TINY, "--mesh", "data=3"), "has 3 chips and v5e:2x2 has 4"),
+    ],
+)
+@needs_libtpu
+def test_what_cannot_be_planned(words, said, capsys):
+    assert cli.main(("plan", "train", *words, "--topology", "v5e:2x2")) == 2
+    assert said in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """The engines that a bench compares, and what they are asked."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from specjax.sharding import make_mesh
 from specjax.spec.assemble import DEFAULT_SAMPLER
 from specjax.spec.companions import Stored
 from specjax.spec.line import lines as lines_of
-from specjax.spec.registry import CACHES, DRAFTERS, SAMPLERS, UNMASKS, build_drafter, make_unmask
+from specjax.spec.registry import CACHES, DRAFTERS, OLDS, SAMPLERS, UNMASKS, build_drafter, make_unmask
 from specjax.terminal import flag
 
 
@@ -56,7 +57,7 @@ def engines_of(options: BenchOptions, baseline: bool = True) -> tuple[dict[str, 
     name = DEFAULT_MODEL if options.model is None else options.model
     how = {"adapter": options.adapter, "weights": options.weights, "cache_dtype": options.cache_dtype}
     model = models.load(name, options.dtype, make_mesh(options.mesh), **how)
-    foreign = ("drafter", "peer") if model.masked else ("unmask", "cache", "block_length")
+    foreign = ("drafter", "peer") if model.masked else ("unmask", "block_length")
     foreign += ("cache",) if model.canvas else ()
     wrong = [name for name in foreign if getattr(options, name) not in (None, ())]
     if wrong:
@@ -67,17 +68,19 @@ def engines_of(options: BenchOptions, baseline: bool = True) -> tuple[dict[str, 
 
 
 def _drafting_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
-    first = ["none"] if baseline else []
+    first = [("none", None)] if baseline else []
     wide = models.widen(model, options.widen or 1)
     engines, skipped = {}, []
-    named = lines_of(options.drafter or [])
-    for drafter in dict.fromkeys([*first, *_every(options.drafter or ["all"], DRAFTERS)]):
+    needed = ["none", *lines_of(options.drafter or [])]  # plain decoding takes every cache that the model does
+    chosen = itertools.product(_every(options.drafter or ["all"], DRAFTERS), _every(options.cache, OLDS) or [None])
+    for drafter, cache in dict.fromkeys([*first, *chosen]):
+        name = drafter if cache is None else f"{drafter}/{cache}"
         try:
-            engines[drafter] = Engine(wide, _drafter(drafter, model, options), mesh=options.mesh)
+            engines[name] = Engine(wide, _drafter(drafter, model, options), cache=cache, mesh=options.mesh)
         except ValueError as error:
-            if drafter in named:
+            if drafter in needed:
                 raise
-            skipped.append(f"left out {drafter}: {error}")
+            skipped.append(f"left out {name}: {error}")
     return engines, skipped
 
 

@@ -40,7 +40,7 @@ class BenchOptions:
     drafter: tuple[str, ...] = option((), "may be repeated or a comma list; plain is always run", metavar="NAME")
     unmask: tuple[str, ...] = option((), "of a diffusion model; likewise (default: threshold)", metavar="POLICY")
     cache: tuple[str, ...] = option(
-        (), "of a diffusion model; likewise (default: none, prefix and dual)", metavar="POLICY"
+        (), "likewise (default of a diffusion model: none, prefix and dual; else the whole one)", metavar="POLICY"
     )
     block_length: int | None = option(None, "of a diffusion model (default: 32)", metavar="N")
     widen: int | None = option(

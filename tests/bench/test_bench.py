@@ -9,6 +9,7 @@ import pytest
 
 from specjax import cli, models
 from specjax.bench import command, prompts
+from specjax.bench.engines import engines_of
 from specjax.bench.options import BenchOptions
 from specjax.bench.run import Lap, PeerRow, Report, Row, measure, summarise
 from specjax.models.llama import LlamaConfig, LlamaLM
@@ -139,6 +140,16 @@ def test_drafters_of_a_comma_list():
     assert line.lines(["none,prompt_lookup:length=8,ngram=3,draft:expander=chain", "none"]) == [
         "none", "prompt_lookup:length=8,ngram=3", "draft:expander=chain",
     ]  # fmt: skip
+
+
+def test_caches_that_forget_stand_beside_the_whole_one(words):
+    of = lambda **more: engines_of(BenchOptions(model=words[2], **more))[0]
+    found = of(drafter=("prompt_lookup",), cache=("ems:chunk=16,budget=32,gear",))
+    kinds = {name: type(engine.decoder.target.old).__name__ for name, engine in found.items()}
+    line, gear = "prompt_lookup/ems:chunk=16,budget=32", "prompt_lookup/gear"
+    assert kinds == {"none": "NoneType", line: "EMS", gear: "GEAR"} and found[line].drafter == "prompt_lookup"
+    with pytest.raises(ValueError, match="unknown cache of an autoregressive model 'prefix'"):
+        of(cache=("prefix",))
 
 
 @pytest.mark.slow

@@ -20,7 +20,6 @@ from specjax.draft import (
     NoDrafter,
     PromptLookup,
     Swift,
-    TokenRecycling,
     Trained,
     adaptive,
     fuse,
@@ -47,8 +46,6 @@ MODELS = {
 }
 DRAFTERS = {
     "none": NoDrafter(),
-    "prompt_lookup": PromptLookup(length=4, min_ngram=1),
-    "token_recycling": TokenRecycling(k=4),
     "static": Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0))),
     "lookahead": Lookahead(level=3, window=3, guesses=3, nodes=6, buckets=40),
     "del": DynamicExit((1, 2), length=3),
@@ -86,7 +83,7 @@ def written(lm, params, name, ahead, *, mesh=None, **options):
     return texts(state), state
 
 
-PAIRS = [("gpt_oss", name) for name in ("none", "static", "lookahead", "del")] + [
+PAIRS = [("gpt_oss", name) for name in DRAFTERS] + [
     ("shared", "static"),
     ("mistral", "static"),
 ]

@@ -20,6 +20,7 @@ from specjax.draft import (
     NoDrafter,
     PromptLookup,
     Swift,
+    TokenRecycling,
     Trained,
     adaptive,
     fuse,
@@ -46,6 +47,7 @@ MODELS = {
 }
 DRAFTERS = {
     "none": NoDrafter(),
+    "token_recycling": TokenRecycling(k=4),
     "static": Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0))),
     "lookahead": Lookahead(level=3, window=3, guesses=3, nodes=6, buckets=40),
     "del": DynamicExit((1, 2), length=3),
@@ -83,10 +85,7 @@ def written(lm, params, name, ahead, *, mesh=None, **options):
     return texts(state), state
 
 
-PAIRS = [("gpt_oss", name) for name in DRAFTERS] + [
-    ("shared", "static"),
-    ("mistral", "static"),
-]
+PAIRS = [("gpt_oss", name) for name in DRAFTERS] + [("shared", "static"), ("mistral", "static")]
 """Others are held to the text of whole caches by the laws of decoding, on a model with windows and sinks."""
 
 

@@ -6,6 +6,7 @@ the largest integer and a half, so that the bucket of the largest one is as wide
 DFloat11 is bfloat16 without loss.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +27,7 @@ _FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 @dataclasses.dataclass(frozen=True)
-class Format:
+class Format(abc.ABC):
     """One of them.
 
     Attributes:
@@ -64,21 +65,21 @@ class Format:
         at = len(shape) + axis
         return (*shape[:at], self.groups(shape[at]), *shape[at + 1 :])
 
+    @abc.abstractmethod
     def shape(self, leaf: jax.ShapeDtypeStruct, axis: int) -> Any:
         """What stands for a matrix, as `ShapeDtypeStruct`s."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def leaf(self, x: Any, axis: int) -> Any:
         """What stands for a matrix that is there.
 
         Raises:
           ModelError: where it cannot be kept in it.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def source(self, source: Source | Stack, axis: int) -> Any:
         """What reads a matrix into what stands for it; see `specjax.models.reading.read`."""
-        raise NotImplementedError
 
     def check(self, shapes: Any) -> None:
         """Whether all matrices can be kept in it.

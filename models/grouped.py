@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from specjax.kernels.grouped_dot import grouped_dot as plain_dot
-from specjax.kernels.grouped_dot import loop, split
+from specjax.kernels.grouped_dot import loop
+from specjax.kernels.products import split
 from specjax.models.few_bits import Quantised, dot, is_quantised, plain
 
 Array = jax.Array

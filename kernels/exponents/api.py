@@ -12,6 +12,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from specjax.kernels.exponents import xla
+from specjax.kernels.products import split
 
 Array = jax.Array
 Implementation = Literal["xla", "pallas_tpu_interpreted", "pallas_gpu_interpreted"]
@@ -42,8 +43,7 @@ def numbers(
       ValueError: on an unknown implementation.
     """
     if implementation is None:
-        mesh = jax.sharding.get_abstract_mesh()
-        if mesh.size > 1 and not mesh.manual_axes:  # nobody partitions a kernel
+        if split():
             return xla.numbers(rest, codes, table)
         return exponents_p.bind(rest, codes, table, jnp.zeros(()) if after is None else jax.lax.stop_gradient(after))
     if implementation not in get_args(Implementation):

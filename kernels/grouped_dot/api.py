@@ -3,14 +3,10 @@
 Nothing is traced for platforms that the program is not compiled for.
 """
 
-import functools
-
 import jax
-from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
 
 from specjax.kernels.grouped_dot import loop, tpu
-from specjax.kernels.precision import setting
+from specjax.kernels.products import by_platform, split
 
 Array = jax.Array
 
@@ -31,13 +27,7 @@ def grouped_dot(x: Array, kernels: Array, sizes: Array) -> Array:
     """
     if split():
         return _ragged(x, kernels, sizes)
-    return grouped_dot_p.bind(x, kernels, sizes, precision=setting())
-
-
-def split() -> bool:
-    """Whether a mesh splits matrices: a loop would exchange its sums in each round then, and nobody partitions a kernel."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return mesh.size > 1 and not mesh.manual_axes
+    return _dot(x, kernels, sizes)
 
 
 def _ragged(x, kernels, sizes):
@@ -61,24 +51,9 @@ def _backward(kept, above):
 
 grouped_dot.defvjp(_forward, _backward)
 
-grouped_dot_p = Primitive("grouped_dot")
-grouped_dot_p.def_impl(jax.jit(grouped_dot_p.bind, static_argnames="precision"))
-grouped_dot_p.def_abstract_eval(
-    lambda x, kernels, _, **__: jax.core.ShapedArray((x.shape[0], kernels.shape[2]), x.dtype)
+_dot = by_platform(
+    "grouped_dot",
+    lambda x, kernels, _: jax.core.ShapedArray((x.shape[0], kernels.shape[2]), x.dtype),
+    {"cpu": loop.dot, "cuda": _triton, "tpu": tpu.dot},
+    _ragged,
 )
-
-
-def _lower(ctx, *values, way, precision):
-    with jax.default_matmul_precision(precision):  # as it was where the product was traced
-        return mlir.lower_fun(way, multiple_results=False)(ctx, *values)
-
-
-def _batch(values, axes, *, precision):
-    """Under `jax.vmap`: `ragged_dot`, which any mapped axis may stand before."""
-    with jax.default_matmul_precision(precision):
-        return jax.vmap(_ragged, in_axes=axes)(*values), 0
-
-
-batching.primitive_batchers[grouped_dot_p] = _batch
-for _platform, _way in {"cpu": loop.dot, "cuda": _triton, "tpu": tpu.dot, None: _ragged}.items():
-    mlir.register_lowering(grouped_dot_p, functools.partial(_lower, way=_way), platform=_platform)

@@ -1,11 +1,10 @@
 """Coded exponents at the sizes of an 8B model's matrices, through the compilers of TPUs and of an H100."""
 
-import importlib.util
-
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
+from support.planned import skip_without_compiler
 
 from specjax.kernels.exponents import numbers
 from specjax.models.dfloat11 import usual_words
@@ -24,9 +23,7 @@ from specjax.sharding.aot import compiled, devices
     ],
 )
 def test_a_kernel_writes_the_matrix_and_nothing_else(topology, inputs, outputs):
-    module = {"v": "libtpu", "h": "jax_cuda12_plugin"}[topology[0]]
-    if importlib.util.find_spec(module) is None:
-        pytest.skip(f"compiling for {topology} needs {module}: pip install -e '.[aot]'")
+    skip_without_compiler(topology)
     place = SingleDeviceSharding(devices(topology)[0])
     given = lambda kind, *shape: jax.ShapeDtypeStruct(shape, kind, sharding=place)
     codes = given(jnp.uint32, usual_words(128), inputs // 128, outputs)

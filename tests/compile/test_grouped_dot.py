@@ -1,11 +1,10 @@
 """Grouped products at the sizes of published experts, through the compilers of TPUs and of an H100."""
 
-import importlib.util
-
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
+from support.planned import skip_without_compiler
 
 from specjax.kernels.grouped_dot import grouped_dot
 from specjax.sharding.aot import compiled, devices
@@ -15,9 +14,7 @@ SIZES = {"small": (64, 8, 256, 384), "Qwen3-235B-A22B": (1024, 16, 4096, 1536), 
 
 
 def program_of(topology, sizes, dtype, stored=jnp.bfloat16):
-    module = {"v": "libtpu", "h": "jax_cuda12_plugin"}[topology[0]]
-    if importlib.util.find_spec(module) is None:
-        pytest.skip(f"compiling for {topology} needs {module}: pip install -e '.[aot]'")
+    skip_without_compiler(topology)
     place = SingleDeviceSharding(devices(topology)[0])
     given = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=place)
     rows, count, inputs, outputs = SIZES[sizes]

@@ -1,6 +1,5 @@
 """Every kernel at real shapes goes through the real compilers of TPUs and of an H100, on a machine without either."""
 
-import importlib.util
 import math
 
 import jax
@@ -8,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from support.planned import skip_without_compiler
 
 from specjax.kernels.tree_attention import tree_attention
 from specjax.plan.hlo import traffic
 from specjax.sharding.aot import compiled, devices
 
-NEEDS = {"v": "libtpu", "h": "jax_cuda12_plugin"}
 MODELS = {"llama-3-8b": (32, 8, 128), "llama-3-70b": (64, 8, 128)}
 """Query heads, kv-heads and their width; Qwen3-32B has those of Llama-3-70B."""
 TPUS = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")
@@ -25,9 +24,7 @@ def layer_on(
 ):  # fmt: skip
     """One layer's attention, compiled for the first devices of a topology: rows over `data`, heads over `model`, cache slots
     over `context`."""
-    module = NEEDS[topology[0]]
-    if importlib.util.find_spec(module) is None:
-        pytest.skip(f"compiling for {topology} needs {module}: pip install -e '.[aot]'")
+    skip_without_compiler(topology)
     chips = np.array(devices(topology)[: math.prod(split)]).reshape(split)
     mesh = Mesh(chips, ("data", "model", "context"), axis_types=(AxisType.Auto,) * 3)
 

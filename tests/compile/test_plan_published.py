@@ -1,10 +1,10 @@
 """`specjax plan` over models with experts or windows that are used on many chips: they fit, and move what they must."""
 
-import importlib.util
 import json
 
 import jax
 import pytest
+from support.planned import skip_without_compiler
 
 from specjax import cli
 
@@ -21,9 +21,7 @@ pytestmark = pytest.mark.slow
     ),
 )
 def test_a_step_moves_little_more_than_it_must(name, topology, most, capsys):
-    module = {"v": "libtpu", "h": "jax_cuda12_plugin"}[topology[0]]
-    if importlib.util.find_spec(module) is None:
-        pytest.skip(f"compiling for {topology} needs {module}: pip install -e '.[aot]'")
+    skip_without_compiler(topology)
     with jax.default_matmul_precision("default"):  # as users compile it
         assert cli.main(["plan", "--model", name, "--topology", topology, "--drafter", "none", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)

@@ -1,11 +1,9 @@
 """Steps over matrices in few bits, compiled for TPUs and an H100: they read what is stored and write it in no other type."""
 
-import importlib.util
-
 import jax
 import jax.numpy as jnp
 import pytest
-from support.planned import FullChain
+from support.planned import FullChain, skip_without_compiler
 
 from specjax import models
 from specjax.models import hub
@@ -52,13 +50,11 @@ def test_what_an_8b_model_takes():
 def test_a_step_reads_what_is_stored(topology, line, cache):
     """Of two layers of 8B: no matrix is written whole, in any type, nor a cache, and traffic is at most 1.1 times the ideal. A
     TPU's step has 16 nodes a row; an H100's has one, since its compiler splits products of more rows."""
-    gpu = topology.startswith("h100")
-    if importlib.util.find_spec("jax_cuda12_plugin" if gpu else "libtpu") is None:
-        pytest.skip(f"compiles for {topology}: pip install 'specjax[aot]'")
+    skip_without_compiler(topology)
     (device,) = aot.devices(topology)
     mesh = make_mesh("model=1", [device])
     model = hub.with_layers(models.abstract(NAME, "bfloat16", mesh, weights=line, cache_dtype=cache), 2, mesh)
-    plan = Plan("none" if gpu else FullChain(length=15))
+    plan = Plan("none" if topology.startswith("h100") else FullChain(length=15))
     with jax.default_matmul_precision("default"):  # as users compile it
         setup = step.prepare(model, plan, mesh, batch=4, context=4096)
         program, traffic = step.compiled(setup)

@@ -16,6 +16,13 @@ needs_libtpu = pytest.mark.skipif(
 )
 
 
+def skip_without_compiler(topology):
+    """Ends a test where the extra that compiles for these chips is not installed."""
+    chip = aot.chip_of(topology)
+    if importlib.util.find_spec(chip.compiler) is None:
+        pytest.skip(f"{chip.compiler} compiles for a {chip.name}: pip install 'specjax[aot]'")
+
+
 class FullChain(PromptLookup):
     """Always reads all 16 nodes: the costliest branch of a step, the one that a plan counts, and nothing else to compile."""
 

@@ -9,6 +9,7 @@ A matrix whose exponents are coded (`specjax.models.dfloat11`) is made plain jus
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -102,7 +103,8 @@ def dot(x: Array, kernel: Any, dtype: Any = None) -> Array:
         product = jax.lax.dot_general(x, values, last, preferred_element_type=jnp.float32)
         product = product * scale.reshape((1,) * (x.ndim - 1) + (outputs,))
     else:
-        product = scaled_dot(x.reshape(-1, x.shape[-1]), kernel.values, kernel.scale).reshape(*x.shape[:-1], outputs)
+        flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        product = scaled_dot(flat, kernel.values, kernel.scale).reshape(*x.shape[:-1], outputs)
     return product.astype(x.dtype if dtype is None else dtype)
 
 

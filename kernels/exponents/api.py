@@ -45,7 +45,8 @@ def numbers(
     if implementation is None:
         if split():
             return xla.numbers(rest, codes, table)
-        return exponents_p.bind(rest, codes, table, jnp.zeros(()) if after is None else jax.lax.stop_gradient(after))
+        none = after is None or after.size == 0
+        return exponents_p.bind(rest, codes, table, jnp.zeros(()) if none else jax.lax.stop_gradient(after))
     if implementation not in get_args(Implementation):
         raise ValueError(f"numbers has no implementation {implementation!r}; choose 'xla' or None")
     if implementation == "xla":

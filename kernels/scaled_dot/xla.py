@@ -8,9 +8,9 @@ Array = jax.Array
 
 def dot(x: Array, values: Array, scale: Array) -> Array:
     """See `api.scaled_dot`."""
-    groups, outputs = scale.shape
+    (rows, inputs), (groups, outputs) = x.shape, scale.shape
     parts = jnp.einsum(
-        "mgi,gif->mgf", x.reshape(x.shape[0], groups, -1), values.astype(x.dtype).reshape(groups, -1, outputs),
+        "mgi,gif->mgf", x.reshape(rows, groups, inputs // groups), values.astype(x.dtype).reshape(groups, -1, outputs),
         preferred_element_type=jnp.float32,
     )  # fmt: skip
     return jnp.einsum("mgf,gf->mf", parts, scale.astype(jnp.float32))

@@ -42,6 +42,7 @@ def test_a_gpu_has_its_own_where_it_takes_the_groups():
 
 def test_it_maps_and_has_derivatives():
     x, values, scale = made(3, 2, 16, 6, jnp.int4)
+    assert scaled_dot(x[:0], values, scale).shape == (0, 6)
     found = jax.vmap(scaled_dot, in_axes=(0, None, None))(np.stack([x, 2 * x]), values, scale)
     np.testing.assert_allclose(found, [scaled_dot(x, values, scale), scaled_dot(2 * x, values, scale)], rtol=1e-5)
     plain = np.asarray(values, np.float32) * np.repeat(scale, 16, axis=0)

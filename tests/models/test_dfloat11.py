@@ -90,6 +90,7 @@ def test_products_are_those_of_the_plain_matrix():
     np.testing.assert_array_equal(sums(x, one), sums(x, matrices[0]))
     alone = lambda kernel: jax.vmap(lambda row: dot(row, kernel))(x)
     np.testing.assert_array_equal(alone(one), alone(matrices[0]))
+    assert dot(x[:0], one).shape == (0, 6)
     ids = jnp.asarray([[4, 1], [0, 4]])
     np.testing.assert_array_equal(rows(table, ids), matrices[0].T[ids])
 

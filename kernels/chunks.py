@@ -8,6 +8,9 @@ import jax.numpy as jnp
 
 PyTree = Any
 
+QUERIES = 512
+"""Of a row, whose scores over all of its keys are there at a time."""
+
 
 def chunked(make: Callable[[PyTree], PyTree], inputs: PyTree, size: int) -> PyTree:
     """`make(inputs)`, of at most `size` slots at a time, one after the other; it is made again for the gradient.

@@ -14,11 +14,15 @@ def on_mesh(method):
 
     @functools.wraps(method)
     def traced(self, *args, **kwargs):
-        known = self.mesh is not None
-        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh) if known else contextlib.nullcontext():
+        with under(self.mesh):
             return method(self, *args, **kwargs)
 
     return traced
+
+
+def under(mesh: jax.sharding.Mesh | None) -> contextlib.AbstractContextManager:
+    """Inside jit: what is traced within lies on this mesh; without one nothing changes."""
+    return contextlib.nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
 def known_mesh() -> jax.sharding.AbstractMesh | None:

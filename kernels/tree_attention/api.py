@@ -4,6 +4,7 @@ from typing import Literal, get_args
 
 import jax
 
+from specjax.kernels.chunks import QUERIES, chunked
 from specjax.kernels.tree_attention import lowered, unrolled, xla
 from specjax.kernels.tree_attention import split as ring
 from specjax.kernels.tree_attention.mapped import over_slots
@@ -67,9 +68,9 @@ def tree_attention(
         2023, arXiv:2309.17453, as gpt-oss learns them).
       implementation: `xla` scores prefix and block in one piece, `blocked` reads only the used blocks of the cache,
         `pallas` is a kernel for TPUs or NVIDIA GPUs that does so for every row. None picks, when the program is lowered,
-        `blocked` for a CPU and `pallas` where it can be used, else `xla`; without a cache it is always `xla`. The
-        `pallas_*_interpreted` are the kernels in an interpreter, on any platform: slow, for tests. All but these can
-        be differentiated.
+        `blocked` for a CPU and `pallas` where it can be used, else `xla`; without a cache it is always `xla`, of some
+        queries at a time. The `pallas_*_interpreted` are the kernels in an interpreter, on any platform: slow, for tests.
+        All but these can be differentiated.
 
     Returns:
       `[B, T, K * G, H]` in the query's type. A query that sees nothing gets zeros.
@@ -108,15 +109,22 @@ def tree_attention(
     splits = split and ring.splits(query, key, cache_key)
     if not splits:
         visible = own_visible(query.shape[1], key.shape[1], visible, query_positions, key_positions, causal, window)
-    operands = Operands(
-        grouped(query, key.shape[2]), key.swapaxes(1, 2), value.swapaxes(1, 2), cache_key, cache_value, length, visible,
-        query_positions, key_positions if splits else None, unseen, key_scale, value_scale,
-        None if sinks is None else of_queries(sinks, query, key.shape[2]), cache_positions,
-    )  # fmt: skip
     options = {"scale": scale, "window": window, "soft_cap": soft_cap}
-    if splits:
-        return ungrouped(ring.attend(operands, causal=causal, **options), query)
-    return ungrouped(attend_with("xla" if cache_key is None else implementation, operands, **options), query)
+    own = key.swapaxes(1, 2), value.swapaxes(1, 2)
+
+    def attend(queries):
+        query, visible, positions = queries
+        operands = Operands(
+            grouped(query, key.shape[2]), *own, cache_key, cache_value, length, visible, positions,
+            key_positions if splits else None, unseen, key_scale, value_scale,
+            None if sinks is None else of_queries(sinks, query, key.shape[2]), cache_positions,
+        )  # fmt: skip
+        if splits:
+            return ungrouped(ring.attend(operands, causal=causal, **options), query)
+        return ungrouped(attend_with("xla" if cache_key is None else implementation, operands, **options), query)
+
+    queries = query, visible, query_positions
+    return chunked(attend, queries, QUERIES) if cache_key is None and not splits else attend(queries)
 
 
 def attend_with(implementation: Implementation | None, operands: Operands, **options) -> jax.Array:

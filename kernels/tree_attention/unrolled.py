@@ -9,7 +9,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specjax.kernels.chunks import chunked
+from specjax.kernels.chunks import QUERIES, chunked
 from specjax.kernels.tree_attention.parts import (
     MASKED,
     Found,
@@ -21,9 +21,6 @@ from specjax.kernels.tree_attention.parts import (
     scores,
     ungrouped,
 )
-
-QUERIES = 512
-"""Of a row, whose scores are there at a time."""
 
 
 @jax.tree_util.register_dataclass

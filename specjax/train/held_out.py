@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.sharding.ambient import under
 from specjax.train.means import Counted, Counts, Parts, counts
 from specjax.train.objective import Batch, Objective
 
@@ -17,7 +18,7 @@ Array = jax.Array
 PyTree = Any
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("mesh",))
 def counts_of(
     objective: Objective,
     parts: int,
@@ -27,20 +28,29 @@ def counts_of(
     frozen: PyTree,
     batch: Batch,
     keys: Array,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Counts:
     """What one of some batches counts to the means over all of them."""
     mean = Counted(number, parts, choices)
-    objective.loss(params, frozen, batch, keys, mean)
+    with under(mesh):
+        objective.loss(params, frozen, batch, keys, mean)
     return mean.kept
 
 
-@functools.partial(jax.jit, static_argnums=(0,))
+@functools.partial(jax.jit, static_argnums=(0,), static_argnames=("mesh",))
 def share_of(
-    objective: Objective, counts: Counts, params: PyTree, frozen: PyTree, batch: Batch, keys: Array
+    objective: Objective,
+    counts: Counts,
+    params: PyTree,
+    frozen: PyTree,
+    batch: Batch,
+    keys: Array,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> dict[str, Array]:
     """One batch's share of the loss and the metrics of all of them."""
     mean = Parts(counts)
-    loss, metrics = objective.loss(params, frozen, batch, keys, mean)
+    with under(mesh):
+        loss, metrics = objective.loss(params, frozen, batch, keys, mean)
     mean.done()
     return {"loss": loss} | {name: value for name, value in metrics.items() if name != "weight"}
 
@@ -89,12 +99,14 @@ class HeldOut:
 
         def count(choices):
             return _sum(
-                counts_of(objective, parts, jnp.int32(number), choices, *models, batch, keys[number])
+                counts_of(objective, parts, jnp.int32(number), choices, *models, batch, keys[number], mesh=mesh)
                 for number, batch in enumerate(batches)
             )
 
         found = counts(count)
-        totals = _sum(share_of(objective, found, *models, batch, keys[number]) for number, batch in enumerate(batches))
+        totals = _sum(
+            share_of(objective, found, *models, batch, keys[number], mesh=mesh) for number, batch in enumerate(batches)
+        )
         metrics = {name: float(value) for name, value in jax.device_get(totals).items()}
         metrics["merit"] = objective.merit(metrics)
         return {f"held_out_{name}": value for name, value in metrics.items()}

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from specjax.sharding.ambient import under
 from specjax.train.held_out import Best, HeldOut
 from specjax.train.means import MEAN, Counted, Parts, counts
 from specjax.train.objective import Batch, Objective
@@ -162,7 +163,8 @@ def gradients(
 
     def part(mean, piece, keys):
         def loss_of(params):
-            loss, metrics = objective.loss(gathered(objective, mesh, params), frozen, piece, keys, mean)
+            with under(mesh):
+                loss, metrics = objective.loss(gathered(objective, mesh, params), frozen, piece, keys, mean)
             weight = jnp.asarray(metrics.get("weight", piece.due(1).sum()), jnp.float32)
             kept = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items() if name != "weight"}
             return loss, (kept | {"loss": loss}, weight)
@@ -174,7 +176,8 @@ def gradients(
     def count(choices):
         def counted(number, piece, keys):
             mean = Counted(number, accumulate, choices)
-            objective.loss(gathered(objective, mesh, params), frozen, piece, keys, mean)
+            with under(mesh):
+                objective.loss(gathered(objective, mesh, params), frozen, piece, keys, mean)
             return mean.kept
 
         return _summed(counted, (jnp.arange(accumulate), *parts))

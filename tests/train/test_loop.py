@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import functools
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,14 @@ from orbax.checkpoint.checkpoint_manager import CheckpointInfo
 from support import small_training as tiny
 from support.objectives import DRAWN, FIXED
 
+from specjax.draft import Eagle3, Medusa
+from specjax.expand import Chain
+from specjax.models import ExpertsConfig, LlamaLM
 from specjax.plan.held import chip_bytes
 from specjax.sharding import make_mesh
 from specjax.sharding.rules import placed
 from specjax.train.data import batches
+from specjax.train.heads.medusa import TrainMedusa
 from specjax.train.held_out import Best, HeldOut
 from specjax.train.loop import Kept, NotFinite, Run, Settings, TrainState, fit, update
 from specjax.train.means import MEAN
@@ -282,6 +287,40 @@ def test_every_device_holds_its_own_part():
     program = update.lower(HEAD, settings, placed(state, places), target, batch, mesh=mesh).compile()
     assert jax.tree.all(jax.tree.map(lambda a, b: a.is_equivalent_to(b, 2), program.output_shardings[0], places))
     assert chip_bytes(placed(state, places)) < chip_bytes(state) / 6  # one matrix is split over rows alone
+
+
+def test_the_experts_of_a_target_stay_where_they_are():
+    """A mesh that gives every device some of them whole is known where an update, or held-out text, is traced."""
+    target = LlamaLM(dataclasses.replace(tiny.TARGET.config, experts=ExpertsConfig(4, 2, 24)))
+    params = jax.jit(target.init)(jax.random.key(1))
+    head, settings, mesh = (
+        TrainMedusa(Medusa(Chain(2), heads=2).bind(target)),
+        Settings(steps=4),
+        make_mesh("data=4,model=2"),
+    )
+    start = head.init(jax.random.key(0), params)
+    begun = lambda: TrainState.begun(settings, jax.tree.map(jnp.copy, start))
+    source = tiny.rows(8)
+    batch = Batch(jnp.asarray(source.tokens), jnp.asarray(source.mask))
+    assert "psum" in str(update.trace(head, settings, begun(), params, batch, mesh=mesh).jaxpr)
+    losses = [update(head, settings, begun(), params, batch, mesh=where)[1]["loss"] for where in (None, mesh)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    held = [HeldOut(source).metrics(head, start, params, jax.random.key(0), where) for where in (None, mesh)]
+    assert held[0] == pytest.approx(held[1], rel=1e-5)
+
+
+def test_no_scores_of_a_whole_long_row():
+    """Neither of the target nor of the head, forward or for the gradient."""
+    length = 1100
+    config = dataclasses.replace(tiny.TARGET.config, max_position_embeddings=length)
+    head = dataclasses.replace(HEAD, drafter=Eagle3().bind(LlamaLM(config)))
+    abstract = jax.eval_shape(lambda: TrainState.begun(SETTINGS, head.init(jax.random.key(0), tiny.target_params())))
+    rows = jax.ShapeDtypeStruct((2, length), jnp.int32)
+    batch = Batch(rows, jax.ShapeDtypeStruct(rows.shape, bool), rows)
+    text = str(update.trace(head, SETTINGS, abstract, tiny.target_params(), batch).jaxpr)
+    shapes = [tuple(map(int, shape.split(","))) for shape in re.findall(r"f32\[([\d,]+)\]", text)]
+    assert max(max(shape, default=0) for shape in shapes) > length  # a chunk's scores are here
+    assert not [shape for shape in shapes if sum(size >= length for size in shape) > 1]
 
 
 def test_the_callers_parameters_stay(tmp_path):

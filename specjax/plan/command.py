@@ -111,8 +111,8 @@ def _one(options: PlanOptions, chip: Any, drafter: str | None, batch: int) -> di
     cost, layers, spare = None, (), 0.0
     if chip.compiler and held.arguments <= chip.hbm_bytes:
         try:
-            cost, layers = step.model_cost(model, plan, mesh, setup, options.whole, options.sampled)
-            spare = cost.temporaries
+            cost, layers = step.model_cost(model, plan, mesh, options.topology, setup, options.whole, options.sampled)
+            spare = cost.temporaries + cost.padding
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise

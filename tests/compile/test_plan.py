@@ -13,6 +13,7 @@ from specjax.models import gemma_config, hub
 from specjax.models.diffusion_gemma import DiffusionGemmaConfig
 from specjax.models.gemma_heads import Heads
 from specjax.plan import fit, report, step
+from specjax.plan.serial import PARTS, Serial
 from specjax.sharding import aot, make_mesh
 from specjax.spec.assemble import Plan
 
@@ -42,10 +43,16 @@ def test_the_command_prints_json_and_draws(plan, tmp_path):
     for record in (one, four):
         memory = record["bytes_per_chip"]
         assert record["fits"] and record["chips"] == 1 and record["nodes"] == 1 and record["collectives"] == {}
-        assert memory["total"] == sum(memory[part] for part in ("weights", "cache", "state", "temporaries"))
+        assert memory["total"] == sum(memory[part] for part in ("weights", "cache", "state", "padding", "temporaries"))
         seconds = record["seconds"]
         assert seconds["memory"] == pytest.approx(record["bytes_accessed"] / 819e9, rel=1e-3)
         assert record["tokens_per_second"] == pytest.approx(record["batch"] * 2 / seconds["step"], rel=1e-3)
+        serial = record["serial_seconds"]
+        assert serial["step"] > seconds["step"]
+        assert serial["step"] == pytest.approx(sum(serial[part] for part in PARTS), rel=1e-6)
+        least = record["batch"] * 2 / serial["step"]
+        assert record["tokens_per_second_least"] == pytest.approx(least, rel=1e-3)
+        assert record["launches"] > 20 and record["unbounded_loops"] == []
         assert record["compile_seconds"] > 0 and record["rungs"] == [1]
     assert four["bytes_per_chip"]["cache"] == 4 * one["bytes_per_chip"]["cache"]
     assert four["flops"] > 2 * one["flops"] and four["ideal_bytes"] > one["ideal_bytes"]
@@ -205,9 +212,10 @@ def test_layers_lie_on_a_line_where_their_kinds_take_turns(name, depth, at, monk
         hub.with_layers(models.abstract(name, mesh=mesh), depth, mesh),
         Plan(None if "LLaDA" in name else "none"),
     )
-    costs = lambda setup, sampled: step.Cost(10, 100 * len(setup.params["target"]["layers"]), 7, {})
+    costs = lambda setup, topology, sampled: step.Cost(10, 100 * len(setup.params["target"]["layers"]), 7, {})
     monkeypatch.setattr(step, "measured", costs)
-    cost, found = step.model_cost(model, plan, mesh, step.prepare(model, plan, mesh, 1, 256), False, False)
+    setup = step.prepare(model, plan, mesh, 1, 256)
+    cost, found = step.model_cost(model, plan, mesh, "v5e:1x1", setup, False, False)
     assert (cost.bytes, found) == (100 * depth, at)
     assert step.depths([0, 1, 2, 3, 4, 5, 6, 7]) is None
 
@@ -215,8 +223,11 @@ def test_layers_lie_on_a_line_where_their_kinds_take_turns(name, depth, at, monk
 def test_costs_are_extrapolated_on_a_line():
     low = step.Cost(10, 100, 1000, {"all-reduce": {"count": 7, "bytes": 70}}, compile_seconds=3)
     more = {"collectives": {"all-reduce": {"count": 11, "bytes": 110}}, "compile_seconds": 5}
+    low = dataclasses.replace(low, serial=Serial(kernels=1.0, waits=0.5, launches=20))
+    more["serial"] = Serial(kernels=1.5, waits=0.5, launches=30)
     high = dataclasses.replace(low, bytes=160, flops=1800, **more)
     found = step.extrapolated([low, high], (2, 4), 32)
     assert (found.bytes, found.flops, found.temporaries) == (100 + 15 * 60, 1000 + 15 * 800, 10)
     assert found.compile_seconds == 3 + 15 * 2
     assert found.collectives == {"all-reduce": {"count": 67, "bytes": 670}}
+    assert found.serial == Serial(kernels=1 + 15 * 0.5, waits=0.5, launches=20 + 15 * 10)

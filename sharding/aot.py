@@ -36,8 +36,8 @@ class Chip:
       clock: cycles a second, of those that its compiler counts; 0: it counts none. The published operations over those that the
         matrix units do in a cycle.
       reads: bytes a second at which its compiler expects a product of few rows to read a large matrix.
-      latency: seconds of a message to a neighbour, about 1 us on TPUs (jax-ml.github.io/scaling-book), or through the switch, an
-        assumption.
+      latency: seconds of a message to a neighbour, about 1 us on TPUs (jax-ml.github.io/scaling-book), or through the switch,
+        an assumption.
       launch: seconds that a kernel takes to start, where the compiler counts no cycles; an assumption.
     """
 

@@ -33,7 +33,7 @@ def record(
       layers: of the programs that were compiled.
       reason: why it does not fit; None where it does.
     """
-    rows, drafter = setup.state.tokens.shape[0], getattr(setup.decoder, "drafter", None)
+    rows = setup.state.tokens.shape[0]
     own_experts = {} if setup.experts is None else {"experts": _experts(setup.experts)}
     memory = {"weights": held.weights, "cache": held.cache, "state": held.state}
     if cost is not None:
@@ -69,7 +69,7 @@ def record(
         "tokens_per_second_least": round(rows * tokens_per_step / longest, 1),
         "compiled_layers": list(layers),
         "compile_seconds": round(cost.compile_seconds, 2),
-        "rungs": [1] if drafter is None else list(drafter.rungs),
+        "rungs": list(getattr(setup.decoder, "rungs", (1,))),
     }
 
 

@@ -15,7 +15,7 @@ from specjax.models.gemma_heads import Heads
 from specjax.plan import fit, report, step
 from specjax.plan.serial import PARTS, Serial
 from specjax.sharding import aot, make_mesh
-from specjax.spec.assemble import Plan
+from specjax.spec.assemble import Plan, assemble
 
 
 @pytest.fixture
@@ -70,6 +70,21 @@ def test_a_cache_split_by_its_slots(plan):
     assert 4 * memory["cache"] == alone["cache"] and memory["weights"] == alone["weights"]
     assert set(split["collectives"]) == {"all-reduce"}
     assert split["collectives"]["all-reduce"]["bytes"] < memory["cache"] / 8
+
+
+@needs_libtpu
+def test_an_accelerator_compiles_fewer_rungs():
+    """The root alone and the whole tree, where a CPU has those between; a drafter that weighs them keeps them."""
+    model, rungs, goodput = models.abstract("tiny"), {}, "draft:model=tiny-draft,rule=goodput,length=4"
+    for devices in (aot.devices("v5e:1x1"), jax.devices()[:1]):
+        mesh = make_mesh("model=1", devices)
+        for line in ("none", "prompt_lookup:length=15", goodput):
+            rungs[line, devices[0].platform] = assemble(model, Plan(line), mesh)[0].rungs
+    assert rungs["none", "tpu"] == rungs["none", "cpu"] == (1,)
+    assert rungs["prompt_lookup:length=15", "cpu"] == (1, 4, 8, 16)
+    assert rungs["prompt_lookup:length=15", "tpu"] == (1, 16)
+    assert rungs[goodput, "tpu"] == rungs[goodput, "cpu"]
+    assert len(rungs[goodput, "tpu"]) > 2
 
 
 @needs_libtpu

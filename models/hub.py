@@ -30,6 +30,7 @@ from specjax.models.fields import an_object, is_id, is_size, shown
 from specjax.models.json_file import read_json
 from specjax.models.kv_bits import CACHE_DTYPES
 from specjax.models.kv_heads import copies_for
+from specjax.models.layouts import by_rows
 from specjax.models.llama import LlamaLM
 from specjax.models.packed import table as packed
 from specjax.models.placement import share_of, stored_places, widened, with_copies
@@ -291,7 +292,7 @@ def load(
     if form is not None and later:
         params = form.params(params)
         params = params if mesh is None else jax.device_put(params, stored_places(wide, mesh, final))
-    return dataclasses.replace(model, params=params if mesh is None else with_copies(wide, params, mesh))
+    return dataclasses.replace(model, params=by_rows(params if mesh is None else with_copies(wide, params, mesh)))
 
 
 def _shortened(lm: Any, longest: int) -> Any:
@@ -397,7 +398,7 @@ def _shapes(lm: Any, dtype: Any, mesh: jax.sharding.Mesh | None, form: formats.F
     params = lm.abstract(dtype) if form is None else form.shapes(lm.abstract(dtype))
     if mesh is None:
         return params
-    return rules.placed(params, rules.shardings(mesh, lm.axes(params), params, lm.axis_counts()))
+    return by_rows(rules.placed(params, rules.shardings(mesh, lm.axes(params), params, lm.axis_counts())))
 
 
 def architecture(

@@ -1,6 +1,7 @@
 """A plan in words, as JSON and as a picture."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from specjax.plan.experts import Chosen
@@ -52,13 +53,17 @@ def record(
     }
     if cost is None:
         return own
-    seconds = roofline(chip, cost, mesh.size // mesh.shape["data"], asked["topology"])
+    parts = mesh.size // mesh.shape["data"]
+    seconds = roofline(chip, cost, parts, asked["topology"])
+    spared = _exchange(chip, {"all-reduce": {"bytes": cost.halved / 2}}, parts, asked["topology"])
+    may_halve = getattr(setup.decoder.target, "reduce_dtype", "") is None and setup.experts is None
     longest = max(sum(cost.serial.parts.values()), seconds["step"])
     return own | {
         "bytes_accessed": round(cost.bytes),
         "bytes_over_ideal": round(cost.bytes / held.ideal, 4),
         "flops": round(cost.flops),
         "collectives": {kind: {k: round(v) for k, v in entry.items()} for kind, entry in cost.collectives.items()},
+        "reduce_dtype_spares": spared if may_halve else 0.0,
         "seconds": seconds,
         "serial_seconds": cost.serial.parts | {"step": longest},
         "launches": round(cost.serial.launches),
@@ -90,10 +95,15 @@ def roofline(chip: Chip, cost: Cost, parts: int, topology: str) -> dict[str, flo
     """Seconds of one step, each as if nothing else took any: memory, compute, collectives over rings of the `parts`
     chips that share rows, by the links that a chip has in the slice (`Chip.links`); and of the step, the longer of memory and
     compute, and then the collectives. No latencies."""
-    exchanged = sum(2 * PASSES.get(kind, 1) * entry["bytes"] for kind, entry in cost.collectives.items())
     memory, compute = cost.bytes / chip.hbm_bandwidth, cost.flops / chip.flops
-    links = exchanged * (parts - 1) / parts / chip.links(topology) if exchanged else 0.0
+    links = _exchange(chip, cost.collectives, parts, topology)
     return {"memory": memory, "compute": compute, "collectives": links, "step": max(memory, compute) + links}
+
+
+def _exchange(chip: Chip, collectives: Mapping[str, Mapping[str, float]], parts: int, topology: str) -> float:
+    """Seconds of collectives at the links' speed."""
+    exchanged = sum(2 * PASSES.get(kind, 1) * entry["bytes"] for kind, entry in collectives.items())
+    return exchanged * (parts - 1) / parts / chip.links(topology) if exchanged else 0.0
 
 
 def table(records: list[dict[str, Any]], chip: Chip) -> str:
@@ -175,13 +185,14 @@ def _single(r: dict[str, Any]) -> list[str]:
     )
     seconds, longest = ({name: 1e3 * value for name, value in r[key].items()} for key in ("seconds", "serial_seconds"))
     shown = {part: f"{name} {longest[part]:.3f}" for part, name in SAID.items() if longest[part]}
+    spared = f"; --reduce-dtype bfloat16 spares {1e3 * r['reduce_dtype_spares']:.3f} ms"
     uncounted = [f"loops      {', '.join(r['unbounded_loops'])}: of unknown length, counted once"]
     return [
         *lines,
         f"traffic    {r['bytes_accessed'] / GB:.3f} GB a chip and step, {r['bytes_over_ideal']:.2f} times the ideal "
         f"{r['ideal_bytes'] / GB:.3f} GB ({'touched experts, other ' if 'experts' in r else ''}weights and live cache once)",
         f"compute    {r['flops'] / GB:.1f} GFLOP a chip and step",
-        f"collective {kinds or 'none'}",
+        f"collective {kinds or 'none'}{spared if r['reduce_dtype_spares'] else ''}",
         *(uncounted if r["unbounded_loops"] else []),
         f"time       {seconds['step']:.3f} to {longest['step']:.3f} ms a step",
         f"at least   {seconds['step']:.3f} ms: memory {seconds['memory']:.3f} or compute {seconds['compute']:.3f}, whichever "
@@ -225,7 +236,8 @@ def _of_experts(r: dict[str, Any]) -> str:
 
 def _kinds(r: dict[str, Any]) -> str:
     """In which format matrices are, where it is another."""
-    kinds = [f"{part} in {r[name]}" for part, name in (("weights", "weights"), ("cache", "cache_dtype")) if r.get(name)]
+    formats = {"weights": "weights", "cache": "cache_dtype", "sums": "reduce_dtype"}
+    kinds = [f"{part} in {r[name]}" for part, name in formats.items() if r.get(name)]
     return f", {', '.join(kinds)}," if kinds else ""
 
 

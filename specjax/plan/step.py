@@ -77,6 +77,7 @@ class Cost:
       padding: bytes that weights, cache and state take beyond their shapes, in whole tiles.
       serial: seconds where operations run one after the other.
       unbounded: loops that count once; see `Traffic`.
+      halved: bytes that all-reduces of float32 activations exchange, of which `reduce_dtype` spares half.
     """
 
     temporaries: float
@@ -87,6 +88,7 @@ class Cost:
     padding: float = 0.0
     serial: Serial = Serial()
     unbounded: tuple[str, ...] = ()
+    halved: float = 0.0
 
 
 def prepare(model: Any, plan: assembly.Plan, mesh: Any, batch: int, context: int) -> Setup:
@@ -181,7 +183,9 @@ def cost_of(program: Any, moved: Traffic) -> Cost:
     flops = moved.flops if analysis is None else analysis["flops"]  # there is no analysis for a GPU
     flops += moved.kernel_flops
     temporaries = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes + spare
-    return Cost(temporaries, moved.bytes, flops, moved.collectives, unbounded=moved.unbounded)
+    sums = [access for access in moved.accesses if access.moved and access.op.opcode.startswith("all-reduce")]
+    wide = sum(a.moved * a.times for a in sums if a.op.value[0].dtype == "f32" and len(a.op.value[0].dims) > 1)
+    return Cost(temporaries, moved.bytes, flops, moved.collectives, unbounded=moved.unbounded, halved=wide)
 
 
 def measured(setup: Setup, topology: str, sampled: bool = False) -> Cost:
@@ -230,6 +234,7 @@ def extrapolated(costs: list[Cost], at: tuple[int, ...], layers: int) -> Cost:
         line(low.padding, high.padding),
         dataclasses.replace(Serial(**times), least=high.serial.least),
         high.unbounded,
+        line(low.halved, high.halved),
     )
 
 

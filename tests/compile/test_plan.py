@@ -88,6 +88,30 @@ def test_an_accelerator_compiles_fewer_rungs():
 
 
 @needs_libtpu
+@pytest.mark.slow
+def test_sums_in_bfloat16_spare_what_the_plan_says(plan):
+    words = (
+        "--model",
+        "tiny-draft",
+        "--topology",
+        "v5e:2x2",
+        "--mesh",
+        "model=4",
+        "--drafter",
+        "none",
+        "--context",
+        256,
+    )
+    wide, half = (json.loads(plan(*words, "--json", *more)[1]) for more in ((), ("--reduce-dtype", "bfloat16")))
+    spared = wide["seconds"]["collectives"] - half["seconds"]["collectives"]
+    assert wide["reduce_dtype_spares"] == pytest.approx(spared, rel=1e-3) and spared > 0
+    assert half["reduce_dtype_spares"] == 0 and half["reduce_dtype"] == "bfloat16" and wide["reduce_dtype"] is None
+    assert {kind: entry["count"] for kind, entry in half["collectives"].items()} == {
+        kind: entry["count"] for kind, entry in wide["collectives"].items()
+    }
+
+
+@needs_libtpu
 def test_canvases_of_random_tokens_are_planned(plan, tmp_path):
     """DiffusionGemma, from its config alone: a pass over a canvas, behind a cache of what is final."""
     shape = DiffusionGemmaConfig(

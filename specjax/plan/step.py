@@ -77,7 +77,7 @@ class Cost:
       padding: bytes that weights, cache and state take beyond their shapes, in whole tiles.
       serial: seconds where operations run one after the other.
       unbounded: loops that count once; see `Traffic`.
-      halved: bytes that all-reduces of float32 activations exchange, of which `reduce_dtype` spares half.
+      halved: bytes that all-reduces of products in float32 exchange, of which `reduce_dtype` spares half.
     """
 
     temporaries: float
@@ -184,7 +184,7 @@ def cost_of(program: Any, moved: Traffic) -> Cost:
     flops += moved.kernel_flops
     temporaries = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes + spare
     sums = [access for access in moved.accesses if access.moved and access.op.opcode.startswith("all-reduce")]
-    wide = sum(a.moved * a.times for a in sums if a.op.value[0].dtype == "f32" and len(a.op.value[0].dims) > 1)
+    wide = sum(a.moved * a.times for a in sums if a.op.value[0].dtype == "f32" and a.op.source.endswith("dot_general"))
     return Cost(temporaries, moved.bytes, flops, moved.collectives, unbounded=moved.unbounded, halved=wide)
 
 

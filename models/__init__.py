@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from specjax.models.errors import ModelError
     from specjax.models.experts import ExpertsConfig
     from specjax.models.gemma_config import DiffusionGemmaConfig
-    from specjax.models.hub import Model, abstract, cached, load, quantised, resolve_dtype, retyped, shipped
+    from specjax.models.hub import Model, abstract, cached, load, quantised, reduced, resolve_dtype, retyped, shipped
     from specjax.models.llama import LlamaLM
     from specjax.models.llama_config import FullAttention, LlamaConfig, RopeScaling
     from specjax.models.masked import Canvas, Masked
@@ -31,6 +31,7 @@ _HOME = {
     "cached": "hub",
     "load": "hub",
     "quantised": "hub",
+    "reduced": "hub",
     "resolve_dtype": "hub",
     "retyped": "hub",
     "save": "saving",
@@ -62,6 +63,7 @@ __all__ = [
     "cached",
     "load",
     "quantised",
+    "reduced",
     "resolve_dtype",
     "retyped",
     "save",

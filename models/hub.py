@@ -30,6 +30,7 @@ from specjax.models.fields import an_object, is_id, is_size, shown
 from specjax.models.json_file import read_json
 from specjax.models.kv_bits import CACHE_DTYPES
 from specjax.models.kv_heads import copies_for
+from specjax.models.layouts import by_rows
 from specjax.models.llama import LlamaLM
 from specjax.models.packed import table as packed
 from specjax.models.placement import share_of, stored_places, widened, with_copies
@@ -95,6 +96,11 @@ class Model:
     def cache_dtype(self) -> str | None:
         """The type that its caches have whatever its parameters are, see `load`; None: theirs."""
         return getattr(self.lm, "cache_dtype", None)
+
+    @property
+    def reduce_dtype(self) -> str | None:
+        """The type in which its products are summed over a mesh, see `load`; None: float32."""
+        return getattr(self.lm, "reduce_dtype", None)
 
     @property
     def max_length(self) -> int:
@@ -196,6 +202,30 @@ def cached(model: Model, cache_dtype: Any) -> Model:
     return dataclasses.replace(model, lm=dataclasses.replace(model.lm, cache_dtype=name))
 
 
+def reduced(model: Model, reduce_dtype: Any) -> Model:
+    """A model whose products are summed over a mesh in another type; of None in float32.
+
+    Args:
+      model: with its parameters, or without.
+      reduce_dtype: see `load`.
+
+    Raises:
+      ModelError: see `load`.
+    """
+    if reduce_dtype is None and model.reduce_dtype is None:
+        return model
+    try:
+        name = None if reduce_dtype is None else resolve_dtype(reduce_dtype).name
+    except ModelError as error:
+        raise ModelError(str(error).replace("dtype", "reduce_dtype", 1)) from None
+    if not isinstance(model.lm, LlamaLM):
+        raise ModelError(
+            f"reduce_dtype {name!r} is for models of the Llama family, not for {model.name}, a {type(model.lm).__name__}: "
+            "leave it out"
+        )
+    return dataclasses.replace(model, lm=dataclasses.replace(model.lm, reduce_dtype=name))
+
+
 def _cache_type(dtype: Any) -> str | None:
     try:
         name = None if dtype is None else jnp.dtype(dtype).name
@@ -231,6 +261,7 @@ def load(
     longest: int | None = None,
     weights: str | formats.Format | None = None,
     cache_dtype: Any = None,
+    reduce_dtype: Any = None,
 ) -> Model:
     """Reads a model: a folder, of Hugging Face or of `save`, the name of a shipped model, or a Hugging Face hub id.
 
@@ -248,11 +279,13 @@ def load(
         checkpoint, once all are there. None: they stay plain.
       cache_dtype: the type of the caches of an autoregressive model: float32, bfloat16, float16, or int8 or float8_e4m3fn,
         which have a scale for each slot and head. None: that of the parameters.
+      reduce_dtype: the type in which parts of attention's and MLPs' products are summed over a mesh's axis `model`: bfloat16
+        halves what chips exchange, and texts are then another mesh's no more. None: float32.
 
     Raises:
       ModelError: (a ValueError) when there is no such model, the folder is incomplete, the architecture is not
         supported, weights and `config.json` disagree, the adapter is of another kind or model, matrices do not have
-        the groups that `weights` asks for, or numbers that `dfloat11` holds, or its caches cannot have that type.
+        the groups that `weights` asks for, or numbers that `dfloat11` holds, or its caches or sums cannot have that type.
     """
     resolve_dtype(None if dtype == LAYER_CAST else dtype)  # before anything is looked for
     form = formats.read_format(weights)
@@ -274,6 +307,7 @@ def load(
     of = None if added is None else added.folder
     model = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion, adapter=of)
     model = cached(dataclasses.replace(model, weights=None if form is None else str(form)), cache_dtype)
+    model = reduced(model, reduce_dtype)
     shapes, later = lm.abstract(dtype), added is not None or orbax_folder.is_one(folder)
     final = shapes if form is None else form.shapes(shapes)
     places = None if mesh is None else stored_places(wide, mesh, shapes if later else final)
@@ -291,7 +325,7 @@ def load(
     if form is not None and later:
         params = form.params(params)
         params = params if mesh is None else jax.device_put(params, stored_places(wide, mesh, final))
-    return dataclasses.replace(model, params=params if mesh is None else with_copies(wide, params, mesh))
+    return dataclasses.replace(model, params=by_rows(params if mesh is None else with_copies(wide, params, mesh)))
 
 
 def _shortened(lm: Any, longest: int) -> Any:
@@ -341,6 +375,7 @@ def abstract(
     config: str | os.PathLike[str] | None = None,
     weights: str | formats.Format | None = None,
     cache_dtype: Any = None,
+    reduce_dtype: Any = None,
 ) -> Model:
     """A model without its weights: parameters are `ShapeDtypeStruct`s, with the shardings that `load` would give them. Where
     only the tokenizer says which token is the mask, `masked.mask_id` is 0.
@@ -352,9 +387,10 @@ def abstract(
       config: a `config.json`, or its folder.
       weights: see `load`.
       cache_dtype: see `load`.
+      reduce_dtype: see `load`.
 
     Raises:
-      ModelError: where there is no such config, the architecture is not supported, or it has no such `weights` or caches.
+      ModelError: where there is no such config, the architecture is not supported, or it has no such `weights`, caches or sums.
     """
     ours = shipped()
     path = Path(asked if config is None else config)
@@ -373,7 +409,8 @@ def abstract(
         lm = dataclasses.replace(lm, kv_copies=copies_for(lm.config, mesh))
     form = _checked(weights, lm)
     params, line = _shapes(lm, dtype, mesh, form), None if form is None else str(form)
-    return cached(Model(lm, params, None, (), str(asked), path.parent, dtype, diffusion, weights=line), cache_dtype)
+    model = Model(lm, params, None, (), str(asked), path.parent, dtype, diffusion, weights=line)
+    return reduced(cached(model, cache_dtype), reduce_dtype)
 
 
 def with_layers(model: Model, layers: int, mesh: jax.sharding.Mesh | None = None) -> Model:
@@ -397,7 +434,7 @@ def _shapes(lm: Any, dtype: Any, mesh: jax.sharding.Mesh | None, form: formats.F
     params = lm.abstract(dtype) if form is None else form.shapes(lm.abstract(dtype))
     if mesh is None:
         return params
-    return rules.placed(params, rules.shardings(mesh, lm.axes(params), params, lm.axis_counts()))
+    return by_rows(rules.placed(params, rules.shardings(mesh, lm.axes(params), params, lm.axis_counts())))
 
 
 def architecture(

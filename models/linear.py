@@ -1,5 +1,7 @@
 """The linear layer of models, whose matrix may be of few bits, and its outputs by heads."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -10,10 +12,16 @@ Array = jax.Array
 
 
 class Linear(nnx.Linear):
-    """`nnx.Linear`, whose kernel may be one of few bits."""
+    """`nnx.Linear`, whose kernel may be one of few bits.
+
+    Attributes:
+      reduce_dtype: of its products; where a mesh splits its inputs, parts are summed over the mesh in it. None: `dtype`.
+    """
+
+    reduce_dtype: Any = None
 
     def __call__(self, x: Array) -> Array:
-        y = dot(x.astype(self.dtype), self.kernel.get_value())
+        y = dot(x.astype(self.dtype), self.kernel.get_value(), self.reduce_dtype).astype(self.dtype)
         if self.bias is None:
             return y
         return y + jnp.reshape(self.bias[...].astype(self.dtype), (1,) * (y.ndim - 1) + (-1,))

@@ -166,6 +166,10 @@ class Layer(nnx.Module):
         x, kv = jax.lax.cond(skip[0], lambda x: (x, hole), attend, x)
         return self._end(jax.lax.cond(skip[1], lambda x: x, feed, x), inputs), kv
 
+    def split_products(self):
+        """The products whose inputs a mesh splits over `model`, so that their parts are summed over it."""
+        return (self.attention.o, self.mlp.down) if isinstance(self.mlp, MLP) else (self.attention.o,)
+
     def entered(self, x):
         """What attention reads of the residual stream."""
         return self.attention_norm(x) if self.config.pre_norms else x
@@ -198,11 +202,17 @@ class Llama(nnx.Module):
 
 
 @functools.lru_cache(maxsize=64)
-def _abstract(config: LlamaConfig, dtype: Any, kernel: Implementation | None):
+def _abstract(config: LlamaConfig, dtype: Any, kernel: Implementation | None, reduce_dtype: str | None = None):
     """The graph of the stack, and its parameters as `ShapeDtypeStruct`s."""
     kinds = [(config.at(i), config.window(i), config.sparse(i)) for i in range(config.num_hidden_layers)]
     shell = lambda: Llama(config, dtype, nnx.Rngs(0), kernel, bare=True)
-    layer = lambda kind: Layer(kind[0], kind[1], dtype, nnx.Rngs(0), kernel, kind[2])
+
+    def layer(kind):
+        made = Layer(kind[0], kind[1], dtype, nnx.Rngs(0), kernel, kind[2])
+        for product in made.split_products():
+            product.reduce_dtype = reduce_dtype
+        return made
+
     return nnx.split(abstract_stack(shell, layer, kinds))
 
 
@@ -220,6 +230,8 @@ class LlamaLM:
         for whoever writes at most so many ahead of what it reads next and never goes back further; None: every layer keeps all.
       cache_dtype: where given, the type of its caches, whatever whoever makes them asks for; one of
         `specjax.models.kv_bits.CACHE_DTYPES`.
+      reduce_dtype: the type in which parts of products are summed over a mesh, such as `bfloat16`, at half the exchange; None:
+        float32. Those of attention and of MLPs, not those of experts.
       old: where given, what its caches keep of older tokens (`specjax.models.caches`), which needs `ahead`, and
         layers that see all of a text.
     """
@@ -230,6 +242,7 @@ class LlamaLM:
     layer_cast: bool = False
     ahead: int | None = None
     cache_dtype: str | None = None
+    reduce_dtype: str | None = None
     old: Old | None = None
 
     def __post_init__(self):
@@ -280,7 +293,7 @@ class LlamaLM:
 
     def bind(self, params: Any) -> Llama:
         """The nnx module that holds these parameters."""
-        return nnx.merge(_abstract(self.laid_out, jnp.float32, self.attention)[0], params)
+        return nnx.merge(_abstract(self.laid_out, jnp.float32, self.attention, self.reduce_dtype)[0], params)
 
     def __call__(
         self,

@@ -33,6 +33,12 @@ class Chip:
       source: where the figures come from.
       compiler: the package that compiles for it; None: nothing is compiled, and memory is counted alone.
       dtype: the usual type of weights.
+      clock: cycles a second, of those that its compiler counts; 0: it counts none. The published operations over those that the
+        matrix units do in a cycle.
+      reads: bytes a second at which its compiler expects a product of few rows to read a large matrix.
+      latency: seconds of a message to a neighbour, about 1 us on TPUs (jax-ml.github.io/scaling-book), or through the switch,
+        an assumption.
+      launch: seconds that a kernel takes to start, where the compiler counts no cycles; an assumption.
     """
 
     name: str
@@ -46,6 +52,10 @@ class Chip:
     source: str
     compiler: str | None = "libtpu"
     dtype: str = "bfloat16"
+    clock: float = 0.0
+    reads: float = 0.0
+    latency: float = 1e-6
+    launch: float = 0.0
 
     def links(self, topology: str) -> float:
         """Bytes a second between a chip and its neighbours in a slice such as `v5e:2x2`, of the chip that has fewest: two in a
@@ -57,22 +67,37 @@ class Chip:
         sides = [int(side) for side in topology.partition(":")[2].split("x")]
         if len(sides) == 1:
             return self.ici_bandwidth
-        each = 2 if all(side % self.torus == 0 for side in sides) else 1
-        return self.ici_bandwidth * each * sum(side > 1 for side in sides) / (2 * len(sides))
+        return self.ici_bandwidth * (1 + self._closed(sides)) * sum(side > 1 for side in sides) / (2 * len(sides))
+
+    def hops(self, topology: str) -> int:
+        """How many links a message passes at most on its way through a slice.
+
+        >>> [chip_of("v5e:2x2").hops(shape) for shape in ("v5e:1x1", "v5e:2x4", "v5e:16x16")]
+        [0, 4, 16]
+        """
+        sides = [int(side) for side in topology.partition(":")[2].split("x")]
+        if len(sides) == 1:
+            return int(sides[0] > 1)
+        return sum(side // 2 if self._closed(sides) else side - 1 for side in sides)
+
+    def _closed(self, sides: list[int]) -> bool:
+        """Whether every dimension is a ring."""
+        return all(side % self.torus == 0 for side in sides)
 
 
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBE = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8")
+_BOX = ("1", "2", "4", "8")
+_SHEET = "NVIDIA H100 SXM5 data sheet"
 _CUDA = "jax_cuda12_plugin"
+_PAGE = "docs.cloud.google.com/tpu/docs"
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v5e", 16 << 30, 819e9, 197e12, 400e9, 2, 16, _FLAT, "docs.cloud.google.com/tpu/docs/v5e"),
-        Chip("v5p", 95 << 30, 2765e9, 459e12, 1200e9, 3, 4, _CUBE, "docs.cloud.google.com/tpu/docs/v5p"),
-        Chip("v6e", 32 << 30, 1640e9, 918e12, 800e9, 2, 16, _FLAT, "docs.cloud.google.com/tpu/docs/v6e"),
-        Chip(
-            "h100", 80 * 10**9, 3350e9, 989e12, 900e9, 1, 1, ("1", "2", "4", "8"), "NVIDIA H100 SXM5 data sheet", _CUDA
-        ),
+        Chip("v5e", 16 << 30, 819e9, 197e12, 400e9, 2, 16, _FLAT, f"{_PAGE}/v5e", clock=1.5e9, reads=614e9),
+        Chip("v5p", 95 << 30, 2765e9, 459e12, 1200e9, 3, 4, _CUBE, f"{_PAGE}/v5p", clock=1.75e9, reads=1790e9),
+        Chip("v6e", 32 << 30, 1640e9, 918e12, 800e9, 2, 16, _FLAT, f"{_PAGE}/v6e", clock=1.75e9, reads=1430e9),
+        Chip("h100", 80 * 10**9, 3350e9, 989e12, 900e9, 1, 1, _BOX, _SHEET, _CUDA, latency=5e-6, launch=2e-6),
         Chip("t4", 16 * 10**9, 320e9, 65e12, 0, 1, 1, ("1",), "NVIDIA T4 data sheet", None, "float16"),
     )
 }

@@ -91,7 +91,20 @@ class Speculative(Decoder):
 
     def fitted(self, needs: Needs) -> Self:
         """See `Decoder.fitted`."""
-        return dataclasses.replace(self, greedy=needs.greedy, whole=needs.brief and len(self.drafter.rungs) > 1)
+        return dataclasses.replace(self, greedy=needs.greedy, whole=needs.brief and len(self.rungs) > 1)
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Static: how many nodes the target may read, ascending; it is compiled once for each.
+
+        The drafter's, on a CPU. An accelerator reads all weights however few the nodes, so there it is the fewest and all of
+        them, which compiles in half the time; but a drafter that weighs its rungs against each other keeps them.
+        """
+        every = self.drafter.rungs
+        if self.whole:
+            return every[-1:]
+        platform = jax.default_backend() if self.mesh is None else self.mesh.devices.flat[0].platform
+        return every if platform == "cpu" or self.drafter.weighs_rungs else (*every[:1], *every[1:][-1:])
 
     def axes(self, state: DecodeState) -> DecodeState:
         """Logical axis names of every leaf of the state."""
@@ -319,7 +332,7 @@ class Speculative(Decoder):
         nodes = proposal.tree.nodes
         extra = self.verifier.extra(proposal.tree, sampler)
         proposal = proposal.beside(extra)
-        rungs = (nodes,) if self.whole or extra is not None else self.drafter.rungs
+        rungs = (nodes,) if extra is not None else self.rungs
 
         def read(rung):
             part = proposal.prefix(rung)

@@ -55,7 +55,7 @@ def engines_of(options: BenchOptions, baseline: bool = True) -> tuple[dict[str, 
     if options.weights is not None and options.peer:
         raise ValueError("--weights: other engines would read the model as it is stored; leave --peer or --weights out")
     name = DEFAULT_MODEL if options.model is None else options.model
-    how = {"adapter": options.adapter, "weights": options.weights, "cache_dtype": options.cache_dtype}
+    how = {name: getattr(options, name) for name in ("adapter", "weights", "cache_dtype", "reduce_dtype")}
     model = models.load(name, options.dtype, make_mesh(options.mesh), **how)
     foreign = ("drafter", "peer") if model.masked else ("unmask", "block_length")
     foreign += ("cache",) if model.canvas else ()

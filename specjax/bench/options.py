@@ -24,6 +24,7 @@ class BenchOptions:
     adapter: str | None = same(DecodeOptions, "adapter")
     weights: str | None = same(DecodeOptions, "weights")
     cache_dtype: str | None = same(DecodeOptions, "cache_dtype")
+    reduce_dtype: str | None = same(DecodeOptions, "reduce_dtype")
     temperature: float = same(PromptOptions, "temperature")
     seed: int = same(PromptOptions, "seed")
     max_new_tokens: int | None = option(

@@ -224,6 +224,10 @@ class Adaptive(TreeDrafter):
         return (1, *self.expander.rungs) if self.rule.together else self.expander.rungs
 
     @property
+    def weighs_rungs(self):
+        return self.rule.together
+
+    @property
     def alone(self):
         return self.drafter.alone and not self.rule.together
 

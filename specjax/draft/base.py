@@ -201,6 +201,12 @@ class Drafter(abc.ABC):
         return (self.nodes,)
 
     @property
+    def weighs_rungs(self) -> bool:
+        """Static: whether it chooses between its rungs by what each costs, so that all of them are compiled everywhere; see
+        `specjax.speculative.Speculative.rungs`."""
+        return False
+
+    @property
     def plain_tree(self) -> bool:
         """Static: whether a proposal is a tree and nothing else, no extra slots and no partial stack."""
         return True

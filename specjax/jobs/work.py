@@ -145,6 +145,7 @@ def _model(engine: Engine) -> dict[str, Any]:
     added = {} if model.adapter is None else {"adapter": fingerprint(model.adapter)}
     added |= {} if model.weights is None else {"weights": model.weights}
     added |= {} if model.cache_dtype is None else {"cache_dtype": model.cache_dtype}
+    added |= {} if model.reduce_dtype is None else {"reduce_dtype": model.reduce_dtype}
     return {"name": model.name, "fingerprint": fingerprint(model.path), "dtype": model.dtype_name} | added
 
 

@@ -34,6 +34,7 @@ class PlanOptions:
     dtype: str | None = option(None, "of weights and cache (default: bfloat16, or float16 on a t4)")
     weights: str | None = option(None, "of the model's matrices, as of generate: int8, int4, fp8 or dfloat11")
     cache_dtype: str | None = option(None, "of the cache alone, as of generate: int8, float8_e4m3fn, ...")
+    reduce_dtype: str | None = option(None, "in which chips sum products, as of generate: float32 or bfloat16")
     tokens_per_step: float = option(1.0, "tokens a row commits a step, for tokens/s")
     sampled: bool = option(False, "compile what sampled rows need too, which takes longer")
     whole: bool = option(False, "compile all layers instead of a few")
@@ -92,7 +93,8 @@ def _one(options: PlanOptions, chip: Any, drafter: str | None, batch: int) -> di
     dtype = options.dtype or chip.dtype
     plan = Plan(drafter, options.verifier, options.unmask, options.cache, options.block_length)
     with bad_input():
-        how = {"config": config, "weights": options.weights, "cache_dtype": options.cache_dtype}
+        how: dict[str, Any] = {name: getattr(options, name) for name in ("weights", "cache_dtype", "reduce_dtype")}
+        how["config"] = config
         model = models.abstract(options.model, dtype, **how)
         spec = fit.check_mesh(options.mesh, options.topology, model.lm.config, batch)
         context = fit.context_for(model, options.context)
@@ -104,6 +106,7 @@ def _one(options: PlanOptions, chip: Any, drafter: str | None, batch: int) -> di
         setup = step.prepare(model, plan, mesh, batch, context)
     asked = {
         "model": options.model, "dtype": dtype, "weights": model.weights, "cache_dtype": model.cache_dtype,
+        "reduce_dtype": model.reduce_dtype,
         "topology": options.topology, "batch": batch, "context": context,
         "decoding": _decoding(model, setup.decoder, drafter, options),
     }  # fmt: skip
@@ -111,8 +114,8 @@ def _one(options: PlanOptions, chip: Any, drafter: str | None, batch: int) -> di
     cost, layers, spare = None, (), 0.0
     if chip.compiler and held.arguments <= chip.hbm_bytes:
         try:
-            cost, layers = step.model_cost(model, plan, mesh, setup, options.whole, options.sampled)
-            spare = cost.temporaries
+            cost, layers = step.model_cost(model, plan, mesh, options.topology, setup, options.whole, options.sampled)
+            spare = cost.temporaries + cost.padding
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise

@@ -8,9 +8,10 @@ a slice of it is read.
   counts as much as it takes.
 - A dynamic-update-slice, alone or as the result of a fusion, writes its slice; XLA makes it in place, or puts a copy before
   it, which then counts.
-- A loop counts its body as often as the compiler knows it to run, else once. A conditional counts its costliest branch, by
-  what it reads, writes and exchanges.
-- Bytes are those of the shape, without the padding of a layout.
+- A loop counts its body as often as the compiler knows it to run, or as its condition allows that compares a counter with a
+  constant; else once (`Traffic.unbounded`). A conditional counts its costliest branch, by what it reads, writes and exchanges.
+- Bytes in main memory are those that a layout takes, its padding to whole tiles included; those of collectives are the shape's.
+- On a TPU operations carry the compiler's own estimate of their cycles, and stand in the order in which they run.
 """
 
 import dataclasses
@@ -31,6 +32,8 @@ _FREE_CALLS = {"ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", 
 _BITS = re.compile(r"[a-z]+?(\d+)")
 _LEAF = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
 _SPACE = re.compile(r"S\((\d+)\)")
+_TILE = re.compile(r"\{([\d,]*):T\(([\d,]+)\)")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _SUMMED = re.compile(r'lhs_contracting_dim(?:s|ensions"?:)[={\[]+([^}\]]*)')
 _CALLED = re.compile(
@@ -40,23 +43,35 @@ _CALLED = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """One array of a value: its type, shape and memory space (0: main memory)."""
+    """One array of a value.
+
+    Attributes:
+      dtype: its type.
+      dims: its shape.
+      space: memory space; 0: main memory.
+      padding: how many times its elements the layout takes, in whole tiles.
+    """
 
     dtype: str
     dims: tuple[int, ...]
     space: int = 0
+    padding: float = dataclasses.field(default=1.0, compare=False)
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Bytes of its elements."""
         found = _BITS.match(self.dtype)  # a token has none
         bits = 8 if self.dtype == "pred" else int(found[1]) if found else 0
         return math.ceil(math.prod(self.dims) * bits / 8)
 
     @property
     def hbm(self) -> int:
-        """Bytes, where it lies in main memory; else 0."""
-        return self.size if self.space == 0 else 0
+        """Bytes with padding, where it lies in main memory; else 0."""
+        return self.padded(self.size) if self.space == 0 else 0
+
+    def padded(self, part: int) -> int:
+        """What a part of so many bytes takes."""
+        return round(part * self.padding)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +98,14 @@ class Op:
 
     @property
     def number(self) -> int:
-        """Of a parameter."""
+        """Of a parameter, or of a constant of one number."""
         return int(self.rest.split(")")[0])
+
+    @functools.cached_property
+    def cycles(self) -> int | None:
+        """The compiler's estimate of one run; None where it gives none."""
+        found = _CYCLES.search(self.rest)
+        return int(found[1]) if found else None
 
     @functools.cached_property
     def called(self) -> tuple[str, ...]:
@@ -188,8 +209,9 @@ def _op(line: str) -> Op:
     at = right.index("(")
     close = _closing(right, at)
     inside = right[at + 1 : close]
-    operands = () if right[:at] in ("constant", "parameter") else tuple(re.findall(r"%([\w.\-]+)", inside))
-    rest = right[at + 1 :] if right[:at] == "parameter" else right[close + 1 :]
+    valued = right[:at] in ("constant", "parameter")
+    operands = () if valued else tuple(re.findall(r"%([\w.\-]+)", inside))
+    rest = right[at + 1 :] if valued else right[close + 1 :]
     return Op(name, right[:at], _buffers(shape), operands, rest)
 
 
@@ -207,8 +229,18 @@ def _buffers(shape: str) -> tuple[Buffer, ...]:
     for dtype, dims, layout in _LEAF.findall(shape):
         space = _SPACE.search(layout)
         sizes = tuple(int(d.lstrip("<=")) for d in dims.split(",") if d)
-        found.append(Buffer(dtype, sizes, int(space[1]) if space else 0))
+        found.append(Buffer(dtype, sizes, int(space[1]) if space else 0, _padding(sizes, layout)))
     return tuple(found)
+
+
+def _padding(sizes: Sequence[int], layout: str) -> float:
+    """How much larger an array is whose dimensions are filled up to its tiles: the first two, from the inside."""
+    tiled = _TILE.match(layout)
+    if tiled is None or not math.prod(sizes):
+        return 1.0
+    order, tile = ([int(d) for d in part.split(",") if d] for part in tiled.groups())
+    inner = [sizes[axis] for axis in order[: len(tile)]]
+    return math.prod(-(-size // whole) * whole / size for size, whole in zip(inner, reversed(tile), strict=False))
 
 
 def accesses(program: Program, kernel: Kernel | None = None) -> list[Access]:
@@ -220,9 +252,7 @@ def _run(program: Program, name: str, times: int, kernel: Kernel | None) -> Iter
     here = program.computations[name]
     for op in here.ops.values():
         if op.opcode == "while":
-            trips = _TRIPS.search(op.rest)
-            body = re.findall(r"body=%?([\w.\-]+)", op.rest)
-            yield from _run(program, body[0], times * (int(trips[1]) if trips else 1), kernel)
+            yield from _run(program, _named(op, "body"), times * (_trips(program, here, op) or 1), kernel)
         elif op.opcode == "conditional":
             branches = [list(_run(program, branch, times, kernel)) for branch in op.called]
             yield from max(
@@ -237,6 +267,60 @@ def _run(program: Program, name: str, times: int, kernel: Kernel | None) -> Iter
                 yield dataclasses.replace(found, flops=_flops(program, here, op))
             if op.opcode == "fusion":  # a collective that runs beside other work is wrapped in one
                 yield from (a for called in op.called for a in _wrapped(program, called, times))
+
+
+def _named(op: Op, part: str) -> str:
+    """The computation that is a loop's `body` or `condition`."""
+    return re.findall(rf"{part}=%?([\w.\-]+)", op.rest)[0]
+
+
+def _trips(program: Program, here: Computation, op: Op) -> int | None:
+    """How often a loop runs: as the compiler says, or until its counter reaches the constant that its condition compares it to;
+    from 0 and by 1, where the text does not show from where and by what. None where there is no such constant."""
+    if known := _TRIPS.search(op.rest):
+        return int(known[1])
+    condition, body = (program.computations[_named(op, part)] for part in ("condition", "body"))
+    test, sides = _alone(program, condition, condition.ops[condition.root])
+    if test.opcode != "compare" or "direction=LT" not in test.rest or len(sides) != 2:
+        return None
+    counter, bound = sides
+    if counter.opcode != "get-tuple-element" or bound.opcode != "constant" or bound.value[0].dims:
+        return None
+    at = int(re.findall(r"index=(\d+)", counter.rest)[0])
+    number = lambda value: value.number if value.opcode == "constant" and not value.value[0].dims else None
+    carried, grown = here.ops[op.operands[0]], body.ops[body.root]
+    start = number(_through(here, carried.operands[at])) if carried.opcode == "tuple" else None
+    added, terms = _alone(program, body, _through(body, grown.operands[at])) if grown.opcode == "tuple" else (grown, [])
+    step = next((n for term in terms if added.opcode == "add" and (n := number(term))), None)
+    return max(-(-(bound.number - (start or 0)) // (step or 1)), 0)
+
+
+def _alone(program: Program, here: Computation, op: Op) -> tuple[Op, list[Op]]:
+    """An operation and what it is given, out of the fusion that may hold it."""
+    if op.opcode != "fusion":
+        return op, [_through(here, name) for name in op.operands if name in here.ops]
+    inside = program.computations[op.called[0]]
+    root = inside.ops[inside.root]
+    given = [_through(inside, name) for name in root.operands]
+    return root, [_through(here, op.operands[each.number]) if each.opcode == "parameter" else each for each in given]
+
+
+def _through(here: Computation, name: str) -> Op:
+    """The operation whose value it is, behind copies."""
+    op = here.ops[name]
+    while op.opcode in ("copy", "bitcast", "convert") and op.operands:
+        op = here.ops[op.operands[0]]
+    return op
+
+
+def _unbounded(program: Program) -> tuple[str, ...]:
+    """The loops that count once, by what they were traced from."""
+    return tuple(
+        op.source or op.name
+        for here in program.computations.values()
+        for op in here.ops.values()
+        if op.opcode == "while" and _trips(program, here, op) is None
+    )
 
 
 def _flops(program: Program, here: Computation, op: Op) -> int:
@@ -289,7 +373,9 @@ def _access(program: Program, here: Computation, op: Op, times: int, kernel: Ker
     given = sum(b.hbm for value in operands for b in value)
     made = sum(b.hbm for b in op.value)
     kind = op.opcode
-    if kind in _FREE or kind.endswith(("-done", "-update")) or op.target in _FREE_CALLS:
+    if kind.endswith("-done"):
+        return Access(op, 0, 0, times)
+    if kind in _FREE or kind.endswith("-update") or op.target in _FREE_CALLS:
         return None
     if _kind(op):
         moved = _moved(here, op)
@@ -298,16 +384,16 @@ def _access(program: Program, here: Computation, op: Op, times: int, kernel: Ker
         return _fusion(program, here, op, times)
     if kind in ("copy-start", "slice-start"):  # (destination, source, ...) and ((source), destination, ...)
         source, target = (op.value[1], op.value[0]) if kind == "copy-start" else (op.value[0], op.value[1])
-        return Access(op, target.size if source.space == 0 else 0, target.hbm, times)
+        return Access(op, source.padded(target.size) if source.space == 0 else 0, target.hbm, times)
     if kind in ("dynamic-slice", "slice", "gather"):
-        taken = made if operands[0][0].space == 0 else 0
-        size = sum(b.size for b in op.value)
+        source = operands[0][0]
+        taken = source.padded(sum(b.size for b in op.value)) if source.space == 0 else 0
         rest = sum(b.hbm for value in operands[1:] for b in value)
-        return Access(op, (taken or (size if operands[0][0].space == 0 else 0)) + rest, made, times)
+        return Access(op, taken + rest, made, times)
     if kind in ("dynamic-update-slice", "scatter"):
         update = here.value(op.operands[1 if kind == "dynamic-update-slice" else -1])
         rest = sum(b.hbm for name in op.operands[1:] for b in here.value(name))
-        target = sum(b.size for b in update) if op.value[0].space == 0 else 0
+        target = op.value[0].padded(sum(b.size for b in update)) if op.value[0].space == 0 else 0
         return Access(op, rest + (target if kind == "scatter" else 0), target, times)
     if kind == "custom-call" and kernel is not None:
         found = kernel(op, [here.value(name) for name in op.operands])
@@ -326,13 +412,14 @@ def _fusion(program: Program, here: Computation, op: Op, times: int) -> Access:
         if name in seen or not buffers or buffers[0].space:
             continue
         seen.add(name)
-        read += min(_taken(inside, parameters[index], buffers[0]), sum(b.hbm for b in buffers))
+        taken = buffers[0].padded(_taken(inside, parameters[index], buffers[0]))
+        read += min(taken, sum(b.hbm for b in buffers))
     roots = _roots(inside, inside.root)
     written = 0
     for buffer, root in zip(op.value, roots, strict=False):
         if buffer.space:
             continue
-        written += min(_placed(inside, root, buffer), buffer.size)
+        written += buffer.padded(min(_placed(inside, root, buffer), buffer.size))
     return Access(op, read, written, times)
 
 
@@ -386,7 +473,8 @@ class Traffic:
       collectives: of every kind, how many run and how many bytes they exchange.
       flops: of matrix products, where they are written as such (on a TPU they are not).
       kernel_flops: of Pallas calls that declare none.
-      accesses: one by one.
+      accesses: one by one, in the order in which they run; a `-done` moves nothing and waits for what its `-start` moves.
+      unbounded: loops that count once, for want of a number of trips.
     """
 
     bytes: int
@@ -394,6 +482,7 @@ class Traffic:
     flops: int
     kernel_flops: int
     accesses: tuple[Access, ...]
+    unbounded: tuple[str, ...] = ()
 
     def written(self, dims: Sequence[int]) -> list[Access]:
         """Who writes a whole array of this shape to main memory: copies."""
@@ -410,7 +499,8 @@ def traffic(text: str, kernel: Kernel | None = None) -> Traffic:
       text: of one chip's program.
       kernel: knows the Pallas calls; without it they count their operands and results whole.
     """
-    found = accesses(parse(text), kernel)
+    program = parse(text)
+    found = accesses(program, kernel)
     collectives: dict[str, dict[str, int]] = {}
     for access in found:
         kind = _kind(access.op)
@@ -420,4 +510,5 @@ def traffic(text: str, kernel: Kernel | None = None) -> Traffic:
             entry["bytes"] += access.moved * access.times
     flops = sum(access.flops * access.times for access in found)
     inside = sum(access.kernel_flops * access.times for access in found)
-    return Traffic(sum(access.total for access in found), collectives, flops, inside, tuple(found))
+    moved = sum(access.total for access in found)
+    return Traffic(moved, collectives, flops, inside, tuple(found), _unbounded(program))

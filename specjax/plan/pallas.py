@@ -59,8 +59,10 @@ def kernels(step: Callable[..., Any], args: Sequence[Any], platform: str = "tpu"
         if call is None:
             return None
         sizes, flops = call
-        read = sum(size for size, value in zip(sizes, operands, strict=False) if value[0].space == 0)
-        made = sum(size for size, buffer in zip(sizes[len(operands) :], op.value, strict=True) if buffer.space == 0)
+        given = zip(sizes, (value[0] for value in operands), strict=False)
+        read = sum(buffer.padded(size) for size, buffer in given if buffer.space == 0)
+        result = zip(sizes[len(operands) :], op.value, strict=True)
+        made = sum(buffer.padded(size) for size, buffer in result if buffer.space == 0)
         return read, made, flops
 
     return kernel

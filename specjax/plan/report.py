@@ -1,13 +1,20 @@
 """A plan in words, as JSON and as a picture."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from specjax.plan.experts import Chosen
+from specjax.plan.serial import PASSES
 from specjax.plan.step import Cost, Setup, Sizes, nodes_of
 from specjax.sharding.aot import Chip
 
 GB = 1e9
+SAID = {
+    "kernels": "kernels", "loops": "kernels in loops", "assumed": "kernels without an estimate", "waits": "waits for copies",
+    "collectives": "collectives", "code": "reading the program",
+}  # fmt: skip
+"""Parts of `Serial` in words."""
 
 
 def record(
@@ -27,11 +34,11 @@ def record(
       layers: of the programs that were compiled.
       reason: why it does not fit; None where it does.
     """
-    rows, drafter = setup.state.tokens.shape[0], getattr(setup.decoder, "drafter", None)
+    rows = setup.state.tokens.shape[0]
     own_experts = {} if setup.experts is None else {"experts": _experts(setup.experts)}
     memory = {"weights": held.weights, "cache": held.cache, "state": held.state}
     if cost is not None:
-        memory["temporaries"] = round(cost.temporaries)
+        memory |= {"padding": round(cost.padding), "temporaries": round(cost.temporaries)}
     memory |= {"total": sum(memory.values()), "limit": chip.hbm_bytes}
     own = {
         **asked,
@@ -46,18 +53,28 @@ def record(
     }
     if cost is None:
         return own
-    seconds = roofline(chip, cost, mesh.size // mesh.shape["data"], asked["topology"])
+    parts = mesh.size // mesh.shape["data"]
+    seconds = roofline(chip, cost, parts, asked["topology"])
+    spared = _exchange(chip, {"all-reduce": {"bytes": cost.halved / 2}}, parts, asked["topology"])
+    may_halve = getattr(setup.decoder.target, "reduce_dtype", "") is None and setup.experts is None
+    longest = max(sum(cost.serial.parts.values()), seconds["step"])
     return own | {
         "bytes_accessed": round(cost.bytes),
         "bytes_over_ideal": round(cost.bytes / held.ideal, 4),
         "flops": round(cost.flops),
         "collectives": {kind: {k: round(v) for k, v in entry.items()} for kind, entry in cost.collectives.items()},
+        "reduce_dtype_spares": spared if may_halve else 0.0,
         "seconds": seconds,
+        "serial_seconds": cost.serial.parts | {"step": longest},
+        "launches": round(cost.serial.launches),
+        "least_kernel_seconds": cost.serial.least,
+        "unbounded_loops": list(cost.unbounded),
         "tokens_per_step": tokens_per_step,
         "tokens_per_second": round(rows * tokens_per_step / seconds["step"], 1),
+        "tokens_per_second_least": round(rows * tokens_per_step / longest, 1),
         "compiled_layers": list(layers),
         "compile_seconds": round(cost.compile_seconds, 2),
-        "rungs": [1] if drafter is None else list(drafter.rungs),
+        "rungs": list(getattr(setup.decoder, "rungs", (1,))),
     }
 
 
@@ -78,11 +95,15 @@ def roofline(chip: Chip, cost: Cost, parts: int, topology: str) -> dict[str, flo
     """Seconds of one step, each as if nothing else took any: memory, compute, collectives over rings of the `parts`
     chips that share rows, by the links that a chip has in the slice (`Chip.links`); and of the step, the longer of memory and
     compute, and then the collectives. No latencies."""
-    passes = {"all-reduce": 4.0}
-    exchanged = sum(entry["bytes"] * passes.get(kind, 2.0) for kind, entry in cost.collectives.items())
     memory, compute = cost.bytes / chip.hbm_bandwidth, cost.flops / chip.flops
-    links = exchanged * (parts - 1) / parts / chip.links(topology) if exchanged else 0.0
+    links = _exchange(chip, cost.collectives, parts, topology)
     return {"memory": memory, "compute": compute, "collectives": links, "step": max(memory, compute) + links}
+
+
+def _exchange(chip: Chip, collectives: Mapping[str, Mapping[str, float]], parts: int, topology: str) -> float:
+    """Seconds of collectives at the links' speed."""
+    exchanged = sum(2 * PASSES.get(kind, 1) * entry["bytes"] for kind, entry in collectives.items())
+    return exchanged * (parts - 1) / parts / chip.links(topology) if exchanged else 0.0
 
 
 def table(records: list[dict[str, Any]], chip: Chip) -> str:
@@ -121,6 +142,7 @@ def table(records: list[dict[str, Any]], chip: Chip) -> str:
     if chip.compiler is None:
         lines.append("not compiled: memory is that of weights, cache and state, without what a step takes besides")
     done = [r for r in records if "compiled_layers" in r]
+    lines += _assumptions(done[0], chip) if done else []
     if any(len(r["compiled_layers"]) > 1 for r in done):
         low, high = next(r["compiled_layers"] for r in done if len(r["compiled_layers"]) > 1)
         lines.append(f"compiled with {low} and {high} layers, the rest on the line through them (--whole compiles all)")
@@ -134,7 +156,8 @@ def _row(r: dict[str, Any]) -> tuple[str, ...]:
         return (*first, "", "", "", "", "")
     return (
         *first, f"{r['bytes_accessed'] / GB:.2f}", f"{r['bytes_over_ideal']:.2f}", f"{r['flops'] / GB:.0f}",
-        f"{1e3 * r['seconds']['step']:.2f}", f"{r['tokens_per_second']:.0f}",
+        f"{1e3 * r['seconds']['step']:.2f} to {1e3 * r['serial_seconds']['step']:.2f}",
+        f"{r['tokens_per_second_least']:.0f} to {r['tokens_per_second']:.0f}",
     )  # fmt: skip
 
 
@@ -160,17 +183,41 @@ def _single(r: dict[str, Any]) -> list[str]:
     kinds = ", ".join(
         f"{e['count']} {kind} of {e['bytes'] / 1e6:.2f} MB in all" for kind, e in r["collectives"].items()
     )
-    seconds = {name: 1e3 * value for name, value in r["seconds"].items()}
+    seconds, longest = ({name: 1e3 * value for name, value in r[key].items()} for key in ("seconds", "serial_seconds"))
+    shown = {part: f"{name} {longest[part]:.3f}" for part, name in SAID.items() if longest[part]}
+    spared = f"; --reduce-dtype bfloat16 spares {1e3 * r['reduce_dtype_spares']:.3f} ms"
+    uncounted = [f"loops      {', '.join(r['unbounded_loops'])}: of unknown length, counted once"]
     return [
         *lines,
         f"traffic    {r['bytes_accessed'] / GB:.3f} GB a chip and step, {r['bytes_over_ideal']:.2f} times the ideal "
         f"{r['ideal_bytes'] / GB:.3f} GB ({'touched experts, other ' if 'experts' in r else ''}weights and live cache once)",
         f"compute    {r['flops'] / GB:.1f} GFLOP a chip and step",
-        f"collective {kinds or 'none'}",
-        f"roofline   {seconds['step']:.3f} ms a step: memory {seconds['memory']:.3f}, compute {seconds['compute']:.3f}, "
-        f"collectives {seconds['collectives']:.3f}",
-        f"speed      {r['tokens_per_second']:.0f} tokens/s at {r['tokens_per_step']:g} tokens a step and row",
+        f"collective {kinds or 'none'}{spared if r['reduce_dtype_spares'] else ''}",
+        *(uncounted if r["unbounded_loops"] else []),
+        f"time       {seconds['step']:.3f} to {longest['step']:.3f} ms a step",
+        f"at least   {seconds['step']:.3f} ms: memory {seconds['memory']:.3f} or compute {seconds['compute']:.3f}, whichever "
+        f"is longer, then collectives {seconds['collectives']:.3f}",
+        f"at most    {longest['step']:.3f} ms: {', '.join(shown.values())}",
+        f"speed      {r['tokens_per_second_least']:.0f} to {r['tokens_per_second']:.0f} tokens/s at {r['tokens_per_step']:g} "
+        "tokens a step and row",
         f"compile    {r['compile_seconds']:.0f} CPU seconds here, the target {_reads(r['rungs'])} among them",
+    ]
+
+
+def _assumptions(r: dict[str, Any], chip: Chip) -> list[str]:
+    """What the two ends of a time rest on."""
+    least = 1e6 * r["least_kernel_seconds"]
+    way = f"; {1e6 * chip.latency:g} us for each hop of a collective" if chip.hops(r["topology"]) else ""
+    if chip.clock:
+        most = (
+            f"the compiler's cycles at {chip.clock / 1e9:g} GHz; copies, and kernels that it gives none for, at the "
+            f"{chip.reads / GB:.0f} GB/s that it expects, and a kernel {least:.1f} us at least{way}"
+        )
+    else:
+        most = f"every kernel at the published speeds and {least:g} us to start it, an assumption{way}"
+    return [
+        "at least: at the published speeds, with nothing to wait for",
+        f"at most: one operation after the other, {most}",
     ]
 
 
@@ -189,7 +236,8 @@ def _of_experts(r: dict[str, Any]) -> str:
 
 def _kinds(r: dict[str, Any]) -> str:
     """In which format matrices are, where it is another."""
-    kinds = [f"{part} in {r[name]}" for part, name in (("weights", "weights"), ("cache", "cache_dtype")) if r.get(name)]
+    formats = {"weights": "weights", "cache": "cache_dtype", "sums": "reduce_dtype"}
+    kinds = [f"{part} in {r[name]}" for part, name in formats.items() if r.get(name)]
     return f", {', '.join(kinds)}," if kinds else ""
 
 
@@ -206,7 +254,7 @@ def plot(records: list[dict[str, Any]], chip: Chip, file: str) -> None:
     figure = Picture(5 + 1.6 * len(records), 4)
     left, right = figure.subplots(1, 2)
     bottom = [0.0] * len(records)
-    for part in ("weights", "cache", "state", "temporaries"):
+    for part in ("weights", "cache", "state", "padding", "temporaries"):
         heights = [r["bytes_per_chip"].get(part, 0) / GB for r in records]
         left.bar(labels, heights, bottom=bottom, label=part)
         bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
@@ -220,6 +268,8 @@ def plot(records: list[dict[str, Any]], chip: Chip, file: str) -> None:
         [i - 0.27 for i in range(len(records))], [1e3 * r["ideal_bytes"] / chip.hbm_bandwidth for r in records], "k_",
         markersize=24, label="weights and live cache once",
     )  # fmt: skip
+    longest = [1e3 * r.get("serial_seconds", {}).get("step", math.nan) for r in records]
+    right.plot(range(len(records)), longest, "kv", label="at most")
     right.set_xticks(range(len(records)), labels)
     right.set(title="Roofline", ylabel="ms a step")
     for axes in (left, right):

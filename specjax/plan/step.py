@@ -16,7 +16,9 @@ from specjax.plan.experts import Chosen, chosen, grouped
 from specjax.plan.held import chip_bytes, looked_up
 from specjax.plan.hlo import Traffic, traffic
 from specjax.plan.pallas import kernels
+from specjax.plan.serial import Serial, serial
 from specjax.sampling import Sampling
+from specjax.sharding.aot import chip_of
 from specjax.sharding.aot import compiled as compile_ahead
 from specjax.sharding.rules import placed, rounded, shardings
 from specjax.spec import assemble as assembly
@@ -72,6 +74,10 @@ class Cost:
         declare none count those of their grid.
       collectives: of every kind, how many and how many bytes they exchange.
       compile_seconds: CPU seconds of this process from tracing the step to its compiled program, all threads together.
+      padding: bytes that weights, cache and state take beyond their shapes, in whole tiles.
+      serial: seconds where operations run one after the other.
+      unbounded: loops that count once; see `Traffic`.
+      halved: bytes that all-reduces of products in float32 exchange, of which `reduce_dtype` spares half.
     """
 
     temporaries: float
@@ -79,6 +85,10 @@ class Cost:
     flops: float
     collectives: Mapping[str, Mapping[str, float]]
     compile_seconds: float = 0.0
+    padding: float = 0.0
+    serial: Serial = Serial()
+    unbounded: tuple[str, ...] = ()
+    halved: float = 0.0
 
 
 def prepare(model: Any, plan: assembly.Plan, mesh: Any, batch: int, context: int) -> Setup:
@@ -173,16 +183,27 @@ def cost_of(program: Any, moved: Traffic) -> Cost:
     flops = moved.flops if analysis is None else analysis["flops"]  # there is no analysis for a GPU
     flops += moved.kernel_flops
     temporaries = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes + spare
-    return Cost(temporaries, moved.bytes, flops, moved.collectives)
+    sums = [access for access in moved.accesses if access.moved and access.op.opcode.startswith("all-reduce")]
+    wide = sum(a.moved * a.times for a in sums if a.op.value[0].dtype == "f32" and a.op.source.endswith("dot_general"))
+    return Cost(temporaries, moved.bytes, flops, moved.collectives, unbounded=moved.unbounded, halved=wide)
 
 
-def measured(setup: Setup, sampled: bool = False) -> Cost:
-    """The cost of a step, with what its compilation took."""
+def measured(setup: Setup, topology: str, sampled: bool = False) -> Cost:
+    """The cost of a step on a slice, with how long it takes at most and what its compilation took."""
     step = step_of(setup, sampled)
     began = time.process_time()
     program = _program(setup, step)
     seconds = time.process_time() - began
-    return dataclasses.replace(cost_of(program, _traffic(program, setup, step)), compile_seconds=seconds)
+    moved, memory = _traffic(program, setup, step), program.memory_analysis()
+    mesh = setup.state.length.sharding.mesh
+    return dataclasses.replace(
+        cost_of(program, moved),
+        compile_seconds=seconds,
+        padding=max(memory.argument_size_in_bytes - sizes(setup).arguments, 0),
+        serial=serial(
+            moved, chip_of(topology), topology, mesh.size // mesh.shape["data"], memory.generated_code_size_in_bytes
+        ),
+    )
 
 
 def extrapolated(costs: list[Cost], at: tuple[int, ...], layers: int) -> Cost:
@@ -198,6 +219,7 @@ def extrapolated(costs: list[Cost], at: tuple[int, ...], layers: int) -> Cost:
     line = lambda a, b: max(a + share * (b - a), b)
     kinds = sorted({*low.collectives, *high.collectives})
     zero = {"count": 0, "bytes": 0}
+    times = {name: line(value, getattr(high.serial, name)) for name, value in vars(low.serial).items()}
     return Cost(
         line(low.temporaries, high.temporaries),
         line(low.bytes, high.bytes),
@@ -209,11 +231,15 @@ def extrapolated(costs: list[Cost], at: tuple[int, ...], layers: int) -> Cost:
             for kind in kinds
         },
         line(low.compile_seconds, high.compile_seconds),
+        line(low.padding, high.padding),
+        dataclasses.replace(Serial(**times), least=high.serial.least),
+        high.unbounded,
+        line(low.halved, high.halved),
     )
 
 
 def model_cost(
-    model: Any, plan: assembly.Plan, mesh: Any, setup: Setup, whole: bool, sampled: bool
+    model: Any, plan: assembly.Plan, mesh: Any, topology: str, setup: Setup, whole: bool, sampled: bool
 ) -> tuple[Cost, tuple[int, ...]]:
     """The cost of a model's step, and the layers of the programs that were compiled for it.
 
@@ -224,12 +250,12 @@ def model_cost(
     layers = model.lm.num_layers
     at = depths(turns(model))
     if whole or at is None or _reads_layers(setup.decoder):
-        return measured(setup, sampled), (layers,)
+        return measured(setup, topology, sampled), (layers,)
     batch, context = setup.state.tokens.shape
 
     def of(count):
         part = prepare(hub.with_layers(model, count, mesh), plan, mesh, batch, context) if count < layers else setup
-        return measured(part, sampled)
+        return measured(part, topology, sampled)
 
     return from_few_layers(of, at, layers)
 

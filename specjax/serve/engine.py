@@ -60,6 +60,7 @@ class Engine:
       longest: how many positions a model that is loaded is used for; see `specjax.models.load`.
       weights: a format that the model's matrices are kept in, such as "int8" or "int4:group=32"; see `specjax.models.load`.
       cache_dtype: the type of its caches, such as "int8" or "float8_e4m3fn"; see `specjax.models.load`.
+      reduce_dtype: in which products are summed over a mesh, such as "bfloat16"; see `specjax.models.load`.
       rows: how many texts are decoded together, where no drafter is named: see `specjax.spec.assemble.usual_drafter`.
 
     Raises:
@@ -78,6 +79,7 @@ class Engine:
         longest: int | None = None,
         weights: str | None = None,
         cache_dtype: Any = None,
+        reduce_dtype: Any = None,
         rows: int = 1,
         **plan: Any,
     ):
@@ -90,7 +92,8 @@ class Engine:
             distributed.meet(self.mesh)  # before one of them compiles for longer than the others wait
         if not isinstance(model, models.Model):
             name = DEFAULT_MODEL if model is None else model
-            how = {"adapter": adapter, "longest": longest, "weights": weights, "cache_dtype": cache_dtype}
+            how: dict[str, Any] = {"adapter": adapter, "longest": longest, "weights": weights}
+            how |= {"cache_dtype": cache_dtype, "reduce_dtype": reduce_dtype}
             model = models.load(name, dtype=dtype, mesh=self.mesh, **how)
         elif adapter is not None or longest is not None:
             raise ValueError(
@@ -100,6 +103,7 @@ class Engine:
             model = model if dtype is None else models.retyped(model, dtype)
             model = model if weights is None else models.quantised(model, weights)
             model = model if cache_dtype is None else models.cached(model, cache_dtype)
+            model = model if reduce_dtype is None else models.reduced(model, reduce_dtype)
         if self.mesh is not None:
             lm, params = models.spread(model.lm, model.params, self.mesh)
             model = dataclasses.replace(model, lm=lm, params=params)

@@ -119,6 +119,7 @@ class DecodeOptions(Plan):
       longest: how many positions the model that is loaded is used for; see `specjax.models.load`.
       weights: a format that the model's matrices are kept in, such as "int8" or "int4:group=32"; see `specjax.models.load`.
       cache_dtype: the type of its caches, such as "int8" or "float8_e4m3fn"; see `specjax.models.load`.
+      reduce_dtype: in which products are summed over a mesh, such as "bfloat16"; see `specjax.models.load`.
     """
 
     model: Any = option(None, "folder, shipped name or hub id (default: the shipped target)")
@@ -140,6 +141,11 @@ class DecodeOptions(Plan):
         None,
         "of the cache of an autoregressive model: float32, bfloat16, float16, int8 or float8_e4m3fn (default: as the "
         "parameters)",
+        metavar="DTYPE",
+    )
+    reduce_dtype: Any = option(
+        None,
+        "in which a mesh sums products: float32 or bfloat16, half the exchange (default: float32)",
         metavar="DTYPE",
     )
 

@@ -1,5 +1,7 @@
 """The traffic reader: on programs compiled for a CPU, and on lines as the TPU compiler writes them."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,6 +87,31 @@ def test_a_loop_counts_as_often_as_it_is_known_to_run(known, times):
     assert traffic(LOOP.replace("%TRIPS", known)).bytes == times * 2 * 1024
 
 
+@pytest.mark.parametrize(("start", "step", "end"), ((0, 1, 8), (3, 4, 30), (9, 1, 9)))
+def test_the_bound_of_a_loop_is_read_where_the_compiler_gives_none(start, step, end):
+    """As many trips as XLA itself says, whose words are taken away."""
+
+    def loop(x):
+        return jax.lax.while_loop(lambda c: c[0] < end, lambda c: (c[0] + step, jnp.sin(c[1])), (start, x))[1]
+
+    text = jax.jit(loop).lower(jax.ShapeDtypeStruct((256,), jnp.float32)).compile().as_text()
+    known = re.search(r',"known_trip_count":\{"n":"(\d+)"\}', text)
+    if known is None:  # a loop of no trips is no loop
+        assert end <= start and "while(" not in text
+        return
+    silent = traffic(text.replace(known[0], ""))
+    assert silent.bytes == traffic(text).bytes and silent.unbounded == ()
+    assert {access.times for access in silent.accesses if "body" in access.op.source} == {int(known[1])}
+
+
+def test_a_loop_of_unknown_length_counts_once_and_is_named():
+    def loop(x):
+        return jax.lax.while_loop(lambda y: jnp.sum(y) < 30, lambda y: y + 1, x)
+
+    found = traffic(jax.jit(loop).lower(jax.ShapeDtypeStruct((256,), jnp.float32)).compile().as_text())
+    assert [name.rsplit("/", 1)[-1] for name in found.unbounded] == ["while"]
+
+
 CHIP = """HloModule chip, is_scheduled=true
 
 %sum (x: f32[], y: f32[]) -> f32[] {
@@ -165,6 +192,16 @@ def test_collectives_are_counted_by_kind():
     )
     cheaper = cheaper.replace("  %n = f32[8,128]{1,0:T(8,128)} negate(%v.1)\n", "")
     assert traffic(cheaper).collectives == {"all-reduce": {"count": 1, "bytes": 8 * 128 * 4}}
+
+
+def test_main_memory_counts_whole_tiles():
+    """64 channels take the lanes of 128, and 3 rows those of 8; an array of bytes has tiles of 32 rows."""
+    shapes = "bf16[4,3,64]{2,1,0:T(8,128)(2,1)}", "bf16[64,256]{0,1:T(8,128)(2,1)}", "s8[40,128]{1,0:T(32,128)(4,1)}"
+    found = [parse(CHIP.replace("f32[8,128]{1,0:T(8,128)} param", f"{shape} param")) for shape in shapes]
+    sizes = [program.computations["main"].ops["w"].value[0] for program in found]
+    assert [b.size for b in sizes] == [2 * 4 * 3 * 64, 2 * 64 * 256, 40 * 128]
+    assert [b.hbm for b in sizes] == [2 * 4 * 8 * 128, 2 * 128 * 256, 64 * 128]
+    assert parse(CHIP).computations["main"].ops["i"].value[0].hbm == 4  # a number
 
 
 def test_sizes_and_spaces():

@@ -13,8 +13,9 @@ from specjax.models import gemma_config, hub
 from specjax.models.diffusion_gemma import DiffusionGemmaConfig
 from specjax.models.gemma_heads import Heads
 from specjax.plan import fit, report, step
+from specjax.plan.serial import PARTS, Serial
 from specjax.sharding import aot, make_mesh
-from specjax.spec.assemble import Plan
+from specjax.spec.assemble import Plan, assemble
 
 
 @pytest.fixture
@@ -42,10 +43,16 @@ def test_the_command_prints_json_and_draws(plan, tmp_path):
     for record in (one, four):
         memory = record["bytes_per_chip"]
         assert record["fits"] and record["chips"] == 1 and record["nodes"] == 1 and record["collectives"] == {}
-        assert memory["total"] == sum(memory[part] for part in ("weights", "cache", "state", "temporaries"))
+        assert memory["total"] == sum(memory[part] for part in ("weights", "cache", "state", "padding", "temporaries"))
         seconds = record["seconds"]
         assert seconds["memory"] == pytest.approx(record["bytes_accessed"] / 819e9, rel=1e-3)
         assert record["tokens_per_second"] == pytest.approx(record["batch"] * 2 / seconds["step"], rel=1e-3)
+        serial = record["serial_seconds"]
+        assert serial["step"] > seconds["step"]
+        assert serial["step"] == pytest.approx(sum(serial[part] for part in PARTS), rel=1e-6)
+        least = record["batch"] * 2 / serial["step"]
+        assert record["tokens_per_second_least"] == pytest.approx(least, rel=1e-3)
+        assert record["launches"] > 20 and record["unbounded_loops"] == []
         assert record["compile_seconds"] > 0 and record["rungs"] == [1]
     assert four["bytes_per_chip"]["cache"] == 4 * one["bytes_per_chip"]["cache"]
     assert four["flops"] > 2 * one["flops"] and four["ideal_bytes"] > one["ideal_bytes"]
@@ -63,6 +70,45 @@ def test_a_cache_split_by_its_slots(plan):
     assert 4 * memory["cache"] == alone["cache"] and memory["weights"] == alone["weights"]
     assert set(split["collectives"]) == {"all-reduce"}
     assert split["collectives"]["all-reduce"]["bytes"] < memory["cache"] / 8
+
+
+@needs_libtpu
+def test_an_accelerator_compiles_fewer_rungs():
+    """The root alone and the whole tree, where a CPU has those between; a drafter that weighs them keeps them."""
+    model, rungs, goodput = models.abstract("tiny"), {}, "draft:model=tiny-draft,rule=goodput,length=4"
+    for devices in (aot.devices("v5e:1x1"), jax.devices()[:1]):
+        mesh = make_mesh("model=1", devices)
+        for line in ("none", "prompt_lookup:length=15", goodput):
+            rungs[line, devices[0].platform] = assemble(model, Plan(line), mesh)[0].rungs
+    assert rungs["none", "tpu"] == rungs["none", "cpu"] == (1,)
+    assert rungs["prompt_lookup:length=15", "cpu"] == (1, 4, 8, 16)
+    assert rungs["prompt_lookup:length=15", "tpu"] == (1, 16)
+    assert rungs[goodput, "tpu"] == rungs[goodput, "cpu"]
+    assert len(rungs[goodput, "tpu"]) > 2
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_sums_in_bfloat16_spare_what_the_plan_says(plan):
+    words = (
+        "--model",
+        "tiny-draft",
+        "--topology",
+        "v5e:2x2",
+        "--mesh",
+        "model=4",
+        "--drafter",
+        "none",
+        "--context",
+        256,
+    )
+    wide, half = (json.loads(plan(*words, "--json", *more)[1]) for more in ((), ("--reduce-dtype", "bfloat16")))
+    spared = wide["seconds"]["collectives"] - half["seconds"]["collectives"]
+    assert wide["reduce_dtype_spares"] == pytest.approx(spared, rel=1e-3) and spared > 0
+    assert half["reduce_dtype_spares"] == 0 and half["reduce_dtype"] == "bfloat16" and wide["reduce_dtype"] is None
+    assert {kind: entry["count"] for kind, entry in half["collectives"].items()} == {
+        kind: entry["count"] for kind, entry in wide["collectives"].items()
+    }
 
 
 @needs_libtpu
@@ -205,9 +251,10 @@ def test_layers_lie_on_a_line_where_their_kinds_take_turns(name, depth, at, monk
         hub.with_layers(models.abstract(name, mesh=mesh), depth, mesh),
         Plan(None if "LLaDA" in name else "none"),
     )
-    costs = lambda setup, sampled: step.Cost(10, 100 * len(setup.params["target"]["layers"]), 7, {})
+    costs = lambda setup, topology, sampled: step.Cost(10, 100 * len(setup.params["target"]["layers"]), 7, {})
     monkeypatch.setattr(step, "measured", costs)
-    cost, found = step.model_cost(model, plan, mesh, step.prepare(model, plan, mesh, 1, 256), False, False)
+    setup = step.prepare(model, plan, mesh, 1, 256)
+    cost, found = step.model_cost(model, plan, mesh, "v5e:1x1", setup, False, False)
     assert (cost.bytes, found) == (100 * depth, at)
     assert step.depths([0, 1, 2, 3, 4, 5, 6, 7]) is None
 
@@ -215,8 +262,11 @@ def test_layers_lie_on_a_line_where_their_kinds_take_turns(name, depth, at, monk
 def test_costs_are_extrapolated_on_a_line():
     low = step.Cost(10, 100, 1000, {"all-reduce": {"count": 7, "bytes": 70}}, compile_seconds=3)
     more = {"collectives": {"all-reduce": {"count": 11, "bytes": 110}}, "compile_seconds": 5}
+    low = dataclasses.replace(low, serial=Serial(kernels=1.0, waits=0.5, launches=20))
+    more["serial"] = Serial(kernels=1.5, waits=0.5, launches=30)
     high = dataclasses.replace(low, bytes=160, flops=1800, **more)
     found = step.extrapolated([low, high], (2, 4), 32)
     assert (found.bytes, found.flops, found.temporaries) == (100 + 15 * 60, 1000 + 15 * 800, 10)
     assert found.compile_seconds == 3 + 15 * 2
     assert found.collectives == {"all-reduce": {"count": 67, "bytes": 670}}
+    assert found.serial == Serial(kernels=1 + 15 * 0.5, waits=0.5, launches=20 + 15 * 10)

@@ -222,14 +222,12 @@ def test_without_a_cache_it_can_be_differentiated():
     assert bool(jnp.isfinite(jax.grad(loss)(query)).all())
 
 
-@pytest.mark.slow
 def test_without_a_cache_queries_are_met_some_at_a_time(monkeypatch):
     """The last of them filled up; and the same values and gradients as of all at once."""
     from specjax.kernels.tree_attention import api
 
-    query, key, value, _, _, length = world(8, (0, 0), block=7)
-    options = {"query_positions": jnp.tile(jnp.arange(7)[None], (2, 1)), "window": 4, "sinks": sinks(), "scale": 1.0}
-    options["key_positions"] = options["query_positions"]
+    (query, key, value, *_, length), options = world(8, (0, 0, 0), block=7)
+    options |= {"window": 4, "sinks": sinks(), "scale": 1.0}
 
     def loss(query, key, value):
         return jnp.sin(tree_attention(query, key, value, None, None, length, **options)).sum()
@@ -241,6 +239,7 @@ def test_without_a_cache_queries_are_met_some_at_a_time(monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *found)
 
 
+@pytest.mark.slow
 def test_a_decoder_writes_the_same_with_kernels():
     """Greedy, with a drafter's trees of several shapes, in one batch of ragged prompts."""
     config = LlamaConfig(40, 32, 32, 1, 4, 2, 16, max_position_embeddings=64)

@@ -1,8 +1,9 @@
 """Tree attention on an NVIDIA GPU: Triton programs that share out a row's prefix, and a merge of what they found.
 
 With few queries there are too few rows and kv-heads to fill a GPU, so the used part of every row's cache is split as well
-(Flash-Decoding, Dao et al. 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html). A part leaves its peak, its total
-and its weighted sum; these and the block's own, which XLA computes, meet by their log-sum-exps.
+(Flash-Decoding, Dao et al. 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html). The block's own keys are one more
+part. A part leaves its peak, its total and its weighted sum, and these meet by their log-sum-exps. So a call is one kernel and
+the merge, which XLA fuses. Heads are read in pieces whose widths are powers of two, as Triton wants: 80 is 64 and 16.
 """
 
 import functools
@@ -18,19 +19,17 @@ from specjax.kernels.tree_attention.parts import (
     Operands,
     capped,
     finished,
-    mix,
-    nothing,
     product,
     running,
-    scores,
 )
 
 BLOCK = 16, 64
 """The fewest and the most cache slots a program reads at a time: 64 unless heads are so wide that these fill its memory."""
 PROGRAMS = 264
 """How many programs are wanted: two for each of an H100's multiprocessors."""
-SPLIT = 256
-"""The fewest slots of the capacity a part is worth: what it leaves behind must be small beside what it reads."""
+SPLIT = 2, 16
+"""The fewest slots of the capacity a part is worth, for each query of a program, since every query leaves a sum behind: where
+the GPU is not full without it, and where it only evens out rows of different lengths."""
 TILE = (16, 64)
 """The fewest and the most queries of a program; tensor cores take no fewer than 16."""
 MEMORY = 2**15
@@ -40,9 +39,27 @@ MEMORY = 2**15
 def refusal(operands: Operands) -> str | None:
     """Why the kernel cannot take such operands, or None."""
     width = operands.queries.shape[3]
-    if width < 16 or width & (width - 1):
-        return f"on a GPU the head width has to be a power of two of at least 16, not {width}"
+    if width % 16:
+        return f"on a GPU the head width has to be a multiple of 16, not {width}"
     return None
+
+
+def splits(batch: int, heads: int, tiles: int, tile: int, capacity: int, block: int) -> int:
+    """In how many parts a row's cache is read, by shapes alone.
+
+    As many as fill the GPU with the whole batch; and, in larger parts, as many as fill it with a single row, since the others
+    may be short.
+    """
+    filling, evening = (max(block, fewest * tile) for fewest in SPLIT)
+    full = min(PROGRAMS // (batch * heads * tiles), pl.cdiv(capacity, filling))
+    even = min(PROGRAMS // (heads * tiles), capacity // evening)
+    return max(1, full, even)
+
+
+def pieces(width: int) -> tuple[slice, ...]:
+    """A head's columns in pieces whose widths are powers of two, the widest first."""
+    sizes = [1 << i for i in reversed(range(width.bit_length())) if width >> i & 1]
+    return tuple(slice(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes)))
 
 
 def attend(operands: Operands, **options) -> jax.Array:
@@ -56,10 +73,11 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
     batch, heads, rows, width = queries.shape
     capacity = operands.cache_key.shape[2]
     most = MEMORY // (width * jnp.promote_types(queries.dtype, operands.value.dtype).itemsize)
+    most = 1 << most.bit_length() >> 1  # the power of two below, 0 of 0
     block, largest = (min(max(most, fewest), usual) for fewest, usual in (BLOCK, TILE))
     tile = min(max(pl.next_power_of_2(rows), TILE[0]), largest)
     tiles = pl.cdiv(rows, tile)
-    splits = max(1, min(pl.cdiv(capacity, SPLIT), PROGRAMS // (batch * heads * tiles)))
+    shares = splits(batch, heads, tiles, tile, capacity, block)
 
     used = jnp.minimum(operands.length, capacity)
     first = jnp.zeros_like(used)
@@ -67,7 +85,7 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
         first = jnp.maximum(jnp.min(query_positions, axis=1) - window + 1, 0) // block * block
     blocks = pl.cdiv(jnp.maximum(used - first, 0), block)
     ranges = jnp.stack(
-        [first, pl.cdiv(blocks, splits) * block, used], axis=1
+        [first, pl.cdiv(blocks, shares) * block, used], axis=1
     )  # where it starts, slots a part, where it ends
 
     whole = lambda x: pl.BlockSpec((None, None, *x.shape[2:]), lambda b, k, p: (b, k) + (0,) * (x.ndim - 2))
@@ -76,11 +94,17 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
         (None, None, None, tile, columns), lambda b, k, p: (b, k, p // tiles, p % tiles, 0)
     )
     pad = tiles * tile - rows
+    visible = operands.visible.astype(jnp.int8)
+    visible = jnp.pad(jnp.repeat(visible, rows // visible.shape[1], axis=1), ((0, 0), (0, pad), (0, 0)))
+    row = lambda b: b if len(visible) > 1 else 0
     inputs = {
         "ranges": (ranges, pl.BlockSpec((None, 3), lambda b, k, p: (b, 0))),
         "query": (jnp.pad(queries, ((0, 0), (0, 0), (0, pad), (0, 0))), tiled(width)),
         "cache_key": (operands.cache_key, whole(operands.cache_key)),
         "cache_value": (operands.cache_value, whole(operands.cache_value)),
+        "key": (operands.key, whole(operands.key)),
+        "value": (operands.value, whole(operands.value)),
+        "visible": (visible, pl.BlockSpec((None, tile, visible.shape[2]), lambda b, k, p: (row(b), p % tiles, 0))),
     }
     if window is not None:
         positions = jnp.pad(jnp.repeat(query_positions, rows // query_positions.shape[1], axis=1), ((0, 0), (0, pad)))
@@ -92,22 +116,22 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
     if operands.key_scale is not None:
         inputs["key_scale"] = operands.key_scale, whole(operands.key_scale)
         inputs["value_scale"] = operands.value_scale, whole(operands.value_scale)
-    found = jax.ShapeDtypeStruct((batch, heads, splits, tiles * tile, 1), jnp.float32)
-    sums = jax.ShapeDtypeStruct((batch, heads, splits, tiles * tile, width), jnp.float32)
+    column = jax.ShapeDtypeStruct((batch, heads, shares + 1, tiles * tile, 1), jnp.float32)
+    sums = jax.ShapeDtypeStruct((batch, heads, shares + 1, tiles * tile, width), jnp.float32)
     kernel = functools.partial(
         _kernel,
         names=tuple(inputs),
         tiles=tiles,
+        shares=shares,
         block=block,
         scale=scale,
         window=window,
         soft_cap=soft_cap,
-        plain=operands.value.dtype,
     )
-    *parts, mixed = pl.pallas_call(
+    found = pl.pallas_call(
         kernel,
-        out_shape=(found, found, sums),
-        grid=(batch, heads, splits * tiles),
+        out_shape=(column, column, sums),
+        grid=(batch, heads, (shares + 1) * tiles),
         in_specs=[spec for _, spec in inputs.values()],
         out_specs=(part(1), part(1), part(width)),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
@@ -115,65 +139,82 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
         name="tree_attention",
     )(*(x for x, _ in inputs.values()))
 
-    before = nothing(queries.shape)[:2]
-    own, weights, _ = running(before, scores(queries, operands.key, operands.visible, scale, soft_cap))
-    peak, total, mixed = (
-        jnp.concatenate([x[:, :, None], y[:, :, :, :rows]], axis=2)
-        for x, y in zip((*own, mix(weights, operands.value)), (*parts, mixed), strict=True)
-    )
+    peak, total, sums = (x[:, :, :, :rows] for x in found)
     top = jnp.max(peak, axis=2)
     worth = jnp.exp(peak - top[:, :, None])
-    return Found(top, jnp.sum(total * worth, axis=2), jnp.sum(mixed * worth, axis=2))
+    return Found(top, jnp.sum(total * worth, axis=2), jnp.sum(sums * worth, axis=2))
 
 
-def _kernel(*refs, names, tiles, block, scale, window, soft_cap, plain):
+def _kernel(*refs, names, tiles, shares, block, scale, window, soft_cap):
     """Refs in the order of `names`, then this part's peak `[M, 1]`, total `[M, 1]` and weighted sum `[M, H]`.
 
-    ranges `[3]`, query `[M, H]`, cache_key and cache_value `[S, H]`, and where given positions `[M, 1]`, unseen,
-    cache_positions, key_scale and value_scale `[S]`.
+    ranges `[3]`, query `[M, H]`, cache_key and cache_value `[S, H]`, key and value `[P + T, H]`, visible `[M, P + T]`, and
+    where given positions `[M, 1]`, unseen, cache_positions, key_scale and value_scale `[S]`.
     """
     ref = dict(zip(names, refs, strict=False))
     peak_ref, total_ref, sum_ref = refs[len(names) :]
+    part = pl.program_id(2) // tiles
     size, used = ref["ranges"][1], ref["ranges"][2]
-    begin = ref["ranges"][0] + pl.program_id(2) // tiles * size
+    begin = ref["ranges"][0] + part * size
     end = jnp.minimum(begin + size, used)
-    query = ref["query"][...]
+    own = ref["key"].shape[0]
+    columns = pieces(ref["query"].shape[1])
+    query = [ref["query"][:, c] for c in columns]
+
+    def loader(start, inside):  # nothing that lies beyond the row's length is read
+        def load(name, *columns):
+            where = pl.ds(start, block), *columns
+            shape = block, *(c.stop - c.start for c in columns)
+            mask = jnp.broadcast_to(inside.reshape((block,) + (1,) * len(columns)), shape)
+            return triton.load(ref[name].at[where], mask=mask, other=jnp.zeros((), ref[name].dtype))
+
+        return load
+
+    def meet(carry, key, value, seen, key_scale=None, value_scale=None):
+        scored = sum(product(q, k, (1, 1)) for q, k in zip(query, key, strict=True)) * scale
+        if key_scale is not None:
+            scored = scored * key_scale
+        found, weights, keep = running(carry[:2], jnp.where(seen, capped(scored, soft_cap), MASKED))
+        if value_scale is not None:
+            weights = weights * value_scale
+        mixed = (s * keep + product(weights.astype(v.dtype), v, (1, 0)) for s, v in zip(carry[2], value, strict=True))
+        return *found, tuple(mixed)
 
     def read(i, carry):
         start = begin + i * block
         slots = start + jax.lax.iota(jnp.int32, block)
-        inside = slots < end
-
-        def load(name):  # nothing that lies beyond the row's length is read
-            where = (pl.ds(start, block),) + (slice(None),) * (len(ref[name].shape) - 1)
-            mask = jnp.broadcast_to(inside.reshape((block,) + (1,) * (len(where) - 1)), (block, *ref[name].shape[1:]))
-            return triton.load(ref[name].at[where], mask=mask, other=jnp.zeros((), ref[name].dtype))
-
-        key, value = load("cache_key"), load("cache_value")
-        key_scale = value_scale = None
+        load = loader(start, slots < end)
+        key, value = ([load(name, c) for c in columns] for name in ("cache_key", "cache_value"))
+        scales = ()
         if "key_scale" in ref:
-            key, value = key.astype(query.dtype), value.astype(plain)
-            key_scale, value_scale = load("key_scale")[None], load("value_scale")[None]
-        scored = product(query, key, (1, 1)) * scale
-        if key_scale is not None:
-            scored = scored * key_scale
-        seen = inside[None]
+            key, value = [k.astype(query[0].dtype) for k in key], [v.astype(ref["value"].dtype) for v in value]
+            scales = load("key_scale")[None], load("value_scale")[None]
+        seen = (slots < end)[None]
         if "unseen" in ref:
             seen = seen & (load("unseen") == 0)[None]
         if window is not None:
             held = load("cache_positions") if "cache_positions" in ref else slots
             seen = seen & (ref["positions"][...] - held[None] < window)
-        found, weights, keep = running(carry[:2], jnp.where(seen, capped(scored, soft_cap), MASKED))
-        if value_scale is not None:
-            weights = weights * value_scale
-        return *found, carry[2] * keep + product(weights.astype(value.dtype), value, (1, 0))
+        return meet(carry, key, value, seen, *scales)
 
-    rows = query.shape[0]
-    empty = (
+    def read_own(i, carry):
+        start = i * block
+        inside = start + jax.lax.iota(jnp.int32, block) < own
+        load = loader(start, inside)
+        key, value = ([load(name, c) for c in columns] for name in ("key", "value"))
+        mask = jnp.broadcast_to(inside[None], (rows, block))
+        seen = triton.load(ref["visible"].at[:, pl.ds(start, block)], mask=mask, other=jnp.int8(0)) != 0
+        return meet(carry, key, value, seen)
+
+    rows = query[0].shape[0]
+    found = (
         jnp.full((rows, 1), MASKED, jnp.float32),
         jnp.zeros((rows, 1), jnp.float32),
-        jnp.zeros(query.shape, jnp.float32),
+        tuple(jnp.zeros(q.shape, jnp.float32) for q in query),
     )
-    peak_ref[...], total_ref[...], sum_ref[...] = jax.lax.fori_loop(
-        0, pl.cdiv(jnp.maximum(end - begin, 0), block), read, empty
-    )
+    found = jax.lax.fori_loop(0, pl.cdiv(jnp.maximum(end - begin, 0), block), read, found)
+    # the part behind the last of the cache begins where the row has ended
+    found = jax.lax.fori_loop(0, (part == shares).astype(jnp.int32) * pl.cdiv(own, block), read_own, found)
+    peak_ref[...], total_ref[...], sums = found
+    for c, x in zip(columns, sums, strict=True):
+        sum_ref[:, c] = x

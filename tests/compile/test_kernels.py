@@ -68,10 +68,10 @@ def test_verification_compiles(topology):
 
 @pytest.mark.parametrize("topology", ["v5e:2x2", "h100:8"])
 def test_heads_over_four_chips_gather_nothing(topology):
-    program = layer_on(topology, "llama-3-8b", 16, 2048, split=(1, 4, 1))
+    program = layer_on(topology, "llama-3-8b", 16, 8192, split=(1, 4, 1))
     assert gathers(program) == []
     # a chip holds a quarter of the cache, and of what it needs beside its arguments nothing is as large as that
-    quarter = 4 * 2 * 2048 * 128 * 2
+    quarter = 4 * 2 * 8192 * 128 * 2
     used = program.memory_analysis()
     assert 2 * quarter < used.argument_size_in_bytes < 2.2 * quarter
     assert used.temp_size_in_bytes < quarter
@@ -128,6 +128,12 @@ def test_every_option_compiles(topology, settings):
     assert gathers(program) == []
 
 
+@pytest.mark.parametrize("width", [80, 96])
+def test_widths_that_are_no_power_of_two_compile_for_a_gpu(width, monkeypatch):
+    monkeypatch.setitem(MODELS, "narrow", (32, 8, width))
+    layer_on("h100:8", "narrow", 16, 2048)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["v5e:2x2", "h100:8"])
 def test_heads_as_wide_as_gemmas_compile(topology, monkeypatch):
@@ -139,8 +145,8 @@ def test_heads_as_wide_as_gemmas_compile(topology, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["v5e:2x2", "h100:8"])
 def test_what_a_kernel_cannot_serve_is_said(topology):
-    wrong = {"v": ({"past": 300}, "may hold 256 keys, not 316"), "h": ({"model": "odd"}, "power of two")}[topology[0]]
-    MODELS["odd"] = (8, 8, 96)
+    wrong = {"v": ({"past": 300}, "may hold 256 keys, not 316"), "h": ({"model": "odd"}, "multiple of 16")}[topology[0]]
+    MODELS["odd"] = (8, 8, 72)
     try:
         with pytest.raises(ValueError, match=wrong[1]):
             layer_on(topology, **({"model": "llama-3-8b", "slots": 16, "capacity": 2048} | wrong[0]))

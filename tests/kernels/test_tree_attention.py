@@ -9,7 +9,7 @@ import pytest
 from support.conformance import mostly_slow
 
 from specjax.draft import PromptLookup
-from specjax.kernels.tree_attention import blocked, tree_attention
+from specjax.kernels.tree_attention import blocked, gpu, tree_attention
 from specjax.kernels.tree_attention.reference import reference
 from specjax.models.llama import LlamaConfig, LlamaLM
 from specjax.sampling import Sampling, row_keys
@@ -114,6 +114,33 @@ def test_wide_heads_are_read_in_smaller_pieces_on_a_gpu():
     """Sixteen slots at a time, for sixteen of the twenty queries of a kv-head."""
     operands, options = world(70, (0, 37, 70), heads=1, group=4, width=1024)
     check(operands, options, "pallas_gpu_interpreted", window=30, soft_cap=2.0)
+
+
+@pytest.mark.parametrize("width", (80, 96))
+def test_widths_that_are_no_power_of_two_on_a_gpu(width):
+    operands, options = world(150, (0, 70, 150), past=3, heads=1, width=width)
+    check(operands, options, "pallas_gpu_interpreted", window=100)
+
+
+def test_a_width_that_no_gpu_takes_is_refused():
+    operands, options = world(70, (0, 37, 70), width=24)
+    with pytest.raises(ValueError, match="multiple of 16, not 24"):
+        plain(*operands, **options, implementation="pallas_gpu_interpreted")
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "tile", "capacity", "parts"),
+    (
+        (1, 1, 16, 8192, 128),  # a block each
+        (1, 1, 64, 32768, 256),  # twice a tile each
+        (1, 8, 64, 32768, 33),  # two programs a multiprocessor
+        (64, 8, 16, 32768, 33),  # a row alone could fill the GPU
+        (64, 8, 64, 2048, 2),
+        (64, 8, 64, 512, 1),
+    ),
+)
+def test_parts_fill_a_gpu_with_a_batch_and_with_one_row(batch, heads, tile, capacity, parts):
+    assert gpu.splits(batch, heads, 1, tile, capacity, 64) == parts
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -187,8 +187,9 @@ def _products(jaxpr):
             (summed, _), _ = eqn.params["dimension_numbers"]
             depth = math.prod(eqn.invars[0].aval.shape[axis] for axis in summed)
             total += 2 * depth * math.prod(eqn.outvars[0].aval.shape)
+        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
         for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
-            total += _products(inner) if hasattr(inner, "eqns") else 0
+            total += times * _products(inner) if hasattr(inner, "eqns") else 0
     return total
 
 

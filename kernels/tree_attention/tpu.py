@@ -66,6 +66,7 @@ def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False
         first = jnp.clip((jnp.min(query_positions, axis=1) - window + 1) // size, 0, most - 1)
     count = jnp.maximum(pl.cdiv(used, size) - first, 1)  # blocks of a row; an empty one's own keys take a step as well
     start, row_of, steps = schedule(count, parts, most)
+    listed = row_of.size // parts
 
     words = pl.cdiv(operands.key.shape[2], 32)
     facts = query_facts(operands.visible, None if window is None else query_positions, batch, rows)
@@ -74,7 +75,7 @@ def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False
 
     def spec(shape, *index):  # a block, and where it lies: "b", "k", 0, or "s" for the blocks of the cache
         def at(p, k, t, used, first, count, start, row_of):
-            b = row_of[p, t]
+            b = row_of[p * listed + t]
             s = first[b] + jnp.minimum(t - start[b], count[b] - 1)
             return tuple({"b": b, "k": k, "s": s}.get(i, 0) for i in index)
 
@@ -104,8 +105,8 @@ def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False
     if not whole:
         results += [jax.ShapeDtypeStruct((batch, heads, rows, 1), jnp.float32)] * 2
     kernel = functools.partial(
-        _kernel, names=tuple(inputs), chunk=blocks.chunk(size), ragged=capacity % size != 0, scale=scale, window=window,
-        soft_cap=soft_cap,
+        _kernel, names=tuple(inputs), listed=listed, chunk=blocks.chunk(size), ragged=capacity % size != 0, scale=scale,
+        window=window, soft_cap=soft_cap,
     )  # fmt: skip
     return pl.pallas_call(
         kernel,
@@ -132,8 +133,8 @@ def schedule(count: jax.Array, parts: int, most: int) -> tuple[jax.Array, jax.Ar
       most: blocks of a row's cache.
 
     Returns:
-      The step of its part's list at which a row begins, `[B]`; the row of each step, `[parts, B / parts * most]`, behind a
-      list's end its last one; and how many steps the longest list has.
+      The step of its part's list at which a row begins, `[B]`; the row of each step, `[B * most]`, the parts' lists one after
+      the other and each as long, behind its end its last one; and how many steps the longest list has.
     """
     each = count.reshape(parts, -1)
     ends = jnp.cumsum(each, axis=1)
@@ -141,10 +142,12 @@ def schedule(count: jax.Array, parts: int, most: int) -> tuple[jax.Array, jax.Ar
     at = jnp.arange(rows * most)
     local = jnp.sum(at[None, :, None] >= ends[:, None, :-1], axis=2, dtype=jnp.int32)
     row_of = local + rows * jnp.arange(parts, dtype=jnp.int32)[:, None]
-    return (ends - each).reshape(-1), row_of, jnp.max(ends[:, -1])
+    return (ends - each).reshape(-1), row_of.reshape(-1), jnp.max(ends[:, -1])
 
 
-def _kernel(used_ref, first_ref, count_ref, start_ref, row_ref, *refs, names, chunk, ragged, scale, window, soft_cap):
+def _kernel(
+    used_ref, first_ref, count_ref, start_ref, row_ref, *refs, names, listed, chunk, ragged, scale, window, soft_cap
+):  # fmt: skip
     """Refs in the order of `names`, then the result `[K, M, H]`, or sums `[K, M, H]`, peak and total `[K, M, 1]`, and then
     peak, total and sums so far; of the K heads of a step.
 
@@ -155,7 +158,7 @@ def _kernel(used_ref, first_ref, count_ref, start_ref, row_ref, *refs, names, ch
     out_ref, *stats = refs[len(names) : -3]
     peak_ref, total_ref, sum_ref = refs[-3:]
     step = pl.program_id(2)
-    row = row_ref[pl.program_id(0), step]
+    row = row_ref[pl.program_id(0) * listed + step]
     block = step - start_ref[row]
     words = ref["key"].shape[1] // 32
     heads, size = ref["cache_key"].shape[:2]

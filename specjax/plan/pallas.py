@@ -165,7 +165,7 @@ def _call(eqn, values):
     dynamic, prefetch = mapping.num_dynamic_grid_bounds, mapping.num_index_operands
     bounds = iter(values[:dynamic])
     grid = [size if isinstance(size, int) else next(bounds) for size in mapping.grid]
-    scalars = values[dynamic : dynamic + prefetch]
+    scalars = [None if value is None else np.asarray(value) for value in values[dynamic : dynamic + prefetch]]
     avals = [var.aval for var in (*eqn.invars, *eqn.outvars)]
     sizes = [math.prod(aval.shape) * aval.dtype.itemsize for aval in avals]
     if all(size is not None for size in grid) and all(value is not None for value in scalars):

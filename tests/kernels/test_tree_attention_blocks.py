@@ -112,7 +112,7 @@ def test_the_list_of_steps_names_every_block_once(parts):
     found = []
     for part in range(parts):
         for step in range(steps):
-            row = row_of[part, step]
+            row = row_of.reshape(parts, -1)[part, step]
             if step - start[row] < counts[row]:  # else it is behind the end of a shorter list
                 found.append((row, step - start[row]))
     assert found == [(row, block) for row, count in enumerate(counts) for block in range(count)]

@@ -74,10 +74,10 @@ def per_device(way, mesh, **options):
     def mapped(operands: Operands) -> jax.Array:
         if slots_axis(mesh, operands):
             return over_slots(way, mesh, **options)(operands)
-        if says_nothing(mesh):  # one device, or a caller that is mapped already
-            return attend(operands)
-        places = specs(mesh, operands, AXES)
-        with jax.sharding.use_abstract_mesh(mesh):
+        with jax.sharding.use_abstract_mesh(mesh):  # a kernel may ask it for which chip it is compiled
+            if says_nothing(mesh):  # one device, or a caller that is mapped already
+                return attend(operands)
+            places = specs(mesh, operands, AXES)
             return jax.shard_map(attend, in_specs=(places,), out_specs=places.queries, check_vma=False)(operands)
 
     return mapped

@@ -15,7 +15,8 @@ def reference(
     cache_key, cache_value = (empty if x is None else exact(x) for x in (cache_key, cache_value))
     if key_scale is not None:
         cache_key, cache_value = cache_key * exact(key_scale)[..., None], cache_value * exact(value_scale)[..., None]
-    visible, unseen = (None if x is None else np.asarray(x) for x in (visible, unseen))
+    given = visible, unseen, cache_positions
+    visible, unseen, cache_positions = (None if x is None else np.asarray(x) for x in given)
     batch, block, heads, width = query.shape
     kv_heads, past = key.shape[2], key.shape[1] - block
     length = np.asarray(length)

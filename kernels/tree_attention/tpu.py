@@ -1,7 +1,9 @@
 """Tree attention on a TPU: a Mosaic kernel that reads, of every row's cache, the blocks that the row has filled.
 
-One program a row, kv-head and block of cache slots. The block's own keys come first, then the prefix, with one running
-softmax in float32 (Milakov and Gimelshein 2018, arXiv:1805.02867). All queries of a kv-head (T * G) share what is read.
+The grid is a list of (row, block of cache slots), every row's blocks one after the other: its last bound is dynamic, and which
+row a step is of it reads from prefetched scalars. A step takes as many kv-heads as fit the chip's memory. The block's own keys
+come with a row's first step, then the prefix, with one running softmax in float32 (Milakov and Gimelshein 2018,
+arXiv:1805.02867). All queries of a kv-head (T * G) share what is read.
 """
 
 import functools
@@ -11,6 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from specjax.kernels.tree_attention import blocks
 from specjax.kernels.tree_attention.parts import (
     MASKED,
     Found,
@@ -22,8 +25,6 @@ from specjax.kernels.tree_attention.parts import (
     unpacked,
 )
 
-BLOCKS = (512, 256, 128)
-"""Cache slots read at a time: the first that divides the capacity."""
 MAX_KEYS = 256
 MAX_ROWS = 1024
 
@@ -39,7 +40,8 @@ def refusal(operands: Operands) -> str | None:
 
 
 def attend(operands: Operands, **options) -> jax.Array:
-    """See `api.attend_with`. `interpret` runs it on any platform, slowly, with a TPU's memory spaces emulated."""
+    """See `api.attend_with`. `interpret` runs it on any platform, slowly, with a TPU's memory spaces emulated; `tiles` stand
+    for those of `blocks.tiles`."""
     return _call(operands, **options, whole=True)[0]
 
 
@@ -49,19 +51,22 @@ def find(operands: Operands, **options) -> Found:
     return Found(peak, total, sums)
 
 
-def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False):
+def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False, tiles=None):
     """The finished attention, or where it is not `whole` sums, peaks and totals."""
     queries, query_positions = operands.queries, operands.query_positions
     batch, heads, rows, width = queries.shape
     capacity = operands.cache_key.shape[2]
-    size = min(capacity, next((size for size in BLOCKS if capacity % size == 0), BLOCKS[0]))
-    blocks = pl.cdiv(capacity, size)
+    tiles = blocks.tiles(operands, window) if tiles is None else tiles
+    size, parts = tiles.slots, tiles.parts
+    most = pl.cdiv(capacity, size)
 
     used = jnp.minimum(operands.length, capacity)
     first = jnp.zeros_like(used)
     if window is not None and operands.cache_positions is None:
-        first = jnp.maximum(jnp.min(query_positions, axis=1) - window + 1, 0) // size
-    count = jnp.maximum(pl.cdiv(used, size) - first, 0)  # blocks that a row reads
+        first = jnp.clip((jnp.min(query_positions, axis=1) - window + 1) // size, 0, most - 1)
+    count = jnp.maximum(pl.cdiv(used, size) - first, 1)  # blocks of a row; an empty one's own keys take a step as well
+    start, row_of, steps = schedule(count, parts, most)
+    listed = row_of.size // parts
 
     words = pl.cdiv(operands.key.shape[2], 32)
     facts = query_facts(operands.visible, None if window is None else query_positions, batch, rows)
@@ -69,15 +74,16 @@ def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False
     key, value = jnp.pad(operands.key, pad), jnp.pad(operands.value, pad)
 
     def spec(shape, *index):  # a block, and where it lies: "b", "k", 0, or "s" for the blocks of the cache
-        def at(b, k, j, used, first, count):
-            s = jnp.minimum(first[b] + jnp.minimum(j, jnp.maximum(count[b] - 1, 0)), blocks - 1)
+        def at(p, k, t, used, first, count, start, row_of):
+            b = row_of[p * listed + t]
+            s = first[b] + jnp.minimum(t - start[b], count[b] - 1)
             return tuple({"b": b, "k": k, "s": s}.get(i, 0) for i in index)
 
         return pl.BlockSpec(shape, at)
 
-    every = lambda x: spec((None, None, *x.shape[2:]), "b", "k", 0, 0)
-    cached = spec((None, None, size, width), "b", "k", "s", 0)
-    scales = spec((None, None, 1, size), "b", "k", 0, "s")
+    every = lambda x: spec((None, tiles.heads, *x.shape[2:]), "b", "k", 0, 0)
+    cached = spec((None, tiles.heads, size, width), "b", "k", "s", 0)
+    scales = spec((None, tiles.heads, 1, size), "b", "k", 0, "s")
     inputs = {
         "query": (queries, every(queries)),
         "key": (key, every(key)),
@@ -94,48 +100,75 @@ def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False
         inputs["key_scale"] = operands.key_scale.astype(jnp.float32)[:, :, None], scales
         inputs["value_scale"] = operands.value_scale.astype(jnp.float32)[:, :, None], scales
     if operands.sinks is not None and whole:
-        inputs["sinks"] = operands.sinks[:, :, None], spec((None, rows, 1), "k", 0, 0)
+        inputs["sinks"] = operands.sinks[:, :, None], spec((tiles.heads, rows, 1), "k", 0, 0)
     results = [jax.ShapeDtypeStruct(queries.shape, jnp.float32)]
     if not whole:
         results += [jax.ShapeDtypeStruct((batch, heads, rows, 1), jnp.float32)] * 2
     kernel = functools.partial(
-        _kernel, names=tuple(inputs), ragged=capacity % size != 0, scale=scale, window=window, soft_cap=soft_cap
-    )
+        _kernel, names=tuple(inputs), listed=listed, chunk=blocks.chunk(size), ragged=capacity % size != 0, scale=scale,
+        window=window, soft_cap=soft_cap,
+    )  # fmt: skip
     return pl.pallas_call(
         kernel,
         out_shape=results,
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=3,
-            grid=(batch, heads, jnp.maximum(jnp.max(count), 1)),
+            num_scalar_prefetch=5,
+            grid=(parts, heads // tiles.heads, steps),
             in_specs=[spec for _, spec in inputs.values()],
             out_specs=[every(x) for x in results],
-            scratch_shapes=[pltpu.VMEM((rows, columns), jnp.float32) for columns in (1, 1, width)],
+            scratch_shapes=[pltpu.VMEM((tiles.heads, rows, columns), jnp.float32) for columns in (1, 1, width)],
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
         interpret=pltpu.InterpretParams(uninitialized_memory="nan") if interpret else False,
         name="tree_attention",
-    )(used, first, count, *(x for x, _ in inputs.values()))
+    )(used, first, count, start, row_of, *(x for x, _ in inputs.values()))
 
 
-def _kernel(used_ref, first_ref, count_ref, *refs, names, ragged, scale, window, soft_cap):
-    """Refs in the order of `names`, then the result `[M, H]`, or sums `[M, H]`, peak and total `[M, 1]`, and then peak, total
-    and sums so far.
+def schedule(count: jax.Array, parts: int, most: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The list of steps.
 
-    query `[M, H]`, key and value `[32 W, H]`, facts `[M, W or W + 1]`, cache_key and cache_value `[block, H]`, and where
-    given unseen, cache_positions, key_scale and value_scale `[1, block]`, and sinks `[M, 1]`.
+    Args:
+      count: `[B]` int32, steps of every row, 1 to `most`.
+      parts: a divisor of B; each part of the rows has a list of its own, for a core of its own.
+      most: blocks of a row's cache.
+
+    Returns:
+      The step of its part's list at which a row begins, `[B]`; the row of each step, `[B * most]`, the parts' lists one after
+      the other and each as long, behind its end its last one; and how many steps the longest list has.
+    """
+    each = count.reshape(parts, -1)
+    ends = jnp.cumsum(each, axis=1)
+    rows = each.shape[1]
+    at = jnp.arange(rows * most)
+    local = jnp.sum(at[None, :, None] >= ends[:, None, :-1], axis=2, dtype=jnp.int32)
+    row_of = local + rows * jnp.arange(parts, dtype=jnp.int32)[:, None]
+    return (ends - each).reshape(-1), row_of.reshape(-1), jnp.max(ends[:, -1])
+
+
+def _kernel(
+    used_ref, first_ref, count_ref, start_ref, row_ref, *refs, names, listed, chunk, ragged, scale, window, soft_cap
+):  # fmt: skip
+    """Refs in the order of `names`, then the result `[K, M, H]`, or sums `[K, M, H]`, peak and total `[K, M, 1]`, and then
+    peak, total and sums so far; of the K heads of a step.
+
+    query `[K, M, H]`, key and value `[K, 32 W, H]`, facts `[M, W or W + 1]`, cache_key and cache_value `[K, block, H]`, and
+    where given unseen and cache_positions `[1, block]`, key_scale and value_scale `[K, 1, block]`, and sinks `[K, M, 1]`.
     """
     ref = dict(zip(names, refs, strict=False))
     out_ref, *stats = refs[len(names) : -3]
     peak_ref, total_ref, sum_ref = refs[-3:]
-    row, block = pl.program_id(0), pl.program_id(2)
-    words = ref["key"].shape[0] // 32
+    step = pl.program_id(2)
+    row = row_ref[pl.program_id(0) * listed + step]
+    block = step - start_ref[row]
+    words = ref["key"].shape[1] // 32
+    heads, size = ref["cache_key"].shape[:2]
+    begin = (first_ref[row] + block) * size
 
-    def scores(key):
-        return product(ref["query"][...], key, (1, 1)) * scale
+    def scores(head, key):
+        return product(ref["query"][head], key, (1, 1)) * scale
 
-    def add(scored, value, value_scale, carry):
-        carry, weights, keep = running(carry, scored)
-        peak_ref[...], total_ref[...] = carry
+    def add(head, scored, value, value_scale, carry):
+        (peak_ref[head], total_ref[head]), weights, keep = running(carry, scored)
         if value_scale is not None:
             weights = weights * value_scale
         return keep, product(weights.astype(value.dtype), value, (1, 0))
@@ -143,40 +176,48 @@ def _kernel(used_ref, first_ref, count_ref, *refs, names, ragged, scale, window,
     @pl.when(block == 0)
     def own():
         seen = unpacked(ref["facts"][:, :words])
-        scored = jnp.where(seen, capped(scores(ref["key"][...]), soft_cap), MASKED)
-        before = jnp.full(peak_ref.shape, MASKED, jnp.float32), jnp.zeros(total_ref.shape, jnp.float32)
-        if "sinks" in ref:  # a score that was met before all others
-            before = ref["sinks"][...], jnp.ones(total_ref.shape, jnp.float32)
-        _, sum_ref[...] = add(scored, ref["value"][...], None, before)
 
-    @pl.when(block < count_ref[row])
+        @pl.loop(0, heads)
+        def of(head):
+            scored = jnp.where(seen, capped(scores(head, ref["key"][head]), soft_cap), MASKED)
+            shape = peak_ref.shape[1:]
+            before = jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32)
+            if "sinks" in ref:  # a score that was met before all others
+                before = ref["sinks"][head], jnp.ones(shape, jnp.float32)
+            _, sum_ref[head] = add(head, scored, ref["value"][head], None, before)
+
+    @pl.when((block < count_ref[row]) & (begin < used_ref[row]))
     def prefix():
-        key, value = ref["cache_key"][...], ref["cache_value"][...]
-        start = (first_ref[row] + block) * key.shape[0]
-        slots = start + jax.lax.broadcasted_iota(jnp.int32, (1, key.shape[0]), 1)
-        seen = slots < used_ref[row]
-        if "unseen" in ref:
-            seen = seen & (ref["unseen"][...] == 0)
-        if window is not None:
-            held = ref["cache_positions"][...] if "cache_positions" in ref else slots
-            seen = seen & (ref["facts"][:, words:] - held < window)
-        key_scale = value_scale = None
-        if "key_scale" in ref:
-            key_scale, value_scale = ref["key_scale"][...], ref["value_scale"][...]
-            key, value = key.astype(ref["query"].dtype), value.astype(ref["value"].dtype)
-        if ragged:  # the last block reads past the cache, where anything may lie, and 0 times NaN is NaN
-            down = start + jax.lax.broadcasted_iota(jnp.int32, value.shape, 0)
-            value = jnp.where(down < used_ref[row], value, jnp.zeros_like(value))
-            if value_scale is not None:
-                value_scale = jnp.where(slots < used_ref[row], value_scale, 0.0)
-        scored = scores(key)
-        if key_scale is not None:
-            scored = scored * key_scale
-        scored = jnp.where(seen, capped(scored, soft_cap), MASKED)
-        keep, mixed = add(scored, value, value_scale, (peak_ref[...], total_ref[...]))
-        sum_ref[...] = sum_ref[...] * keep + mixed
+        @pl.loop(0, heads)
+        def of(head):
+            @pl.loop(0, size // chunk)
+            def read(i):
+                at = pl.ds(pl.multiple_of(i * chunk, chunk), chunk)
+                slots = begin + i * chunk + jax.lax.broadcasted_iota(jnp.int32, (1, chunk), 1)
+                seen = slots < used_ref[row]
+                if "unseen" in ref:
+                    seen = seen & (ref["unseen"][:, at] == 0)
+                if window is not None:
+                    held = ref["cache_positions"][:, at] if "cache_positions" in ref else slots
+                    seen = seen & (ref["facts"][:, words:] - held < window)
+                key, value = ref["cache_key"][head, at], ref["cache_value"][head, at]
+                key_scale = value_scale = None
+                if "key_scale" in ref:
+                    key_scale, value_scale = ref["key_scale"][head, :, at], ref["value_scale"][head, :, at]
+                    key, value = key.astype(ref["query"].dtype), value.astype(ref["value"].dtype)
+                if ragged:  # the last block reads past the cache, where anything may lie, and 0 times NaN is NaN
+                    down = begin + i * chunk + jax.lax.broadcasted_iota(jnp.int32, value.shape, 0)
+                    value = jnp.where(down < used_ref[row], value, jnp.zeros_like(value))
+                    if value_scale is not None:
+                        value_scale = jnp.where(slots < used_ref[row], value_scale, 0.0)
+                scored = scores(head, key)
+                if key_scale is not None:
+                    scored = scored * key_scale
+                scored = jnp.where(seen, capped(scored, soft_cap), MASKED)
+                keep, mixed = add(head, scored, value, value_scale, (peak_ref[head], total_ref[head]))
+                sum_ref[head] = sum_ref[head] * keep + mixed
 
-    @pl.when(block == pl.num_programs(2) - 1)
+    @pl.when(block == count_ref[row] - 1)
     def finish():
         if stats:
             out_ref[...], stats[0][...], stats[1][...] = sum_ref[...], peak_ref[...], total_ref[...]

@@ -167,7 +167,7 @@ def _call(eqn, values):
     dynamic, prefetch = mapping.num_dynamic_grid_bounds, mapping.num_index_operands
     bounds = iter(values[:dynamic])
     grid = [size if isinstance(size, int) else next(bounds) for size in mapping.grid]
-    scalars = values[dynamic : dynamic + prefetch]
+    scalars = [None if value is None else np.asarray(value) for value in values[dynamic : dynamic + prefetch]]
     avals = [var.aval for var in (*eqn.invars, *eqn.outvars)]
     sizes = [math.prod(aval.shape) * aval.dtype.itemsize for aval in avals]
     if all(size is not None for size in grid) and all(value is not None for value in scalars):
@@ -189,8 +189,9 @@ def _products(jaxpr):
             (summed, _), _ = eqn.params["dimension_numbers"]
             depth = math.prod(eqn.invars[0].aval.shape[axis] for axis in summed)
             total += 2 * depth * math.prod(eqn.outvars[0].aval.shape)
+        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
         for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
-            total += _products(inner) if hasattr(inner, "eqns") else 0
+            total += times * _products(inner) if hasattr(inner, "eqns") else 0
     return total
 
 

@@ -1,15 +1,18 @@
 """Every kernel at real shapes goes through the real compilers of TPUs and of an H100, on a machine without either."""
 
 import math
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from support.conformance import mostly_slow
 from support.planned import skip_without_compiler
 
-from specjax.kernels.tree_attention import tree_attention
+from specjax.bench import attention_blocks
+from specjax.kernels.tree_attention import blocks, tree_attention
 from specjax.plan.hlo import traffic
 from specjax.sharding.aot import compiled, devices
 
@@ -132,6 +135,22 @@ def test_every_option_compiles(topology, settings):
 def test_widths_that_are_no_power_of_two_compile_for_a_gpu(width, monkeypatch):
     monkeypatch.setitem(MODELS, "narrow", (32, 8, width))
     layer_on("h100:8", "narrow", 16, 2048)
+
+
+@pytest.mark.parametrize("topology", mostly_slow(TPUS, "v5e:2x2"))
+@pytest.mark.parametrize("queries", mostly_slow([64, 256, 1024], 64))
+def test_tiles_take_no_more_memory_than_is_counted(topology, queries):
+    """The compiler's own figure, of eight kv-heads and the largest blocks of the table."""
+    skip_without_compiler(topology)
+    chip, operands = topology[:3], attention_blocks.operands_of(8, queries, 32768)
+    tiles = blocks.fitted(operands, 8, blocks.SIZES[0] if queries > 64 else 1024, blocks.VMEM[chip])
+    place = NamedSharding(Mesh(np.array(devices(topology)[:1]), ("x",)), PartitionSpec())
+    given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), operands)
+    text = compiled(jax.jit(lambda given: attention_blocks.attend(given, tiles)).lower(given)).as_text()
+    (call,) = [line for line in text.splitlines() if "tpu_custom_call" in line]
+    taken = re.search(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"\d+","size":"(\d+)"', call)
+    cache = 2 * 2 * tiles.heads * tiles.slots * 128 * 2
+    assert cache <= int(taken[1]) <= blocks.used(operands, tiles) <= blocks.VMEM[chip]
 
 
 @pytest.mark.slow

@@ -1,0 +1,114 @@
+"""How the TPU kernel of tree attention cuts a cache into blocks: by a table of chips, and by what fits their memory."""
+
+import dataclasses
+import math
+
+import jax
+
+from specjax.kernels.tree_attention.block_sizes import CAPACITIES, SLOTS
+from specjax.kernels.tree_attention.parts import Operands
+
+MIB = 1 << 20
+VMEM = {"v5e": 16 * MIB, "v5p": 16 * MIB, "v6e": 32 * MIB}
+"""Bytes that the compiler lets one kernel take of a core's vector memory. There is more (128, 64 and 128 MiB), in which XLA
+keeps what the operations around the kernel read."""
+SIZES = (4096, 2048, 1024, 512, 256, 128)
+"""Block sizes that are considered."""
+COMPUTED = 1024
+"""Slots that are computed with at a time: the scores of more would only lengthen the program."""
+KINDS = {
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+}
+"""Names of chips, by what JAX calls a device. Others are served as a v5e, which has the least memory for a kernel."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiles:
+    """What a step of the grid reads.
+
+    Attributes:
+      slots: cache slots, of which every row has the same.
+      heads: kv-heads at once.
+      parts: parts of the rows, each with a list of steps for a core of its own.
+    """
+
+    slots: int
+    heads: int
+    parts: int = 1
+
+
+def tiles(operands: Operands, window: int | None) -> Tiles:
+    """The tiles for such operands on the device of the ambient mesh, else on JAX's first."""
+    device = jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
+    batch, heads, queries, width = operands.queries.shape
+    capacity, kept = operands.cache_key.shape[2], operands.cache_key.dtype.itemsize
+    chip, cores = KINDS.get(device.device_kind, "v5e"), getattr(device, "num_cores", None) or 1
+    parts = cores if heads % cores and batch % cores == 0 else 1  # a core has heads of its own, else rows
+    mine = heads if heads % cores else heads // cores
+    span = capacity if window is None or operands.cache_positions is not None else min(capacity, window)
+    wanted = listed(chip, mine * width * kept / 256, queries, span)
+    return dataclasses.replace(fitted(operands, mine, wanted, VMEM[chip]), parts=parts)
+
+
+def fitted(operands: Operands, heads: int, slots: int, room: int) -> Tiles:
+    """Blocks of so many slots for as many of the heads as fit `room` bytes; smaller blocks where one head's do not."""
+    several = [some for some in range(heads, 0, -1) if heads % some == 0]
+    sizes = [size for size in SIZES if size <= slots]
+    cuts = [Tiles(cut(operands.cache_key.shape[2], size), some) for size in sizes for some in several]
+    return next((tiles for tiles in cuts if used(operands, tiles) <= room), cuts[-1])
+
+
+def listed(chip: str, heads: float, queries: int, capacity: int) -> int:
+    """The table's block size.
+
+    Args:
+      chip: of the table.
+      heads: kv-heads that a core reads, each as wide as 128 numbers in bfloat16.
+      queries: of a kv-head.
+      capacity: slots of a row.
+    """
+    kinds = [(h, q) for c, h, q in SLOTS if c == chip]
+    nearest = max((h for h, _ in kinds if h <= heads), default=min(h for h, _ in kinds))
+    above = min((q for _, q in kinds if q >= queries), default=max(q for _, q in kinds))
+    column = sum(capacity >= known for known in CAPACITIES[1:])
+    return SLOTS[chip, nearest, above][column]
+
+
+def cut(capacity: int, slots: int) -> int:
+    """A block of about so many slots, and no more: the whole of a small cache, else what divides it, else what leaves the least
+    to be read behind its end."""
+    if capacity <= min(slots, COMPUTED):
+        return capacity
+    unit = 128 if slots <= COMPUTED else COMPUTED // 2
+    largest = min(slots, capacity // unit * unit)
+    exact = (size for size in range(largest, slots // 2 - 1, -unit) if capacity % size == 0)
+    return next(exact, math.ceil(capacity / math.ceil(capacity / largest) / unit) * unit)
+
+
+def chunk(slots: int) -> int:
+    """How many of a block's slots are computed with at a time."""
+    if slots <= COMPUTED:
+        return slots
+    return next(size for size in range(COMPUTED, 0, -128) if slots % size == 0)
+
+
+def used(operands: Operands, tiles: Tiles) -> int:
+    """Bytes of vector memory that a step takes at most, those of the next one's fetch among them."""
+    lanes = lambda size: math.ceil(size / 128) * 128
+    each = lambda x: x.dtype.itemsize
+    heads, slots = tiles.heads, lanes(tiles.slots)
+    queries, width, keys = operands.queries.shape[2], lanes(operands.queries.shape[3]), lanes(operands.key.shape[2])
+    cache = 2 * heads * slots * width * each(operands.cache_key)
+    lines = 2 * heads * (operands.key_scale is not None)
+    lines += (operands.unseen is not None) + (operands.cache_positions is not None)
+    line = 4 * 8 * slots  # eight numbers high
+    own = heads * (queries * each(operands.queries) + 2 * keys * each(operands.key)) * width
+    facts = 4 * queries * 128
+    results = 4 * heads * queries * (width + 2 * 128)
+    scores = 2 * 4 * queries * lanes(chunk(tiles.slots))
+    return 2 * (cache + lines * line + own + facts + results) + results + scores

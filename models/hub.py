@@ -231,6 +231,7 @@ def load(
     longest: int | None = None,
     weights: str | formats.Format | None = None,
     cache_dtype: Any = None,
+    layers: bool = True,
 ) -> Model:
     """Reads a model: a folder, of Hugging Face or of `save`, the name of a shipped model, or a Hugging Face hub id.
 
@@ -248,6 +249,8 @@ def load(
         checkpoint, once all are there. None: they stay plain.
       cache_dtype: the type of the caches of an autoregressive model: float32, bfloat16, float16, or int8 or float8_e4m3fn,
         which have a scale for each slot and head. None: that of the parameters.
+      layers: whether there are parameters of its layers. Without them it embeds, norms and unembeds; of a folder with
+        safetensors, and no adapter, they are not read either.
 
     Raises:
       ModelError: (a ValueError) when there is no such model, the folder is incomplete, the architecture is not
@@ -283,6 +286,8 @@ def load(
         sources = _sources(lm, raw, folder, dtype, share_of(mesh))
         if form is not None and not later:
             sources = form.each(form.source, sources)
+        if not layers and not later:
+            sources, places = outer(sources), None if places is None else outer(places)
         with bar(f"loading {name}", len(jax.tree.leaves(sources))) as advance:
             params = reading.read(sources, dtype, places, advance)
     if added is not None:
@@ -291,7 +296,14 @@ def load(
     if form is not None and later:
         params = form.params(params)
         params = params if mesh is None else jax.device_put(params, stored_places(wide, mesh, final))
+    if not layers:
+        return dataclasses.replace(model, params=outer(params))
     return dataclasses.replace(model, params=params if mesh is None else with_copies(wide, params, mesh))
+
+
+def outer(params: dict[str, Any]) -> dict[str, Any]:
+    """All but those of layers."""
+    return {name: part for name, part in params.items() if name != "layers"}
 
 
 def _shortened(lm: Any, longest: int) -> Any:

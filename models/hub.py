@@ -262,6 +262,7 @@ def load(
     weights: str | formats.Format | None = None,
     cache_dtype: Any = None,
     reduce_dtype: Any = None,
+    layers: bool = True,
 ) -> Model:
     """Reads a model: a folder, of Hugging Face or of `save`, the name of a shipped model, or a Hugging Face hub id.
 
@@ -281,6 +282,8 @@ def load(
         which have a scale for each slot and head. None: that of the parameters.
       reduce_dtype: the type in which parts of attention's and MLPs' products are summed over a mesh's axis `model`: bfloat16
         halves what chips exchange, and texts are then another mesh's no more. None: float32.
+      layers: whether there are parameters of its layers. Without them it embeds, norms and unembeds; of a folder with
+        safetensors, and no adapter, they are not read either.
 
     Raises:
       ModelError: (a ValueError) when there is no such model, the folder is incomplete, the architecture is not
@@ -317,6 +320,8 @@ def load(
         sources = _sources(lm, raw, folder, dtype, share_of(mesh))
         if form is not None and not later:
             sources = form.each(form.source, sources)
+        if not layers and not later:
+            sources, places = outer(sources), None if places is None else outer(places)
         with bar(f"loading {name}", len(jax.tree.leaves(sources))) as advance:
             params = reading.read(sources, dtype, places, advance)
     if added is not None:
@@ -325,7 +330,14 @@ def load(
     if form is not None and later:
         params = form.params(params)
         params = params if mesh is None else jax.device_put(params, stored_places(wide, mesh, final))
+    if not layers:
+        return dataclasses.replace(model, params=outer(params))
     return dataclasses.replace(model, params=by_rows(params if mesh is None else with_copies(wide, params, mesh)))
+
+
+def outer(params: dict[str, Any]) -> dict[str, Any]:
+    """All but those of layers."""
+    return {name: part for name, part in params.items() if name != "layers"}
 
 
 def _shortened(lm: Any, longest: int) -> Any:

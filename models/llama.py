@@ -292,8 +292,9 @@ class LlamaLM:
         return nnx.to_pure_dict(_abstract(self.laid_out, dtype, None)[1])
 
     def bind(self, params: Any) -> Llama:
-        """The nnx module that holds these parameters."""
-        return nnx.merge(_abstract(self.laid_out, jnp.float32, self.attention, self.reduce_dtype)[0], params)
+        """The nnx module that holds these parameters; layers without any (`specjax.models.load(layers=False)`) have shapes."""
+        graph, shapes = _abstract(self.laid_out, jnp.float32, self.attention, self.reduce_dtype)
+        return nnx.merge(graph, params if "layers" in params else nnx.to_pure_dict(shapes) | params)
 
     def __call__(
         self,

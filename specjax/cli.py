@@ -35,7 +35,7 @@ from specjax.serve.options import option
 from specjax.spec.line import spelt
 from specjax.terminal import BadInput, Parser, add_fields, bad_input, flag, from_args, run_command, write
 from specjax.train.losses import LOSSES
-from specjax.train.options import TrainOptions
+from specjax.train.options import CaptureOptions, TrainOptions
 from specjax.train.tasks import OBJECTIVES
 
 
@@ -158,6 +158,13 @@ def train(options: TrainOptions) -> int:
     return command(options)
 
 
+def capture(options: CaptureOptions) -> int:
+    """`specjax capture`."""
+    from specjax.train.capture import command  # likewise
+
+    return command(options)
+
+
 WORDS = {"objectives": ", ".join(OBJECTIVES), "losses": ", ".join(LOSSES)}
 """What help texts name."""
 
@@ -172,6 +179,11 @@ COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
         check_head.command,
     ),
     "train": ("train a drafter for a target", TrainOptions, train),
+    "capture": (
+        "keep what a target says of training text, so that heads are trained without running it",
+        CaptureOptions,
+        capture,
+    ),
     "datastore": ("build a retrieval datastore from text files", DatastoreOptions, datastore.command),
     "convert": (
         "write a model as an Orbax checkpoint, or in another type; or a head for other engines",

@@ -10,23 +10,31 @@ from typing import Any
 import jax
 
 from specjax import models
+from specjax.models.hub import outer
 from specjax.serve.engine import DEFAULT_MODEL
 from specjax.serve.options import check_least
 from specjax.sharding import make_mesh
 from specjax.spec.line import read_line
 from specjax.terminal import bad_input, complain, flag, note
-from specjax.train import data, loop
+from specjax.train import data, loop, prompts
+from specjax.train.features import Features, Index
 from specjax.train.held_out import HeldOut
 from specjax.train.objective import Recipe
-from specjax.train.options import TrainOptions
+from specjax.train.options import TrainOptions, length_of
 from specjax.train.tasks import OBJECTIVES, Task
 from specjax.viz.files import check_plot
+
+AHEAD = 2
+"""Batches of captured rows that are read beforehand."""
 
 
 def command(options: TrainOptions) -> int:
     """Trains for parsed options; returns the exit status."""
-    with bad_input():
-        task, batches, held_out, settings, run, mesh, about = prepare(options)
+    try:
+        with bad_input():
+            task, batches, held_out, settings, run, mesh, about = prepare(options)
+    except prompts.Stopped as stopped:
+        return stopped.status
     for line in about:
         note(line)
     seen: list[dict[str, float]] = []
@@ -72,6 +80,8 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
       ValueError: on whatever cannot be used, before any training.
     """
     check_least(options, flag)
+    prompts.check_sources(options)
+    options = dataclasses.replace(options, length=_length(options))
     if options.batch_size % max(options.accumulate, 1):
         raise ValueError(f"--accumulate {options.accumulate} does not divide --batch-size {options.batch_size}")
     name = read_line(options.drafter, "drafter").name
@@ -94,26 +104,26 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
         raise ValueError("--patience counts checkpoints without a better one on held-out text: give it with --held-out")
     models.resolve_dtype(options.save_dtype)
     mesh = make_mesh(options.mesh)
+    starts_from_layers = getattr(OBJECTIVES[name], "starts_from_layers", False)
     target = models.load(
         options.target or DEFAULT_MODEL,
         dtype=options.dtype,
         mesh=mesh,
         adapter=options.adapter,
         weights=options.weights,
+        layers=options.features is None or starts_from_layers,
     )
-    longest = target.lm.config.max_position_embeddings
-    if options.length > longest:
-        raise ValueError(
-            f"--length {options.length} is more than the {longest} positions that {target.name} was made for"
-        )
-    rows_of = lambda files, packed: data.read_rows(files, target, options.length, options.seed, packed)
-    read = functools.cache(functools.partial(rows_of, options.data))
+    _check_length(options, target)
+    read = functools.cache(functools.partial(_rows, options, target))
     task = OBJECTIVES[name](target, options, functools.partial(read, True))
     settings = as_published(settings, options, task.objective.recipe)
-    rows = read(task.objective.packed)
+    rows, others = read(task.objective.packed), _others(options, target, task.objective.packed)
+    if options.features is not None:
+        rows, others = (None if found is None else found.reading(name, task.objective) for found in (rows, others))
+        if starts_from_layers:
+            task = dataclasses.replace(task, frozen=outer(task.frozen))
     held_out = None
-    if options.held_out:
-        others = rows_of(options.held_out, task.objective.packed)
+    if others is not None:
         if others.digest == rows.digest:
             raise ValueError("--held-out has the text of --data: give it text that is not trained on")
         held_out = HeldOut(others, options.batch_size // options.accumulate, options.patience)
@@ -124,10 +134,49 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
         **({} if target.adapter is None else {"adapter": str(target.adapter.resolve())}),
         **({} if target.weights is None else {"weights": target.weights}),
         **({} if options.start is None else {"start": options.start}),
+        **({} if options.features is None else {"features": rows.about}),
     }  # fmt: skip
     run = loop.Run(output / "training", about, resume=options.resume)
-    batches = data.batches(rows, options.batch_size, options.seed)
+    batches = data.batches(rows, options.batch_size, options.seed, 0 if options.features is None else AHEAD)
     return task, batches, held_out, settings, run, mesh, _about(options, target, task, rows, held_out and held_out.rows)
+
+
+def _length(options: TrainOptions) -> int:
+    """Tokens a row."""
+    if options.features is None:
+        return length_of(options)
+    stored = Index.read(Path(options.features)).length
+    if options.length not in (None, stored):
+        raise ValueError(f"--length {options.length}, and the rows of {options.features!r} have {stored} tokens")
+    return stored
+
+
+def _check_length(options: TrainOptions, target: Any) -> None:
+    longest = target.lm.config.max_position_embeddings
+    if length_of(options) > longest:
+        raise ValueError(
+            f"--length {options.length} is more than the {longest} positions that {target.name} was made for"
+        )
+
+
+def _rows(options: TrainOptions, target: Any, packed: bool) -> Any:
+    """What is trained on. Text is tokenised once, and then lies in the run's folder."""
+    if options.features is not None:
+        return Features.open(Path(options.features), target)
+    folder = Path(options.output) / "training"
+    files = prompts.written(options, target, folder)
+    return data.read_rows(files, target, length_of(options), options.seed, packed, folder / "rows")
+
+
+def _others(options: TrainOptions, target: Any, packed: bool) -> Any:
+    """What is not trained on; None: nothing is held out."""
+    if not options.held_out:
+        return None
+    if options.features is None:
+        return data.read_rows(options.held_out, target, length_of(options), options.seed, packed)
+    if len(options.held_out) > 1:
+        raise ValueError("--held-out takes one captured folder with --features")
+    return Features.open(Path(options.held_out[0]), target)
 
 
 def as_published(settings: loop.Settings, options: TrainOptions, recipe: Recipe) -> loop.Settings:
@@ -151,10 +200,10 @@ def _about(options: TrainOptions, target: Any, task: Task, rows: Any, others: An
     count = sum(math.prod(x.shape) for x in jax.tree.leaves(task.params))
     lines = [
         f"{options.drafter} for {target.name}: {count / 1e6:.2f}M parameters, {len(rows)} rows of {options.length} tokens, "
-        f"{rows.mask.sum()} to predict, {options.steps} steps of {options.batch_size} rows"
+        f"{rows.due} to predict, {options.steps} steps of {options.batch_size} rows"
     ]
     if others is not None:
-        lines.append(f"{len(others)} rows of held-out text, {others.mask.sum()} tokens of it to predict")
+        lines.append(f"{len(others)} rows of held-out text, {others.due} tokens of it to predict")
     for name, read in (("data", rows), ("held-out text", others)):
         if read is not None and read.skipped:
             lines.append(f"left out {len(read.skipped)} lines of the {name}, the first: {read.skipped[0]}")

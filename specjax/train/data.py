@@ -11,7 +11,6 @@ Lines of a .jsonl file are objects of one of these kinds:
 A prompt may be text, token ids or messages. Other files are text as a whole.
 """
 
-import bisect
 import dataclasses
 import functools
 import hashlib
@@ -24,16 +23,18 @@ import grain
 import numpy as np
 
 from specjax.models.text import encode_text
+from specjax.train import row_files
+from specjax.train.packing import Make, Packed, Piece, Pieces, cut
 
 SUFFIXES = (".jsonl", ".txt", ".py")
-
-Piece = tuple[list[int], list[bool]]
-"""Token ids, and which of them are to be predicted."""
+_BOM = b"\xef\xbb\xbf"
+_AT_A_TIME = 4096
+"""Rows that are gone through at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Rows of one length; the source that batches are drawn from.
+    """Rows of one length; the source that batches are drawn from. Their arrays may lie in files, which are then read by row.
 
     Attributes:
       tokens: `[N, T]` int32, 0 where a row is padded.
@@ -58,24 +59,53 @@ class Rows:
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         return {name: array[index] for name, array in self._arrays.items()}
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """A name for the content."""
-        return hashlib.sha256(b"".join(array.tobytes() for array in self._arrays.values())).hexdigest()[:16]
+        found = hashlib.sha256()
+        for array in self._arrays.values():
+            for begin in range(0, len(array), _AT_A_TIME):
+                found.update(array[begin : begin + _AT_A_TIME].tobytes())
+        return found.hexdigest()[:16]
+
+    @functools.cached_property
+    def due(self) -> int:
+        """How many tokens are to be predicted."""
+        return int(np.count_nonzero(self.mask))
+
+    def counts(self, size: int) -> np.ndarray:
+        """`[size]`, how often each token is to be predicted."""
+        total = np.zeros(size, int)
+        for begin in range(0, len(self), _AT_A_TIME):
+            at = slice(begin, begin + _AT_A_TIME)
+            total += np.bincount(self.tokens[at][self.mask[at]], minlength=size)
+        return total
 
 
-def batches(rows: Rows, batch_size: int, seed: int) -> Any:
+def batches(rows: Any, batch_size: int, seed: int, ahead: int = 0) -> Any:
     """An endless iterator of what `Batch` holds, `[B, T]` each by name, shuffled anew each epoch.
 
     Its `get_state()` is a small JSON object, and `set_state` goes on from there exactly.
+
+    Args:
+      rows: `Rows`, or `specjax.train.features.Features`.
+      batch_size: B.
+      seed: of the order.
+      ahead: how many batches are read beforehand, in threads: for rows that are large and lie in files.
     """
     order = grain.MapDataset.source(rows).seed(seed).shuffle().repeat().batch(batch_size)
-    # rows lie in memory: threads would only add to the state
-    return iter(order.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+    return iter(order.to_iter_dataset(grain.ReadOptions(num_threads=ahead, prefetch_buffer_size=ahead)))
 
 
-def read_rows(paths: Sequence[str | Path], model: Any, length: int, seed: int = 0, packed: bool = True) -> Rows:
-    """Reads and tokenises training files.
+def read_rows(
+    paths: Sequence[str | Path],
+    model: Any,
+    length: int,
+    seed: int = 0,
+    packed: bool = True,
+    folder: Path | None = None,
+) -> Rows:
+    """Reads and tokenises training files, line by line.
 
     Documents (texts, each ended by EOS, and examples with a prompt) share rows as far as they fit, and none sees another. One
     that is longer than a row has several: a text is cut, and of an example every row begins with what came before, so that each
@@ -87,13 +117,30 @@ def read_rows(paths: Sequence[str | Path], model: Any, length: int, seed: int = 
       length: T.
       seed: of the order of documents.
       packed: whether a row may hold several documents.
+      folder: keeps the rows in files, and has them from there where they are of the same text; None: in memory.
 
     Raises:
       ValueError: on a missing or empty file, or one without a usable line, naming it and saying why.
     """
-    pieces: list[Piece] = []
+    files = _files(paths)
+
+    def tokenised(scratch: Path | None, make: Make) -> Rows:
+        with Pieces(scratch) as pieces:
+            return _tokenised(paths, files, pieces, model, length, seed, packed, make)
+
+    if folder is None:
+        return tokenised(None, lambda name, shape, dtype: np.zeros(shape, dtype))
+    of = row_files.made_of(files, model, length, seed, packed)
+    kept = row_files.kept(folder, of)
+    return Rows(**(kept or row_files.written(folder, of, lambda scratch, make: tokenised(scratch, make).skipped)))
+
+
+def _tokenised(
+    paths: Sequence[str | Path], files: list[Path], pieces: Pieces, model: Any, length: int, seed: int, packed: bool,
+    make: Make,
+) -> Rows:  # fmt: skip
     skipped: list[str] = []
-    for file in _files(paths):
+    for file in files:
         usable = 0
         first = None
         for where, read in _items(file, model):
@@ -106,16 +153,17 @@ def read_rows(paths: Sequence[str | Path], model: Any, length: int, seed: int = 
                 skipped.append(f"{file}: {where}{error}")
                 continue
             usable += 1
-            pieces += [piece for ids, mask in documents for piece in cut(ids, mask, length)]
+            for ids, mask in documents:
+                for piece in cut(ids, mask, length):
+                    pieces.append(*piece)
         if not usable:
             raise ValueError(f"{file} has no usable line: {first or 'it is empty'}")
-    if not pieces:
+    if not pieces.sizes:
         raise ValueError(
             f"{', '.join(map(str, paths))}: rows of {length} tokens leave nothing to predict; raise --length"
         )
-    order = np.random.default_rng(seed).permutation(len(pieces))
-    shuffled = [pieces[i] for i in order]
-    return _rows(pack(shuffled, length) if packed else [[piece] for piece in shuffled], length, tuple(skipped))
+    placed = Packed.of(np.asarray(pieces.sizes), length, seed, packed)
+    return Rows(**placed.written(pieces, length, make), skipped=tuple(skipped))
 
 
 def _files(paths: Sequence[str | Path]) -> list[Path]:
@@ -140,16 +188,18 @@ def _files(paths: Sequence[str | Path]) -> list[Path]:
 def _items(file: Path, model: Any) -> Iterator[tuple[str, Any]]:
     """For every line (or the whole text): where it is, and a function that reads it to documents."""
     try:
-        content = file.read_bytes().removeprefix(b"\xef\xbb\xbf")
+        with file.open("rb") as stored:
+            if file.suffix != ".jsonl":
+                content = stored.read().removeprefix(_BOM)
+                if content.strip():
+                    yield "", functools.partial(_text, content.decode(errors="replace").replace("\r\n", "\n"), model)
+                return
+            for number, line in enumerate(stored, start=1):
+                line = line.removeprefix(_BOM) if number == 1 else line
+                if line.strip():
+                    yield f"line {number}: ", functools.partial(_line, line, model)
     except OSError as error:
         raise ValueError(f"cannot read the training data {str(file)!r}: {error.strerror or error}") from error
-    if file.suffix != ".jsonl":
-        if content.strip():
-            yield "", functools.partial(_text, content.decode(errors="replace").replace("\r\n", "\n"), model)
-        return
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        if line.strip():
-            yield f"line {number}: ", functools.partial(_line, line, model)
 
 
 def _line(line: bytes, model: Any) -> list[Piece]:
@@ -239,62 +289,3 @@ def _check(ids: list[int], mask: list[bool], model: Any) -> None:
         raise ValueError(f"token id {outside[0]} is outside the vocabulary of {model.lm.vocab_size}")
     if len(ids) < 2 or not any(mask[1:]):
         raise ValueError("nothing to predict in it")
-
-
-def cut(ids: list[int], mask: list[bool], length: int) -> list[Piece]:
-    """A document in pieces of at most `length` tokens; each has its own tokens to predict, and those without one are left out.
-
-    Of an example the first piece begins with the end of its prompt, up to half of the piece or as much as the answer leaves.
-    Each later one begins with the prompt's end, up to a quarter of the piece, and with the latest of what came after it, up to
-    half of the piece for both.
-
-    >>> cut([1, 2, 3, 4, 5, 6], [True] * 6, 4)
-    [([1, 2, 3, 4], [True, True, True, True]), ([5, 6], [True, True])]
-    >>> cut([1, 2, 3, 4, 5, 6], [False] * 3 + [True] * 3, 4)
-    [([2, 3, 4, 5], [False, False, True, True]), ([3, 5, 6], [False, False, True])]
-    """
-    answer = mask.index(True)
-    half = 0 if all(mask) else length // 2
-    prompt = list(range(max(0, answer - half // 2), answer))  # what later pieces have of it
-    before = list(range(max(0, min(answer - half, len(ids) - length)), answer))
-    pieces, done = [], answer
-    while done < len(ids):
-        end = min(done + length - len(before), len(ids))
-        own = [False] * len(before) + mask[done:end]
-        if any(own[1:]):
-            pieces.append(([ids[i] for i in before] + ids[done:end], own))
-        done = end
-        before = prompt + list(range(max(answer, done - half + len(prompt)), done))
-    return pieces
-
-
-def pack(pieces: list[Piece], length: int) -> list[list[Piece]]:
-    """Pieces that share a row: long ones first, each where it leaves the least room.
-
-    >>> [[len(ids) for ids, _ in row] for row in pack([([0] * n, [True] * n) for n in (2, 3, 5, 6)], 8)]
-    [[6, 2], [5, 3]]
-    """
-    rows: list[list[Piece]] = []
-    room: list[tuple[int, int]] = []  # of a row, and which; in order
-    for piece in sorted(pieces, key=lambda piece: -len(piece[0])):
-        size = len(piece[0])
-        at = bisect.bisect_left(room, (size, 0))
-        left, row = room.pop(at) if at < len(room) else (length, len(rows))
-        if row == len(rows):
-            rows.append([])
-        rows[row].append(piece)
-        bisect.insort(room, (left - size, row))
-    return rows
-
-
-def _rows(held: list[list[Piece]], length: int, skipped: tuple[str, ...]) -> Rows:
-    tokens = np.zeros((len(held), length), np.int32)
-    mask = np.zeros((len(held), length), bool)
-    documents = np.zeros((len(held), length), np.int32)
-    for row, pieces in enumerate(held):
-        end = 0
-        for number, (ids, own) in enumerate(pieces):
-            begin, end = end, end + len(ids)
-            tokens[row, begin:end], mask[row, begin:end], documents[row, begin:end] = ids, own, number
-        documents[row, end:] = len(pieces)
-    return Rows(tokens, mask, skipped, documents)

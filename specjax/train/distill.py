@@ -13,7 +13,7 @@ from specjax.sharding import shardings
 from specjax.speculative import speculative
 from specjax.train.losses import ForwardKL, Loss, acceptance, agreement
 from specjax.train.means import MEAN
-from specjax.train.objective import Batch, Objective, read
+from specjax.train.objective import Batch, Objective, of_target, read
 from specjax.train.select import select
 
 if TYPE_CHECKING:
@@ -63,6 +63,10 @@ class Distill(Objective):
         if self.prompt < 1:
             raise ValueError(f"distill: prompt must be at least 1 token, got {self.prompt}")
 
+    @property
+    def reads(self):
+        return Wants(final=True) if self.on_policy == 0 else None
+
     def param_shardings(self, mesh, params):
         return shardings(mesh, self.draft.axes(params), params, self.draft.axis_counts())
 
@@ -79,7 +83,8 @@ class Distill(Objective):
         target_params, reference_params = target_params if self.keep < 1 else (target_params, None)
         batch = self._data(params, batch, key)
         mask = batch.due(1)
-        target = self._logits(self.target, target_params, batch)
+        final = of_target(self.target, target_params, batch, Wants(final=True)).final
+        target = self.target.unembed(target_params, final[:, :-1]) / self.temperature
         draft = self._logits(self.draft, params, batch)
         chosen = mask
         if self.keep < 1:

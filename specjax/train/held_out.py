@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -64,7 +64,7 @@ class HeldOut:
     """Text that is not trained on, and is read at every checkpoint.
 
     Attributes:
-      rows: of it, from `data.read_rows`.
+      rows: of it, from `data.read_rows`, or captured.
       batch_size: rows that are read at a time.
       patience: how many checkpoints without a better one end the training; None: none do.
     """
@@ -91,7 +91,6 @@ class HeldOut:
         """
         objective, frozen = objective.held_out(frozen)
         parts = -(-len(self.rows) // self.batch_size)
-        batches = [Batch.placed(self._batch(number), mesh) for number in range(parts)]
         keys = jax.random.split(key, (parts, self.batch_size))
         if mesh is not None:
             params = jax.device_put(params, objective.param_shardings(mesh, params))
@@ -100,24 +99,29 @@ class HeldOut:
         def count(choices):
             return _sum(
                 counts_of(objective, parts, jnp.int32(number), choices, *models, batch, keys[number], mesh=mesh)
-                for number, batch in enumerate(batches)
+                for number, batch in enumerate(self._batches(mesh))
             )
 
         found = counts(count)
         totals = _sum(
-            share_of(objective, found, *models, batch, keys[number], mesh=mesh) for number, batch in enumerate(batches)
+            share_of(objective, found, *models, batch, keys[number], mesh=mesh)
+            for number, batch in enumerate(self._batches(mesh))
         )
         metrics = {name: float(value) for name, value in jax.device_get(totals).items()}
         metrics["merit"] = objective.merit(metrics)
         return {f"held_out_{name}": value for name, value in metrics.items()}
 
-    def _batch(self, number: int) -> dict[str, np.ndarray]:
+    def _batches(self, mesh: jax.sharding.Mesh | None) -> Iterator[Batch]:
+        """All rows, some at a time."""
+        for number in range(-(-len(self.rows) // self.batch_size)):
+            yield Batch.placed(self._batch(number), mesh)
+
+    def _batch(self, number: int) -> dict[str, Any]:
         """Rows as `data.batches` gives them; the last batch is filled up with rows in which nothing is to be predicted."""
         begin = number * self.batch_size
         found = [self.rows[i] for i in range(begin, min(begin + self.batch_size, len(self.rows)))]
-        empty = {name: np.zeros_like(array) for name, array in found[0].items()}
-        found += [empty] * (self.batch_size - len(found))
-        return {name: np.stack([row[name] for row in found]) for name in empty}
+        found += [jax.tree.map(np.zeros_like, found[0])] * (self.batch_size - len(found))
+        return jax.tree.map(lambda *rows: np.stack(rows), *found)
 
 
 @dataclasses.dataclass(frozen=True)

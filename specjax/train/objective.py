@@ -30,17 +30,20 @@ class Batch:
       tokens: `[B, T]` int32; 0 where a row is padded.
       mask: `[B, T]` bool, which tokens are real and to be predicted: not padding, not the prompt.
       documents: `[B, T]` int32, which of its row's documents a slot belongs to; None: a row is one document.
+      output: what the target said of the rows, where that was captured before; None: it is asked in the loop.
     """
 
     tokens: Array
     mask: Array
     documents: Array | None = None
+    output: Output | None = None
 
     @classmethod
     def placed(cls, arrays: dict[str, Any], mesh: jax.sharding.Mesh | None) -> "Batch":
         """Of arrays by name, as `specjax.train.data.batches` gives them; a mesh splits their rows over its axis `data`."""
         if mesh is not None:
-            arrays = jax.device_put(arrays, shardings(mesh, dict.fromkeys(arrays, ("batch", None)), arrays))
+            axes = jax.tree.map(lambda x: ("batch",) + (None,) * (x.ndim - 1), arrays)
+            arrays = jax.device_put(arrays, shardings(mesh, axes, arrays))
         return cls(**jax.tree.map(jnp.asarray, arrays))
 
     @property
@@ -112,6 +115,9 @@ class Objective(abc.ABC):
     recipe: ClassVar[Recipe] = Recipe()
     """How its authors update the parameters."""
 
+    starts_from_layers: ClassVar[bool] = False
+    """Whether `init` reads the parameters of the target's layers."""
+
     saved: ClassVar[tuple[str, ...]] = ()
     """Fields of `method` that parameters depend on, written beside them and read back with them."""
 
@@ -119,6 +125,11 @@ class Objective(abc.ABC):
     def packed(self) -> bool:
         """Whether a row may hold several documents."""
         return True
+
+    @property
+    def reads(self) -> Wants | None:
+        """What the loss asks `of_target`, so that it can be captured beforehand; None: it runs layers of the target itself."""
+        return None
 
     @property
     def method(self) -> Any:
@@ -205,6 +216,22 @@ def read(lm: LM, params: PyTree, batch: Batch, wants: Wants) -> Output:
       wants: what to return.
     """
     return lm(params, batch.block(), None, wants=wants)
+
+
+def of_target(lm: LM, params: PyTree, batch: Batch, wants: Wants) -> Output:
+    """What a frozen target says of a batch, without gradient: as it was captured, or by a pass.
+
+    Args:
+      lm: the target.
+      params: its parameters; those of its layers are not read where its output was captured.
+      batch: the rows.
+      wants: what to return at least.
+    """
+    if batch.output is None:
+        return jax.lax.stop_gradient(read(lm, params, batch, wants))
+    dtype = jax.eval_shape(lambda: lm.embed(params, batch.tokens)).dtype
+    typed = lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree)
+    return dataclasses.replace(batch.output, hidden=typed(batch.output.hidden), final=typed(batch.output.final))
 
 
 def _block(tokens: Array, positions: Array, documents: Array | None, passes: int = 0) -> Block:

@@ -1,8 +1,11 @@
-"""What `specjax train` was asked for."""
+"""What `specjax train` and `specjax capture` were asked for."""
 
 import dataclasses
+from typing import Any
 
 from specjax.serve.options import DecodeOptions, option, same
+
+LENGTH = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -14,11 +17,18 @@ class TrainOptions:
     )
     target: str | None = option(None, "folder, shipped name or hub id (default: the shipped target)")
     adapter: str | None = same(DecodeOptions, "adapter")
-    data: tuple[str, ...] = option(
-        dataclasses.MISSING, ".jsonl, .txt or .py files, or folders of them", nargs="+", metavar="FILE"
+    data: tuple[str, ...] = option((), ".jsonl, .txt or .py files, or folders of them", nargs="+", metavar="FILE")
+    prompts: str | None = option(
+        None, "in place of --data: lines as of generate --input, which the target answers first, by its own law",
+        metavar="FILE.jsonl",
+    )  # fmt: skip
+    max_new_tokens: int = option(256, "tokens of each of these answers, at most", metavar="N", least=1)
+    features: str | None = option(
+        None, "in place of --data: what `specjax capture` wrote, so that the target does not run", metavar="FOLDER"
     )
     held_out: tuple[str, ...] = option(
-        (), "text of the same kinds that is not trained on, read at every checkpoint; the best one is written", nargs="+",
+        (), "text of the same kinds, or captured, that is not trained on, read at every checkpoint; the best one is written",
+        nargs="+",
         metavar="FILE",
     )  # fmt: skip
     patience: int | None = option(
@@ -46,7 +56,7 @@ class TrainOptions:
     steps: int = option(1000, "updates")
     batch_size: int = option(8, "rows an update", least=1)
     accumulate: int = option(1, "parts that a batch is split into to save memory; same result")
-    length: int = option(256, "tokens a row", least=2)
+    length: int | None = option(None, "tokens a row (default: 256, or those of --features)", least=2)
     learning_rate: float = option(3e-4, "the highest; it falls to 0 as a cosine")
     warmup: int | None = option(None, "steps until then (default: a twentieth of all)")
     weight_decay: float | None = option(None, "of AdamW (default: the drafter's own)")
@@ -66,3 +76,38 @@ class TrainOptions:
     save_dtype: str = option("float32", "of the parameters on disk")
     mesh: str | None = option(None, "devices by axis, such as data=2,model=4 (default: one device)")
     plot: str | None = option(None, "write a picture of the loss", metavar="FILE.png")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CaptureOptions:
+    """What `specjax capture` was asked for; see the help of each."""
+
+    drafter: str = option(
+        dataclasses.MISSING, "the head that is to be trained, as of train: its layers are captured", metavar="DRAFTER",
+        positional=True,
+    )  # fmt: skip
+    target: str | None = same(TrainOptions, "target")
+    adapter: str | None = same(TrainOptions, "adapter")
+    data: tuple[str, ...] = same(TrainOptions, "data")
+    prompts: str | None = same(TrainOptions, "prompts")
+    max_new_tokens: int = same(TrainOptions, "max_new_tokens")
+    output: str = option(
+        dataclasses.MISSING, "for the features; after a kill the same command goes on where it was", metavar="FOLDER"
+    )
+    top_k: int | None = option(
+        None, "keep of the target's laws the N likeliest tokens, not the final features that all of them follow from",
+        metavar="N", least=1,
+    )  # fmt: skip
+    length: int = option(LENGTH, "tokens a row", least=2)
+    batch_size: int = option(8, "rows that the target reads at a time", least=1)
+    rows_per_file: int | None = option(None, "rows a file (default: batches up to 256 MiB)", metavar="N", least=1)
+    seed: int = option(0, "of the order of rows, and of answers to --prompts")
+    dtype: str | None = same(TrainOptions, "dtype")
+    weights: str | None = option(None, "of the target: kept in few bits, as of generate", metavar="FORMAT")
+    save_dtype: str = option("bfloat16", "of the features on disk")
+    mesh: str | None = same(TrainOptions, "mesh")
+
+
+def length_of(options: Any) -> int:
+    """Tokens a row, as asked for or as usual."""
+    return LENGTH if options.length is None else options.length

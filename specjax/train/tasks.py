@@ -22,7 +22,7 @@ from specjax.spec.registry import Entry, parse, plain_fields
 from specjax.train.distill import Distill
 from specjax.train.losses import LOSSES, Loss
 from specjax.train.objective import Objective
-from specjax.train.options import TrainOptions
+from specjax.train.options import TrainOptions, length_of
 
 if TYPE_CHECKING:
     from specjax.train.data import Rows
@@ -112,8 +112,8 @@ def _distill(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> 
 def _check_length(options: TrainOptions, lm: Any) -> None:
     """Raises ValueError where rows are longer than what the draft model was made for."""
     longest = lm.config.max_position_embeddings
-    if options.length > longest:
-        raise ValueError(f"--length {options.length} is more than the draft's {longest} positions")
+    if length_of(options) > longest:
+        raise ValueError(f"--length {length_of(options)} is more than the draft's {longest} positions")
 
 
 def _shape(file: str, target: Any) -> Any:
@@ -150,6 +150,11 @@ class HeadTask:
     name: str
     drafter: str
     objective: str
+
+    @property
+    def starts_from_layers(self) -> bool:
+        """Whether the head's first parameters are made of the target's layers."""
+        return _imported(self.objective).starts_from_layers
 
     def __call__(self, target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> Task:
         made = self.made(target, options, read)
@@ -215,8 +220,7 @@ class HeadTask:
         bound = drafter_kind(**own).bind(target.lm)
         settings = of_objective | _divergence(options)
         if options.draft_vocabulary is not None:
-            rows = read()
-            counts = np.bincount(rows.tokens[rows.mask], minlength=target.lm.vocab_size)
+            counts = read().counts(target.lm.vocab_size)
             settings["ids"] = tuple(most_frequent(counts, options.draft_vocabulary, target.eos_ids).tolist())
         return kind(bound, **settings)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from specjax import models
+from specjax.train import data
 from specjax.train.data import batches, read_rows
 
 
@@ -218,3 +219,21 @@ def test_batches_go_on_where_they_stopped(model, tmp_path):
     assert order(batches(rows, 3, seed=6), 4) != before
     batch = next(batches(rows, 3, seed=5))
     assert batch["tokens"].shape == batch["mask"].shape == (3, 4)
+
+
+def test_rows_in_files_are_those_in_memory(model, tmp_path, monkeypatch):
+    """They are made once, and anew where the text or how it shares rows is another."""
+    file = write(tmp_path / "a.jsonl", *({"prompt": [n], "tokens": [n] * n} for n in range(1, 30)), {"text": 3})
+    kept = tmp_path / "kept" / "rows"
+    expected, rows = read_rows([file], model, 16), read_rows([file], model, 16, folder=kept)
+    assert isinstance(rows.tokens, np.memmap) and rows.digest == expected.digest and rows.skipped == expected.skipped
+    assert rows.due == expected.due == expected.mask.sum()
+    assert rows.counts(1536).tolist() == np.bincount(expected.tokens[expected.mask], minlength=1536).tolist()
+    with monkeypatch.context() as patched:
+        patched.setattr(data, "cut", None)  # nothing is tokenised
+        assert read_rows([file], model, 16, folder=kept).digest == expected.digest
+    assert read_rows([file], model, 12, folder=kept).digest == read_rows([file], model, 12).digest
+    assert read_rows([file], model, 12, packed=False, folder=kept).digest != expected.digest
+    write(file, {"tokens": [7, 7]})
+    assert read_rows([file], model, 12, folder=kept).tokens[0, :2].tolist() == [7, 7]
+    assert [path.name for path in kept.parent.iterdir()] == ["rows"]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from specjax.draft.adaptive import Acceptance, accept_log_prob
 from specjax.lm import LM, Block, Wants
 from specjax.train.means import MEAN
-from specjax.train.objective import Batch, Objective, read
+from specjax.train.objective import Batch, Objective, of_target, read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +43,10 @@ class TrainAcceptance(Objective):
     def method(self):
         return self.rule
 
+    @property
+    def reads(self):
+        return Wants(final=True)
+
     def init(self, key, target_params):
         return self.rule.bind(self.lm).init_params(key, target_params[1])
 
@@ -60,7 +64,8 @@ class TrainAcceptance(Objective):
 
     def _drawn(self, both, batch, key):
         """Labels `[B, T - 1]`, features `[B, T - 1, E]` after the drawn tokens, and which of them count."""
-        p = jax.nn.log_softmax(read(self.target, both[0], batch, Wants(logits=True)).logits[:, :-1])
+        final = of_target(self.target, both[0], batch, self.reads).final
+        p = jax.nn.log_softmax(self.target.unembed(both[0], final[:, :-1]))
         taught = read(self.lm, both[1], batch, Wants(logits=True))
         q = jax.nn.log_softmax(taught.logits[:, :-1])
         keys = key if key.ndim else jax.random.split(key, len(q))

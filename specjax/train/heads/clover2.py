@@ -17,6 +17,7 @@ class TrainClover2(HeadObjective):
     """
 
     saved = ("layers", "published")
+    starts_from_layers = True
 
     heads: int = 4
     decay: float = 0.7

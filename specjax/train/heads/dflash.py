@@ -79,7 +79,7 @@ class TrainDFlash(HeadObjective):
         last = jnp.minimum(where, length - 1).reshape(rows, -1)
         take = lambda x: jnp.take_along_axis(x, last, axis=1).reshape(where.shape)
         before = last.reshape(where.shape)[:, :, :-1].reshape(rows, -1, 1)
-        law = teacher.law(jnp.take_along_axis(teacher.output.final, before, axis=1))
+        law = teacher.law(jax.tree.map(lambda x: jnp.take_along_axis(x, before, axis=1), teacher.grounds))
         of_block = lambda x: x.reshape(rows, -1, drafts, *x.shape[2:])
         due = take(teacher.batch.mask)[:, :, 1:] & (where[:, :, 1:] < length)
         due &= jnp.take_along_axis(teacher.batch.seen(at), last.reshape(where.shape)[:, :, 1:], axis=2)

@@ -29,6 +29,11 @@ class TrainGemma4Assistant(HeadObjective):
     unroll: int = 4
     decay: float = 0.8
 
+    @property
+    def reads(self):
+        """Nothing that can be captured: the head attends to the keys and values of the target's layers."""
+        return None
+
     def __post_init__(self):
         if self.unroll < 1:
             raise ValueError(f"gemma4_assistant: unroll must be at least 1, got {self.unroll}")

@@ -2,14 +2,12 @@
 
 import dataclasses
 
-import jax
-
 from specjax.draft.heads import kangaroo as head
 from specjax.draft.kangaroo import Kangaroo
 from specjax.lm import Wants
 from specjax.train.losses import ForwardKL, Loss, acceptance, agreement
 from specjax.train.means import MEAN
-from specjax.train.objective import Objective, Recipe, read
+from specjax.train.objective import Objective, Recipe, of_target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +23,7 @@ class TrainKangaroo(Objective):
 
     recipe = Recipe(0.5, clip_by="value", weight_decay=0.01)
     saved = ("exit_layer",)
+    starts_from_layers = True
 
     drafter: Kangaroo
     divergence: Loss = ForwardKL()
@@ -33,14 +32,18 @@ class TrainKangaroo(Objective):
         if self.drafter.target is None:
             raise ValueError("kangaroo: bind the drafter to its target first")
 
+    @property
+    def reads(self):
+        return Wants(final=True, hidden=(self.drafter.exit_layer - 1,))
+
     def init(self, key, target_params):
         return self.drafter.init_params(key, target_params)
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
         target, layer = self.drafter.target, self.drafter.exit_layer - 1
-        taught = jax.lax.stop_gradient(read(target, target_params, batch, Wants(logits=True, hidden=(layer,))))
+        taught = of_target(target, target_params, batch, self.reads)
         features, _ = head.adapt(self.drafter.config, params, taught.hidden[layer], batch.block(), None)
-        law, logits = taught.logits[:, :-1], target.unembed(target_params, features[:, :-1])
+        law, logits = (target.unembed(target_params, h[:, :-1]) for h in (taught.final, features))
         mask = batch.due(1)
         metrics = {
             "acceptance": mean(acceptance(law, logits), mask),

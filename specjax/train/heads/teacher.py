@@ -4,6 +4,7 @@ In the shape descriptions `V` denotes the target's vocabulary, `U` the draft's.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,9 @@ import numpy as np
 
 from specjax.kernels.chunks import chunked
 from specjax.lm import Output, Wants
-from specjax.train.losses import ForwardKL, Loss, acceptance, agreement
+from specjax.train.losses import TINY, ForwardKL, Loss, acceptance, agreement
 from specjax.train.means import Mean
-from specjax.train.objective import Batch, Objective, read
+from specjax.train.objective import Batch, Objective, of_target
 
 Array = jax.Array
 PyTree = Any
@@ -43,27 +44,32 @@ class Law:
 
 @dataclasses.dataclass(frozen=True)
 class Teacher:
-    """A batch as the target reads it. Its laws are made from its features where they are needed, and never all at once.
+    """A batch as the target reads it. Its laws are made where they are needed, and never all at once.
 
     Attributes:
       batch: the text.
-      output: the target's, without gradient: its final features, and what the head reads.
-      unembed: from final features `[..., E]` to logits `[..., V]`.
+      output: the target's, without gradient: what the head reads, and what laws are made from.
+      unembed: from `grounds` to logits `[..., V]`.
       ids: the draft's vocabulary; empty: all.
     """
 
     batch: Batch
     output: Output
-    unembed: Callable[[Array], Array]
+    unembed: Callable[[PyTree], Array]
     ids: Ids = ()
+
+    @property
+    def grounds(self) -> PyTree:
+        """What laws are made from: final features `[B, T, E]`, or the likeliest tokens where those were captured."""
+        return self.output.final if self.output.topk is None else self.output.topk
 
     def ahead(self, x: Array, steps: int, width: int) -> Array:
         """`[B, width, ...]`: slot t holds x of slot t + steps."""
         return x[:, steps : steps + width]
 
-    def law(self, final: Array) -> Law:
-        """What the target says after features `[B, T, E]`, without gradient."""
-        every = jax.lax.stop_gradient(self.unembed(final))
+    def law(self, grounds: PyTree) -> Law:
+        """What the target says on some slots of `grounds`, `[B, T, ...]`, without gradient."""
+        every = jax.lax.stop_gradient(self.unembed(grounds))
         if not self.ids:
             return Law(every, jnp.ones(every.shape[:-1], bool))
         columns = np.asarray(self.ids, np.int32)
@@ -85,8 +91,24 @@ def teach(drafter, target_params, batch: Batch, ids: Ids, wants: Wants) -> Teach
       ids: the draft's vocabulary; empty: all.
       wants: what the head needs beside the final features.
     """
-    output = read(drafter.target, target_params, batch, wants | Wants(final=True))
-    return Teacher(batch, jax.lax.stop_gradient(output), lambda h: drafter.target.unembed(target_params, h), ids)
+    target = drafter.target
+    output = of_target(target, target_params, batch, wants | Wants(final=True))
+    if output.topk is None:
+        return Teacher(batch, output, functools.partial(target.unembed, target_params), ids)
+    return Teacher(batch, output, functools.partial(spread_evenly, target.vocab_size), ids)
+
+
+def spread_evenly(size: int, likeliest: tuple[Array, Array]) -> Array:
+    """A law of which the likeliest tokens are known, `[..., V]` float32: the others share evenly what is left.
+
+    Args:
+      size: V.
+      likeliest: their log-probabilities `[..., k]`, and their ids `[..., k]` int32.
+    """
+    values, ids = likeliest
+    left = jnp.maximum(-jnp.expm1(jax.nn.logsumexp(values, axis=-1, keepdims=True)), TINY)
+    rest = jnp.broadcast_to(jnp.log(left / max(size - values.shape[-1], 1)), (*values.shape[:-1], size))
+    return jnp.put_along_axis(rest, ids, values, axis=-1, inplace=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +167,7 @@ def _compared(teacher: Teacher, guesses: list[Guess], divergence: Loss) -> tuple
     Laws are made of some slots at a time, of the target once for all guesses, and made again for the gradient.
     """
     rows, length = teacher.batch.tokens.shape
-    inputs = teacher.output.final, [guess.aligned(length) for guess in guesses]
+    inputs = teacher.grounds, [guess.aligned(length) for guess in guesses]
 
     def compare(inputs):
         law, every = teacher.law(inputs[0]), []
@@ -180,6 +202,10 @@ class HeadObjective(Objective):
     drafter: Any
     ids: Ids = ()
     divergence: Loss = ForwardKL()
+
+    @property
+    def reads(self):
+        return self.drafter.feature_wants
 
     def init(self, key, target_params):
         """Fresh parameters over the columns `ids`, without the list itself, which is not trained."""

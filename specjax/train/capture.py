@@ -1,0 +1,179 @@
+"""`specjax capture`: what a target says of training text, once and on disk, so that heads are trained without running it."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import models
+from specjax.kernels.chunks import chunked
+from specjax.lm import LM, Output, Wants
+from specjax.models.progress import bar
+from specjax.serve.engine import DEFAULT_MODEL
+from specjax.serve.options import check_least
+from specjax.sharding import make_mesh
+from specjax.spec.line import read_line
+from specjax.terminal import bad_input, flag, note
+from specjax.train import data, prompts
+from specjax.train.features import INDEX, Index, named, said_by, wanted, write_rows
+from specjax.train.heads.teacher import CHUNK
+from specjax.train.objective import Batch, read
+from specjax.train.options import CaptureOptions, TrainOptions
+from specjax.train.tasks import OBJECTIVES, HeadTask
+
+Array = jax.Array
+
+FILE_BYTES = 256 << 20
+"""Rows share a file up to this, as many batches as fit."""
+
+
+def command(options: CaptureOptions) -> int:
+    """Captures for parsed options; returns the exit status."""
+    folder = Path(options.output)
+    try:
+        with bad_input():
+            wants, target, mesh = prepare(options)
+            files = prompts.written(options, target, folder)
+            rows = data.read_rows(files, target, options.length, options.seed, folder=folder / "rows")
+            index = _index(options, target, wants, rows)
+    except prompts.Stopped as stopped:
+        return stopped.status
+    left = [(name, span) for name, span in index.files() if not (folder / name).is_file()]
+    done = len(rows) - sum(len(span) for _, span in left)
+    note(
+        f"{options.drafter} of {target.name}: {len(rows)} rows of {index.length} tokens, {index.row_bytes / index.length:.0f} "
+        f"bytes a token, {len(rows) * index.row_bytes / 1e9:.3f} GB" + (f"; {done} rows were there" if done else "")
+    )
+    if rows.skipped:
+        note(f"left out {len(rows.skipped)} lines of the data, the first: {rows.skipped[0]}")
+    with bar(f"capturing {target.name}", len(rows)) as advance:
+        advance(done)
+        for name, span in left:
+            parts = []
+            for arrays in _captured(options, target, mesh, wants, rows, span):
+                parts.append(arrays)
+                advance(len(arrays["tokens"]))
+            write_rows(folder / name, {key: np.concatenate([part[key] for part in parts]) for key in parts[0]})
+    note(f"written to {folder}; train with --features {folder}")
+    return 0
+
+
+def prepare(options: CaptureOptions) -> tuple[Wants, models.Model, Any]:
+    """What is captured, the target, and the mesh. The cheap checks come first.
+
+    Raises:
+      ValueError: on whatever cannot be used, before any work.
+    """
+    check_least(options, flag)
+    prompts.check_sources(options)
+    if Path(options.output).is_file():
+        raise ValueError(f"--output {options.output!r} is a file; give a folder")
+    models.resolve_dtype(options.save_dtype)
+    name = read_line(options.drafter, "drafter").name
+    heads = {known: make for known, make in OBJECTIVES.items() if isinstance(make, HeadTask)}
+    if name not in heads:
+        raise ValueError(f"cannot capture for {name!r}; choose {', '.join(heads)}")
+    mesh = make_mesh(options.mesh)
+    target = models.load(
+        options.target or DEFAULT_MODEL,
+        dtype=options.dtype,
+        mesh=mesh,
+        adapter=options.adapter,
+        weights=options.weights,
+    )
+    if options.length > target.max_length:
+        raise ValueError(
+            f"--length {options.length} is more than the {target.max_length} positions that {target.name} was made for"
+        )
+    if (options.top_k or 0) > target.lm.vocab_size:
+        raise ValueError(f"--top-k {options.top_k} is more than the {target.lm.vocab_size} tokens of {target.name}")
+    objective = heads[name].made(target, TrainOptions(drafter=options.drafter, output=""), _no_rows)
+    return wanted(name, objective), target, mesh
+
+
+def _no_rows() -> data.Rows:
+    raise ValueError("what is captured depends on no text")
+
+
+def _index(options: CaptureOptions, target: models.Model, wants: Wants, rows: data.Rows) -> Index:
+    """The folder's index, which is written where there is none.
+
+    Raises:
+      ValueError: where the folder is of another capture.
+    """
+    folder = Path(options.output)
+    before = Index.read(folder) if (folder / INDEX).exists() else None
+    one = jax.eval_shape(lambda: Batch.placed({name: x[None] for name, x in rows[0].items()}, None))
+    said = jax.eval_shape(functools.partial(_said, *_how(options, target, wants)), target.params, one)
+    every = {"tokens": one.tokens, "mask": one.mask, "documents": one.documents, **named(said)}
+    arrays = {name: [x.dtype.name, list(x.shape[1:])] for name, x in every.items()}
+    text = rows.digest, len(rows), options.length, rows.due
+    index = Index(said_by(target), target.dtype_name, *text, 1, arrays)
+    batches = max(1, FILE_BYTES // (index.row_bytes * options.batch_size))
+    each = options.rows_per_file or (before.rows_per_file if before else batches * options.batch_size)
+    index = dataclasses.replace(index, rows_per_file=each)
+    if before is not None:
+        index.check_same(before, folder)
+        return before
+    index.write(folder)
+    return index
+
+
+def _captured(
+    options: CaptureOptions, target: models.Model, mesh: Any, wants: Wants, rows: data.Rows, span: range
+) -> Iterator[dict[str, np.ndarray]]:
+    """All arrays of some rows, a batch at a time; the next one is read while one is fetched."""
+    waiting: tuple[dict[str, np.ndarray], Output] | None = None
+    for number in range(math.ceil(len(span) / options.batch_size)):
+        own = [rows[i] for i in span[number * options.batch_size : (number + 1) * options.batch_size]]
+        taken = {name: np.stack([row[name] for row in own]) for name in own[0]}
+        fill = lambda x: np.pad(x, ((0, options.batch_size - len(x)), (0, 0)))
+        batch = Batch.placed(jax.tree.map(fill, taken), mesh)
+        said = said_of(*_how(options, target, wants), target.params, batch)
+        if waiting is not None:
+            yield _fetched(*waiting)
+        waiting = taken, said
+    if waiting is not None:
+        yield _fetched(*waiting)
+
+
+def _fetched(own: dict[str, np.ndarray], said: Output) -> dict[str, np.ndarray]:
+    count = len(own["tokens"])
+    return own | {name: np.asarray(x)[:count] for name, x in named(said).items()}
+
+
+def _how(options: CaptureOptions, target: models.Model, wants: Wants) -> tuple[LM, Wants, int, str]:
+    return target.lm, wants, options.top_k or 0, options.save_dtype
+
+
+def _said(lm: LM, wants: Wants, top_k: int, dtype: str, params: Any, batch: Batch) -> Output:
+    """What a target says of a batch, as it is kept.
+
+    Args:
+      lm: the target.
+      wants: what a head reads.
+      top_k: the teacher's likeliest tokens; 0: its final features.
+      dtype: of features. Log-probabilities are float32.
+      params: of the target.
+      batch: the rows.
+
+    Returns:
+      Features as `wants` has them, and `final`, or `topk` with log-probabilities over the whole vocabulary.
+    """
+    output = read(lm, params, batch, wants | Wants(final=True))
+    topk, final = None, output.final
+    if top_k:
+        likeliest = lambda h: jax.lax.top_k(jax.nn.log_softmax(lm.unembed(params, h).astype(jnp.float32)), top_k)
+        topk = tuple(chunked(likeliest, final, max(1, CHUNK // len(batch.tokens))))
+    kept = lambda x: x.astype(dtype)
+    hidden = None if output.hidden is None else {layer: kept(output.hidden[layer]) for layer in wants.hidden}
+    return Output(None, topk=topk, hidden=hidden or None, final=kept(final) if wants.final or not top_k else None)
+
+
+said_of = jax.jit(_said, static_argnums=(0, 1, 2, 3))

@@ -1,0 +1,83 @@
+"""Rows of token ids in files, so that text is tokenised once and read by row: `.npy` arrays, and what they are made of."""
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.jobs.manifest import fingerprint
+from specjax.train.packing import Make
+
+_ABOUT, _SKIPPED = "rows.json", "skipped.json"
+_ARRAYS = ("tokens", "mask", "documents")
+
+
+Fields = dict[str, Any]
+"""Of `specjax.train.data.Rows`."""
+
+
+def made_of(files: Sequence[Path], model: Any, length: int, seed: int, packed: bool) -> dict[str, Any]:
+    """What rows depend on, JSON: the content of files, who tokenises them, and how they share rows."""
+    return {
+        "files": [[str(file), _hash(file)] for file in files],
+        "model": None if model.path is None else fingerprint(model.path),
+        "length": length,
+        "seed": seed,
+        "packed": packed,
+    }
+
+
+def kept(folder: Path, of: dict[str, Any]) -> Fields | None:
+    """The rows in a folder, if they are made of this."""
+    about = folder / _ABOUT
+    if not about.is_file() or json.loads(about.read_text()) != of:
+        return None
+    return _read(folder)
+
+
+def _read(folder: Path) -> Fields:
+    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
+    return arrays | {"skipped": tuple(json.loads((folder / _SKIPPED).read_text()))}
+
+
+def written(folder: Path, of: dict[str, Any], write: Callable[[Path, Make], Sequence[str]]) -> Fields:
+    """The rows that a function writes. They become the folder's as a whole or not at all.
+
+    Args:
+      folder: of the rows; others that are there are replaced.
+      of: see `made_of`.
+      write: from a scratch folder and what makes arrays there to what is wrong with each line that could not be used.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(f"{folder}.tmp-{jax.process_index()}")
+    shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
+    scratch.mkdir()
+    try:
+        skipped = write(scratch, functools.partial(_array, scratch))
+        (scratch / _SKIPPED).write_text(json.dumps(list(skipped)))
+        (scratch / _ABOUT).write_text(json.dumps(of))
+        if kept(folder, of) is None:  # else another process was faster
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return _read(folder)
+
+
+def _array(scratch: Path, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    return np.lib.format.open_memmap(scratch / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
+
+
+def _hash(file: Path) -> str:
+    try:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise ValueError(f"cannot read the training data {str(file)!r}: {error.strerror or error}") from error

@@ -45,9 +45,28 @@ def trees() -> str:
     return "\n".join(lines)
 
 
+def before() -> str:
+    """Of every head what it accepted as it was trained earlier (`before.json`), and what it accepts now."""
+    earlier = json.loads((HERE / "before.json").read_text())
+    lines = [
+        "| head | sampling | tokens a step | accepted before | tokens a step now | accepted now |",
+        "|---|---|---|---|---|---|",
+    ]
+    for sampling, rows in earlier.items():
+        now = {row["decoder"]: row for row in json.loads((HERE / f"{sampling}.json").read_text())["rows"]}
+        for row in rows:
+            told = [
+                f"{r['tokens_per_step']:.2f} | {' '.join(f'{share:.2f}' for share in r['acceptance_by_depth'])}"
+                for r in (row, now[row["decoder"]])
+            ]
+            lines.append(f"| `{row['decoder']}` | {sampling} | {' | '.join(told)} |")
+    return "\n".join(lines)
+
+
 def written(page: str) -> str:
     """The page with the tables of its reports."""
-    made = lambda name: trees() if name == "trees" else table(name)
+    own = {"trees": trees, "before": before}
+    made = lambda name: own[name]() if name in own else table(name)
     new = lambda found: f"<!-- measured: {found[1]} -->\n\n{made(found[1])}\n\n<!-- end -->"
     return MARKED.sub(new, page)
 

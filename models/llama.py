@@ -202,14 +202,14 @@ class Llama(nnx.Module):
 
 
 @functools.lru_cache(maxsize=64)
-def _abstract(config: LlamaConfig, dtype: Any, kernel: Implementation | None, reduce_dtype: str | None = None):
+def _abstract(config: LlamaConfig, dtype: Any, kernel: Implementation | None, reduce_dtype: str | None):
     """The graph of the stack, and its parameters as `ShapeDtypeStruct`s."""
     kinds = [(config.at(i), config.window(i), config.sparse(i)) for i in range(config.num_hidden_layers)]
     shell = lambda: Llama(config, dtype, nnx.Rngs(0), kernel, bare=True)
 
     def layer(kind):
         made = Layer(kind[0], kind[1], dtype, nnx.Rngs(0), kernel, kind[2])
-        for product in made.split_products():
+        for product in () if reduce_dtype is None else made.split_products():
             product.reduce_dtype = reduce_dtype
         return made
 
@@ -289,7 +289,7 @@ class LlamaLM:
 
     def abstract(self, dtype: Any = jnp.float32) -> Any:
         """The params pytree as `jax.ShapeDtypeStruct`s."""
-        return nnx.to_pure_dict(_abstract(self.laid_out, dtype, None)[1])
+        return nnx.to_pure_dict(_abstract(self.laid_out, dtype, self.attention, self.reduce_dtype)[1])
 
     def bind(self, params: Any) -> Llama:
         """The nnx module that holds these parameters; layers without any (`specjax.models.load(layers=False)`) have shapes."""

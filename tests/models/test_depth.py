@@ -37,7 +37,7 @@ def test_each_kind_of_layer_is_traced_once(name, monkeypatch):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_it_is_the_stack_that_is_made_whole(dtype):
     for whole, ours in (
-        (lambda: llama.Llama(LLAMA, dtype, nnx.Rngs(0)), llama._abstract(LLAMA, dtype, None)),
+        (lambda: llama.Llama(LLAMA, dtype, nnx.Rngs(0)), llama._abstract(LLAMA, dtype, None, None)),
         (lambda: diffusion_gemma.DiffusionGemma(GEMMA, dtype, nnx.Rngs(0)), diffusion_gemma._abstract(GEMMA, dtype)),
     ):
         graph, state = nnx.split(nnx.eval_shape(whole))

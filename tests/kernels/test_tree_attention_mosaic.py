@@ -74,6 +74,8 @@ def test_it_is_lowered_for_cuda():
     assert "@mosaic_gpu_v2" in jax.export.export(jax.jit(attend), platforms=["cuda"])(operands).mlir_module()
     with pytest.raises(ValueError, match="made for NVIDIA's Hopper.*choose 'pallas', 'xla' or None"):
         attend(operands)
+    with pytest.raises(ValueError, match="jax.vmap maps over it; choose 'pallas', 'xla' or None"):
+        jax.vmap(attend)(jax.tree.map(lambda x: x[None], operands))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,21 @@ from specjax.kernels.tree_attention.mapped import over_slots
 from specjax.kernels.tree_attention.parts import Operands, grouped, of_queries, own_visible, ungrouped
 from specjax.kernels.tree_attention.unrolled import Unrolled
 
-Implementation = Literal["xla", "blocked", "pallas", "pallas_tpu_interpreted", "pallas_gpu_interpreted"]
-INTERPRETED = {"pallas_tpu_interpreted": "tpu", "pallas_gpu_interpreted": "cuda"}
+Implementation = Literal[
+    "xla",
+    "blocked",
+    "pallas",
+    "mosaic_gpu",
+    "pallas_tpu_interpreted",
+    "pallas_gpu_interpreted",
+    "mosaic_gpu_interpreted",
+]
+INTERPRETED = {
+    "pallas_tpu_interpreted": ("pallas", "tpu"),
+    "pallas_gpu_interpreted": ("pallas", "cuda"),
+    "mosaic_gpu_interpreted": ("mosaic_gpu", "cuda"),
+}
+"""Of a kernel in an interpreter, the implementation and the platform whose kernel it is."""
 
 
 def tree_attention(
@@ -67,22 +80,23 @@ def tree_attention(
       sinks: `[K * G]`, a score of every head that takes its part of a softmax and has no value (attention sinks, Xiao et al.
         2023, arXiv:2309.17453, as gpt-oss learns them).
       implementation: `xla` scores prefix and block in one piece, `blocked` reads only the used blocks of the cache,
-        `pallas` is a kernel for TPUs or NVIDIA GPUs that does so for every row. None picks, when the program is lowered,
-        `blocked` for a CPU and `pallas` where it can be used, else `xla`; without a cache it is always `xla`, of some
-        queries at a time. The `pallas_*_interpreted` are the kernels in an interpreter, on any platform: slow, for tests.
-        All but these can be differentiated.
+        `pallas` is a kernel for TPUs or NVIDIA GPUs that does so for every row, `mosaic_gpu` another one for NVIDIA's Hopper,
+        which has not been timed. None picks, when the program is lowered, `blocked` for a CPU and `pallas` where it can be
+        used, else `xla`; without a cache it is always `xla`, of some queries at a time. The `*_interpreted` are the kernels
+        in an interpreter, on any platform: slow, for tests. All but these can be differentiated.
 
     Returns:
       `[B, T, K * G, H]` in the query's type. A query that sees nothing gets zeros.
 
     Raises:
       ValueError: on an unknown implementation, or one other than `xla` without a cache; on one scale without the other; on
-        `cache_positions` without a window; on a mask of a `split` block; and where `pallas` is named, when the program is
-        lowered for a platform or shapes that it cannot serve.
+        `cache_positions` without a window; on a mask of a `split` block; and where a kernel is named, when the program is
+        lowered for a platform, types or shapes that it cannot serve.
     """
     if implementation is not None and implementation not in get_args(Implementation):
         raise ValueError(
-            f"tree_attention has no implementation {implementation!r}; choose 'xla', 'blocked', 'pallas' or None"
+            f"tree_attention has no implementation {implementation!r}; choose 'xla', 'blocked', 'pallas', 'mosaic_gpu' or "
+            "None"
         )
     if implementation not in (None, "xla") and cache_key is None:
         raise ValueError(f"{implementation} tree attention reads a cache, and there is none: choose 'xla' or None")
@@ -142,7 +156,7 @@ def attend_with(implementation: Implementation | None, operands: Operands, **opt
     if implementation == "xla":
         return whole(operands)
     if implementation in INTERPRETED:
-        return lowered.interpreted(INTERPRETED[implementation], operands, **options)
+        return lowered.interpreted(*INTERPRETED[implementation], operands, **options)
     # kernels and loops of traced length have no reverse derivative, and the whole has the same one
     way = jax.custom_jvp(lambda operands: lowered.attend(implementation, operands, **options))
     way.defjvp(lambda primals, tangents: jax.jvp(whole, primals, tangents))

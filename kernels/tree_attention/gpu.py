@@ -1,9 +1,7 @@
 """Tree attention on an NVIDIA GPU: Triton programs that share out a row's prefix, and a merge of what they found.
 
-With few queries there are too few rows and kv-heads to fill a GPU, so the used part of every row's cache is split as well
-(Flash-Decoding, Dao et al. 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html). The block's own keys are one more
-part. A part leaves its peak, its total and its weighted sum, and these meet by their log-sum-exps. So a call is one kernel and
-the merge, which XLA fuses. Heads are read in pieces whose widths are powers of two, as Triton wants: 80 is 64 and 16.
+How the used part of a cache is shared out among programs is in `shares.py`. A call is one kernel and the merge of the parts,
+which XLA fuses. Heads are read in pieces whose widths are powers of two, as Triton wants: 80 is 64 and 16.
 """
 
 import functools
@@ -22,16 +20,12 @@ from specjax.kernels.tree_attention.parts import (
     product,
     running,
 )
+from specjax.kernels.tree_attention.shares import FEWEST, ranges, shares, together
 
 BLOCK = 16, 64
 """The fewest and the most cache slots a program reads at a time: 64 unless heads are so wide that these fill its memory."""
-PROGRAMS = 264
-"""How many programs are wanted: two for each of an H100's multiprocessors."""
-SPLIT = 2, 16
-"""The fewest slots of the capacity a part is worth, for each query of a program, since every query leaves a sum behind: where
-the GPU is not full without it, and where it only evens out rows of different lengths."""
-TILE = (16, 64)
-"""The fewest and the most queries of a program; tensor cores take no fewer than 16."""
+LARGEST = 64
+"""The most queries of a program."""
 MEMORY = 2**15
 """Bytes that the queries of a program may take, and the keys that it reads at a time: an H100 has room for seven of these."""
 
@@ -42,18 +36,6 @@ def refusal(operands: Operands) -> str | None:
     if width % 16:
         return f"on a GPU the head width has to be a multiple of 16, not {width}"
     return None
-
-
-def splits(batch: int, heads: int, tiles: int, tile: int, capacity: int, block: int) -> int:
-    """In how many parts a row's cache is read, by shapes alone.
-
-    As many as fill the GPU with the whole batch; and, in larger parts, as many as fill it with a single row, since the others
-    may be short.
-    """
-    filling, evening = (max(block, fewest * tile) for fewest in SPLIT)
-    full = min(PROGRAMS // (batch * heads * tiles), pl.cdiv(capacity, filling))
-    even = min(PROGRAMS // (heads * tiles), capacity // evening)
-    return max(1, full, even)
 
 
 def pieces(width: int) -> tuple[slice, ...]:
@@ -74,19 +56,9 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
     capacity = operands.cache_key.shape[2]
     most = MEMORY // (width * jnp.promote_types(queries.dtype, operands.value.dtype).itemsize)
     most = 1 << most.bit_length() >> 1  # the power of two below, 0 of 0
-    block, largest = (min(max(most, fewest), usual) for fewest, usual in (BLOCK, TILE))
-    tile = min(max(pl.next_power_of_2(rows), TILE[0]), largest)
-    tiles = pl.cdiv(rows, tile)
-    shares = splits(batch, heads, tiles, tile, capacity, block)
-
-    used = jnp.minimum(operands.length, capacity)
-    first = jnp.zeros_like(used)
-    if window is not None and operands.cache_positions is None:
-        first = jnp.maximum(jnp.min(query_positions, axis=1) - window + 1, 0) // block * block
-    blocks = pl.cdiv(jnp.maximum(used - first, 0), block)
-    ranges = jnp.stack(
-        [first, pl.cdiv(blocks, shares) * block, used], axis=1
-    )  # where it starts, slots a part, where it ends
+    block, largest = (min(max(most, fewest), usual) for fewest, usual in (BLOCK, (FEWEST, LARGEST)))
+    cut = shares(operands, block, largest)
+    tile, tiles = cut.tile, cut.tiles
 
     whole = lambda x: pl.BlockSpec((None, None, *x.shape[2:]), lambda b, k, p: (b, k) + (0,) * (x.ndim - 2))
     tiled = lambda columns: pl.BlockSpec((None, None, tile, columns), lambda b, k, p: (b, k, p % tiles, 0))
@@ -98,7 +70,7 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
     visible = jnp.pad(jnp.repeat(visible, rows // visible.shape[1], axis=1), ((0, 0), (0, pad), (0, 0)))
     row = lambda b: b if len(visible) > 1 else 0
     inputs = {
-        "ranges": (ranges, pl.BlockSpec((None, 3), lambda b, k, p: (b, 0))),
+        "ranges": (ranges(operands, cut, window), pl.BlockSpec((None, 3), lambda b, k, p: (b, 0))),
         "query": (jnp.pad(queries, ((0, 0), (0, 0), (0, pad), (0, 0))), tiled(width)),
         "cache_key": (operands.cache_key, whole(operands.cache_key)),
         "cache_value": (operands.cache_value, whole(operands.cache_value)),
@@ -116,14 +88,12 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
     if operands.key_scale is not None:
         inputs["key_scale"] = operands.key_scale, whole(operands.key_scale)
         inputs["value_scale"] = operands.value_scale, whole(operands.value_scale)
-    column = jax.ShapeDtypeStruct((batch, heads, shares + 1, tiles * tile, 1), jnp.float32)
-    sums = jax.ShapeDtypeStruct((batch, heads, shares + 1, tiles * tile, width), jnp.float32)
+    column = jax.ShapeDtypeStruct((batch, heads, cut.parts + 1, tiles * tile, 1), jnp.float32)
+    sums = jax.ShapeDtypeStruct((batch, heads, cut.parts + 1, tiles * tile, width), jnp.float32)
     kernel = functools.partial(
         _kernel,
         names=tuple(inputs),
-        tiles=tiles,
-        shares=shares,
-        block=block,
+        shares=cut,
         scale=scale,
         window=window,
         soft_cap=soft_cap,
@@ -131,7 +101,7 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
     found = pl.pallas_call(
         kernel,
         out_shape=(column, column, sums),
-        grid=(batch, heads, (shares + 1) * tiles),
+        grid=(batch, heads, cut.programs),
         in_specs=[spec for _, spec in inputs.values()],
         out_specs=(part(1), part(1), part(width)),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
@@ -139,13 +109,10 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
         name="tree_attention",
     )(*(x for x, _ in inputs.values()))
 
-    peak, total, sums = (x[:, :, :, :rows] for x in found)
-    top = jnp.max(peak, axis=2)
-    worth = jnp.exp(peak - top[:, :, None])
-    return Found(top, jnp.sum(total * worth, axis=2), jnp.sum(sums * worth, axis=2))
+    return together(*(x[:, :, :, :rows] for x in found))
 
 
-def _kernel(*refs, names, tiles, shares, block, scale, window, soft_cap):
+def _kernel(*refs, names, shares, scale, window, soft_cap):
     """Refs in the order of `names`, then this part's peak `[M, 1]`, total `[M, 1]` and weighted sum `[M, H]`.
 
     ranges `[3]`, query `[M, H]`, cache_key and cache_value `[S, H]`, key and value `[P + T, H]`, visible `[M, P + T]`, and
@@ -153,7 +120,7 @@ def _kernel(*refs, names, tiles, shares, block, scale, window, soft_cap):
     """
     ref = dict(zip(names, refs, strict=False))
     peak_ref, total_ref, sum_ref = refs[len(names) :]
-    part = pl.program_id(2) // tiles
+    part, block = pl.program_id(2) // shares.tiles, shares.block
     size, used = ref["ranges"][1], ref["ranges"][2]
     begin = ref["ranges"][0] + part * size
     end = jnp.minimum(begin + size, used)
@@ -214,7 +181,7 @@ def _kernel(*refs, names, tiles, shares, block, scale, window, soft_cap):
     )
     found = jax.lax.fori_loop(0, pl.cdiv(jnp.maximum(end - begin, 0), block), read, found)
     # the part behind the last of the cache begins where the row has ended
-    found = jax.lax.fori_loop(0, (part == shares).astype(jnp.int32) * pl.cdiv(own, block), read_own, found)
+    found = jax.lax.fori_loop(0, (part == shares.parts).astype(jnp.int32) * pl.cdiv(own, block), read_own, found)
     peak_ref[...], total_ref[...], sums = found
     for c, x in zip(columns, sums, strict=True):
         sum_ref[:, c] = x

@@ -23,7 +23,7 @@ attend_p.def_abstract_eval(lambda query, *_, **__: jax.core.ShapedArray(query.sh
 
 
 def attend(implementation: str | None, operands: Operands, **options) -> Array:
-    """See `api.attend_with`, which takes None, `blocked` and `pallas` to here."""
+    """See `api.attend_with`, which takes None, `blocked`, `pallas` and `mosaic_gpu` to here."""
     given, structure = jax.tree.flatten(operands)
     mesh = jax.sharding.get_abstract_mesh()
     return attend_p.bind(
@@ -31,15 +31,15 @@ def attend(implementation: str | None, operands: Operands, **options) -> Array:
     )
 
 
-def interpreted(platform: str, operands: Operands, **options) -> Array:
+def interpreted(implementation: str, platform: str, operands: Operands, **options) -> Array:
     """A platform's kernel in Pallas' interpreter, whose effects keep it from being a part of the operation.
 
     Raises:
       ValueError: where it does not take such operands.
     """
-    kernel, why = _kernel(platform, operands)
+    kernel, why = _kernel(implementation, platform, operands)
     if kernel is None or why is not None:
-        raise ValueError(_REFUSED.format(why))
+        raise ValueError(_refused(implementation, why))
     return per_device(kernel, jax.sharding.get_abstract_mesh(), **options, interpret=True)(operands)
 
 
@@ -55,25 +55,33 @@ def chosen(implementation: str | None, platform: str, operands: Operands, option
       devices: how many devices the program runs on.
 
     Raises:
-      ValueError: where `pallas` is named and cannot be used.
+      ValueError: where a kernel is named and cannot be used.
     """
     if implementation == "blocked" or (implementation is None and platform == "cpu"):
         return over_slots(blocked, mesh, **options)
-    kernel, why = _kernel(platform, operands)
+    kernel, why = _kernel(implementation, platform, operands)
     if kernel is not None and devices > 1 and mesh.empty:
         why = f"the program runs on {devices} devices, and no mesh is set where it is traced (jax.set_mesh)"
     if kernel is not None and why is None:
         return per_device(kernel, mesh, **options)
     if implementation is None:
         return over_slots(xla, mesh, **options)
-    raise ValueError(_REFUSED.format(why))
+    raise ValueError(_refused(implementation, why))
 
 
-_REFUSED = "the Pallas kernel of tree attention cannot be used: {}; choose 'xla' or None"
+def _refused(implementation, why):
+    kernel, others = ("Mosaic GPU", "'pallas', ") if implementation == "mosaic_gpu" else ("Pallas", "")
+    return f"the {kernel} kernel of tree attention cannot be used: {why}; choose {others}'xla' or None"
 
 
-def _kernel(platform, operands):
+def _kernel(implementation, platform, operands):
     """The module of a platform's kernel or None, and why it cannot be used or None. Pallas takes long to import."""
+    if implementation == "mosaic_gpu":
+        if platform == "cuda":
+            from specjax.kernels.tree_attention import mosaic_gpu
+
+            return mosaic_gpu, mosaic_gpu.refusal(operands)
+        return None, "it is made for NVIDIA's Hopper GPUs, and the program is compiled for another platform"
     if platform == "tpu":
         from specjax.kernels.tree_attention import tpu
 
@@ -102,8 +110,8 @@ def _lower(ctx, *values, platform, **params):
 
 def _batch(values, axes, *, implementation, structure, mesh, options):
     """Under `jax.vmap`: the XLA implementation, which any mapped axis may stand before."""
-    if implementation == "pallas":
-        raise ValueError(_REFUSED.format("jax.vmap maps over it"))
+    if implementation in ("pallas", "mosaic_gpu"):
+        raise ValueError(_refused(implementation, "jax.vmap maps over it"))
 
     def run(*given):
         return over_slots(xla, mesh, **dict(options))(jax.tree.unflatten(structure, given))

@@ -103,10 +103,9 @@ def seconds(function: Callable[..., Any], state: Any, rest: Sequence[Any], repea
     return statistics.median(taken)
 
 
-def copy_bandwidth(shape: Shape, repeats: int, calls: int) -> float:
-    """Bytes a second, read and written, of adding one in place to an array that no cache holds."""
-    count = max(2 * shape.batch * shape.kv_heads * shape.slots * shape.width, 2**25)  # beyond any cache of the device
-    array = jnp.zeros((count // 128, 128), shape.dtype)
+def copy_bandwidth(count: int, dtype: str, repeats: int, calls: int) -> float:
+    """Bytes a second, read and written, of adding one in place to an array of so many numbers, or more that no cache holds."""
+    array = jnp.zeros((max(count, 2**25) // 128, 128), dtype)
     bump = jax.jit(lambda x: x + jnp.ones((), x.dtype), donate_argnums=0)
     return 2 * array.nbytes / seconds(bump, array, (), repeats, calls)
 
@@ -176,7 +175,8 @@ def cases(shape: Shape) -> dict[str, Case]:
 
 def measure(shape: Shape, operations: Sequence[str], repeats: int, calls: int) -> tuple[float, list[Row]]:
     """The copy's bandwidth in bytes a second, and a row for every implementation of the operations."""
-    bandwidth = copy_bandwidth(shape, repeats, calls)
+    count = 2 * shape.batch * shape.kv_heads * shape.slots * shape.width
+    bandwidth = copy_bandwidth(count, shape.dtype, repeats, calls)
     rows = []
     for name, case in cases(shape).items():
         for kind in implementations(OPERATIONS[name]) if name in operations else ():

@@ -23,7 +23,7 @@ TPUS = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")
 
 def layer_on(
     topology, model, slots, capacity, *, split=(1, 1, 1), batch=4, past=0, options=None, dtype=None, holes=False,
-    sinks=False, ring=False,
+    sinks=False, ring=False, implementation="pallas",
 ):  # fmt: skip
     """One layer's attention, compiled for the first devices of a topology: rows over `data`, heads over `model`, cache slots
     over `context`."""
@@ -53,7 +53,9 @@ def layer_on(
         )  # fmt: skip
         given = dict(zip(names, arrays[6:], strict=True))
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            return tree_attention(*arrays[:6], **given, scale=width**-0.5, implementation="pallas", **(options or {}))
+            return tree_attention(
+                *arrays[:6], **given, scale=width**-0.5, implementation=implementation, **(options or {})
+            )
 
     program = compiled(jax.jit(layer).lower(*arrays))
     assert "custom-call" in program.as_text() or "custom_call" in program.as_text()
@@ -135,6 +137,27 @@ def test_every_option_compiles(topology, settings):
 def test_widths_that_are_no_power_of_two_compile_for_a_gpu(width, monkeypatch):
     monkeypatch.setitem(MODELS, "narrow", (32, 8, width))
     layer_on("h100:8", "narrow", 16, 2048)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("width", "settings"),
+    [
+        (64, {"options": {"window": 1024, "soft_cap": 50.0}, "sinks": True, "ring": True, "holes": True, "past": 40}),
+        (128, {"split": (1, 2, 2), "capacity": 8192}),
+    ],
+    ids=["all options", "heads, slots"],
+)
+def test_the_mosaic_kernel_for_hopper(width, settings, monkeypatch, capfd):
+    """Products of warpgroups, copies by the tensor memory accelerator, and no register spilled, as Mosaic has ptxas say."""
+    monkeypatch.setitem(MODELS, "any", (32, 8, width))
+    for wanted in ("PTX", "PTXAS"):
+        monkeypatch.setenv(f"MOSAIC_GPU_DUMP_{wanted}", "1")
+    program = layer_on("h100:8", "any", 16, **{"capacity": 2048} | settings, implementation="mosaic_gpu")
+    assert "mosaic_gpu_v2" in program.as_text() and gathers(program) == []
+    said = capfd.readouterr().out
+    assert "wgmma.mma_async" in said and "cp.async.bulk.tensor" in said
+    assert "0 bytes spill stores, 0 bytes spill loads" in said and "for 'sm_90a'" in said
 
 
 @pytest.mark.parametrize("topology", mostly_slow(TPUS, "v5e:2x2"))

@@ -10,7 +10,7 @@ from support.attention import B, G, H, K, T, holes, quantised, ring, sinks, worl
 from support.conformance import mostly_slow
 
 from specjax.draft import PromptLookup
-from specjax.kernels.tree_attention import blocked, gpu, tree_attention
+from specjax.kernels.tree_attention import blocked, shares, tree_attention
 from specjax.kernels.tree_attention.reference import reference
 from specjax.models.llama import LlamaConfig, LlamaLM
 from specjax.sampling import Sampling, row_keys
@@ -101,7 +101,7 @@ def test_a_width_that_no_gpu_takes_is_refused():
     ),
 )
 def test_parts_fill_a_gpu_with_a_batch_and_with_one_row(batch, heads, tile, capacity, parts):
-    assert gpu.splits(batch, heads, 1, tile, capacity, 64) == parts
+    assert shares.splits(batch, heads, 1, tile, capacity, 64) == parts
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -383,7 +383,9 @@ def test_a_platform_without_a_kernel_says_so():
 
 def test_bad_implementations():
     (query, key, value, *_, length), _ = world(40, (0, 3, 40))
-    with pytest.raises(ValueError, match="no implementation 'frob'; choose 'xla', 'blocked', 'pallas' or None"):
+    with pytest.raises(
+        ValueError, match="no implementation 'frob'; choose 'xla', 'blocked', 'pallas', 'mosaic_gpu' or None"
+    ):
         tree_attention(query, key, value, None, None, length, scale=1.0, implementation="frob")
     with pytest.raises(ValueError, match="there is none"):
         tree_attention(query, key, value, None, None, length, scale=1.0, implementation="blocked")

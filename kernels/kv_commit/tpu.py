@@ -13,6 +13,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 VMEM_BYTES = 2**24
 """What the rows that are written at a time may take, over all arrays."""
+SEMAPHORES = 256
+"""A core has 512 or more, of which others take some."""
 INTERPRETER = pltpu.InterpretParams(uninitialized_memory="nan", detect_races=True)
 _LANES = 128
 
@@ -45,6 +47,8 @@ def refusal(shape, caches, news, src, dst) -> str | None:
         return f"heads of {shape[3]} are no multiple of {_LANES}, and a TPU keeps them another way than the kernel reads them"
     if shape[2] % tile(dtype) or window(count, dtype) > shape[2]:
         return f"it needs a capacity of whole tiles of {tile(dtype)} slots, at least {window(count, dtype)}, not {shape[2]}"
+    if len(caches) > SEMAPHORES:
+        return f"{len(caches)} caches are more than the {SEMAPHORES} that it writes in a call"
     if _row_bytes(shape, caches, news, count) > VMEM_BYTES:
         return f"runs of {count} slots of {len(caches)} caches are more than the {VMEM_BYTES >> 20} MiB that it works in"
     return None
@@ -71,7 +75,7 @@ def commit(caches, news, src, dst, *, interpret=False):
     src = jnp.clip(jnp.where(src < 0, src + block, src), 0, block - 1)
     size = window(count, dtype)
     per_row = _row_bytes(caches[0].shape, caches, news, count)
-    rows = min(VMEM_BYTES // per_row, batch)
+    rows = min(VMEM_BYTES // per_row, SEMAPHORES // arrays, batch)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     written = pl.pallas_call(
         functools.partial(_kernel, arrays=arrays, rows=rows),
@@ -87,7 +91,8 @@ def commit(caches, news, src, dst, *, interpret=False):
                 pltpu.VMEM((arrays, rows, heads, block, width), dtype),
                 pltpu.VMEM((heads, size, width), jnp.float32),
                 pltpu.VMEM((heads, block, width), jnp.float32),
-                pltpu.SemaphoreType.DMA((3, arrays, rows)),
+                pltpu.SemaphoreType.DMA((arrays, rows)),
+                pltpu.SemaphoreType.DMA,
             ],
         ),
         input_output_aliases={2 + arrays + i: i for i in range(arrays)},
@@ -111,7 +116,7 @@ def _moved(caches, news, count):
 
 def _kernel(src, dst, *refs, arrays, rows):
     news, caches = refs[:arrays], refs[2 * arrays : 3 * arrays]  # the outputs, which alias the caches
-    windows, blocks, laid, fresh, semaphores = refs[3 * arrays :]
+    windows, blocks, laid, fresh, here, back = refs[3 * arrays :]  # two semaphores: of reads by array and row, of all writes
     batch, capacity = caches[0].shape[0], caches[0].shape[2]
     size, slots = windows.shape[3], tile(windows.dtype)
 
@@ -120,15 +125,15 @@ def _kernel(src, dst, *refs, arrays, rows):
         return pl.multiple_of(jnp.clip(jax.lax.div(dst[row], slots), 0, (capacity - size) // slots) * slots, slots)
 
     def fetch(array, place, row):
-        return pltpu.make_async_copy(news[array].at[row], blocks.at[array, place], semaphores.at[0, array, place])
+        return pltpu.make_async_copy(news[array].at[row], blocks.at[array, place], here.at[array, place])
 
     def load(array, place, row):
         there = caches[array].at[row, :, pl.ds(first(row), size)]
-        return pltpu.make_async_copy(there, windows.at[array, place], semaphores.at[1, array, place])
+        return pltpu.make_async_copy(there, windows.at[array, place], here.at[array, place])
 
     def store(array, place, row):
         there = caches[array].at[row, :, pl.ds(first(row), size)]
-        return pltpu.make_async_copy(windows.at[array, place], there, semaphores.at[2, array, place])
+        return pltpu.make_async_copy(windows.at[array, place], there, back)
 
     def each(act):
         def one(place, _):

@@ -41,3 +41,15 @@ def test_a_step_writes_the_cache_in_one_call(topology, mesh, drafter, cache_dtyp
     assert program.memory_analysis().alias_size_in_bytes >= step.sizes(setup).cache
     cache = jax.tree.leaves(setup.state.cache.key[0])[0]
     assert traffic.written(cache.sharding.shard_shape(cache.shape)) == []  # no copy of it
+
+
+@needs_libtpu
+@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=slow)])
+def test_one_row_is_multiplied_by_the_matrix_unit(tied, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"tie_word_embeddings": tied}))
+    mesh = make_mesh("model=1", aot.devices("v5e:1x1"))
+    model = models.abstract(str(tmp_path), "bfloat16", mesh)
+    program, _ = step.compiled(step.prepare(model, Plan("none"), mesh, batch=1, context=512))
+    text = program.as_text()
+    assert len(re.findall(r" convolution\(.*dot_general", text)) == 2 * 7 + 1
+    assert not re.findall(r"multiply_reduce_fusion.*dot_general", text)

@@ -20,19 +20,19 @@ commit_p = Primitive("kv_commit")
 commit_p.multiple_results = True
 commit_p.def_impl(lambda *given, **params: _jitted(*given, **params))
 commit_p.def_abstract_eval(
-    lambda *given, structure, mesh: [
+    lambda *given, structure, mesh, positions: [
         jax.core.ShapedArray(x.shape, x.dtype) for x in jax.tree.unflatten(structure, given)[0]
     ]
 )
 
 
-def commit(caches, news, src, dst):
+def commit(caches, news, src, dst, positions):
     """See `api.kv_commit`, which takes None to here."""
     given, structure = jax.tree.flatten((caches, news, src, dst))
-    return tuple(commit_p.bind(*given, structure=structure, mesh=jax.sharding.get_abstract_mesh()))
+    return tuple(commit_p.bind(*given, structure=structure, mesh=jax.sharding.get_abstract_mesh(), positions=positions))
 
 
-def served(platform: str, devices: int, *, structure, mesh):
+def served(platform: str, devices: int, *, structure, mesh, positions):
     """What the operation becomes on a platform, as a function of its operands' arrays; the rest are its parameters."""
 
     def run(*given):
@@ -40,12 +40,12 @@ def served(platform: str, devices: int, *, structure, mesh):
         with jax.sharding.use_abstract_mesh(mesh):
             unknown = devices > 1 and says_nothing(mesh) and not mesh.manual_axes  # how the caches lie
             write = sharded.commit if platform != "tpu" or unknown else _on_tpu
-            return list(write(caches, news, src, dst))
+            return list(write(caches, news, src, dst, positions))
 
     return run
 
 
-def _on_tpu(caches, news, src, dst):
+def _on_tpu(caches, news, src, dst, positions):
     """The kernel writes what it takes, all arrays of one shape in a call, and XLA the rest, short runs of scales in one pass."""
     from specjax.kernels.kv_commit import tpu  # Pallas takes long to import
 
@@ -55,16 +55,16 @@ def _on_tpu(caches, news, src, dst):
     written = list(caches)
     for own in alike.values():
         group = [caches[i] for i in own], [news[i] for i in own], src, dst
-        short = dst.ndim == 1 and (news[0] if src is None else src).shape[1] <= SHORT
+        short = dst.ndim == 1 and positions is None and (news[0] if src is None else src).shape[1] <= SHORT
         write = _scales if caches[own[0]].ndim == 3 and short else sharded.commit
         if tpu.refusal(sharded.part(caches[own[0]]), *group) is None:
             write = functools.partial(sharded.by_kernel, tpu.commit)
-        for i, leaf in zip(own, write(*group), strict=True):
+        for i, leaf in zip(own, write(*group, positions), strict=True):
             written[i] = leaf
     return written
 
 
-def _scales(caches, news, src, dst):
+def _scales(caches, news, src, dst, _):
     capacity = caches[0].shape[2]
     dst = jnp.where(dst < 0, dst + capacity, dst)
     path = lambda new: new if src is None else jax.vmap(lambda row, at: row.at[at].get(mode="clip"))(new, src)
@@ -74,7 +74,7 @@ def _scales(caches, news, src, dst):
     ]
 
 
-@functools.partial(jax.jit, static_argnames=("structure", "mesh"))
+@functools.partial(jax.jit, static_argnames=("structure", "mesh", "positions"))
 def _jitted(*given, **params):
     return commit_p.bind(*given, **params)
 

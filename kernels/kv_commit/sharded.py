@@ -16,8 +16,13 @@ from specjax.sharding.rules import partition
 AXES = ("batch", "kv_heads", "slots", None)
 
 
-def commit(caches, news, src, dst):
+def commit(caches, news, src, dst, positions=None):
     """See `api.kv_commit`, for caches that lie as the ambient mesh says: XLA's way."""
+    if positions is not None:  # every ring has slots of its own for them
+        count = (news[0] if src is None else src).shape[1]
+        at = {slots: around(dst, count, slots, positions) for slots in {cache.shape[2] for cache in caches}}
+        each = zip(caches, news, strict=True)
+        return tuple(commit((cache,), (new,), src, at[cache.shape[2]])[0] for cache, new in each)
     mesh = known_mesh()
     axes = [_split(mesh, cache) for cache in caches]
     if not any(axes):
@@ -38,7 +43,14 @@ def per_device(write, caches, news, src, dst):
         return mapped(tuple(caches), tuple(news), src, dst)
 
 
-def by_kernel(kernel, caches, news, src, dst):
+def around(dst, count, slots, positions):
+    """The slots `[B, M]` of a ring for positions, `[B]` where they begin or `[B, M]`; those to drop are out of range."""
+    named = dst[:, None] + jnp.arange(count)[None] if dst.ndim == 1 else dst
+    inside = (named >= 0) & (named < positions)
+    return jnp.where(inside, named % slots, slots)
+
+
+def by_kernel(kernel, caches, news, src, dst, positions=None):
     """A kernel that drops what lies outside of its slots, on every device's part of caches of one shape; runs alone.
 
     Args:
@@ -47,13 +59,21 @@ def by_kernel(kernel, caches, news, src, dst):
     """
     capacity, axis = caches[0].shape[2], _split(known_mesh(), caches[0])
     count = (news[0] if src is None else src).shape[1]
-    dst = jnp.clip(jnp.where(dst < 0, dst + capacity, dst), 0, capacity - count)
+    if positions is None:
+        first = jnp.clip(jnp.where(dst < 0, dst + capacity, dst), 0, capacity - count)
+        runs, span = [first], jnp.broadcast_to(jnp.asarray([0, count], jnp.int32), (len(dst), 2))
+    else:  # what goes round the end of a ring is a run of its own, which begins before its first slot
+        runs = [dst % capacity, dst % capacity - capacity]
+        span = jnp.stack([-dst, positions - dst], axis=1).astype(jnp.int32)
 
-    def own(caches, news, src, dst):
+    def own(caches, news, src, at):
+        dst, span = at
         before = 0 if axis is None else jax.lax.axis_index(axis) * caches[0].shape[2]
-        return kernel(caches, news, src, dst - before)
+        return kernel(caches, news, src, dst - before, span)
 
-    return per_device(own, caches, news, src, dst)
+    for dst in runs:
+        caches = per_device(own, caches, news, src, (dst, span))
+    return caches
 
 
 def part(cache):

@@ -65,8 +65,9 @@ def _whole(size, unit):
     return -(-size // unit) * unit
 
 
-def commit(caches, news, src, dst, *, interpret=False):
-    """See `api.kv_commit`, for what is not refused; slots that a run has outside of the cache are dropped."""
+def commit(caches, news, src, dst, span, *, interpret=False):
+    """See `api.kv_commit`, for what is not refused; slots that a run has outside of the cache are dropped, and those before the
+    first and from the second number of a row of `span` `[B, 2]` on."""
     batch, heads, _, width = caches[0].shape
     block, dtype, arrays = news[0].shape[1], caches[0].dtype, len(caches)
     count = block if src is None else src.shape[1]
@@ -82,7 +83,7 @@ def commit(caches, news, src, dst, *, interpret=False):
         # named as main memory: a small cache is else brought into VMEM whole, and back
         out_shape=tuple(pltpu.HBM(x.shape, x.dtype) for x in caches),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=2,
+            num_scalar_prefetch=3,
             grid=(-(-batch // rows),),
             in_specs=[anywhere] * (2 * arrays),
             out_specs=(anywhere,) * arrays,
@@ -95,14 +96,14 @@ def commit(caches, news, src, dst, *, interpret=False):
                 pltpu.SemaphoreType.DMA,
             ],
         ),
-        input_output_aliases={2 + arrays + i: i for i in range(arrays)},
+        input_output_aliases={3 + arrays + i: i for i in range(arrays)},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",), vmem_limit_bytes=2 * VMEM_BYTES
         ),
         cost_estimate=pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=_moved(caches, news, count)),
         interpret=INTERPRETER if interpret else False,
         name="kv_commit",
-    )(src, dst, *(x.astype(dtype).swapaxes(1, 2) for x in news), *caches)
+    )(src, dst, span, *(x.astype(dtype).swapaxes(1, 2) for x in news), *caches)
     # a program that returns them as they are fails the compiler's own check of where they lie
     return tuple(written) if interpret else jax.lax.optimization_barrier(tuple(written))
 
@@ -114,7 +115,7 @@ def _moved(caches, news, count):
     return len(caches) * batch * heads * slots * width * caches[0].dtype.itemsize
 
 
-def _kernel(src, dst, *refs, arrays, rows):
+def _kernel(src, dst, span, *refs, arrays, rows):
     news, caches = refs[:arrays], refs[2 * arrays : 3 * arrays]  # the outputs, which alias the caches
     windows, blocks, laid, fresh, here, back = refs[3 * arrays :]  # two semaphores: of reads by array and row, of all writes
     batch, capacity = caches[0].shape[0], caches[0].shape[2]
@@ -162,7 +163,7 @@ def _kernel(src, dst, *refs, arrays, rows):
             def _():
                 laid[:, pl.ds(offset + m, 1), :] = fresh[:, pl.ds(src[row, m], 1), :]
 
-        jax.lax.fori_loop(0, src.shape[1], put, None)
+        jax.lax.fori_loop(jnp.maximum(span[row, 0], 0), jnp.minimum(span[row, 1], src.shape[1]), put, None)
         windows[array, place] = laid[...].astype(windows.dtype)
         store(array, place, row).start()
 

@@ -1,5 +1,7 @@
 """The cache write against one slot at a time."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,7 @@ from specjax.plan import hlo
 from specjax.sharding import make_mesh
 
 B, K, S, H, T = 3, 2, 64, 128, 5
-write = jax.jit(kv_commit, static_argnames="implementation")
+write = jax.jit(kv_commit, static_argnames=("implementation", "positions"))
 EVERY = ["xla", "pallas_tpu_interpreted"]
 
 
@@ -97,6 +99,22 @@ def test_the_kernel_on_a_mesh(mesh):
             written = write(caches, news, src, at, implementation="pallas_tpu_interpreted")
         for got, want in zip(written, wanted, strict=True):
             np.testing.assert_array_equal(np.asarray(got), want)
+
+
+@pytest.mark.parametrize("mesh", (None, "context=2,model=2"))
+def test_rings(mesh):
+    """Runs that go round the end, lie beyond all positions or before them; kernel and XLA, against a slot at a time."""
+    caches, news = world()
+    for start in ((62, 126, 10), (253, 255, -3)):
+        at = np.asarray(start)[:, None] + np.arange(3)
+        slots = jnp.asarray(np.where((at >= 0) & (at < 256), at % S, S))
+        wanted = [commit(old, new, SRC["path"], slots) for old, new in zip(caches, news, strict=True)]
+        with jax.set_mesh(make_mesh(mesh, jax.devices()[:4])) if mesh else contextlib.nullcontext():
+            for implementation in EVERY:
+                at = jnp.asarray(start, jnp.int32)
+                written = write(caches, news, SRC["path"], at, positions=256, implementation=implementation)
+                for got, want in zip(written, wanted, strict=True):
+                    np.testing.assert_array_equal(np.asarray(got), want)
 
 
 def test_runs_of_single_numbers():

@@ -116,27 +116,20 @@ def commit_kv(cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> 
     new = jax.tree.leaves((delta.key, delta.value))
     written = list(old)
     for slots in dict.fromkeys(x.shape[2] for x in old):
-        own = [i for i, x in enumerate(old) if x.shape[2] == slots]
-        at = (
-            _around(cache, slots, (delta.positions if src is None else src).shape[1], dst)
-            if slots < cache.capacity
-            else dst
-        )
-        for i, leaf in zip(own, kv_commit([old[i] for i in own], [new[i] for i in own], src, at), strict=True):
+        own, positions = [i for i, x in enumerate(old) if x.shape[2] == slots], None
+        if slots < cache.capacity:
+            positions = cache.capacity
+            count = (delta.positions if src is None else src).shape[1]
+            if count > cache.ahead:
+                raise ValueError(
+                    f"layers with a window keep {cache.ahead} slots besides it, and are written as many tokens at a time, "
+                    f"not {count}"
+                )
+        leaves = kv_commit([old[i] for i in own], [new[i] for i in own], src, dst, positions=positions)
+        for i, leaf in zip(own, leaves, strict=True):
             written[i] = leaf
     key, value = jax.tree.unflatten(structure, written)
     return dataclasses.replace(cache, key=key, value=value)
-
-
-def _around(cache: KVCache, slots: int, count: int, dst: Array) -> Array:
-    """The slots `[B, M]` of a ring for what a commit calls `dst`; those to drop are out of range."""
-    if count > cache.ahead:
-        raise ValueError(
-            f"layers with a window keep {cache.ahead} slots besides it, and are written as many tokens at a time, not {count}"
-        )
-    positions = dst[:, None] + jnp.arange(count)[None] if dst.ndim == 1 else dst
-    inside = (positions >= 0) & (positions < cache.capacity)
-    return jnp.where(inside, positions % slots, slots)
 
 
 def stack_past(past: KVDelta | None, delta: KVDelta) -> KVDelta:

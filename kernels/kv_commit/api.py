@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+import functools
+
 import jax
 
-from specjax.kernels.kv_commit import sharded
+from specjax.kernels.kv_commit import lowered, sharded
 
 Implementation = Literal["xla", "pallas", "pallas_tpu_interpreted"]
 
@@ -16,6 +18,7 @@ def kv_commit(
     src: jax.Array | None,
     dst: jax.Array,
     *,
+    positions: int | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, ...]:
     """The caches with the slots `src` of a block's keys or values written at `dst`, in place where they are donated.
@@ -23,16 +26,19 @@ def kv_commit(
     In the shape descriptions `T` denotes the block's slots, `M` those that are written, `S` the cache's.
 
     Args:
-      caches: `[B, K, S, H]` each, the keys and values of some layers, or `[B, K, S]`, their scales; for `pallas` of one shape
-        and type, with H.
+      caches: `[B, K, S, H]` each, the keys and values of some layers, or `[B, K, S]`, their scales; where `pallas` is named of
+        one shape and type, with H.
       news: as many, `[B, T, K, H]` or `[B, T, K]`; cast to the caches' type.
       src: `[B, M]` int32, clipped to the block; None: all of it in order, M = T.
       dst: `[B]` int32 starts one run of M slots a row (moved back into the cache where it would leave it), or `[B, M]` int32
         names every slot, and those out of range are dropped. Negative ones count from the end. Named slots must differ.
-      implementation: `xla`, or the TPU kernel, `pallas`, which writes runs on one device (wrap it in `shard_map` on more).
-        None is `xla`: its compiled programs touch no more of the caches than they write. Where the ambient mesh splits the
-        slots (`specjax.sharding.RULES`), that writes each on the device that holds it. `pallas_tpu_interpreted` is the
-        kernel in an interpreter: slow, for tests.
+      positions: given for rings, whose slot p mod S holds position p: how many of those there are. `dst` says positions then,
+        and those out of range are dropped; no two of a row may share a slot.
+      implementation: `xla`, or the TPU kernel, `pallas`, which writes runs of all these caches in one call. None picks, when the
+        program is lowered: the kernel on TPUs for what it takes, caches of one shape and type at a time, and else `xla`, whose
+        compiled programs touch no more of the caches than they write, but on TPUs row after row. The ambient mesh says how the
+        caches lie (`specjax.sharding.RULES`): each device writes what it holds. `pallas_tpu_interpreted` is the kernel in an
+        interpreter: slow, for tests.
 
     Raises:
       ValueError: on an unknown implementation, a run longer than the cache, or where the kernel cannot serve these operands.
@@ -41,11 +47,17 @@ def kv_commit(
         raise ValueError(f"kv_commit has no implementation {implementation!r}; choose 'xla', 'pallas' or None")
     for cache, new in zip(caches, news, strict=True):
         count = (new if src is None else src).shape[1]
-        if dst.ndim == 1 and count > cache.shape[2]:
+        if (dst.ndim == 1 or positions is not None) and count > cache.shape[2]:
             raise ValueError(f"kv_commit cannot write runs of {count} slots into a cache of {cache.shape[2]}")
-    if implementation in (None, "xla"):
-        return sharded.commit(tuple(caches), tuple(news), src, dst)
+    given = tuple(caches), tuple(news), src, dst
+    if implementation is None:
+        return lowered.commit(*given, positions)
+    if implementation == "xla":
+        return sharded.commit(*given, positions)
     from specjax.kernels.kv_commit import tpu  # Pallas takes long to import
 
+    why = tpu.refusal(sharded.part(caches[0]), *given)
+    if why is not None:
+        raise ValueError(f"the TPU kernel of kv_commit cannot be used: {why}; choose 'xla' or None")
     interpret = implementation == "pallas_tpu_interpreted"
-    return tpu.commit(tuple(caches), tuple(news), src, dst, interpret=interpret)
+    return sharded.by_kernel(functools.partial(tpu.commit, interpret=interpret), *given, positions)

@@ -7,6 +7,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from specjax.kernels.kv_commit import xla
 from specjax.sharding.ambient import known_mesh
@@ -15,18 +16,80 @@ from specjax.sharding.rules import partition
 AXES = ("batch", "kv_heads", "slots", None)
 
 
-def commit(caches, news, src, dst):
-    """See `api.kv_commit`, for caches that lie as the ambient mesh says."""
+def commit(caches, news, src, dst, positions=None):
+    """See `api.kv_commit`, for caches that lie as the ambient mesh says: XLA's way."""
+    if positions is not None:  # every ring has slots of its own for them
+        count = (news[0] if src is None else src).shape[1]
+        at = {slots: around(dst, count, slots, positions) for slots in {cache.shape[2] for cache in caches}}
+        each = zip(caches, news, strict=True)
+        return tuple(commit((cache,), (new,), src, at[cache.shape[2]])[0] for cache, new in each)
     mesh = known_mesh()
-    specs = () if mesh is None else tuple(partition(mesh, AXES[: cache.ndim], cache.shape, {}) for cache in caches)
-    axes = [spec[2] for spec in specs]
-    if mesh is None or all(axis is None or mesh.shape[axis] == 1 for axis in axes):
+    axes = [_split(mesh, cache) for cache in caches]
+    if not any(axes):
         return _each(xla.commit, caches, news, src, dst)
-    write = functools.partial(_each, _commit, axes=axes)
+    return per_device(functools.partial(_each, _commit, axes=axes), caches, news, src, dst)
+
+
+def per_device(write, caches, news, src, dst):
+    """A way to write as a function of every device's part, where the ambient mesh says what that is."""
+    mesh = known_mesh()
+    if mesh is None:
+        return write(caches, news, src, dst)
+    specs = tuple(_spec(mesh, cache) for cache in caches)
     rows = jax.P(specs[0][0])
     given = specs, tuple(jax.P(spec[0], None, spec[1]) for spec in specs), None if src is None else rows, rows
     with jax.sharding.use_abstract_mesh(mesh):
-        return jax.shard_map(write, in_specs=given, out_specs=specs, check_vma=False)(caches, news, src, dst)
+        mapped = jax.shard_map(write, in_specs=given, out_specs=specs, check_vma=False)
+        return mapped(tuple(caches), tuple(news), src, dst)
+
+
+def around(dst, count, slots, positions):
+    """The slots `[B, M]` of a ring for positions, `[B]` where they begin or `[B, M]`; those to drop are out of range."""
+    named = dst[:, None] + jnp.arange(count)[None] if dst.ndim == 1 else dst
+    inside = (named >= 0) & (named < positions)
+    return jnp.where(inside, named % slots, slots)
+
+
+def by_kernel(kernel, caches, news, src, dst, positions=None):
+    """A kernel that drops what lies outside of its slots, on every device's part of caches of one shape; runs alone.
+
+    Args:
+      kernel: `tpu.commit`.
+      caches: see `api.kv_commit`, and likewise the rest.
+    """
+    capacity, axis = caches[0].shape[2], _split(known_mesh(), caches[0])
+    count = (news[0] if src is None else src).shape[1]
+    if positions is None:
+        first = jnp.clip(jnp.where(dst < 0, dst + capacity, dst), 0, capacity - count)
+        runs, span = [first], jnp.broadcast_to(jnp.asarray([0, count], jnp.int32), (len(dst), 2))
+    else:  # what goes round the end of a ring is a run of its own, which begins before its first slot
+        runs = [dst % capacity, dst % capacity - capacity]
+        span = jnp.stack([-dst, positions - dst], axis=1).astype(jnp.int32)
+
+    def own(caches, news, src, at):
+        dst, span = at
+        before = 0 if axis is None else jax.lax.axis_index(axis) * caches[0].shape[2]
+        return kernel(caches, news, src, dst - before, span)
+
+    for dst in runs:
+        caches = per_device(own, caches, news, src, (dst, span))
+    return caches
+
+
+def part(cache):
+    """The shape of a device's part of a cache."""
+    mesh = known_mesh()
+    return cache.shape if mesh is None else NamedSharding(mesh, _spec(mesh, cache)).shard_shape(cache.shape)
+
+
+def _spec(mesh, cache):
+    return partition(mesh, AXES[: cache.ndim], cache.shape, {})
+
+
+def _split(mesh, cache):
+    """The mesh axis over which a cache's slots lie split; None where they do not."""
+    axis = None if mesh is None else _spec(mesh, cache)[2]
+    return None if axis is None or mesh.shape[axis] == 1 else axis
 
 
 def _each(write, caches, news, src, dst, axes=None):

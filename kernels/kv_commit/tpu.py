@@ -11,9 +11,12 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-VMEM_BYTES = 2**22
-"""What rows may hold at a time, over all arrays."""
+VMEM_BYTES = 2**24
+"""What the rows that are written at a time may take, over all arrays."""
+SEMAPHORES = 256
+"""A core has 512 or more, of which others take some."""
 INTERPRETER = pltpu.InterpretParams(uninitialized_memory="nan", detect_races=True)
+_LANES = 128
 
 
 def tile(dtype) -> int:
@@ -21,77 +24,117 @@ def tile(dtype) -> int:
     return 32 // jnp.dtype(dtype).itemsize
 
 
-def commit(caches, news, src, dst, *, interpret=False):
-    """See `api.kv_commit`; for runs, and capacities of whole tiles."""
-    batch, heads, capacity, width = caches[0].shape
-    block = news[0].shape[1]
-    dtype = caches[0].dtype
-    count = block if src is None else src.shape[1]
-    slots = tile(dtype)
-    window = -(-(count + slots - 1) // slots) * slots
+def window(count: int, dtype) -> int:
+    """The slots of all tiles that a run may touch."""
+    return _whole(count + tile(dtype) - 1, tile(dtype))
+
+
+def refusal(shape, caches, news, src, dst) -> str | None:
+    """Why the kernel cannot write these caches; None where it can.
+
+    Args:
+      shape: a device's part of each, `[B, K, S, H]`.
+      caches: see `api.kv_commit`, and likewise the rest.
+    """
+    dtype, count = caches[0].dtype, (news[0] if src is None else src).shape[1]
     if dst.ndim != 1:
-        raise ValueError(
-            "the TPU kernel of kv_commit writes runs (dst [B]); scattered slots are XLA's: choose 'xla' or None"
-        )
-    if capacity % slots or window > capacity:
-        raise ValueError(
-            f"the TPU kernel of kv_commit needs a capacity of whole tiles of {slots} slots, at least {window}, not {capacity}: "
-            "choose 'xla' or None"
-        )
+        return "it writes runs (dst [B]), and scattered slots are XLA's"
     if any(x.shape != caches[0].shape or x.dtype != dtype for x in caches):
-        raise ValueError("the TPU kernel of kv_commit takes caches of one shape and type in a call")
+        return "it takes caches of one shape and type in a call"
+    if len(shape) != 4:
+        return f"it writes caches [B, K, S, H], and these have {len(shape)} axes"
+    if shape[3] % _LANES:
+        return f"heads of {shape[3]} are no multiple of {_LANES}, and a TPU keeps them another way than the kernel reads them"
+    if shape[2] % tile(dtype) or window(count, dtype) > shape[2]:
+        return f"it needs a capacity of whole tiles of {tile(dtype)} slots, at least {window(count, dtype)}, not {shape[2]}"
+    if len(caches) > SEMAPHORES:
+        return f"{len(caches)} caches are more than the {SEMAPHORES} that it writes in a call"
+    if _row_bytes(shape, caches, news, count) > VMEM_BYTES:
+        return f"runs of {count} slots of {len(caches)} caches are more than the {VMEM_BYTES >> 20} MiB that it works in"
+    return None
+
+
+def _row_bytes(shape, caches, news, count):
+    """What a row's windows and new slots take in VMEM, over all arrays."""
+    dtype, (_, heads, _, width) = caches[0].dtype, shape
+    slots = window(count, dtype) + _whole(news[0].shape[1], tile(dtype))
+    return len(caches) * slots * heads * width * jnp.dtype(dtype).itemsize
+
+
+def _whole(size, unit):
+    return -(-size // unit) * unit
+
+
+def commit(caches, news, src, dst, span, *, interpret=False):
+    """See `api.kv_commit`, for what is not refused; slots that a run has outside of the cache are dropped, and those before the
+    first and from the second number of a row of `span` `[B, 2]` on."""
+    batch, heads, _, width = caches[0].shape
+    block, dtype, arrays = news[0].shape[1], caches[0].dtype, len(caches)
+    count = block if src is None else src.shape[1]
     if src is None:
         src = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32)[None], (batch, block))
     src = jnp.clip(jnp.where(src < 0, src + block, src), 0, block - 1)
-    dst = jnp.clip(jnp.where(dst < 0, dst + capacity, dst), 0, capacity - count)
-
-    arrays = len(caches)
-    need = arrays * (window + block) * heads * max(width, 128) * jnp.dtype(dtype).itemsize
-    rows = max(min(VMEM_BYTES // need, batch), 1)
+    size = window(count, dtype)
+    per_row = _row_bytes(caches[0].shape, caches, news, count)
+    rows = min(VMEM_BYTES // per_row, SEMAPHORES // arrays, batch)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
-    return pl.pallas_call(
+    written = pl.pallas_call(
         functools.partial(_kernel, arrays=arrays, rows=rows),
-        out_shape=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in caches),
+        # named as main memory: a small cache is else brought into VMEM whole, and back
+        out_shape=tuple(pltpu.HBM(x.shape, x.dtype) for x in caches),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=2,
+            num_scalar_prefetch=3,
             grid=(-(-batch // rows),),
             in_specs=[anywhere] * (2 * arrays),
             out_specs=(anywhere,) * arrays,
             scratch_shapes=[
-                pltpu.VMEM((arrays, rows, heads, window, width), dtype),
-                pltpu.VMEM((arrays, rows, block, heads, width), dtype),
-                pltpu.VMEM((heads, window, width), jnp.float32),
-                pltpu.SemaphoreType.DMA((3, arrays, rows)),
+                pltpu.VMEM((arrays, rows, heads, size, width), dtype),
+                pltpu.VMEM((arrays, rows, heads, block, width), dtype),
+                pltpu.VMEM((heads, size, width), jnp.float32),
+                pltpu.VMEM((heads, block, width), jnp.float32),
+                pltpu.SemaphoreType.DMA((arrays, rows)),
+                pltpu.SemaphoreType.DMA,
             ],
         ),
-        input_output_aliases={2 + arrays + i: i for i in range(arrays)},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
+        input_output_aliases={3 + arrays + i: i for i in range(arrays)},
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary",), vmem_limit_bytes=2 * VMEM_BYTES
+        ),
+        cost_estimate=pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=_moved(caches, news, count)),
         interpret=INTERPRETER if interpret else False,
         name="kv_commit",
-    )(src, dst, *(x.astype(dtype) for x in news), *caches)
+    )(src, dst, span, *(x.astype(dtype).swapaxes(1, 2) for x in news), *caches)
+    # a program that returns them as they are fails the compiler's own check of where they lie
+    return tuple(written) if interpret else jax.lax.optimization_barrier(tuple(written))
 
 
-def _kernel(src, dst, *refs, arrays, rows):
+def _moved(caches, news, count):
+    """The bytes of all windows, read and written, and of what is new."""
+    batch, heads, _, width = caches[0].shape
+    slots = 2 * window(count, caches[0].dtype) + news[0].shape[1]
+    return len(caches) * batch * heads * slots * width * caches[0].dtype.itemsize
+
+
+def _kernel(src, dst, span, *refs, arrays, rows):
     news, caches = refs[:arrays], refs[2 * arrays : 3 * arrays]  # the outputs, which alias the caches
-    windows, blocks, laid, semaphores = refs[3 * arrays :]
+    windows, blocks, laid, fresh, here, back = refs[3 * arrays :]  # two semaphores: of reads by array and row, of all writes
     batch, capacity = caches[0].shape[0], caches[0].shape[2]
-    heads, window = windows.shape[2:4]
-    slots = tile(windows.dtype)
+    size, slots = windows.shape[3], tile(windows.dtype)
 
     def first(row):
-        """The first slot of a row's window: of a tile, and so that the window ends inside the cache."""
-        return pl.multiple_of(jnp.minimum(jax.lax.div(dst[row], slots), (capacity - window) // slots) * slots, slots)
+        """The first slot of a row's window: of a tile, and so that the window lies inside the cache."""
+        return pl.multiple_of(jnp.clip(jax.lax.div(dst[row], slots), 0, (capacity - size) // slots) * slots, slots)
 
     def fetch(array, place, row):
-        return pltpu.make_async_copy(news[array].at[row], blocks.at[array, place], semaphores.at[0, array, place])
+        return pltpu.make_async_copy(news[array].at[row], blocks.at[array, place], here.at[array, place])
 
     def load(array, place, row):
-        there = caches[array].at[row, :, pl.ds(first(row), window)]
-        return pltpu.make_async_copy(there, windows.at[array, place], semaphores.at[1, array, place])
+        there = caches[array].at[row, :, pl.ds(first(row), size)]
+        return pltpu.make_async_copy(there, windows.at[array, place], here.at[array, place])
 
     def store(array, place, row):
-        there = caches[array].at[row, :, pl.ds(first(row), window)]
-        return pltpu.make_async_copy(windows.at[array, place], there, semaphores.at[2, array, place])
+        there = caches[array].at[row, :, pl.ds(first(row), size)]
+        return pltpu.make_async_copy(windows.at[array, place], there, back)
 
     def each(act):
         def one(place, _):
@@ -112,14 +155,15 @@ def _kernel(src, dst, *refs, arrays, rows):
         fetch(array, place, row).wait()
         load(array, place, row).wait()
         laid[...] = windows[array, place].astype(jnp.float32)  # slots of narrower types share words
+        fresh[...] = blocks[array, place].astype(jnp.float32)
         offset = dst[row] - first(row)
 
         def put(m, _):
-            node = blocks[array, place, src[row, m]].astype(jnp.float32)
-            for head in range(heads):
-                laid[head, pl.ds(offset + m, 1), :] = node[head : head + 1]
+            @pl.when((offset + m >= 0) & (offset + m < size))
+            def _():
+                laid[:, pl.ds(offset + m, 1), :] = fresh[:, pl.ds(src[row, m], 1), :]
 
-        jax.lax.fori_loop(0, src.shape[1], put, None)
+        jax.lax.fori_loop(jnp.maximum(span[row, 0], 0), jnp.minimum(span[row, 1], src.shape[1]), put, None)
         windows[array, place] = laid[...].astype(windows.dtype)
         store(array, place, row).start()
 

@@ -1,6 +1,7 @@
 """The cache write in plain XLA."""
 
 import jax
+import jax.numpy as jnp
 
 
 def commit(cache, new, src, dst):
@@ -15,3 +16,17 @@ def commit(cache, new, src, dst):
         return slots.at[:, dst].set(new, mode="drop")
 
     return jax.vmap(row, in_axes=(0, 0, None if src is None else 0, 0))(cache, new, src, dst)
+
+
+def laid_over(rows, new, start):
+    """Runs of `new` `[B, ..., M]` in `rows` `[B, ..., S]` of single numbers, from `start` `[B]` on, not negative.
+
+    Every number is compared with every place, which a TPU does in the time of one pass over them; it would write the rows one
+    after the other, each waiting for the one before.
+    """
+    count = new.shape[-1]
+    first = jnp.clip(start, 0, rows.shape[-1] - count).reshape(-1, *[1] * (rows.ndim - 1))
+    own = jax.lax.broadcasted_iota(jnp.int32, (1,) * (rows.ndim - 1) + rows.shape[-1:], rows.ndim - 1) - first
+    for m in range(count):
+        rows = jnp.where(own == m, new[..., m : m + 1], rows)
+    return rows

@@ -84,13 +84,15 @@ def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False
     every = lambda x: spec((None, tiles.heads, *x.shape[2:]), "b", "k", 0, 0)
     cached = spec((None, tiles.heads, size, width), "b", "k", "s", 0)
     scales = spec((None, tiles.heads, 1, size), "b", "k", 0, "s")
+    stays = lambda x: x if interpret or width % 128 else pltpu.with_memory_space_constraint(x, pltpu.HBM)
     inputs = {
         "query": (queries, every(queries)),
         "key": (key, every(key)),
         "value": (value, every(value)),
         "facts": (facts, spec((None, *facts.shape[1:]), "b", 0, 0)),
-        "cache_key": (operands.cache_key, cached),
-        "cache_value": (operands.cache_value, cached),
+        # the compiler would bring whole rows into VMEM ahead, and not only their live blocks
+        "cache_key": (stays(operands.cache_key), cached),
+        "cache_value": (stays(operands.cache_value), cached),
     }
     if operands.unseen is not None:
         inputs["unseen"] = operands.unseen.astype(jnp.int32)[:, None], spec((None, 1, size), "b", 0, "s")

@@ -3,10 +3,12 @@
 The compiler does not look into a kernel, so its traffic is worked out before lowering: the blocks of an operand are those that
 its index map names, in the order of the grid, and one is fetched whenever it is not the one before. A grid or an index map
 that depends on the data (the filled part of a cache) is evaluated for the values that are given for some of the inputs.
-An operand without blocks, which a kernel reads as it pleases, counts whole.
+An operand without blocks, which a kernel reads as it pleases, counts whole; or, where it is written in place, what the kernel
+declares to move.
 """
 
 import dataclasses
+import importlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -21,6 +23,7 @@ from specjax.plan.hlo import Buffer, Kernel, Op
 _SMALL = 1 << 16
 """Values of more elements are not followed."""
 _CALLS = {"tpu_custom_call", "__gpu$xla.gpu.triton", "triton_kernel_call"}
+_LOWERED = {name: f"specjax.kernels.{name}.lowered" for name in ("tree_attention", "kv_commit")}
 
 Key = tuple[tuple[int, ...], ...]
 
@@ -102,7 +105,7 @@ def _evaluate(eqn, values, found):
         key, *moved = _call(eqn, values)
         found.calls[key] = moved[0], moved[1]
         return unknown
-    if name == "tree_attention":  # becomes a kernel when it is lowered
+    if name in _LOWERED:  # becomes a kernel when it is lowered
         _look_into(eqn, values, found)
         return unknown
     if name == "cond":
@@ -138,8 +141,7 @@ def _evaluate(eqn, values, found):
 
 
 def _look_into(eqn, values, found):
-    from specjax.kernels.tree_attention import lowered
-
+    lowered = importlib.import_module(_LOWERED[eqn.primitive.name])
     avals = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in eqn.invars]
     known = tuple(None if value is None else value.tobytes() for value in values)
     once = (tuple((aval.shape, aval.dtype.name) for aval in avals), known, tuple(sorted(map(str, eqn.params.items()))))
@@ -176,7 +178,12 @@ def _call(eqn, values):
         )
         for at, block in enumerate(mapping.block_mappings):
             sizes[dynamic + prefetch + at] = _fetched(block, points, scalars)
-    known = all(size is not None for size in grid) and eqn.params["cost_estimate"] is None
+    declared, aliases = eqn.params["cost_estimate"], eqn.params["input_output_aliases"]
+    if declared is not None and aliases:  # what is written in place moves what the others leave of the declared bytes
+        inside = {at for i, o in aliases for at in (i, len(eqn.invars) + o)}
+        left = declared.bytes_accessed - sum(size for at, size in enumerate(sizes) if at not in inside)
+        sizes = [left // len(inside) if at in inside else size for at, size in enumerate(sizes)]
+    known = all(size is not None for size in grid) and declared is None
     flops = _products(eqn.params["jaxpr"]) * math.prod(map(int, grid)) if known else 0
     return tuple(aval.shape for aval in avals), sizes, flops
 

@@ -1,5 +1,7 @@
 """The cache write against one slot at a time."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,12 +10,13 @@ from jax.sharding import NamedSharding
 
 from specjax.kernels.kv_commit import kv_commit
 from specjax.kernels.kv_commit.reference import commit
+from specjax.kernels.kv_commit.xla import laid_over
 from specjax.models.kv import KVCache, KVDelta, commit_kv
 from specjax.plan import hlo
 from specjax.sharding import make_mesh
 
-B, K, S, H, T = 3, 2, 64, 16, 5
-write = jax.jit(kv_commit, static_argnames="implementation")
+B, K, S, H, T = 3, 2, 64, 128, 5
+write = jax.jit(kv_commit, static_argnames=("implementation", "positions"))
 EVERY = ["xla", "pallas_tpu_interpreted"]
 
 
@@ -85,6 +88,62 @@ def test_split_slots(capacity):
     assert not any(f" {kind}" in text for kind in hlo.COLLECTIVES)
 
 
+@pytest.mark.parametrize("mesh", ("context=4,model=2", "data=3,model=2"))
+def test_the_kernel_on_a_mesh(mesh):
+    """Every device by itself, a run across two of them too."""
+    caches, news = world(capacity=4 * 16)
+    for start, src in (((0, 14, 63), None), ((70, -4, 30), SRC["outside"])):
+        at = jnp.asarray(start, jnp.int32)
+        wanted = [commit(old, new, src, at) for old, new in zip(caches, news, strict=True)]
+        with jax.set_mesh(make_mesh(mesh, jax.devices()[: 8 if "context" in mesh else 6])):
+            written = write(caches, news, src, at, implementation="pallas_tpu_interpreted")
+        for got, want in zip(written, wanted, strict=True):
+            np.testing.assert_array_equal(np.asarray(got), want)
+
+
+@pytest.mark.parametrize("mesh", (None, "context=2,model=2"))
+def test_rings(mesh):
+    """Runs that go round the end, lie beyond all positions or before them; kernel and XLA, against a slot at a time."""
+    caches, news = world()
+    for start in ((62, 126, 10), (253, 255, -3)):
+        at = np.asarray(start)[:, None] + np.arange(3)
+        slots = jnp.asarray(np.where((at >= 0) & (at < 256), at % S, S))
+        wanted = [commit(old, new, SRC["path"], slots) for old, new in zip(caches, news, strict=True)]
+        with jax.set_mesh(make_mesh(mesh, jax.devices()[:4])) if mesh else contextlib.nullcontext():
+            for implementation in EVERY:
+                at = jnp.asarray(start, jnp.int32)
+                written = write(caches, news, SRC["path"], at, positions=256, implementation=implementation)
+                for got, want in zip(written, wanted, strict=True):
+                    np.testing.assert_array_equal(np.asarray(got), want)
+
+
+def test_runs_of_single_numbers():
+    """Laid over, as a TPU does."""
+    rng = np.random.default_rng(0)
+    for shape in ((B, S), (B, K, S)):
+        rows, new = rng.normal(size=shape), rng.normal(size=(*shape[:-1], T))
+        for start in ((0, 13, 40), (59, 61, 200)):
+            want = rows.copy()
+            for row, first in enumerate(start):
+                first = min(first, S - T)
+                want[row, ..., first : first + T] = new[row]
+            got = laid_over(jnp.asarray(rows), jnp.asarray(new), jnp.asarray(start))
+            np.testing.assert_array_equal(got, want.astype(np.float32))
+
+
+def test_no_kernel_is_in_a_program_for_a_cpu():
+    """Nothing of it is traced, and vmap maps over the operation."""
+    caches, news = world()
+    start = jnp.asarray([3, 9, 15], jnp.int32)
+    lowered = write.lower(caches, news, None, start)
+    assert "tpu_custom_call" not in lowered.as_text()
+    two = lambda tree: jax.tree.map(lambda x: jnp.stack([x, x + 1]), tree)
+    got = jax.vmap(lambda cache, new: kv_commit(cache, new, None, start))(two(caches), two(news))
+    for i in range(2):
+        for array, x in enumerate(write([x + i for x in caches], [x + i for x in news], None, start)):
+            np.testing.assert_array_equal(got[array][i], x)
+
+
 def test_split_slots_of_caches_of_several_capacities():
     """Each by its own, one that the mesh does not divide among them."""
     (cache, *_), (new, *_) = world()
@@ -118,7 +177,7 @@ def test_poison_stays_where_it_is(implementation):
 def test_rows_more_than_fit_at_a_time(monkeypatch):
     from specjax.kernels.kv_commit import tpu
 
-    monkeypatch.setattr(tpu, "VMEM_BYTES", 2 * 2 * (16 + 5) * 2 * 128 * 4)  # two of three rows
+    monkeypatch.setattr(tpu, "VMEM_BYTES", 2 * 2 * (16 + 8) * 2 * 128 * 4)  # two of three rows
     same(*world(), SRC["path"], jnp.asarray([1, 23, 44], jnp.int32), implementation="pallas_tpu_interpreted")
 
 
@@ -148,3 +207,14 @@ def test_bad_input():
         kv_commit(caches, news, None, jnp.zeros(B, int), implementation="pallas")
     with pytest.raises(ValueError, match="one shape and type"):
         kv_commit([caches[0][:, :, :56], world()[0][0]], news, None, jnp.zeros(B, int), implementation="pallas")
+    caches, news = world()
+    with pytest.raises(ValueError, match="heads of 64 are no multiple of 128"):
+        kv_commit(
+            [x[..., :64] for x in caches], [x[..., :64] for x in news], None, jnp.zeros(B, int), implementation="pallas"
+        )
+    with pytest.raises(ValueError, match="more than the 16 MiB"):
+        long = (
+            [jax.ShapeDtypeStruct((B, K, 2**15, H), jnp.float32)],
+            [jax.ShapeDtypeStruct((B, 2**14, K, H), jnp.float32)],
+        )
+        jax.eval_shape(lambda *x: kv_commit(*x, None, jnp.zeros(B, int), implementation="pallas"), *long)

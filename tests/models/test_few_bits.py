@@ -94,6 +94,27 @@ def test_a_model_computes_with_the_numbers_that_its_scales_say(config, line):
     np.testing.assert_allclose(logits(lm, params), logits(lm, near), atol=2e-4)
 
 
+@pytest.mark.parametrize("tied", (True, False))
+def test_one_row_is_a_product_of_eight_on_tpus(tied, monkeypatch):
+    """Every product of a token, those of more are as they were."""
+    lm = LlamaLM(dataclasses.replace(SMALL, tie_word_embeddings=tied))
+    params, took = lm.init(jax.random.key(0)), []
+
+    def one(params, ids):
+        positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+        block = Block(ids, positions, jnp.zeros(len(ids), jnp.int32), None, causal=True)
+        return lm(params, block, None, wants=Wants(logits=True)).logits
+
+    ids = jnp.asarray([[5, 7]])
+    want = [jax.jit(one)(params, ids[:, :count]) for count in (1, 2)]
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda x, tpu, default: took.append(x.shape) or tpu(x))
+    jax.clear_caches()
+    got = [jax.jit(one)(params, ids[:, :count]) for count in (1, 2)]
+    assert len(took) == 2 * 7 + 1 and {shape[:2] for shape in took} == {(1, 1)}
+    for ours, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
 @pytest.mark.parametrize("line", ("int8", "int4:group=4", "fp8"))
 def test_products_of_groups(line):
     """Those of the plain matrices; a TPU and a GPU take int8 as it is."""

@@ -1,0 +1,97 @@
+"""The cache write as one operation, which becomes an implementation when it is lowered and the platform is known.
+
+As with tree attention, one traced program serves every platform, and no kernel is traced for those that have none.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from specjax.kernels.kv_commit import sharded, xla
+from specjax.sharding.ambient import says_nothing
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+SHORT = 64
+"""Slots of a run that are compared with every place of a row, see `xla.laid_over`."""
+commit_p = Primitive("kv_commit")
+commit_p.multiple_results = True
+commit_p.def_impl(lambda *given, **params: _jitted(*given, **params))
+commit_p.def_abstract_eval(
+    lambda *given, structure, mesh, positions: [
+        jax.core.ShapedArray(x.shape, x.dtype) for x in jax.tree.unflatten(structure, given)[0]
+    ]
+)
+
+
+def commit(caches, news, src, dst, positions):
+    """See `api.kv_commit`, which takes None to here."""
+    given, structure = jax.tree.flatten((caches, news, src, dst))
+    return tuple(commit_p.bind(*given, structure=structure, mesh=jax.sharding.get_abstract_mesh(), positions=positions))
+
+
+def served(platform: str, devices: int, *, structure, mesh, positions):
+    """What the operation becomes on a platform, as a function of its operands' arrays; the rest are its parameters."""
+
+    def run(*given):
+        caches, news, src, dst = jax.tree.unflatten(structure, given)
+        with jax.sharding.use_abstract_mesh(mesh):
+            unknown = devices > 1 and says_nothing(mesh) and not mesh.manual_axes  # how the caches lie
+            write = sharded.commit if platform != "tpu" or unknown else _on_tpu
+            return list(write(caches, news, src, dst, positions))
+
+    return run
+
+
+def _on_tpu(caches, news, src, dst, positions):
+    """The kernel writes what it takes, all arrays of one shape in a call, and XLA the rest, short runs of scales in one pass."""
+    from specjax.kernels.kv_commit import tpu  # Pallas takes long to import
+
+    alike: dict[tuple, list[int]] = {}
+    for i, cache in enumerate(caches):
+        alike.setdefault((cache.shape, cache.dtype), []).append(i)
+    written = list(caches)
+    for own in alike.values():
+        group = [caches[i] for i in own], [news[i] for i in own], src, dst
+        short = dst.ndim == 1 and positions is None and (news[0] if src is None else src).shape[1] <= SHORT
+        write = _scales if caches[own[0]].ndim == 3 and short else sharded.commit
+        if tpu.refusal(sharded.part(caches[own[0]]), *group) is None:
+            write = functools.partial(sharded.by_kernel, tpu.commit)
+        for i, leaf in zip(own, write(*group, positions), strict=True):
+            written[i] = leaf
+    return written
+
+
+def _scales(caches, news, src, dst, _):
+    capacity = caches[0].shape[2]
+    dst = jnp.where(dst < 0, dst + capacity, dst)
+    path = lambda new: new if src is None else jax.vmap(lambda row, at: row.at[at].get(mode="clip"))(new, src)
+    return [
+        xla.laid_over(cache, path(new).swapaxes(1, 2).astype(cache.dtype), dst)
+        for cache, new in zip(caches, news, strict=True)
+    ]
+
+
+@functools.partial(jax.jit, static_argnames=("structure", "mesh", "positions"))
+def _jitted(*given, **params):
+    return commit_p.bind(*given, **params)
+
+
+def _lower(ctx, *values, platform, **params):
+    devices = getattr(ctx.module_context.axis_context, "num_devices", 1)
+    return mlir.lower_fun(served(platform, devices, **params), multiple_results=True)(ctx, *values)
+
+
+def _batch(values, axes, **params):
+    """Under `jax.vmap`: XLA's, which any mapped axis may stand before."""
+    return jax.vmap(served("cpu", 1, **params), in_axes=axes)(*values), [0] * len(
+        jax.tree.unflatten(params["structure"], values)[0]
+    )
+
+
+batching.primitive_batchers[commit_p] = _batch
+for _platform in PLATFORMS:
+    mlir.register_lowering(commit_p, functools.partial(_lower, platform=_platform), platform=_platform)
+mlir.register_lowering(commit_p, functools.partial(_lower, platform="other"))

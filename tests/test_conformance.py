@@ -17,6 +17,7 @@ from support.conformance import (
     ON_MODELS,
     PREFIX,
     TARGET,
+    TWINS,
     VERIFIERS,
     complete,
     decoder_of,
@@ -61,23 +62,6 @@ QUICK_ON_MODELS = ("medusa@experts", "prompt_lookup@sinks", "gemma4_assistant@sh
 
 PREFIXED_ON_MODELS = ("eagle2@experts", "lookahead@sinks", "gemma4_assistant@shared")
 """Of which a shared prefix is read, too."""
-
-
-TWINS = (
-    "draft-static",
-    "draft-top_k",
-    "draft-eagle2",
-    "draft-early_stop",
-    "draft-iid",
-    "draft-without_replacement",
-    "draft-greedy_draft",
-    "draft-stochastic_beam",
-    "draft-dyspec",
-    "draft-opt_tree",
-    "medusa-top_k",
-    "eagle2",
-)
-"""They differ from another line by their expander alone, so what they know of a prompt is the same."""
 
 
 @pytest.fixture(params=mostly_slow(DRAFTERS | ON_MODELS, *QUICK, *QUICK_ON_MODELS), scope="module")

@@ -1,11 +1,10 @@
 """The second half of the conformance table on meshes: the text of one device, and weights that stay where they are."""
 
 import pytest
-from support.conformance import DRAFTERS
-from support.mesh_law import OPTIMISED, keeps_the_text
+from support.mesh_law import OPTIMISED, SPLIT, keeps_the_text
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(DRAFTERS)[1::2])
+@pytest.mark.parametrize("name", SPLIT[1::2])
 def test_meshes_keep_the_text_and_the_weights(name):
     keeps_the_text(name, optimise=name in OPTIMISED)

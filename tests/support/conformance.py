@@ -217,6 +217,22 @@ VERIFIERS: dict[str, Verifier] = {
 }
 """One line a verifier. The first is the default, which the whole table of drafters is judged by."""
 
+TWINS = (
+    "draft-static",
+    "draft-top_k",
+    "draft-eagle2",
+    "draft-early_stop",
+    "draft-iid",
+    "draft-without_replacement",
+    "draft-greedy_draft",
+    "draft-stochastic_beam",
+    "draft-dyspec",
+    "draft-opt_tree",
+    "medusa-top_k",
+    "eagle2",
+)
+"""They differ from another line by their expander alone, so what they know of a prompt is the same."""
+
 EACH_KIND = (
     "none",
     "prompt_lookup",

@@ -46,7 +46,7 @@ def served(platform: str, devices: int, *, structure, mesh, positions):
 
 
 def _on_tpu(caches, news, src, dst, positions):
-    """The kernel writes what it takes, all arrays of one shape in a call, and XLA the rest, short runs of scales in one pass."""
+    """The kernel writes what it takes, arrays of one shape in a call, and XLA the rest, short runs of scales in one pass."""
     from specjax.kernels.kv_commit import tpu  # Pallas takes long to import
 
     alike: dict[tuple, list[int]] = {}

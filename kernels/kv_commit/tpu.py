@@ -50,7 +50,9 @@ def refusal(shape, caches, news, src, dst) -> str | None:
     if len(caches) > SEMAPHORES:
         return f"{len(caches)} caches are more than the {SEMAPHORES} that it writes in a call"
     if _row_bytes(shape, caches, news, count) > VMEM_BYTES:
-        return f"runs of {count} slots of {len(caches)} caches are more than the {VMEM_BYTES >> 20} MiB that it works in"
+        return (
+            f"runs of {count} slots of {len(caches)} caches are more than the {VMEM_BYTES >> 20} MiB that it works in"
+        )
     return None
 
 
@@ -97,9 +99,7 @@ def commit(caches, news, src, dst, span, *, interpret=False):
             ],
         ),
         input_output_aliases={3 + arrays + i: i for i in range(arrays)},
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("arbitrary",), vmem_limit_bytes=2 * VMEM_BYTES
-        ),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=2 * VMEM_BYTES),
         cost_estimate=pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=_moved(caches, news, count)),
         interpret=INTERPRETER if interpret else False,
         name="kv_commit",
@@ -117,7 +117,9 @@ def _moved(caches, news, count):
 
 def _kernel(src, dst, span, *refs, arrays, rows):
     news, caches = refs[:arrays], refs[2 * arrays : 3 * arrays]  # the outputs, which alias the caches
-    windows, blocks, laid, fresh, here, back = refs[3 * arrays :]  # two semaphores: of reads by array and row, of all writes
+    windows, blocks, laid, fresh, here, back = refs[
+        3 * arrays :
+    ]  # two semaphores: of reads by array and row, of all writes
     batch, capacity = caches[0].shape[0], caches[0].shape[2]
     size, slots = windows.shape[3], tile(windows.dtype)
 

@@ -8,7 +8,6 @@ declares to move.
 """
 
 import dataclasses
-import importlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from specjax.plan.hlo import Buffer, Kernel, Op
 _SMALL = 1 << 16
 """Values of more elements are not followed."""
 _CALLS = {"tpu_custom_call", "__gpu$xla.gpu.triton", "triton_kernel_call"}
-_LOWERED = {name: f"specjax.kernels.{name}.lowered" for name in ("tree_attention", "kv_commit")}
+_LOWERED = ("kv_commit", "tree_attention")
 
 Key = tuple[tuple[int, ...], ...]
 
@@ -105,7 +104,7 @@ def _evaluate(eqn, values, found):
         key, *moved = _call(eqn, values)
         found.calls[key] = moved[0], moved[1]
         return unknown
-    if name in _LOWERED:  # becomes a kernel when it is lowered
+    if name in _LOWERED:  # may become a kernel when it is lowered
         _look_into(eqn, values, found)
         return unknown
     if name == "cond":
@@ -141,7 +140,10 @@ def _evaluate(eqn, values, found):
 
 
 def _look_into(eqn, values, found):
-    lowered = importlib.import_module(_LOWERED[eqn.primitive.name])
+    from specjax.kernels.kv_commit import lowered as write
+    from specjax.kernels.tree_attention import lowered as attention
+
+    lowered = {"kv_commit": write, "tree_attention": attention}[eqn.primitive.name]
     avals = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in eqn.invars]
     known = tuple(None if value is None else value.tobytes() for value in values)
     once = (tuple((aval.shape, aval.dtype.name) for aval in avals), known, tuple(sorted(map(str, eqn.params.items()))))

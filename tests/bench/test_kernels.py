@@ -6,7 +6,7 @@ import pytest
 
 from specjax.bench import kernels
 
-TINY = "--batch 1 --nodes 3 --depth 1 --heads 2 --kv-heads 1 --width 8 --slots 32 --filled 9 --vocab 50 --repeats 2 --calls 2"
+TINY = "--batch 1 --nodes 3 --depth 1 --heads 2 --kv-heads 1 --width 128 --slots 32 --filled 9 --vocab 50 --repeats 2 --calls 2"
 
 
 def test_json(capsys):

@@ -34,10 +34,10 @@ def kv_commit(
       positions: given for rings, whose slot p mod S holds position p: how many of those there are. `dst` says positions then,
         and those out of range are dropped; no two of a row may share a slot.
       implementation: `xla`, or the TPU kernel, `pallas`, which writes runs of all these caches in one call. None picks, when a
-        program is lowered: on TPUs the kernel for what it takes, caches of one shape and type at a time, and else `xla`, whose programs
-        touch no more of the caches than they write, but on TPUs row after row. The ambient mesh says how the caches lie
-        (`specjax.sharding.RULES`): each device writes what it holds. `pallas_tpu_interpreted` is the kernel in an interpreter:
-        slow, for tests.
+        program is lowered: on TPUs the kernel for what it takes, caches of one shape and type at a time, and else `xla`,
+        whose programs touch no more of the caches than they write, but on TPUs row after row. The ambient mesh says how the
+        caches lie (`specjax.sharding.RULES`): each device writes what it holds. `pallas_tpu_interpreted` is the kernel in an
+        interpreter: slow, for tests.
 
     Raises:
       ValueError: on an unknown implementation, a run longer than the cache, or where the kernel cannot serve these operands.

@@ -24,6 +24,7 @@ from specjax.sharding.rules import parts
 Array = jax.Array
 
 _ROWS = 8
+"""Sublanes of a tile."""
 
 
 @jax.tree_util.register_dataclass
@@ -97,7 +98,7 @@ def dot(x: Array, kernel: Any, dtype: Any = None) -> Array:
     Returns:
       `[..., F]`.
     """
-    return of_rows(lambda x: _dot(x, kernel, dtype), x)
+    return padded_rows(lambda x: _dot(x, kernel, dtype), x)
 
 
 def _dot(x, kernel, dtype):
@@ -123,20 +124,21 @@ def scores(h: Array, kernel: Any) -> Array:
         return scores(h, kernel.numbers(h).astype(kernel.dtype))
     if isinstance(kernel, Quantised):
         return dot(h, kernel, jnp.float32)
-    return of_rows(lambda h: jnp.einsum("bte,ev->btv", h, kernel, preferred_element_type=jnp.float32), h)
+    return padded_rows(lambda h: jnp.einsum("bte,ev->btv", h, kernel, preferred_element_type=jnp.float32), h)
 
 
-def of_rows(product: Callable[[Array], Array], x: Array) -> Array:
+def padded_rows(product: Callable[[Array], Array], x: Array) -> Array:
     """A product with `x` `[B, T, E]`, which on TPUs has eight rows where a device has one.
 
     A TPU's compiler gives a product of one row to the vector units, which by its own estimate take four times as long over a
-    large matrix as it takes to read it.
+    large matrix as it takes to read it. Where a mesh splits the inputs, eight rows are summed over it.
 
     Args:
       product: `[B, T, F]` of `[B, T, E]`, row by row.
       x: as it is where it has more rows, or other axes.
     """
-    if x.ndim != 3 or x.shape[1] != 1 or x.shape[0] != parts(known_mesh(), "batch"):
+    rows = parts(known_mesh(), "batch")
+    if x.ndim != 3 or x.shape[1] != 1 or x.shape[0] not in (1, rows):
         return product(x)
 
     def padded(x):

@@ -19,7 +19,7 @@ from specjax.kernels.tree_attention import Implementation, tree_attention
 from specjax.lm import Block, Draw, Output, Partial, Wants, inputs
 from specjax.models.caches.base import Old, OldCache
 from specjax.models.experts import SparseMLP
-from specjax.models.few_bits import is_quantised, of_rows, rows, scores
+from specjax.models.few_bits import is_quantised, padded_rows, rows, scores
 from specjax.models.gemma_experts import Beside, with_experts
 from specjax.models.kv import KVCache, KVDelta, Slots, commit_kv, init_kv, kv_axes
 from specjax.models.kv_bits import parts, read, stored
@@ -414,7 +414,7 @@ class LlamaLM:
             if tied and not is_quantised(table):
                 last = (((1,), (2,)), ((), ()))
                 by_table = lambda h: jax.lax.dot_general(table, h, last, preferred_element_type=jnp.float32)
-                logits = of_rows(lambda h: jnp.moveaxis(by_table(h), 0, 2), h)
+                logits = padded_rows(lambda h: jnp.moveaxis(by_table(h), 0, 2), h)
             else:
                 logits = scores(h, table.T if tied else params["head"]["kernel"])
             logits = logits if self.config.logits_scaling == 1 else logits / self.config.logits_scaling

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from specjax.decoder import Decoder, Needs, check_rows
 from specjax.draft.base import Chunk, Drafter, Proposal, View
 from specjax.draft.none import NoDrafter
-from specjax.kernels.kv_commit.xla import laid_over
+from specjax.kernels.kv_commit.xla import SHORT, laid_over
 from specjax.lm import LM, Block, Output, Wants
 from specjax.pretty import Pretty
 from specjax.sampling import Sampler
@@ -524,4 +524,5 @@ def commit_counts(state: DecodeState, emitted: Array, verdict: Verdict) -> tuple
 def write(buffer: Array, values: Array, start: Array) -> Array:
     """Writes `[B, M]` values into `[B, L]` rows from `start` `[B]` on, which is not negative."""
     update = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
-    return jax.lax.platform_dependent(buffer, values.astype(buffer.dtype), start, tpu=laid_over, default=update)
+    ways = {} if values.shape[1] > SHORT else {"tpu": laid_over}
+    return jax.lax.platform_dependent(buffer, values.astype(buffer.dtype), start, **ways, default=update)

@@ -34,10 +34,11 @@ def kv_commit(
       positions: given for rings, whose slot p mod S holds position p: how many of those there are. `dst` says positions then,
         and those out of range are dropped; no two of a row may share a slot.
       implementation: `xla`, or the TPU kernel, `pallas`, which writes runs of all these caches in one call. None picks, when a
-        program is lowered: on TPUs the kernel for what it takes, caches of one shape and type at a time, and else `xla`,
-        whose programs touch no more of the caches than they write, but on TPUs row after row. The ambient mesh says how the
-        caches lie (`specjax.sharding.RULES`): each device writes what it holds. `pallas_tpu_interpreted` is the kernel in an
-        interpreter: slow, for tests.
+        program is lowered: on TPUs the kernel for what it takes, caches of one shape and type at a time, and a pass over all
+        scales for runs of up to 64; else, as under `jax.vmap` and on several devices whose mesh is not known or has explicit
+        axes, `xla`, whose programs touch no more of the caches than they write, but on TPUs row after row. The ambient mesh
+        says how the caches lie (`specjax.sharding.RULES`): each device writes what it holds. Without one, wrap `pallas` in
+        `shard_map` on more devices than one. `pallas_tpu_interpreted` is the kernel in an interpreter: slow, for tests.
 
     Raises:
       ValueError: on an unknown implementation, a run longer than the cache, or where the kernel cannot serve these operands.
@@ -50,7 +51,10 @@ def kv_commit(
             raise ValueError(f"kv_commit cannot write runs of {count} slots into a cache of {cache.shape[2]}")
     given = tuple(caches), tuple(news), src, dst
     if implementation is None:
-        return lowered.commit(*given, positions)
+        way = jax.custom_jvp(functools.partial(lowered.commit, positions=positions))
+        by_xla = functools.partial(sharded.commit, positions=positions)
+        way.defjvp(lambda primals, tangents: jax.jvp(by_xla, primals, tangents))
+        return way(*given)
     if implementation == "xla":
         return sharded.commit(*given, positions)
     from specjax.kernels.kv_commit import tpu  # Pallas takes long to import

@@ -14,15 +14,11 @@ from specjax.kernels.kv_commit import sharded, xla
 from specjax.sharding.ambient import says_nothing
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-SHORT = 64
-"""Slots of a run that are compared with every place of a row, see `xla.laid_over`."""
 commit_p = Primitive("kv_commit")
 commit_p.multiple_results = True
 commit_p.def_impl(lambda *given, **params: _jitted(*given, **params))
 commit_p.def_abstract_eval(
-    lambda *given, structure, mesh, positions: [
-        jax.core.ShapedArray(x.shape, x.dtype) for x in jax.tree.unflatten(structure, given)[0]
-    ]
+    lambda *given, structure, **_: [x.update(weak_type=False) for x in jax.tree.unflatten(structure, given)[0]]
 )
 
 
@@ -38,7 +34,8 @@ def served(platform: str, devices: int, *, structure, mesh, positions):
     def run(*given):
         caches, news, src, dst = jax.tree.unflatten(structure, given)
         with jax.sharding.use_abstract_mesh(mesh):
-            unknown = devices > 1 and says_nothing(mesh) and not mesh.manual_axes  # how the caches lie
+            whole = set(mesh.manual_axes) == set(mesh.axis_names)  # inside `shard_map` a device has its own
+            unknown = not whole and (bool(mesh.manual_axes) or (devices > 1 and says_nothing(mesh)))
             write = sharded.commit if platform != "tpu" or unknown else _on_tpu
             return list(write(caches, news, src, dst, positions))
 
@@ -55,7 +52,7 @@ def _on_tpu(caches, news, src, dst, positions):
     written = list(caches)
     for own in alike.values():
         group = [caches[i] for i in own], [news[i] for i in own], src, dst
-        short = dst.ndim == 1 and positions is None and (news[0] if src is None else src).shape[1] <= SHORT
+        short = dst.ndim == 1 and (news[0] if src is None else src).shape[1] <= xla.SHORT
         write = _scales if caches[own[0]].ndim == 3 and short else sharded.commit
         if tpu.refusal(sharded.part(caches[own[0]]), *group) is None:
             write = functools.partial(sharded.by_kernel, tpu.commit)
@@ -64,12 +61,11 @@ def _on_tpu(caches, news, src, dst, positions):
     return written
 
 
-def _scales(caches, news, src, dst, _):
-    capacity = caches[0].shape[2]
-    dst = jnp.where(dst < 0, dst + capacity, dst)
+def _scales(caches, news, src, dst, positions):
+    dst = dst if positions is not None else jnp.where(dst < 0, dst + caches[0].shape[2], dst)
     path = lambda new: new if src is None else jax.vmap(lambda row, at: row.at[at].get(mode="clip"))(new, src)
     return [
-        xla.laid_over(cache, path(new).swapaxes(1, 2).astype(cache.dtype), dst)
+        xla.laid_over(cache, path(new).swapaxes(1, 2).astype(cache.dtype), dst, positions)
         for cache, new in zip(caches, news, strict=True)
     ]
 

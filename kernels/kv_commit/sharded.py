@@ -51,7 +51,7 @@ def around(dst, count, slots, positions):
 
 
 def by_kernel(kernel, caches, news, src, dst, positions=None):
-    """A kernel that drops what lies outside of its slots, on every device's part of caches of one shape; runs alone.
+    """A kernel that drops what lies outside of its slots, on every device's part of caches of one shape; only of runs.
 
     Args:
       kernel: `tpu.commit`.

@@ -15,6 +15,8 @@ VMEM_BYTES = 2**24
 """What the rows that are written at a time may take, over all arrays."""
 SEMAPHORES = 256
 """A core has 512 or more, of which others take some."""
+SCALARS = 2**16
+"""Numbers of a block's slots in scalar memory."""
 INTERPRETER = pltpu.InterpretParams(uninitialized_memory="nan", detect_races=True)
 _LANES = 128
 
@@ -49,18 +51,20 @@ def refusal(shape, caches, news, src, dst) -> str | None:
         return f"it needs a capacity of whole tiles of {tile(dtype)} slots, at least {window(count, dtype)}, not {shape[2]}"
     if len(caches) > SEMAPHORES:
         return f"{len(caches)} caches are more than the {SEMAPHORES} that it writes in a call"
-    if _row_bytes(shape, caches, news, count) > VMEM_BYTES:
+    if shape[0] * count > SCALARS:
+        return f"{shape[0]} runs of {count} slots are more than the {SCALARS} slots that it may be told of"
+    if sum(_bytes(shape, caches, news, count)) > VMEM_BYTES:
         return (
-            f"runs of {count} slots of {len(caches)} caches are more than the {VMEM_BYTES >> 20} MiB that it works in"
+            f"runs of {count} slots of {len(caches)} caches take more than the {VMEM_BYTES >> 20} MiB that it works in"
         )
     return None
 
 
-def _row_bytes(shape, caches, news, count):
-    """What a row's windows and new slots take in VMEM, over all arrays."""
+def _bytes(shape, caches, news, count):
+    """What all rows share in VMEM, and what each takes: windows and new slots."""
     dtype, (_, heads, _, width) = caches[0].dtype, shape
-    slots = window(count, dtype) + _whole(news[0].shape[1], tile(dtype))
-    return len(caches) * slots * heads * width * jnp.dtype(dtype).itemsize
+    numbers = (window(count, dtype) + _whole(news[0].shape[1], tile(dtype))) * heads * width
+    return 4 * numbers, len(caches) * numbers * jnp.dtype(dtype).itemsize
 
 
 def _whole(size, unit):
@@ -77,8 +81,8 @@ def commit(caches, news, src, dst, span, *, interpret=False):
         src = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32)[None], (batch, block))
     src = jnp.clip(jnp.where(src < 0, src + block, src), 0, block - 1)
     size = window(count, dtype)
-    per_row = _row_bytes(caches[0].shape, caches, news, count)
-    rows = min(VMEM_BYTES // per_row, SEMAPHORES // arrays, batch)
+    shared, each = _bytes(caches[0].shape, caches, news, count)
+    rows = min((VMEM_BYTES - shared) // each, SEMAPHORES // arrays, batch)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     written = pl.pallas_call(
         functools.partial(_kernel, arrays=arrays, rows=rows),
@@ -117,15 +121,23 @@ def _moved(caches, news, count):
 
 def _kernel(src, dst, span, *refs, arrays, rows):
     news, caches = refs[:arrays], refs[2 * arrays : 3 * arrays]  # the outputs, which alias the caches
-    windows, blocks, laid, fresh, here, back = refs[
-        3 * arrays :
-    ]  # two semaphores: of reads by array and row, of all writes
+    # the last two are semaphores: of reads by array and row, and of all writes
+    windows, blocks, laid, fresh, here, back = refs[3 * arrays :]
     batch, capacity = caches[0].shape[0], caches[0].shape[2]
     size, slots = windows.shape[3], tile(windows.dtype)
 
     def first(row):
         """The first slot of a row's window: of a tile, and so that the window lies inside the cache."""
         return pl.multiple_of(jnp.clip(jax.lax.div(dst[row], slots), 0, (capacity - size) // slots) * slots, slots)
+
+    def part(row):
+        """Which slots of a row's run are written, if they lie in the cache."""
+        return jnp.maximum(span[row, 0], 0), jnp.minimum(span[row, 1], src.shape[1])
+
+    def touches(row):
+        low, high = part(row)
+        at = dst[row] - first(row)
+        return (low < high) & (at + high > 0) & (at + low < size)
 
     def fetch(array, place, row):
         return pltpu.make_async_copy(news[array].at[row], blocks.at[array, place], here.at[array, place])
@@ -142,7 +154,7 @@ def _kernel(src, dst, span, *refs, arrays, rows):
         def one(place, _):
             row = pl.program_id(0) * rows + place
 
-            @pl.when(row < batch)
+            @pl.when((row < batch) & touches(jnp.minimum(row, batch - 1)))
             def _():
                 for array in range(arrays):
                     act(array, place, row)
@@ -165,7 +177,7 @@ def _kernel(src, dst, span, *refs, arrays, rows):
             def _():
                 laid[:, pl.ds(offset + m, 1), :] = fresh[:, pl.ds(src[row, m], 1), :]
 
-        jax.lax.fori_loop(jnp.maximum(span[row, 0], 0), jnp.minimum(span[row, 1], src.shape[1]), put, None)
+        jax.lax.fori_loop(*part(row), put, None)
         windows[array, place] = laid[...].astype(windows.dtype)
         store(array, place, row).start()
 

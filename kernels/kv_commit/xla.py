@@ -3,6 +3,9 @@
 import jax
 import jax.numpy as jnp
 
+SHORT = 64
+"""The longest run that `laid_over` is for."""
+
 
 def commit(cache, new, src, dst):
     """One cache of `api.kv_commit`."""
@@ -18,15 +21,21 @@ def commit(cache, new, src, dst):
     return jax.vmap(row, in_axes=(0, 0, None if src is None else 0, 0))(cache, new, src, dst)
 
 
-def laid_over(rows, new, start):
-    """Runs of `new` `[B, ..., M]` in `rows` `[B, ..., S]` of single numbers, from `start` `[B]` on, not negative.
+def laid_over(rows, new, start, positions=None):
+    """Runs of `new` `[B, ..., M]` in `rows` `[B, ..., S]` of single numbers, from `start` `[B]` on, not negative; or in rings,
+    from position `start` on, those out of `positions` dropped.
 
     Every number is compared with every place, which a TPU does in the time of one pass over them; it would write the rows one
     after the other, each waiting for the one before.
     """
-    count = new.shape[-1]
-    first = jnp.clip(start, 0, rows.shape[-1] - count).reshape(-1, *[1] * (rows.ndim - 1))
-    own = jax.lax.broadcasted_iota(jnp.int32, (1,) * (rows.ndim - 1) + rows.shape[-1:], rows.ndim - 1) - first
+    count, slots = new.shape[-1], rows.shape[-1]
+    start = start.reshape(-1, *[1] * (rows.ndim - 1))
+    place = jax.lax.broadcasted_iota(jnp.int32, (1,) * (rows.ndim - 1) + (slots,), rows.ndim - 1)
+    if positions is None:
+        own = place - jnp.clip(start, 0, slots - count)
+    else:
+        own = (place - start) % slots
+        own = jnp.where((start + own >= 0) & (start + own < positions), own, slots)
     for m in range(count):
         rows = jnp.where(own == m, new[..., m : m + 1], rows)
     return rows

@@ -17,6 +17,8 @@ from specjax.kernels.kv_commit import kv_commit
 from specjax.models.kv import KVDelta, Slots
 from specjax.pretty import Pretty
 
+_ENDLESS = 2**31 - 1  # positions
+
 Array = jax.Array
 
 
@@ -196,12 +198,10 @@ class OldCache(Pretty):
         if dst.ndim != 1 or count > self.ahead:
             raise ValueError(f"a cache that forgets is written in runs of {self.ahead} tokens at most, not {count}")
         cache = self.begun(dst)
-        slots = cache.rings[0].key.shape[2]
-        at = (dst[:, None] + jnp.arange(count)[None]) % slots
         old, structure = jax.tree.flatten([(ring.key, ring.value, ring.query) for ring in cache.rings])
         news = zip(delta.key, delta.value, delta.query or [None] * len(delta.key), strict=True)
         new = jax.tree.leaves([(k, v, None if q is None else q.reshape(*q.shape[:3], -1)) for k, v, q in news])
-        rings = jax.tree.unflatten(structure, kv_commit(old, new, src, at))
+        rings = jax.tree.unflatten(structure, kv_commit(old, new, src, dst, positions=_ENDLESS))
         return dataclasses.replace(cache, rings=tuple(Ring(*ring) for ring in rings))
 
     def axes(self) -> "OldCache":

@@ -1,6 +1,7 @@
 """The cache write against one slot at a time."""
 
 import contextlib
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from specjax.kernels.kv_commit import kv_commit
+from specjax.kernels.kv_commit import kv_commit, lowered
 from specjax.kernels.kv_commit.reference import commit
 from specjax.kernels.kv_commit.xla import laid_over
 from specjax.models.kv import KVCache, KVDelta, commit_kv
@@ -131,12 +132,57 @@ def test_runs_of_single_numbers():
             np.testing.assert_array_equal(got, want.astype(np.float32))
 
 
+@pytest.mark.parametrize("mesh", (None, "context=2,model=2"))
+def test_what_a_tpu_writes(mesh, monkeypatch):
+    """The choice as a program for TPUs makes it, the kernel interpreted: arrays of two shapes and types, and scales."""
+    from specjax.kernels.kv_commit import tpu
+
+    monkeypatch.setattr(tpu, "commit", functools.partial(tpu.commit, interpret=True))
+    (key, _), (new, _) = world()
+    caches = [key, (key[:, :, :32] * 2).astype(jnp.int8), key[..., 0], key * 3]
+    news = [new, (new * 2).astype(jnp.int8), new[..., 1], new * 3]
+    for src, dst, positions in (
+        (SRC["path"], (0, -4, 60), None), (None, (59, 3, 30), None), (SRC["outside"], (30, 62, 94), 96),
+    ):  # fmt: skip
+        dst = jnp.asarray(dst, jnp.int32)
+        wanted = write(caches, news, src, dst, positions=positions, implementation="xla")
+        given, structure = jax.tree.flatten((tuple(caches), tuple(news), src, dst))
+        with jax.set_mesh(make_mesh(mesh, jax.devices()[:4])) if mesh else contextlib.nullcontext():
+            ambient = jax.sharding.get_abstract_mesh()
+            run = lowered.served("tpu", 4 if mesh else 1, structure=structure, mesh=ambient, positions=positions)
+            for got, want in zip(jax.jit(run)(*given), wanted, strict=True):
+                np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+def test_derivatives_and_a_loop_in_shard_map():
+    """Those of XLA's write; and the result of a device's write is one that differs from device to device."""
+    caches, news = world()
+    start = jnp.asarray([3, 9, 15], jnp.int32)
+    of = lambda implementation: jax.grad(
+        lambda caches, news: sum(
+            (x**2).sum() for x in kv_commit(caches, news, SRC["path"], start, implementation=implementation)
+        ),
+        argnums=(0, 1),
+    )(caches, news)
+    for got, want in zip(*(jax.tree.leaves(of(implementation)) for implementation in (None, "xla")), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+    def steps(cache, new):
+        once = lambda i, cache: kv_commit([cache], [new], None, start + i)[0]
+        return jax.lax.fori_loop(0, 2, once, cache)
+
+    split = jax.shard_map(
+        steps, mesh=make_mesh("model=2", jax.devices()[:2]), in_specs=(jax.P(None, "model"), jax.P(None, None, "model")),
+        out_specs=jax.P(None, "model"),
+    )  # fmt: skip
+    np.testing.assert_array_equal(split(caches[0], news[0]), steps(caches[0], news[0]))
+
+
 def test_no_kernel_is_in_a_program_for_a_cpu():
     """Nothing of it is traced, and vmap maps over the operation."""
     caches, news = world()
     start = jnp.asarray([3, 9, 15], jnp.int32)
-    lowered = write.lower(caches, news, None, start)
-    assert "tpu_custom_call" not in lowered.as_text()
+    assert "tpu_custom_call" not in write.lower(caches, news, None, start).as_text()
     two = lambda tree: jax.tree.map(lambda x: jnp.stack([x, x + 1]), tree)
     got = jax.vmap(lambda cache, new: kv_commit(cache, new, None, start))(two(caches), two(news))
     for i in range(2):
@@ -177,7 +223,7 @@ def test_poison_stays_where_it_is(implementation):
 def test_rows_more_than_fit_at_a_time(monkeypatch):
     from specjax.kernels.kv_commit import tpu
 
-    monkeypatch.setattr(tpu, "VMEM_BYTES", 2 * 2 * (16 + 8) * 2 * 128 * 4)  # two of three rows
+    monkeypatch.setattr(tpu, "VMEM_BYTES", (2 * 2 + 1) * (16 + 8) * 2 * 128 * 4)  # two of three rows
     same(*world(), SRC["path"], jnp.asarray([1, 23, 44], jnp.int32), implementation="pallas_tpu_interpreted")
 
 

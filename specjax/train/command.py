@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -35,18 +36,19 @@ def command(options: TrainOptions) -> int:
             task, batches, held_out, settings, run, mesh, about = prepare(options)
     except prompts.Stopped as stopped:
         return stopped.status
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs in pages what `NotSaved` says in a line
     for line in about:
         note(line)
     seen: list[dict[str, float]] = []
-    with run:
-        try:
+    try:
+        with run:
             params = loop.fit(
                 task.objective, task.params, task.frozen, batches, settings, run,
                 checkpoint_every=options.checkpoint_every, held_out=held_out, mesh=mesh, on_step=seen.append,
             )  # fmt: skip
-        except loop.NotFinite as error:
-            complain(str(error))
-            return 1
+    except (loop.NotFinite, loop.NotSaved) as error:
+        complain(str(error))
+        return 1
     task.save(Path(options.output), params)
     records = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
     if options.plot:

@@ -220,8 +220,15 @@ class NotFinite(ValueError):
     """The loss or its gradient became NaN or infinite."""
 
 
+class NotSaved(RuntimeError):
+    """A checkpoint could not be written."""
+
+
 class Run:
     """A training run in a folder: `checkpoints/`, `metrics.jsonl`.
+
+    Checkpoints are written in the background, one at a time, and each is there as a whole or not at all; what a run needs to go
+    on is inside it.
 
     Args:
       folder: created where needed.
@@ -241,9 +248,7 @@ class Run:
         self.position: dict[str, Any] = {}
         self._args = ocp.args
         self._kept = Kept(keep)
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=self._kept, enable_async_checkpointing=False, cleanup_tmp_directories=True
-        )
+        options = ocp.CheckpointManagerOptions(preservation_policy=self._kept, cleanup_tmp_directories=True)
         had = (self.folder / "checkpoints").is_dir()
         if resume and not had:
             raise ValueError(f"nothing to resume: there are no checkpoints in {str(self.folder)!r}")
@@ -274,7 +279,7 @@ class Run:
 
     @property
     def best(self) -> Best:
-        """Which checkpoint that is, as of the latest one."""
+        """Which checkpoint that is, as of the latest one that was begun."""
         return Best(**self.position.get("best", {}))
 
     @property
@@ -282,14 +287,52 @@ class Run:
         return self.folder / "metrics.jsonl"
 
     def save(self, state: TrainState, position: dict[str, Any]) -> None:
-        """Writes a checkpoint of this step, with what goes on from it; `best` is of the last one that was written."""
+        """Copies the state, which may be donated afterwards, and begins to write it, once the checkpoint before is written.
+
+        Args:
+          state: at this step.
+          position: JSON values that go on from it; `best` is read of the last ones.
+
+        Raises:
+          NotSaved: where the checkpoint before could not be written.
+        """
         self.position = position
         self._kept.best = self.best.step
         args = self._args.Composite(
             state=self._args.StandardSave(state), run=self._args.JsonSave(position | {"about": self.about})
         )
-        self._manager.save(int(state.step), args=args)
-        self._manager.wait_until_finished()
+        with self._writing():
+            self._manager.save(int(state.step), args=args)
+
+    def check(self) -> None:
+        """Raises NotSaved where a checkpoint could not be written; waits for none."""
+        if not self._manager.is_saving_in_progress():
+            self.wait()
+
+    def wait(self) -> None:
+        """Returns once the checkpoint that was begun is written.
+
+        Raises:
+          NotSaved: where it could not be.
+        """
+        with self._writing():
+            self._manager.wait_until_finished()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of the disk, of its driver, of another process
+            kept = self._manager.latest_step()
+            rest = (
+                "there is none before it"
+                if kept is None
+                else f"the one of step {kept} is kept, and --resume goes on from it"
+            )
+            why = str(error).strip().split("\n")[0]
+            raise NotSaved(
+                f"a checkpoint could not be written to {str(self.folder / 'checkpoints')!r} ({why}); {rest}"
+            ) from error
 
     def restore(self, like: TrainState, step: int | None = None) -> TrainState:
         """A checkpoint's state, laid out as `like`; of the latest one where no step is given."""
@@ -297,7 +340,13 @@ class Run:
         return self._manager.restore(self.latest if step is None else step, args=args)["state"]
 
     def close(self) -> None:
-        self._manager.close()
+        """Waits for what is being written.
+
+        Raises:
+          NotSaved: where it could not be.
+        """
+        with self._writing():
+            self._manager.close()
 
     def __enter__(self) -> "Run":
         return self
@@ -338,6 +387,7 @@ def fit(
 
     Raises:
       NotFinite: (a ValueError) naming the step. Checkpoints before it stay.
+      NotSaved: soon after a checkpoint could not be written.
     """
     state = TrainState.begun(settings, jax.tree.map(jnp.copy, params))
     if mesh is not None:
@@ -382,6 +432,7 @@ def fit(
             batch = Batch.placed(_whole(next(batches), settings.accumulate), mesh)
             state, metrics = update(objective, settings, state, frozen, batch, mesh=mesh)
             settle()  # of the step before, while the device works on this one
+            run.check()
             pending = step, metrics
             if step % checkpoint_every == 0 or step == settings.steps:
                 held = {}
@@ -392,6 +443,7 @@ def fit(
                 settle(**held)
                 found = {"best": dataclasses.asdict(best)} if best.step else {}
                 run.save(state, {"tokens": tokens, "batches": batches.get_state(), **found})
+    run.wait()
     return run.restore(state, best.step).params if best.step not in (0, int(state.step)) else state.params
 
 

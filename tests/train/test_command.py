@@ -1,6 +1,8 @@
 """`specjax train`: from files to a folder that the drafters read, and what it refuses."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -8,6 +10,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from support import slow_disk
 
 from specjax import cli, models
 from specjax.draft import Acceptance, Eagle
@@ -153,6 +156,31 @@ def test_sigkill_in_the_midst_of_training(files, tmp_path):
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole") and len(losses(tmp_path / "whole")) == 120
     whole, killed = (models.load(tmp_path / folder).params for folder in ("whole", "killed"))
     jax.tree.map(np.testing.assert_array_equal, whole, killed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ("killed", "full"))
+def test_an_end_in_the_midst_of_a_checkpoint(train, files, tmp_path, how):
+    """The one before it is what a run goes on from."""
+    of = ["distill", "--draft", files / "draft", *SMALL]
+    given = ["train", *of, "--output", tmp_path / "ended", "--target", files / "target", "--data", files / "data.jsonl"]
+    words = [sys.executable, slow_disk.__file__, how, 3, *given]
+    path = os.pathsep.join(sys.path)  # as the tests have it
+    ended = subprocess.run(
+        list(map(str, words)), env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert ended.returncode == {"killed": -signal.SIGKILL, "full": 1}[how], ended.stderr
+    if how == "full":
+        said = [line for line in ended.stderr.splitlines() if line.startswith("specjax: ")]
+        assert "No space left on device); the one of step 2 is kept" in said[-1] and "Traceback" not in ended.stderr
+    kept = sorted(path.name.partition(".")[0] for path in (tmp_path / "ended" / "training" / "checkpoints").iterdir())
+    assert kept == ["1", "2", "3"]  # of the last one, a part
+    status, err = train(*of, "--output", tmp_path / "ended", "--resume")
+    assert status == 0 and "of 2 steps" in err, err
+    assert train(*of, "--output", tmp_path / "whole")[0] == 0
+    assert losses(tmp_path / "ended") == losses(tmp_path / "whole")
+    whole, ended = (models.load(tmp_path / folder).params for folder in ("whole", "ended"))
+    jax.tree.map(np.testing.assert_array_equal, whole, ended)
 
 
 def test_selection_needs_a_reference_of_the_drafts_shape(train, refused, files, tmp_path):

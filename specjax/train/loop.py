@@ -17,6 +17,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax.sharding.ambient import under
+from specjax.sharding.distributed import is_first, says_lost, to_host, to_places
 from specjax.train.held_out import Best, HeldOut
 from specjax.train.means import MEAN, Counted, Parts, counts
 from specjax.train.objective import Batch, Objective
@@ -220,7 +221,7 @@ class NotFinite(ValueError):
     """The loss or its gradient became NaN or infinite."""
 
 
-class NotSaved(RuntimeError):
+class NotSaved(OSError):
     """A checkpoint could not be written."""
 
 
@@ -322,7 +323,9 @@ class Run:
     def _writing(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # of the disk, of its driver, of another process
+        except Exception as error:  # drivers of disks raise what they like
+            if says_lost(error):
+                raise
             kept = self._manager.latest_step()
             rest = (
                 "there is none before it"
@@ -351,8 +354,9 @@ class Run:
     def __enter__(self) -> "Run":
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self.close()
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        with contextlib.nullcontext() if error is None else contextlib.suppress(NotSaved):  # the first error says more
+            self.close()
 
 
 def fit(
@@ -391,23 +395,25 @@ def fit(
     """
     state = TrainState.begun(settings, jax.tree.map(jnp.copy, params))
     if mesh is not None:
-        state = jax.device_put(state, state.places(objective, settings, mesh))
+        state = to_places(state, state.places(objective, settings, mesh))
     start = tokens = 0
     if run.latest is not None:
         state, start, tokens = run.restore(state), run.latest, run.position["tokens"]
         batches.set_state(run.position["batches"])
     best = run.best
     lines = run.metrics_file.read_text().splitlines() if start and run.metrics_file.exists() else []
+    first = is_first()
+    written = run.metrics_file if first else Path(os.devnull)
     # what a killed run wrote after its checkpoint comes again
-    run.metrics_file.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= start))
+    written.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= start))
     pending: tuple[int, dict[str, Array]] | None = None
-    with run.metrics_file.open("a") as log, _progress(settings.steps, start) as advance:
+    with written.open("a") as log, _progress(settings.steps, start, first) as advance:
 
         def settle(**held):
             nonlocal tokens, pending
             if pending is None:
                 return
-            step, metrics = pending[0], {name: float(value) for name, value in jax.device_get(pending[1]).items()}
+            step, metrics = pending[0], {name: float(value) for name, value in to_host(pending[1]).items()}
             metrics |= held
             pending = None
             watched = {"loss": "loss", "grad_norm": "gradient", "held_out_loss": "held-out loss"}
@@ -466,8 +472,8 @@ def _differing(before: str, now: str, width: int = 160) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _progress(total: int, done: int) -> Iterator[Callable[[dict[str, float]], None]]:
-    if not sys.stderr.isatty():
+def _progress(total: int, done: int, shown: bool) -> Iterator[Callable[[dict[str, float]], None]]:
+    if not shown or not sys.stderr.isatty():
         yield lambda record: None
         return
     from rich.console import Console
@@ -478,7 +484,7 @@ def _progress(total: int, done: int) -> Iterator[Callable[[dict[str, float]], No
         task = progress.add_task("train", total=total, completed=done)
 
         def advance(record):
-            shown = [f"{name} {record[name]:.4f}" for name in ("loss", "acceptance") if name in record]
-            progress.update(task, completed=record["step"], description="  ".join(shown))
+            words = [f"{name} {record[name]:.4f}" for name in ("loss", "acceptance") if name in record]
+            progress.update(task, completed=record["step"], description="  ".join(words))
 
         yield advance

@@ -14,9 +14,10 @@ from support import slow_disk
 
 from specjax import cli, models
 from specjax.draft import Acceptance, Eagle
+from specjax.jobs import hosts
 from specjax.spec.companions import Ruled, Stored
 from specjax.spec.registry import build_drafter
-from specjax.train.command import as_published
+from specjax.train.command import as_published, check_several
 from specjax.train.heads.eagle import TrainEagle, TrainEagle3
 from specjax.train.loop import Run, Settings
 from specjax.train.options import TrainOptions
@@ -264,6 +265,18 @@ def test_clipping_is_the_authors_where_nothing_else_is_asked_for():
     assert got(TrainEagle, **own) == Settings(steps=1, clip=2.0)
 
 
+def test_what_many_processes_cannot_do_together(monkeypatch):
+    monkeypatch.setattr(hosts, "check_same", lambda named: None)
+    asked = lambda **more: TrainOptions(drafter="", output="", mesh="data=4,model=2", **more)
+    check_several(asked(batch_size=8, accumulate=2))
+    with pytest.raises(
+        ValueError, match=r"does not split 2 rows \(--batch-size over --accumulate\) into 4 equal parts"
+    ):
+        check_several(asked(batch_size=8, accumulate=4))
+    with pytest.raises(ValueError, match="--prompts is for one process"):
+        check_several(asked(prompts="x.jsonl"))
+
+
 def test_nan_ends_the_run_with_one_line(train, tmp_path):
     lm = models.LlamaLM(models.LlamaConfig(32, 16, 24, 1, 2, 1, 8, max_position_embeddings=64))
     params = jax.jit(lm.init)(jax.random.key(0))
@@ -298,6 +311,8 @@ def test_nan_ends_the_run_with_one_line(train, tmp_path):
         (["distill", "--draft", "missing", "--clip", "0"], "clip must be a positive number"),
         (["distill", "--draft", "{draft}", "--save-dtype", "int4"], "unknown dtype 'int4'"),
         (["distill", "--draft", "{draft}", "--mesh", "data=3"], "asks for 3 devices"),
+        (["distill", "--draft", "{draft}", "--distributed"], "a job of many processes needs --mesh"),
+        (["distill", "--draft", "{draft}", "--process-id", "1"], "--process-id goes with --coordinator HOST:PORT"),
         (["distill", "--draft", "{draft}", "--resume"], "nothing to resume"),
         (["distill", "--draft", "{draft}", "--plot", "x.frob"], "--plot 'x.frob'"),
     ],

@@ -121,7 +121,7 @@ def test_updates_go_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
             go_on.set()
 
     with monkeypatch.context() as patched:
-        patched.setattr(tensorstore, "open", slow_disk.behind(lambda spec: go_on.wait(30)))
+        patched.setattr(tensorstore, "open", slow_disk.behind(lambda spec: go_on.wait(10) or go_on.set()))
         params, _ = train(tmp_path / "slow", Bigram(noise=0.3), settings=settings, told=told)
     assert under_way == [True] and log(tmp_path / "slow") == losses
     assert sorted(path.name for path in kept.iterdir()) == ["2", "4"]

@@ -106,7 +106,8 @@ def batches(rows: Any, batch_size: int, seed: int, ahead: int = 0, mesh: Any = N
 def stacked(rows: Any, chosen: np.ndarray) -> dict[str, Any]:
     """Some rows as arrays, by name; a number that is none of theirs is a row in which nothing is to be predicted."""
     found = [rows[i] for i in chosen.tolist() if i < len(rows)]
-    found += [jax.tree.map(np.zeros_like, rows[0])] * (len(chosen) - len(found))
+    if len(found) < len(chosen):
+        found += [jax.tree.map(np.zeros_like, rows[0])] * (len(chosen) - len(found))
     return jax.tree.map(lambda *each: np.stack(each), *found)
 
 

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 HEARTBEAT_SECONDS = 20  # after which a silent process counts as dead
 START_SECONDS = 120  # for all processes to come up, and to go down
+_LOST = re.compile("Gloo|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED")
 
 
 def initialize(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
@@ -89,6 +91,11 @@ def is_first() -> bool:
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
+def says_lost(error: Exception) -> bool:
+    """Whether an error comes of another process that ended, as far as JAX's words tell."""
+    return not _alone() and bool(_LOST.search(str(error)))
+
+
 def _alone() -> bool:
     return not jax.distributed.is_initialized() or jax.process_count() == 1
 
@@ -107,7 +114,8 @@ def to_host(tree: Any) -> Any:
     if _alone():
         return jax.device_get(tree)
     leaves, form = jax.tree.flatten(tree)
-    parts = [i for i, leaf in enumerate(leaves) if not (leaf.is_fully_addressable or leaf.is_fully_replicated)]
+    apart = lambda x: isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated)
+    parts = [i for i, leaf in enumerate(leaves) if apart(leaf)]
     if parts:
         whole = _replicate(leaves[parts[0]].sharding.mesh)([leaves[i] for i in parts])
         for i, leaf in zip(parts, whole, strict=True):
@@ -118,6 +126,19 @@ def to_host(tree: Any) -> Any:
 def to_devices(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
     """A numpy array, the same in every process, as an array over the devices of all of them."""
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def to_places(tree: Any, places: Any) -> Any:
+    """Arrays laid out anew (`jax.device_put`); those that lie on this process's devices alone are the same in every process.
+
+    Args:
+      tree: of arrays.
+      places: a sharding for each of them.
+    """
+    if _alone():
+        return jax.device_put(tree, places)
+    own = lambda x: isinstance(x, jax.Array) and not x.is_fully_addressable
+    return jax.tree.map(lambda x, at: jax.device_put(x, at) if own(x) else to_devices(np.asarray(x), at), tree, places)
 
 
 def gather(value: np.ndarray) -> np.ndarray:

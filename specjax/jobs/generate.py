@@ -18,18 +18,7 @@ from specjax.serve.request import Request
 from specjax.sharding.distributed import from_first
 from specjax.terminal import bad_input, complain, flag, note, talking
 
-_MAY_DIFFER = (
-    "words",
-    "distributed",
-    "coordinator",
-    "num_processes",
-    "process_id",
-    "prompts",
-    "input",
-    "output",
-    "progress",
-    "verbose",
-)
+_MAY_DIFFER = ("prompts", "input", "output", "progress", "verbose")
 """Options that need not be the same in all processes of a job; what is in the input is compared."""
 
 
@@ -41,7 +30,7 @@ def command(options: JobOptions) -> int:
     if options.ray is not None:
         return _on_ray(options)
     if several:
-        return hosts.together(options, options.file, lambda first: _here(options, several, first))
+        return hosts.together(options, hosts.stand(options.file), lambda first: _here(options, several, first))
     return _here(options)
 
 
@@ -49,7 +38,7 @@ def _here(options: JobOptions, several: bool = False, first: bool = True) -> int
     with bad_input():
         given = _read(options, first)
         if several:
-            same = {flag(name): value for name, value in vars(options).items() if name not in _MAY_DIFFER}
+            same = hosts.shared(options, _MAY_DIFFER)
             hosts.check_same({**same, "--input" if options.input else "prompt": plain(given)})
         with talking(options.verbose and first):
             engine = make_engine(options, len(given))

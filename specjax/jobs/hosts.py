@@ -4,6 +4,7 @@ JAX ends a member whose peers died by an abort from native code, with a page of 
 comes back. No handler inside the member can see the first, so it is seen from outside.
 """
 
+import dataclasses
 import os
 import re
 import signal
@@ -43,15 +44,26 @@ def asked(options: HostOptions, mesh: str | None) -> bool:
     return several
 
 
-def together(options: HostOptions, output: str | None, job: Callable[[bool], int]) -> int:
+def together(options: HostOptions, stands: str, job: Callable[[bool], int]) -> int:
     """Does this process's part of a job; returns the exit status.
 
     Args:
       options: who the processes are.
-      output: the job's output file, if there is one.
+      stands: how the job is taken up where it lost a process; see `stand`.
       job: the job, once the processes have joined; it is told whether this is the first of them.
     """
-    return _member(options, job) if _NATIVE in os.environ else _watch(options.words, output)
+    return _member(options, job) if _NATIVE in os.environ else _watch(options.words, stands)
+
+
+def shared(options: HostOptions, own: Sequence[str]) -> dict[str, Any]:
+    """The options that must be the same in all processes, by flag.
+
+    Args:
+      options: of the job.
+      own: names of others that each process may have for itself.
+    """
+    apart = {*own, *(field.name for field in dataclasses.fields(HostOptions))}
+    return {flag(name): value for name, value in vars(options).items() if name not in apart}
 
 
 def check_same(named: dict[str, Any]) -> None:
@@ -60,7 +72,7 @@ def check_same(named: dict[str, Any]) -> None:
         raise ValueError(f"process {process} was given another {name} than process 0: give all processes the same")
 
 
-def _watch(words: Sequence[str], output: str | None) -> int:
+def _watch(words: Sequence[str], stands: str) -> int:
     """Runs the member, shows what its native code says, and turns its end into one line."""
     ours, native = os.pipe()
     life, held = os.pipe()  # closed when this process ends, however that comes
@@ -80,10 +92,10 @@ def _watch(words: Sequence[str], output: str | None) -> int:
             signal.signal(number, handler)
         os.close(held)
     if status == LOST or (status < 0 and about):
-        complain(_end(about, output))
+        complain(_end(about, stands))
         return LOST
     if status < 0:
-        complain(f"this process was ended by {signal.Signals(-status).name}; {stand(output)}")
+        complain(f"this process was ended by {signal.Signals(-status).name}; {stands}")
         return 128 - status
     return status
 
@@ -101,7 +113,7 @@ def _listen(file: int) -> str:
     return b"".join(about).decode(errors="replace")
 
 
-def _end(about: str, output: str | None) -> str:
+def _end(about: str, stands: str) -> str:
     """What happened, from JAX's own words."""
     if "RegisterTask" in about:
         return (
@@ -111,7 +123,7 @@ def _end(about: str, output: str | None) -> str:
     other = (
         f"process {silent[1]}" if silent else "process 0, the coordinator," if "leader" in about else "another process"
     )
-    return f"{other} ended or stopped answering, and its own messages may say why; {stand(output)}"
+    return f"{other} ended or stopped answering, and its own messages may say why; {stands}"
 
 
 def stand(output: str | None, where: str = "in all processes ") -> str:
@@ -147,8 +159,8 @@ def _joined(options: HostOptions, job: Callable[[bool], int]) -> int:
         status = job(first)
         jax.distributed.shutdown()
         return status
-    except jax.errors.JaxRuntimeError as error:
-        if not re.search("Gloo|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED", str(error)):
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # JAX raises either
+        if not distributed.says_lost(error):
             raise
         time.sleep(distributed.HEARTBEAT_SECONDS + _VERDICT_SECONDS)  # JAX says who it was, and ends this process
         _leave(LOST)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import jax
 
 from specjax import models
+from specjax.jobs import hosts
 from specjax.models.hub import outer
 from specjax.serve.engine import DEFAULT_MODEL
 from specjax.serve.options import check_least
-from specjax.sharding import make_mesh
+from specjax.sharding import distributed, make_mesh
+from specjax.sharding.mesh import axis_sizes
 from specjax.spec.line import read_line
-from specjax.terminal import bad_input, complain, flag, note
+from specjax.terminal import bad_input, complain, flag
+from specjax.terminal import note as tell
 from specjax.train import data, loop, prompts
 from specjax.train.features import Features, Index
 from specjax.train.held_out import HeldOut
@@ -26,28 +30,71 @@ from specjax.viz.files import check_plot
 
 AHEAD = 2
 """Batches of captured rows that are read beforehand."""
+_MAY_DIFFER = ("data", "held_out", "features", "plot")
+"""Options that need not be the same in all processes; the text that is read is compared."""
 
 
 def command(options: TrainOptions) -> int:
     """Trains for parsed options; returns the exit status."""
+    with bad_input():
+        several = hosts.asked(options, options.mesh)
+    if not several:
+        return _here(options)
+    stands = f"the same command with --resume in all processes goes on from the last checkpoint in {options.output}"
+    return hosts.together(options, stands, lambda first: _here(options, several))
+
+
+def _here(options: TrainOptions, several: bool = False) -> int:
     try:
         with bad_input():
+            if several:
+                check_several(options)
             task, batches, held_out, settings, run, mesh, about = prepare(options)
+            if several:
+                hosts.check_same(run.about)
     except prompts.Stopped as stopped:
         return stopped.status
+    status = _train(options, task, batches, held_out, settings, run, mesh, about)
+    distributed.anywhere(False)  # none leaves while the first one writes
+    return status
+
+
+def check_several(options: TrainOptions) -> None:
+    """Raises ValueError on what many processes cannot do together."""
+    hosts.check_same(hosts.shared(options, _MAY_DIFFER))
+    if options.prompts is not None:
+        raise ValueError(
+            "--prompts is for one process: have them answered by `specjax generate`, and give its --output as --data"
+        )
+    rows, parts = options.batch_size // max(options.accumulate, 1), axis_sizes(str(options.mesh))["data"]
+    if rows % parts:
+        raise ValueError(
+            f"many processes share the rows of a batch: --mesh {options.mesh} does not split {rows} rows (--batch-size over "
+            f"--accumulate) into {parts} equal parts"
+        )
+
+
+def _train(
+    options: TrainOptions, task: Task, batches: Any, held_out: Any, settings: Any, run: Any, mesh: Any, about: list[str]
+) -> int:
+    note = tell if distributed.is_first() else lambda message: None
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs in pages what `NotSaved` says in a line
     for line in about:
         note(line)
     seen: list[dict[str, float]] = []
-    with run:
-        try:
+    try:
+        with run:
             params = loop.fit(
                 task.objective, task.params, task.frozen, batches, settings, run,
                 checkpoint_every=options.checkpoint_every, held_out=held_out, mesh=mesh, on_step=seen.append,
             )  # fmt: skip
-        except loop.NotFinite as error:
+    except loop.NotFinite as error:
+        if distributed.is_first():
             complain(str(error))
-            return 1
-    task.save(Path(options.output), params)
+        return 1
+    task.save(Path(options.output), distributed.to_host(params))
+    if not distributed.is_first():
+        return 0
     records = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
     if options.plot:
         from specjax.viz import figures
@@ -104,6 +151,8 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
         raise ValueError("--patience counts checkpoints without a better one on held-out text: give it with --held-out")
     models.resolve_dtype(options.save_dtype)
     mesh = make_mesh(options.mesh)
+    if mesh is not None and jax.process_count() > 1:
+        distributed.meet(mesh)  # before one of them compiles for longer than the others wait
     starts_from_layers = getattr(OBJECTIVES[name], "starts_from_layers", False)
     target = models.load(
         options.target or DEFAULT_MODEL,
@@ -137,7 +186,7 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
         **({} if options.features is None else {"features": rows.about}),
     }  # fmt: skip
     run = loop.Run(output / "training", about, resume=options.resume)
-    batches = data.batches(rows, options.batch_size, options.seed, 0 if options.features is None else AHEAD)
+    batches = data.batches(rows, options.batch_size, options.seed, 0 if options.features is None else AHEAD, mesh)
     return task, batches, held_out, settings, run, mesh, _about(options, target, task, rows, held_out and held_out.rows)
 
 

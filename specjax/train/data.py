@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import grain
+import jax
 import numpy as np
 
 from specjax.models.text import encode_text
 from specjax.train import row_files
 from specjax.train.packing import Make, Packed, Piece, Pieces, cut
+from specjax.train.placing import own_rows
 
 SUFFIXES = (".jsonl", ".txt", ".py")
 _BOM = b"\xef\xbb\xbf"
@@ -82,19 +84,31 @@ class Rows:
         return total
 
 
-def batches(rows: Any, batch_size: int, seed: int, ahead: int = 0) -> Any:
+def batches(rows: Any, batch_size: int, seed: int, ahead: int = 0, mesh: Any = None) -> Any:
     """An endless iterator of what `Batch` holds, `[B, T]` each by name, shuffled anew each epoch.
 
-    Its `get_state()` is a small JSON object, and `set_state` goes on from there exactly.
+    Its `get_state()` is a small JSON object, and `set_state` goes on from there exactly. In many processes batches are those of
+    one, and each process reads its own rows of them.
 
     Args:
       rows: `Rows`, or `specjax.train.features.Features`.
       batch_size: B.
       seed: of the order.
       ahead: how many batches are read beforehand, in threads: for rows that are large and lie in files.
+      mesh: of `Batch.placed`.
     """
-    order = grain.MapDataset.source(rows).seed(seed).shuffle().repeat().batch(batch_size)
+    own = own_rows(mesh, batch_size)
+    order = grain.MapDataset.range(len(rows)).seed(seed).shuffle().repeat().batch(batch_size)
+    order = order.map(lambda chosen: stacked(rows, chosen[own]))
     return iter(order.to_iter_dataset(grain.ReadOptions(num_threads=ahead, prefetch_buffer_size=ahead)))
+
+
+def stacked(rows: Any, chosen: np.ndarray) -> dict[str, Any]:
+    """Some rows as arrays, by name; a number that is none of theirs is a row in which nothing is to be predicted."""
+    found = [rows[i] for i in chosen.tolist() if i < len(rows)]
+    if len(found) < len(chosen):
+        found += [jax.tree.map(np.zeros_like, rows[0])] * (len(chosen) - len(found))
+    return jax.tree.map(lambda *each: np.stack(each), *found)
 
 
 def read_rows(

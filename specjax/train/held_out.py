@@ -8,11 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from specjax.sharding.ambient import under
+from specjax.sharding.distributed import to_host, to_places
+from specjax.train.data import stacked
 from specjax.train.means import Counted, Counts, Parts, counts
 from specjax.train.objective import Batch, Objective
+from specjax.train.placing import own_rows
 
 Array = jax.Array
 PyTree = Any
@@ -93,7 +95,7 @@ class HeldOut:
         parts = -(-len(self.rows) // self.batch_size)
         keys = jax.random.split(key, (parts, self.batch_size))
         if mesh is not None:
-            params = jax.device_put(params, objective.param_shardings(mesh, params))
+            params = to_places(params, objective.param_shardings(mesh, params))
         models = params, frozen
 
         def count(choices):
@@ -107,21 +109,15 @@ class HeldOut:
             share_of(objective, found, *models, batch, keys[number], mesh=mesh)
             for number, batch in enumerate(self._batches(mesh))
         )
-        metrics = {name: float(value) for name, value in jax.device_get(totals).items()}
+        metrics = {name: float(value) for name, value in to_host(totals).items()}
         metrics["merit"] = objective.merit(metrics)
         return {f"held_out_{name}": value for name, value in metrics.items()}
 
     def _batches(self, mesh: jax.sharding.Mesh | None) -> Iterator[Batch]:
-        """All rows, some at a time."""
-        for number in range(-(-len(self.rows) // self.batch_size)):
-            yield Batch.placed(self._batch(number), mesh)
-
-    def _batch(self, number: int) -> dict[str, Any]:
-        """Rows as `data.batches` gives them; the last batch is filled up with rows in which nothing is to be predicted."""
-        begin = number * self.batch_size
-        found = [self.rows[i] for i in range(begin, min(begin + self.batch_size, len(self.rows)))]
-        found += [jax.tree.map(np.zeros_like, found[0])] * (self.batch_size - len(found))
-        return jax.tree.map(lambda *rows: np.stack(rows), *found)
+        """All rows, some at a time; the last batch is filled up."""
+        own = own_rows(mesh, self.batch_size)
+        for begin in range(0, len(self.rows), self.batch_size):
+            yield Batch.placed(stacked(self.rows, begin + own), mesh)
 
 
 @dataclasses.dataclass(frozen=True)

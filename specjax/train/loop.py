@@ -17,6 +17,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax.sharding.ambient import under
+from specjax.sharding.distributed import is_first, says_lost, to_host, to_places
 from specjax.train.held_out import Best, HeldOut
 from specjax.train.means import MEAN, Counted, Parts, counts
 from specjax.train.objective import Batch, Objective
@@ -220,8 +221,15 @@ class NotFinite(ValueError):
     """The loss or its gradient became NaN or infinite."""
 
 
+class NotSaved(OSError):
+    """A checkpoint could not be written."""
+
+
 class Run:
     """A training run in a folder: `checkpoints/`, `metrics.jsonl`.
+
+    Checkpoints are written in the background, one at a time, and each is there as a whole or not at all; what a run needs to go
+    on is inside it.
 
     Args:
       folder: created where needed.
@@ -241,9 +249,7 @@ class Run:
         self.position: dict[str, Any] = {}
         self._args = ocp.args
         self._kept = Kept(keep)
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=self._kept, enable_async_checkpointing=False, cleanup_tmp_directories=True
-        )
+        options = ocp.CheckpointManagerOptions(preservation_policy=self._kept, cleanup_tmp_directories=True)
         had = (self.folder / "checkpoints").is_dir()
         if resume and not had:
             raise ValueError(f"nothing to resume: there are no checkpoints in {str(self.folder)!r}")
@@ -274,7 +280,7 @@ class Run:
 
     @property
     def best(self) -> Best:
-        """Which checkpoint that is, as of the latest one."""
+        """Which checkpoint that is, as of the latest one that was begun."""
         return Best(**self.position.get("best", {}))
 
     @property
@@ -282,14 +288,54 @@ class Run:
         return self.folder / "metrics.jsonl"
 
     def save(self, state: TrainState, position: dict[str, Any]) -> None:
-        """Writes a checkpoint of this step, with what goes on from it; `best` is of the last one that was written."""
+        """Copies the state, which may be donated afterwards, and begins to write it, once the checkpoint before is written.
+
+        Args:
+          state: at this step.
+          position: JSON values that go on from it; `best` is read of the last ones.
+
+        Raises:
+          NotSaved: where the checkpoint before could not be written.
+        """
         self.position = position
         self._kept.best = self.best.step
         args = self._args.Composite(
             state=self._args.StandardSave(state), run=self._args.JsonSave(position | {"about": self.about})
         )
-        self._manager.save(int(state.step), args=args)
-        self._manager.wait_until_finished()
+        with self._writing():
+            self._manager.save(int(state.step), args=args)
+
+    def check(self) -> None:
+        """Raises NotSaved where a checkpoint could not be written; waits for none."""
+        if not self._manager.is_saving_in_progress():
+            self.wait()
+
+    def wait(self) -> None:
+        """Returns once the checkpoint that was begun is written.
+
+        Raises:
+          NotSaved: where it could not be.
+        """
+        with self._writing():
+            self._manager.wait_until_finished()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # drivers of disks raise what they like
+            if says_lost(error):
+                raise
+            kept = self._manager.latest_step()
+            rest = (
+                "there is none before it"
+                if kept is None
+                else f"the one of step {kept} is kept, and --resume goes on from it"
+            )
+            why = str(error).strip().split("\n")[0]
+            raise NotSaved(
+                f"a checkpoint could not be written to {str(self.folder / 'checkpoints')!r} ({why}); {rest}"
+            ) from error
 
     def restore(self, like: TrainState, step: int | None = None) -> TrainState:
         """A checkpoint's state, laid out as `like`; of the latest one where no step is given."""
@@ -297,13 +343,20 @@ class Run:
         return self._manager.restore(self.latest if step is None else step, args=args)["state"]
 
     def close(self) -> None:
-        self._manager.close()
+        """Waits for what is being written.
+
+        Raises:
+          NotSaved: where it could not be.
+        """
+        with self._writing():
+            self._manager.close()
 
     def __enter__(self) -> "Run":
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self.close()
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        with contextlib.nullcontext() if error is None else contextlib.suppress(NotSaved):  # the first error says more
+            self.close()
 
 
 def fit(
@@ -338,26 +391,29 @@ def fit(
 
     Raises:
       NotFinite: (a ValueError) naming the step. Checkpoints before it stay.
+      NotSaved: soon after a checkpoint could not be written.
     """
     state = TrainState.begun(settings, jax.tree.map(jnp.copy, params))
     if mesh is not None:
-        state = jax.device_put(state, state.places(objective, settings, mesh))
+        state = to_places(state, state.places(objective, settings, mesh))
     start = tokens = 0
     if run.latest is not None:
         state, start, tokens = run.restore(state), run.latest, run.position["tokens"]
         batches.set_state(run.position["batches"])
     best = run.best
     lines = run.metrics_file.read_text().splitlines() if start and run.metrics_file.exists() else []
+    first = is_first()
+    written = run.metrics_file if first else Path(os.devnull)
     # what a killed run wrote after its checkpoint comes again
-    run.metrics_file.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= start))
+    written.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= start))
     pending: tuple[int, dict[str, Array]] | None = None
-    with run.metrics_file.open("a") as log, _progress(settings.steps, start) as advance:
+    with written.open("a") as log, _progress(settings.steps, start, first) as advance:
 
         def settle(**held):
             nonlocal tokens, pending
             if pending is None:
                 return
-            step, metrics = pending[0], {name: float(value) for name, value in jax.device_get(pending[1]).items()}
+            step, metrics = pending[0], {name: float(value) for name, value in to_host(pending[1]).items()}
             metrics |= held
             pending = None
             watched = {"loss": "loss", "grad_norm": "gradient", "held_out_loss": "held-out loss"}
@@ -382,6 +438,7 @@ def fit(
             batch = Batch.placed(_whole(next(batches), settings.accumulate), mesh)
             state, metrics = update(objective, settings, state, frozen, batch, mesh=mesh)
             settle()  # of the step before, while the device works on this one
+            run.check()
             pending = step, metrics
             if step % checkpoint_every == 0 or step == settings.steps:
                 held = {}
@@ -392,6 +449,7 @@ def fit(
                 settle(**held)
                 found = {"best": dataclasses.asdict(best)} if best.step else {}
                 run.save(state, {"tokens": tokens, "batches": batches.get_state(), **found})
+    run.wait()
     return run.restore(state, best.step).params if best.step not in (0, int(state.step)) else state.params
 
 
@@ -414,8 +472,8 @@ def _differing(before: str, now: str, width: int = 160) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _progress(total: int, done: int) -> Iterator[Callable[[dict[str, float]], None]]:
-    if not sys.stderr.isatty():
+def _progress(total: int, done: int, shown: bool) -> Iterator[Callable[[dict[str, float]], None]]:
+    if not shown or not sys.stderr.isatty():
         yield lambda record: None
         return
     from rich.console import Console
@@ -426,7 +484,7 @@ def _progress(total: int, done: int) -> Iterator[Callable[[dict[str, float]], No
         task = progress.add_task("train", total=total, completed=done)
 
         def advance(record):
-            shown = [f"{name} {record[name]:.4f}" for name in ("loss", "acceptance") if name in record]
-            progress.update(task, completed=record["step"], description="  ".join(shown))
+            words = [f"{name} {record[name]:.4f}" for name in ("loss", "acceptance") if name in record]
+            progress.update(task, completed=record["step"], description="  ".join(words))
 
         yield advance

@@ -5,6 +5,7 @@ In the shape descriptions `B` denotes rows, `T` tokens a row, `V` the vocabulary
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -14,8 +15,8 @@ import jax.numpy as jnp
 from specjax.kernels.tree_attention import Unrolled
 from specjax.lm import LM, Block, Output, Wants
 from specjax.models.param_axes import head_shardings
-from specjax.sharding import shardings
 from specjax.train.means import MEAN, Mean
+from specjax.train.placing import placed_rows
 
 Array = jax.Array
 PyTree = Any
@@ -40,10 +41,10 @@ class Batch:
 
     @classmethod
     def placed(cls, arrays: dict[str, Any], mesh: jax.sharding.Mesh | None) -> "Batch":
-        """Of arrays by name, as `specjax.train.data.batches` gives them; a mesh splits their rows over its axis `data`."""
+        """Of arrays by name, as `specjax.train.data.batches` gives them; a mesh splits their rows over its axis `data`. Of many
+        processes each gives its own rows."""
         if mesh is not None:
-            axes = jax.tree.map(lambda x: ("batch",) + (None,) * (x.ndim - 1), arrays)
-            arrays = jax.device_put(arrays, shardings(mesh, axes, arrays))
+            arrays = jax.tree.map(functools.partial(placed_rows, mesh), arrays)
         return cls(**jax.tree.map(jnp.asarray, arrays))
 
     @property

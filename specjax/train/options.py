@@ -3,13 +3,14 @@
 import dataclasses
 from typing import Any
 
+from specjax.jobs.options import HostOptions
 from specjax.serve.options import DecodeOptions, option, same
 
 LENGTH = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainOptions:
+class TrainOptions(HostOptions):
     """See the help of each."""
 
     drafter: str = option(

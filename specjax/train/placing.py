@@ -7,15 +7,37 @@ the axis of rows as well, which otherwise would all hold the same (FSDP, arXiv:2
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specjax.sharding.rules import fully_sharded
+from specjax.sharding.rules import fully_sharded, partition
 
 if TYPE_CHECKING:
     from specjax.train.objective import Objective
 
 PyTree = Any
+
+
+def own_rows(mesh: Mesh | None, count: int) -> np.ndarray:
+    """Which rows of a batch lie on this process's devices, in order; all of them where there is but one process.
+
+    Args:
+      mesh: splits the rows over its axis `data`.
+      count: of the whole batch.
+    """
+    if mesh is None:
+        return np.arange(count)
+    place = NamedSharding(mesh, partition(mesh, ("batch",), (count,), {}))
+    return np.unique([np.arange(count)[at] for at in place.addressable_devices_indices_map((count,)).values()])
+
+
+def placed_rows(mesh: Mesh, rows: np.ndarray) -> jax.Array:
+    """The array of a batch over the mesh, from the `own_rows` of it that every process has."""
+    count = len(rows) * mesh.shape["data"] // mesh.local_mesh.shape["data"]
+    shape = (count, *rows.shape[1:])
+    place = NamedSharding(mesh, partition(mesh, ("batch",) + (None,) * (rows.ndim - 1), shape, {}))
+    return jax.make_array_from_process_local_data(place, rows, shape)
 
 
 def gathered(objective: "Objective", mesh: Mesh | None, params: PyTree) -> PyTree:

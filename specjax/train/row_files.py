@@ -1,5 +1,6 @@
 """Rows of token ids in files, so that text is tokenised once and read by row: `.npy` arrays, and what they are made of."""
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -63,9 +64,12 @@ def written(folder: Path, of: dict[str, Any], write: Callable[[Path, Make], Sequ
         skipped = write(scratch, functools.partial(_array, scratch))
         (scratch / _SKIPPED).write_text(json.dumps(list(skipped)))
         (scratch / _ABOUT).write_text(json.dumps(of))
-        if kept(folder, of) is None:  # else another process was faster
-            shutil.rmtree(folder, ignore_errors=True)
+        if (folder / _ABOUT).exists() and kept(folder, of) is None:
+            shutil.rmtree(folder, ignore_errors=True)  # of another text
+        with contextlib.suppress(OSError):  # another process was faster
             os.rename(scratch, folder)
+        if kept(folder, of) is None:
+            raise ValueError(f"cannot write the rows of the data to {str(folder)!r}: it holds something else")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return _read(folder)

@@ -16,6 +16,7 @@ from specjax.diffusion import Learn2PD
 from specjax.draft import Acceptance, ModelDrafter
 from specjax.draft.head import most_frequent
 from specjax.expand import Chain
+from specjax.sharding.distributed import is_first
 from specjax.spec.companions import Stored
 from specjax.spec.line import read_line
 from specjax.spec.registry import Entry, parse, plain_fields
@@ -36,7 +37,7 @@ class Task:
       objective: the loss.
       params: where it starts.
       frozen: what the objective takes as `target_params`.
-      save: writes trained parameters to a folder.
+      save: writes trained parameters, numpy arrays, to a folder. Of many processes all call it, and the first writes.
     """
 
     objective: Objective
@@ -104,7 +105,8 @@ def _distill(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> 
     objective = Distill(target.lm, lm, eos_ids=target.eos_ids, **fields, **_divergence(options))
 
     def save(folder: Path, params: Any) -> None:
-        models.save(folder, lm, params, options.save_dtype, target.tokenizer, target.eos_ids)
+        if is_first():
+            models.save(folder, lm, params, options.save_dtype, target.tokenizer, target.eos_ids)
 
     return Task(objective, params, frozen, save)
 
@@ -236,7 +238,10 @@ def masked(name: str, objective: str) -> Make:
         params = jax.tree.map(lambda x: x.astype(jnp.float32), target.params)  # small updates must not be swallowed
 
         def save(folder: Path, params: Any) -> None:
-            models.save(folder, target.lm, params, options.save_dtype, target.tokenizer, target.eos_ids, target.masked)
+            if is_first():
+                models.save(
+                    folder, target.lm, params, options.save_dtype, target.tokenizer, target.eos_ids, target.masked
+                )
 
         return Task(made, params, None, save)
 

@@ -89,6 +89,6 @@ def test_who_died_is_read_from_what_jax_says(text, capfdbinary):
     told = b"a warning\nI1122 12:00:00 1 coordination_service_agent.cc:198] Coordination agent has successfully connected.\n"
     os.write(native, told + text.encode() + b"\n    @ 0x7f965b440634 (unknown)\n")
     os.close(native)
-    line = hosts._end(hosts._listen(ours), "out.jsonl")
+    line = hosts._end(hosts._listen(ours), hosts.stand("out.jsonl"))
     assert line.startswith(ENDS[text] + " ") and "\n" not in line
     assert capfdbinary.readouterr().err == told  # what comes before it is passed on

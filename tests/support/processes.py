@@ -1,4 +1,4 @@
-"""Commands in processes of their own: members of one job, each with two CPU devices."""
+"""Commands in processes of their own: members of one job, each with two CPU devices or as many as are asked for."""
 
 import contextlib
 import json
@@ -43,11 +43,11 @@ def environment(devices=2):
     return {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": path}
 
 
-def start(*words):
-    """`specjax generate` with these options."""
-    command = [sys.executable, "-m", "specjax", "generate", *map(str, words)]
+def start(*words, command="generate", devices=2):
+    """A command of `specjax` with these options."""
+    line = [sys.executable, "-m", "specjax", command, *map(str, words)]
     return subprocess.Popen(
-        command, env=environment(), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        line, env=environment(devices), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
 
 
@@ -62,12 +62,13 @@ def end(process, patience=4 * PATIENCE):
 
 
 @contextlib.contextmanager
-def pair(*words, own=((), ())):
-    """Two members of one job; `own` are options of each alone."""
+def pair(*words, own=((), ()), **how):
+    """Two members of one job; `own` are options of each alone, `how` is of `start`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    two = [start(*words, *own[i], "--coordinator", address, "--num-processes", 2, "--process-id", i) for i in range(2)]
+    who = ("--coordinator", address, "--num-processes", 2, "--process-id")
+    two = [start(*words, *own[i], *who, i, **how) for i in range(2)]
     try:
         yield two
     finally:

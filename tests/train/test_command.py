@@ -1,6 +1,8 @@
 """`specjax train`: from files to a folder that the drafters read, and what it refuses."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -8,12 +10,14 @@ import time
 import jax
 import numpy as np
 import pytest
+from support import slow_disk
 
 from specjax import cli, models
 from specjax.draft import Acceptance, Eagle
+from specjax.jobs import hosts
 from specjax.spec.companions import Ruled, Stored
 from specjax.spec.registry import build_drafter
-from specjax.train.command import as_published
+from specjax.train.command import as_published, check_several
 from specjax.train.heads.eagle import TrainEagle, TrainEagle3
 from specjax.train.loop import Run, Settings
 from specjax.train.options import TrainOptions
@@ -155,6 +159,31 @@ def test_sigkill_in_the_midst_of_training(files, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, whole, killed)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ("killed", "full"))
+def test_an_end_in_the_midst_of_a_checkpoint(train, files, tmp_path, how):
+    """The one before it is what a run goes on from."""
+    of = ["distill", "--draft", files / "draft", *SMALL]
+    given = ["train", *of, "--output", tmp_path / "ended", "--target", files / "target", "--data", files / "data.jsonl"]
+    words = [sys.executable, slow_disk.__file__, how, 3, *given]
+    path = os.pathsep.join(sys.path)  # as the tests have it
+    ended = subprocess.run(
+        list(map(str, words)), env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert ended.returncode == {"killed": -signal.SIGKILL, "full": 1}[how], ended.stderr
+    if how == "full":
+        said = [line for line in ended.stderr.splitlines() if line.startswith("specjax: ")]
+        assert "No space left on device); the one of step 2 is kept" in said[-1] and "Traceback" not in ended.stderr
+    kept = sorted(path.name.partition(".")[0] for path in (tmp_path / "ended" / "training" / "checkpoints").iterdir())
+    assert kept == ["1", "2", "3"]  # of the last one, a part
+    status, err = train(*of, "--output", tmp_path / "ended", "--resume")
+    assert status == 0 and "of 2 steps" in err, err
+    assert train(*of, "--output", tmp_path / "whole")[0] == 0
+    assert losses(tmp_path / "ended") == losses(tmp_path / "whole")
+    whole, ended = (models.load(tmp_path / folder).params for folder in ("whole", "ended"))
+    jax.tree.map(np.testing.assert_array_equal, whole, ended)
+
+
 def test_selection_needs_a_reference_of_the_drafts_shape(train, refused, files, tmp_path):
     words = ["--draft", files / "draft", "--output", tmp_path / "out", *SMALL]
     assert "keep below 1 and --reference" in refused("distill:keep=0.4", *words)
@@ -236,6 +265,18 @@ def test_clipping_is_the_authors_where_nothing_else_is_asked_for():
     assert got(TrainEagle, **own) == Settings(steps=1, clip=2.0)
 
 
+def test_what_many_processes_cannot_do_together(monkeypatch):
+    monkeypatch.setattr(hosts, "check_same", lambda named: None)
+    asked = lambda **more: TrainOptions(drafter="", output="", mesh="data=4,model=2", **more)
+    check_several(asked(batch_size=8, accumulate=2))
+    with pytest.raises(
+        ValueError, match=r"does not split 2 rows \(--batch-size over --accumulate\) into 4 equal parts"
+    ):
+        check_several(asked(batch_size=8, accumulate=4))
+    with pytest.raises(ValueError, match="--prompts is for one process"):
+        check_several(asked(prompts="x.jsonl"))
+
+
 def test_nan_ends_the_run_with_one_line(train, tmp_path):
     lm = models.LlamaLM(models.LlamaConfig(32, 16, 24, 1, 2, 1, 8, max_position_embeddings=64))
     params = jax.jit(lm.init)(jax.random.key(0))
@@ -270,6 +311,8 @@ def test_nan_ends_the_run_with_one_line(train, tmp_path):
         (["distill", "--draft", "missing", "--clip", "0"], "clip must be a positive number"),
         (["distill", "--draft", "{draft}", "--save-dtype", "int4"], "unknown dtype 'int4'"),
         (["distill", "--draft", "{draft}", "--mesh", "data=3"], "asks for 3 devices"),
+        (["distill", "--draft", "{draft}", "--distributed"], "a job of many processes needs --mesh"),
+        (["distill", "--draft", "{draft}", "--process-id", "1"], "--process-id goes with --coordinator HOST:PORT"),
         (["distill", "--draft", "{draft}", "--resume"], "nothing to resume"),
         (["distill", "--draft", "{draft}", "--plot", "x.frob"], "--plot 'x.frob'"),
     ],

@@ -3,8 +3,10 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
+from support import small_training as tiny
 
 from specjax import models
 from specjax.train import data
@@ -199,6 +201,25 @@ def test_without_a_tokenizer_ids_work(model, tmp_path):
     assert sorted(rows.tokens.tolist()) == [[1, 2, 3, 0], [4, 5, 6, 0]]
     assert sorted(rows.mask.tolist()) == [[False, True, True, False], [True, True, True, False]]
     assert "has no tokenizer" in rows.skipped[0]
+
+
+def test_a_process_reads_its_own_rows_of_the_batches_of_one(monkeypatch):
+    rows, read = tiny.rows(), []
+
+    class Watched:
+        def __len__(self):
+            return len(rows)
+
+        def __getitem__(self, index):
+            read.append(index)
+            return rows[index]
+
+    whole = batches(rows, 6, seed=5)
+    monkeypatch.setattr(data, "own_rows", lambda mesh, count: np.array([2, 3]))
+    own = batches(Watched(), 6, seed=5)
+    for _ in range(5):  # into the second epoch
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[2:4], b), next(whole), next(own))
+    assert len(read) == 10 and whole.get_state() == own.get_state()
 
 
 def test_batches_go_on_where_they_stopped(model, tmp_path):

@@ -5,13 +5,17 @@ import datetime
 import functools
 import json
 import re
+import shutil
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tensorstore
 from orbax.checkpoint.checkpoint_manager import CheckpointInfo
+from support import slow_disk
 from support import small_training as tiny
 from support.objectives import DRAWN, FIXED
 
@@ -24,7 +28,7 @@ from specjax.sharding.rules import placed
 from specjax.train.data import batches
 from specjax.train.heads.medusa import TrainMedusa
 from specjax.train.held_out import Best, HeldOut
-from specjax.train.loop import Kept, NotFinite, Run, Settings, TrainState, fit, update
+from specjax.train.loop import Kept, NotFinite, NotSaved, Run, Settings, TrainState, fit, update
 from specjax.train.means import MEAN
 from specjax.train.objective import Batch, Objective, each_row
 
@@ -50,13 +54,27 @@ class Bigram(Objective):
         return jnp.where(value < self.breaks, jnp.nan, value), {"acceptance": mean(jnp.exp(-each), batch.mask[:, 1:])}
 
 
-def train(folder, objective, *, frozen=0.0, settings=SETTINGS, resume=False, stop=None, rows=None, size=6, **options):
-    """Runs to the end, or dies in a step. Returns the parameters and every step's metrics."""
+def train(
+    folder,
+    objective,
+    *,
+    frozen=0.0,
+    settings=SETTINGS,
+    resume=False,
+    stop=None,
+    rows=None,
+    size=6,
+    told=None,
+    **options,
+):
+    """Runs to the end, or dies in a step. Returns the parameters and every step's metrics, which `told` hears of."""
     rows = rows or tiny.rows()
     seen = []
 
     def on_step(record):
         seen.append(record)
+        if told is not None:
+            told(record)
         if record["step"] == stop:
             raise KeyboardInterrupt
 
@@ -88,6 +106,39 @@ def test_a_killed_run_goes_on_bit_by_bit(tmp_path, accumulate):
     assert np.array_equal(resumed["table"], whole["table"])
     again, none = train(tmp_path / "killed", objective, settings=settings, resume=True)  # a finished run
     assert not none and np.array_equal(again["table"], whole["table"])
+
+
+def test_updates_go_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    """And what is written is the state of before them, though each donates the one that it was given."""
+    settings = dataclasses.replace(SETTINGS, steps=4)
+    _, losses = train(tmp_path / "whole", Bigram(noise=0.3), settings=settings)
+    go_on, kept = threading.Event(), tmp_path / "slow" / "checkpoints"
+    under_way = []
+
+    def told(record):
+        if record["step"] == 3:
+            under_way.append(not (kept / "2").exists())
+            go_on.set()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tensorstore, "open", slow_disk.behind(lambda spec: go_on.wait(10) or go_on.set()))
+        params, _ = train(tmp_path / "slow", Bigram(noise=0.3), settings=settings, told=told)
+    assert under_way == [True] and log(tmp_path / "slow") == losses
+    assert sorted(path.name for path in kept.iterdir()) == ["2", "4"]
+    shutil.rmtree(kept / "4")
+    resumed, rest = train(tmp_path / "slow", Bigram(noise=0.3), settings=settings, resume=True)
+    assert rest == losses[2:] and np.array_equal(resumed["table"], params["table"])
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch):
+    full = lambda spec: "/4." in spec and slow_disk.full(spec)
+    with monkeypatch.context() as patched:
+        patched.setattr(tensorstore, "open", slow_disk.behind(full))
+        with pytest.raises(NotSaved, match=r"checkpoints' \(.*No space left.*the one of step 2 is kept, and --resume"):
+            train(tmp_path, Bigram())
+    assert [path.name for path in (tmp_path / "checkpoints").glob("?")] == ["2"]
+    _, rest = train(tmp_path, Bigram(), resume=True)
+    assert [record["step"] for record in rest] == [3, 4, 5, 6, 7, 8, 9]
 
 
 HELD = HeldOut(tiny.rows(7, seed=1), batch_size=3)

@@ -21,7 +21,7 @@ from specjax.models import hub
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object
 from specjax.models.tensors import read_folder
-from specjax.sharding.distributed import to_host
+from specjax.sharding.distributed import is_first, to_host
 from specjax.sharding.rules import placed
 
 _LOG = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def fingerprint(target: Any) -> str:
 def save_head(
     folder: str | os.PathLike[str], name: str, fields: dict[str, Any], params: Any, target: Any, dtype: Any = "float32"
 ) -> None:
-    """Writes a trained drafter; an older one in the folder is replaced.
+    """Writes a trained drafter; an older one in the folder is replaced. Of many processes all call this, and the first writes.
 
     Args:
       folder: created where needed.
@@ -59,8 +59,7 @@ def save_head(
     """
     kind = hub.resolve_dtype(dtype)
     tensors = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        array = np.asarray(leaf)
+    for path, array in jax.tree_util.tree_flatten_with_path(to_host(params))[0]:
         tensors[_name(path)] = np.ascontiguousarray(array.astype(kind if array.dtype.kind != "i" else np.int32))
     config = {
         "drafter": name,
@@ -68,7 +67,8 @@ def save_head(
         "target": {"name": target.name, "vocab_size": target.lm.vocab_size, "fingerprint": fingerprint(target)},
         "torch_dtype": kind.name,
     }
-    write_files(folder, config, tensors)
+    if is_first():
+        write_files(folder, config, tensors)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.draft.base import Trained, TreeDrafter
-from specjax.draft.head import head_kernel
+from specjax.draft.head import head_kernel, params_dtype
 from specjax.lm import Block, Output, Wants
 from specjax.models.kv import commit_kv, init_kv, kv_axes
 from specjax.sampling import Sampler
@@ -77,7 +77,7 @@ class FeatureDrafter(TreeDrafter, Trained):
         return self.feature_wants
 
     def init(self, params, batch, capacity):
-        dtype = next(x.dtype for x in jax.tree.leaves(params["draft"]) if jnp.issubdtype(x.dtype, jnp.floating))
+        dtype = params_dtype(params["draft"])
         zeros = jnp.zeros((batch, self.feature_size), dtype)
         cache = None
         if self.cache_config is not None:

@@ -18,7 +18,7 @@ from specjax.serve.options import check_least, option, same
 from specjax.sharding import aot, make_mesh, shardings
 from specjax.sharding.rules import placed
 from specjax.terminal import BadInput, bad_input, flag, write
-from specjax.train.options import TrainOptions
+from specjax.train.options import COMPUTE_DTYPES, TrainOptions
 
 LAYERS = (4, 6)
 """Layers of the two targets from which a deeper one is extrapolated: as few as have three that a head reads."""
@@ -42,6 +42,7 @@ class PlanTrainOptions:
     draft_vocabulary: int | None = option(None, "the draft knows so many tokens only")
     loss: str | None = same(TrainOptions, "loss")
     dtype: str = option("bfloat16", "of the target")
+    compute_dtype: str = option("bfloat16", "of the head's products, as of train", choices=COMPUTE_DTYPES)
     weights: str | None = same(PlanOptions, "weights")
     whole: bool = same(PlanOptions, "whole")
     json: bool = same(PlanOptions, "json")
@@ -115,7 +116,8 @@ def prepare(options: PlanTrainOptions, model: models.Model, mesh: Any, rows: int
     )
     tokens = np.arange(options.draft_vocabulary or 1)[None]  # which ones does not matter
     objective = heads[name].made(model, asked, lambda: Rows(tokens, np.ones(tokens.shape, bool)))
-    settings = Settings(steps=1000, accumulate=options.accumulate)
+    compute_dtype = options.compute_dtype if objective.follows_dtype else "float32"
+    settings = Settings(steps=1000, accumulate=options.accumulate, compute_dtype=compute_dtype)
 
     def begun(target):
         params = objective.init(jax.random.key(0), target)
@@ -182,7 +184,8 @@ def _one(options: PlanTrainOptions, chip: Any, rows: int) -> dict[str, Any]:
     own = {
         "drafter": options.drafter, "target": options.target, "dtype": options.dtype, "weights": model.weights,
         "topology": options.topology, "mesh": dict(mesh.shape), "chips": mesh.size, "batch_size": rows,
-        "accumulate": options.accumulate, "length": options.length, "draft_vocabulary": options.draft_vocabulary,
+        "accumulate": options.accumulate, "compute_dtype": update.settings.compute_dtype,
+        "length": options.length, "draft_vocabulary": options.draft_vocabulary,
         "fits": reason is None, "reason": reason and f"{reason}: try fewer rows, --accumulate, or a larger slice",
         "bytes_per_chip": memory | {"total": total, "limit": chip.hbm_bytes},
     }  # fmt: skip
@@ -208,7 +211,8 @@ def _told(r: dict[str, Any]) -> str:
     known = f", draft vocabulary {r['draft_vocabulary']}" if r["draft_vocabulary"] else ""
     lines = [
         f"{r['drafter']} for {r['target']} {r['dtype']} on {r['topology']}, {r['chips']} chips, mesh {mesh}",
-        f"update     {r['batch_size']} rows of {r['length']} tokens in {r['accumulate']} parts{known}",
+        f"update     {r['batch_size']} rows of {r['length']} tokens in {r['accumulate']} parts, products in "
+        f"{r['compute_dtype']}{known}",
         f"memory     {memory['total'] / 1e9:.3f} GB a chip: {parts}",
         f"fits       {'yes' if r['fits'] else 'no'}, a chip has {memory['limit'] / 1e9:.3f} GB",
     ]

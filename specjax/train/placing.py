@@ -7,6 +7,7 @@ the axis of rows as well, which otherwise would all hold the same (FSDP, arXiv:2
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from specjax.train.objective import Objective
 
 PyTree = Any
+
+
+def rounded(params: PyTree, dtype: str) -> PyTree:
+    """Parameters in the type in which a pass multiplies them; what are no floats stay."""
+    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
 
 
 def gathered(objective: "Objective", mesh: Mesh | None, params: PyTree) -> PyTree:

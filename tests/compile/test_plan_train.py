@@ -27,7 +27,9 @@ def test_an_update_is_compiled_for_a_slice(capsys):
         matrices + fc < memory["parameters"] < 1.02 * (matrices + fc)
     )  # 4 bytes over 4 chips, of fc over 2; and norms
     assert memory["temporaries"] > 0 and record["flops"] > 0 and record["collectives"]["all-gather"]["count"] > 0
-    assert record["compiled_layers"] == [2] and record["tokens_per_second"] > 0
+    assert (
+        record["compute_dtype"] == "bfloat16" and record["compiled_layers"] == [2] and record["tokens_per_second"] > 0
+    )
 
 
 @pytest.mark.parametrize(

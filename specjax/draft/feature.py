@@ -20,6 +20,11 @@ from specjax.sampling import Sampler
 Array = jax.Array
 PyTree = Any
 
+SIZES = {
+    "inner": "intermediate_size", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim",
+}  # fmt: skip
+"""Fields of drafters that choose the sizes of their layers, and what these are called in a config."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -152,3 +157,32 @@ def layers_config(target: Any, what: str, layers: int = 1) -> Any:
     """
     config = head_config(target, what)
     return dataclasses.replace(config.plain, num_hidden_layers=layers)
+
+
+def sized(drafter: Any, config: Any) -> Any:
+    """A config with the sizes that a drafter's fields choose; 0 is the config's own.
+
+    Args:
+      drafter: with the fields `inner`, `heads`, `kv_heads` and `head_dim`.
+      config: a `LlamaConfig`.
+
+    Raises:
+      ValueError: on sizes that do not go together, or not with the config's rope.
+    """
+    name, chosen = type(drafter).__name__.lower(), {field: getattr(drafter, field) for field in SIZES}
+    for field, size in chosen.items():
+        if size < 0:
+            raise ValueError(f"{name}: {field} must not be negative, got {size}")
+    own = dataclasses.replace(config, **{SIZES[field]: size for field, size in chosen.items() if size})
+    heads, kv_heads = own.num_attention_heads, own.num_key_value_heads
+    if heads % kv_heads:
+        raise ValueError(f"{name}: {heads} heads are no multiple of {kv_heads} kv_heads: choose both")
+    rope, pairs = own.rope_scaling, own.rotary_dim // 2
+    if own.head_dim % 2 or rope and (rope.rotated > pairs or len(rope.short_factor) not in (0, pairs)):
+        raise ValueError(f"{name}: head_dim={own.head_dim} does not go with the rope, which turns pairs of channels")
+    return own
+
+
+def sizes(config: Any) -> dict[str, int]:
+    """What those fields are of a config."""
+    return {field: getattr(config, size) for field, size in SIZES.items()}

@@ -1,13 +1,16 @@
 """`specjax plan train`: an update compiled by the TPU's compiler, which needs the extra `aot`."""
 
 import json
+import re
 
 import pytest
 from support.planned import needs_libtpu
 
-from specjax import cli
+from specjax import cli, models
 from specjax.draft.eagle3 import default_taps
-from specjax.plan.training import largest
+from specjax.plan.training import LEVEL, PlanTrainOptions, largest, prepare
+from specjax.sharding import aot, make_mesh
+from specjax.train import loop
 
 TINY = ("eagle3:unroll=2", "--target", "tiny-draft", "--batch-size", "4", "--length", "64", "--draft-vocabulary", "256")
 
@@ -46,6 +49,24 @@ def test_an_update_on_captured_features_has_no_layers_of_the_target(capsys):
         1536 * 128 / 2 + 128
     )  # the table, which is its head as well, in two parts; and the norm
     assert record["features"] and record["fits"] and memory["temporaries"] > 0
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_no_scores_of_a_whole_long_row_are_in_the_program():
+    """Of 2,048 slots, 512 have theirs at a time: of the target, of the head and for the gradient. Two queries share a key."""
+    options = PlanTrainOptions(drafter="eagle3:unroll=2", target="tiny-draft", topology="v5e:2x2", draft_vocabulary=256)
+    mesh = make_mesh("data=4", aot.devices(options.topology))
+    update = prepare(options, models.abstract(options.target, "bfloat16", mesh), mesh, 4)
+    assert update.batch.tokens.shape == (4, 2048)
+    lowered = loop.update.lower(update.objective, update.settings, update.state, update.target, update.batch, mesh=mesh)
+    text = aot.compiled(lowered, LEVEL).as_text()
+    shapes = {tuple(map(int, shape.split(","))) for shape in re.findall(r"f32\[([\d,]+)\]", text)}
+    assert {shape[-2:] for shape in shapes} >= {
+        (2 * 512, 2048),
+        (2 * 512, 2047),
+    }  # a chunk's, of the target and of the head
+    assert not [shape for shape in shapes if sum(size >= 2047 for size in shape) > 1]
 
 
 def test_the_largest_batch_is_on_the_line_through_two():

@@ -42,9 +42,9 @@ def draft_logits(target: LM, params: Any, h: Array) -> Array:
 
 @jax.custom_vjp
 def head_scores(h: Array, kernel: Array) -> Array:
-    """`[..., U]` float32, features `[..., E]` by the kernel `[E, U]`: products are in the kernel's type, those of the gradients
-    as well, and sums in float32."""
-    return jnp.matmul(h.astype(kernel.dtype), kernel, preferred_element_type=jnp.float32)
+    """`[..., U]` float32, features `[..., E]` by the kernel `[E, U]`: products are in the features' type, those of gradients as
+    well, and sums in float32."""
+    return jnp.matmul(h, kernel.astype(h.dtype), preferred_element_type=jnp.float32)
 
 
 def _scores_and_operands(h, kernel):
@@ -53,9 +53,9 @@ def _scores_and_operands(h, kernel):
 
 def _operands_gradients(operands, gradient):
     h, kernel = operands
-    g = gradient.astype(kernel.dtype)
-    of_h = jnp.einsum("...u,eu->...e", g, kernel, preferred_element_type=jnp.float32)
-    of_kernel = jnp.einsum("...e,...u->eu", h.astype(kernel.dtype), g, preferred_element_type=jnp.float32)
+    g = gradient.astype(h.dtype)
+    of_h = jnp.einsum("...u,eu->...e", g, kernel.astype(h.dtype), preferred_element_type=jnp.float32)
+    of_kernel = jnp.einsum("...e,...u->eu", h, g, preferred_element_type=jnp.float32)
     return of_h.astype(h.dtype), of_kernel.astype(kernel.dtype)
 
 

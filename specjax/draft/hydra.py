@@ -99,7 +99,7 @@ class Hydra(Medusa):
 def head_law(head, x):
     """A head's logits `[..., U]` in float32 from its wide input `[..., (i + 2) E]`."""
     row = lambda bias: jnp.reshape(bias, (1,) * (x.ndim - 1) + bias.shape)
-    first, x = head["input"], x.astype(head["kernel"].dtype)
+    first, x = head["input"], x.astype(head["input"]["kernel"].dtype)
     h = x @ first["shortcut"] + row(first["shortcut_bias"]) + jax.nn.silu(x @ first["kernel"] + row(first["bias"]))
     for block in head["blocks"]:
         h = h + jax.nn.silu(h @ block["kernel"] + row(block["bias"]))

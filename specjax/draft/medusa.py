@@ -98,8 +98,8 @@ class Medusa(FeatureDrafter):
 
 def head_law(head, h):
     """A head's logits `[..., U]` in float32 from features `[..., E]`."""
-    h = h.astype(head["kernel"].dtype)
     for block in head["blocks"]:
+        h = h.astype(block["kernel"].dtype)
         bias = jnp.reshape(block["bias"], (1,) * (h.ndim - 1) + block["bias"].shape)
         h = h + jax.nn.silu(h @ block["kernel"] + bias)
     return head_scores(h, head["kernel"])

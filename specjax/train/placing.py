@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from specjax.models.param_axes import param_axes
 from specjax.sharding.rules import fully_sharded
 
 if TYPE_CHECKING:
@@ -20,8 +21,16 @@ PyTree = Any
 
 
 def rounded(params: PyTree, dtype: str) -> PyTree:
-    """Parameters in the type in which a pass multiplies them; what are no floats stay."""
-    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
+    """Parameters in the type in which a pass multiplies them. Kernels over a vocabulary stay: laws are made in chunks
+    (`specjax.train.heads.teacher`), each of which rounds them anew, so that what all chunks say of them adds up in float32."""
+
+    if dtype == "float32":
+        return params
+
+    def cast(x, axes):
+        return x if axes[-1:] == ("vocab",) or not jnp.issubdtype(x.dtype, jnp.floating) else x.astype(dtype)
+
+    return jax.tree.map(cast, params, param_axes(params))
 
 
 def gathered(objective: "Objective", mesh: Mesh | None, params: PyTree) -> PyTree:

@@ -95,6 +95,9 @@ def test_updates_too_small_for_bfloat16_add_up():
         state, _ = update(objective, settings, state, target, packed())
     kinds = {x.dtype for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)}
     assert kinds == {jnp.dtype("float32")}
+    assert (
+        rounded(before, "bfloat16")["heads"][0]["kernel"].dtype == "float32"
+    )  # of the vocabulary, rounded chunk by chunk
     scale = lambda params: np.asarray(params["prefix"]["norm"]["scale"], np.float32)
     moved = np.abs(scale(state.params) - scale(before))
     assert 3e-4 < moved.max() < 1e-3

@@ -92,7 +92,8 @@ class CloverHead:
     ) -> tuple[Array, KVDelta]:
         """States `[B, T, E]` of pairs (feature, next token's embedding), and their part of the cache."""
         rope = rope_tables(self.config, block.positions)
-        h, kvs = self.bind(params).context(embeds.astype(params_dtype(params)), features, rope, block, cache)
+        embeds = embeds.astype(params["augment"]["kernel"].dtype)
+        h, kvs = self.bind(params).context(embeds, features, rope, block, cache)
         keys, values = zip(*kvs, strict=True)
         return h, KVDelta(tuple(keys), tuple(values), block.positions)
 

@@ -153,13 +153,14 @@ def prepare(options: PlanTrainOptions, model: models.Model, mesh: Any, rows: int
     state = jax.eval_shape(begun, model.params)
     shape = (rows, options.length)
     kinds = {"tokens": jnp.int32, "mask": jnp.bool_, "documents": jnp.int32}
-    batch = Batch(**{key: jax.ShapeDtypeStruct(shape, kind) for key, kind in kinds.items()})
+    arrays: dict[str, Any] = {key: jax.ShapeDtypeStruct(shape, kind) for key, kind in kinds.items()}
     target = model.params
     if options.features:
         said = functools.partial(said_of, model.lm, wanted(name, objective), 0, CaptureOptions.save_dtype)
-        batch, target = dataclasses.replace(batch, output=jax.eval_shape(said, model.params, batch)), outer(target)
-    axes = jax.tree.map(lambda x: ("batch",) + (None,) * (x.ndim - 1), batch)
-    batch = placed(batch, shardings(mesh, axes, batch))
+        arrays["output"] = jax.eval_shape(lambda params, rows: said(params, Batch(**rows)), target, arrays)
+        target = outer(target)
+    axes = jax.tree.map(lambda x: ("batch",) + (None,) * (x.ndim - 1), arrays)
+    batch = Batch(**placed(arrays, shardings(mesh, axes, arrays)))
     return Update(objective, settings, placed(state, state.places(objective, settings, mesh)), target, batch)
 
 

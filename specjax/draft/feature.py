@@ -97,6 +97,7 @@ class FeatureDrafter(TreeDrafter, Trained):
         h, delta = self.read(params, self.features(output), block, draft.cache)
         count = chunk.real.sum(axis=1, dtype=jnp.int32)
         feature = jnp.where((count > 0)[:, None], _row(h, jnp.maximum(count - 1, 0)), draft.feature)
+        feature = feature.astype(draft.feature.dtype)
         return FeatureDraft(_commit(draft.cache, delta, block.positions[:, 0]), draft.length + count, feature)
 
     def observe(self, params, draft, proposal, output, verdict):
@@ -107,9 +108,8 @@ class FeatureDrafter(TreeDrafter, Trained):
         h, delta = self.read(params, features, Block(verdict.emitted, positions, draft.length), draft.cache)
         # As in the step, the write is made to come after the read, so that the cache is updated in place.
         after = jnp.where(jnp.isnan(h[:, 0, 0]), 0, draft.length)
-        return FeatureDraft(
-            _commit(draft.cache, delta, after), draft.length + verdict.committed, _row(h, verdict.accepted)
-        )
+        feature = _row(h, verdict.accepted).astype(draft.feature.dtype)
+        return FeatureDraft(_commit(draft.cache, delta, after), draft.length + verdict.committed, feature)
 
     def trimmed(self, params, target_params, ids):
         """Over the columns `ids` of the draft's own head, or of the target's where it has none."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from specjax.about import About
 from specjax.draft.base import Proposal
 from specjax.draft.eagle3 import default_taps as few_taps
-from specjax.draft.feature import FeatureDrafter, layers_config, mean_embedding
+from specjax.draft.feature import FeatureDrafter, layers_config, mean_embedding, sized, sizes
 from specjax.draft.head import draft_logits
 from specjax.expand import Chain, Expander
 from specjax.lm import Block, Wants
@@ -27,6 +27,10 @@ class DFlash(FeatureDrafter):
       expander: turns the laws into a tree; no deeper than `drafts`.
       taps: the layers whose outputs are fused; empty: see `default_taps`.
       layers: decoder layers, where `config` does not say it.
+      inner: the width of their MLPs; 0: what `config` says, or the target's.
+      heads: of their attention; 0: likewise.
+      kv_heads: likewise.
+      head_dim: the width of a head; 0: likewise.
       block: slots of a block.
       from_anchor: whether the first slot, the last token's, predicts the one after it; else each predicts its own token.
       causal: whether no slot sees a later one.
@@ -48,6 +52,10 @@ class DFlash(FeatureDrafter):
     block: int = 8
     from_anchor: bool = False
     causal: bool = False
+    inner: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
     config: Any = None
 
     feature_size = 1
@@ -80,7 +88,7 @@ class DFlash(FeatureDrafter):
             raise ValueError(
                 f"{name}: a head has a layer and drafts a token, got layers={self.layers}, block={self.block}"
             )
-        own = self.config or layers_config(target, name, self.layers)
+        own = sized(self, self.config or layers_config(target, name, self.layers))
         taps = self.taps or default_taps(target.num_layers, own.num_hidden_layers)
         if list(taps) != sorted(set(taps)) or taps[0] < 0 or taps[-1] >= target.num_layers:
             raise ValueError(f"{name}: taps {taps} must be increasing layers of the target's {target.num_layers}")
@@ -89,7 +97,9 @@ class DFlash(FeatureDrafter):
                 f"{name}: a block of {self.block} drafts {self.drafts} tokens, and the tree is {self.expander.depth} deep: "
                 f"choose one of at most {self.drafts} levels (length={self.drafts})"
             )
-        return dataclasses.replace(self, config=own, layers=own.num_hidden_layers, taps=taps, target=target)
+        return dataclasses.replace(
+            self, config=own, layers=own.num_hidden_layers, taps=taps, target=target, **sizes(own)
+        )
 
     def init_params(self, key, target_params):
         """The mask starts as the mean embedding."""

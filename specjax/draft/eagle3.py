@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.draft.eagle import Eagle
-from specjax.draft.feature import layers_config
+from specjax.draft.feature import layers_config, sized, sizes
 from specjax.draft.head import head_kernel
 from specjax.lm import Wants
 
@@ -23,6 +23,9 @@ class Eagle3(Eagle):
       taps: the layers whose outputs are fused; empty: see `default_taps`.
       layers: decoder layers of the head, where `config` does not say it.
       inner: the width of their MLPs; 0: what `config` says, or the target's.
+      heads: of their attention; 0: likewise.
+      kv_heads: likewise.
+      head_dim: the width of a head; 0: likewise.
       norm_before_residual: a flag of some published heads; see `Eagle3Head`.
       norm_before_fc: likewise.
       fc_norm: likewise (EAGLE-3.1).
@@ -41,6 +44,9 @@ class Eagle3(Eagle):
     taps: tuple[int, ...] = ()
     layers: int = 1
     inner: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -64,13 +70,8 @@ class Eagle3(Eagle):
     def bind(self, target):
         if self.layers < 1:
             raise ValueError(f"eagle3: a head has at least one layer, got layers={self.layers}")
-        if self.inner < 0:
-            raise ValueError(f"eagle3: inner must not be negative, got {self.inner}")
-        own = self.config or layers_config(target, "eagle3", self.layers)
-        own = dataclasses.replace(own, intermediate_size=self.inner or own.intermediate_size)
-        bound = dataclasses.replace(
-            super().bind(target), config=own, layers=own.num_hidden_layers, inner=own.intermediate_size
-        )
+        own = sized(self, self.config or layers_config(target, "eagle3", self.layers))
+        bound = dataclasses.replace(super().bind(target), config=own, layers=own.num_hidden_layers, **sizes(own))
         taps = self.taps or default_taps(target.num_layers)
         if list(taps) != sorted(set(taps)) or taps[0] < 0 or taps[-1] >= target.num_layers:
             raise ValueError(f"eagle3: taps {taps} must be increasing layers of the target's {target.num_layers}")

@@ -12,13 +12,18 @@ import jax
 import jax.numpy as jnp
 
 from specjax.draft.base import Trained, TreeDrafter
-from specjax.draft.head import head_kernel
+from specjax.draft.head import head_kernel, params_dtype
 from specjax.lm import Block, Output, Wants
 from specjax.models.kv import commit_kv, init_kv, kv_axes
 from specjax.sampling import Sampler
 
 Array = jax.Array
 PyTree = Any
+
+SIZES = {
+    "inner": "intermediate_size", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim",
+}  # fmt: skip
+"""Fields of drafters that choose the sizes of their layers, and what these are called in a config."""
 
 
 @jax.tree_util.register_dataclass
@@ -77,7 +82,7 @@ class FeatureDrafter(TreeDrafter, Trained):
         return self.feature_wants
 
     def init(self, params, batch, capacity):
-        dtype = next(x.dtype for x in jax.tree.leaves(params["draft"]) if jnp.issubdtype(x.dtype, jnp.floating))
+        dtype = params_dtype(params["draft"])
         zeros = jnp.zeros((batch, self.feature_size), dtype)
         cache = None
         if self.cache_config is not None:
@@ -92,6 +97,7 @@ class FeatureDrafter(TreeDrafter, Trained):
         h, delta = self.read(params, self.features(output), block, draft.cache)
         count = chunk.real.sum(axis=1, dtype=jnp.int32)
         feature = jnp.where((count > 0)[:, None], _row(h, jnp.maximum(count - 1, 0)), draft.feature)
+        feature = feature.astype(draft.feature.dtype)
         return FeatureDraft(_commit(draft.cache, delta, block.positions[:, 0]), draft.length + count, feature)
 
     def observe(self, params, draft, proposal, output, verdict):
@@ -102,9 +108,8 @@ class FeatureDrafter(TreeDrafter, Trained):
         h, delta = self.read(params, features, Block(verdict.emitted, positions, draft.length), draft.cache)
         # As in the step, the write is made to come after the read, so that the cache is updated in place.
         after = jnp.where(jnp.isnan(h[:, 0, 0]), 0, draft.length)
-        return FeatureDraft(
-            _commit(draft.cache, delta, after), draft.length + verdict.committed, _row(h, verdict.accepted)
-        )
+        feature = _row(h, verdict.accepted).astype(draft.feature.dtype)
+        return FeatureDraft(_commit(draft.cache, delta, after), draft.length + verdict.committed, feature)
 
     def trimmed(self, params, target_params, ids):
         """Over the columns `ids` of the draft's own head, or of the target's where it has none."""
@@ -152,3 +157,32 @@ def layers_config(target: Any, what: str, layers: int = 1) -> Any:
     """
     config = head_config(target, what)
     return dataclasses.replace(config.plain, num_hidden_layers=layers)
+
+
+def sized(drafter: Any, config: Any) -> Any:
+    """A config with the sizes that a drafter's fields choose; 0 is the config's own.
+
+    Args:
+      drafter: with the fields `inner`, `heads`, `kv_heads` and `head_dim`.
+      config: a `LlamaConfig`.
+
+    Raises:
+      ValueError: on sizes that do not go together, or not with the config's rope.
+    """
+    name, chosen = type(drafter).__name__.lower(), {field: getattr(drafter, field) for field in SIZES}
+    for field, size in chosen.items():
+        if size < 0:
+            raise ValueError(f"{name}: {field} must not be negative, got {size}")
+    own = dataclasses.replace(config, **{SIZES[field]: size for field, size in chosen.items() if size})
+    heads, kv_heads = own.num_attention_heads, own.num_key_value_heads
+    if heads % kv_heads:
+        raise ValueError(f"{name}: {heads} heads are no multiple of {kv_heads} kv_heads: choose both")
+    rope, pairs = own.rope_scaling, own.rotary_dim // 2
+    if own.head_dim % 2 or rope and (rope.rotated > pairs or len(rope.short_factor) not in (0, pairs)):
+        raise ValueError(f"{name}: head_dim={own.head_dim} does not go with the rope, which turns pairs of channels")
+    return own
+
+
+def sizes(config: Any) -> dict[str, int]:
+    """What those fields are of a config."""
+    return {field: getattr(config, size) for field, size in SIZES.items()}

@@ -13,6 +13,11 @@ from specjax.lm import LM, Draw, Output, Wants
 Array = jax.Array
 
 
+def params_dtype(params: Any) -> Any:
+    """The type of a head's parameters, in which its products are; ids apart."""
+    return next(x.dtype for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating))
+
+
 def head_kernel(lm: LM, params: Any, ids: Array | None = None) -> Array:
     """`[E, U]`: the columns `ids` `[U]` of a model's language-model head, all of them without; no soft cap of its logits."""
     width = jax.eval_shape(lambda p: lm.embed(p, jnp.zeros((1, 1), jnp.int32)), params)
@@ -32,7 +37,29 @@ def draft_logits(target: LM, params: Any, h: Array) -> Array:
     head = params["draft"].get("head")
     if head is None:
         return target.unembed(params["target"], h)
-    return jnp.matmul(h, head["kernel"], preferred_element_type=jnp.float32)
+    return head_scores(h, head["kernel"])
+
+
+@jax.custom_vjp
+def head_scores(h: Array, kernel: Array) -> Array:
+    """`[..., U]` float32, features `[..., E]` by the kernel `[E, U]`: products are in the features' type, those of gradients as
+    well, and sums in float32."""
+    return jnp.matmul(h, kernel.astype(h.dtype), preferred_element_type=jnp.float32)
+
+
+def _scores_and_operands(h, kernel):
+    return head_scores(h, kernel), (h, kernel)
+
+
+def _operands_gradients(operands, gradient):
+    h, kernel = operands
+    g = gradient.astype(h.dtype)
+    of_h = jnp.einsum("...u,eu->...e", g, kernel.astype(h.dtype), preferred_element_type=jnp.float32)
+    of_kernel = jnp.einsum("...e,...u->eu", h, g, preferred_element_type=jnp.float32)
+    return of_h.astype(h.dtype), of_kernel.astype(kernel.dtype)
+
+
+head_scores.defvjp(_scores_and_operands, _operands_gradients)
 
 
 def with_head(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from specjax.about import About
 from specjax.draft.base import Proposal
 from specjax.draft.feature import layers_config
-from specjax.draft.head import head_kernel
+from specjax.draft.head import head_kernel, head_scores
 from specjax.draft.medusa import Medusa
 
 
@@ -99,8 +99,8 @@ class Hydra(Medusa):
 def head_law(head, x):
     """A head's logits `[..., U]` in float32 from its wide input `[..., (i + 2) E]`."""
     row = lambda bias: jnp.reshape(bias, (1,) * (x.ndim - 1) + bias.shape)
-    first = head["input"]
+    first, x = head["input"], x.astype(head["input"]["kernel"].dtype)
     h = x @ first["shortcut"] + row(first["shortcut_bias"]) + jax.nn.silu(x @ first["kernel"] + row(first["bias"]))
     for block in head["blocks"]:
         h = h + jax.nn.silu(h @ block["kernel"] + row(block["bias"]))
-    return jnp.matmul(h, head["kernel"], preferred_element_type=jnp.float32) + row(head["bias"]).astype(jnp.float32)
+    return head_scores(h, head["kernel"]) + row(head["bias"]).astype(jnp.float32)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from specjax.about import About
 from specjax.draft.base import Proposal
 from specjax.draft.feature import FeatureDrafter, head_config
-from specjax.draft.head import head_kernel
+from specjax.draft.head import head_kernel, head_scores
 from specjax.expand import Static
 from specjax.lm import Wants
 
@@ -99,6 +99,7 @@ class Medusa(FeatureDrafter):
 def head_law(head, h):
     """A head's logits `[..., U]` in float32 from features `[..., E]`."""
     for block in head["blocks"]:
+        h = h.astype(block["kernel"].dtype)
         bias = jnp.reshape(block["bias"], (1,) * (h.ndim - 1) + block["bias"].shape)
         h = h + jax.nn.silu(h @ block["kernel"] + bias)
-    return jnp.matmul(h, head["kernel"], preferred_element_type=jnp.float32)
+    return head_scores(h, head["kernel"])

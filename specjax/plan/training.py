@@ -4,6 +4,7 @@ In the shape descriptions `B` denotes rows and `T` tokens a row.
 """
 
 import dataclasses
+import functools
 import json
 import time
 from typing import Any
@@ -18,7 +19,7 @@ from specjax.serve.options import check_least, option, same
 from specjax.sharding import aot, make_mesh, shardings
 from specjax.sharding.rules import placed
 from specjax.terminal import BadInput, bad_input, flag, write
-from specjax.train.options import TrainOptions
+from specjax.train.options import COMPUTE_DTYPES, CaptureOptions, TrainOptions
 
 LAYERS = (4, 6)
 """Layers of the two targets from which a deeper one is extrapolated: as few as have three that a head reads."""
@@ -39,9 +40,11 @@ class PlanTrainOptions:
     batch_size: str = option("8", "rows an update, or several numbers for a table: 8,16,32")
     accumulate: int = same(TrainOptions, "accumulate")
     length: int = option(2048, "tokens a row", least=2)
+    features: bool = option(False, "what the target says was captured (as of capture), so that it does not run")
     draft_vocabulary: int | None = option(None, "the draft knows so many tokens only")
     loss: str | None = same(TrainOptions, "loss")
     dtype: str = option("bfloat16", "of the target")
+    compute_dtype: str = option("bfloat16", "of the head's products, as of train", choices=COMPUTE_DTYPES)
     weights: str | None = same(PlanOptions, "weights")
     whole: bool = same(PlanOptions, "whole")
     json: bool = same(PlanOptions, "json")
@@ -55,7 +58,7 @@ class Update:
       objective: of the head.
       settings: of the update.
       state: `ShapeDtypeStruct`s with shardings, as `specjax.train.loop.TrainState`.
-      target: likewise, the frozen parameters.
+      target: likewise, the frozen parameters that it reads.
       batch: likewise.
     """
 
@@ -73,13 +76,35 @@ def command(options: PlanTrainOptions) -> int:
         check_least(options, flag)
         chip = aot.chip_of(options.topology)
         sizes = read_batches("--batch-size", options.batch_size)
-    records = []
-    for rows in sizes:
+    records: list[dict[str, Any]] = []
+    for number, rows in enumerate(sizes):
         records.append(_one(options, chip, rows))
+        if number and number == len(sizes) - 1:
+            records[-1]["largest_batch"] = largest(records)
         write(json.dumps(records[-1]) + "\n" if options.json else _told(records[-1]))
     if not any(record["fits"] for record in records):
         raise BadInput(records[0]["reason"])
     return 0
+
+
+def largest(records: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """How many rows fit, by arithmetic: on the line through the two largest batches that were compiled, in steps of what a mesh
+    and the parts divide. None where there are not two, or where more rows take no more.
+
+    Args:
+      records: of several batch sizes, otherwise alike.
+    """
+    compiled = {r["batch_size"]: r["bytes_per_chip"] for r in records if "temporaries" in r["bytes_per_chip"]}
+    through = sorted(compiled)[-2:]
+    if len(through) < 2:
+        return None
+    few, many = through
+    each = (compiled[many]["total"] - compiled[few]["total"]) / (many - few)
+    if each <= 0:
+        return None
+    step = records[0]["mesh"].get("data", 1) * records[0]["accumulate"]
+    rows = many + (compiled[many]["limit"] - compiled[many]["total"]) / each
+    return {"rows": max(0, int(rows // step) * step), "through": through, "bytes_per_row": round(each)}
 
 
 def prepare(options: PlanTrainOptions, model: models.Model, mesh: Any, rows: int) -> Update:
@@ -92,10 +117,13 @@ def prepare(options: PlanTrainOptions, model: models.Model, mesh: Any, rows: int
       rows: B.
 
     Raises:
-      ValueError: where there is no such head, or it is not for this target.
+      ValueError: where there is no such head, it is not for this target, or it runs layers of the target itself.
     """
+    from specjax.models.hub import outer
     from specjax.spec.line import read_line
+    from specjax.train.capture import said_of
     from specjax.train.data import Rows
+    from specjax.train.features import wanted
     from specjax.train.loop import Settings, TrainState
     from specjax.train.objective import Batch
     from specjax.train.tasks import OBJECTIVES, HeadTask
@@ -115,7 +143,8 @@ def prepare(options: PlanTrainOptions, model: models.Model, mesh: Any, rows: int
     )
     tokens = np.arange(options.draft_vocabulary or 1)[None]  # which ones does not matter
     objective = heads[name].made(model, asked, lambda: Rows(tokens, np.ones(tokens.shape, bool)))
-    settings = Settings(steps=1000, accumulate=options.accumulate)
+    compute_dtype = options.compute_dtype if objective.follows_dtype else "float32"
+    settings = Settings(steps=1000, accumulate=options.accumulate, compute_dtype=compute_dtype)
 
     def begun(target):
         params = objective.init(jax.random.key(0), target)
@@ -124,9 +153,15 @@ def prepare(options: PlanTrainOptions, model: models.Model, mesh: Any, rows: int
     state = jax.eval_shape(begun, model.params)
     shape = (rows, options.length)
     kinds = {"tokens": jnp.int32, "mask": jnp.bool_, "documents": jnp.int32}
-    arrays = {key: jax.ShapeDtypeStruct(shape, kind) for key, kind in kinds.items()}
-    batch = Batch(**placed(arrays, shardings(mesh, dict.fromkeys(arrays, ("batch", None)), arrays)))
-    return Update(objective, settings, placed(state, state.places(objective, settings, mesh)), model.params, batch)
+    arrays: dict[str, Any] = {key: jax.ShapeDtypeStruct(shape, kind) for key, kind in kinds.items()}
+    target = model.params
+    if options.features:
+        said = functools.partial(said_of, model.lm, wanted(name, objective), 0, CaptureOptions.save_dtype)
+        arrays["output"] = jax.eval_shape(lambda params, rows: said(params, Batch(**rows)), target, arrays)
+        target = outer(target)
+    axes = jax.tree.map(lambda x: ("batch",) + (None,) * (x.ndim - 1), arrays)
+    batch = Batch(**placed(arrays, shardings(mesh, axes, arrays)))
+    return Update(objective, settings, placed(state, state.places(objective, settings, mesh)), target, batch)
 
 
 def cost_of(update: Update, mesh: Any) -> Any:
@@ -165,7 +200,7 @@ def _one(options: PlanTrainOptions, chip: Any, rows: int) -> dict[str, Any]:
         "batch": chip_bytes(update.batch),
     }
     layers = model.lm.num_layers
-    at = (layers,) if options.whole or layers <= LAYERS[1] else LAYERS
+    at = (layers,) if options.features or options.whole or layers <= LAYERS[1] else LAYERS
     cost, reason = None, None
     try:
         few = [prepare(options, hub.with_layers(model, count, mesh), mesh, rows) for count in at]
@@ -182,7 +217,8 @@ def _one(options: PlanTrainOptions, chip: Any, rows: int) -> dict[str, Any]:
     own = {
         "drafter": options.drafter, "target": options.target, "dtype": options.dtype, "weights": model.weights,
         "topology": options.topology, "mesh": dict(mesh.shape), "chips": mesh.size, "batch_size": rows,
-        "accumulate": options.accumulate, "length": options.length, "draft_vocabulary": options.draft_vocabulary,
+        "accumulate": options.accumulate, "compute_dtype": update.settings.compute_dtype,
+        "length": options.length, "features": options.features, "draft_vocabulary": options.draft_vocabulary,
         "fits": reason is None, "reason": reason and f"{reason}: try fewer rows, --accumulate, or a larger slice",
         "bytes_per_chip": memory | {"total": total, "limit": chip.hbm_bytes},
     }  # fmt: skip
@@ -208,10 +244,15 @@ def _told(r: dict[str, Any]) -> str:
     known = f", draft vocabulary {r['draft_vocabulary']}" if r["draft_vocabulary"] else ""
     lines = [
         f"{r['drafter']} for {r['target']} {r['dtype']} on {r['topology']}, {r['chips']} chips, mesh {mesh}",
-        f"update     {r['batch_size']} rows of {r['length']} tokens in {r['accumulate']} parts{known}",
+        f"update     {r['batch_size']} rows of {r['length']} tokens in {r['accumulate']} parts{known}, products in "
+        f"{r['compute_dtype']}{', captured features' if r['features'] else ''}",
         f"memory     {memory['total'] / 1e9:.3f} GB a chip: {parts}",
         f"fits       {'yes' if r['fits'] else 'no'}, a chip has {memory['limit'] / 1e9:.3f} GB",
     ]
+    if most := r.get("largest_batch"):
+        few, many = most["through"]
+        line = f"the line through {few} and {many}, {most['bytes_per_row'] / 1e9:.3f} GB a row; not compiled"
+        lines.append(f"largest    {most['rows']} rows fit by {line}")
     if "seconds" in r:
         kinds = ", ".join(f"{e['count']} {kind} of {e['bytes'] / 1e9:.2f} GB" for kind, e in r["collectives"].items())
         seconds = {name: f"{1e3 * value:.0f}" for name, value in r["seconds"].items()}

@@ -23,7 +23,7 @@ from specjax.terminal import note as tell
 from specjax.train import data, loop, prompts
 from specjax.train.features import Features, Index
 from specjax.train.held_out import HeldOut
-from specjax.train.objective import Recipe
+from specjax.train.objective import Objective, Recipe
 from specjax.train.options import TrainOptions, length_of
 from specjax.train.tasks import OBJECTIVES, Task
 from specjax.viz.files import check_plot
@@ -166,6 +166,7 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
     read = functools.cache(functools.partial(_rows, options, target))
     task = OBJECTIVES[name](target, options, functools.partial(read, True))
     settings = as_published(settings, options, task.objective.recipe)
+    settings = dataclasses.replace(settings, compute_dtype=_compute_dtype(options.compute_dtype, name, task.objective))
     rows, others = read(task.objective.packed), _others(options, target, task.objective.packed)
     if options.features is not None:
         rows, others = (None if found is None else found.reading(name, task.objective) for found in (rows, others))
@@ -243,6 +244,15 @@ def as_published(settings: loop.Settings, options: TrainOptions, recipe: Recipe)
         clip=own(options.clip, recipe.clip),
         clip_by=own(options.clip_by, recipe.clip_by),
     )
+
+
+def _compute_dtype(asked: str | None, name: str, objective: Objective) -> str:
+    """The type of an objective's products, as asked for or as usual."""
+    if objective.follows_dtype:
+        return models.resolve_dtype(asked).name
+    if asked == "bfloat16":
+        raise ValueError(f"--compute-dtype bfloat16 is for heads with layers of their own, not for {name}")
+    return "float32"
 
 
 def _about(options: TrainOptions, target: Any, task: Task, rows: Any, others: Any) -> list[str]:

@@ -21,7 +21,8 @@ from specjax.sharding.distributed import is_first, says_lost, to_host, to_places
 from specjax.train.held_out import Best, HeldOut
 from specjax.train.means import MEAN, Counted, Parts, counts
 from specjax.train.objective import Batch, Objective
-from specjax.train.placing import gathered, optimizer_places, param_places, spread
+from specjax.train.options import COMPUTE_DTYPES
+from specjax.train.placing import gathered, optimizer_places, param_places, rounded, spread
 
 Array = jax.Array
 PyTree = Any
@@ -39,6 +40,8 @@ class Settings:
       clip: the largest norm of a gradient, or its largest entry.
       clip_by: which of them, `norm` or `value`.
       accumulate: parts that a batch is split into, one after the other, to save memory.
+      compute_dtype: of the parameters as a pass reads them, and so of its products: `bfloat16`, or `float32`, which parameters,
+        moments, sums over a batch and losses have in any case. Only for an objective that `follows_dtype`.
       seed: of the parameters, the batches and whatever the objective draws.
     """
 
@@ -49,6 +52,7 @@ class Settings:
     clip: float = 1.0
     clip_by: str = "norm"
     accumulate: int = 1
+    compute_dtype: str = "float32"
     seed: int = 0
 
     def __post_init__(self):
@@ -64,6 +68,8 @@ class Settings:
             raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
         if self.clip_by not in ("norm", "value"):
             raise ValueError(f"clip_by must be norm or value, got {self.clip_by!r}")
+        if self.compute_dtype not in COMPUTE_DTYPES:
+            raise ValueError(f"compute_dtype must be {' or '.join(COMPUTE_DTYPES)}, got {self.compute_dtype!r}")
 
     @property
     def schedule(self) -> Callable[[Any], Any]:
@@ -121,7 +127,9 @@ def update(
 ) -> tuple[TrainState, dict[str, Array]]:
     """One update. `state` is donated, and stays where it lies: on a mesh as `TrainState.places` says."""
     key = jax.random.fold_in(jax.random.key(settings.seed), state.step)
-    grads, metrics, weight = gradients(objective, state.params, frozen, batch, key, settings.accumulate, mesh)
+    grads, metrics, weight = gradients(
+        objective, state.params, frozen, batch, key, settings.accumulate, mesh, settings.compute_dtype
+    )
     changes, optimizer = settings.optimizer.update(grads, state.optimizer, state.params)
     metrics |= {
         "lr": jnp.asarray(settings.schedule(state.step), jnp.float32),
@@ -142,6 +150,7 @@ def gradients(
     key: Array,
     accumulate: int = 1,
     mesh: jax.sharding.Mesh | None = None,
+    compute_dtype: str = "float32",
 ) -> tuple[PyTree, dict[str, Array], Array]:
     """What a batch says of parameters.
 
@@ -156,16 +165,18 @@ def gradients(
       key: every row draws with a key of its own that is split from it.
       accumulate: parts, gone through one after the other; divides B.
       mesh: over which parameters and gradients are spread.
+      compute_dtype: in which a pass reads the parameters; the gradients have the parameters' own.
 
     Returns:
       The gradients, metrics with the loss among them, and the count of tokens.
     """
     keys = jax.random.split(key, len(batch.tokens))
+    read = lambda params: gathered(objective, mesh, rounded(params, compute_dtype))
 
     def part(mean, piece, keys):
         def loss_of(params):
             with under(mesh):
-                loss, metrics = objective.loss(gathered(objective, mesh, params), frozen, piece, keys, mean)
+                loss, metrics = objective.loss(read(params), frozen, piece, keys, mean)
             weight = jnp.asarray(metrics.get("weight", piece.due(1).sum()), jnp.float32)
             kept = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items() if name != "weight"}
             return loss, (kept | {"loss": loss}, weight)
@@ -178,7 +189,7 @@ def gradients(
         def counted(number, piece, keys):
             mean = Counted(number, accumulate, choices)
             with under(mesh):
-                objective.loss(gathered(objective, mesh, params), frozen, piece, keys, mean)
+                objective.loss(read(params), frozen, piece, keys, mean)
             return mean.kept
 
         return _summed(counted, (jnp.arange(accumulate), *parts))
@@ -444,7 +455,8 @@ def fit(
                 held = {}
                 if held_out is not None:
                     key = jax.random.fold_in(jax.random.key(settings.seed), settings.steps)  # of no update
-                    held = held_out.metrics(objective, state.params, frozen, key, mesh)
+                    as_read = rounded(state.params, settings.compute_dtype)
+                    held = held_out.metrics(objective, as_read, frozen, key, mesh)
                     best = best.after(step, held["held_out_merit"])
                 settle(**held)
                 found = {"best": dataclasses.asdict(best)} if best.step else {}

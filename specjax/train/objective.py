@@ -119,6 +119,9 @@ class Objective(abc.ABC):
     starts_from_layers: ClassVar[bool] = False
     """Whether `init` reads the parameters of the target's layers."""
 
+    follows_dtype: ClassVar[bool] = False
+    """Whether its products are in the type of the parameters that `loss` is given, so that a pass may round them."""
+
     saved: ClassVar[tuple[str, ...]] = ()
     """Fields of `method` that parameters depend on, written beside them and read back with them."""
 

@@ -7,6 +7,8 @@ from specjax.jobs.options import HostOptions
 from specjax.serve.options import DecodeOptions, option, same
 
 LENGTH = 256
+COMPUTE_DTYPES = ("float32", "bfloat16")
+"""In which a head's products may be. float16 would need its gradients scaled."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,10 @@ class TrainOptions(HostOptions):
     weights: str | None = option(
         None, "of the target, which is not trained: kept in few bits, as of generate", metavar="FORMAT"
     )
+    compute_dtype: str | None = option(
+        None, "heads: of their products; parameters and moments are float32 (default: float32 on a CPU, else bfloat16)",
+        choices=COMPUTE_DTYPES,
+    )  # fmt: skip
     save_dtype: str = option("float32", "of the parameters on disk")
     mesh: str | None = option(None, "devices by axis, such as data=2,model=4 (default: one device)")
     plot: str | None = option(None, "write a picture of the loss", metavar="FILE.png")

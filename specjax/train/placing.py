@@ -7,10 +7,12 @@ the axis of rows as well, which otherwise would all hold the same (FSDP, arXiv:2
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from specjax.models.param_axes import param_axes
 from specjax.sharding.rules import fully_sharded, partition
 
 if TYPE_CHECKING:
@@ -38,6 +40,19 @@ def placed_rows(mesh: Mesh, rows: np.ndarray) -> jax.Array:
     shape = (count, *rows.shape[1:])
     place = NamedSharding(mesh, partition(mesh, ("batch",) + (None,) * (rows.ndim - 1), shape, {}))
     return jax.make_array_from_process_local_data(place, rows, shape)
+
+
+def rounded(params: PyTree, dtype: str) -> PyTree:
+    """Parameters in the type in which a pass multiplies them. Kernels over a vocabulary stay: laws are made in chunks
+    (`specjax.train.heads.teacher`), each of which rounds them anew, so that what all chunks say of them adds up in float32."""
+
+    if dtype == "float32":
+        return params
+
+    def cast(x, axes):
+        return x if axes[-1:] == ("vocab",) or not jnp.issubdtype(x.dtype, jnp.floating) else x.astype(dtype)
+
+    return jax.tree.map(cast, params, param_axes(params))
 
 
 def gathered(objective: "Objective", mesh: Mesh | None, params: PyTree) -> PyTree:

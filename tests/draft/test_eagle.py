@@ -10,7 +10,7 @@ from support.conformance import DRAFTERS, MIXED, TARGET, complete, mostly_slow, 
 from support.steps_seen import read_pairs, read_text, row_texts, steps
 
 import specjax
-from specjax.draft import Eagle, Eagle3
+from specjax.draft import DFlash, Eagle, Eagle3
 from specjax.draft.eagle3 import default_taps
 from specjax.draft.head import most_frequent
 from specjax.expand import Chain, TopK
@@ -142,5 +142,9 @@ def test_bad_heads_are_refused():
         Eagle3(taps=(2, 1)).bind(TARGET)
     with pytest.raises(ValueError, match="inner must not be negative"):
         Eagle3(inner=-1).bind(TARGET)
+    with pytest.raises(ValueError, match="eagle3: 6 heads are no multiple of 4 kv_heads: choose both"):
+        Eagle3(heads=6).bind(TARGET)
+    with pytest.raises(ValueError, match="dflash: head_dim=5 does not go with the rope"):
+        DFlash(head_dim=5).bind(TARGET)
     with pytest.raises(ValueError, match="increasing layers"):
         Eagle3(taps=(0, 3)).bind(TARGET)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import small_training as tiny
 from support.conformance import DRAFTERS, TARGET, complete, params, plain, same
 from support.steps_seen import read_pairs, read_text, row_texts, steps
 
@@ -33,6 +34,21 @@ def noisy(name, drafter):
     keys = jax.random.split(jax.random.key(4), len(leaves))
     moved = [x + 0.3 * jax.random.normal(k, x.shape) * x.std().clip(0.05) for x, k in zip(leaves, keys, strict=True)]
     return {"target": params(name)["target"], "draft": jax.tree.unflatten(tree, moved)}
+
+
+@pytest.mark.parametrize("name", ["medusa", pytest.param("eagle3", marks=pytest.mark.slow)])
+def test_a_head_in_bfloat16_drafts_for_a_target_in_bfloat16(name):
+    """Its state is in its own type from the first step on; the target's features are in float32."""
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x, params(name))
+    model = tiny.model(TARGET, half["target"])
+    texts = [
+        [
+            record.tokens
+            for record in specjax.generate(model, [[1, 2, 3], [5, 6, 7, 8]], drafter=drafter, max_new_tokens=8)
+        ]
+        for drafter in (None, (DRAFTERS[name], half["draft"]))
+    ]
+    assert texts[0] == texts[1]
 
 
 def test_fresh_medusa_heads_are_the_base_head():

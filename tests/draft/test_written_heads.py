@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +22,12 @@ from specjax.lm import Block
 from specjax.models import ModelError
 from specjax.models.llama import LlamaLM
 
+sizes = operator.attrgetter("inner", "heads", "kv_heads", "head_dim")
 IDS = "eagle_aux_hidden_state_layer_ids"
 ONE = dataclasses.replace(TARGET.config, num_hidden_layers=1)
 WINDOWED = dataclasses.replace(ONE, num_hidden_layers=2, sliding_window=3, sliding_layers=(False, True))
 HEADS = {
-    "plain": Eagle3(Chain(3), taps=(0, 1, 2)),
+    "plain": Eagle3(Chain(3), taps=(0, 1, 2), inner=40, heads=6, kv_heads=2, head_dim=12),
     "deep": Eagle3(taps=(1, 2), config=WINDOWED, norm_before_fc=True, norm_before_residual=True),
     "EAGLE-3.1": Eagle3(
         Chain(3), taps=(0, 1, 2), config=dataclasses.replace(ONE, qk_norm=True), fc_norm=True, norm_output=True
@@ -65,7 +67,7 @@ def test_a_head_written_and_read_back_drafts_the_same(layout, name, tmp_path):
     drafter, own = made(name, trim=name != "deep")
     write_head(tmp_path, layout, drafter, own, toy())
     read, back = load_head(tmp_path, "eagle3", Eagle3, toy(), expander=drafter.expander)
-    assert (read.taps, read.layers) == (drafter.taps, drafter.layers)
+    assert (read.taps, read.layers, sizes(read)) == (drafter.taps, drafter.layers, sizes(drafter))
     np.testing.assert_array_equal(laws(read, back), laws(drafter, own))
     assert ("ids" in own) == ("ids" in back) and ("embed" in own) == ("embed" in back)
 
@@ -120,7 +122,8 @@ def target(tmp_path):
 
 def test_the_command_writes_a_head_for_its_target(target, tmp_path, capsys):
     drafter, own = made("plain", trim=True)
-    save_head(tmp_path / "head", "eagle3", {"taps": [0, 1, 2]}, own, target)
+    fields = {"taps": [0, 1, 2], "inner": 40, "heads": 6, "kv_heads": 2, "head_dim": 12}
+    save_head(tmp_path / "head", "eagle3", fields, own, target)
     words = ["convert", str(tmp_path / "head"), str(tmp_path / "out"), "--format"]
     assert cli.main([*words, "speculators", "--target", str(tmp_path / "target")]) == 0
     head = read_head(tmp_path / "out", "eagle3", Eagle3, target)

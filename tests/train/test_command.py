@@ -199,8 +199,11 @@ def test_heads_are_written_with_their_fields(train, refused, files, tmp_path):
     assert "has no field 'frob'; it has heads, layers, decay" in refused("medusa:frob=1", *words[1:])
     assert "are for draft models, not for medusa" in refused(*words, "--draft", files / "draft")
     assert "cannot keep 99 of 32" in refused(*words, "--draft-vocabulary", 99)
-    status, err = train(*words, "--draft-vocabulary", 16, "--save-dtype", "float16")
+    half = ["--draft-vocabulary", 16, "--save-dtype", "float16", "--compute-dtype"]
+    status, err = train(*words, *half, "bfloat16")
     assert status == 0, err
+    said = "its compute_dtype was 'bfloat16' and is 'float32' now"
+    assert said in refused(*words, *half, "float32", "--resume")
     config = json.loads((out / "config.json").read_text())
     assert config["drafter"] == "medusa" and config["fields"] == {"heads": 4, "layers": 1}
     assert config["torch_dtype"] == "float16"
@@ -302,6 +305,7 @@ def test_nan_ends_the_run_with_one_line(train, tmp_path):
         (["distill", "--draft", "{draft}", "--start", "x"], "--start is for heads"),
         (["distill", "--draft-config", "{data}"], "is not valid JSON"),
         (["distill", "--draft-config", "missing.json"], "--draft-config 'missing.json': No such file"),
+        (["distill", "--draft", "{draft}", "--compute-dtype", "bfloat16"], "is for heads with layers of their own"),
         (["distill", "--draft", "{draft}", "--length", "65"], "--length 65 is more than the 64 positions"),
         (["distill", "--draft", "{draft}", "--length", "1"], "--length must be at least 2"),
         (["distill", "--draft", "{draft}", "--steps", "0"], "steps must be at least 1"),

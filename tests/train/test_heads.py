@@ -33,7 +33,9 @@ OBJECTIVES = {
     "clover2": lambda ids: TrainClover2(Clover2(Chain(2), layers=1).bind(tiny.TARGET), ids, heads=2),
     "eagle1": lambda ids: TrainEagle(Eagle().bind(tiny.TARGET), ids),
     "peagle": lambda ids: TrainPEagle(PEagle(Chain(2)).bind(tiny.TARGET), ids, unroll=2),
-    "dflash": lambda ids: TrainDFlash(DFlash(block=4, layers=2).bind(tiny.TARGET), ids, anchors=12),
+    "dflash": lambda ids: TrainDFlash(
+        DFlash(block=4, layers=2, inner=20, heads=2, kv_heads=1, head_dim=16).bind(tiny.TARGET), ids, anchors=12
+    ),
     "dspark": lambda ids: TrainDSpark(
         DSpark(block=3, rank=4, markov="gated").bind(tiny.TARGET),
         ids,
@@ -45,7 +47,9 @@ OBJECTIVES = {
     ),
     "gemma4_assistant": lambda ids: TrainGemma4Assistant(Gemma4Assistant().bind(tiny.TARGET), ids, unroll=2),
     "mtp": lambda ids: TrainMTP(MTP().bind(tiny.TARGET), ids, unroll=2),
-    "eagle3": lambda ids: TrainEagle3(Eagle3(inner=20).bind(tiny.TARGET), ids, unroll=2),
+    "eagle3": lambda ids: TrainEagle3(
+        Eagle3(inner=20, heads=6, kv_heads=3, head_dim=4).bind(tiny.TARGET), ids, unroll=2
+    ),
 }
 
 

@@ -409,6 +409,7 @@ def test_updates_do_not_compile_again():
         ({"clip": float("inf")}, "clip must be a positive number"),
         ({"warmup": 5}, "warmup must lie between 0 and the 5 steps"),
         ({"weight_decay": -1.0}, "weight_decay must not be negative"),
+        ({"compute_dtype": "float16"}, "compute_dtype must be float32 or bfloat16, got 'float16'"),
         ({"clip_by": "entry"}, "clip_by must be norm or value"),
     ],
 )

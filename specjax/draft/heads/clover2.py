@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.draft.head import params_dtype
 from specjax.lm import Block
 from specjax.models.kv import KVCache, KVDelta
 from specjax.models.llama import Layer, LlamaConfig, RMSNorm, rope_tables
@@ -82,21 +83,23 @@ class CloverHead:
 
     def bind(self, params: Any) -> Clover:
         """The module that holds these parameters; keys of the draft's vocabulary are left out."""
-        graph = nnx.split(nnx.eval_shape(lambda: Clover(self.config, jnp.float32, nnx.Rngs(0))))[0]
-        return nnx.merge(graph, {name: value for name, value in params.items() if name not in ("head", "ids", "embed")})
+        own = {name: value for name, value in params.items() if name not in ("head", "ids", "embed")}
+        graph = nnx.split(nnx.eval_shape(lambda: Clover(self.config, params_dtype(own), nnx.Rngs(0))))[0]
+        return nnx.merge(graph, own)
 
     def context(
         self, params: Any, embeds: Array, features: Array, block: Block, cache: KVCache | None
     ) -> tuple[Array, KVDelta]:
         """States `[B, T, E]` of pairs (feature, next token's embedding), and their part of the cache."""
         rope = rope_tables(self.config, block.positions)
+        embeds = embeds.astype(params["augment"]["kernel"].dtype)
         h, kvs = self.bind(params).context(embeds, features, rope, block, cache)
         keys, values = zip(*kvs, strict=True)
         return h, KVDelta(tuple(keys), tuple(values), block.positions)
 
     def advance(self, params: Any, h: Array, embeds: Array) -> Array:
         """The state `[B, T, E]` after one more drafted token."""
-        return self.bind(params).next(h, embeds)
+        return self.bind(params).next(h, embeds.astype(h.dtype))
 
     def outputs(self, params: Any, h: Array, embeds: Array | None) -> Array:
         """What the language-model head reads, `[B, T, E]`: of the first head without `embeds`, of the others with."""

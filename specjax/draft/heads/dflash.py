@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.draft.head import params_dtype
 from specjax.lm import Block
 from specjax.models.kv import KVCache, KVDelta
 from specjax.models.linear import by_heads
@@ -74,7 +75,7 @@ class DFlashHead:
         module, positions = self._bound(params), block.positions
         if past is not None:
             positions = jnp.concatenate([past.positions, positions], axis=1)
-        rope, h = rope_tables(self.config, block.positions), embeds
+        rope, h = rope_tables(self.config, block.positions), embeds.astype(params_dtype(params["fc"]))
         for i, layer in enumerate(module.layers):
             seen = _causal(block, positions) if self.causal or self.config.window(i) else block
             own = None if cache is None else (cache.key[i], cache.value[i])
@@ -83,8 +84,9 @@ class DFlashHead:
         return module.norm(h)
 
     def _bound(self, params: Any) -> DFlash:
-        graph = nnx.split(nnx.eval_shape(lambda: DFlash(self, jnp.float32, nnx.Rngs(0))))[0]
-        return nnx.merge(graph, {name: params[name] for name in ("fc", "hidden_norm", "norm", "layers")})
+        own = {name: params[name] for name in ("fc", "hidden_norm", "norm", "layers")}
+        graph = nnx.split(nnx.eval_shape(lambda: DFlash(self, params_dtype(own), nnx.Rngs(0))))[0]
+        return nnx.merge(graph, own)
 
 
 def _keys_values(attention: Attention, x: Array, rope: tuple[Array, Array]) -> tuple[Array, Array]:

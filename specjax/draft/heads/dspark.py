@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.draft.head import head_scores
+
 Array = jax.Array
 KINDS = ("vanilla", "gated", "rnn")
 
@@ -77,7 +79,7 @@ class MarkovHead:
         return self._biased(params, jnp.tanh(out)), gate * state + (1 - gate) * jnp.tanh(candidate)
 
     def _biased(self, params: Any, x: Array) -> Array:
-        return jnp.matmul(x, params["head"]["kernel"], preferred_element_type=jnp.float32)
+        return head_scores(x, params["head"]["kernel"])
 
 
 def sureness(params: Any, h: Array, before: Array) -> Array:
@@ -85,5 +87,5 @@ def sureness(params: Any, h: Array, before: Array) -> Array:
     it, the token before it `[..., r]`. `params` is {`kernel` `[E or E + r, 1]`, `bias` `[1]`}."""
     kernel = params["kernel"]
     read = h if len(kernel) == h.shape[-1] else jnp.concatenate([h, before.astype(h.dtype)], axis=-1)
-    made = jnp.matmul(read, kernel, preferred_element_type=jnp.float32)[..., 0]
+    made = head_scores(read, kernel)[..., 0]
     return made + params["bias"][0].astype(jnp.float32)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.draft.head import params_dtype
 from specjax.lm import Block
 from specjax.models.kv import KVCache, KVDelta
 from specjax.models.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, rms_norm, rope_tables
@@ -117,22 +118,23 @@ class EagleHead:
           past: uncommitted pairs before this block.
         """
         own = {name: value for name, value in params.items() if name not in _BESIDES}
-        module = nnx.merge(self._graph(), own)
+        dtype = params_dtype(own)
+        module = nnx.merge(self._graph(dtype), own)
         positions = block.positions
         if past is not None:
             positions = jnp.concatenate([past.positions, positions], axis=1)
         layers = self.config.num_hidden_layers
         each = lambda kv: [None] * layers if kv is None else list(zip(kv.key, kv.value, strict=True))
         rope = rope_tables(self.config, block.positions)
-        out, kvs = module(embeds, features, rope, block, each(cache), each(past), positions)
+        out, kvs = module(embeds.astype(dtype), features, rope, block, each(cache), each(past), positions)
         keys, values = zip(*kvs, strict=True)
         return out, KVDelta(keys, values, block.positions)
 
     def _module(self, dtype, rngs) -> nnx.Module:
         return Eagle(self.config, dtype, rngs)
 
-    def _graph(self):
-        return nnx.split(nnx.eval_shape(lambda: self._module(jnp.float32, nnx.Rngs(0))))[0]
+    def _graph(self, dtype):
+        return nnx.split(nnx.eval_shape(lambda: self._module(dtype, nnx.Rngs(0))))[0]
 
 
 @dataclasses.dataclass(frozen=True)

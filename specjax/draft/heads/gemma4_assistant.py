@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.draft.head import params_dtype
 from specjax.lm import Block
 from specjax.models.kv import KVCache, KVDelta
 from specjax.models.kv_bits import stored
@@ -69,8 +70,10 @@ class AssistantHead:
           cache: the target's.
           past: keys and values of the target that are in no cache; then `block.visible` `[B, T, P]` says who sees them.
         """
-        module = nnx.merge(self._graph(), {name: params[name] for name in ("enter", "leave", "layers", "norm")})
-        x = jnp.concatenate([embeds, features.astype(embeds.dtype)], axis=-1).astype(params["enter"]["kernel"].dtype)
+        own = {name: params[name] for name in ("enter", "leave", "layers", "norm")}
+        dtype = params_dtype(own)
+        module = nnx.merge(self._graph(dtype), own)
+        x = jnp.concatenate([embeds, features.astype(embeds.dtype)], axis=-1).astype(dtype)
         h = module.enter(x)
         kinds = [self.config.at(i) for i in range(self.config.num_hidden_layers)]
         ropes = {kind: rope_tables(kind, block.positions) for kind in dict.fromkeys(kinds)}
@@ -90,8 +93,8 @@ class AssistantHead:
         h = module.norm(h)
         return h, module.leave(h)
 
-    def _graph(self):
-        return nnx.split(nnx.eval_shape(lambda: Gemma4Assistant(self, jnp.float32, nnx.Rngs(0))))[0]
+    def _graph(self, dtype):
+        return nnx.split(nnx.eval_shape(lambda: Gemma4Assistant(self, dtype, nnx.Rngs(0))))[0]
 
 
 def clustered(params: Any, h: Array, top: int) -> Array:

@@ -8,8 +8,10 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
+from specjax.draft.head import params_dtype
 from specjax.lm import Block
 from specjax.models.few_bits import is_quantised, plain
 from specjax.models.kv import KVCache, KVDelta, init_kv
@@ -26,13 +28,13 @@ class Adapter(nnx.Module):
 
 
 @functools.lru_cache(maxsize=64)
-def _abstract(config: LlamaConfig):
-    return nnx.split(nnx.eval_shape(lambda: Adapter(config, jax.numpy.float32, nnx.Rngs(0))))
+def _abstract(config: LlamaConfig, dtype: Any):
+    return nnx.split(nnx.eval_shape(lambda: Adapter(config, dtype, nnx.Rngs(0))))
 
 
 def abstract(config: LlamaConfig) -> Any:
     """The adapter's params as `jax.ShapeDtypeStruct`s."""
-    return nnx.to_pure_dict(_abstract(config)[1])
+    return nnx.to_pure_dict(_abstract(config, jnp.float32)[1])
 
 
 def init(config: LlamaConfig, target_params: Any, layer: int) -> Any:
@@ -61,7 +63,9 @@ def adapt(
       past: of one layer, or None.
     """
     own = {name: params[name] for name in abstract(config)}  # a trimmed head lies beside them
-    adapter = nnx.merge(_abstract(config)[0], own)
+    dtype = params_dtype(own)
+    adapter = nnx.merge(_abstract(config, dtype)[0], own)
+    h = h.astype(dtype)
     committed = None if cache is None else (cache.key[0], cache.value[0])
     earlier = None if past is None else (past.key[0], past.value[0])
     normed = adapter.attention_norm(h)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.draft.head import params_dtype
 from specjax.lm import Block
 from specjax.models.kv import KVCache, KVDelta
 from specjax.models.llama import Layer, LlamaConfig, RMSNorm, rope_tables
@@ -40,8 +41,10 @@ class PrefixHead:
 
     def __call__(self, params: Any, features: Array, block: Block, cache: KVCache | None) -> tuple[Array, KVDelta]:
         """Features `[B, T, E]` with what went before them mixed in, and their part of the cache."""
-        graph = nnx.split(nnx.eval_shape(lambda: Prefix(self.config, jnp.float32, nnx.Rngs(0))))[0]
+        dtype = params_dtype(params)
+        graph = nnx.split(nnx.eval_shape(lambda: Prefix(self.config, dtype, nnx.Rngs(0))))[0]
         module = nnx.merge(graph, params)
         layer_cache = None if cache is None else (cache.key[0], cache.value[0])
-        out, (key, value) = module(features, rope_tables(self.config, block.positions), block, layer_cache)
+        rope = rope_tables(self.config, block.positions)
+        out, (key, value) = module(features.astype(dtype), rope, block, layer_cache)
         return out, KVDelta((key,), (value,), block.positions)

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specjax.draft.feature import SIZES
 from specjax.draft.heads.dspark import sureness
 from specjax.lm import Block
 from specjax.train.heads.teacher import HeadObjective, of_depth, teach
@@ -25,7 +26,7 @@ class TrainDFlash(HeadObjective):
       gamma: the j-th token of a block weighs `exp(-(j - 1) / gamma)`.
     """
 
-    saved = ("taps", "layers", "block", "from_anchor", "causal")
+    saved = ("taps", "layers", *SIZES, "block", "from_anchor", "causal")
 
     anchors: int = 8
     gamma: float = 4.0

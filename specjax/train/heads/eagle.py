@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from specjax.draft.feature import SIZES
 from specjax.models.kv import stack_past
 from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
 from specjax.train.means import MEAN
@@ -88,7 +89,7 @@ class TrainEagle3(TrainEagle):
     and tokens that the draft cannot say make its loss, and its step, smaller.
     """
 
-    saved = ("taps", "layers", "inner", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    saved = ("taps", "layers", *SIZES, "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
     recipe = Recipe(0.5)
 

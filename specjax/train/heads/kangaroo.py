@@ -24,6 +24,7 @@ class TrainKangaroo(Objective):
     recipe = Recipe(0.5, clip_by="value", weight_decay=0.01)
     saved = ("exit_layer",)
     starts_from_layers = True
+    follows_dtype = True
 
     drafter: Kangaroo
     divergence: Loss = ForwardKL()

@@ -199,6 +199,8 @@ class HeadObjective(Objective):
       divergence: between the laws.
     """
 
+    follows_dtype = True
+
     drafter: Any
     ids: Ids = ()
     divergence: Loss = ForwardKL()

@@ -80,6 +80,17 @@ def test_what_does_not_belong_is_refused(target, tmp_path):
         load_head(tmp_path / "m", "medusa", Medusa, target, layers=3)
 
 
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
+def test_a_target_of_fewer_bits_is_known(dtype, target, tmp_path):
+    """By some of its numbers, as near as they are rounded; another one is refused as in float32."""
+    saved(tmp_path, "eagle1", target)
+    _, read = load_head(tmp_path, "eagle1", Eagle, specjax.models.retyped(target, dtype))
+    assert read["fc"]["kernel"].dtype == dtype
+    changed = dataclasses.replace(target, params=jax.tree.map(lambda x: x * 1.02, target.params), name="other")
+    with pytest.raises(ModelError, match="was trained for the target 'toy', and 'other' is another model"):
+        load_head(tmp_path, "eagle1", Eagle, specjax.models.retyped(changed, dtype))
+
+
 def change(folder, edit):
     tensors = load_file(folder / "model.safetensors")
     edit(tensors)

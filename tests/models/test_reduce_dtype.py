@@ -15,7 +15,7 @@ def test_products_over_the_split_inputs_have_the_type():
     counts = []
     for each in (model, half):
         engine = Engine(each, "none")
-        state = engine.decoder.empty(engine.params, 1, 64)
+        state = engine.decoder.empty(engine.params, 2, 64)
         text = str(jax.make_jaxpr(engine.decoder.step)(engine.params, state))
         counts.append(text.count("preferred_element_type=bfloat16"))
     assert counts == [0, 2 * model.lm.num_layers]

@@ -13,6 +13,7 @@ from specjax.draft.diffuspec import DiffuSpec
 from specjax.draft.dspark import DSpark
 from specjax.draft.eagle import Eagle
 from specjax.draft.eagle3 import Eagle3
+from specjax.draft.feature import SIZES, sizes
 from specjax.draft.fuse import Fused
 from specjax.draft.hydra import Hydra
 from specjax.draft.kangaroo import Kangaroo
@@ -87,9 +88,11 @@ def _beside_ranks(drafter: DSpark, params: PyTree, k: int) -> PyTree:
 
 
 def _sizes(drafter: Drafter, k: int) -> dict[str, Any]:
-    """The drafter's fields that depend on a width, widened: configs, its target, its own model."""
+    """The drafter's fields that depend on a width, widened: configs, its target, its own model, its choices of a config."""
     fields = {field.name: getattr(drafter, field.name) for field in dataclasses.fields(drafter)}
-    return {name: _wider(value, k) for name, value in fields.items() if _has_width(value)}
+    wide = {name: _wider(value, k) for name, value in fields.items() if _has_width(value)}
+    chosen = sizes(wide["config"]) if fields.keys() >= SIZES.keys() and "config" in wide else {}
+    return wide | chosen
 
 
 def _has_width(value: Any) -> bool:

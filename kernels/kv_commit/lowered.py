@@ -34,7 +34,7 @@ def served(platform: str, devices: int, *, structure, mesh, positions):
     def run(*given):
         caches, news, src, dst = jax.tree.unflatten(structure, given)
         with jax.sharding.use_abstract_mesh(mesh):
-            whole = set(mesh.manual_axes) == set(mesh.axis_names)  # inside `shard_map` a device has its own
+            whole = bool(mesh.manual_axes) and set(mesh.manual_axes) == set(mesh.axis_names)  # inside `shard_map`
             unknown = not whole and (bool(mesh.manual_axes) or (devices > 1 and says_nothing(mesh)))
             write = sharded.commit if platform != "tpu" or unknown else _on_tpu
             return list(write(caches, news, src, dst, positions))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.lm import LM, Draw, Output, Wants
+from specjax.models.few_bits import padded_rows
 
 Array = jax.Array
 
@@ -44,7 +45,8 @@ def draft_logits(target: LM, params: Any, h: Array) -> Array:
 def head_scores(h: Array, kernel: Array) -> Array:
     """`[..., U]` float32, features `[..., E]` by the kernel `[E, U]`: products are in the features' type, those of gradients as
     well, and sums in float32."""
-    return jnp.matmul(h, kernel.astype(h.dtype), preferred_element_type=jnp.float32)
+    product = lambda h: jnp.matmul(h, kernel.astype(h.dtype), preferred_element_type=jnp.float32)
+    return padded_rows(product, h)
 
 
 def _scores_and_operands(h, kernel):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import processes
-from support.processes import end, start, wait_for_records
+from support.processes import end, running, start, wait_for_records
 
 from specjax import cli
 
@@ -19,19 +19,19 @@ needs_ray = pytest.mark.skipif(
 
 
 def workers_of(driver):
-    """The processes below a driver that Ray Data gave its work to."""
-    below, found = {driver}, []
-    for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda folder: int(folder.name)):
+    """The processes below a driver that Ray Data gave its work to; their numbers are in no order where a machine's ran out."""
+    children, titles = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            title = (folder / "cmdline").read_text()
+            titles[int(folder.name)] = (folder / "cmdline").read_text()
         except OSError:  # it has just ended
             continue
-        if parent in below:
-            below.add(int(folder.name))
-            if title.startswith("ray::MapWorker"):
-                found.append(int(folder.name))
-    return found
+        children.setdefault(parent, []).append(int(folder.name))
+    below = [driver]
+    for process in below:
+        below += children.get(process, [])
+    return [process for process in below[1:] if titles[process].startswith("ray::MapWorker")]
 
 
 def test_without_ray(tmp_path, monkeypatch, capsys):
@@ -50,11 +50,11 @@ def test_a_killed_worker_costs_no_record(tmp_path, capfd):
     assert cli.main(["generate", *map(str, words), "--output", str(tmp_path / "plain.jsonl")]) == 1
     summary = capfd.readouterr().err.splitlines()
     output = tmp_path / "out.jsonl"
-    driver = start(*words, "--output", output, "--ray", "local", "--ray-workers", 2)
-    wait_for_records(output, driver)
-    before = output.read_bytes().count(b"\n")
-    os.kill(workers_of(driver.pid)[0], signal.SIGKILL)
-    status, out, err = end(driver)
+    with running(*words, "--output", output, "--ray", "local", "--ray-workers", 2) as driver:
+        wait_for_records(output, driver)
+        before = output.read_bytes().count(b"\n")
+        os.kill(workers_of(driver.pid)[0], signal.SIGKILL)
+        status, out, err = end(driver)
     assert (status, out, len(err.splitlines())) == (1, "", len(summary)), err  # the bad line, and the summary
     assert before < COUNT and output.read_bytes() == (tmp_path / "plain.jsonl").read_bytes()
 

@@ -62,19 +62,24 @@ def end(process, patience=4 * PATIENCE):
 
 
 @contextlib.contextmanager
+def running(*words, **how):
+    """`start`, and no process of it is left behind, whatever fails."""
+    with start(*words, **how) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
 def pair(*words, own=((), ()), **how):
     """Two members of one job; `own` are options of each alone, `how` is of `start`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     who = ("--coordinator", address, "--num-processes", 2, "--process-id")
-    two = [start(*words, *own[i], *who, i, **how) for i in range(2)]
-    try:
-        yield two
-    finally:
-        for process in two:
-            with process:
-                process.kill()
+    with running(*words, *own[0], *who, 0, **how) as first, running(*words, *own[1], *who, 1, **how) as second:
+        yield [first, second]
 
 
 def wait_for_records(output, process):

@@ -1,7 +1,8 @@
 """The cache write as one Mosaic kernel for all arrays that it is given.
 
 A cache's slots lie in tiles, which are the least that can be moved. So the tiles that a run touches are read, the run is laid
-over them, and they are written back to where they came from. The reads of several rows are under way at a time.
+over them, and they are written back to where they came from. The reads of several rows are under way at a time. Caches that a
+TPU keeps the other way round have a kernel beside this one (`tpu_slots_last`).
 """
 
 import functools
@@ -10,6 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+
+from specjax.kernels.kv_commit import tpu_slots_last
+from specjax.kernels.layouts import slots_last
 
 VMEM_BYTES = 2**24
 """What the rows that are written at a time may take, over all arrays."""
@@ -45,9 +49,13 @@ def refusal(shape, caches, news, src, dst) -> str | None:
         return "it takes caches of one shape and type in a call"
     if len(shape) != 4:
         return f"it writes caches [B, K, S, H], and these have {len(shape)} axes"
-    if shape[3] % _LANES:
+    if slots_last(*shape[2:]):
+        why = tpu_slots_last.refusal(shape, dtype)
+        if why is not None:
+            return why
+    elif shape[3] % _LANES:
         return f"heads of {shape[3]} are no multiple of {_LANES}, and a TPU keeps them another way than the kernel reads them"
-    if shape[2] % tile(dtype) or window(count, dtype) > shape[2]:
+    elif shape[2] % tile(dtype) or window(count, dtype) > shape[2]:
         return f"it needs a capacity of whole tiles of {tile(dtype)} slots, at least {window(count, dtype)}, not {shape[2]}"
     if len(caches) > SEMAPHORES:
         return f"{len(caches)} caches are more than the {SEMAPHORES} that it writes in a call"
@@ -62,7 +70,9 @@ def refusal(shape, caches, news, src, dst) -> str | None:
 
 def _bytes(shape, caches, news, count):
     """What all rows share in VMEM, and what each takes: windows and new slots."""
-    dtype, (_, heads, _, width) = caches[0].dtype, shape
+    dtype, (_, heads, slots, width) = caches[0].dtype, shape
+    if slots_last(slots, width):
+        return tpu_slots_last.sizes(shape, news[0].shape[1], count, len(caches), dtype)
     numbers = (window(count, dtype) + _whole(news[0].shape[1], tile(dtype))) * heads * width
     return 4 * numbers, len(caches) * numbers * jnp.dtype(dtype).itemsize
 
@@ -74,17 +84,35 @@ def _whole(size, unit):
 def commit(caches, news, src, dst, span, *, interpret=False):
     """See `api.kv_commit`, for what is not refused; slots that a run has outside of the cache are dropped, and those before the
     first and from the second number of a row of `span` `[B, 2]` on."""
-    batch, heads, _, width = caches[0].shape
+    batch, heads, slots, width = caches[0].shape
     block, dtype, arrays = news[0].shape[1], caches[0].dtype, len(caches)
     count = block if src is None else src.shape[1]
     if src is None:
         src = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32)[None], (batch, block))
     src = jnp.clip(jnp.where(src < 0, src + block, src), 0, block - 1)
-    size = window(count, dtype)
     shared, each = _bytes(caches[0].shape, caches, news, count)
     rows = min((VMEM_BYTES - shared) // each, SEMAPHORES // arrays, batch)
+    turned = slots_last(slots, width)
+    moved = (
+        tpu_slots_last.moved(caches[0].shape, block, count, arrays, dtype) if turned else _moved(caches, news, count)
+    )
+    call = dict(
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=2 * VMEM_BYTES),
+        cost_estimate=pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=moved),
+        interpret=INTERPRETER if interpret else False,
+        name="kv_commit",
+    )
+    written = (tpu_slots_last.commit if turned else _commit)(caches, news, src, dst, span, rows, **call)
+    # a program that returns them as they are fails the compiler's own check of where they lie
+    return tuple(written) if interpret else jax.lax.optimization_barrier(tuple(written))
+
+
+def _commit(caches, news, src, dst, span, rows, **call):
+    batch, heads, _, width = caches[0].shape
+    block, dtype, arrays = news[0].shape[1], caches[0].dtype, len(caches)
+    size = window(src.shape[1], dtype)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
-    written = pl.pallas_call(
+    return pl.pallas_call(
         functools.partial(_kernel, arrays=arrays, rows=rows),
         # named as main memory: a small cache is else brought into VMEM whole, and back
         out_shape=tuple(pltpu.HBM(x.shape, x.dtype) for x in caches),
@@ -103,13 +131,8 @@ def commit(caches, news, src, dst, span, *, interpret=False):
             ],
         ),
         input_output_aliases={3 + arrays + i: i for i in range(arrays)},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=2 * VMEM_BYTES),
-        cost_estimate=pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=_moved(caches, news, count)),
-        interpret=INTERPRETER if interpret else False,
-        name="kv_commit",
+        **call,
     )(src, dst, span, *(x.astype(dtype).swapaxes(1, 2) for x in news), *caches)
-    # a program that returns them as they are fails the compiler's own check of where they lie
-    return tuple(written) if interpret else jax.lax.optimization_barrier(tuple(written))
 
 
 def _moved(caches, news, count):

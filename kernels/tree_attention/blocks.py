@@ -5,6 +5,7 @@ import math
 
 import jax
 
+from specjax.kernels.layouts import slots_last
 from specjax.kernels.tree_attention.block_sizes import CAPACITIES, SLOTS
 from specjax.kernels.tree_attention.parts import Operands
 
@@ -104,6 +105,8 @@ def used(operands: Operands, tiles: Tiles) -> int:
     heads, slots = tiles.heads, lanes(tiles.slots)
     queries, width, keys = operands.queries.shape[2], lanes(operands.queries.shape[3]), lanes(operands.key.shape[2])
     cache = 2 * heads * slots * width * each(operands.cache_key)
+    if slots_last(*operands.cache_key.shape[2:]):
+        cache = 2 * heads * slots * math.ceil(operands.queries.shape[3] / 32) * 32 * each(operands.cache_key)
     lines = 2 * heads * (operands.key_scale is not None)
     lines += (operands.unseen is not None) + (operands.cache_positions is not None)
     line = 4 * 8 * slots  # eight numbers high

@@ -3,7 +3,8 @@
 The grid is a list of (row, block of cache slots), every row's blocks one after the other: its last bound is dynamic, and which
 row a step is of it reads from prefetched scalars. A step takes as many kv-heads as fit the chip's memory. The block's own keys
 come with a row's first step, then the prefix, with one running softmax in float32 (Milakov and Gimelshein 2018,
-arXiv:1805.02867). All queries of a kv-head (T * G) share what is read.
+arXiv:1805.02867). All queries of a kv-head (T * G) share what is read. Caches that a TPU keeps with their slots side by side
+(`layouts.slots_last`) are read that way, as `[B, K, H, S]`.
 """
 
 import functools
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from specjax.kernels.layouts import slots_last
 from specjax.kernels.tree_attention import blocks
 from specjax.kernels.tree_attention.parts import (
     MASKED,
@@ -56,6 +58,7 @@ def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False
     queries, query_positions = operands.queries, operands.query_positions
     batch, heads, rows, width = queries.shape
     capacity = operands.cache_key.shape[2]
+    turned = slots_last(capacity, width)
     tiles = blocks.tiles(operands, window) if tiles is None else tiles
     size, parts = tiles.slots, tiles.parts
     most = pl.cdiv(capacity, size)
@@ -83,14 +86,19 @@ def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False
 
     every = lambda x: spec((None, tiles.heads, *x.shape[2:]), "b", "k", 0, 0)
     cached = spec((None, tiles.heads, size, width), "b", "k", "s", 0)
+    if turned:
+        cached = spec((None, tiles.heads, width, size), "b", "k", 0, "s")
     scales = spec((None, tiles.heads, 1, size), "b", "k", 0, "s")
-    stays = lambda x: x if interpret or width % 128 else pltpu.with_memory_space_constraint(x, pltpu.HBM)
+
+    def stays(x):  # the compiler would bring whole rows into VMEM ahead, and not only their live blocks
+        x = x.swapaxes(2, 3) if turned else x
+        return x if interpret or (width % 128 and not turned) else pltpu.with_memory_space_constraint(x, pltpu.HBM)
+
     inputs = {
         "query": (queries, every(queries)),
         "key": (key, every(key)),
         "value": (value, every(value)),
         "facts": (facts, spec((None, *facts.shape[1:]), "b", 0, 0)),
-        # the compiler would bring whole rows into VMEM ahead, and not only their live blocks
         "cache_key": (stays(operands.cache_key), cached),
         "cache_value": (stays(operands.cache_value), cached),
     }
@@ -107,8 +115,8 @@ def _call(operands: Operands, *, scale, window, soft_cap, whole, interpret=False
     if not whole:
         results += [jax.ShapeDtypeStruct((batch, heads, rows, 1), jnp.float32)] * 2
     kernel = functools.partial(
-        _kernel, names=tuple(inputs), listed=listed, chunk=blocks.chunk(size), ragged=capacity % size != 0, scale=scale,
-        window=window, soft_cap=soft_cap,
+        _kernel, names=tuple(inputs), listed=listed, size=size, chunk=blocks.chunk(size), ragged=capacity % size != 0,
+        turned=turned, scale=scale, window=window, soft_cap=soft_cap,
     )  # fmt: skip
     return pl.pallas_call(
         kernel,
@@ -148,13 +156,15 @@ def schedule(count: jax.Array, parts: int, most: int) -> tuple[jax.Array, jax.Ar
 
 
 def _kernel(
-    used_ref, first_ref, count_ref, start_ref, row_ref, *refs, names, listed, chunk, ragged, scale, window, soft_cap
+    used_ref, first_ref, count_ref, start_ref, row_ref, *refs, names, listed, size, chunk, ragged, turned, scale, window,
+    soft_cap,
 ):  # fmt: skip
     """Refs in the order of `names`, then the result `[K, M, H]`, or sums `[K, M, H]`, peak and total `[K, M, 1]`, and then
     peak, total and sums so far; of the K heads of a step.
 
-    query `[K, M, H]`, key and value `[K, 32 W, H]`, facts `[M, W or W + 1]`, cache_key and cache_value `[K, block, H]`, and
-    where given unseen and cache_positions `[1, block]`, key_scale and value_scale `[K, 1, block]`, and sinks `[K, M, 1]`.
+    query `[K, M, H]`, key and value `[K, 32 W, H]`, facts `[M, W or W + 1]`, cache_key and cache_value `[K, block, H]`, or
+    `[K, H, block]` where `turned`, and where given unseen and cache_positions `[1, block]`, key_scale and value_scale
+    `[K, 1, block]`, and sinks `[K, M, 1]`.
     """
     ref = dict(zip(names, refs, strict=False))
     out_ref, *stats = refs[len(names) : -3]
@@ -163,17 +173,17 @@ def _kernel(
     row = row_ref[pl.program_id(0) * listed + step]
     block = step - start_ref[row]
     words = ref["key"].shape[1] // 32
-    heads, size = ref["cache_key"].shape[:2]
+    heads, slot_axis = ref["query"].shape[0], 1 if turned else 0
     begin = (first_ref[row] + block) * size
 
-    def scores(head, key):
-        return product(ref["query"][head], key, (1, 1)) * scale
+    def scores(head, key, channels=1):
+        return product(ref["query"][head], key, (1, channels)) * scale
 
-    def add(head, scored, value, value_scale, carry):
+    def add(head, scored, value, value_scale, carry, slots=0):
         (peak_ref[head], total_ref[head]), weights, keep = running(carry, scored)
         if value_scale is not None:
             weights = weights * value_scale
-        return keep, product(weights.astype(value.dtype), value, (1, 0))
+        return keep, product(weights.astype(value.dtype), value, (1, slots))
 
     @pl.when(block == 0)
     def own():
@@ -202,21 +212,22 @@ def _kernel(
                 if window is not None:
                     held = ref["cache_positions"][:, at] if "cache_positions" in ref else slots
                     seen = seen & (ref["facts"][:, words:] - held < window)
-                key, value = ref["cache_key"][head, at], ref["cache_value"][head, at]
+                part = (head, slice(None), at) if turned else (head, at)
+                key, value = ref["cache_key"][part], ref["cache_value"][part]
                 key_scale = value_scale = None
                 if "key_scale" in ref:
                     key_scale, value_scale = ref["key_scale"][head, :, at], ref["value_scale"][head, :, at]
                     key, value = key.astype(ref["query"].dtype), value.astype(ref["value"].dtype)
                 if ragged:  # the last block reads past the cache, where anything may lie, and 0 times NaN is NaN
-                    down = begin + i * chunk + jax.lax.broadcasted_iota(jnp.int32, value.shape, 0)
+                    down = begin + i * chunk + jax.lax.broadcasted_iota(jnp.int32, value.shape, slot_axis)
                     value = jnp.where(down < used_ref[row], value, jnp.zeros_like(value))
                     if value_scale is not None:
                         value_scale = jnp.where(slots < used_ref[row], value_scale, 0.0)
-                scored = scores(head, key)
+                scored = scores(head, key, 1 - slot_axis)
                 if key_scale is not None:
                     scored = scored * key_scale
                 scored = jnp.where(seen, capped(scored, soft_cap), MASKED)
-                keep, mixed = add(head, scored, value, value_scale, (peak_ref[head], total_ref[head]))
+                keep, mixed = add(head, scored, value, value_scale, (peak_ref[head], total_ref[head]), slot_axis)
                 sum_ref[head] = sum_ref[head] * keep + mixed
 
     @pl.when(block == count_ref[row] - 1)

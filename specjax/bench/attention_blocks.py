@@ -146,14 +146,14 @@ def source(found: dict[tuple[str, int, int], tuple[int, ...]]) -> str:
     ])  # fmt: skip
 
 
-def operands_of(heads: int, queries: int, capacity: int, keys: int = 16) -> Operands:
+def operands_of(heads: int, queries: int, capacity: int, keys: int = 16, width: int = WIDTH) -> Operands:
     """Shapes of a step's attention in bfloat16."""
     batch = ROWS
     of = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype)
     half = functools.partial(of, jnp.bfloat16)
-    cache, own = half(batch, heads, capacity, WIDTH), half(batch, heads, keys, WIDTH)
+    cache, own = half(batch, heads, capacity, width), half(batch, heads, keys, width)
     seen = of(jnp.bool_, batch, min(queries, keys), keys)
-    return Operands(half(batch, heads, queries, WIDTH), own, own, cache, cache, of(jnp.int32, batch), seen)
+    return Operands(half(batch, heads, queries, width), own, own, cache, cache, of(jnp.int32, batch), seen)
 
 
 def timed(chip: str, heads: int, queries: int, capacity: int, tiles: Tiles) -> float:

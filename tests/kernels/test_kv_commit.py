@@ -21,10 +21,10 @@ write = jax.jit(kv_commit, static_argnames=("implementation", "positions"))
 EVERY = ["xla", "pallas_tpu_interpreted"]
 
 
-def world(dtype=jnp.float32, capacity=S, arrays=2, seed=0):
+def world(dtype=jnp.float32, capacity=S, arrays=2, seed=0, width=H, block=T):
     rng = np.random.default_rng(seed)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape) * 50, dtype)
-    return [draw(B, K, capacity, H) for _ in range(arrays)], [draw(B, T, K, H) for _ in range(arrays)]
+    return [draw(B, K, capacity, width) for _ in range(arrays)], [draw(B, block, K, width) for _ in range(arrays)]
 
 
 def same(caches, news, src, dst, **options):
@@ -54,6 +54,31 @@ def test_runs(start, implementation):
 @pytest.mark.parametrize("implementation", EVERY)
 def test_types(dtype, implementation):
     same(*world(dtype), SRC["path"], jnp.asarray([7, 30, 61], jnp.int32), implementation=implementation)
+
+
+@pytest.mark.parametrize(
+    ("width", "block", "dtype"),
+    [(32, T, jnp.int8), (96, 140, jnp.float32), pytest.param(64, T, jnp.bfloat16, marks=pytest.mark.slow)],
+)
+def test_slots_side_by_side(width, block, dtype):
+    """As a TPU keeps narrow heads: runs in one tile of slots, across two or three, at the end, and moved back."""
+    caches, news = world(dtype, 256, width=width, block=block)
+    for start in ((0, 126, 253), (-4, 300, 127)):
+        for src in (None, SRC["outside"]):
+            same(caches, news, src, jnp.asarray(start, jnp.int32), implementation="pallas_tpu_interpreted")
+
+
+@pytest.mark.parametrize("mesh", (None, "context=2,model=2"))
+def test_rings_of_slots_side_by_side(mesh):
+    """Round the end, and from one device to the next."""
+    caches, news = world(capacity=256, width=32)
+    for start in ((253, 510, 126), (1020, -3, 381)):
+        at = jnp.asarray(start, jnp.int32)
+        wanted = write(caches, news, SRC["path"], at, positions=1024, implementation="xla")
+        with jax.set_mesh(make_mesh(mesh, jax.devices()[:4])) if mesh else contextlib.nullcontext():
+            written = write(caches, news, SRC["path"], at, positions=1024, implementation="pallas_tpu_interpreted")
+            for got, want in zip(written, wanted, strict=True):
+                np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
 
 
 @pytest.mark.parametrize("src", [None, jnp.tile(jnp.arange(T)[None, ::-1], (B, 1))], ids=["all", "reversed"])

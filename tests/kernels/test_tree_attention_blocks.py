@@ -24,53 +24,63 @@ def cut_by(monkeypatch):
 
     def made(tiles, **settings):
         monkeypatch.setattr(blocks, "tiles", lambda operands, window: tiles)
-        way = functools.partial(tree_attention, scale=H**-0.5, implementation="pallas_tpu_interpreted", **settings)
-        return jax.jit(lambda operands, options: way(*operands, **options))
+        way = functools.partial(tree_attention, implementation="pallas_tpu_interpreted", **settings)
+        return jax.jit(lambda operands, options: way(*operands, **options, scale=operands[0].shape[-1] ** -0.5))
 
     return made
 
 
 def check(attend, operands, options, **settings):
     got = attend(operands, options)
-    want = reference(*operands, **options, **settings, scale=H**-0.5)
+    want = reference(*operands, **options, **settings, scale=operands[0].shape[-1] ** -0.5)
     np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=1e-5, atol=1e-5)
     return got
 
 
 ONE, EACH, PARTS = Tiles(128, 2), Tiles(128, 1), Tiles(128, 1, 3)
 """All heads in one step, each in its own, and each row in a list of its own."""
+NARROW, WIDE = H, 128
+"""A TPU keeps caches of narrow heads with their slots side by side."""
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+cuts = pytest.mark.parametrize(
+    ("tiles", "width"),
+    [(ONE, WIDE), (PARTS, NARROW), slow(ONE, NARROW), slow(EACH, NARROW), slow(PARTS, WIDE)],
+    ids=str,
+)
 
 
-@pytest.mark.parametrize("tiles", mostly_slow([ONE, EACH, PARTS], PARTS), ids=str)
-def test_rows_of_no_some_and_all_blocks(cut_by, tiles):
+@cuts
+def test_rows_of_no_some_and_all_blocks(cut_by, tiles, width):
     """The last block reads past the cache; a row without a prefix; a query that sees nothing."""
-    operands, options = world(300, (0, 129, 300))
+    operands, options = world(300, (0, 129, 300), width=width)
     options["visible"] = options["visible"].at[0, 2].set(False)
     got = check(cut_by(tiles), operands, options)
     assert (got[0, 2] == 0).all()
 
 
-@pytest.mark.parametrize("tiles", mostly_slow([ONE, EACH, PARTS], ONE), ids=str)
-def test_blocks_before_a_window_holes_and_a_cap(cut_by, tiles):
-    operands, options = world(512, (512, 5, 131), past=61, group=1)
+@cuts
+def test_blocks_before_a_window_holes_and_a_cap(cut_by, tiles, width):
+    operands, options = world(512, (512, 5, 131), past=61, group=1, width=width)
     settings = {"window": 100, "soft_cap": 2.0}
     check(cut_by(tiles, **settings), operands, options | {"unseen": holes(512)}, **settings)
 
 
-@pytest.mark.parametrize("tiles", mostly_slow([ONE, EACH, PARTS], ONE), ids=str)
-def test_a_ring_of_several_blocks(cut_by, tiles):
+@cuts
+def test_a_ring_of_several_blocks(cut_by, tiles, width):
     texts = (40, 300, 1000)
-    operands, options = world(300, np.minimum(texts, 300), past=3)
+    operands, options = world(300, np.minimum(texts, 300), past=3, width=width)
     positions = jnp.asarray(texts)[:, None] + jnp.arange(T + 3)[None]
     options |= {"query_positions": positions[:, 3:], "key_positions": positions, "cache_positions": ring(300, texts)}
     check(cut_by(tiles, window=200), operands, options | {"sinks": sinks()}, window=200)
 
 
-@pytest.mark.parametrize("dtype", mostly_slow([jnp.int8, jnp.float8_e4m3fn], jnp.int8))
-def test_a_block_is_computed_in_pieces(cut_by, monkeypatch, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "width"), [(jnp.int8, WIDE), slow(jnp.int8, NARROW), slow(jnp.float8_e4m3fn, NARROW)]
+)
+def test_a_block_is_computed_in_pieces(cut_by, monkeypatch, dtype, width):
     """Scales, holes and positions are cut as the slots are; two pieces to a block, and two blocks."""
     monkeypatch.setattr(blocks, "COMPUTED", 128)
-    (*new, cache_key, cache_value, length), options = world(500, (500, 140, 260), block=2, heads=1)
+    (*new, cache_key, cache_value, length), options = world(500, (500, 140, 260), block=2, heads=1, width=width)
     bounded = (jnp.clip(x, -1e9, 1e9) for x in (cache_key, cache_value))
     (cache_key, key_scale), (cache_value, value_scale) = (quantised(x, dtype) for x in bounded)
     options |= {"key_scale": key_scale, "value_scale": value_scale, "unseen": holes(500)}

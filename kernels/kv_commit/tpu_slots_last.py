@@ -87,7 +87,7 @@ def _kernel(src, dst, span, *refs, arrays, rows):
     count = windows.shape[2]
 
     def run(row):
-        """The slots that a row's run begins at and ends before, and from which on it is counted, if they lie in the cache."""
+        """The slots at which a row's run begins and before which it ends, of those that are written if they lie in the cache."""
         low, high = jnp.maximum(span[row, 0], 0), jnp.minimum(span[row, 1], src.shape[1])
         return dst[row] + low, dst[row] + high
 
@@ -127,9 +127,9 @@ def _kernel(src, dst, span, *refs, arrays, rows):
 
         jax.lax.fori_loop(0, rows, one, None)
 
-    def read(*at):
-        fetch(*at).start()
-        touched(at[2], lambda tile: load(*at, tile).start())
+    def read(array, place, row):
+        fetch(array, place, row).start()
+        touched(row, lambda tile: load(array, place, row, tile).start())
 
     def lay(array, place, row):
         fetch(array, place, row).wait()

@@ -87,7 +87,7 @@ def _kernel(src, dst, span, *refs, arrays, rows):
     count = windows.shape[2]
 
     def run(row):
-        """The slots at which a row's run begins and before which it ends, of those that are written if they lie in the cache."""
+        """The slots at which a row's run begins and before which it ends, some of which may lie outside of the cache."""
         low, high = jnp.maximum(span[row, 0], 0), jnp.minimum(span[row, 1], src.shape[1])
         return dst[row] + low, dst[row] + high
 

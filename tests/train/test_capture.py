@@ -3,9 +3,9 @@
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support import killed_write
 from support import small_training as tiny
 from support.objectives import DRAWN, FIXED, frozen, packed
 
@@ -180,18 +181,17 @@ def test_a_stopped_capture_goes_on_and_its_folder_is_the_same(run, refused, file
 
 @pytest.mark.slow
 def test_sigkill_in_the_midst_of_a_capture(run, files, tmp_path):
-    """Wherever it strikes: in the text's rows, in the index or in a file of features."""
+    """In the index, in the first file of rows or in a later one."""
     go = [*words(files, tmp_path / "whole"), "--rows-per-file", 1]
     assert run(*go)[0] == 0
     go[go.index(tmp_path / "whole")] = tmp_path / "killed"
-    for number in (1, 9):
-        command = [sys.executable, "-m", "specjax", *map(str, go), "--target", str(files / "target")]
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        while len(list((tmp_path / "killed").glob("rows-*"))) < number:
-            assert process.poll() is None
-            time.sleep(0.001)
-        process.kill()
-        assert process.wait() == -9
+    for number in (1, 2, 9):
+        command = [sys.executable, killed_write.__file__, number, *go, "--target", files / "target"]
+        path = os.pathsep.join(sys.path)  # as the tests have it
+        killed = subprocess.run(
+            list(map(str, command)), env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.DEVNULL
+        )
+        assert killed.returncode == -signal.SIGKILL
     status, err = run(*go)
     assert status == 0 and "rows were there" in err
     assert content(tmp_path / "killed") == content(tmp_path / "whole")

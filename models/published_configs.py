@@ -10,6 +10,7 @@ _LLAMA = {
         "original_max_position_embeddings": 8192,
     },
 }  # fmt: skip
+_LLAMA_SMALL = _LLAMA | {"rope_scaling": _LLAMA["rope_scaling"] | {"factor": 32.0}, "tie_word_embeddings": True}
 _QWEN = {
     "model_type": "qwen3", "vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128,
     "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "rope_scaling": None,
@@ -64,6 +65,8 @@ def _sized(family: dict[str, Any], width: int, mlp: int, layers: int, heads: int
 CONFIGS: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.1-8B": _sized(_LLAMA, 4096, 14336, 32, 32),
     "meta-llama/Llama-3.1-70B": _sized(_LLAMA, 8192, 28672, 80, 64),
+    "meta-llama/Llama-3.2-1B": _sized(_LLAMA_SMALL | {"head_dim": 64}, 2048, 8192, 16, 32),
+    "meta-llama/Llama-3.2-3B": _sized(_LLAMA_SMALL | {"head_dim": 128}, 3072, 8192, 28, 24),
     "Qwen/Qwen3-8B": _sized(_QWEN, 4096, 12288, 36, 32),
     "Qwen/Qwen3-32B": _sized(_QWEN, 5120, 25600, 64, 64),
     "Qwen/Qwen3-235B-A22B": _sized(_QWEN_MOE, 4096, 12288, 94, 64),

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "topology", "most"),
     (
+        ("meta-llama/Llama-3.2-1B", "v5e:1x1", 1.04),
         ("google/gemma-3-27b-it", "v5p:2x2x1", 1.05),
         ("openai/gpt-oss-120b", "v5p:2x2x1", 1.05),
         ("openai/gpt-oss-120b", "h100:8", 1.15),
@@ -26,4 +27,4 @@ def test_a_step_moves_little_more_than_it_must(name, topology, most, capsys):
         assert cli.main(["plan", "--model", name, "--topology", topology, "--drafter", "none", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["fits"] and 0.98 < record["bytes_over_ideal"] < most
-    assert {"all-reduce"} == set(record["collectives"])
+    assert set(record["collectives"]) == ({"all-reduce"} if record["chips"] > 1 else set())

@@ -39,6 +39,7 @@ class Chip:
       latency: seconds of a message to a neighbour, about 1 us on TPUs (jax-ml.github.io/scaling-book), or through the switch,
         an assumption.
       launch: seconds that a kernel takes to start, where the compiler counts no cycles; an assumption.
+      l2_bytes: of a cache between the chip and its memory; 0 where the compiler itself places what stays on the chip.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Chip:
     reads: float = 0.0
     latency: float = 1e-6
     launch: float = 0.0
+    l2_bytes: int = 0
 
     def links(self, topology: str) -> float:
         """Bytes a second between a chip and its neighbours in a slice such as `v5e:2x2`, of the chip that has fewest: two in a
@@ -88,6 +90,7 @@ class Chip:
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBE = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8")
 _BOX = ("1", "2", "4", "8")
+_L2 = 50 << 20
 _SHEET = "NVIDIA H100 SXM5 data sheet"
 _CUDA = "jax_cuda12_plugin"
 _PAGE = "docs.cloud.google.com/tpu/docs"
@@ -97,7 +100,21 @@ CHIPS = {
         Chip("v5e", 16 << 30, 819e9, 197e12, 400e9, 2, 16, _FLAT, f"{_PAGE}/v5e", clock=1.5e9, reads=614e9),
         Chip("v5p", 95 << 30, 2765e9, 459e12, 1200e9, 3, 4, _CUBE, f"{_PAGE}/v5p", clock=1.75e9, reads=1790e9),
         Chip("v6e", 32 << 30, 1640e9, 918e12, 800e9, 2, 16, _FLAT, f"{_PAGE}/v6e", clock=1.75e9, reads=1430e9),
-        Chip("h100", 80 * 10**9, 3350e9, 989e12, 900e9, 1, 1, _BOX, _SHEET, _CUDA, latency=5e-6, launch=2e-6),
+        Chip(
+            "h100",
+            80 * 10**9,
+            3350e9,
+            989e12,
+            900e9,
+            1,
+            1,
+            _BOX,
+            _SHEET,
+            _CUDA,
+            latency=5e-6,
+            launch=2e-6,
+            l2_bytes=_L2,
+        ),
         Chip("t4", 16 * 10**9, 320e9, 65e12, 0, 1, 1, ("1",), "NVIDIA T4 data sheet", None, "float16"),
     )
 }

@@ -62,9 +62,7 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
 
     whole = lambda x: pl.BlockSpec((None, None, *x.shape[2:]), lambda b, k, p: (b, k) + (0,) * (x.ndim - 2))
     tiled = lambda columns: pl.BlockSpec((None, None, tile, columns), lambda b, k, p: (b, k, p % tiles, 0))
-    part = lambda columns: pl.BlockSpec(
-        (None, None, None, tile, columns), lambda b, k, p: (b, k, p // tiles, p % tiles, 0)
-    )
+    part = lambda columns: pl.BlockSpec((None, None, None, rows, columns), lambda b, k, p: (b, k, p // tiles, 0, 0))
     pad = tiles * tile - rows
     visible = operands.visible.astype(jnp.int8)
     visible = jnp.pad(jnp.repeat(visible, rows // visible.shape[1], axis=1), ((0, 0), (0, pad), (0, 0)))
@@ -88,8 +86,8 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
     if operands.key_scale is not None:
         inputs["key_scale"] = operands.key_scale, whole(operands.key_scale)
         inputs["value_scale"] = operands.value_scale, whole(operands.value_scale)
-    column = jax.ShapeDtypeStruct((batch, heads, cut.parts + 1, tiles * tile, 1), jnp.float32)
-    sums = jax.ShapeDtypeStruct((batch, heads, cut.parts + 1, tiles * tile, width), jnp.float32)
+    column = jax.ShapeDtypeStruct((batch, heads, cut.parts + 1, rows, 1), jnp.float32)
+    sums = jax.ShapeDtypeStruct((batch, heads, cut.parts + 1, rows, width), jnp.float32)
     kernel = functools.partial(
         _kernel,
         names=tuple(inputs),
@@ -108,12 +106,12 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
         interpret=interpret,
         name="tree_attention",
     )(*(x for x, _ in inputs.values()))
-
-    return together(*(x[:, :, :, :rows] for x in found))
+    return together(*found)
 
 
 def _kernel(*refs, names, shares, scale, window, soft_cap):
-    """Refs in the order of `names`, then this part's peak `[M, 1]`, total `[M, 1]` and weighted sum `[M, H]`.
+    """Refs in the order of `names`, then this part's peak `[R, 1]`, total `[R, 1]` and weighted sum `[R, H]`, of all R queries
+    of a kv-head, of which a program has M, perhaps some beyond the last.
 
     ranges `[3]`, query `[M, H]`, cache_key and cache_value `[S, H]`, key and value `[P + T, H]`, visible `[M, P + T]`, and
     where given positions `[M, 1]`, unseen, cache_positions, key_scale and value_scale `[S]`.
@@ -182,6 +180,14 @@ def _kernel(*refs, names, shares, scale, window, soft_cap):
     found = jax.lax.fori_loop(0, pl.cdiv(jnp.maximum(end - begin, 0), block), read, found)
     # the part behind the last of the cache begins where the row has ended
     found = jax.lax.fori_loop(0, (part == shares.parts).astype(jnp.int32) * pl.cdiv(own, block), read_own, found)
-    peak_ref[...], total_ref[...], sums = found
+    first = pl.program_id(2) % shares.tiles * rows
+    real = (first + jax.lax.iota(jnp.int32, rows) < sum_ref.shape[0])[:, None]
+
+    def store(ref, column, x):
+        triton.store(ref.at[pl.ds(first, rows), column], x, mask=jnp.broadcast_to(real, x.shape))
+
+    peak, total, sums = found
+    store(peak_ref, slice(0, 1), peak)
+    store(total_ref, slice(0, 1), total)
     for c, x in zip(columns, sums, strict=True):
-        sum_ref[:, c] = x
+        store(sum_ref, c, x)

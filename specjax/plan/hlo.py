@@ -154,6 +154,7 @@ class Access:
       moved: of a collective, the bytes that it exchanges, wherever they lie.
       flops: of its matrix products.
       kernel_flops: of a Pallas call, what the compiler's own count leaves out.
+      given: of a fusion, a product or a collective, the bytes that it reads of every operand, by name.
     """
 
     op: Op
@@ -163,6 +164,7 @@ class Access:
     moved: int = 0
     flops: int = 0
     kernel_flops: int = 0
+    given: tuple[tuple[str, int], ...] = ()
 
     @property
     def total(self) -> int:
@@ -172,6 +174,8 @@ class Access:
 
 Kernel = Callable[[Op, Sequence[tuple[Buffer, ...]]], "tuple[int, int, int] | None"]
 """Says what a Pallas call reads, writes and computes, from the call and its operands' buffers; None where it does not know."""
+Cached = Callable[[Program, Sequence[Access]], list[Access]]
+"""Takes a program's accesses in their order, and gives them without the reads that a cache spares."""
 
 
 def parse(text: str) -> Program:
@@ -370,7 +374,8 @@ def _result(here: Computation, op: Op, size: Callable[[Buffer], int]) -> int:
 
 def _access(program: Program, here: Computation, op: Op, times: int, kernel: Kernel | None) -> Access | None:
     operands = [here.value(name) for name in dict.fromkeys(op.operands)]
-    given = sum(b.hbm for value in operands for b in value)
+    whole = tuple((name, sum(b.hbm for b in here.value(name))) for name in dict.fromkeys(op.operands))
+    given = sum(size for _, size in whole)
     made = sum(b.hbm for b in op.value)
     kind = op.opcode
     if kind.endswith("-done"):
@@ -379,7 +384,7 @@ def _access(program: Program, here: Computation, op: Op, times: int, kernel: Ker
         return None
     if _kind(op):
         moved = _moved(here, op)
-        return Access(op, given, _result(here, op, lambda b: b.hbm), times, moved)
+        return Access(op, given, _result(here, op, lambda b: b.hbm), times, moved, given=whole)
     if kind == "fusion":
         return _fusion(program, here, op, times)
     if kind in ("copy-start", "slice-start"):  # (destination, source, ...) and ((source), destination, ...)
@@ -399,28 +404,26 @@ def _access(program: Program, here: Computation, op: Op, times: int, kernel: Ker
         found = kernel(op, [here.value(name) for name in op.operands])
         if found is not None:
             return Access(op, found[0], found[1], times, kernel_flops=found[2])
-    return Access(op, given, made, times)
+    return Access(op, given, made, times, given=whole)
 
 
 def _fusion(program: Program, here: Computation, op: Op, times: int) -> Access:
     inside = program.computations[op.called[0]]
     parameters = {line.number: line.name for line in inside.ops.values() if line.opcode == "parameter"}
-    read = 0
-    seen = set()
+    given: dict[str, int] = {}
     for index, name in enumerate(op.operands):
         buffers = here.value(name)
-        if name in seen or not buffers or buffers[0].space:
+        if name in given or not buffers or buffers[0].space:
             continue
-        seen.add(name)
         taken = buffers[0].padded(_taken(inside, parameters[index], buffers[0]))
-        read += min(taken, sum(b.hbm for b in buffers))
+        given[name] = min(taken, sum(b.hbm for b in buffers))
     roots = _roots(inside, inside.root)
     written = 0
     for buffer, root in zip(op.value, roots, strict=False):
         if buffer.space:
             continue
         written += buffer.padded(min(_placed(inside, root, buffer), buffer.size))
-    return Access(op, read, written, times)
+    return Access(op, sum(given.values()), written, times, given=tuple(given.items()))
 
 
 def _roots(inside: Computation, name: str) -> list[str]:
@@ -449,6 +452,8 @@ def _taken(inside: Computation, name: str, whole: Buffer) -> int:
             total += 0
         elif user.opcode == "scatter" and first:
             total += sum(b.size for b in inside.value(user.operands[-1]))
+        elif user.opcode == "reduce" and first and size and inside.users[user.name]:
+            total += whole.size * _taken(inside, user.name, user.value[0]) // size
         else:
             return whole.size
     return total
@@ -492,15 +497,17 @@ class Traffic:
         ]  # fmt: skip
 
 
-def traffic(text: str, kernel: Kernel | None = None) -> Traffic:
+def traffic(text: str, kernel: Kernel | None = None, cached: Cached | None = None) -> Traffic:
     """The traffic of a compiled program, from `compiled.as_text()`.
 
     Args:
       text: of one chip's program.
       kernel: knows the Pallas calls; without it they count their operands and results whole.
+      cached: leaves what the chip's second-level cache does not spare, where it has one; see `cached.through`.
     """
     program = parse(text)
     found = accesses(program, kernel)
+    found = found if cached is None else cached(program, found)
     collectives: dict[str, dict[str, int]] = {}
     for access in found:
         kind = _kind(access.op)

@@ -4,6 +4,7 @@ In the shape descriptions `B` denotes rows and `L` the slots of text and cache a
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,13 +13,14 @@ import jax
 import numpy as np
 
 from specjax.models import hub
+from specjax.plan.cached import through
 from specjax.plan.experts import Chosen, chosen, grouped
 from specjax.plan.held import chip_bytes, looked_up
 from specjax.plan.hlo import Traffic, traffic
 from specjax.plan.pallas import kernels
 from specjax.plan.serial import Serial, serial
 from specjax.sampling import Sampling
-from specjax.sharding.aot import chip_of
+from specjax.sharding.aot import CHIPS, chip_of
 from specjax.sharding.aot import compiled as compile_ahead
 from specjax.sharding.rules import placed, rounded, shardings
 from specjax.spec import assemble as assembly
@@ -172,7 +174,8 @@ def _traffic(program, setup, step):
     platform, devices = "tpu" if next(iter(chips)).platform == "tpu" else "cuda", len(chips)
     kernel = kernels(step, (setup.params, state), platform, devices)
     own = setup.experts
-    return traffic(program.as_text() or "", kernel if own is None else grouped(own, kernel))
+    cached = functools.partial(through, cache=CHIPS["h100"].l2_bytes) if platform == "cuda" else None
+    return traffic(program.as_text() or "", kernel if own is None else grouped(own, kernel), cached)
 
 
 def cost_of(program: Any, moved: Traffic) -> Cost:

@@ -65,7 +65,10 @@ def test_parts_and_tiles_are_those_of_the_triton_kernel(rows):
         )
         (kernel,) = [eqn for eqn in program.eqns if len(eqn.outvars) == 3]
         sums.append(kernel.outvars[2].aval.shape)
-    assert sums[0] == sums[1] and sums[0][2] > 2
+    cut = shares.shares(operands, 64, 64)
+    assert cut.parts > 1
+    assert sums[0] == (2, 8, cut.parts + 1, rows, 128)
+    assert sums[1] == (2, 8, cut.parts + 1, cut.tiles * cut.tile, 128)
 
 
 def test_it_is_lowered_for_cuda():

@@ -1,5 +1,6 @@
 """`specjax capture`: what a target says of training text, once and on disk, so that heads are trained without running it."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -12,39 +13,63 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import models
+from specjax.jobs import hosts
 from specjax.kernels.chunks import chunked
 from specjax.lm import LM, Output, Wants
 from specjax.models.progress import bar
 from specjax.serve.engine import DEFAULT_MODEL
 from specjax.serve.options import check_least
-from specjax.sharding import make_mesh
+from specjax.sharding import distributed, make_mesh
 from specjax.spec.line import read_line
-from specjax.terminal import bad_input, flag, note
+from specjax.terminal import bad_input, flag
+from specjax.terminal import note as tell
 from specjax.train import data, prompts
 from specjax.train.features import INDEX, Index, named, said_by, wanted, write_rows
 from specjax.train.heads.teacher import CHUNK
 from specjax.train.objective import Batch, read
 from specjax.train.options import CaptureOptions, TrainOptions
+from specjax.train.placing import own_rows
+from specjax.train.several import check as check_several
 from specjax.train.tasks import OBJECTIVES, HeadTask
 
 Array = jax.Array
 
 FILE_BYTES = 256 << 20
 """Rows share a file up to this, as many batches as fit."""
+_MAY_DIFFER = ("data",)
+"""Options that need not be the same in all processes; the text that is read is compared."""
 
 
 def command(options: CaptureOptions) -> int:
     """Captures for parsed options; returns the exit status."""
-    folder = Path(options.output)
+    with bad_input():
+        several = hosts.asked(options, options.mesh)
+    if not several:
+        return _here(options)
+    stands = (
+        f"{options.output} keeps every file that was finished, and the same command in all processes goes on from there"
+    )
+    return hosts.together(options, stands, lambda first: _here(options, several))
+
+
+def _here(options: CaptureOptions, several: bool = False) -> int:
+    folder, first = Path(options.output), distributed.is_first()
+    note = tell if first else lambda message: None
     try:
         with bad_input():
+            if several:
+                check_several(options, _MAY_DIFFER, options.batch_size, "--batch-size")
             wants, target, mesh = prepare(options)
             files = prompts.written(options, target, folder)
             rows = data.read_rows(files, target, options.length, options.seed, folder=folder / "rows")
+            if several:
+                hosts.check_same({"--data": rows.digest})
             index = _index(options, target, wants, rows)
     except prompts.Stopped as stopped:
         return stopped.status
-    left = [(name, span) for name, span in index.files() if not (folder / name).is_file()]
+    files = list(index.files())
+    there = distributed.from_first(np.asarray([(folder / name).is_file() for name, _ in files], np.int32))
+    left = [file for file, is_there in zip(files, there, strict=True) if not is_there]
     done = len(rows) - sum(len(span) for _, span in left)
     note(
         f"{options.drafter} of {target.name}: {len(rows)} rows of {index.length} tokens, {index.row_bytes / index.length:.0f} "
@@ -52,14 +77,17 @@ def command(options: CaptureOptions) -> int:
     )
     if rows.skipped:
         note(f"left out {len(rows.skipped)} lines of the data, the first: {rows.skipped[0]}")
-    with bar(f"capturing {target.name}", len(rows)) as advance:
+    showing = bar(f"capturing {target.name}", len(rows)) if first else contextlib.nullcontext(lambda parts: None)
+    with showing as advance:
         advance(done)
         for name, span in left:
             parts = []
             for arrays in _captured(options, target, mesh, wants, rows, span):
                 parts.append(arrays)
                 advance(len(arrays["tokens"]))
-            write_rows(folder / name, {key: np.concatenate([part[key] for part in parts]) for key in parts[0]})
+            if first:
+                write_rows(folder / name, {key: np.concatenate([part[key] for part in parts]) for key in parts[0]})
+    distributed.anywhere(False)  # none leaves while the first one writes
     note(f"written to {folder}; train with --features {folder}")
     return 0
 
@@ -80,6 +108,8 @@ def prepare(options: CaptureOptions) -> tuple[Wants, models.Model, Any]:
     if name not in heads:
         raise ValueError(f"cannot capture for {name!r}; choose {', '.join(heads)}")
     mesh = make_mesh(options.mesh)
+    if mesh is not None and jax.process_count() > 1:
+        distributed.meet(mesh)  # before one of them compiles for longer than the others wait
     target = models.load(
         options.target or DEFAULT_MODEL,
         dtype=options.dtype,
@@ -121,19 +151,21 @@ def _index(options: CaptureOptions, target: models.Model, wants: Wants, rows: da
     if before is not None:
         index.check_same(before, folder)
         return before
-    index.write(folder)
+    if distributed.is_first():
+        index.write(folder)
     return index
 
 
 def _captured(
     options: CaptureOptions, target: models.Model, mesh: Any, wants: Wants, rows: data.Rows, span: range
 ) -> Iterator[dict[str, np.ndarray]]:
-    """All arrays of some rows, a batch at a time; the next one is read while one is fetched."""
+    """All arrays of some rows, a batch at a time; the next one is read while one is fetched. Of many processes each has all."""
+    here = own_rows(mesh, options.batch_size)
     waiting: tuple[dict[str, np.ndarray], Output] | None = None
     for number in range(math.ceil(len(span) / options.batch_size)):
         own = [rows[i] for i in span[number * options.batch_size : (number + 1) * options.batch_size]]
         taken = {name: np.stack([row[name] for row in own]) for name in own[0]}
-        fill = lambda x: np.pad(x, ((0, options.batch_size - len(x)), (0, 0)))
+        fill = lambda x: np.pad(x, ((0, options.batch_size - len(x)), (0, 0)))[here]
         batch = Batch.placed(jax.tree.map(fill, taken), mesh)
         said = said_of(*_how(options, target, wants), target.params, batch)
         if waiting is not None:
@@ -145,7 +177,7 @@ def _captured(
 
 def _fetched(own: dict[str, np.ndarray], said: Output) -> dict[str, np.ndarray]:
     count = len(own["tokens"])
-    return own | {name: np.asarray(x)[:count] for name, x in named(said).items()}
+    return own | {name: x[:count] for name, x in distributed.to_host(named(said)).items()}
 
 
 def _how(options: CaptureOptions, target: models.Model, wants: Wants) -> tuple[LM, Wants, int, str]:

@@ -16,7 +16,6 @@ from specjax.models.hub import outer
 from specjax.serve.engine import DEFAULT_MODEL
 from specjax.serve.options import check_least
 from specjax.sharding import distributed, make_mesh
-from specjax.sharding.mesh import axis_sizes
 from specjax.spec.line import read_line
 from specjax.terminal import bad_input, complain, flag
 from specjax.terminal import note as tell
@@ -25,6 +24,7 @@ from specjax.train.features import Features, Index
 from specjax.train.held_out import HeldOut
 from specjax.train.objective import Objective, Recipe
 from specjax.train.options import TrainOptions, length_of
+from specjax.train.several import check as check_several
 from specjax.train.tasks import OBJECTIVES, Task
 from specjax.viz.files import check_plot
 
@@ -48,7 +48,8 @@ def _here(options: TrainOptions, several: bool = False) -> int:
     try:
         with bad_input():
             if several:
-                check_several(options)
+                rows = options.batch_size // max(options.accumulate, 1)
+                check_several(options, _MAY_DIFFER, rows, "--batch-size over --accumulate")
             task, batches, held_out, settings, run, mesh, about = prepare(options)
             if several:
                 hosts.check_same(run.about)
@@ -57,21 +58,6 @@ def _here(options: TrainOptions, several: bool = False) -> int:
     status = _train(options, task, batches, held_out, settings, run, mesh, about)
     distributed.anywhere(False)  # none leaves while the first one writes
     return status
-
-
-def check_several(options: TrainOptions) -> None:
-    """Raises ValueError on what many processes cannot do together."""
-    hosts.check_same(hosts.shared(options, _MAY_DIFFER))
-    if options.prompts is not None:
-        raise ValueError(
-            "--prompts is for one process: have them answered by `specjax generate`, and give its --output as --data"
-        )
-    rows, parts = options.batch_size // max(options.accumulate, 1), axis_sizes(str(options.mesh))["data"]
-    if rows % parts:
-        raise ValueError(
-            f"many processes share the rows of a batch: --mesh {options.mesh} does not split {rows} rows (--batch-size over "
-            f"--accumulate) into {parts} equal parts"
-        )
 
 
 def _train(

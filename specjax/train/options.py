@@ -86,7 +86,7 @@ class TrainOptions(HostOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CaptureOptions:
+class CaptureOptions(HostOptions):
     """What `specjax capture` was asked for; see the help of each."""
 
     drafter: str = option(

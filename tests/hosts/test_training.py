@@ -69,6 +69,30 @@ def test_two_processes_train_what_one_trains(given):
 
 
 @pytest.mark.slow
+def test_two_processes_capture_what_one_captures(given, tmp_path, capfd):
+    """And one process goes on from the files that they wrote."""
+    folder, words = given
+    words = [HEAD, *words[1:5], "--length", 12, "--batch-size", 4, "--save-dtype", "float32", "--rows-per-file", 3]
+    assert cli.main(["capture", *map(str, [*words, "--output", tmp_path / "one"])]) == 0
+    words += ["--output", tmp_path / "two", "--mesh", "data=2"]
+    with pair(*words, command="capture", devices=1) as both:
+        ended = [end(process) for process in both]
+    assert [(status, out) for status, out, _ in ended] == [(0, "")] * 2, ended
+    assert said(ended[0][2])[-1].endswith(f"train with --features {tmp_path / 'two'}") and not said(ended[1][2]), ended
+    files = sorted(file.name for file in (tmp_path / "one").glob("*.*"))
+    assert files == sorted(file.name for file in (tmp_path / "two").glob("*.*")) and len(files) > 3
+    (tmp_path / "two" / files[-1]).unlink()
+    kept = (tmp_path / "two" / files[-2]).stat().st_mtime_ns
+    capfd.readouterr()
+    assert cli.main(["capture", *map(str, words[:-2])]) == 0 and "rows were there" in capfd.readouterr().err
+    assert (tmp_path / "two" / files[-2]).stat().st_mtime_ns == kept
+    assert (tmp_path / "one" / "index.json").read_text() == (tmp_path / "two" / "index.json").read_text()
+    for name in files[1:]:
+        one, two = (load_file(tmp_path / home / name) for home in ("one", "two"))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, two)
+
+
+@pytest.mark.slow
 def test_processes_that_cannot_train_together(given):
     folder, words = given
     words = [*words, "--output", folder / "refused", "--mesh", "data=2"]

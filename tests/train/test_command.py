@@ -17,7 +17,8 @@ from specjax.draft import Acceptance, Eagle
 from specjax.jobs import hosts
 from specjax.spec.companions import Ruled, Stored
 from specjax.spec.registry import build_drafter
-from specjax.train.command import as_published, check_several
+from specjax.train import several
+from specjax.train.command import as_published
 from specjax.train.heads.eagle import TrainEagle, TrainEagle3
 from specjax.train.loop import Run, Settings
 from specjax.train.options import TrainOptions
@@ -271,13 +272,11 @@ def test_clipping_is_the_authors_where_nothing_else_is_asked_for():
 def test_what_many_processes_cannot_do_together(monkeypatch):
     monkeypatch.setattr(hosts, "check_same", lambda named: None)
     asked = lambda **more: TrainOptions(drafter="", output="", mesh="data=4,model=2", **more)
-    check_several(asked(batch_size=8, accumulate=2))
-    with pytest.raises(
-        ValueError, match=r"does not split 2 rows \(--batch-size over --accumulate\) into 4 equal parts"
-    ):
-        check_several(asked(batch_size=8, accumulate=4))
+    several.check(asked(), (), 4, "--batch-size")
+    with pytest.raises(ValueError, match=r"does not split 2 rows \(--batch-size\) into 4 equal parts"):
+        several.check(asked(), (), 2, "--batch-size")
     with pytest.raises(ValueError, match="--prompts is for one process"):
-        check_several(asked(prompts="x.jsonl"))
+        several.check(asked(prompts="x.jsonl"), (), 4, "--batch-size")
 
 
 def test_nan_ends_the_run_with_one_line(train, tmp_path):

@@ -1,0 +1,29 @@
+"""What many processes must have alike to train, or to capture, together."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from specjax.jobs import hosts
+from specjax.sharding.mesh import axis_sizes
+
+
+def check(options: Any, own: Sequence[str], rows: int, which: str) -> None:
+    """Raises ValueError on what many processes cannot do together.
+
+    Args:
+      options: of `train` or `capture`.
+      own: names of options that each process may have for itself.
+      rows: of a pass.
+      which: the flags that say how many those are.
+    """
+    hosts.check_same(hosts.shared(options, own))
+    if options.prompts is not None:
+        raise ValueError(
+            "--prompts is for one process: have them answered by `specjax generate`, and give its --output as --data"
+        )
+    parts = axis_sizes(str(options.mesh))["data"]
+    if rows % parts:
+        raise ValueError(
+            f"many processes share the rows of a batch: --mesh {options.mesh} does not split {rows} rows ({which}) into "
+            f"{parts} equal parts"
+        )

@@ -123,7 +123,10 @@ def run(decoder, params, state):
     return jax.lax.while_loop(lambda state: jnp.any(~state.done), step, state)
 
 
-SPLIT = [name for name in DRAFTERS if name not in TWINS or name in ("draft-top_k", "draft-iid", "eagle2")]
+LESS = ("diffuspec", "eagle1", "eagle3", "hydra")
+"""Chains and fixed trees of drafters that another line of the table has with more: weights, or nodes ranked by their odds."""
+
+SPLIT = [name for name in DRAFTERS if name not in (*TWINS, *LESS) or name in ("draft-top_k", "draft-iid", "eagle2")]
 """What is tried on meshes: of drafters that differ by their expander alone one that takes the best and one that draws."""
 
 OPTIMISED = ("prompt_lookup", "draft-top_k", "eagle2", "fuse")

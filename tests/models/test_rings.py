@@ -13,9 +13,7 @@ from support.table_lm import Table
 import specjax
 from specjax.draft import (
     Confidence,
-    DynamicExit,
     Gemma4Assistant,
-    Lookahead,
     ModelDrafter,
     NoDrafter,
     PromptLookup,
@@ -49,8 +47,6 @@ DRAFTERS = {
     "none": NoDrafter(),
     "token_recycling": TokenRecycling(k=4),
     "static": Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0))),
-    "lookahead": Lookahead(level=3, window=3, guesses=3, nodes=6, buckets=40),
-    "del": DynamicExit((1, 2), length=3),
 }
 AHEAD, WIDTH = 8, 8
 LENGTHS = (3, 9, 41, 21, 1)
@@ -86,7 +82,7 @@ def written(lm, params, name, ahead, *, mesh=None, **options):
 
 
 PAIRS = [("gpt_oss", name) for name in DRAFTERS] + [("shared", "static"), ("mistral", "static")]
-"""Others are held to the text of whole caches by the laws of decoding, on a model with windows and sinks."""
+"""Others are held to the text of whole caches by the laws of decoding, on two models with windows."""
 
 
 @pytest.mark.parametrize("pair", mostly_slow(PAIRS, ("gpt_oss", "static"), ("shared", "static")), ids="-".join)

@@ -57,11 +57,14 @@ def few_memory_maps():
 
 LONG = (
     "test_conformance.py",
-    "test_every_drafter_1.py",
-    "test_every_drafter_2.py",
-    "test_shipped.py",
     "test_greedy_vs_transformers.py",
     "test_processes.py",
+    "test_shipped.py",
+    "test_every_drafter_1.py",
+    "test_every_drafter_2.py",
+    "test_beam.py",
+    "test_rings.py",
+    "test_traces.py",
     "test_plan_llama.py",
     "test_plan.py",
 )

@@ -21,7 +21,7 @@ from specjax.serve.engine import DEFAULT_MODEL
 from specjax.serve.options import check_least
 from specjax.sharding import distributed, make_mesh
 from specjax.spec.line import read_line
-from specjax.terminal import bad_input, flag
+from specjax.terminal import BadInput, bad_input, flag
 from specjax.terminal import note as tell
 from specjax.train import data, prompts
 from specjax.train.features import INDEX, Index, named, said_by, wanted, write_rows
@@ -85,6 +85,7 @@ def _here(options: CaptureOptions, several: bool = False) -> int:
             for arrays in _captured(options, target, mesh, wants, rows, span):
                 parts.append(arrays)
                 advance(len(arrays["tokens"]))
+            _check_finite(parts, options.save_dtype)
             if first:
                 write_rows(folder / name, {key: np.concatenate([part[key] for part in parts]) for key in parts[0]})
     distributed.anywhere(False)  # none leaves while the first one writes
@@ -151,6 +152,8 @@ def _index(options: CaptureOptions, target: models.Model, wants: Wants, rows: da
     if before is not None:
         index.check_same(before, folder)
         return before
+    if any(folder.glob("rows-*")):
+        raise ValueError(f"{str(folder)!r} has rows and no {INDEX} that says what of: choose another --output")
     if distributed.is_first():
         index.write(folder)
     return index
@@ -173,6 +176,13 @@ def _captured(
         waiting = taken, said
     if waiting is not None:
         yield _fetched(*waiting)
+
+
+def _check_finite(parts: list[dict[str, np.ndarray]], dtype: str) -> None:
+    """Ends the command where a feature does not fit the type in which it is kept."""
+    kept = (x for part in parts for x in part.values() if x.dtype == dtype == "float16")
+    if not all(np.isfinite(x).all() for x in kept):
+        raise BadInput("features of this target are larger than float16 holds (65,504): give --save-dtype bfloat16")
 
 
 def _fetched(own: dict[str, np.ndarray], said: Output) -> dict[str, np.ndarray]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from specjax.jobs.output import replace
 from specjax.sharding.ambient import under
 from specjax.sharding.distributed import is_first, says_lost, to_host, to_places
 from specjax.train.held_out import Best, HeldOut
@@ -412,11 +413,12 @@ def fit(
         state, start, tokens = run.restore(state), run.latest, run.position["tokens"]
         batches.set_state(run.position["batches"])
     best = run.best
-    lines = run.metrics_file.read_text().splitlines() if start and run.metrics_file.exists() else []
+    lines = run.metrics_file.read_bytes().splitlines(keepends=True) if start and run.metrics_file.exists() else []
     first = is_first()
     written = run.metrics_file if first else Path(os.devnull)
-    # what a killed run wrote after its checkpoint comes again
-    written.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= start))
+    if first:  # what a killed run wrote after its checkpoint comes again, as does a line in the midst of which it was
+        whole = (line for line in lines if line.endswith(b"\n"))
+        replace(written, [line for line in whole if json.loads(line)["step"] <= start])
     pending: tuple[int, dict[str, Array]] | None = None
     with written.open("a") as log, _progress(settings.steps, start, first) as advance:
 

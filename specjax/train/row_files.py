@@ -27,7 +27,7 @@ Fields = dict[str, Any]
 def made_of(files: Sequence[Path], model: Any, length: int, seed: int, packed: bool) -> dict[str, Any]:
     """What rows depend on, JSON: the content of files, who tokenises them, and how they share rows."""
     return {
-        "files": [[str(file), _hash(file)] for file in files],
+        "files": [[file.suffix, _hash(file)] for file in files],  # wherever each of many processes has them
         "model": None if model.path is None else fingerprint(model.path),
         "length": length,
         "seed": seed,

@@ -99,6 +99,8 @@ def test_a_killed_run_goes_on_bit_by_bit(tmp_path, accumulate):
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path / "killed", objective, settings=settings, stop=stop, resume=stop > 5)
         assert log(tmp_path / "killed")[-1]["step"] == stop
+    with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "lo')  # the end came within a line
     resumed, rest = train(tmp_path / "killed", objective, settings=settings, resume=True)
     assert [record["step"] for record in rest] == [7, 8, 9]
     assert rest == losses[6:]

@@ -252,13 +252,14 @@ def test_folders_that_cannot_be_used(run, refused, files, tmp_path):
     assert "has rows and no index.json that says what of" in refused(*go)
 
 
-def test_features_that_do_not_fit_float16(run, refused, files, tmp_path):
+def test_features_that_do_not_fit_float16(run, files, tmp_path):
     params = tiny.target_params()
     models.save(files / "huge", tiny.TARGET, {**params, "embed": jax.tree.map(lambda x: 1e6 * x, params["embed"])})
     go = words(files, tmp_path / "huge")
     assert run(*go, target="huge")[0] == 0
-    said = refused(*words(files, tmp_path / "half"), "--save-dtype", "float16", target="huge")
-    assert "larger than float16 holds (65,504): give --save-dtype bfloat16" in said
+    status, said = run(*words(files, tmp_path / "half"), "--save-dtype", "float16", target="huge")
+    assert status == 2 and "larger than float16 holds (65,504): give --save-dtype bfloat16" in said.splitlines()[-1]
+    assert not list((tmp_path / "half").glob("rows-*"))
 
 
 @pytest.mark.slow

@@ -3,9 +3,9 @@
 An operation that reads what another has just made finds it in the cache, as long as little passed through in between: parts
 of a product that was split over the multiprocessors, say, which the next kernel sums. A read of a temporary is free where all
 that the program moves between its last use and that read, itself included, stays below half of the cache: an H100's is two
-halves, and both may hold the same lines. Writes count: by the time that a step comes to the same place in memory again, a
-layer's weights have passed through and pushed the lines out. So do weights and the cache of keys and values, once for every
-operation, and whatever a Pallas kernel reads. This is reckoned, not measured.
+halves, and both may hold the same lines. Every write counts: a layer's weights may have pushed the lines out before a step
+comes to the same place in memory again. So do weights and the cache of keys and values, once for every operation, and
+whatever a Pallas kernel reads. This is reckoned, not measured.
 """
 
 import dataclasses

@@ -67,9 +67,9 @@ def _here(options: CaptureOptions, several: bool = False) -> int:
             index = _index(options, target, wants, rows)
     except prompts.Stopped as stopped:
         return stopped.status
-    files = list(index.files())
-    there = distributed.from_first(np.asarray([(folder / name).is_file() for name, _ in files], np.int32))
-    left = [file for file, is_there in zip(files, there, strict=True) if not is_there]
+    every = list(index.files())
+    there = distributed.from_first(np.asarray([(folder / name).is_file() for name, _ in every], np.int32))
+    left = [file for file, is_there in zip(every, there, strict=True) if not is_there]
     done = len(rows) - sum(len(span) for _, span in left)
     note(
         f"{options.drafter} of {target.name}: {len(rows)} rows of {index.length} tokens, {index.row_bytes / index.length:.0f} "

@@ -540,7 +540,7 @@ def kill(folder, kills, *words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "count", "kills"), [("plain", 120, 12), ("masked", 40, 4), ("tiny-draft", 8, 1)])
+@pytest.mark.parametrize(("kind", "count", "kills"), [("plain", 80, 8), ("masked", 40, 4), ("tiny-draft", 8, 1)])
 def test_kills_at_random_moments(folders, tmp_path, kind, count, kills):
     words = WORDS.get(kind, ["--max-new-tokens", 8, "--drafter", "none"])
     if kind in folders:

@@ -27,25 +27,25 @@ NEW = 24
 DRAFTERS = ("none", "prompt_lookup", "token_recycling", "chain", "static", "top_k", "eagle2", "fuse")
 
 
-# every family with plain decoding and a tree; every other drafter with two families or more
-RAGGED = [(family, name) for family in FAMILIES for name in ("none", "static")] + [
+OF_EACH_KIND = ("llama2", "glm4_moe", "gemma4_small", "gpt_oss")
+"""Alike layers, experts, shared keys, and sinks with rings."""
+# every family with a tree, one of each kind with plain decoding and as its own draft; every other drafter with two or more
+RAGGED = [(family, "token_recycling") for family in FAMILIES]
+RAGGED += [(family, name) for family in OF_EACH_KIND for name in ("none", "static")]
+RAGGED += [
+    ("qwen3", "static"),
     ("llama2", "prompt_lookup"),
     ("llama2", "eagle2"),
-    ("llama3", "token_recycling"),
     ("llama3", "fuse"),
     ("mistral", "top_k"),
     ("mistral", "eagle2"),
     ("qwen2", "prompt_lookup"),
     ("qwen2", "top_k"),
     ("qwen2", "fuse"),
-    ("qwen3", "token_recycling"),
-    ("glm4_moe", "chain"),
     ("gemma2", "chain"),
-    ("gemma3", "prompt_lookup"),
-    ("gemma4_small", "chain"),
     ("gpt_oss", "chain"),
 ]
-ALONE = (("llama2", "none"), ("llama3", "chain"), ("mistral", "fuse"), ("qwen2", "static"), ("qwen3", "prompt_lookup"))
+ALONE = (("llama2", "none"), ("mistral", "fuse"), ("qwen2", "static"))
 
 
 def drafter(name, model):

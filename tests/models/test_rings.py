@@ -196,7 +196,7 @@ def test_bytes_at_32k(kind, given, window):
 
 FAR = {
     "gemma4_assistant": Gemma4Assistant(layers=2),
-    "swift": Swift(3, 0.1, share=0.6, window=9, guess_every=3, history=8),
+    "swift": Swift(2, 0.1, share=0.6, window=9, guess_every=3, history=8),
 }
 """Drafters that read more of a target's cache than a step does."""
 

@@ -10,8 +10,8 @@ from specjax.bench.prompts import questions
 from specjax.serve.engine import Engine
 from specjax.tasks import FAMILIES
 
-GREEDY = ("none", "prompt_lookup", "token_recycling", "prompt_lookup:length=4+stand")
-SAMPLED = ("prompt_lookup", "token_recycling", "lookahead")  # the last one alone as well
+GREEDY = ("none", "token_recycling", "prompt_lookup:length=4+stand")
+SAMPLED = ("token_recycling", "lookahead")  # the last one alone as well
 NEW = 64
 
 

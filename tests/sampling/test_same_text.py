@@ -66,8 +66,6 @@ def test_every_sampler_is_in_use_and_matters():
     assert len(plain()[6]) >= 6 and EOS not in plain()[6][:6] and len(plain()[7]) + len(MIXED.prompts[7]) >= 34
 
 
-@pytest.mark.parametrize(
-    "name", mostly_slow(("prompt_lookup", "token_recycling", "draft-top_k", "medusa", "kangaroo"), "prompt_lookup")
-)
+@pytest.mark.parametrize("name", mostly_slow(("prompt_lookup", "draft-top_k", "medusa"), "prompt_lookup"))
 def test_same_text_as_plain(name):
     same(written(DRAFTERS[name]), plain())

@@ -7,6 +7,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from support.compiled import OPTIMISED
 
 import specjax
 from specjax.draft import ModelDrafter
@@ -52,8 +53,11 @@ start = jax.jit(
 )
 
 
-def generate(drafter, verifier, seed=0, steps=NEW, **options):
-    """`ROWS` texts; one shape throughout, so that a decoder is compiled once."""
+optimised_run = jax.jit(specjax.run, static_argnums=0, compiler_options=OPTIMISED)
+
+
+def generate(drafter, verifier, seed=0, steps=NEW, optimise=False, **options):
+    """`ROWS` texts; one shape throughout, so that a decoder is compiled once: `optimise` where its steps run for longer."""
     decoder = specjax.speculative(TARGET, drafter, verifier)
     state = start(
         dataclasses.replace(decoder, verifier=Coupled()),
@@ -63,7 +67,7 @@ def generate(drafter, verifier, seed=0, steps=NEW, **options):
         limit=jnp.full((ROWS,), len(PROMPT) + NEW),
         sampling=Sampling.make(ROWS, **(options or OPTIONS)),
     )
-    return specjax.run(decoder, PARAMS, state, steps)
+    return (optimised_run if optimise else specjax.run)(decoder, PARAMS, state, steps)
 
 
 def context_tables(params, length):
@@ -83,8 +87,8 @@ def exact():
     return context_tables(PARAMS["target"], NEW)
 
 
-def sampled_p_value(drafter, verifier, seed=0):
-    state = generate(drafter, verifier, seed)
+def sampled_p_value(drafter, verifier, seed=0, optimise=False):
+    state = generate(drafter, verifier, seed, optimise=optimise)
     text = np.asarray(state.tokens)[:, len(PROMPT) : len(PROMPT) + NEW]
     assert (np.asarray(state.length) == len(PROMPT) + NEW).all()
     counts = np.zeros((V,) * NEW)

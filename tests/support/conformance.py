@@ -105,7 +105,7 @@ DRAFTERS: dict[str, Drafter] = {
     "draft-static": ModelDrafter(DRAFT, Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))),
     "draft-top_k": ModelDrafter(DRAFT, TopK(k=3, depth=3, nodes=8)),
     "draft-eagle2": ModelDrafter(DRAFT, TopK(k=3, depth=3, nodes=8, coupled=False)),
-    "draft-early_stop": ModelDrafter(DRAFT, EarlyStop(4, 0.3)),
+    "draft-early_stop": ModelDrafter(DRAFT, EarlyStop(3, 0.3)),
     "draft-iid": ModelDrafter(DRAFT, IID(tree="3 | 2 1 1 | 1")),
     "draft-without_replacement": ModelDrafter(DRAFT, WithoutReplacement(tree="3 | 2 1 1 | 1")),
     "draft-greedy_draft": ModelDrafter(DRAFT, GreedyDraft(tree="3 | 2 1 1 | 1")),
@@ -117,8 +117,6 @@ DRAFTERS: dict[str, Drafter] = {
     "lookahead": Lookahead(level=3, window=3, guesses=3, nodes=6, buckets=40),
     "ppd": PPD("3 @ 3 1x3; 2 | 1 @ 2x2 1x2; 1 | 1 | 1 @ 1 0 2x2"),
     "medusa": Medusa(),
-    "medusa-top_k": Medusa(TopK(k=2, depth=3, nodes=6)),
-    "hydra": Hydra(),
     "hydra-prefix": Hydra(TopK(k=2, depth=3, nodes=6), prefix_layer=True),
     "eagle1": Eagle(Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))),
     "eagle2": Eagle(TopK(k=3, depth=3, nodes=8)),
@@ -133,11 +131,11 @@ DRAFTERS: dict[str, Drafter] = {
     "gemma4_assistant": Gemma4Assistant(TopK(k=2, depth=3, nodes=6)),
     "gemma4_assistant-clusters": Gemma4Assistant(Chain(3), layers=2, clusters=12, top=5),
     "clover2": Clover2(TopK(k=2, depth=3, nodes=6)),
-    "kangaroo": Kangaroo(exit_layer=1, length=4, threshold=0.3),
-    "swift": Swift(3, 0.3, share=0.5, window=8, patience=6, guess_every=3, history=8),
-    "del": DynamicExit((1, 2), length=3),
+    "kangaroo": Kangaroo(exit_layer=1, length=3, threshold=0.3),
+    "swift": Swift(2, 0.3, share=0.5, window=8, patience=6, guess_every=3, history=8),
+    "del": DynamicExit((1, 2), length=2),
     "small_cache": SmallCache(expander=Chain(3)),
-    "adaptive-goodput": adaptive(ModelDrafter(DRAFT), Goodput(0.3, 0.0, 1.0, 0.01, 0.03), 4),
+    "adaptive-goodput": adaptive(ModelDrafter(DRAFT), Goodput(0.3, 0.0, 1.0, 0.01, 0.03), 2),
     "fuse": fuse(TokenRecycling(k=4, tree="2 | 1 1"), ModelDrafter(DRAFT, Chain(2))),
     "fuse-rasd": Rasd(ModelDrafter(DRAFT, TopK(k=2, depth=2, nodes=5)), Rest(nodes=6, length=4, matches=8), limit=8),
 }
@@ -155,8 +153,9 @@ MODELS: dict[str, LlamaLM] = {
     "sinks": LlamaLM(
         dataclasses.replace(
             CONFIG,
+            num_hidden_layers=2,
             sliding_window=7,
-            sliding_layers=(True, False, True),
+            sliding_layers=(True, False),
             attention_sinks=True,
             o_bias=True,
             experts=ExpertsConfig(4, 2, 32, scoring="chosen", swiglu_limit=1.0),
@@ -186,12 +185,12 @@ AHEAD = 32
 
 ON_MODELS: dict[str, Drafter] = {
     **{f"{name}@experts": DRAFTERS[name] for name in ("token_recycling", "medusa", "eagle2", "swift")},
-    "draft@experts": ModelDrafter(MODELS["experts"], TopK(k=3, depth=3, nodes=8)),
+    "draft@experts": ModelDrafter(MODELS["experts"], TopK(k=2, depth=2, nodes=5)),
     **{f"{name}@sinks": DRAFTERS[name] for name in ("prompt_lookup", "lookahead", "eagle3-top_k", "kangaroo")},
-    "draft@sinks": ModelDrafter(MODELS["sinks"], EarlyStop(4, 0.3)),
+    "draft@sinks": ModelDrafter(MODELS["sinks"], EarlyStop(2, 0.3)),
     **{f"{name}@shared": DRAFTERS[name] for name in ("hydra-prefix", "gemma4_assistant", "swift")},
-    "del@shared": DynamicExit((1, 3), length=3),
-    "draft@shared": ModelDrafter(MODELS["shared"], Static(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))),
+    "del@shared": DynamicExit((1, 3), length=2),
+    "draft@shared": ModelDrafter(MODELS["shared"], Static(((0,), (1,), (0, 0)))),
 }
 """The same laws over other models, five drafters of different kinds each."""
 
@@ -228,7 +227,6 @@ TWINS = (
     "draft-stochastic_beam",
     "draft-dyspec",
     "draft-opt_tree",
-    "medusa-top_k",
     "eagle2",
 )
 """They differ from another line by their expander alone, so what they know of a prompt is the same."""

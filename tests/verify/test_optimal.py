@@ -214,8 +214,8 @@ def test_the_jitted_decoder():
     """As `test_top_down` has it: three tokens of 60,000 texts by chi-square, and the mean accepted number, here within three
     standard errors."""
     drafter = ModelDrafter(MODEL.lm, IID(tree="2 | 1 2"))
-    assert sampled_p_value(drafter, Optimal()) > ALPHA
-    kept = np.asarray(generate(drafter, Optimal(), steps=1).stats.accepted) @ np.arange(3)
+    assert sampled_p_value(drafter, Optimal(), optimise=True) > ALPHA
+    kept = np.asarray(generate(drafter, Optimal(), steps=1, optimise=True).stats.accepted) @ np.arange(3)
     expected = kept_of_a_tree(exact(), context_tables(PARAMS["draft"], 2))
     assert abs(kept.mean() - expected) < 3 * kept.std() / np.sqrt(ROWS)
 

@@ -27,13 +27,14 @@ def propose(drafter, model, state=None):
     return jax.jit(decoder.drafter.propose)(model, state.draft, view, sampler).tree, state
 
 
-def noisy(name, drafter):
+def noisy(drafter):
     """Parameters away from their symmetric start."""
-    own = drafter.bind(TARGET).init_params(jax.random.key(3), params()["target"])
+    target = params()["target"]
+    own = drafter.bind(TARGET).init_params(jax.random.key(3), target)
     leaves, tree = jax.tree.flatten(own)
     keys = jax.random.split(jax.random.key(4), len(leaves))
     moved = [x + 0.3 * jax.random.normal(k, x.shape) * x.std().clip(0.05) for x, k in zip(leaves, keys, strict=True)]
-    return {"target": params(name)["target"], "draft": jax.tree.unflatten(tree, moved)}
+    return {"target": target, "draft": jax.tree.unflatten(tree, moved)}
 
 
 @pytest.mark.parametrize("name", ["medusa", pytest.param("eagle3", marks=pytest.mark.slow)])
@@ -63,7 +64,7 @@ def test_fresh_medusa_heads_are_the_base_head():
 
 def test_a_medusa_depth_listens_to_its_own_head():
     drafter = Medusa(TREE)
-    model = noisy("medusa", drafter)
+    model = noisy(drafter)
     tree, state = propose(drafter, model)
     heads = list(model["draft"]["heads"])
     heads[0] = {**heads[0], "kernel": jnp.roll(heads[0]["kernel"], 7, axis=1)}
@@ -82,7 +83,7 @@ def test_a_medusa_depth_listens_to_its_own_head():
 def test_hydra_heads_see_their_ancestors_and_no_other_node(prefix_layer):
     """Every node's law, computed on its own from feature, root and ancestors, gives that node's children."""
     drafter = Hydra(TREE, prefix_layer=prefix_layer)
-    model = noisy("hydra", drafter)
+    model = noisy(drafter)
     tree, state = propose(drafter, model)
     tokens, parents = np.asarray(tree.tokens), TREE.topology.parents
     embed = lambda token: TARGET.embed(model["target"], jnp.asarray([[token]]))[0, 0]
@@ -104,7 +105,7 @@ def test_hydra_heads_see_their_ancestors_and_no_other_node(prefix_layer):
 
 def test_hydra_listens_to_the_drafted_token():
     drafter = Hydra(TREE)
-    model = noisy("hydra", drafter)
+    model = noisy(drafter)
     head = model["draft"]["heads"][1]
     x = jax.random.normal(jax.random.key(1), (3 * 64,))
     moved = x.at[2 * 64 :].add(1.0)
@@ -127,7 +128,7 @@ def test_the_prefix_layer_is_cached_like_one_more_layer():
 
 def test_clover_gates_are_cosines():
     drafter = Clover2(TREE).bind(TARGET)
-    model = noisy("clover2", drafter)
+    model = noisy(drafter)
     module = drafter.head.bind(model["draft"])
     x, e = jax.random.normal(jax.random.key(5), (2, 1, 9, 64)) * 10
     for block in (module.first, module.next):
@@ -138,7 +139,7 @@ def test_clover_gates_are_cosines():
 
 def test_without_values_clover_hears_a_token_in_the_augmenting_block_alone():
     drafter = Clover2(TREE).bind(TARGET)
-    own = noisy("clover2", drafter)["draft"]
+    own = noisy(drafter)["draft"]
     mute = {**own, "next": {**own["next"], "v": jax.tree.map(jnp.zeros_like, own["next"]["v"])}}
     h, a, b = jax.random.normal(jax.random.key(6), (3, 1, 4, 64))
     np.testing.assert_array_equal(drafter.head.advance(mute, h, a), drafter.head.advance(mute, h, b))
@@ -149,7 +150,7 @@ def test_without_values_clover_hears_a_token_in_the_augmenting_block_alone():
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", [Medusa(TREE), Hydra(TREE), Clover2(TREE)])
 def test_noisy_heads_keep_the_text(drafter):
-    got, _ = complete(drafter, model=noisy("medusa", drafter))
+    got, _ = complete(drafter, model=noisy(drafter))
     same(got, plain())
 
 

@@ -43,6 +43,7 @@ OPTIMISED = (
     "eagle2",
     "dflash",
     "kangaroo",
+    "swift",
     "lookahead",
     "diffuspec",
     "ppd",
@@ -133,7 +134,7 @@ def test_slots_do_not_matter(name):
 
 
 KIN = (
-    "adaptive-goodput", "clover2", "del", "diffuspec-top_k", "dspark", "eagle1", "eagle3-top_k", "fuse", "fuse-rasd",
+    "adaptive-goodput", "clover2", "diffuspec-top_k", "dspark", "eagle1", "eagle3-top_k", "fuse", "fuse-rasd",
     "gemma4_assistant-clusters", "mtp", "peagle",
 )  # fmt: skip
 """Drafters that know of a prompt what another of the table does: they are not tried with a shared prefix."""

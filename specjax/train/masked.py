@@ -111,7 +111,9 @@ class CertaintyForcing(MaskedObjective):
     def __post_init__(self):
         if self.block_length < 0 or not 0 < self.share < 1 or self.weight < 0 or not self.temperature > 0:
             raise ValueError(
-                f"dparallel needs block_length >= 0, share in (0, 1), weight >= 0 and a positive temperature, got {self}"
+                "dparallel needs block_length >= 0, share in (0, 1), weight >= 0 and a positive temperature, got "
+                f"block_length={self.block_length}, share={self.share}, weight={self.weight}, "
+                f"temperature={self.temperature}"
             )
 
     def loss(self, params, target_params, batch, key, mean=MEAN):

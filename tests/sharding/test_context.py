@@ -20,7 +20,7 @@ from specjax.speculative import prefill_width
 
 MESHES = {
     "context=8": "none",
-    "data=2,context=2,model=2": "eagle3",
+    "data=2,context=2,model=2": "eagle2",
 }
 CAPACITY = 500
 WIDTH = 256  # of a prefill chunk: the second one is cut where the buffer ends

@@ -222,3 +222,11 @@ def test_blocks_begin_where_the_next_token_is_learned():
     at = np.asarray(objective.drawn(jax.random.key(0), Batch(np.zeros((3, 14), np.int32), mask).due(1)))
     assert at.shape == (3, 40) and (at[0] == 8).all() and {*at[1]} == {*range(13)}
     assert (at >= 0).all() and (at < 13).all()
+
+
+@pytest.mark.parametrize("fields", ({"unroll": 0}, {"noise": -1.0}, {"feature_weight": -1.0}, {"law_weight": -1.0}))
+def test_fields_out_of_range_are_said_without_the_target(fields):
+    (name, value), *_ = fields.items()
+    with pytest.raises(ValueError, match=f"got .*{name}={value}") as error:
+        TrainEagle3(Eagle3().bind(tiny.TARGET), **fields)
+    assert "LlamaLM" not in str(error.value)

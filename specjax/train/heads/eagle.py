@@ -40,7 +40,9 @@ class TrainEagle(HeadObjective):
     def __post_init__(self):
         if self.unroll < 1 or min(self.noise, self.feature_weight, self.law_weight) < 0:
             raise ValueError(
-                f"eagle: unroll must be at least 1, noise, feature_weight and law_weight not negative, got {self}"
+                "heads of the EAGLE kind need unroll >= 1, and noise, feature_weight and law_weight >= 0, got "
+                f"unroll={self.unroll}, noise={self.noise}, feature_weight={self.feature_weight}, "
+                f"law_weight={self.law_weight}"
             )
 
     def loss(self, params, target_params, batch, key, mean=MEAN):

@@ -1,4 +1,4 @@
-"""Devices of TPU slices and of H100 machines that are not there, to compile for ahead of time.
+"""Devices of TPU slices and of machines with NVIDIA's Hopper GPUs that are not there, to compile for ahead of time.
 
 `jax.jit(f).lower(...)` of `ShapeDtypeStruct`s whose shardings lie on such devices runs the real compiler of the platform. The
 result says what it needs and can be read, but not run.
@@ -31,7 +31,7 @@ class Chip:
       torus: a slice whose sides are all multiples of it is closed to a ring in every dimension.
       slices: usual slices, smallest first.
       source: where the figures come from.
-      compiler: the package that compiles for it; None: nothing is compiled, and memory is counted alone.
+      compilers: packages that compile for it, any of them; none: nothing is compiled, and memory is counted alone.
       dtype: the usual type of weights.
       clock: cycles a second, of those that its compiler counts; 0: it counts none. The published operations over those that the
         matrix units do in a cycle.
@@ -40,6 +40,7 @@ class Chip:
         an assumption.
       launch: seconds that a kernel takes to start, where the compiler counts no cycles; an assumption.
       l2_bytes: of a cache between the chip and its memory; 0 where the compiler itself places what stays on the chip.
+      kinds: what JAX calls such a device.
     """
 
     name: str
@@ -51,13 +52,14 @@ class Chip:
     torus: int
     slices: tuple[str, ...]
     source: str
-    compiler: str | None = "libtpu"
+    compilers: tuple[str, ...] = ("libtpu",)
     dtype: str = "bfloat16"
     clock: float = 0.0
     reads: float = 0.0
     latency: float = 1e-6
     launch: float = 0.0
     l2_bytes: int = 0
+    kinds: tuple[str, ...] = ()
 
     def links(self, topology: str) -> float:
         """Bytes a second between a chip and its neighbours in a slice such as `v5e:2x2`, of the chip that has fewest: two in a
@@ -90,49 +92,63 @@ class Chip:
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBE = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8")
 _BOX = ("1", "2", "4", "8")
-_L2 = 50 << 20
-_SHEET = "NVIDIA H100 SXM5 data sheet"
-_CUDA = "jax_cuda12_plugin"
+_CUDA = "jax_cuda12_plugin", "jax_cuda13_plugin"
+_HOPPER: dict[str, Any] = {"compilers": _CUDA, "latency": 5e-6, "launch": 2e-6}
 _PAGE = "docs.cloud.google.com/tpu/docs"
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v5e", 16 << 30, 819e9, 197e12, 400e9, 2, 16, _FLAT, f"{_PAGE}/v5e", clock=1.5e9, reads=614e9),
-        Chip("v5p", 95 << 30, 2765e9, 459e12, 1200e9, 3, 4, _CUBE, f"{_PAGE}/v5p", clock=1.75e9, reads=1790e9),
-        Chip("v6e", 32 << 30, 1640e9, 918e12, 800e9, 2, 16, _FLAT, f"{_PAGE}/v6e", clock=1.75e9, reads=1430e9),
         Chip(
-            "h100",
-            80 * 10**9,
-            3350e9,
-            989e12,
-            900e9,
-            1,
-            1,
-            _BOX,
-            _SHEET,
-            _CUDA,
-            latency=5e-6,
-            launch=2e-6,
-            l2_bytes=_L2,
+            "v5e", 16 << 30, 819e9, 197e12, 400e9, 2, 16, _FLAT, f"{_PAGE}/v5e", clock=1.5e9, reads=614e9,
+            kinds=("TPU v5 lite", "TPU v5e"),
         ),
-        Chip("t4", 16 * 10**9, 320e9, 65e12, 0, 1, 1, ("1",), "NVIDIA T4 data sheet", None, "float16"),
+        Chip(
+            "v5p", 95 << 30, 2765e9, 459e12, 1200e9, 3, 4, _CUBE, f"{_PAGE}/v5p", clock=1.75e9, reads=1790e9,
+            kinds=("TPU v5", "TPU v5p"),
+        ),
+        Chip(
+            "v6e", 32 << 30, 1640e9, 918e12, 800e9, 2, 16, _FLAT, f"{_PAGE}/v6e", clock=1.75e9, reads=1430e9,
+            kinds=("TPU v6 lite", "TPU v6e"),
+        ),
+        Chip(
+            "h100", 80 * 10**9, 3350e9, 989e12, 900e9, 1, 1, _BOX, "NVIDIA H100 SXM5 data sheet", **_HOPPER,
+            l2_bytes=50 << 20, kinds=("NVIDIA H100 80GB HBM3",),
+        ),
+        Chip(
+            "h200", 141 * 10**9, 4800e9, 989e12, 900e9, 1, 1, _BOX, "NVIDIA H200 SXM data sheet", **_HOPPER,
+            l2_bytes=60 << 20, kinds=("NVIDIA H200",),
+        ),
+        Chip(
+            "t4", 16 * 10**9, 320e9, 65e12, 0, 1, 1, ("1",), "NVIDIA T4 data sheet", (), "float16", kinds=("Tesla T4",)
+        ),
     )
-}
+}  # fmt: skip
 
-# what XLA's GPU compiler asks of a device it cannot see: CUDA's tables for compute capability 9.0, and the data sheet
-_H100 = """
-gpu_device_info {
+
+def _hopper(chip: Chip) -> str:
+    """What XLA's GPU compiler asks of a device it cannot see: CUDA's tables for compute capability 9.0, and the data sheet."""
+    return f"""
+gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
   shared_memory_per_block: 49152 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
-  memory_bandwidth: 3350000000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 80000000000
-  cuda_compute_capability { major: 9 }
-}
+  memory_bandwidth: {chip.hbm_bandwidth:.0f} l2_cache_size: {chip.l2_bytes} clock_rate_ghz: 1.98
+  device_memory_size: {chip.hbm_bytes} cuda_compute_capability {{ major: 9 }}
+}}
 platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 1 }
-device_description_str: "NVIDIA H100 80GB HBM3"
+dnn_version_info {{ major: 9 minor: 1 }}
+device_description_str: "{chip.kinds[0]}"
 """
+
+
+def chip_named(kind: str) -> Chip | None:
+    """The chip of a device by what JAX calls it (`device_kind`), or None.
+
+    >>> chip_named("TPU v5 lite").name
+    'v5e'
+    """
+    return next((chip for chip in CHIPS.values() if kind in chip.kinds), None)
 
 
 def chip_of(topology: str) -> Chip:
@@ -153,6 +169,11 @@ def chip_of(topology: str) -> Chip:
     return chip
 
 
+def can_compile(chip: Chip) -> bool:
+    """Whether a package that compiles for it is installed."""
+    return any(importlib.util.find_spec(name) is not None for name in chip.compilers)
+
+
 def devices(topology: str) -> list[Any]:
     """The devices of a topology, none of which has to exist: `v5e:2x2`, `v5p:2x2x4`, `v6e:4x4`, `h100:8`.
 
@@ -165,19 +186,19 @@ def devices(topology: str) -> list[Any]:
 
 @functools.cache
 def _devices(topology: str, chip: Chip) -> tuple[Any, ...]:
-    if chip.compiler is None:
+    if not chip.compilers:
         raise ValueError(f"nothing here compiles for a {chip.name}")
-    if importlib.util.find_spec(chip.compiler) is None:
-        raise ValueError(f"compiling for {chip.name} needs {chip.compiler}: pip install 'specjax[aot]'")
+    if not can_compile(chip):
+        raise ValueError(f"compiling for {chip.name} needs {chip.compilers[0]}: pip install 'specjax[aot]'")
     shape = topology.partition(":")[2]
     slices = ", ".join(chip.slices)
-    if chip.compiler == _CUDA:
-        options = {"target_config": _H100, "topology": f"1x1x{shape}"}
+    if chip.compilers == _CUDA:
+        options = {"target_config": _hopper(chip), "topology": f"1x1x{shape}"}
         try:
-            return tuple(topologies.get_topology_desc(platform="cuda", topology_name="h100", **options).devices)
+            return tuple(topologies.get_topology_desc(platform="cuda", topology_name=chip.name, **options).devices)
         except NotImplementedError as error:  # JAX looked for a card, found none, and left the plugin out
             raise ValueError(
-                "compiling for h100 needs JAX to start without looking for a GPU: set JAX_PLATFORMS=cpu"
+                f"compiling for {chip.name} needs JAX to start without looking for a GPU: set JAX_PLATFORMS=cpu"
             ) from error
     alone = {"chips_per_host_bounds": (1, 1, 1)} if set(shape.split("x")) == {"1"} else {}
     try:
@@ -186,6 +207,32 @@ def _devices(topology: str, chip: Chip) -> tuple[Any, ...]:
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"topology {topology!r}: usual slices are {slices}, and libtpu says {reason}") from error
+
+
+@contextlib.contextmanager
+def made_for(kind: str, platform: str, cores: int | None = None) -> Iterator[None]:
+    """Where programs are lowered for a device that is not there, and set no mesh: tells kernels which device they are made for.
+
+    Args:
+      kind: what JAX calls it, such as `NVIDIA H100 80GB HBM3`.
+      platform: `gpu` or `tpu`.
+      cores: of a TPU.
+    """
+    device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=cores, platform=platform)
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+        yield
+
+
+def lowered(program: Any, *given: Any) -> Any:
+    """What `program.lower(*given)` returns, for the devices that its arguments lie on.
+
+    Args:
+      program: what `jax.jit` returned.
+      *given: pytrees of `ShapeDtypeStruct`s whose shardings lie on such devices.
+    """
+    device = next(iter(jax.tree.leaves(given)[0].sharding.device_set))
+    with made_for(device.device_kind, device.platform, getattr(device, "num_cores", None)):
+        return program.lower(*given)
 
 
 def compiled(lowered: Any, level: str | None = None) -> Any:

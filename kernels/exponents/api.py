@@ -12,6 +12,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from specjax.kernels.exponents import xla
+from specjax.kernels.gpu import has_triton
 from specjax.kernels.products import split
 
 Array = jax.Array
@@ -62,6 +63,8 @@ def _cpu(rest, codes, table, after):
 
 
 def _gpu(rest, codes, table, interpret=False):
+    if not has_triton():
+        return xla.numbers(rest, codes, table)
     from specjax.kernels.exponents import gpu  # Pallas takes long to import
 
     return _each(functools.partial(gpu.numbers, interpret=interpret), rest, codes, table)

@@ -5,6 +5,7 @@ Nothing is traced for platforms that the program is not compiled for.
 
 import jax
 
+from specjax.kernels.gpu import has_triton
 from specjax.kernels.grouped_dot import loop, tpu
 from specjax.kernels.products import by_platform, split
 
@@ -34,7 +35,9 @@ def _ragged(x, kernels, sizes):
     return jax.lax.ragged_dot(x, kernels, sizes).astype(x.dtype)
 
 
-def _triton(x, kernels, sizes):
+def _cuda(x, kernels, sizes):
+    if not has_triton():
+        return _ragged(x, kernels, sizes)
     from specjax.kernels.grouped_dot import gpu  # Pallas takes long to import
 
     return gpu.dot(x, kernels, sizes)
@@ -54,6 +57,6 @@ grouped_dot.defvjp(_forward, _backward)
 _dot = by_platform(
     "grouped_dot",
     lambda x, kernels, _: jax.core.ShapedArray((x.shape[0], kernels.shape[2]), x.dtype),
-    {"cpu": loop.dot, "cuda": _triton, "tpu": tpu.dot},
+    {"cpu": loop.dot, "cuda": _cuda, "tpu": tpu.dot},
     _ragged,
 )

@@ -41,7 +41,7 @@ def _kernel(x_ref, kernels_ref, sizes_ref, out_ref, *, tile):
     """x `[R, E]`, kernels `[X, E, F]`, sizes `[X]`, out `[R, F]`."""
     count, depth, columns = kernels_ref.shape
     groups = jax.lax.iota(jnp.int32, pl.next_power_of_2(count))
-    sizes = triton.load(sizes_ref.at[pl.ds(0, groups.size)], mask=groups < count, other=0)
+    sizes = triton.load(sizes_ref.at[groups], mask=groups < count, other=0)
     tiles = pl.cdiv(sizes, tile)
     group = jnp.sum((jnp.cumsum(tiles) <= pl.program_id(0)).astype(jnp.int32))
     before = groups < group

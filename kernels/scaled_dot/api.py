@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from specjax.kernels.gpu import has_triton
 from specjax.kernels.products import by_platform, split
 from specjax.kernels.scaled_dot import xla
 
@@ -29,10 +30,17 @@ def scaled_dot(x: Array, values: Array, scale: Array) -> Array:
     return _dot(x, values, scale)
 
 
-def _triton(x, values, scale):
+def _cuda(x, values, scale):
+    if not has_triton():
+        return xla.dot(x, values, scale)
     from specjax.kernels.scaled_dot import gpu  # Pallas takes long to import
 
     return (gpu if gpu.takes(values, scale) else xla).dot(x, values, scale)
+
+
+def _cpu(x, values, scale):
+    # XLA's products of bfloat16 by group are not there for every shape on a CPU, and it widens those that are
+    return xla.dot(x.astype(jnp.float32), values, scale)
 
 
 def _forward(x, values, scale):
@@ -49,6 +57,6 @@ scaled_dot.defvjp(_forward, _backward)
 _dot = by_platform(
     "scaled_dot",
     lambda x, values, _: jax.core.ShapedArray((x.shape[0], values.shape[1]), jnp.float32),
-    {"cuda": _triton},
+    {"cpu": _cpu, "cuda": _cuda},
     xla.dot,
 )

@@ -8,6 +8,7 @@ import jax
 from specjax.kernels.layouts import slots_last
 from specjax.kernels.tree_attention.block_sizes import CAPACITIES, SLOTS
 from specjax.kernels.tree_attention.parts import Operands
+from specjax.sharding.aot import chip_named
 
 MIB = 1 << 20
 VMEM = {"v5e": 16 * MIB, "v5p": 16 * MIB, "v6e": 32 * MIB}
@@ -17,15 +18,6 @@ SIZES = (4096, 2048, 1024, 512, 256, 128)
 """Block sizes that are considered."""
 COMPUTED = 1024
 """Slots that are computed with at a time: the scores of more would only lengthen the program."""
-KINDS = {
-    "TPU v5 lite": "v5e",
-    "TPU v5e": "v5e",
-    "TPU v5": "v5p",
-    "TPU v5p": "v5p",
-    "TPU v6 lite": "v6e",
-    "TPU v6e": "v6e",
-}
-"""Names of chips, by what JAX calls a device. Others are served as a v5e, which has the least memory for a kernel."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +40,8 @@ def tiles(operands: Operands, window: int | None) -> Tiles:
     device = jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
     batch, heads, queries, width = operands.queries.shape
     capacity, kept = operands.cache_key.shape[2], operands.cache_key.dtype.itemsize
-    chip, cores = KINDS.get(device.device_kind, "v5e"), getattr(device, "num_cores", None) or 1
+    known, cores = chip_named(device.device_kind), getattr(device, "num_cores", None) or 1
+    chip = known.name if known is not None and known.name in VMEM else "v5e"  # the least memory for a kernel
     parts = cores if heads % cores and batch % cores == 0 else 1  # a core has heads of its own, else rows
     mine = heads if heads % cores else heads // cores
     span = capacity if window is None or operands.cache_positions is not None else min(capacity, window)

@@ -10,6 +10,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
+from specjax.kernels.gpu import has_triton
 from specjax.kernels.tree_attention import blocked, xla
 from specjax.kernels.tree_attention.mapped import over_slots, per_device
 from specjax.kernels.tree_attention.parts import Operands
@@ -17,6 +18,7 @@ from specjax.kernels.tree_attention.parts import Operands
 Array = jax.Array
 
 PLATFORMS = ("cpu", "tpu", "cuda")
+GONE = "this version of JAX has no Triton under Pallas"
 attend_p = Primitive("tree_attention")
 attend_p.def_impl(jax.jit(attend_p.bind, static_argnames=("implementation", "structure", "mesh", "options")))
 attend_p.def_abstract_eval(lambda query, *_, **__: jax.core.ShapedArray(query.shape, jax.numpy.float32))
@@ -71,6 +73,7 @@ def chosen(implementation: str | None, platform: str, operands: Operands, option
 
 def _refused(implementation, why):
     kernel, others = ("Mosaic GPU", "'pallas', ") if implementation == "mosaic_gpu" else ("Pallas", "")
+    others = "'mosaic_gpu', " if why == GONE else others
     return f"the {kernel} kernel of tree attention cannot be used: {why}; choose {others}'xla' or None"
 
 
@@ -86,10 +89,16 @@ def _kernel(implementation, platform, operands):
         from specjax.kernels.tree_attention import tpu
 
         return tpu, tpu.refusal(operands)
-    if platform == "cuda":
+    if platform == "cuda" and has_triton():
         from specjax.kernels.tree_attention import gpu
 
         return gpu, gpu.refusal(operands)
+    if platform == "cuda" and implementation is None:
+        from specjax.kernels.tree_attention import mosaic_gpu
+
+        return mosaic_gpu, mosaic_gpu.refusal(operands)
+    if platform == "cuda":
+        return None, GONE
     return None, "it is made for TPUs and NVIDIA GPUs, and the program is compiled for another platform"
 
 

@@ -6,6 +6,7 @@ and put together as those of the Triton kernel (`shares.py`).
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -30,6 +31,9 @@ AXES = "row", "head", "program"
 WORD = 32
 WGMMA = plgpu.Layout.WGMMA
 ROWS, SLOTS = WGMMA.reduce(1), WGMMA.reduce(0)
+_index = inspect.signature(plgpu.load).parameters.get("idx")
+WHOLE = ((),) if _index is not None and _index.default is inspect.Parameter.empty else ()
+"""What `plgpu.load` takes beside a reference: up to jax 0.10 an index, later nothing."""
 
 
 def refusal(operands: Operands) -> str | None:
@@ -103,7 +107,7 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
             "keys_there": plgpu.Barrier(num_barriers=stages),
             "values_there": plgpu.Barrier(num_barriers=stages),
         },
-        compiler_params=plgpu.CompilerParams(approx_math=True),
+        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=interpreter() if interpret else None,
         kernel_name="tree_attention",
     )(*inputs.values())
@@ -141,7 +145,7 @@ class Warpgroup:
     @staticmethod
     def load(ref, layout):
         """From main memory."""
-        return plgpu.load(ref, (), layout=layout, optimized=False)
+        return plgpu.load(ref, *WHOLE, layout=layout, optimized=False)
 
     @staticmethod
     def product(a, b):
@@ -156,7 +160,7 @@ class Warpgroup:
     @classmethod
     def scores(cls, query, keys):
         """Of queries `[M, H]` and keys `[S, H]`."""
-        return cls.product(query, plgpu.transpose_ref(keys, (1, 0)))
+        return cls.product(query, keys.transpose((1, 0)))
 
 
 class Interpreted(Warpgroup):

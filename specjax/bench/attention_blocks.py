@@ -291,9 +291,10 @@ def chip_here() -> str:
       ValueError: where it is none of the table's.
     """
     kind = jax.devices()[0].device_kind
-    if kind not in blocks.KINDS:
+    chip = aot.chip_named(kind)
+    if chip is None or chip.name not in CORES:
         raise ValueError(f"--source time needs one of {', '.join(CORES)}, and JAX runs on {kind}: use --source model")
-    return blocks.KINDS[kind]
+    return chip.name
 
 
 def main(argv: Sequence[str] | None = None) -> int:

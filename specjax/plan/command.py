@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from specjax import models
+from specjax.plan.rates import rated
 from specjax.serve.options import option
 from specjax.sharding import aot, make_mesh
 from specjax.spec.assemble import DEFAULT_DRAFTER, Plan, usual_unmask
@@ -34,6 +35,9 @@ class PlanOptions:
     dtype: str | None = option(None, "of weights and cache (default: bfloat16, or float16 on a t4)")
     weights: str | None = option(None, "of the model's matrices, as of generate: int8, int4, fp8 or dfloat11")
     cache_dtype: str | None = option(None, "of the cache alone, as of generate: int8, float8_e4m3fn, ...")
+    rates: str | None = option(
+        None, "measured rates of the chip, as `python -m experiments.chip` writes them", metavar="FILE"
+    )
     reduce_dtype: str | None = option(None, "in which chips sum products, as of generate: float32 or bfloat16")
     tokens_per_step: float = option(1.0, "tokens a row commits a step, for tokens/s")
     sampled: bool = option(False, "compile what sampled rows need too, which takes longer")
@@ -48,7 +52,7 @@ def command(options: PlanOptions) -> int:
 
     jax.config.update("jax_platforms", "cpu")  # nothing runs; the machine's own accelerators stay free
     with bad_input():
-        chip = aot.chip_of(options.topology)
+        chip = rated(aot.chip_of(options.topology), options.rates)
         batches = read_batches("--batch", options.batch)
         if (options.context is not None and options.context < 1) or not options.tokens_per_step > 0:
             raise ValueError("--context must be at least 1 and --tokens-per-step above 0")
@@ -99,7 +103,7 @@ def _one(options: PlanOptions, chip: Any, drafter: str | None, batch: int) -> di
         spec = fit.check_mesh(options.mesh, options.topology, model.lm.config, batch)
         context = fit.context_for(model, options.context)
         devices = (
-            aot.devices(options.topology) if chip.compiler else jax.devices("cpu")[: fit.chips_of(options.topology)]
+            aot.devices(options.topology) if chip.compilers else jax.devices("cpu")[: fit.chips_of(options.topology)]
         )
         mesh = make_mesh(spec, devices)
         model = models.abstract(options.model, dtype, mesh, **how)
@@ -112,9 +116,11 @@ def _one(options: PlanOptions, chip: Any, drafter: str | None, batch: int) -> di
     }  # fmt: skip
     held = step.sizes(setup)
     cost, layers, spare = None, (), 0.0
-    if chip.compiler and held.arguments <= chip.hbm_bytes:
+    if chip.compilers and held.arguments <= chip.hbm_bytes:
         try:
-            cost, layers = step.model_cost(model, plan, mesh, options.topology, setup, options.whole, options.sampled)
+            cost, layers = step.model_cost(
+                model, plan, mesh, chip, options.topology, setup, options.whole, options.sampled
+            )
             spare = cost.temporaries + cost.padding
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):

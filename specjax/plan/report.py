@@ -139,7 +139,7 @@ def table(records: list[dict[str, Any]], chip: Chip) -> str:
         f"{chip.name}: {chip.hbm_bytes / GB:.1f} GB, {chip.hbm_bandwidth / GB:.0f} GB/s, "
         f"{chip.flops / 1e12:.0f} TFLOP/s {chip.dtype}{links} ({chip.source})"
     )
-    if chip.compiler is None:
+    if not chip.compilers:
         lines.append("not compiled: memory is that of weights, cache and state, without what a step takes besides")
     done = [r for r in records if "compiled_layers" in r]
     lines += _assumptions(done[0], chip) if done else []

@@ -20,7 +20,7 @@ from specjax.plan.hlo import Traffic, traffic
 from specjax.plan.pallas import kernels
 from specjax.plan.serial import Serial, serial
 from specjax.sampling import Sampling
-from specjax.sharding.aot import CHIPS, chip_of
+from specjax.sharding.aot import Chip, chip_named
 from specjax.sharding.aot import compiled as compile_ahead
 from specjax.sharding.rules import placed, rounded, shardings
 from specjax.spec import assemble as assembly
@@ -171,10 +171,10 @@ def _traffic(program, setup, step):
     rows = np.full(setup.state.length.shape, setup.live, np.int32)
     state = dataclasses.replace(setup.state, length=rows, limit=rows)
     chips = setup.state.length.sharding.device_set
-    platform, devices = "tpu" if next(iter(chips)).platform == "tpu" else "cuda", len(chips)
-    kernel = kernels(step, (setup.params, state), platform, devices)
-    own = setup.experts
-    cached = functools.partial(through, cache=CHIPS["h100"].l2_bytes) if platform == "cuda" else None
+    device, devices = next(iter(chips)), len(chips)
+    kernel = kernels(step, (setup.params, state), "tpu" if device.platform == "tpu" else "cuda", devices)
+    own, chip = setup.experts, chip_named(device.device_kind)
+    cached = functools.partial(through, cache=chip.l2_bytes) if chip and chip.l2_bytes else None
     return traffic(program.as_text() or "", kernel if own is None else grouped(own, kernel), cached)
 
 
@@ -191,8 +191,8 @@ def cost_of(program: Any, moved: Traffic) -> Cost:
     return Cost(temporaries, moved.bytes, flops, moved.collectives, unbounded=moved.unbounded, halved=wide)
 
 
-def measured(setup: Setup, topology: str, sampled: bool = False) -> Cost:
-    """The cost of a step on a slice, with how long it takes at most and what its compilation took."""
+def measured(setup: Setup, chip: Chip, topology: str, sampled: bool = False) -> Cost:
+    """The cost of a step on a slice of a chip, with how long it takes at most and what its compilation took."""
     step = step_of(setup, sampled)
     began = time.process_time()
     program = _program(setup, step)
@@ -203,9 +203,7 @@ def measured(setup: Setup, topology: str, sampled: bool = False) -> Cost:
         cost_of(program, moved),
         compile_seconds=seconds,
         padding=max(memory.argument_size_in_bytes - sizes(setup).arguments, 0),
-        serial=serial(
-            moved, chip_of(topology), topology, mesh.size // mesh.shape["data"], memory.generated_code_size_in_bytes
-        ),
+        serial=serial(moved, chip, topology, mesh.size // mesh.shape["data"], memory.generated_code_size_in_bytes),
     )
 
 
@@ -242,7 +240,7 @@ def extrapolated(costs: list[Cost], at: tuple[int, ...], layers: int) -> Cost:
 
 
 def model_cost(
-    model: Any, plan: assembly.Plan, mesh: Any, topology: str, setup: Setup, whole: bool, sampled: bool
+    model: Any, plan: assembly.Plan, mesh: Any, chip: Chip, topology: str, setup: Setup, whole: bool, sampled: bool
 ) -> tuple[Cost, tuple[int, ...]]:
     """The cost of a model's step, and the layers of the programs that were compiled for it.
 
@@ -253,12 +251,12 @@ def model_cost(
     layers = model.lm.num_layers
     at = depths(turns(model))
     if whole or at is None or _reads_layers(setup.decoder):
-        return measured(setup, topology, sampled), (layers,)
+        return measured(setup, chip, topology, sampled), (layers,)
     batch, context = setup.state.tokens.shape
 
     def of(count):
         part = prepare(hub.with_layers(model, count, mesh), plan, mesh, batch, context) if count < layers else setup
-        return measured(part, topology, sampled)
+        return measured(part, chip, topology, sampled)
 
     return from_few_layers(of, at, layers)
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from specjax import models
 from specjax.plan.command import PlanOptions, read_batches
+from specjax.plan.rates import rated
 from specjax.serve.options import check_least, option, same
 from specjax.sharding import aot, make_mesh, shardings
 from specjax.sharding.rules import placed
@@ -46,6 +47,7 @@ class PlanTrainOptions:
     dtype: str = option("bfloat16", "of the target")
     compute_dtype: str = option("bfloat16", "of the head's products, as of train", choices=COMPUTE_DTYPES)
     weights: str | None = same(PlanOptions, "weights")
+    rates: str | None = same(PlanOptions, "rates")
     whole: bool = same(PlanOptions, "whole")
     json: bool = same(PlanOptions, "json")
 
@@ -74,7 +76,7 @@ def command(options: PlanTrainOptions) -> int:
     jax.config.update("jax_platforms", "cpu")  # nothing runs; the machine's own accelerators stay free
     with bad_input():
         check_least(options, flag)
-        chip = aot.chip_of(options.topology)
+        chip = rated(aot.chip_of(options.topology), options.rates)
         sizes = read_batches("--batch-size", options.batch_size)
     records: list[dict[str, Any]] = []
     for number, rows in enumerate(sizes):

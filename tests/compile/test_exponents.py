@@ -8,7 +8,7 @@ from support.planned import skip_without_compiler
 
 from specjax.kernels.exponents import numbers
 from specjax.models.dfloat11 import usual_words
-from specjax.sharding.aot import compiled, devices
+from specjax.sharding.aot import compiled, devices, lowered
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,6 @@ def test_a_kernel_writes_the_matrix_and_nothing_else(topology, inputs, outputs):
     given = lambda kind, *shape: jax.ShapeDtypeStruct(shape, kind, sharding=place)
     codes = given(jnp.uint32, usual_words(128), inputs // 128, outputs)
     arrays = given(jnp.uint8, inputs, outputs), codes, given(jnp.uint16, 256, 1, 1)
-    program = compiled(jax.jit(numbers).lower(*arrays))
+    program = compiled(lowered(jax.jit(numbers), *arrays))
     assert "coded_exponents/pallas_call" in program.as_text()
     assert program.memory_analysis().temp_size_in_bytes < 1 << 20

@@ -7,7 +7,7 @@ from jax.sharding import SingleDeviceSharding
 from support.planned import skip_without_compiler
 
 from specjax.kernels.grouped_dot import grouped_dot
-from specjax.sharding.aot import compiled, devices
+from specjax.sharding.aot import compiled, devices, lowered
 
 SIZES = {"small": (64, 8, 256, 384), "Qwen3-235B-A22B": (1024, 16, 4096, 1536), "gpt-oss-120b": (512, 16, 2880, 5760)}
 """Rows, experts of a device, inputs and outputs."""
@@ -24,7 +24,7 @@ def program_of(topology, sizes, dtype, stored=jnp.bfloat16):
             return grouped_dot(*arrays)
 
     arrays = given((rows, inputs), dtype), given((count, inputs, outputs), stored), given((count,), jnp.int32)
-    return compiled(jax.jit(product).lower(*arrays))
+    return compiled(lowered(jax.jit(product), *arrays))
 
 
 @pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float32), ids=("bfloat16", "layercast"))

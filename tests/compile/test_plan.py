@@ -251,10 +251,10 @@ def test_layers_lie_on_a_line_where_their_kinds_take_turns(name, depth, at, monk
         hub.with_layers(models.abstract(name, mesh=mesh), depth, mesh),
         Plan(None if "LLaDA" in name else "none"),
     )
-    costs = lambda setup, topology, sampled: step.Cost(10, 100 * len(setup.params["target"]["layers"]), 7, {})
+    costs = lambda setup, chip, topology, sampled: step.Cost(10, 100 * len(setup.params["target"]["layers"]), 7, {})
     monkeypatch.setattr(step, "measured", costs)
     setup = step.prepare(model, plan, mesh, 1, 256)
-    cost, found = step.model_cost(model, plan, mesh, "v5e:1x1", setup, False, False)
+    cost, found = step.model_cost(model, plan, mesh, aot.chip_of("v5e:1x1"), "v5e:1x1", setup, False, False)
     assert (cost.bytes, found) == (100 * depth, at)
     assert step.depths([0, 1, 2, 3, 4, 5, 6, 7]) is None
 

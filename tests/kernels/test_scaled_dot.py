@@ -31,6 +31,15 @@ def test_a_group_has_its_scale(way, shape, dtype):
     np.testing.assert_allclose(jax.jit(WAYS[way])(x, values, scale), want, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("rows", (1, 3, 70))
+def test_rows_in_bfloat16_are_multiplied_exactly(rows):
+    """In every number of rows: the sums are in float32."""
+    x, values, scale = made(rows, 2, 32, 6, jnp.int4)
+    x = jnp.asarray(x, jnp.bfloat16)
+    want = np.asarray(x, np.float64) @ (np.asarray(values, np.float64) * np.repeat(scale, 32, axis=0))
+    np.testing.assert_allclose(jax.jit(scaled_dot)(x, values, scale), want, rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.filterwarnings("ignore:.*Triton.*:DeprecationWarning")
 def test_a_gpu_has_its_own_where_it_takes_the_groups():
     for size, own in ((16, True), (8, False)):

@@ -290,9 +290,30 @@ PARAMS: dict[str, Callable[[dict], Any]] = {
 """From the target's parameters to a drafter's, by its name; trained drafters make their own."""
 
 
+STEPS = 2**10
+
+
+def whole_numbers(shape, seed):
+    """Even random numbers between -1 and 1 whose 1,024-fold are whole, so that every platform has the same ones."""
+    return np.random.default_rng(seed).integers(-STEPS, STEPS + 1, shape).astype(np.float32) / STEPS
+
+
+def drawn(made, seed=0):
+    """Parameters like those that were made, of which drawn ones are `whole_numbers` times a power of two."""
+    leaves, structure = jax.tree.flatten(jax.device_get(made))
+
+    def again(number, x):
+        spread = float(np.std(x)) if np.issubdtype(x.dtype, np.floating) else 0.0
+        if not spread:
+            return np.asarray(x)  # whole numbers, and what is the same everywhere
+        return whole_numbers(x.shape, (seed, number)) * np.float32(2.0 ** np.round(np.log2(spread * 3**0.5)))
+
+    return jax.tree.unflatten(structure, [again(number, x) for number, x in enumerate(leaves)])
+
+
 def noisy(target):
     """A draft model that is often right: the target's weights, a little different."""
-    return jax.tree.map(lambda x: x * (1 + 0.2 * jax.random.normal(jax.random.key(x.size), x.shape)), target)
+    return jax.tree.map(lambda x: x * (1 + whole_numbers(x.shape, x.size) / 4), target)
 
 
 def model_of(name: str) -> str:
@@ -302,12 +323,10 @@ def model_of(name: str) -> str:
 
 @functools.cache
 def _target(model: str = ""):
-    target = MODELS.get(model, TARGET).init(jax.random.key(7))
+    target = drawn(MODELS.get(model, TARGET).init(jax.random.key(7)))
     if model:  # norms, biases and sinks of their own
-        target = jax.tree.map(
-            lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape) if x.ndim == 1 else x, target
-        )
-    return jax.tree.map(lambda x: x * 2.0 if x.ndim > 1 else x, target)
+        target = jax.tree.map(lambda x: x + whole_numbers(x.shape, x.size) / 2 if x.ndim == 1 else x, target)
+    return jax.tree.map(lambda x: jnp.asarray(x * 2 if x.ndim > 1 else x), target)
 
 
 @functools.cache
@@ -317,7 +336,8 @@ def params(name: str = "draft-chain"):
     target = _target(model)
     drafter = (DRAFTERS | ON_MODELS)[name]
     if isinstance(drafter, Trained):
-        draft = drafter.bind(MODELS.get(model, TARGET)).init_params(jax.random.key(8), target)
+        made = drafter.bind(MODELS.get(model, TARGET)).init_params(jax.random.key(8), target)
+        draft = jax.tree.map(jnp.asarray, drawn(made, seed=1))
     elif model:
         draft = noisy(target) if isinstance(drafter, ModelDrafter) else None
     else:

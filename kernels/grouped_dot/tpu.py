@@ -13,12 +13,14 @@ _PARTS = 3  # bfloat16 holds 8 digits of a float32's 24
 def dot(x: Array, kernels: Array, sizes: Array) -> Array:
     """See `api.grouped_dot`.
 
-    The compiler takes no float32 rows in full precision against bfloat16 matrices. Where more than its usual precision is
-    asked for, such rows are taken apart into numbers of bfloat16 that add up to them, so that their products are those of
-    float32, and matrices are read as they lie, once.
+    The compiler takes bfloat16 matrices in its usual precision alone, in which products of numbers of bfloat16 are exact. Where
+    more is asked for, float32 rows are taken apart into numbers of bfloat16 that add up to them, so that their products with
+    such matrices are those of float32, and matrices are read as they lie, once.
     """
-    if is_usual() or (x.dtype, kernels.dtype) != (jnp.float32, jnp.bfloat16):
-        return jax.lax.ragged_dot(x, kernels, sizes).astype(x.dtype)
+    narrow = x.dtype == kernels.dtype == jnp.bfloat16
+    if is_usual() or narrow or (x.dtype, kernels.dtype) != (jnp.float32, jnp.bfloat16):
+        precision = jax.lax.Precision.DEFAULT if narrow else None
+        return jax.lax.ragged_dot(x, kernels, sizes, precision=precision).astype(x.dtype)
     rows = jnp.stack(_parts(x), axis=1).reshape(-1, x.shape[1])
     found = jax.lax.ragged_dot(
         rows, kernels, sizes * _PARTS, precision=jax.lax.Precision.DEFAULT, preferred_element_type=jnp.float32

@@ -37,7 +37,8 @@ def astar(temperature, ahead, cost="nll"):
 def reasoned(score, threshold):
     """SpecReason, greedy."""
     method = SpecReason(threshold, score, separator=".")
-    return lambda prompts, seed: method(LARGE, SMALL, prompts, seed=seed, batch_size=25)
+    how = {"temperature": 0.0, "max_new_tokens": NEW, "batch_size": 25}
+    return lambda prompts, seed: method(LARGE, SMALL, prompts, seed=seed, **how)
 
 
 def agreed(samples, temperature):

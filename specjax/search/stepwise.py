@@ -17,7 +17,7 @@ from specjax.models.text import encoded
 from specjax.pretty import short
 from specjax.sampling import row_keys
 from specjax.sampling.warp import carries
-from specjax.sampling_params import FIELDS, Sampling
+from specjax.sampling_params import FIELDS, Sampling, SamplingOptions, worded
 
 
 class Stepwise:
@@ -126,6 +126,7 @@ class Asked:
             except ValueError as error:
                 raise ValueError(f"prompt {number}: {error}") from error
         ids = tuple(ids)
+        sampling = sampling | worded(SamplingOptions(**sampling), models[0].tokenizer)
         keys = np.asarray(jax.random.key_data(row_keys([seed] * len(ids), ids))) if ids else np.zeros((0, 2), np.uint32)
         asked = cls(tuple(prompts), ids, keys, int(max_new_tokens), sampling)
         if carries(asked.sampling_of(1)):

@@ -18,7 +18,7 @@ SAMPLED = ("typical", "ears", "ears:tolerance=1.0")
 GREEDY = ("fly:window=0",)
 LONG = ("fly", "fly:window=1")
 DRAFTERS = {"long": "draft:length=15"}
-"""Lines of the drafters that are no line themselves; of `long`, whose drafts are as long as FLy's authors', the rules are `LONG`."""
+"""Lines of the drafters that are no line themselves; of `long`, with drafts as long as FLy's authors', the rules are `LONG`."""
 
 
 def merged(held: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:

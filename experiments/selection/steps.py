@@ -95,6 +95,7 @@ ROWS = {
     "tiny-draft, greedy": alone(SMALL),
     "astar, temperature 0.3": astar(0.3, 0),
     "spec_reason, digit from 7": reasoned("digit", 7.0),
+    "spec_reason, mean digit from 4": reasoned("mean_digit", 4.0),
     "spec_reason, likelihood from 0.8": reasoned("likelihood", 0.8),
     "self_agreement of 4, temperature 0.7": agreed(4, 0.7),
     "entropy_adaptive from 0.3": turns(0.3),

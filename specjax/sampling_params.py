@@ -50,7 +50,7 @@ def is_set(name: str, value: Any) -> bool:
     return bool(len(value)) if listed else value != FIELDS[name].default
 
 
-def worded(options: Any, tokenizer: Any) -> dict[str, tuple[int, ...]]:
+def worded(options: Any, tokenizer: Any) -> dict[str, Any]:
     """The lists that options leave to a tokenizer (`specjax.warpers.lists.listing`), of the warpers that they turn on.
 
     Args:

@@ -32,7 +32,10 @@ class Dry(Warper):
         tokens of a line break, a colon, a quotation mark and an asterisk.
     """
 
-    about = About("dry", "lowers tokens that would go on with a repetition", "text-generation-webui #5677", "same text")
+    about = About(
+        "dry", "lowers tokens that would go on with a repetition", "text-generation-webui #5677", "same text",
+        fields=("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers"),
+    )  # fmt: skip
     of_logits = True
     reads_text = True
 

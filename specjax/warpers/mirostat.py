@@ -31,7 +31,10 @@ class Mirostat(Warper):
       mirostat_eta: float32 in [0, 1]; None: llama.cpp's 0.1, of version 1 its authors' 1.
     """
 
-    about = About("mirostat", "cuts so that a text surprises evenly", "arXiv:2007.14966", "same text")
+    about = About(
+        "mirostat", "cuts so that a text surprises evenly", "arXiv:2007.14966", "same text",
+        fields=("mirostat", "mirostat_tau", "mirostat_eta"),
+    )  # fmt: skip
     reads_text = True
     carries = True
 

@@ -27,7 +27,10 @@ class Xtc(Warper):
         is a tokenizer, its line break.
     """
 
-    about = About("xtc", "now and then leaves out the likeliest tokens", "text-generation-webui #6335", "same text")
+    about = About(
+        "xtc", "now and then leaves out the likeliest tokens", "text-generation-webui #6335", "same text",
+        fields=("xtc_probability", "xtc_threshold", "xtc_special_tokens"),
+    )  # fmt: skip
     reads_text = True
 
     xtc_probability: float = parameter(

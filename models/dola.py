@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.lm import LM
+from specjax.lm import LM, inputs
 from specjax.models.paired import answered
 from specjax.warpers.lists import tokens
 
@@ -19,13 +19,13 @@ class Dola:
     """An LM around another, whose scores are `final - early` in log-probabilities.
 
     `early` is what the model's head says of the stream after one of some layers, at every place the one whose law is farthest
-    from the last one's (Jensen and Shannon's divergence; the released program has another in its place). As there, the stream
-    is not normed. Tokens of less than `alpha` times the likeliest one's probability are removed. One pass; the head runs once
-    more for each of the layers. `transformers` 4 takes one layer for all rows of a batch; here rows are apart.
+    from the last one's (`divergence`). As in the released program the stream is not normed. Tokens of less than `alpha` times
+    the likeliest one's probability are removed. One pass; the head runs once more for each of the layers. The released
+    program and `transformers` 4 take one layer for all rows of a batch; here rows are apart.
 
     Attributes:
       lm: the model.
-      early: those layers, 0-based; transformers counts from 1.
+      early: those layers, 0-based, -1 for the embeddings; transformers counts from 1, with 0 for the embeddings.
       alpha: in (0, 1].
 
     Raises:
@@ -38,9 +38,9 @@ class Dola:
 
     def __post_init__(self):
         last = self.lm.num_layers - 1
-        if not self.early or any(not 0 <= layer < last for layer in self.early):
+        if not self.early or any(not -1 <= layer < last for layer in self.early):
             counts = [layer + 1 for layer in self.early]
-            raise ValueError(f"dola_layers must be low, high or counts of layers from 1 to {last}, got {counts}")
+            raise ValueError(f"dola_layers must be low, high or counts of layers from 0 to {last}, got {counts}")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -50,16 +50,18 @@ class Dola:
     def __call__(self, params, block, cache, *, wants, draw=None, past=None, partial=None):
         if not wants.head:
             return self.lm(params, block, cache, wants=wants, past=past, partial=partial)
-        if partial is not None and partial.lo > min(self.early) + 1:
+        layers = [layer for layer in self.early if layer >= 0]
+        if partial is not None and any(partial.lo > layer + 1 for layer in layers):
             raise ValueError(
                 "DoLa reads layers that this drafter has run apart: take one that leaves them to the model"
             )
-        hidden = tuple(sorted({*wants.hidden, *self.early}))
+        hidden = tuple(sorted({*wants.hidden, *layers}))
         body = dataclasses.replace(wants, logits=True, topk=0, draw=False, hidden=hidden)
         output = self.lm(params, block, cache, wants=body, past=past, partial=partial)
         head = lambda h: jax.nn.log_softmax(self.lm.unembed(params, h), axis=-1)
         final = jax.nn.log_softmax(output.logits, axis=-1)
-        scores = contrasted(final, [head(output.hidden[layer]) for layer in self.early], self.alpha)
+        stream = lambda layer: inputs(self.lm, params, block) if layer < 0 else output.hidden[layer]
+        scores = contrasted(final, [head(stream(layer)) for layer in self.early], self.alpha)
         kept = {layer: output.hidden[layer] for layer in wants.hidden}
         return answered(dataclasses.replace(output, hidden=kept or None), scores, wants, draw)
 
@@ -76,25 +78,31 @@ def contrasted(final: Array, early: list[Array], alpha: float) -> Array:
 
 
 def divergence(a: Array, b: Array) -> Array:
-    """Jensen and Shannon's, `[B, T, 1]`, of log-probabilities."""
+    """How far two laws are apart, `[B, T, 1]`, from log-probabilities: (KL(m | a) + KL(m | b)) / 2 with m = (a + b) / 2.
+
+    That is the released program's. The paper's, Jensen and Shannon's, has KL(a | m) and KL(b | m).
+    """
     middle = jnp.logaddexp(a, b) - math.log(2)
-    from_middle = lambda law: jnp.where(law > -jnp.inf, jnp.exp(law) * (law - middle), 0.0).sum(axis=-1, keepdims=True)
-    return (from_middle(a) + from_middle(b)) / 2
+    to = lambda law: jnp.where(middle > -jnp.inf, jnp.exp(middle) * (middle - law), 0.0).sum(axis=-1, keepdims=True)
+    return (to(a) + to(b)) / 2
 
 
 def layers_of(asked: Any, lm: LM) -> tuple[int, ...]:
     """`Dola.early` for `transformers`' `dola_layers`: "low" or "high", every second layer of a half, or counts of layers.
 
-    Of more than 40 layers these are of the first or the last 20. The embeddings, which "low" begins with there where the head
-    is not tied to them, are no layer.
+    Of more than 40 layers these are of the first or the last 20. "low" begins with the embeddings (0), or where the head is
+    tied to them, which they say nothing with, with the second layer.
 
     Args:
       asked: the setting.
       lm: the model.
     """
-    count = lm.num_layers
-    half = count // 2 if count <= 40 else 20
-    named = {"low": range(2, half, 2) or [2], "high": range(count // 2 if count <= 40 else count - 20, count, 2)}
+    count, tied = lm.num_layers, getattr(getattr(lm, "config", None), "tie_word_embeddings", True)
+    half, first = count // 2 if count <= 40 else 20, min(2, count - 1) if tied else 0
+    named = {
+        "low": range(first, half, 2) or [first],
+        "high": range(count // 2 if count <= 40 else count - 20, count, 2),
+    }
     if isinstance(asked, str):
         if asked not in named:
             raise ValueError(f"dola_layers must be low, high or counts of layers, got {asked!r}")

@@ -76,12 +76,37 @@ def encode_text(tokenizer: Any, prompt: str | Sequence[dict[str, Any]], model: s
             f"{model} has no chat template, so it cannot take messages, nor a prompt as one: give a prompt without --chat"
             f"{_who_chats()}"
         )
-    try:
-        text = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
-    except Exception as error:  # templates raise what they like
-        raise ValueError(f"the chat template of {model} cannot render these messages: {_line(error)}") from error
+    text = _rendered(tokenizer, prompt, model)
     # the template writes special tokens itself
     return tokenizer.encode(text, add_special_tokens=False, verbose=False) if text else []
+
+
+def _rendered(tokenizer: Any, messages: Sequence[dict[str, Any]], model: str) -> str:
+    """Messages in the chat template, up to where the assistant is to write."""
+    try:
+        return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # templates raise what they like
+        raise ValueError(f"the chat template of {model} cannot render these messages: {_line(error)}") from error
+
+
+_OPEN = "\N{OBJECT REPLACEMENT CHARACTER}"
+
+
+def next_turn(tokenizer: Any, question: str, reply: str, model: str) -> list[int]:
+    """Token ids behind an assistant's turn that is still open: they end it, ask in a user's turn, and begin to reply.
+
+    Args:
+      tokenizer: one with a chat template.
+      question: what the user asks.
+      reply: what the reply begins with.
+      model: the model's name, for errors.
+
+    Raises:
+      ValueError: where the template cannot render such turns.
+    """
+    turns = (("user", _OPEN), ("assistant", _OPEN), ("user", question))
+    text = _rendered(tokenizer, [{"role": role, "content": content} for role, content in turns], model)
+    return tokenizer.encode(text.rpartition(_OPEN)[2] + reply, add_special_tokens=False, verbose=False)
 
 
 def _who_chats() -> str:

@@ -27,7 +27,7 @@ class About:
       guarantee: a key of `GUARANTEES`; empty where another part decides, as the verifier does of a drafter's text.
       defaults: what a line that names no value takes in place of the class's own defaults.
       fields: those that a line may set; None: every one whose default is a number, a word, a switch or an empty list of
-        numbers.
+        numbers. One whose default is None is named here, or not listed.
       make: the class method that takes them; empty: the class itself.
       expander: the line of the expander that a drafter takes where none is named; empty: it takes none.
       paper: fields as published, as a line has them, where `defaults` and `expander` are for small models: `preset=paper` sets

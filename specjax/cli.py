@@ -102,16 +102,18 @@ def searches(options: NoOptions) -> int:
 
 
 def _list_entries(table: dict[str, Any], flags: bool = False) -> int:
-    """A line a method; below it, indented, the line that sets each of its fields to the default, or the flags that do."""
+    """A line a method; below it, indented, the line that sets each of its fields to the default, or the flags that do.
+
+    A flag whose default is no value is shown in brackets.
+    """
     rows, guaranteed = [], any(entry.guarantee for entry in table.values())
     for name, entry in table.items():
         worth = [entry.guarantee or "-"] if guaranteed else []
         rows.append((name, *worth, f"{entry.summary} [{entry.source}]"))
     for (name, entry), line in zip(table.items(), _aligned(rows), strict=True):
         if flags:
-            fields = " ".join(
-                f"{flag(field)} {shlex.quote(json.dumps(value))}" for field, value in entry.listed.items()
-            )
+            shown = lambda own, value: f"[{own} ...]" if value is None else f"{own} {shlex.quote(json.dumps(value))}"
+            fields = " ".join(shown(flag(field), value) for field, value in entry.listed.items())
         else:
             fields = f"{name}:" + ",".join(f"{field}={spelt(value)}" for field, value in entry.listed.items())
         write(f"{line}\n" + (f"    {fields}\n" if entry.listed else ""))

@@ -1,6 +1,7 @@
 """Sampling parameters, made of the table of warpers: options of one prompt, and columns of them for a batch of rows."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -44,8 +45,27 @@ def in_use(warper: Warper, options: Any) -> bool:
 
 
 def is_set(name: str, value: Any) -> bool:
-    """Whether a parameter is not at its default; a list: not empty."""
-    return bool(len(value)) if "shape" in FIELDS[name].metadata else value != FIELDS[name].default
+    """Whether a parameter is not at its default; a list that is empty by default: not empty."""
+    listed = "shape" in FIELDS[name].metadata and FIELDS[name].default is not None
+    return bool(len(value)) if listed else value != FIELDS[name].default
+
+
+def worded(options: Any, tokenizer: Any) -> dict[str, Any]:
+    """The lists that options leave to a tokenizer (`specjax.warpers.lists.listing`), of the warpers that they turn on.
+
+    Args:
+      options: anything with the fields of `SamplingOptions`.
+      tokenizer: None: there are none.
+    """
+    used = [each for each in WARPERS if tokenizer is not None and in_use(each, options)]
+    fields = [field for each in used for field in dataclasses.fields(each) if field.metadata.get("words")]
+    return {own.name: _lasts(tokenizer, own.metadata["words"]) for own in fields if getattr(options, own.name) is None}
+
+
+@functools.lru_cache(maxsize=64)
+def _lasts(tokenizer: Any, texts: tuple[str, ...]) -> tuple[int, ...]:
+    """The last token of each text."""
+    return tuple(token for text in texts for token in tokenizer.encode(text, add_special_tokens=False)[-1:])
 
 
 def form_of(options: Iterable[Any]) -> Form:
@@ -66,11 +86,12 @@ def _widths(field: dataclasses.Field, values: Sequence[Any]) -> tuple[int, ...]:
 
 
 def read(field: dataclasses.Field, value: Any) -> Any:
-    """The canonical value of a parameter that is a list.
+    """The canonical value of a parameter that is a list; of None where that is its default, the empty one.
 
     Raises:
       ValueError: on anything else.
     """
+    value = () if value is None and field.default is None else value
     try:
         return field.metadata["shape"].read(value)
     except (TypeError, ValueError, OverflowError) as error:

@@ -15,6 +15,7 @@ import specjax
 from specjax import models
 from specjax.draft import ModelDrafter
 from specjax.models import tokenizer
+from specjax.search.stepwise import Asked
 from specjax.serve import engine as engine_module
 from specjax.serve.engine import Engine
 from specjax.serve.prompts import read_prompts
@@ -169,6 +170,20 @@ def test_a_capacity_that_is_too_small_is_refused(model):
     ):
         engine.run(requests, capacity=13)
     assert [r.new_tokens for r in engine.run(requests, capacity=14)] == [6, 6]
+
+
+def test_lists_that_nobody_sets_are_the_tokenizers(model):
+    """The last token of each text, as text-generation-webui has it; an empty list is none, and so is no tokenizer."""
+    with_words = Engine("tiny", "none")
+    options = {"dry_multiplier": 0.8, "xtc_probability": 0.5, "temperature": 1.0}
+    request, words = with_words.request("a", **options), with_words.model.tokenizer
+    assert [words.decode([token]) for token in request.dry_sequence_breakers] == ["\n", ":", '"', "*"]
+    assert [words.decode([token]) for token in request.xtc_special_tokens] == ["\n"]
+    assert with_words.request("a", **options, dry_sequence_breakers=[]).dry_sequence_breakers == []
+    assert with_words.request("a").dry_sequence_breakers is None
+    assert Engine(model, "none").request([1], **options).dry_sequence_breakers is None
+    asked = Asked.of([with_words.model], ["a"], 4, 0, options)
+    assert asked.sampling["dry_sequence_breakers"] == request.dry_sequence_breakers
 
 
 def test_the_usual_drafter_goes_by_the_rows():

@@ -16,6 +16,7 @@ from specjax.sampling_params import USUAL, SamplingOptions, form_of
 from specjax.serve.engine import Engine
 from specjax.serve.options import DecodeOptions, PromptOptions, RunOptions, check_options, take
 from specjax.serve.request import Request
+from specjax.spec import registry
 from specjax.terminal import BadInput, Parser, add_fields, flag, from_args
 from specjax.warpers import WARPERS
 
@@ -88,6 +89,7 @@ def test_options_travel():
 def test_sampling_parameters_are_one_table():
     defaults = defaults_of(SamplingOptions)
     assert set(defaults) == {field.name for each in WARPERS for field in dataclasses.fields(each)}
+    assert set(defaults) == {name for entry in registry.WARPERS.values() for name in entry.fields}  # all are listed
     assert set(defaults) <= set(defaults_of(PromptOptions)) <= {field.name for field in dataclasses.fields(Request)}
     off = Sampling.make(2)
     assert {name: off[name].tolist() for name, _ in USUAL} == {name: [defaults[name]] * 2 for name, _ in USUAL}
@@ -102,7 +104,7 @@ BAD = {
     "dry_multiplier": (-1, float("inf")), "dry_base": (0.5,), "dry_allowed_length": (0,), "dry_sequence_breakers": ("\n",),
     "momentum_alpha": (-0.1, float("inf")), "momentum_k": (0, 65, 1.5),
     "mirostat": (3, -1, 0.5), "mirostat_tau": (0, float("inf")), "mirostat_eta": (-0.1, 1.1),
-    "xtc_probability": (-0.1, 1.1), "xtc_threshold": (0, 1.1), "min_new_tokens": (-1,),
+    "xtc_probability": (-0.1, 1.1), "xtc_threshold": (0, 1.1), "xtc_special_tokens": ("\n", [0.5]), "min_new_tokens": (-1,),
     "suppress_tokens": (5, "a", [-1], [0.5], [[1]]), "bad_words_ids": ([1], [[]], "ab", {"1": 2}),
     "logit_bias": ([1, 2], {"a": 1}, {"1": "x"}, {"-1": 2}, {"1": float("inf")}),
 }  # fmt: skip
@@ -117,5 +119,6 @@ def test_values_out_of_range(name):
             check_options({name: value})
         assert len(str(error.value)) < 120
     check_options({"suppress_tokens": [1], "bad_words_ids": [[1, 2], (3,)], "logit_bias": {"1": 2.5, 7: -100}})
-    line = jsonl.from_object(1, {"prompt": "a", name: defaults_of(PromptOptions)[name]})
-    assert line.error is None and line.options == {name: defaults_of(PromptOptions)[name]}
+    usual = defaults_of(PromptOptions)[name]
+    line = jsonl.from_object(1, {"prompt": "a", name: usual})
+    assert line.error is None and line.options == ({} if usual is None else {name: usual})

@@ -12,10 +12,13 @@ from typing import Any
 from specjax.evaluate import evaluate
 
 FAMILIES = "math,edit,qa,lists,translate"
-BOTH = ("fly", "lantern", "lantern:bound=0.3", "judge", "judge:threshold=0.9", "reflective")
+BOTH = ("fly:window=1", "lantern", "lantern:bound=0.3", "lantern:bound=2", "judge", "judge:threshold=0.9", "reflective")
 SAMPLED = ("typical", "ears", "ears:tolerance=1.0")
 """At temperature 0 these write greedy text (`tests/test_conformance.py`)."""
 GREEDY = ("fly:window=0",)
+LONG = ("fly", "fly:window=1")
+DRAFTERS = {"long": "draft:length=15"}
+"""Lines of the drafters that are no line themselves; of `long`, with drafts as long as FLy's authors', the rules are `LONG`."""
 
 
 def merged(held: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +37,7 @@ def merged(held: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Asks and writes."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--drafters", default="draft,eagle3")
+    parser.add_argument("--drafters", default="draft,eagle3,long")
     parser.add_argument("--temperatures", default="1,0")
     parser.add_argument("--limit", type=int, default=24)
     parser.add_argument("--seed", type=int, default=417)
@@ -43,6 +46,7 @@ def main() -> None:
     for drafter in options.drafters.split(","):
         for temperature in options.temperatures.split(","):
             rules = options.rules or (*BOTH, *(SAMPLED if float(temperature) else GREEDY))
+            rules = LONG if drafter in DRAFTERS and not options.rules else rules
             found = evaluate(
                 "tiny",
                 dtype="float32",
@@ -52,7 +56,7 @@ def main() -> None:
                 seed=options.seed,
                 batch_size=options.limit,
                 temperature=float(temperature),
-                drafter=drafter,
+                drafter=DRAFTERS.get(drafter, drafter),
                 verifier="coupled",
                 compare=[f"verifier={rule}" for rule in rules],
             )

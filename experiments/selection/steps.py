@@ -37,7 +37,8 @@ def astar(temperature, ahead, cost="nll"):
 def reasoned(score, threshold):
     """SpecReason, greedy."""
     method = SpecReason(threshold, score, separator=".")
-    return lambda prompts, seed: method(LARGE, SMALL, prompts, seed=seed, batch_size=25)
+    how = {"temperature": 0.0, "max_new_tokens": NEW, "batch_size": 25}
+    return lambda prompts, seed: method(LARGE, SMALL, prompts, seed=seed, **how)
 
 
 def agreed(samples, temperature):
@@ -94,6 +95,7 @@ ROWS = {
     "tiny-draft, greedy": alone(SMALL),
     "astar, temperature 0.3": astar(0.3, 0),
     "spec_reason, digit from 7": reasoned("digit", 7.0),
+    "spec_reason, mean digit from 4": reasoned("mean_digit", 4.0),
     "spec_reason, likelihood from 0.8": reasoned("likelihood", 0.8),
     "self_agreement of 4, temperature 0.7": agreed(4, 0.7),
     "entropy_adaptive from 0.3": turns(0.3),

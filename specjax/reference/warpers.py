@@ -107,12 +107,13 @@ def dry(
     allowed_length: int = 2,
     sequence_breakers: Sequence[int] = (),
 ) -> np.ndarray:
-    """Oracle: of every token the longest end of the text that stands before it somewhere; the penalty grows with its length."""
+    """Oracle: of every token the longest end of the text that stands before it somewhere, up to 50 tokens; the penalty grows
+    with its length."""
     text, out = list(text), np.array(logits, np.float64)
     for token in set(text) - set(sequence_breakers):
         longest = 0
         for place in (i for i in range(len(text)) if text[i] == token):
-            for n in range(1, place + 1):
+            for n in range(1, min(place, 50) + 1):
                 end = text[len(text) - n :]
                 if text[place - n : place] == end and not set(end) & set(sequence_breakers):
                     longest = max(longest, n)
@@ -121,13 +122,14 @@ def dry(
     return out
 
 
-def xtc(scores: np.ndarray, threshold: float) -> np.ndarray:
-    """Oracle: removes the tokens of at least this probability, but the least likely of them."""
-    likely = [token for token, chance in enumerate(softmax(scores)) if chance >= threshold]
+def xtc(scores: np.ndarray, threshold: float, special: Sequence[int] = ()) -> np.ndarray:
+    """Oracle: removes the tokens of at least this probability, but the least likely of them (of equal ones the last), unless a
+    special one is among them."""
+    order, chances = np.argsort(-scores, kind="stable"), softmax(scores)
+    removed = [token for token, after in zip(order, order[1:], strict=False) if chances[after] >= threshold]
     out = scores.copy()
-    for token in likely:
-        if scores[token] > min(scores[other] for other in likely):
-            out[token] = -np.inf
+    if not set(removed) & set(special):
+        out[removed] = -np.inf
     return out
 
 

@@ -1,4 +1,7 @@
-"""A*-decoding (arXiv:2505.13672): of partial solutions in steps the one with the lowest cost so far and ahead goes on."""
+"""A*-decoding (arXiv:2505.13672): of partial solutions in steps the one with the lowest cost so far and ahead goes on.
+
+Without a heuristic, which needs a model of rewards, that is uniform-cost search.
+"""
 
 import dataclasses
 import math
@@ -64,7 +67,9 @@ def steps_ahead(steps: float) -> Value:
 class AStar(Stepwise):
     """Takes the partial solution with the lowest `f = g + h` and draws several next steps for it, until that is a whole one.
 
-    `g` is what its steps cost and `h` what a heuristic says is to come. Every partial solution keeps its cache, so a step costs
+    `g` is what its steps cost and `h` what a heuristic says is to come. The paper's is `1 - r` of a process reward model's r in
+    [0, 1], which is not shipped here: without a `heuristic` h is 0, and this is uniform-cost search. What the paper's g is was
+    not to be found out; that of `COSTS` is this library's. Every partial solution keeps its cache, so a step costs
     its tokens and no more. Equal steps are one. A text's noise comes from the seed, the prompt and how often its search has
     drawn, so it does not depend on the batch.
 
@@ -73,7 +78,8 @@ class AStar(Stepwise):
       budget: partial solutions of a prompt that are gone on with, at most.
       width: those that wait, at most; of more the worst are dropped.
       cost: of a step: a key of `COSTS`, or a function, which may ask a reward model. Not below 0, or a goal may be missed.
-      heuristic: h; None: 0, so that what is found is the cheapest of all that was drawn. Of `steps_ahead`, or a function.
+      heuristic: h; None: 0, so that what is found is the cheapest of all that was drawn (uniform-cost search). Of
+        `steps_ahead`, or a function, such as `lambda partials: [1 - r for r in rewards(partials)]`.
       separator: what the last token of a step holds, or the ids of such tokens.
       step_tokens: of a step, at most.
 
@@ -82,7 +88,7 @@ class AStar(Stepwise):
     """
 
     about = About(
-        "astar", "partial solutions in steps, the best by cost so far and ahead goes on", "arXiv:2505.13672",
+        "astar", "partial solutions in steps, the best goes on; uniform-cost search without a heuristic", "arXiv:2505.13672",
         "own text", fields=(),
     )  # fmt: skip
 

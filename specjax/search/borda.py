@@ -10,7 +10,8 @@ from specjax.search.selection import Selection, by_answer, certainties
 class Borda(Selection):
     """Of N completions the r-th by self-certainty has `(N - r + 1) ** power` votes for its answer.
 
-    Those without an answer are the last and have no vote. The surest one with the winning answer is taken.
+    Those without an answer have their ranks and no votes. Of equally sure ones the first has the better rank; the first
+    completion with the winning answer is taken, and of answers with equal votes the one that comes first.
 
     Attributes:
       power: 0 is a majority vote.
@@ -26,15 +27,7 @@ class Borda(Selection):
             raise ValueError(f"the power of borda must be 0 or more, got {self.power}")
 
     def scores(self, candidates):
-        return by_answer(candidates, self._votes(candidates))
-
-    def choose(self, candidates):
-        worth, sure = self.scores(candidates), certainties(candidates)
-        best = max(range(len(worth)), key=lambda index: (worth[index], sure[index], -index))
-        return super().choose(candidates) if worth[best] == -float("inf") else (best, worth[best])
-
-    def _votes(self, candidates):
         sure = certainties(candidates)
         order = sorted(range(len(sure)), key=lambda index: -sure[index])
         rank = {index: place for place, index in enumerate(order)}
-        return [float(len(sure) - rank[index]) ** self.power for index in range(len(sure))]
+        return by_answer(candidates, [float(len(sure) - rank[index]) ** self.power for index in range(len(sure))])

@@ -81,7 +81,7 @@ class EntropyAdaptive(Decoder, Stepwise):
     Attributes:
       target: the large model.
       small: the small one, of the same vocabulary.
-      threshold: nats. Before the first token the mean is taken to be 0.
+      threshold: nats, of which a bit, as the paper has entropies, is 0.693. Before the first token the mean is taken to be 0.
       window: R, over so many tokens the mean is taken, or over those that there are.
       least: a model writes at least so many tokens before the other takes over.
       block: C.

@@ -61,14 +61,15 @@ def by_answer(candidates: Sequence[Candidate], votes: Sequence[float]) -> list[f
 
 
 def certainties(candidates: Sequence[Candidate]) -> list[float]:
-    """The self-certainty of each; -inf without an answer.
+    """The self-certainty of each.
 
     Raises:
       ValueError: where one has none.
     """
-    if any(candidate.certainty is None for candidate in candidates):
+    found = [candidate.certainty for candidate in candidates if candidate.certainty is not None]
+    if len(found) < len(candidates):
         raise ValueError("these completions have no self-certainty: decode them with logprobs=True")
-    return [-math.inf if c.answer is None or c.certainty is None else c.certainty for c in candidates]
+    return found
 
 
 def answer_of(text: str, pattern: str | None = None) -> str | None:

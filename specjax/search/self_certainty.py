@@ -1,6 +1,7 @@
 """Best of N by self-certainty (Kang et al. 2025): the completion whose laws were the furthest from even."""
 
 import dataclasses
+import math
 
 from specjax.about import About
 from specjax.search.selection import Selection, certainties
@@ -14,4 +15,5 @@ class SelfCertainty(Selection):
     reads_certainty = True
 
     def scores(self, candidates):
-        return certainties(candidates)
+        own = zip(certainties(candidates), candidates, strict=True)
+        return [-math.inf if candidate.answer is None else certainty for certainty, candidate in own]

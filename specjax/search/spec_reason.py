@@ -2,20 +2,21 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from specjax.about import About
+from specjax.models.text import next_turn
 from specjax.search.pair import Pair, writers
-from specjax.search.stepwise import Asked, Step, Stepwise, Written, step_ends, words_of
+from specjax.search.stepwise import Asked, Step, Stepwise, Written, published, step_ends, words_of
 from specjax.search.writer import Writer
 
 DIGITS = ("digit", "mean_digit")
 SCORES = (*DIGITS, "likelihood")
-"""What the base model may say of a step: the digit that it writes, the mean of what it might write, or the geometric mean of
-the probabilities that it gives the step's tokens."""
+"""What the base model may say of a step: the digit that it writes, the mean of the digits that it might write by their
+probabilities among all digits, or the geometric mean of the probabilities that it gives the step's tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,15 +46,23 @@ class SpecReason(Stepwise):
 
     Both keep their caches: what is not taken is taken back, and the small model reads the base model's step in one pass. A step
     is scored by the digit that the base model writes after `question`; what is no digit counts as 0. Above the highest score a
-    threshold leaves the base model's own text, and at 0 the small model's.
+    threshold leaves the base model's own text, and at 0 the small model's, as far as no step is as long as `step_tokens`. The
+    defaults are the authors', but the words are this library's. Their program asks for the ten likeliest tokens, and there the
+    mean is over the digits among them.
+
+    A text ends where the model ends it, and, as published, with a step that holds one of `answers`, or from the third step on
+    with one that says what the step before it said.
 
     Attributes:
       threshold: a step is taken from this score on.
       score: one of `SCORES`, or a function. The likelihood is between 0 and 1, digits between 0 and 9.
-      question: what the base model reads behind a step before it writes a digit.
+      question: what the base model is asked behind a step. Where the prompt is a chat it is a user's turn; else it goes on in
+        the text, and the digit follows it.
+      reply: of a chat, what the base model's answer to that begins with; the digit follows it.
       first: so many steps are the base model's unasked.
-      separator: what the last token of a step holds, or the ids of such tokens.
+      separator: what the last token of a step holds, or the ids of such tokens. A text is put behind a step that was cut.
       step_tokens: of a step, at most.
+      answers: texts of which a last step holds one.
 
     Raises:
       ValueError: on a score that there is not, a threshold that is no number, or counts that are too small.
@@ -66,10 +75,14 @@ class SpecReason(Stepwise):
 
     threshold: float = 7.0
     score: str | Score = "digit"
-    question: str = "\n\nHow good is the last step, from 0 (wrong) to 9 (right)? Its score:"
+    question: str = (
+        "\n\nIs the last step right, and does it follow from those before? From 0 (wrong) to 9 (right), its score is "
+    )
+    reply: str = "The score of the last step is "
     first: int = 0
     separator: str | tuple[int, ...] = "\n\n"
-    step_tokens: int = 64
+    step_tokens: int = 512
+    answers: tuple[str, ...] = ("boxed", "Answer:", "ANSWER:")
 
     def __post_init__(self):
         if isinstance(self.score, str) and self.score not in SCORES:
@@ -87,7 +100,7 @@ class SpecReason(Stepwise):
         small: Any,
         prompts: Sequence[Any],
         *,
-        max_new_tokens: int = 128,
+        max_new_tokens: int = 8192,
         seed: int = 0,
         batch_size: int = 8,
         **sampling: Any,
@@ -101,41 +114,76 @@ class SpecReason(Stepwise):
           max_new_tokens: at most so many for each.
           seed: with a prompt it decides the noise, which both models share.
           batch_size: prompts that are written side by side.
-          **sampling: as of `specjax.generate`, of both models.
+          **sampling: as of `specjax.generate`, of both models; without a temperature 0.6 and a `top_p` of 0.95.
 
         Raises:
-          ValueError: see `Asked.of` and `step_ends`; on digits without a tokenizer.
+          ValueError: see `Asked.of` and `step_ends`; on digits without a tokenizer, or where no token is one.
         """
+        sampling = published(sampling, temperature=0.6, top_p=0.95)
         asked = Asked.of([model, small], prompts, max_new_tokens, seed, sampling)
         stops = step_ends(model, self.separator)
-        question, digits = (), {}
-        if self.score in DIGITS:
-            question, digits = words_of(model, self.question), _digits(model)
+        behind = words_of(model, self.separator) if isinstance(self.separator, str) else ()
+        digits = _digits(model) if self.score in DIGITS else {}
+        questions = [self._question(model, prompt) if digits else () for prompt in asked.prompts]
         parts = asked.parts(batch_size)
         if not parts:
             return []
-        both = writers(model, small, len(parts[0].ids), asked, stops, self.step_tokens + len(question))
-        return [found for part in parts for found in _Rows(self, *both, part, question, digits).run()]
+        room = len(behind) + max(map(len, questions))
+        both = writers(model, small, len(parts[0].ids), asked, stops, room)
+        found, questions = [], iter(questions)
+        for part in parts:
+            own = [next(questions) for _ in part.ids]
+            found += _Rows(self, *both, part, own, digits, behind).run()
+        return found
+
+    def _question(self, model, prompt):
+        """What is read behind a step of this prompt's text before a digit is written."""
+        if not isinstance(prompt, str) and isinstance(prompt[0], Mapping):
+            return tuple(next_turn(model.tokenizer, self.question.strip(), self.reply, model.name))
+        return words_of(model, self.question)
 
 
 def _digits(model):
-    """The ids of tokens that are a digit, and which."""
+    """The ids of tokens that are a digit, and which.
+
+    Raises:
+      ValueError: where none is, or without a tokenizer.
+    """
+    words_of(model, "")
     texts = ((token, model.tokenizer.decode([token]).strip()) for token in range(model.lm.vocab_size))
-    return {token: int(text) for token, text in texts if len(text) == 1 and text in "0123456789"}
+    found = {token: int(text) for token, text in texts if len(text) == 1 and text in "0123456789"}
+    if not found:
+        raise ValueError(f"no token of {model.name} is a digit, which scores are: take the likelihood, or a function")
+    return found
+
+
+def mean_digit(logprobs: np.ndarray, digits: Sequence[int]) -> float:
+    """The mean of digits by the probabilities that they have among themselves.
+
+    Args:
+      logprobs: `[M]`, of tokens that are digits, natural logarithms.
+      digits: `[M]`, which.
+
+    >>> round(mean_digit(np.asarray([-6.5, -7.0]), [8, 3]), 4)
+    6.1123
+    """
+    weights = np.exp(np.asarray(logprobs, np.float64) - np.max(logprobs))
+    return float(weights @ np.asarray(digits) / weights.sum())
 
 
 class _Rows(Pair):
     """The large model's rows hold the text."""
 
-    def __init__(self, method: SpecReason, large: Writer, little: Writer, asked: Asked, question, digits):
+    def __init__(self, method: SpecReason, large: Writer, little: Writer, asked: Asked, questions, digits, behind):
         super().__init__(large, little, asked)
-        self.method, self.question, self.digits = method, question, digits
+        self.method, self.questions, self.digits, self.behind = method, questions, digits, behind
+        self.done = np.zeros(large.rows, bool)
 
     def run(self) -> list[Written]:
         """All of them to their end."""
         large, count = self.large, len(self.asked.ids)
         while True:
-            live = np.asarray([row < count and not large.over(row) for row in range(large.rows)])
+            live = np.asarray([row < count and not large.over(row) for row in range(large.rows)]) & ~self.done
             if not live.any():
                 break
             self._step(live)
@@ -148,30 +196,52 @@ class _Rows(Pair):
         begun = np.asarray(
             [row < len(self.steps) and len(self.steps[row]) >= method.first for row in range(large.rows)]
         )
-        proposed = little.write(live & begun, method.step_tokens)
+        proposed = self._closed(little, little.write(live & begun, method.step_tokens))
         scores = self._scores(proposed)
         taken = np.asarray([score is not None and score >= method.threshold for score in scores])
         large.back(before + np.where(taken, [len(step) for step in proposed], 0))
-        own = large.write(live & ~taken, method.step_tokens)
+        own = self._closed(large, large.write(live & ~taken, method.step_tokens))
         little.back(before + np.where(taken, [len(step) for step in proposed], 0))
-        little.read([[] if large.over(row) else text for row, text in enumerate(own)])
         for row in np.flatnonzero(live).tolist():
             tokens, by = (proposed[row], "small") if taken[row] else (own[row], "large")
             self.steps[row].append(self.made(row, tokens, by, scores[row]))
+            self.done[row] = self._finished(self.steps[row])
+        little.read([[] if large.over(row) or self.done[row] else text for row, text in enumerate(own)])
+
+    def _closed(self, writer, steps):
+        """Steps, those that were cut with a separator behind them."""
+        most = self.method.step_tokens
+        cut = [
+            len(step) == most and step[-1] not in writer.stops and not writer.over(i) for i, step in enumerate(steps)
+        ]
+        more = [self.behind if own else () for own in cut & (writer.length + len(self.behind) <= writer.most)]
+        writer.read(more)
+        return [[*step, *own] for step, own in zip(steps, more, strict=True)]
+
+    def _finished(self, steps):
+        """Whether the last of these steps is the text's last one."""
+        said = [self._said(step) for step in steps[-2:]]
+        return (
+            len(steps) > 2 and said[0] == said[1] or any(word in (steps[-1].text or "") for word in self.method.answers)
+        )
+
+    def _said(self, step):
+        """A step without what ends it."""
+        separator = self.method.separator
+        return (step.text or "").partition(separator)[0] if isinstance(separator, str) else step.tokens
 
     def _scores(self, proposed):
         """What the base model, which reads them, makes of steps; None of none."""
         method, rows = self.method, [row for row, step in enumerate(proposed) if step]
         if not rows:
             return [None] * len(proposed)
-        heard = self.large.read(
-            [[*step, *self.question] if step else [] for step in proposed], tuple(self.digits) or (0,)
-        )
+        text = [[*step, *self._asking(row, step)] if step else [] for row, step in enumerate(proposed)]
+        heard = self.large.read(text, tuple(self.digits) or (0,))
         said = [tuple(heard.logprobs[row][: len(proposed[row])]) for row in rows]
         if method.score == "digit":
             found = [float(self.digits.get(int(heard.top[row]), 0)) for row in rows]
         elif method.score == "mean_digit":
-            found = [float(np.exp(heard.after[row]) @ np.asarray([*self.digits.values()])) for row in rows]
+            found = [mean_digit(heard.after[row], [*self.digits.values()]) for row in rows]
         elif callable(method.score):
             found = self._asked_of(method.score, rows, proposed, said)
         else:
@@ -180,6 +250,11 @@ class _Rows(Pair):
         for row, score in zip(rows, found, strict=True):
             scores[row] = score
         return scores
+
+    def _asking(self, row, step):
+        """What is read behind a step; a turn that the step has ended itself is not ended again."""
+        own, last = self.questions[row], step[-1]
+        return own[1:] if last in self.large.model.eos_ids and own[:1] == (last,) else own
 
     def _asked_of(self, score, rows, proposed, said):
         """What a user's function says.
@@ -199,4 +274,5 @@ class _Rows(Pair):
 
     def _written(self, row):
         scores = [step.score for step in self.steps[row] if step.score is not None]
-        return self.written(row, self.large, self.large.reason(row), float(np.mean(scores)) if scores else None)
+        reason = self.large.reason(row) if self.large.over(row) else "stop"
+        return self.written(row, self.large, reason, float(np.mean(scores)) if scores else None)

@@ -9,32 +9,39 @@ import numpy as np
 from specjax.about import About
 from specjax.models.text import new_text
 from specjax.search.pair import Pair, writers
-from specjax.search.stepwise import Asked, Stepwise, Written, step_ends, words_of
+from specjax.search.stepwise import Asked, Stepwise, Written, published, step_ends, words_of
 from specjax.search.writer import Writer
 
 
 @dataclasses.dataclass(frozen=True)
 class SpeculativeThinking(Stepwise):
-    """The small model writes to a trigger and a little beyond. A cue there is taken back, and the large model writes.
+    """The small model writes to a trigger and a little beyond. That is taken back; where it held a cue the large model writes.
 
-    What the large model wrote is searched for `verify` cues in turn, which let it go on for longer. After so many `reflect`
-    cues the sentence `help` is put in and the large model goes on behind it; both of its turns grow then. Upper and lower case
-    are one. Both models keep their caches: each reads what the other wrote in one pass for up to 64 tokens. Without cues the
-    text is the small model's.
+    What the large model wrote counts as a doubt where its `reflect` and `verify` cues are at least as many as its `affirm`
+    cues, each as often as it occurs; and a `verify` cue in it lets it go on for `long_turn` tokens. At the first trigger after
+    `patience` doubts the small model does not look ahead: the sentence `help` is put in, and the large model goes on after it
+    for `long_turn` tokens. With every `help` its next turn grows, and so does the patience. Upper and lower case are one, and
+    cues are found inside words. Both models keep their caches: each reads what the other wrote in one pass for up to 64 tokens.
+    Without cues the text is the small model's. The defaults are the authors' of a reasoning model of 1.5B and one of 32B, but
+    the words of `help` are this library's.
 
     Attributes:
       trigger: what a token holds that ends a step, or the ids of such tokens.
       reflect: cues of doubt.
       affirm: cues of agreement.
       verify: cues of a check.
-      peek: tokens that the small model writes behind a trigger, where cues are looked for.
-      turn: tokens of the large model's turn, at first; `turn_growth` more after every `help`, to `longest_turn` at most.
-      long_turn: of its longer turn, at first; likewise.
-      patience: `reflect` cues before `help`.
+      peek: tokens that the small model writes after a trigger, where cues are looked for.
+      turn: tokens of the large model's turn.
+      long_turn: of its turn after a `verify` cue, and of that after the first `help`.
+      long_turn_growth: by how much the turn after `help` grows with each, to `longest_long_turn` at most.
+      patience: doubts before the first `help`.
+      patience_growth: by how much that grows with each, to `longest_patience` at most.
       help: a sentence that makes it look for mistakes.
+      begin: tokens that the large model writes first; the authors' 100 are for small models that do not reason.
+      always: whether the large model has its turn at every trigger, cue or not, as the authors have it with those.
 
     Raises:
-      ValueError: on counts below 1.
+      ValueError: on counts below 1, or a `begin` below 0.
     """
 
     about = About(
@@ -49,17 +56,19 @@ class SpeculativeThinking(Stepwise):
     peek: int = 20
     turn: int = 20
     long_turn: int = 125
-    turn_growth: int = 5
-    longest_turn: int = 30
     long_turn_growth: int = 25
     longest_long_turn: int = 200
     patience: int = 15
+    patience_growth: int = 5
+    longest_patience: int = 30
     help: str = "Let me look at the steps so far for a mistake:"
+    begin: int = 0
+    always: bool = False
 
     def __post_init__(self):
-        for name in ("peek", "turn", "long_turn", "patience"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name} must be a whole number from 1 on, got {getattr(self, name)!r}")
+        for name, least in {"peek": 1, "turn": 1, "long_turn": 1, "patience": 1, "begin": 0}.items():
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
+                raise ValueError(f"{name} must be a whole number from {least} on, got {getattr(self, name)!r}")
 
     def __call__(
         self,
@@ -81,11 +90,13 @@ class SpeculativeThinking(Stepwise):
           max_new_tokens: at most so many for each.
           seed: with a prompt it decides the noise, which both models share.
           batch_size: prompts that are written side by side.
-          **sampling: as of `specjax.generate`, of both models.
+          **sampling: as of `specjax.generate`, of both models; without a temperature 0.6, with a `top_k` of 50 and a `top_p` of
+            0.95.
 
         Raises:
           ValueError: see `Asked.of` and `step_ends`; without a tokenizer, which cues are found with.
         """
+        sampling = published(sampling, temperature=0.6, top_k=50, top_p=0.95)
         asked = Asked.of([model, small], prompts, max_new_tokens, seed, sampling)
         stops, help = step_ends(model, self.trigger), words_of(model, self.help)
         parts = asked.parts(batch_size)
@@ -102,12 +113,14 @@ class _Rows(Pair):
         super().__init__(large, little, asked)
         self.method, self.help = method, help
         self.doubts = np.zeros(large.rows, int)
-        self.turn = np.full(large.rows, method.turn)
+        self.patience = np.full(large.rows, method.patience)
         self.long_turn = np.full(large.rows, method.long_turn)
 
     def run(self) -> list[Written]:
         """All of them to their end."""
         little, count = self.little, len(self.asked.ids)
+        if self.method.begin:
+            self._take_over(np.arange(little.rows) < count, self.method.begin)
         while True:
             live = np.asarray([row < count and not little.over(row) for row in range(little.rows)])
             if not live.any():
@@ -120,37 +133,33 @@ class _Rows(Pair):
         return "error" if self.large.failed[row] else self.little.reason(row)
 
     def _look(self, rows):
-        """Behind a trigger: the small model goes on a little, and where that holds a cue the large one does in its place."""
+        """At a trigger: after many doubts the large model is helped; else it has its turn where a cue lies ahead."""
         method, little = self.method, self.little
-        before = little.length.copy()
-        peeked = little.write(rows, method.peek, step=False)
-        cues = [self._cue(text) if rows[row] else "" for row, text in enumerate(peeked)]
-        cued = np.asarray([cue != "" for cue in cues])
-        self._add([[] if cued[row] else text for row, text in enumerate(peeked)], "small")
-        if not cued.any():
-            return
-        little.back(np.where(cued, before, little.length))
-        self.doubts += np.asarray([cue == "reflect" for cue in cues])
-        wrote = self._take_over(cued, self.turn)
-        checks = np.asarray([bool(text) and self._holds(text, method.verify) for text in wrote])
-        self._take_over(checks, self.long_turn)
-        lost = self.doubts >= method.patience
-        if lost.any():
-            self._help(lost)
+        lost = rows & (self.doubts >= self.patience)
+        self._help(lost)
+        rows = rows & ~lost
+        if not method.always:
+            before = little.length.copy()
+            peeked = little.write(rows, method.peek, step=False)
+            little.back(before)
+            rows = rows & np.asarray([self._mood(text) != 0 for text in peeked])
+        wrote = self._take_over(rows, method.turn)
+        self.doubts += np.asarray([self._mood(text) < 0 for text in wrote])
+        checks = np.asarray([self._count(text, method.verify) > 0 for text in wrote])
+        self._take_over(checks, method.long_turn)
 
     def _help(self, rows):
         """The sentence that makes the large model look for mistakes, and what it writes then."""
         method, little = self.method, self.little
         rows = rows & (little.length + len(self.help) < little.most)
-        self.doubts[rows] = 0
         text = [list(self.help) if row else [] for row in rows]
-        if rows.any():
-            little.read(text)
-            self._add(text, "help")
-            self._take_over(rows, self.long_turn)
-        self.turn = np.where(rows, np.minimum(self.turn + method.turn_growth, method.longest_turn), self.turn)
-        grown = np.minimum(self.long_turn + method.long_turn_growth, method.longest_long_turn)
-        self.long_turn = np.where(rows, grown, self.long_turn)
+        little.read(text)
+        self._add(text, "help")
+        self._take_over(rows, self.long_turn)
+        self.doubts[rows] = 0
+        turn = np.minimum(self.long_turn + method.long_turn_growth, method.longest_long_turn)
+        patience = np.minimum(self.patience + method.patience_growth, method.longest_patience)
+        self.long_turn, self.patience = np.where(rows, turn, self.long_turn), np.where(rows, patience, self.patience)
 
     def _take_over(self, rows, most):
         """The large model reads what it missed and writes in some rows; the small one reads that. Returns what it wrote."""
@@ -168,16 +177,15 @@ class _Rows(Pair):
         self._add(wrote, "large")
         return wrote
 
-    def _cue(self, tokens):
-        """Which kind of cue tokens hold; empty of none."""
-        for kind in ("affirm", "reflect", "verify"):
-            if self._holds(tokens, getattr(self.method, kind)):
-                return kind
-        return ""
+    def _mood(self, tokens):
+        """1 where tokens affirm more than they doubt, -1 where they do not but hold a cue, 0 where they hold none."""
+        affirms = self._count(tokens, self.method.affirm)
+        doubts = self._count(tokens, (*self.method.reflect, *self.method.verify))
+        return 1 if affirms > doubts else -1 if doubts else 0
 
-    def _holds(self, tokens, cues):
+    def _count(self, tokens, cues):
         text = (new_text(self.large.model.tokenizer, (), tokens) or "").lower()
-        return any(cue.lower() in text for cue in cues)
+        return sum(text.count(cue.lower()) for cue in cues)
 
     def _add(self, texts, by):
         for row, tokens in enumerate(texts):

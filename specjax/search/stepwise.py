@@ -6,7 +6,7 @@ In the shape descriptions `B` denotes rows, `W` tokens that are read together, `
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -17,7 +17,7 @@ from specjax.models.text import encoded
 from specjax.pretty import short
 from specjax.sampling import row_keys
 from specjax.sampling.warp import carries
-from specjax.sampling_params import FIELDS, Sampling
+from specjax.sampling_params import FIELDS, Sampling, SamplingOptions, worded
 
 
 class Stepwise:
@@ -52,7 +52,8 @@ class Written:
       prompt: as given.
       text: the new text; None without a tokenizer.
       tokens: the new ids, EOS included.
-      finish_reason: eos; length; budget, where the method may go no further; error, where logits were not finite.
+      finish_reason: eos; length; stop, where the method finds that it is done; budget, where it may go no further; error, where
+        logits were not finite.
       passes: of the large model over rows of this prompt, thrown away ones among them: a token each, and a block of tokens
         that is read each. What read the prompt does not count.
       small_passes: likewise of the small model, where there is one.
@@ -125,6 +126,7 @@ class Asked:
             except ValueError as error:
                 raise ValueError(f"prompt {number}: {error}") from error
         ids = tuple(ids)
+        sampling = sampling | worded(SamplingOptions(**sampling), models[0].tokenizer)
         keys = np.asarray(jax.random.key_data(row_keys([seed] * len(ids), ids))) if ids else np.zeros((0, 2), np.uint32)
         asked = cls(tuple(prompts), ids, keys, int(max_new_tokens), sampling)
         if carries(asked.sampling_of(1)):
@@ -160,6 +162,11 @@ class Asked:
         return [
             dataclasses.replace(self, prompts=self.prompts[cut], ids=self.ids[cut], keys=self.keys[cut]) for cut in cuts
         ]
+
+
+def published(sampling: Mapping[str, Any], **own: Any) -> dict[str, Any]:
+    """The user's options on top of those that a method's authors draw with; these are left out where a temperature is given."""
+    return dict(sampling) if "temperature" in sampling else {**own, **sampling}
 
 
 def check_pair(models: Sequence[Any]) -> None:

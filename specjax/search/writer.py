@@ -64,7 +64,8 @@ class Writer:
         self.plain = speculative(model.lm, logprobs=logprobs)
         self.decoder = self.plain.fitted(Needs(greedy=greedy))
         self.ends = len({*self.stops, *model.eos_ids}) or 1
-        needed = asked.longest + asked.max_new_tokens + room + WIDTHS[-1] + 1 + self.decoder.slack
+        longest = min(asked.longest + asked.max_new_tokens, model.max_length)
+        needed = longest + room + WIDTHS[-1] + 1 + self.decoder.slack
         self.capacity = -(-needed // 128) * 128
         self.most = np.zeros(rows, np.int64)
         self.length = np.ones(rows, np.int64)

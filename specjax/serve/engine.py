@@ -14,7 +14,7 @@ from specjax.draft import Drafter
 from specjax.models.paired import Paired
 from specjax.models.text import check_unicode, encoded
 from specjax.sampling import row_keys
-from specjax.sampling_params import FIELDS, form_of, in_use, is_set, listed_ids
+from specjax.sampling_params import FIELDS, form_of, in_use, is_set, listed_ids, worded
 from specjax.search import Search
 from specjax.serve.options import (
     DecodeOptions,
@@ -160,6 +160,7 @@ class Engine:
             if outside := [token for token in ids if token >= vocab]:
                 raise ValueError(f"{name} holds the token {outside[0]}, outside the vocabulary of {vocab} tokens")
         request = Request(prompt, self.encode(prompt), **options)
+        request = dataclasses.replace(request, **worded(request, self.model.tokenizer))
         if self.model.masked:
             return self._masked_request(request, suffix, self.model.masked.block > 0)
         if self.searches and self.decoder.draws and not request.temperature:

@@ -223,6 +223,8 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def _check(field: dataclasses.Field, value: Any) -> None:
+    if value is None and field.default is None:
+        return
     wrong = f"{field.name} must be {field.metadata['valid']}, got {value!r:.40}"
     if field.name not in SamplingOptions.__dataclass_fields__:  # these are not rounded
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not field.metadata["holds"](value):

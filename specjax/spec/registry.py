@@ -82,7 +82,8 @@ def entry_of(kind: type, about: About) -> Entry:
     make = getattr(kind, about.make) if about.make else kind
     fields = {**plain_fields(make), **about.defaults}
     if about.fields is not None:
-        fields = {name: fields[name] for name in about.fields}
+        given = inspect.signature(make).parameters
+        fields = {name: fields.get(name, given[name].default) for name in about.fields}
     words = (about.summary, about.source, about.guarantee, about.expander, about.paper, about.loads)
     if not about.loads:
         return Entry(lambda **chosen: make(**{**about.defaults, **chosen}), fields, *words)

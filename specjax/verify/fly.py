@@ -3,6 +3,7 @@ is unsure, if it agrees again with what follows."""
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from specjax.about import About
@@ -14,16 +15,18 @@ from specjax.verify.top_down import at, judged_by
 
 @dataclasses.dataclass(frozen=True)
 class Fly(Verifier):
-    """A child that is not the target's own draw passes where H(p) > threshold and the next `window` nodes of its path all are
-    the target's own draws; the longest path that owes none of these is kept, of equal ones the likeliest, and the target's own
-    draw follows it.
+    """A child that is not the target's own draw passes where H3 >= threshold, the next `window` nodes of its path all are the
+    target's own draws, and it is not among the last `window` + 1 levels of the draft; the longest path that owes none of these
+    is kept, of equal ones the likeliest, and the target's own draw follows it. H3 is what the three likeliest tokens add to
+    the entropy of the model's own law, whatever a row's temperature.
 
-    Lossy in greedy rows too, whose H is that of their logits' softmax at temperature 1. With a threshold that no entropy
-    exceeds it is `Coupled`. The released code is for longer drafts and windows, and its H sums over the three likeliest tokens
-    alone; here it is the whole entropy, as `Typical` has it.
+    Lossy in greedy rows too. With a threshold that H3 never reaches it is `Coupled`. The defaults are the authors', whose
+    drafts have 15 tokens: in one of `window` + 1 tokens or fewer nothing but the target's own draws passes. What the target's
+    law rules out (a filter, a bad word) never passes, which is of this library, as is that a sampled row has one draw of its
+    own: the released code takes either of two.
 
     Attributes:
-      threshold: an entropy in nats above which another token than the target's may stand, at least 0.
+      threshold: of H3 in nats, from which on another token than the target's may stand; at least 0.
       window: how many of the target's own tokens must follow such a token in the draft; 0: none.
     """
 
@@ -38,7 +41,7 @@ class Fly(Verifier):
     keeps_greedy = False
 
     threshold: float = 0.3
-    window: int = 1
+    window: int = 5
 
     def __post_init__(self):
         if self.threshold < 0 or self.window < 0:
@@ -46,19 +49,23 @@ class Fly(Verifier):
 
     def __call__(self, output, tree, sampler):
         p, _, offered = judged_by(output, tree, sampler, soft=True)
+        own_law = jax.nn.softmax(output.logits[:, : tree.nodes], axis=-1)
+        last = jnp.where(tree.valid, tree.depth, 0).max(axis=1, keepdims=True) - self.window - 1
         rows, parent = jnp.arange(tree.tokens.shape[0])[:, None], jnp.maximum(tree.parent, 0)
         draw = output.draw[:, : tree.nodes]
         own = tree.tokens == draw[rows, parent]
-        unsure = entropy(p)[rows, parent] > self.threshold
+        chance = p[rows, parent, jnp.maximum(tree.tokens, 0)]
+        unsure = (entropy(jax.lax.top_k(own_law, min(3, p.shape[-1]))[0]) >= self.threshold)[rows, parent]
+        loose = unsure & (chance > 0) & (tree.depth <= last)
         lost = self.window + 1
         owed = jnp.zeros(
             tree.tokens.shape, jnp.int32
         )  # own tokens that must still follow; `lost`: nothing mends the path
         for depth in range(1, tree.max_depth + 1):
             before = owed[rows, parent]
-            other = jnp.where((before == 0) & unsure, self.window, lost)
+            other = jnp.where((before == 0) & loose, self.window, lost)
             after = jnp.where(own, jnp.maximum(before - 1, 0), other)
             after = jnp.where(offered.valid & (before < lost), after, lost)
             owed = jnp.where(tree.depth == depth, after, owed)
-        node = longest((owed == 0).at[:, 0].set(True), p[rows, parent, jnp.maximum(tree.tokens, 0)], tree)
+        node = longest((owed == 0).at[:, 0].set(True), chance, tree)
         return Verdict(tree.path_to(node, tree.ancestors()), at(tree.depth, node), at(draw, node))

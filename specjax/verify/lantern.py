@@ -1,4 +1,5 @@
-"""LANTERN (Jang et al. 2024, arXiv:2410.03355), which is lossy: a token may have the chances of those nearest to it."""
+"""LANTERN (Jang et al. 2024, arXiv:2410.03355) and LANTERN++ (Park et al. 2025, arXiv:2502.06352), which are lossy: a token may
+have the chances of those nearest to it."""
 
 import dataclasses
 import functools
@@ -21,6 +22,7 @@ from specjax.verify.top_down import (
     where,
     without,
 )
+from specjax.warpers.base import marked
 
 Array = jax.Array
 CHUNK = 256
@@ -30,25 +32,27 @@ CHUNK = 256
 class Lantern(Verifier):
     """Tries i.i.d. children as `Recursive` does, but adds to p(x) what the nearest tokens of x have, as many of them as have at
     most `bound` together: x passes with the chance min(1, (p(x) + pooled) / q(x)), and at temperature 0 where that sum is above
-    every other token's p.
+    every other token's p. A rejected x leaves norm(max(p - q', 0)), where q' is q, and where anything was pooled 0 at the
+    `neighbours` + 1 tokens nearest to x; of children that are taken as they are p loses x and these tokens.
 
-    Lossy, in greedy rows too. The law that x is tested against is within `bound` of p in total variation, and where a node has
-    one child no token's chance is above p's by more than `bound`; what p rules out never passes. At a bound of 0 it is
-    `Recursive`. Nearest are the closest rows of the target's embedding, where the paper has codes of an image tokenizer. A
-    rejected token leaves norm(max(p - q, 0)), on which the second bound rests; the released code also takes the pooled
-    tokens from q, or from p.
+    Lossy, in greedy rows too. The law that x is tested against is within `bound` of p in total variation; what p rules out
+    never passes. At a bound of 0 it is `Recursive`. Nearest are the closest rows of the target's embedding, where the papers
+    have codes of an image tokenizer: `preset=paper` is for a vocabulary of such. Where nothing at all would be left, x alone
+    is taken from p, in place of the released code's even law.
 
     Attributes:
       neighbours: how many tokens may be pooled, at least 1.
-      bound: how much chance they may have together, in [0, 1].
+      bound: how much chance they may have together, in [0, 1]; above 1 it is LANTERN++'s, relative to x: p(x) and what is
+        pooled are at most `bound` times p(x).
     """
 
     about = About(
         "lantern",
         "accept with the chances of the nearest tokens too, by the target's embedding",
-        "arXiv:2410.03355",
+        "arXiv:2410.03355, arXiv:2502.06352",
         "lossy",
         tree="chain:length={depth}",
+        paper="neighbours=1000",
     )
 
     wants = TopDown.wants
@@ -62,8 +66,8 @@ class Lantern(Verifier):
     """The target LM; filled in by `bind`."""
 
     def __post_init__(self):
-        if self.neighbours < 1 or not 0 <= self.bound <= 1:
-            raise ValueError(f"lantern needs at least one neighbour and a bound in [0, 1], got {self}")
+        if self.neighbours < 1 or not 0 <= self.bound < float("inf"):
+            raise ValueError(f"lantern needs at least one neighbour and a bound of at least 0, got {self}")
 
     def bind(self, target):
         """See `Verifier.bind`; there must be more tokens than neighbours."""
@@ -72,9 +76,9 @@ class Lantern(Verifier):
         return dataclasses.replace(self, target=target)
 
     def init_params(self, key, target_params):
-        """The table of every token's nearest ones, nearest first: `{"nearest": [V, neighbours]}` int32."""
+        """The table of every token's nearest ones, nearest first: `{"nearest": [V, min(neighbours + 1, V - 1)]}` int32."""
         table = self.target.embed(target_params, jnp.arange(self.target.vocab_size)[None])[0]
-        return {"nearest": nearest(table, self.neighbours)}
+        return {"nearest": nearest(table, min(self.neighbours + 1, self.target.vocab_size - 1))}
 
     def given(self, params):
         return functools.partial(self, params=params)
@@ -85,7 +89,7 @@ class Lantern(Verifier):
                 'lantern reads a table of near tokens: params["verify"] = verifier.bind(target).init_params(key, params)'
             )
         p, finite, offered = judged_by(output, tree, sampler, soft=True)
-        rule = _Pooling(params["nearest"], self.bound, sampler.params.temperature == 0)
+        rule = _Pooling(params["nearest"], self.neighbours, self.bound, sampler.params.temperature == 0)
         order = jnp.argsort(tree.depth.at[:, 0].set(-1), axis=1)[:, 1:]
         found = descend(rule, p, offered, sampler.uniform_of(tree.depth), order)
         return verdict_of(found, finite, tree, sampler)
@@ -108,6 +112,7 @@ class _Pooling:
     """See `specjax.verify.top_down.Rule`. The state: the law, the law of the draft, and the law as it was at first."""
 
     nearest: Array
+    neighbours: int
     bound: float
     greedy: Array
 
@@ -120,19 +125,27 @@ class _Pooling:
     def chance(self, state, tokens):
         p, q, first = state
         own = at(p, tokens)
-        together = own + self.pooled(p, tokens)
+        together = own + self.pooled(p, tokens)[0]
         drawn = jnp.minimum(together, 1) if q is None else passing(together, at(q, tokens))
-        top = (tokens == jnp.argmax(first, axis=-1)) | (together > first.max(axis=-1))
+        itself = jnp.arange(p.shape[1])[None] == tokens[:, None]
+        top = jnp.argmax(jnp.where(itself, together[:, None], first), axis=-1) == tokens
         return jnp.where(own > 0, jnp.where(self.greedy, top.astype(p.dtype), drawn), 0)
 
-    def pooled(self, p: Array, tokens: Array) -> Array:
-        """What the nearest tokens have together `[B]`, as many as stay within the bound."""
-        sums = jnp.cumsum(jnp.take_along_axis(p, self.nearest[tokens], axis=1), axis=1)
-        return jnp.where(sums <= self.bound, sums, 0).max(axis=1)
+    def pooled(self, p: Array, tokens: Array) -> tuple[Array, Array]:
+        """What the nearest tokens have together `[B]`, as many as stay within the bound, and whether any do `[B]`."""
+        sums = jnp.cumsum(jnp.take_along_axis(p, self.nearest[tokens, : self.neighbours], axis=1), axis=1)
+        bound = self.bound if self.bound <= 1 else ((self.bound - 1) * at(p, tokens))[:, None]
+        within = (sums <= bound) & (self.bound > 0)
+        return jnp.where(within, sums, 0).max(axis=1), within[:, 0]
 
     def rejected(self, state, tokens):
         p, q, first = state
-        left = normalised(without(p, tokens, 0), p) if q is None else residual(p, q)
+        near = marked(self.nearest[tokens], p.shape[1]) & self.pooled(p, tokens)[1][:, None]
+        if q is None:
+            others = without(p, tokens, 0)
+            left = normalised(jnp.where(near, 0, others), normalised(others, p))
+        else:
+            left = residual(p, jnp.where(near, 0, q))
         return where(self.greedy, p, left), q, first
 
     def rest(self, state):

@@ -6,15 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.about import About
-from specjax.warpers.base import Warper, parameter
+from specjax.warpers.base import Warper, marked, parameter
 from specjax.warpers.lists import NONE, Shape, listing, tokens
 
 
 def removed(scores, ids):
     """Scores `[B, T, V]` without tokens `[B, K]`, -1 padded."""
-    rows, vocab = jnp.arange(ids.shape[0])[:, None], scores.shape[-1]
-    ban = jnp.zeros((ids.shape[0], vocab), bool).at[rows, jnp.where(ids >= 0, ids, vocab)].set(True, mode="drop")
-    return jnp.where(ban[:, None], -jnp.inf, scores)
+    return jnp.where(marked(ids, scores.shape[-1])[:, None], -jnp.inf, scores)
 
 
 @dataclasses.dataclass(frozen=True)

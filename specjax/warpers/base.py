@@ -18,11 +18,12 @@ Columns = Mapping[str, Any]
 """A warper's own parameters by name: an array `[B]` each, of lists `[B, ...]` (`specjax.warpers.lists`)."""
 
 
-def parameter(default: float, help: str, valid: str, holds: Callable[[Any], Any], switch: bool = True) -> Any:
+def parameter(default: float | None, help: str, valid: str, holds: Callable[[Any], Any], switch: bool = True) -> Any:
     """A field that is a number.
 
     Args:
-      default: its value where nobody sets it; of a switch the one at which the warper changes nothing.
+      default: its value where nobody sets it; of a switch the one at which the warper changes nothing. None is NaN in a column,
+        for the warper to fill in.
       help: what it does, in a few words.
       valid: the values that it may have, for errors.
       holds: whether a value, or each of an array of them, is one of those.
@@ -184,6 +185,12 @@ class Warper(abc.ABC):
     @abc.abstractmethod
     def warp(self, scores: Array, own: Columns, text: Any) -> Array:
         """What it makes of the scores of rows that use it; of other rows anything."""
+
+
+def marked(ids: Array, vocab: int) -> Array:
+    """Which of so many tokens are among `ids` `[B, K]`, -1 padded: `[B, V]` bool."""
+    rows = jnp.arange(ids.shape[0])[:, None]
+    return jnp.zeros((ids.shape[0], vocab), bool).at[rows, jnp.where(ids >= 0, ids, vocab)].set(True, mode="drop")
 
 
 def _differs(column: Any, default: Any) -> Array:

@@ -10,25 +10,32 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.about import About
-from specjax.warpers.base import Warper, parameter
+from specjax.warpers.base import Warper, marked, parameter
 from specjax.warpers.lists import listing
+
+LONGEST = 50
+"""Tokens of a repetition that count."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Dry(Warper):
     """Subtracts `multiplier * base ** (n - allowed_length)` from a token that would continue a repetition of n tokens.
 
-    n is the longest end of the text, at least `allowed_length`, that occurs before in the text with this token behind it. A
-    repetition does not reach over a breaker, and a breaker is never penalised.
+    n is the longest end of the text, at least `allowed_length` and at most 50, that occurs before in the text with this token
+    behind it. A repetition does not reach over a breaker, and a breaker is never penalised.
 
     Attributes:
       dry_multiplier: float32 >= 0; 0 is off.
       dry_base: float32 >= 1.
       dry_allowed_length: int32 >= 1.
-      dry_sequence_breakers: `[B, K]` int32 token ids, -1 padded.
+      dry_sequence_breakers: `[B, K]` int32 token ids, -1 padded. Where nobody sets them, and there is a tokenizer, they are its
+        tokens of a line break, a colon, a quotation mark and an asterisk.
     """
 
-    about = About("dry", "lowers tokens that would go on with a repetition", "text-generation-webui #5677", "same text")
+    about = About(
+        "dry", "lowers tokens that would go on with a repetition", "text-generation-webui #5677", "same text",
+        fields=("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers"),
+    )  # fmt: skip
     of_logits = True
     reads_text = True
 
@@ -43,15 +50,14 @@ class Dry(Warper):
     dry_allowed_length: int = parameter(
         2, "the shortest repetition that is penalised, in tokens", "an integer >= 1", lambda x: x >= 1, switch=False
     )
-    dry_sequence_breakers: tuple[int, ...] = listing(
-        "tokens that no repetition reaches over, such as [198]", "a list of token ids", switch=False
-    )
+    dry_sequence_breakers: tuple[int, ...] | None = listing(
+        "tokens that no repetition reaches over, such as [198] (default: the tokenizer's line break, colon, quotation mark and "
+        "asterisk)", "a list of token ids", switch=False, words=("a\n", "a:", 'a"', "a*"),
+    )  # fmt: skip
 
     def warp(self, scores, own, text):
-        ids, vocab = own["dry_sequence_breakers"], scores.shape[-1]
-        rows = jnp.arange(ids.shape[0])[:, None]
-        breaks = jnp.zeros((ids.shape[0], vocab), bool)
-        breaks = breaks.at[rows, jnp.where(ids >= 0, ids, vocab)].set(True, mode="drop")
+        vocab = scores.shape[-1]
+        breaks = marked(own["dry_sequence_breakers"], vocab)
 
         def one(tokens, length, scores, multiplier, base, allowed, breaks):
             at = jnp.arange(tokens.shape[0])
@@ -62,7 +68,7 @@ class Dry(Warper):
                 )
                 back = at - 1 - run
                 mine = tokens[jnp.maximum(length - 1 - run, 0)]
-                same = (back >= 0) & (tokens[jnp.maximum(back, 0)] == mine) & ~breaks[mine]
+                same = (back >= 0) & (tokens[jnp.maximum(back, 0)] == mine) & ~breaks[mine] & (run < LONGEST)
                 alive = alive & same
                 return run + alive, alive
 

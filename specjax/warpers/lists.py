@@ -62,7 +62,7 @@ def JSON(text: str) -> Any:
     return json.loads(text)
 
 
-def listing(help: str, valid: str, shape: Shape = TOKENS, switch: bool = True) -> Any:
+def listing(help: str, valid: str, shape: Shape = TOKENS, switch: bool = True, words: tuple[str, ...] = ()) -> Any:
     """A field that is a list, empty where nobody sets it, which is off.
 
     Args:
@@ -70,6 +70,8 @@ def listing(help: str, valid: str, shape: Shape = TOKENS, switch: bool = True) -
       valid: the values that it may have, for errors.
       shape: how it becomes an array.
       switch: whether a list that is not empty turns the warper on.
+      words: texts whose last tokens it holds where nobody sets it (None) and there is a tokenizer
+        (`specjax.sampling_params.worded`).
     """
     metadata = {"help": help, "valid": valid, "shape": shape, "switch": switch, "metavar": "JSON", "parse": JSON}
-    return dataclasses.field(default=(), metadata=metadata)
+    return dataclasses.field(default=None if words else (), metadata={**metadata, "words": words})

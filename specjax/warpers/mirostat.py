@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.about import About
-from specjax.warpers.base import Warper, parameter
+from specjax.warpers.base import Columns, Warper, parameter
 
-MOST = 100
+MOST = 101
 """The likeliest tokens from which version 1 tells how fast probabilities fall with their rank."""
+TOKENS = 50_000
+"""The size of a vocabulary, in version 1's law of ranks: its authors' program has it for any."""
 LN2 = float(np.log(2.0))
 
 
@@ -24,31 +26,35 @@ class Mirostat(Warper):
 
     Attributes:
       mirostat: int32; 2 cuts by the surprise (the paper's section 5, alternative), 1 keeps the k likeliest, with k from mu and
-        an estimate of Zipf's exponent (algorithm 1); 0 is off.
-      mirostat_tau: float32 > 0, bits.
-      mirostat_eta: float32 in [0, 1].
+        an estimate of Zipf's exponent (algorithm 1, as in its authors' program: k is rounded, and one more is kept); 0 is off.
+      mirostat_tau: float32 > 0, bits; None: llama.cpp's 5, of version 1 its authors' 3.
+      mirostat_eta: float32 in [0, 1]; None: llama.cpp's 0.1, of version 1 its authors' 1.
     """
 
-    about = About("mirostat", "cuts so that a text surprises evenly", "arXiv:2007.14966", "same text")
+    about = About(
+        "mirostat", "cuts so that a text surprises evenly", "arXiv:2007.14966", "same text",
+        fields=("mirostat", "mirostat_tau", "mirostat_eta"),
+    )  # fmt: skip
     reads_text = True
     carries = True
 
     mirostat: int = parameter(
         0, "2 cuts by surprise, 1 by an estimated rank; 0 is off", "0, 1 or 2", lambda x: (x >= 0) & (x <= 2)
     )
-    mirostat_tau: float = parameter(
-        5.0, "how many bits a token of the text is to surprise by", "a finite number > 0",
-        lambda x: (x > 0) & np.isfinite(x), switch=False,
+    mirostat_tau: float | None = parameter(
+        None, "how many bits a token of the text is to surprise by (default: 5; of version 1, 3)", "a finite number > 0",
+        lambda x: np.isnan(x) | (x > 0) & np.isfinite(x), switch=False,
     )  # fmt: skip
-    mirostat_eta: float = parameter(
-        0.1, "how fast the cut follows the text", "in [0, 1]", lambda x: (x >= 0) & (x <= 1), switch=False
-    )
+    mirostat_eta: float | None = parameter(
+        None, "how fast the cut follows the text (default: 0.1; of version 1, 1)", "in [0, 1]",
+        lambda x: np.isnan(x) | (x >= 0) & (x <= 1), switch=False,
+    )  # fmt: skip
 
     def cost(self, scores, own):
-        return -jax.nn.log_softmax(scores, axis=-1) / LN2 - own["mirostat_tau"][:, None, None]
+        return -jax.nn.log_softmax(scores, axis=-1) / LN2 - _settings(own)[0][..., None]
 
     def warp(self, scores, own, text):
-        tau, eta = (own[name][:, None] for name in ("mirostat_tau", "mirostat_eta"))
+        tau, eta = _settings(own)
         start = jnp.zeros(scores.shape[:1]) if text.carried is None else text.carried["mirostat"]
         cost = self.cost(scores, own)
         mu = 2 * tau - eta * text.summed(start, cost)
@@ -66,20 +72,26 @@ class Mirostat(Warper):
         return jax.lax.cond(jnp.any(version == 1), lambda: jnp.where(version == 1, first(), second), lambda: second)
 
 
+def _settings(own: Columns) -> tuple[jax.Array, jax.Array]:
+    """tau and eta, `[B, 1]` each."""
+    first = own["mirostat"] == 1
+    filled = lambda given, one, two: jnp.where(jnp.isnan(given), jnp.where(first, one, two), given)[:, None]
+    return filled(own["mirostat_tau"], 3.0, 5.0), filled(own["mirostat_eta"], 1.0, 0.1)
+
+
 def rank(order: jax.Array, mu: jax.Array) -> jax.Array:
-    """How many tokens have a surprise of at most `mu` bits, by Zipf's law (equations 2 and 30), `[B, T]` float32.
+    """How many of the likeliest tokens stay at `mu` bits, by Zipf's law (equations 2 and 30), `[B, T]` float32.
 
     Args:
       order: `[B, T, V]` scores, the highest first.
       mu: `[B, T]` float32.
     """
-    vocab = order.shape[-1]
-    most = min(MOST, vocab)
+    most = min(MOST, order.shape[-1])
     logs = order[..., :most]
     fell = logs[..., :-1] - logs[..., 1:]
     step = np.log(np.arange(2, most + 1) / np.arange(1, most)).astype(np.float32)[None, None]
     exponent = jnp.where(jnp.isfinite(fell), fell * step, 0.0).sum(axis=-1) / (step**2).sum()
     over = exponent - 1
     over = jnp.where(jnp.abs(over) < 1e-4, 1e-4, over)
-    share = over / -jnp.expm1(-over * float(np.log(vocab)))
-    return jnp.floor(jnp.exp((jnp.log(share) + mu * LN2) / jnp.maximum(exponent, 1e-4)))
+    share = over / -jnp.expm1(-over * float(np.log(TOKENS)))
+    return jnp.round(jnp.exp((jnp.log(share) + mu * LN2) / jnp.maximum(exponent, 1e-4))) + 1

@@ -9,21 +9,28 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.warpers.base import Warper, parameter
+from specjax.warpers.base import Warper, marked, parameter
+from specjax.warpers.lists import listing
 
 
 @dataclasses.dataclass(frozen=True)
 class Xtc(Warper):
     """At some places removes every token that has a probability, but the least likely of those that have it.
 
-    Whether it acts at a place is decided by the row's own noise there.
+    Whether it acts at a place is decided by the row's own noise there. Where it would remove an end of the text or a special
+    token, it removes nothing.
 
     Attributes:
       xtc_probability: float32 in [0, 1], of acting at a place; 0 is off.
-      xtc_threshold: float32 in (0, 1]; ties with the least likely are all kept; above 0.5 nothing happens.
+      xtc_threshold: float32 in (0, 1]; of equally unlikely tokens the last is kept; above 0.5 nothing happens.
+      xtc_special_tokens: `[B, K]` int32 token ids, -1 padded, beside those that end a text. Where nobody sets them, and there
+        is a tokenizer, its line break.
     """
 
-    about = About("xtc", "now and then leaves out the likeliest tokens", "text-generation-webui #6335", "same text")
+    about = About(
+        "xtc", "now and then leaves out the likeliest tokens", "text-generation-webui #6335", "same text",
+        fields=("xtc_probability", "xtc_threshold", "xtc_special_tokens"),
+    )  # fmt: skip
     reads_text = True
 
     xtc_probability: float = parameter(
@@ -33,10 +40,20 @@ class Xtc(Warper):
         0.1, "those of at least this probability, but the least likely of them", "in (0, 1]",
         lambda x: (x > 0) & (x <= 1), switch=False,
     )  # fmt: skip
+    xtc_special_tokens: tuple[int, ...] | None = listing(
+        "tokens such as [198] that, like an end of text, keep it from acting where it would remove one (default: the "
+        "tokenizer's line break)", "a list of token ids", switch=False, words=("\n",),
+    )  # fmt: skip
 
     def warp(self, scores, own, text):
         chances = jax.nn.softmax(scores, axis=-1)
-        likely = chances >= own["xtc_threshold"][:, None, None]
+        likely, ids = chances >= own["xtc_threshold"][:, None, None], jnp.arange(scores.shape[-1])[None, None]
         least = jnp.where(likely, scores, jnp.inf).min(axis=-1, keepdims=True)
+        kept = jnp.where(likely & (scores == least), ids, -1).max(axis=-1, keepdims=True)
+        removed = likely & (ids != kept)
         acts = text.uniform(text.positions()) < own["xtc_probability"][:, None]
-        return jnp.where(acts[:, :, None] & likely & (scores > least), -jnp.inf, scores)
+        if not text.partial:  # whose columns are no ids
+            special = marked(own["xtc_special_tokens"], scores.shape[-1])
+            special = special if text.eos is None else special | marked(text.eos, scores.shape[-1])
+            acts = acts & ~(removed & special[:, None]).any(axis=-1)
+        return jnp.where(acts[:, :, None] & removed, -jnp.inf, scores)

@@ -146,9 +146,63 @@ def test_dry_is_its_definition_at_every_node():
     assert most > 5  # of long repetitions too
 
 
+@pytest.mark.parametrize(
+    ("text", "breakers", "penalties"),
+    [
+        ([1, 2, 3, 4, 1, 2, 3], [], {4: 1.4}),
+        ([1, 2, 3, 4, 1, 2, 3], [2], {}),
+        ([1, 2, 3, 4, 1, 2, 3], [4], {}),
+        ([7, 1, 2, 3, 9, 2, 3], [], {9: 0.8}),
+        ([5] * 300, [], {5: 370609309139.9}),
+        ([1, 2] * 150, [], {1: 370609309139.9}),
+    ],
+    ids=str,
+)
+def test_dry_is_the_source_of_it(text, breakers, penalties):
+    """What the class of text-generation-webui subtracts, at a multiplier of 0.8."""
+    params = Sampling.make(1, dry_multiplier=0.8, dry_sequence_breakers=[breakers])
+    made = Sampler(
+        jax.random.split(jax.random.key(0), 1), jnp.asarray([text]), jnp.asarray([len(text)]), jnp.ones(1, bool), params
+    )
+    got = np.asarray(made.penalised(jnp.zeros((1, 1, V))))[0, 0]
+    np.testing.assert_allclose(-got, [penalties.get(token, 0) for token in range(V)], rtol=1e-5)
+    np.testing.assert_allclose(got, oracle.dry(np.zeros(V), text, 0.8, sequence_breakers=breakers), rtol=1e-5)
+
+
+XTC = [
+    (0.099, (), (), {0, 1, 2}), (0.099, (0,), (), set()), (0.099, (), (0, -1), set()), (0.099, (3,), (), {0, 1, 2}),
+    (0.2, (), (), {0}), (0.04, (), (3,), set()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("threshold", "special", "eos", "removed"), XTC, ids=str)
+def test_xtc_is_the_source_of_it(threshold, special, eos, removed):
+    """What the class of text-generation-webui removes where its coin lets it, by tokens that must not be removed."""
+    scores = np.log(np.float32([0.4, 0.3, 0.15, 0.1, 0.05]))
+    params = Sampling.make(1, 1.0, xtc_probability=1.0, xtc_threshold=threshold, xtc_special_tokens=[list(special)])
+    made = Sampler(
+        jax.random.split(jax.random.key(0), 1), jnp.zeros((1, 4), jnp.int32), jnp.ones(1, jnp.int32), jnp.ones(1, bool), params,
+        eos=jnp.asarray([eos], jnp.int32) if eos else None,
+    )  # fmt: skip
+    got = np.asarray(made.warped(jnp.asarray(scores)[None, None]))[0, 0]
+    assert {int(token) for token in np.flatnonzero(np.isneginf(got))} == removed
+    np.testing.assert_array_equal(got, oracle.xtc(scores, threshold, {*special, *eos}))
+
+
+def test_xtc_keeps_the_last_of_equal_ones():
+    scores = np.log(np.float32([0.25, 0.25, 0.25, 0.25]))
+    np.testing.assert_array_equal(oracle.xtc(scores, 0.1), [-np.inf] * 3 + [scores[3]])
+    made = Sampler(
+        jax.random.split(jax.random.key(0), 1), jnp.zeros((1, 4), jnp.int32), jnp.ones(1, jnp.int32), jnp.ones(1, bool),
+        Sampling.make(1, 1.0, xtc_probability=1.0),
+    )  # fmt: skip
+    np.testing.assert_array_equal(made.warped(jnp.asarray(scores)[None, None])[0, 0], oracle.xtc(scores, 0.1))
+
+
 def test_xtc_is_its_definition_where_its_coin_says_so():
     rng = np.random.default_rng(4)
     rows = [{"xtc_probability": p, "xtc_threshold": t} for p in (0.5, 1.0, 0.0) for t in (0.05, 0.15, 0.6, 0.2)]
+    rows[4]["xtc_special_tokens"] = [2, 7]
     made, tree = sampler(rng, rows)
     logits = 2 * rng.normal(size=(len(rows), NODES, V)).astype(np.float32)
     warped = jax.jit(lambda made, tree, logits: made.warped(logits, tree.path_tokens))
@@ -157,7 +211,8 @@ def test_xtc_is_its_definition_where_its_coin_says_so():
     for row, options in enumerate(rows):
         for node, text in texts(made, tree, row):
             acts = coins[row, len(text)] < options["xtc_probability"]
-            want = oracle.xtc(logits[row, node], options["xtc_threshold"]) if acts else logits[row, node]
+            special = (*EOS, *options.get("xtc_special_tokens", ()))
+            want = oracle.xtc(logits[row, node], options["xtc_threshold"], special) if acts else logits[row, node]
             np.testing.assert_array_equal(got[row, node], want, err_msg=f"{options} after {text}")
             acted[row // 4, int(acts)] += 1
     assert (acted[0] > 0).all() and acted[1, 0] == 0 and acted[2, 1] == 0

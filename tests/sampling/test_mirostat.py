@@ -10,6 +10,7 @@ import specjax
 from specjax.draft import NoDrafter
 from specjax.sampling import Sampling, row_keys, warp
 from specjax.warpers import Text
+from specjax.warpers.mirostat import Mirostat, rank
 
 V = 300
 TAU, ETA = 4.0, 0.4
@@ -21,11 +22,11 @@ def kept(logits, version, mu):
     order = np.argsort(-logits, kind="stable")
     if version == 2:
         return {int(i) for i in order if surprise[i] <= mu} | {int(order[0])}
-    p, i = 2.0 ** -surprise[order], np.arange(1, min(100, len(logits)))
+    p, i = 2.0 ** -surprise[order], np.arange(1, min(101, len(logits)))
     b, t = np.log(p[i - 1] / p[i]), np.log((i + 1) / i)
     s = (t * b).sum() / (t * t).sum()
-    k = ((s - 1) * 2**mu / (1 - len(logits) ** (1 - s))) ** (1 / s)
-    return {int(i) for i in order[: max(1, int(k))]}
+    k = round(((s - 1) * 2**mu / (1 - 50_000 ** (1 - s))) ** (1 / s)) + 1
+    return {int(i) for i in order[:k]}
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -42,6 +43,30 @@ def test_cuts_as_the_paper_says(version):
         assert set(np.flatnonzero(got[row] > -np.inf)) == want
         sizes.append(len(want))
     assert len(set(sizes)) > 4 and max(sizes) > 4
+
+
+@pytest.mark.parametrize(("exponent", "mu", "k"), [(1.1, 6, 9), (1.3, 6, 11), (2.0, 6, 9), (1.3, 4.209412, 5)])
+def test_ranks_are_those_of_the_authors_program(exponent, mu, k):
+    """What its two functions make of 500 probabilities that fall as a power of their rank; and one step of its mu."""
+    logits = -exponent * np.log(np.arange(1, 501))
+    assert float(rank(jnp.asarray(logits, jnp.float32)[None, None], jnp.full((1, 1), mu))[0, 0]) == k
+    assert len(kept(logits, 1, mu)) == k
+    if (exponent, mu) == (1.3, 6):
+        own = {
+            name: jnp.asarray([value])
+            for name, value in {"mirostat": 1, "mirostat_tau": 3.0, "mirostat_eta": 1.0}.items()
+        }
+        cost = Mirostat().cost(jnp.asarray(logits, jnp.float32)[None, None], own)[0, 0, 4]
+        assert 6 - float(cost) == pytest.approx(4.209412, abs=1e-5)
+
+
+@pytest.mark.parametrize(("version", "tau", "eta"), [(1, 3.0, 1.0), (2, 5.0, 0.1)])
+def test_defaults_are_those_of_the_version(version, tau, eta):
+    logits = np.random.default_rng(3).normal(size=(1, 1, V)).astype(np.float32) * 2
+    text = Text(jnp.zeros((1, 4), jnp.int32), jnp.ones(1, jnp.int32), carried={"mirostat": jnp.asarray([2.5])})
+    of = lambda **own: warp(logits, Sampling.make(1, 1.0, mirostat=version, **own), jnp.ones(1, bool), text)
+    np.testing.assert_array_equal(of(), of(mirostat_tau=tau, mirostat_eta=eta))
+    assert (of() != of(mirostat_tau=tau + 1)).any() and (of() != of(mirostat_eta=0.5)).any()
 
 
 def test_sums_over_the_paths_of_a_tree():

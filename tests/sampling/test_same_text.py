@@ -21,7 +21,8 @@ OPTIONS = (
     {"temperature": 1.0, "eta_cutoff": 0.1, "dry_multiplier": 2.0, "dry_sequence_breakers": [4]},
     {"frequency_penalty": 2.0, "logit_bias": {5: 3.0, "9": -100}},
     {"temperature": 0.9, "top_h": 0.5, "suppress_tokens": [1, 2, 3, 4]},
-    {"temperature": 2.0, "xtc_probability": 0.5, "xtc_threshold": 0.05, "top_k": 8} | MIROSTAT,
+    {"temperature": 2.0, "xtc_probability": 0.5, "xtc_threshold": 0.05, "xtc_special_tokens": [8], "top_k": 8}
+    | MIROSTAT,
     {"min_new_tokens": 6, "dry_multiplier": 1.0, "logit_bias": {11: 5}, "momentum_alpha": 0.2},
     {
         "temperature": 1.0,

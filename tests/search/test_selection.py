@@ -46,17 +46,31 @@ def test_borda_weighs_votes_by_rank():
     """Ranks 1 to 5 have 5, 4, 3, 2, 1 votes to the power: two sure ones against three others."""
     said = candidates(("a", 5.0), ("b", 3.0), ("a", 4.0), ("b", 2.0), ("b", 1.0))
     assert Borda(1.0).choose(said) == (0, 9.0) and Borda(1.0).scores(said)[1] == 3 + 2 + 1
-    assert Borda(0.0).choose(said) == (1, 3.0)  # a majority, and of that the surest
+    assert Borda(0.0).choose(said) == (1, 3.0)  # a majority
     got = Borda().scores(said)
     np.testing.assert_allclose(got[:2], [math.sqrt(5) + math.sqrt(4), math.sqrt(3) + math.sqrt(2) + 1])
     unsaid = candidates((None, 9.0), ("a", 1.0), ("b", 2.0))
-    assert Borda(1.0).choose(unsaid) == (2, 3.0)
+    assert Borda(1.0).choose(unsaid) == (2, 2.0)
     assert Borda().choose(candidates((None, 1.0))) == (0, None)
     assert make_selection("borda:power=2") == Borda(2.0)
     with pytest.raises(ValueError, match="power of borda must be 0 or more"):
         make_selection("borda:power=-1")
     with pytest.raises(ValueError, match="unknown selection 'best'; choose majority, self_certainty, borda"):
         make_selection("best")
+
+
+@pytest.mark.parametrize(
+    ("said", "taken", "votes"),
+    [
+        ((("a", 1.0), ("b", 2.0), ("a", 3.0), ("b", 0.0)), 0, 6.0),  # the first with the answer, not the surest
+        ((("b", 2.0), ("a", 1.0), ("a", 1.0)), 0, 3.0),  # equal votes: the answer that comes first
+        (((None, 9.0), (None, 8.0), ("b", 1.0), ("a", 2.0), ("b", 0.0)), 2, 3.0),
+        ((("a", 1.0), (None, 1.0), ("b", 1.0), ("b", 1.0)), 0, 4.0),  # equally sure: by their order
+    ],
+)
+def test_borda_is_the_authors_program(said, taken, votes):
+    """What its vote takes of these answers and certainties, at a power of 1."""
+    assert Borda(1.0).choose(candidates(*said)) == (taken, votes)
 
 
 def test_certainty_is_the_divergence_of_the_even_law():

@@ -1,6 +1,7 @@
 """SpecReason: either model alone at the ends of the threshold, and a slow oracle that reuses nothing between them."""
 
 import dataclasses
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from specjax import cli, models
 from specjax import decoder as decoding
 from specjax.models import LlamaLM
 from specjax.search import SpecReason, writer
+from specjax.search.spec_reason import mean_digit
 
 QUESTION = "nnm"
 METHOD = SpecReason(0.00025, "likelihood", QUESTION, separator=(4, 5, 6), step_tokens=6)
@@ -31,7 +33,8 @@ def scored(method, before, step):
     if method.score == "digit":
         top = LETTERS[int(np.argmax(laws[-1]))]
         return float(top) if top.isdigit() else 0.0
-    return float(sum(np.exp(laws[-1, 14 + digit]) * digit for digit in range(10)))
+    mass = np.exp(laws[-1, 14:])
+    return float(mass @ np.arange(10) / mass.sum())
 
 
 def oracle(method, prompt):
@@ -48,7 +51,8 @@ def oracle(method, prompt):
             step = written(LARGE, before, most)
             large += len(step)
         text += step
-        small += not taken and len(text) < NEW and text[-1] not in EOS
+        stuck = len(steps) > 1 and tuple(step) == steps[-1][0]
+        small += not taken and len(text) < NEW and text[-1] not in EOS and not stuck
         steps.append(
             (
                 tuple(step),
@@ -56,6 +60,8 @@ def oracle(method, prompt):
                 None if score is None else pytest.approx(score, rel=1e-3, abs=1e-6),
             )
         )
+        if stuck:
+            break
     return steps, large, small
 
 
@@ -66,13 +72,13 @@ def said(record):
 METHODS = (
     METHOD,
     dataclasses.replace(METHOD, score="digit", threshold=3.0),
-    dataclasses.replace(METHOD, score="mean_digit", threshold=1.5, first=1),
+    dataclasses.replace(METHOD, score="mean_digit", threshold=4.0, first=1),
 )
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.score)
 def test_between_the_ends_it_is_the_oracle(method):
-    records = method(LARGE, SMALL, PROMPTS, max_new_tokens=NEW, batch_size=4)
+    records = method(LARGE, SMALL, PROMPTS, max_new_tokens=NEW, batch_size=4, temperature=0.0)
     wanted = [oracle(method, prompt) for prompt in PROMPTS]
     assert [said(record) for record in records] == wanted
     assert len({by for steps, *_ in wanted for _, by, _ in steps}) == 2
@@ -88,13 +94,16 @@ def test_a_cache_that_lacks_what_was_read_is_seen(monkeypatch):
         return dataclasses.replace(state, cache=cache), *heard
 
     monkeypatch.setattr(writer, "_read", forgetful)
-    records = METHOD(LARGE, SMALL, PROMPTS, max_new_tokens=NEW, batch_size=4)
+    records = METHOD(LARGE, SMALL, PROMPTS, max_new_tokens=NEW, batch_size=4, temperature=0.0)
     assert [said(record) for record in records] != [oracle(METHOD, prompt) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("options", ({}, {"temperature": 1.0, "top_k": 6, "seed": 3}), ids=("greedy", "sampled"))
+@pytest.mark.parametrize(
+    "options", ({"temperature": 0.0}, {"temperature": 1.0, "top_k": 6, "seed": 3}), ids=("greedy", "sampled")
+)
 def test_at_the_ends_of_the_threshold_it_is_one_model(options):
-    """Token for token what `generate` writes: above the highest score the base model's, at 0 the small one's."""
+    """Token for token what `generate` writes, up to a repeated step: above the highest score the base model's, at 0 the small
+    one's."""
     texts = []
     for threshold, own in ((1.1, LARGE), (0.0, SMALL)):
         got = dataclasses.replace(METHOD, threshold=threshold)(
@@ -102,8 +111,12 @@ def test_at_the_ends_of_the_threshold_it_is_one_model(options):
         )
         wanted = specjax.generate(own, PROMPTS, drafter="none", max_new_tokens=NEW, progress=False, **options)
         texts.append([record.tokens for record in got])
-        assert texts[-1] == [record.tokens for record in wanted]
-        assert [record.finish_reason for record in got] == [record.finish_reason for record in wanted]
+        for mine, whole in zip(got, wanted, strict=True):
+            if mine.finish_reason == "stop":  # a repeated step
+                assert mine.tokens == whole.tokens[: len(mine.tokens)]
+            else:
+                assert (mine.tokens, mine.finish_reason) == (whole.tokens, whole.finish_reason)
+        assert sum(record.finish_reason != "stop" for record in got) >= 2
         assert {step.by for record in got for step in record.steps} == {"large" if own is LARGE else "small"}
     assert texts[0] != texts[1]
 
@@ -128,8 +141,11 @@ def test_a_users_own_score_in_rows_that_follow_each_other():
         seen.extend(steps)
         return [len(step.text) % 2 for step in steps]
 
-    method = dataclasses.replace(METHOD, score=score, threshold=1.0)
-    records = method(LARGE, SMALL, PROMPTS, max_new_tokens=NEW, batch_size=4)
+    method, greedy = (
+        dataclasses.replace(METHOD, score=score, threshold=1.0),
+        {"max_new_tokens": NEW, "temperature": 0.0},
+    )
+    records = method(LARGE, SMALL, PROMPTS, batch_size=4, **greedy)
     assert all(step.text.endswith(step.step.text) and len(step.logprobs) == len(step.step.tokens) for step in seen)
     for record in records:
         text = ""
@@ -137,11 +153,77 @@ def test_a_users_own_score_in_rows_that_follow_each_other():
             text += step.text if step.by == "small" else ""
             assert step.by == "large" or len(text) % 2 == 1 or 7 in step.tokens
             text += step.text if step.by == "large" else ""
-    assert [said(r) for r in method(LARGE, SMALL, PROMPTS, max_new_tokens=NEW, batch_size=3)] == [
-        said(r) for r in records
-    ]
+    assert [said(r) for r in method(LARGE, SMALL, PROMPTS, batch_size=3, **greedy)] == [said(r) for r in records]
     with pytest.raises(ValueError, match="the score must be one number a step"):
         dataclasses.replace(method, score=lambda steps: [])(LARGE, SMALL, PROMPTS[:1], max_new_tokens=NEW)
+
+
+@pytest.mark.parametrize(
+    ("likely", "score"),
+    [
+        ({7: -0.5, 8: -1.2, 6: -2.0, 9: -3.0}, 7.242882),
+        ({8: -6.5, 3: -7.0}, 6.112297),
+        ({0: -9.1, 9: -9.1, 4: -np.inf}, 4.5),
+    ],
+)
+def test_the_mean_is_over_the_digits_alone(likely, score):
+    """The first two are what the authors' program says of these log-probabilities, beside which it has other tokens'."""
+    assert mean_digit(np.asarray([*likely.values()]), [*likely]) == pytest.approx(score, abs=1e-6)
+
+
+STUCK = {"logit_bias": {1: 100}, "temperature": 0.0, "max_new_tokens": 40}
+
+
+@pytest.mark.parametrize(
+    ("fields", "steps"),
+    [
+        ({"separator": (4,)}, [(1, 1, 1)] * 3),  # the third step says what the second said
+        ({"separator": "e"}, [(1, 1, 1, 4)] * 3),  # a cut step has a separator behind it
+        ({"separator": "e", "answers": ("d", "bb")}, [(1, 1, 1, 4)]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("threshold", [0.0, 1.1])
+def test_a_step_that_is_repeated_or_answers_is_the_last(fields, steps, threshold):
+    method = dataclasses.replace(METHOD, threshold=threshold, step_tokens=3, **fields)
+    (record,) = method(LARGE, SMALL, PROMPTS[3:], batch_size=4, **STUCK)
+    assert [step.tokens for step in record.steps] == steps and record.finish_reason == "stop"
+    assert record.tokens == [token for step in steps for token in step]
+
+
+def test_the_defaults_are_the_authors():
+    """512 tokens a step, 8,192 in all, from 7 on, drawn at 0.6 with a top-p of 0.95 where no temperature is said."""
+    method, call = SpecReason(), inspect.signature(SpecReason.__call__).parameters
+    assert (method.threshold, method.score, method.step_tokens, method.first) == (7.0, "digit", 512, 0)
+    assert method.separator == "\n\n" and call["max_new_tokens"].default == 8192
+    run = lambda **options: [
+        r.tokens for r in METHOD(LARGE, SMALL, PROMPTS, max_new_tokens=NEW, batch_size=4, **options)
+    ]
+    drawn = run()
+    assert drawn == run(temperature=0.6, top_p=0.95) and drawn != run(temperature=0.0)
+
+
+def test_a_chat_is_asked_in_a_users_turn():
+    """The score is of the conversation as the template writes it: the steps as a closed turn, the question, an open reply."""
+    large, small = (models.load(name, dtype="float32") for name in ("tiny", "tiny-draft"))
+    user = {"role": "user", "content": "A counter shows 24. Subtract 17. What does the counter show? Show each step."}
+    method = SpecReason(0.0, "mean_digit", separator=".")
+    (record,) = method(large, small, [[user]], temperature=0.0, max_new_tokens=32)
+    said = ""
+    for step in record.steps:
+        said += step.text
+        turns = [user, {"role": "assistant", "content": said}, {"role": "user", "content": method.question.strip()}]
+        text = large.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False) + method.reply
+        ids = large.tokenizer.encode(text, add_special_tokens=False)
+        law = np.asarray(jax.nn.softmax(teacher_forced(large.lm, large.params, ids)[-1]), np.float64)
+        digits = {
+            t: int(word)
+            for t in range(len(law))
+            if (word := large.tokenizer.decode([t]).strip()) in "0123456789" and word
+        }
+        wanted = sum(law[t] * digit for t, digit in digits.items()) / sum(law[t] for t in digits)
+        assert step.score == pytest.approx(wanted, rel=1e-3)
+    assert len(record.steps) > 1 and {step.by for step in record.steps} == {"small"}
 
 
 REFUSED = (

@@ -205,7 +205,7 @@ VERIFIERS: dict[str, Verifier] = {
     "optimal": Optimal(),
     "greedy_multi": GreedyMulti(),
     "typical": Typical(),
-    "fly": Fly(),
+    "fly": Fly(window=1),
     "ears": Ears(),
     "lantern": Lantern(),
     "judge": Judge(),

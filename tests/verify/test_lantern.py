@@ -12,7 +12,7 @@ from support.judging import V, cases, down, judge, ordinary
 
 from specjax.spec import registry
 from specjax.verify import Lantern, Recursive
-from specjax.verify.lantern import nearest
+from specjax.verify.lantern import _Pooling, nearest
 
 TABLE = np.random.default_rng(4).normal(size=(V, 3))
 
@@ -23,52 +23,82 @@ def near(table, count):
     return np.array([[other for other in np.argsort(row) if other != own][:count] for own, row in enumerate(distances)])
 
 
-def pooled(law, token, table, bound):
-    best = total = 0.0
-    for other in table[token]:
+def pooled(law, token, table, bound, count):
+    """What the nearest have together within the bound, and whether any do."""
+    limit = bound if bound <= 1 else (bound - 1) * law[token]
+    best, total, some = 0.0, 0.0, False
+    for place, other in enumerate(table[token][:count]):
         total += law[other]
-        best = total if total <= bound else best
-    return best
+        if total <= limit:
+            best, some = total, some or place == 0
+    return best, some
 
 
-def chance_of(table, bound, greedy):
+def by_hand(case, table, bound, count):
+    greedy = case["greedy"]
+
     def chance(left, first, q, token):
-        together = left[token] + pooled(left, token, table, bound)
+        together = left[token] + pooled(left, token, table, bound, count)[0]
         if greedy:
-            return float(token == first.argmax() or together > first.max())
+            raised = first.copy()
+            raised[token] = together
+            return float(raised.argmax() == token)
         return together / (1 if q is None else q[token]) if left[token] > 0 else 0
 
-    return chance
+    def residual(left, q, token):
+        near = list(table[token][: count + 1]) if pooled(left, token, table, bound, count)[1] else []
+        if greedy:
+            return left
+        if q is not None:
+            return ordinary(left, np.where(np.isin(np.arange(V), near), 0, q), token)
+        others = np.where(np.isin(np.arange(V), [token, *near]), 0, left)
+        return others / others.sum() if others.sum() > 1e-6 else ordinary(left, None, token)
 
-
-def by_hand(case, table, bound):
-    greedy = case["greedy"]
-    residual = (lambda left, q, token: left) if greedy else ordinary
-    depth, node, left = down(case, chance_of(table, bound, greedy), residual)
+    depth, node, left = down(case, chance, residual)
     with np.errstate(divide="ignore"):
         return depth, node, left.argmax() if greedy else np.argmax(np.log(left) + case["noise"][depth])
 
 
-@pytest.mark.parametrize("drawn", [True, False])
-def test_by_hand(drawn):
+@pytest.mark.parametrize(("drawn", "bound"), [(True, 0.4), (False, 0.4), (True, 2.5)])
+def test_by_hand(drawn, bound):
     table, differ = near(TABLE, 4), []
-    for found, case in cases(Lantern(4, 0.4), drawn=drawn, params={"nearest": jnp.asarray(table)}):
-        assert found == by_hand(case, table, 0.4)
-        differ.append((by_hand(case, table[::-1], 0.4) != found, case["greedy"]))  # the neighbours of others are seen
+    for found, case in cases(Lantern(3, bound), drawn=drawn, params={"nearest": jnp.asarray(table)}):
+        assert found == by_hand(case, table, bound, 3)
+        differ.append(
+            (by_hand(case, table[::-1], bound, 3) != found, case["greedy"])
+        )  # the neighbours of others are seen
     assert sum(other for other, _ in differ) >= 3 and any(other and greedy for other, greedy in differ)
 
 
-def test_no_token_comes_more_often_than_the_bound_allows():
-    """The law of a node with one child, by enumeration of the rule that the test above holds the code to."""
-    rng, most = np.random.default_rng(1), []
-    for bound in (0.0, 0.1, 0.3):
-        for _ in range(50):
-            (p, q), table = rng.dirichlet(np.full(V, 0.5), 2), near(rng.normal(size=(V, 3)), 3)
-            passes = np.array([min(chance_of(table, bound, False)(p, p, q, x), 1) for x in range(V)])
-            law = q * passes + (q * (1 - passes)).sum() * ordinary(p, q, 0)
-            assert law.sum() == pytest.approx(1) and (law - p).max() <= bound + 1e-9
-            most.append((law - p).max() / bound if bound else 0)
-    assert max(most) > 0.5
+P = np.float32([[0.30, 0.20, 0.15, 0.10, 0.10, 0.08, 0.05, 0.02]])
+Q = np.float32([[0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.2, 0.1]])
+NEAREST = jnp.zeros((8, 5), jnp.int32).at[6].set(jnp.asarray([5, 7, 4, 3, 2]))  # they have .08 .10 .20 .30 .45 together
+
+
+@pytest.mark.parametrize(
+    ("bound", "together"),
+    [(0.05, 0.05), (0.11, 0.15), (0.15, 0.15), (0.21, 0.25), (2.0, 0.05), (3.1, 0.15), (5.1, 0.25), (0.0, 0.05)],
+)
+def test_chances_are_the_released_codes(bound, together):
+    """Of token 6, whose own chance is 0.05, in the law P; above 1 a bound is LANTERN++'s."""
+    rule = _Pooling(NEAREST, 5, bound, jnp.zeros(1, bool))
+    assert float(rule.chance((P, Q, P), jnp.asarray([6]))[0]) == pytest.approx(min(together / 0.2, 1), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("bound", "drawn", "left"),
+    [
+        (0.15, True, [0.3077, 0.1538, 0.0769, 0.1538, 0.1538, 0.1231, 0, 0.0308]),
+        (0.05, True, [0.5714, 0.2857, 0.1429, 0, 0, 0, 0, 0]),  # nothing is pooled
+        (0.15, False, [0.4615, 0.3077, 0.2308, 0, 0, 0, 0, 0]),
+        (0.05, False, [0.3158, 0.2105, 0.1579, 0.1053, 0.1053, 0.0842, 0, 0.0211]),
+    ],
+)
+def test_what_a_rejected_token_leaves_is_the_released_codes(bound, drawn, left):
+    """With three neighbours, of which two are pooled at most: four have no part in q then, or none in the law that is left."""
+    rule = _Pooling(NEAREST[:, :4], 3, bound, jnp.zeros(1, bool))
+    after = rule.rejected((P, Q if drawn else None, P), jnp.asarray([6]))[0]
+    np.testing.assert_allclose(after[0], left, atol=5e-5)
 
 
 def test_the_nearest_tokens():
@@ -87,7 +117,9 @@ def test_a_bound_of_zero_is_the_ordinary_rule_and_more_is_not(name):
 def test_it_is_built_for_a_target():
     model = SimpleNamespace(lm=TARGET, params=params()["target"], abstract=False)
     verifier, own = registry.build_verifier("lantern:neighbours=4", model)
-    assert verifier == Lantern(4, target=TARGET) and own["nearest"].shape == (CONFIG.vocab_size, 4)
+    assert verifier == Lantern(4, target=TARGET) and own["nearest"].shape == (CONFIG.vocab_size, 5)
+    every = registry.build_verifier(f"lantern:neighbours={CONFIG.vocab_size - 1}", model)[1]
+    assert every["nearest"].shape == (CONFIG.vocab_size, CONFIG.vocab_size - 1)
     shapes = jax.eval_shape(lambda: model.params)
     described = registry.build_verifier(verifier, SimpleNamespace(lm=TARGET, params=shapes, abstract=True))[1]
     assert described["nearest"].shape == own["nearest"].shape and described["nearest"].dtype == own["nearest"].dtype
@@ -98,7 +130,8 @@ def test_it_is_built_for_a_target():
 
 def test_it_is_listed_as_lossy_and_bad_fields_are_refused():
     assert registry.VERIFIERS["lantern"].guarantee == "lossy" and not Lantern.keeps_greedy
-    for fields in ({"neighbours": 0}, {"bound": 1.5}):
+    assert registry.make_verifier("lantern:preset=paper") == Lantern(1000, 0.1)
+    for fields in ({"neighbours": 0}, {"bound": -0.5}, {"bound": float("inf")}):
         with pytest.raises(ValueError, match="lantern needs at least one neighbour and a bound"):
             Lantern(**fields)
     with pytest.raises(ValueError, match=r'params\["verify"\] = verifier.bind'):

@@ -9,17 +9,21 @@ import gc
 import os
 from pathlib import Path
 
-from support.compiled import hurried_flags
+from support.compiled import hurried_flags, programs_folder
+from support.costs import cost_of, seconds_so_far, write_costs
+from support.turns import TURNS, after, changed, day, red, why, write_red
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads of several workers would wait for each other, busily
 os.environ.setdefault("XLA_FLAGS", hurried_flags())
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".jax_cache"))
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", programs_folder())
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # commands that a test starts do not look for chips either
 
 import jax
 import pytest
 
+day()  # the same for all processes of this run
 gc.set_threshold(20_000, 20, 20)  # tracing makes many objects and hardly any garbage
 
 jax.config.update("jax_platforms", "cpu")
@@ -71,18 +75,104 @@ LONG = (
 """Files that take minutes come first: else one worker begins the last of them when the other ends."""
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Every test's processor seconds, with those of its fixtures."""
+    began = seconds_so_far()
+    item.user_properties.append(("began", began))
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if call.when == "teardown":
+        began = dict(item.user_properties)["began"]
+        report.user_properties = [("cpu", seconds_so_far() - began)]
+    return report
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("specjax")
+    group.addoption(
+        "--turn",
+        choices=("due", "whole"),
+        help="of the slow tests those that are due today, or all; keeps the list .ci/red",
+    )
+    group.addoption(
+        "--write-costs", action="store_true", help="write what the tests of this run cost to tests/costs.json"
+    )
+
+
+def pytest_configure(config):
+    if config.getoption("--turn"):
+        config.pluginmanager.register(Turn(config), "turn")
+
+
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if "compile" in item.path.parts:
+            item.add_marker(pytest.mark.slow)  # what only the extra `aot` can run
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
-def pytest_terminal_summary(terminalreporter):
-    """The slowest files; `CONTRIBUTING.md` says what a method may cost."""
-    seconds = collections.Counter()
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if isinstance(report, pytest.TestReport):
-                seconds[report.location[0]] += report.duration
-    terminalreporter.section("seconds by file")
-    for name, spent in seconds.most_common(12):
-        terminalreporter.write_line(f"{spent:8.1f} {name}")
-    terminalreporter.write_line(f"{sum(seconds.values()):8.1f} all {len(seconds)} files")
+class Turn:
+    """Chooses among slow tests, and says how many it left out; see `support.turns`."""
+
+    def __init__(self, config):
+        self.config, self.counts = config, collections.Counter()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config, items):
+        names, failed, left = changed(), red(), []
+        for item in items:
+            reason = None
+            if item.get_closest_marker("slow"):
+                whole = config.getoption("--turn") == "whole"
+                reason = "all of them" if whole else why(item, names, day(), failed)
+                self.counts[reason or "left out"] += 1
+                left += [] if reason else [item]
+        config.hook.pytest_deselected(items=left)
+        gone = set(left)
+        items[:] = [item for item in items if item not in gone]
+
+    def pytest_sessionfinish(self, session):
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["turn"] = dict(self.counts)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        self.counts = collections.Counter(getattr(node, "workeroutput", {}).get("turn", self.counts))
+
+    def pytest_terminal_summary(self, terminalreporter):
+        stats = terminalreporter.stats
+        failed = {report.nodeid for kind in ("failed", "error") for report in stats.get(kind, ())}
+        passed = {report.nodeid for report in stats.get("passed", ()) if report.when == "call"}
+        slow = {
+            report.nodeid
+            for reports in stats.values()
+            for report in reports
+            if "slow" in getattr(report, "keywords", ())
+        }
+        known = red()
+        now = after(known, failed & slow, passed - failed)
+        if now != known:
+            write_red(now)
+            terminalreporter.write_line(".ci/red has changed: commit it")
+        if self.counts:
+            said = ", ".join(f"{count} {reason}" for reason, count in sorted(self.counts.items()))
+            terminalreporter.write_line(f"slow tests, day {day() % TURNS + 1} of {TURNS}: {said}")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """What tests cost; `CONTRIBUTING.md` says what a method may."""
+    spent = cost_of(terminalreporter.stats)
+    terminalreporter.section("processor seconds by file")
+    by_file = collections.Counter()
+    for name, seconds in spent.items():
+        by_file[name.partition("::")[0]] += seconds
+    for name, seconds in by_file.most_common(12):
+        terminalreporter.write_line(f"{seconds:8.1f} {name}")
+    terminalreporter.write_line(f"{sum(spent.values()):8.1f} in all, {len(spent)} tests of {len(by_file)} files")
+    if config.getoption("--write-costs"):
+        write_costs(terminalreporter.stats)

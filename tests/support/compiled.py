@@ -1,6 +1,10 @@
 """How tests compile: in a hurry (`tests/conftest.py` sets XLA_FLAGS before jax is imported), or as users do."""
 
+import hashlib
 import importlib.metadata
+import os
+import platform
+from pathlib import Path
 
 OPTIMISED = {
     "xla_backend_optimization_level": 3,
@@ -23,6 +27,21 @@ HURRIED = {
 if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 11):
     OPTIMISED["xla_cpu_use_fusion_emitters"] = True
     HURRIED["xla_cpu_use_fusion_emitters"] = False
+
+
+def programs_folder() -> str:
+    """Where compiled programs are kept, for other clones and later runs too.
+
+    They go by what decides about them: jaxlib, XLA's flags and the processor. A program that was compiled for another processor
+    may use instructions that this one lacks.
+    """
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text().split("\n\n")[0].splitlines() if cpu.exists() else [platform.processor()]
+    own = [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU"))] or lines
+    made_by = importlib.metadata.version("jaxlib"), os.environ.get("XLA_FLAGS", ""), *own
+    name = hashlib.blake2b("\n".join(made_by).encode(), digest_size=8).hexdigest()
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return str(home / "specjax-tests" / name)
 
 
 def hurried_flags() -> str:

@@ -1,0 +1,13 @@
+"""The names of all methods and families that there are."""
+
+from specjax.models.families.table import FAMILIES as TABLE
+from specjax.spec import registry
+
+FAMILIES = frozenset(TABLE)
+METHODS = frozenset(
+    name
+    for table in vars(registry).values()
+    if isinstance(table, dict) and table is not registry.LOADERS
+    for name in table
+    if isinstance(name, str)
+)

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.conformance import mostly_slow
-from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, begin, make, params, texts
+from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, L, begin, make, params, texts
 
 import specjax
 from specjax import diffusion
 from specjax.diffusion import Dual, Fixed, Freeze, Greedy, Interval, NoCache, Prefix, Threshold, Vicinity, layerwise
 from specjax.diffusion.cache import Canvas, Delayed
+from specjax.kernels.tree_attention import api
 from specjax.lm import Block, Wants
 from specjax.state import Finish
 
@@ -52,6 +53,15 @@ def test_rows_do_not_see_each_other(name):
     apart = [text for rows in ((0, 1), (2, 3)) for text in texts(complete(decoder, rows, slots=4))[:2]]
     assert apart == texts(state)
     assert set(state.finish.tolist()) == {Finish.LENGTH} and not any(MASK in text for text in texts(state))
+
+
+def test_queries_are_met_some_at_a_time(monkeypatch):
+    """As on long canvases: the passes that enter a block write the same."""
+    decoder = cached(Prefix(), Threshold(0.4))
+    monkeypatch.setattr(api, "QUERIES", 9)
+    some = complete(decoder, capacity=L + 1)  # another program than that of all at once
+    monkeypatch.undo()
+    assert texts(some) == texts(complete(decoder))
 
 
 @functools.cache

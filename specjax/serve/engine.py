@@ -193,6 +193,8 @@ class Engine:
                 usual = "leave it out" if FIELDS[name].default == () else f"leave it at {FIELDS[name].default:g}"
                 raise ValueError(f"diffusion models have no {name}: {usual}")
         if suffix is None:
+            end = min(len(request.ids) + request.max_new_tokens, self.max_length)
+            self.decoder.check_row(np.asarray(request.ids), end)
             return request
         if not self.decoder.fills_in:
             raise ValueError(
@@ -212,6 +214,7 @@ class Engine:
                 f"the suffix is too long: {len(request.ids)} tokens of prompt, {request.max_new_tokens} new ones and "
                 f"{len(after)} of suffix are more than the {self.max_length} positions of {self.model.name}"
             )
+        self.decoder.check_row(np.asarray(request.ids), total)
         return dataclasses.replace(request, suffix=suffix, suffix_ids=after)
 
     def served(self, ignore_eos: bool = False) -> Served:

@@ -19,7 +19,7 @@ from specjax.reference import diffusion as oracle
 from specjax.sampling import Sampling, row_keys
 from specjax.state import Finish
 
-POLICIES = {
+ORACLES = {
     "fixed": (Fixed(), oracle.fixed(0, "low_confidence")),
     "fixed-3": (Fixed(3), oracle.fixed(3, "low_confidence")),
     "margin": (Fixed(4, "margin"), oracle.fixed(4, "margin")),
@@ -38,10 +38,10 @@ def wanted(row, block_length, pick, shift=False, **options):
 
 
 @pytest.mark.parametrize("shift", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["same", "shifted"])
-@pytest.mark.parametrize("name", mostly_slow(POLICIES, "fixed", "margin", "threshold"))
+@pytest.mark.parametrize("name", mostly_slow(ORACLES, "fixed", "margin", "threshold"))
 def test_equal_to_the_oracle(name, shift):
     """Ragged rows, an infilled one, two block lengths, in all pairs for two policies: the same tokens in as many passes."""
-    policy, pick = POLICIES[name]
+    policy, pick = ORACLES[name]
     for block_length in (8, 5) if name in ("fixed", "threshold") else (8,) if name == "random" or not shift else (5,):
         decoder = make(policy, block_length, shift)
         state = specjax.run(decoder, params(), begin(decoder))

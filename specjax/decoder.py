@@ -71,6 +71,7 @@ class Decoder(Protocol):
 
     def check_row(self, prompt: np.ndarray, limit: int) -> None:
         """Raises ValueError where it cannot complete a prompt `[n]` up to this length, for a reason that is its own."""
+        return
 
     def fitted(self, needs: Needs) -> Self:
         """The decoder for such a job: the same states and the same text, with less to compile where less is asked for."""

@@ -69,6 +69,10 @@ class BlockDiffusion(Diffusion):
         return self.block_length - 1 if self._fills else 0
 
     @property
+    def strict(self) -> bool:
+        return not self._from_prompt
+
+    @property
     def rounded(self) -> int:
         return self.block_length if self._from_prompt else 0
 

@@ -151,6 +151,11 @@ class Diffusion(Decoder):
             )
 
     @property
+    def strict(self) -> bool:
+        """See `Guess.strict`."""
+        return False
+
+    @property
     def rounded(self) -> int:
         """See `Guess.rounded`."""
         return 0
@@ -480,6 +485,7 @@ class Diffusion(Decoder):
             sampled=sampled,
             current=block_of(state.tokens, at),
             log_own=jax.nn.log_softmax(logits, axis=-1),
+            strict=self.strict,
             rounded=self.rounded,
         )
 

@@ -194,6 +194,16 @@ def test_one_sure_token_a_position_is_one_pass_a_block():
     assert found[0] == texts(specjax.run(greedy, params(), begin(greedy)))
 
 
+def test_a_threshold_that_certainty_equals_is_not_passed():
+    """A threshold of 1 is one token a pass where all is certain, as in the samplers of SDAR and Fast-dLLM v2; not of A2D."""
+    for align, passes in (("text", 19 - 3), ("prompt_end", 4)):
+        decoder = make(Threshold(1.0), 4, warped=True, align=align)
+        state = begin(decoder, (0,))
+        state = dataclasses.replace(state, sampling=Sampling.make(1, temperature=1.0, top_k=1))
+        blocks = -(-19 // 4) if align == "text" else 4
+        assert specjax.run(decoder, params(), state).stats.steps.tolist() == [passes + blocks - 1]
+
+
 def test_greedy_rows_are_not_filtered():
     """Top-k 1 makes nothing certain in a greedy row, as in LLaDA 2's sampler."""
     decoder = make(Threshold(0.4), 4, warped=True)

@@ -73,6 +73,8 @@ class Guess:
       overview: of a policy that looks at the `whole` canvas, or None.
       log_own: `[B, W, V]` float32, the model's own log-probabilities, whatever `log_law` is: no temperature, no filters, no
         mask id.
+      strict: whether a confidence must be above a threshold, as in the samplers of SDAR, LLaDA 2 and Fast-dLLM v2, or may equal
+        it, as in Fast-dLLM's.
       rounded: how many positions a block has whose schedule is rounded pass by pass, see `scheduled_in`; 0: it is even.
     """
 
@@ -88,6 +90,7 @@ class Guess:
     weights: Any = None
     overview: Any = None
     log_own: Any = None
+    strict: bool = dataclasses.field(default=False, metadata={"static": True})
     rounded: int = dataclasses.field(default=0, metadata={"static": True})
 
 

@@ -18,7 +18,8 @@ def chunked(make: Callable[[PyTree], PyTree], inputs: PyTree, size: int) -> PyTr
     Args:
       make: from arrays `[B, size, ...]` to others `[B, size, ...]`, every slot on its own. What else it reads may have a
         gradient.
-      inputs: arrays `[B or 1, T, ...]`. The last chunk is filled up with zeros.
+      inputs: arrays `[B or 1, T, ...]`, the first of them no other; one with a single slot `[B or 1, 1, ...]` is given whole to
+        each chunk. The last chunk is filled up with zeros.
       size: at least 1.
     """
     length = jax.tree.leaves(inputs)[0].shape[1]
@@ -27,6 +28,8 @@ def chunked(make: Callable[[PyTree], PyTree], inputs: PyTree, size: int) -> PyTr
     count = -(-length // size)
 
     def cut(x):
+        if x.shape[1] == 1:
+            return jnp.broadcast_to(x[None], (count, *x.shape))
         x = jnp.pad(x, ((0, 0), (0, count * size - length), *[(0, 0)] * (x.ndim - 2)))
         return jnp.moveaxis(x.reshape(x.shape[0], count, size, *x.shape[2:]), 1, 0)
 

@@ -20,6 +20,8 @@ _FIXED = {
     "score_function": ("sigmoid",), "norm_topk_prob": (True,), "norm_head": (False,), "num_nextn_predict_layers": (0, None),
     "moe_router_enable_expert_bias": (True,), "use_sliding_window": (False, None),
 }  # fmt: skip
+_BY_BLOCKS = "expert_capacity"
+"""Of LLaDA 2.2, whose tokens choose among the experts that their block has chosen."""
 # What the published configuration class assumes for a field that `config.json` leaves out.
 _DEFAULTS = {
     "max_position_embeddings": 16384, "rms_norm_eps": 1e-5, "num_key_value_heads": None, "head_dim": None, "num_experts": 16,
@@ -40,6 +42,11 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
       ModelError: on what the loader does not support, and on missing or inconsistent fields.
     """
     check_fixed(config, _FIXED, "LLaDA 2")
+    if config.get(_BY_BLOCKS):
+        raise ModelError(
+            f"config.json: {_BY_BLOCKS} {shown(config[_BY_BLOCKS])} is of LLaDA 2.2, where a block of tokens chooses its "
+            "experts together, which is not supported: load a LLaDA 2.0 or 2.1 model"
+        )
     fields = _DEFAULTS | config
     rope = an_object("rope_parameters", fields.get("rope_parameters"))
     share = rope.get("partial_rotary_factor", fields["partial_rotary_factor"])

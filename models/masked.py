@@ -31,6 +31,8 @@ class Masked:
       unmask: the line of the policy to decode it with where the user names none, as `generation_config.json` says; "": as is
         usual.
       cache: that of the cache likewise.
+      align: where blocks are counted from, `text` or, as A2D's sampler has it, `prompt_end`
+        (`specjax.diffusion.BlockDiffusion`).
     """
 
     mask_id: int
@@ -39,6 +41,13 @@ class Masked:
     sub_block: int = dataclasses.field(default=0, kw_only=True)
     unmask: str = dataclasses.field(default="", kw_only=True)
     cache: str = dataclasses.field(default="", kw_only=True)
+    align: str = dataclasses.field(default="text", kw_only=True)
+
+    @property
+    def warped(self) -> bool:
+        """Whether its published sampler takes confidences after temperature and filters. Those of Dream, SDAR, TraDo, LLaDA 2
+        and Fast-dLLM v2 do; LLaDA's and A2D's take the model's own probabilities."""
+        return self.shift or (self.block > 0 and self.align == "text")
 
     @property
     def usual_sub_block(self) -> int:
@@ -75,8 +84,10 @@ _BLOCKS = {
     "Fast_dLLM_Qwen": ("Qwen2ForCausalLM", True, "bd_size", 151665, 32),
 }
 # The architecture whose names and fields each has. Folders trained with blocks (BD3-LM) look like those without: `block_size`
-# in config.json is ours to tell them apart.
+# in config.json is ours to tell them apart, and so is `block_align` where blocks are not counted from the prompt's end.
 _A2D = {"a2d-llama": "LlamaForCausalLM", "a2d-qwen2": "Qwen2ForCausalLM", "a2d-qwen3": "Qwen3ForCausalLM"}
+LLADA_MASK, LLADA_EOT = 126336, 126348
+"""The ids of the mask and of the end of a turn in the published LLaDA models."""
 _LLADA = {
     "d_model": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
     "n_kv_heads": "num_key_value_heads", "mlp_hidden_size": "intermediate_size", "embedding_size": "vocab_size",
@@ -151,10 +162,13 @@ def _masked(kind: str | None, config: dict[str, Any], own_mask: Callable[[], int
     if not is_id(mask_id):
         besides = ", or a tokenizer with a mask_token beside it" if kind in _A2D else ""
         raise ModelError(f"config.json of a diffusion model needs a mask_token_id{besides}, got {shown(mask_id)}")
+    align = config.get("block_align", "prompt_end") if kind in _A2D and block else "text"
+    if align not in ("text", "prompt_end"):
+        raise ModelError(f"config.json: block_align must be text or prompt_end, got {shown(align)}")
     part = config.get("small_block_size") or 0 if kind == "Fast_dLLM_Qwen" else 0
     if part and not (is_size(part) and block % part == 0):
         raise ModelError(f"config.json: small_block_size {shown(part)} must divide {field} {block}")
-    return Masked(mask_id, shift, block, sub_block=part)
+    return Masked(mask_id, shift, block, sub_block=part, align=align)
 
 
 def _llada_shape(config: dict[str, Any]) -> LlamaConfig:
@@ -165,6 +179,19 @@ def _llada_shape(config: dict[str, Any]) -> LlamaConfig:
     return hf_config.from_hf(
         {"model_type": "llama", "quantization_config": config.get("quantization_config")} | renamed
     )
+
+
+def published_threshold(config: Any, masked: Masked) -> float:
+    """The confidence at which a block-diffusion model's published sampler commits a token: SDAR's or LLaDA 2's; 0 where that is
+    Fast-dLLM's 0.9, or where it has none.
+
+    Args:
+      config: of the model.
+      masked: how it is used.
+    """
+    if not masked.block or masked.shift or masked.align != "text":
+        return 0.0
+    return 0.95 if isinstance(config, LlamaConfig) and llada2.is_one(config) else 0.85
 
 
 def to_hf(config: LlamaConfig, masked: Masked) -> dict[str, Any]:
@@ -192,7 +219,8 @@ def to_hf(config: LlamaConfig, masked: Masked) -> dict[str, Any]:
         blocks = {_BLOCKS[kind][2]: masked.block} if masked.block else {}
         parts = {"small_block_size": masked.sub_block} if masked.sub_block else {}
         return plain | _named(kind) | mask | blocks | parts
-    if masked.block and plain["model_type"] in ("qwen3", "qwen3_moe"):
+    counted = {} if masked.align == "prompt_end" else {"block_align": masked.align}
+    if masked.block and counted and plain["model_type"] in ("qwen3", "qwen3_moe"):
         kind = plain["model_type"].replace("qwen3", "sdar")
         return plain | _named(kind) | mask | {_BLOCKS[kind][2]: masked.block}
     if not masked.block and plain["model_type"] == "qwen3_moe":
@@ -206,7 +234,7 @@ def to_hf(config: LlamaConfig, masked: Masked) -> dict[str, Any]:
         raise ModelError(
             "a model without shifted logits is written as A2D, which has layers of Llama, Qwen2 or Qwen3 without a window"
         )
-    return plain | _named(kind) | mask | ({"block_size": masked.block} if masked.block else {})
+    return plain | _named(kind) | mask | ({"block_size": masked.block} | counted if masked.block else {})
 
 
 def _named(kind: str) -> dict[str, Any]:

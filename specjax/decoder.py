@@ -69,6 +69,10 @@ class Decoder(Protocol):
         """A decoder of the same states whose step has only the dearest of its programs: what a plan compiles."""
         return self
 
+    def check_row(self, prompt: np.ndarray, limit: int) -> None:
+        """Raises ValueError where it cannot complete a prompt `[n]` up to this length, for a reason that is its own."""
+        return
+
     def fitted(self, needs: Needs) -> Self:
         """The decoder for such a job: the same states and the same text, with less to compile where less is asked for."""
         return self
@@ -141,6 +145,11 @@ def formed(decoder: Decoder, state: Any, form: Form) -> Any:
     return constrain(getattr(decoder, "mesh", None), decoder.axes(state), state)
 
 
+def on_host(*arrays: Any) -> bool:
+    """Whether the host can look at these arrays: they are not of a program that is being traced, nor of other hosts."""
+    return all(not isinstance(x, jax.core.Tracer) and getattr(x, "is_fully_addressable", True) for x in arrays)
+
+
 def check_rows(
     decoder: Decoder, capacity: int, prompts: Any, lengths: Any, limit: Any, rows: Any = None, batch: int = 0
 ) -> None:
@@ -158,9 +167,7 @@ def check_rows(
     Raises:
       ValueError: naming the first row that does not fit, and the capacity that it needs.
     """
-    if any(
-        isinstance(x, jax.core.Tracer) or not getattr(x, "is_fully_addressable", True) for x in (lengths, limit, rows)
-    ):
+    if not on_host(lengths, limit, rows):
         return
     lengths, limit = np.asarray(lengths), np.asarray(limit)
     counts = np.ones(lengths.shape, bool) if rows is None else np.asarray(rows) < batch
@@ -177,6 +184,11 @@ def check_rows(
             f"prompt {row} has a limit of {limit[row]} tokens, and this decoder writes up to {decoder.slack} beyond it: that "
             f"does not fit a capacity of {capacity}, give at least {needed}"
         )
+    if not on_host(prompts):
+        return
+    prompts = np.asarray(prompts)
+    for row in np.flatnonzero(counts):
+        decoder.check_row(prompts[row, : lengths[row]], int(limit[row]))
 
 
 NO_LIMIT = 2**31 - 1

@@ -44,7 +44,7 @@ class Block(Pretty):
       tokens: `[B, T]` int32. Ids outside the vocabulary (padding is -1) are read as token 0.
       positions: `[B, T]` int32, absolute positions.
       length: `[B]` int32, how many committed cache slots every query sees (slot s holds position s).
-      visible: bool `[B, T, P + T]` over the uncommitted past and the block itself, or None for `causal`/full; or an
+      visible: bool `[B or 1, T or 1, P + T]` over the uncommitted past and the block itself, or None for `causal`/full; or an
         `Unrolled` (`specjax.kernels.tree_attention`), where the past is earlier passes over the same slots.
       embeddings: `[B, T, E]` inputs that replace the embedding of the tokens marked in `embedded`, or None.
       embedded: `[B, T]` bool, who uses `embeddings`.

@@ -62,7 +62,8 @@ def tree_attention(
       cache_key: `[B, K, S, H]`, or None for no prefix.
       cache_value: as `cache_key`.
       length: `[B]` int32, visible cache slots a row; what finite numbers lie beyond never matters.
-      visible: `[B, T, P + T]` bool, or None for `causal`/full; or `Unrolled`, of passes over the same slots, without a cache.
+      visible: `[B or 1, T or 1, P + T]` bool, or None for `causal`/full; or `Unrolled`, of passes over the same slots, without
+        a cache.
       query_positions: `[B, T]` int32, read only under a `window`.
       key_positions: `[B, P + T]` int32, read only under a `window`.
       cache_positions: `[B, S]` int32, the position that each cache slot below `length` holds, where that is not its own number

@@ -74,10 +74,10 @@ class Ours:
         return tokens
 
 
-def lengths(count: int, multiple: int = 1, most: int = MOST) -> list[int]:
-    """New tokens of every record: uniform between 8 and `most`, rounded up to a multiple; always the same."""
+def lengths(count: int, most: int = MOST) -> list[int]:
+    """New tokens of every record: uniform between 8 and `most`; always the same."""
     rng = random.Random(0)
-    return [-(-rng.randint(LEAST, most) // multiple) * multiple for _ in range(count)]
+    return [rng.randint(LEAST, most) for _ in range(count)]
 
 
 def compare(
@@ -103,7 +103,7 @@ def compare(
     Raises:
       ValueError: where a text would be longer than the model was made for.
     """
-    counts = lengths(len(prompts), engine.decoder.block_length if engine.model.masked else 1, most)
+    counts = lengths(len(prompts), most)
     ids = [[*prefix, *engine.encode(p)] if prefix else p for p in prompts]
     requests = [engine.request(p, max_new_tokens=n) for p, n in zip(ids, counts, strict=True)]
     longest = max(len(r.ids) + r.max_new_tokens for r in requests)

@@ -153,21 +153,25 @@ def samples(task: str, count: int = SAMPLES, lengths: tuple[int, ...] = LENGTHS)
 
 
 def read_answer(text: str, strict: bool = False) -> tuple[str, ...] | None:
-    """The list in an answer: what stands between its last `[` and the `]` after that.
+    """The list in an answer: what stands between its last `[` and the `]` after that, as ParallelBench reads it.
 
     Args:
       text: what the model wrote.
-      strict: whether brackets, quotes and `, ` between items must be there; None where they are not.
+      strict: whether brackets, quotes and `, ` between items must be there; None where they are not. Else items without quotes
+        are taken and empty ones are left out, while single quotes are a part of an item.
 
-    >>> read_answer('the line: ["Ada Khan", Ben Dixon]')
+    >>> read_answer('the line: ["Ada Khan", Ben Dixon,]')
     ('Ada Khan', 'Ben Dixon')
     """
     start = text.rfind("[") + 1
     end = text.find("]", start)
     inner = text[start:] if end < 0 else text[start:end]
-    if strict and (not start or end < 0 or not re.fullmatch(r'"[^"]*"(, "[^"]*")*', inner)):
+    if not strict:
+        return tuple(item.strip('" ') for item in inner.split(",") if item.strip())
+    items = inner.split(", ")
+    if not start or end < 0 or not all(re.fullmatch(r'"[^"]*"', item) for item in items):
         return None
-    return tuple(item.strip().strip("\"'").strip() for item in inner.split(",")) if inner.strip() else ()
+    return tuple(item[1:-1] for item in items)
 
 
 def right(sample: Sample, text: str, strict: bool = False) -> bool:

@@ -7,6 +7,7 @@ A line an export; methods are listed in this order.
 # unmask policies, those with a decoder of their own among them; `specjax.diffusion.unmask` may have more
 from specjax.diffusion.unmask import Threshold as Threshold
 from specjax.diffusion.unmask import Fixed as Fixed
+from specjax.diffusion.unmask import Sequential as Sequential
 from specjax.diffusion.free_dave import FreeDave as FreeDave
 from specjax.diffusion.unmask import Dream as Dream
 from specjax.diffusion.unmask import Factor as Factor
@@ -49,6 +50,6 @@ from specjax.diffusion.canvas import CanvasInfo as CanvasInfo
 from specjax.diffusion.canvas import CanvasLM as CanvasLM
 from specjax.diffusion.canvas import CanvasState as CanvasState
 from specjax.diffusion.decoder import Diffusion as Diffusion
-from specjax.diffusion.decoder import DiffusionInfo as DiffusionInfo
-from specjax.diffusion.decoder import DiffusionState as DiffusionState
 from specjax.diffusion.make import diffusion as diffusion
+from specjax.diffusion.state import DiffusionInfo as DiffusionInfo
+from specjax.diffusion.state import DiffusionState as DiffusionState

@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from specjax.diffusion.common import block_of, widened
-from specjax.diffusion.decoder import Diffusion, DiffusionState
+from specjax.diffusion.decoder import Diffusion
+from specjax.diffusion.state import DiffusionState
 from specjax.lm import Block, Wants
+from specjax.sampling.sampler import best
 
 Array = jax.Array
 
@@ -21,13 +23,15 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BlockState(DiffusionState):
-    """A `DiffusionState` with an exact prefix. Blocks begin at multiples of W, wherever the prompt ends.
+    """A `DiffusionState` with an exact prefix.
 
     Attributes:
       stored: `[B]` int32, how many positions the cache holds: whole blocks.
+      cut: `[B]` int32, where the text ends; `limit` is where its last block does, of a policy that fills it.
     """
 
     stored: Any = None
+    cut: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,20 +39,54 @@ class BlockDiffusion(Diffusion):
     """A `Diffusion` decoder for models whose blocks do not see later ones.
 
     A step is a pass over one block a row: the active one, or a finished one that is not in the cache yet. What is stored never
-    changes, so there is no cache policy to choose. The last block is read whole; what lies behind the row's limit stays masked.
-    A schedule is for whole blocks, however much of one the prompt fills. Of a model whose logits are shifted, the pass that
-    stores a block commits the next one's first token, its seed.
+    changes, so there is no cache policy to choose.
+
+    Blocks begin at multiples of W, wherever the prompt ends (SDAR, TraDo, LLaDA 2, Fast-dLLM v2). The last one is read whole;
+    what lies after a text's end stays masked, or is filled and cut where the policy `fills`. A schedule is for whole blocks,
+    however much of one the prompt fills. Of a model whose logits are shifted, the pass that stores a block commits the next
+    one's first token, its seed: the likeliest one, in rows that draw too.
+
+    Or they are counted from the prompt's end (A2D), so that the prompt's first block may be a part of one. The last one is then
+    as long as what is left of the text. A schedule is for what is open and rounded pass by pass, and there are no seeds: where
+    logits are shifted, the token before a block is read with it.
 
     Attributes:
       sub_block: where it divides the block: parts of that length are finished from left to right, and the policy takes each for
         a block of its own; 0 for none.
+      align: where blocks are counted from: `text` or `prompt_end`.
     """
 
     sub_block: int = 0
+    align: str = "text"
 
     @property
     def fills_in(self) -> bool:
         return False
+
+    @property
+    def slack(self) -> int:
+        """See `Decoder.slack`: a last block may be filled beyond the text's end."""
+        return self.block_length - 1 if self._fills else 0
+
+    @property
+    def strict(self) -> bool:
+        return not self._from_prompt
+
+    @property
+    def rounded(self) -> int:
+        return self.block_length if self._from_prompt else 0
+
+    @property
+    def _from_prompt(self) -> bool:
+        return self.align == "prompt_end"
+
+    @property
+    def _fills(self) -> bool:
+        return self.policy.fills and not self._from_prompt
+
+    @property
+    def _seeds(self) -> bool:
+        return self.shift and not self._from_prompt
 
     @property
     def grain(self) -> int:
@@ -63,11 +101,21 @@ class BlockDiffusion(Diffusion):
             raise ValueError(f"{type(self.policy).__name__} reads whole canvases, a block-diffusion model does not")
         if self.sub_block < 0 or (self.sub_block and self.block_length % self.sub_block):
             raise ValueError(f"sub_block {self.sub_block} must divide the block length {self.block_length}")
+        if self.align not in ("text", "prompt_end"):
+            raise ValueError(f"align must be text or prompt_end, got {self.align!r}")
         return super().checked()
+
+    def _limited(self, state, limit):
+        filled = -(-limit // self.block_length) * self.block_length if self._fills else limit
+        return dataclasses.replace(state, limit=filled, cut=limit)
+
+    def _end(self, state):
+        return state.cut
 
     def _empty(self, params, batch, capacity, cache_dtype, eos_width) -> BlockState:
         bare = super()._empty(params, batch, capacity, cache_dtype, eos_width)
-        return widened(BlockState, bare, stored=jnp.zeros((batch,), jnp.int32))
+        zeros = lambda: jnp.zeros((batch,), jnp.int32)
+        return widened(BlockState, bare, stored=zeros(), cut=zeros())
 
     def _init_cache(self, params, batch, capacity, dtype):
         weights = params["target"]
@@ -77,11 +125,13 @@ class BlockDiffusion(Diffusion):
         """The prompt's whole blocks, in one pass; where blocks begin with a seed, all but the last: its pass may commit one."""
         count, size = prompts.shape
         first = fresh.prompt_length
-        stored = jnp.maximum(first // self.block_length - self.shift, 0) * self.block_length
+        before = -first % self.block_length if self._from_prompt else jnp.zeros_like(first)
+        whole = (first + before) // self.block_length - self._seeds
+        stored = jnp.maximum(whole * self.block_length - before, 0)
         at = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], (count, size))
         real = at < stored[:, None]
-        of = at[0] // self.block_length
-        visible = (of[None, :] <= of[:, None])[None] & real[:, None, :]
+        of = (at + before[:, None]) // self.block_length
+        visible = (of[:, None, :] <= of[:, :, None]) & real[:, None, :]
         visible = visible | jnp.eye(size, dtype=bool)[None]
         _, delta = self._read_block(params, None, prompts, at, jnp.zeros_like(first), visible)
         cache = self.target.commit(fresh.cache, delta, None, jnp.where(real, at, fresh.tokens.shape[1]))
@@ -101,16 +151,33 @@ class BlockDiffusion(Diffusion):
         return at, masked
 
     def _start(self, state):
+        if self._from_prompt:
+            return super()._start(state)
         return state.reached // self.block_length * self.block_length
 
     def _entry(self, state):
+        if self._from_prompt:
+            return super()._entry(state)
         return jnp.full_like(state.reached, self.sub_block or self.block_length)
 
     def _view(self, state, at):
         return at
 
     def _blocks(self, state):
+        if self._from_prompt:
+            return super()._blocks(state)
         return -(-state.limit // self.block_length) - state.prompt_length // self.block_length
+
+    def _warp(self, law, state):
+        """Greedy rows are not filtered, as in the samplers of LLaDA 2 and Fast-dLLM v2."""
+        return jnp.where((state.sampling.temperature > 0)[:, None, None], super()._warp(law, state), law)
+
+    def _guess(self, state, at, masked, logits):
+        guess = super()._guess(state, at, masked, logits)
+        if not self._seeds:
+            return guess
+        seed = jnp.arange(at.shape[1])[None] == 0
+        return dataclasses.replace(guess, tokens=jnp.where(seed, best(logits), guess.tokens))
 
     @property
     def _lasts(self):
@@ -120,34 +187,36 @@ class BlockDiffusion(Diffusion):
         return state.stored < at[:, 0]
 
     def _seeded(self, state, masked, commit):
-        return jnp.where(masked[:, :1], masked, commit) if self.shift else commit
+        return jnp.where(masked[:, :1], masked, commit) if self._seeds else commit
 
     def _write(self, state, at, masked, commit, choice, working):
-        seeding = masked[:, 0] & self.shift
+        seeding = masked[:, 0] & self._seeds
         return super()._write(state, at, masked, commit, choice, working & ~seeding)
 
     def _active(self, state):
         """A pass commits a token or more, or stores a finished block and commits the seed."""
         at, masked = self._masked(state)
-        seed = masked & self.shift & (jnp.arange(self.block_length)[None] == 0)
+        seed = masked & self._seeds & (jnp.arange(self.block_length)[None] == 0)
         return at, jnp.where((state.stored < at[:, 0])[:, None] | (seed[:, :1]), seed, masked) & ~state.done[:, None]
 
     def _read(self, params, state, at, masked):
-        final, first, new = self._read_blocks(params, state, at, state.tokens[:, None])
-        features = final[:, 0]
-        if self.shift:
+        storing = self._storing(state, at)
+        final, _, new = self._read_blocks(params, state, at, state.tokens[:, None])
+        features = final[:, 0, : self.block_length]
+        if self._seeds:
             features = jnp.concatenate([features[:, -1:], features[:, :-1]], axis=1)  # the first one is the seed's
         logits = self._possible(self.target.unembed(params["target"], features))
-        storing = first < at[:, 0]
         return logits, (at < state.limit[:, None]) & ~storing[:, None], new
 
     def _read_blocks(self, params, state, at, canvases, several=True):
-        """Features `[B, K, W, E]` of a block of canvases `[B, K, L]`, where it begins `[B]`, and the state after that pass: the
-        active block, or the one that is to be stored. Where not `several`, only the first canvas counts."""
+        """Features `[B, K, N, E]` of a block of canvases `[B, K, L]`, from which position on `[B]`, and the state after that
+        pass: the active block, or the one that is to be stored, and with shifted logits and no seeds the token before it. Where
+        not `several`, only the first canvas counts."""
         count, capacity = canvases.shape[1:]
-        storing = state.stored < at[:, 0]
+        ahead = int(self.shift and not self._seeds)
+        storing = self._storing(state, at)
         begin = jnp.where(storing, state.stored, at[:, 0])
-        read = begin[:, None] + jnp.arange(self.block_length)[None]
+        read = begin[:, None] - ahead + jnp.arange(ahead + self.block_length)[None]
         real = read < state.limit[:, None]
         # a block is read whole, as in training: masks stand behind the limit too
         blocks = jax.vmap(block_of, in_axes=(1, None), out_axes=1)(canvases, read)
@@ -155,12 +224,16 @@ class BlockDiffusion(Diffusion):
 
         def reading(count):
             place = jnp.tile(read, (1, count))
-            of = jnp.arange(place.shape[1]) // self.block_length
+            of, slot = jnp.divmod(jnp.arange(place.shape[1]), read.shape[1])
+            own = slot >= ahead  # the token before the block is in the cache, and sees nothing else
             visible = None if count == 1 else jnp.broadcast_to(of[:, None] == of[None], (*place.shape, place.shape[1]))
+            if self._from_prompt:  # a last block ends where the text does
+                ends = own[None] & jnp.tile(real, (1, count))
+                visible = ((of[:, None] == of[None]) & own[:, None])[None] & ends[:, None]
             tokens = blocks[:, :count].reshape(place.shape)
             final, delta = self._read_block(params, state.cache, tokens, place, begin, visible)
             # what an unfinished block writes lies behind `stored`: it is not read before it is written again
-            write = jnp.tile(real & ~state.done[:, None], (1, count)) & (of == 0)[None]
+            write = jnp.tile(real & ~state.done[:, None], (1, count)) & ((of == 0) & own)[None]
             cache = self.target.commit(state.cache, delta, None, jnp.where(write, place, capacity))
             final = final.reshape(*blocks[:, :count].shape, -1)
             return jnp.pad(final, ((0, 0), (0, blocks.shape[1] - count), (0, 0), (0, 0))), cache
@@ -170,4 +243,4 @@ class BlockDiffusion(Diffusion):
         else:
             final, cache = jax.lax.cond(several, lambda: reading(count), lambda: reading(1))
         stored = jnp.where(storing & ~state.done, state.stored + self.block_length, state.stored)
-        return final, begin, dataclasses.replace(state, cache=cache, stored=stored)
+        return final, begin - ahead, dataclasses.replace(state, cache=cache, stored=stored)

@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.decoder import Decoder, check_rows
 from specjax.diffusion import layerwise
@@ -23,62 +24,20 @@ from specjax.diffusion.common import (
     put,
 )  # fmt: skip
 from specjax.diffusion.reading import read_drafts, read_whole
-from specjax.diffusion.unmask.base import Choice, Guess, Overview, Unmask
+from specjax.diffusion.state import DiffusionInfo, DiffusionState
+from specjax.diffusion.unmask.base import Guess, Overview, Unmask
 from specjax.diffusion.unmask.threshold import Threshold
 from specjax.lm import LM
-from specjax.pretty import Pretty
 from specjax.sampling import Sampling
 from specjax.sampling.noise import uniform
 from specjax.sampling.sampler import best
 from specjax.sampling.warp import warp
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.rules import constrain, rounded
-from specjax.state import Finish, Rows, Stats, finish_rows
+from specjax.state import Finish, Stats, finish_rows
 
 Array = jax.Array
 PyTree = Any
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DiffusionState(Rows):
-    """The rows of a diffusion decoder. `tokens` is the canvas, with the mask id at open positions below `limit`; `length` is
-    how many tokens are known before the first open one. Blocks begin at `prompt_length`; the active one is that of `reached`.
-
-    Attributes:
-      reached: `[B]` int32, how many tokens are known before the first open one, as far as blocks are finished where commits may
-        be taken back: the active block is there. Equal to `length`, but where tokens of finished blocks may still change.
-      step: `[B]` int32, passes over the active block so far.
-      entry: `[B]` int32, how many open positions it had when it began.
-      memory: the unmask policy's, of the active block; of one that is `lasting`, of the row.
-      opened: `[B, L]` bool, the positions that are not the prompt's: open at first.
-      fresh: `[B, L]` bool, the positions that the last step committed.
-      cache: keys and values of every position, as they were computed last; None without a cache.
-    """
-
-    reached: Array
-    step: Array
-    entry: Array
-    memory: PyTree
-    opened: Array
-    fresh: Array
-    cache: PyTree
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DiffusionInfo(Pretty):
-    """What one step did; nothing here is needed by the next one.
-
-    Attributes:
-      start: `[B]` int32, the active block's first position.
-      committed: `[B, W]` bool, which of its positions were committed.
-      choice: the policy's.
-    """
-
-    start: Array
-    committed: Array
-    choice: Choice
 
 
 State = TypeVar("State", bound=DiffusionState)
@@ -107,6 +66,8 @@ class Diffusion(Decoder):
       never: ids that are not predicted either (LLaDA's `logits_eos_inf`).
       doubted: ids that are predicted, but of probability 0 to a policy, which sees the law without them (LLaDA's
         `confidence_eos_eot_inf`).
+      warped: whether confidences are probabilities after temperature and filters, as in the samplers of Dream, SDAR, TraDo,
+        LLaDA 2 and Fast-dLLM v2, or the model's own, as in LLaDA's. A policy may say so itself (`Unmask.warped`).
       growth: with a cache, how many times as wide as the one before each static size of a pass is, of which each is a program;
         0: there is one, as wide as any pass.
     """
@@ -121,6 +82,7 @@ class Diffusion(Decoder):
     mesh: jax.sharding.Mesh | None = None
     never: tuple[int, ...] = ()
     doubted: tuple[int, ...] = ()
+    warped: bool = False
     growth: int = 2
 
     def checked(self) -> Self:
@@ -177,6 +139,26 @@ class Diffusion(Decoder):
     def span(self) -> int:
         """How many positions the active block has."""
         return self.block_length
+
+    def check_row(self, prompt: np.ndarray, limit: int) -> None:
+        """See `Decoder.check_row` and `Unmask.room`."""
+        opened = np.flatnonzero(np.asarray(prompt) == self.mask_id)
+        count = limit - int(opened[0] if len(opened) else len(prompt))
+        if count < self.policy.room:
+            raise ValueError(
+                f"the unmask policy looks for an answer up to place {self.policy.room - 1} of the new text, which has {count} "
+                f"places: ask for at least {self.policy.room} new tokens, or say where else the answer is"
+            )
+
+    @property
+    def strict(self) -> bool:
+        """See `Guess.strict`."""
+        return False
+
+    @property
+    def rounded(self) -> int:
+        """See `Guess.rounded`."""
+        return 0
 
     def empty(
         self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1
@@ -250,31 +232,38 @@ class Diffusion(Decoder):
         Raises:
           ValueError: outside jit, where a row does not fit, see `check_rows`.
         """
-        count, size = prompts.shape
+        size = prompts.shape[1]
         batch, capacity = state.tokens.shape
         check_rows(self, capacity, prompts, lengths, limit, rows, batch)
         dtype = next((leaf.dtype for leaf in jax.tree.leaves(state.cache)), None)
-        fresh = self.empty(params, count, capacity, dtype, state.eos.shape[1])
+        fresh = self.empty(params, len(prompts), capacity, dtype, state.eos.shape[1])
         given = jnp.arange(min(size, capacity))[None] < lengths[:, None]
         canvas = fresh.tokens.at[:, : given.shape[1]].set(jnp.where(given, prompts[:, : given.shape[1]], self.mask_id))
-        limit = jnp.clip(limit, lengths, capacity)
-        first = first_open(canvas, limit, self.mask_id)
+        fresh = self._limited(fresh, jnp.clip(limit, lengths, capacity))
+        first = first_open(canvas, fresh.limit, self.mask_id)
         fresh = dataclasses.replace(
             fresh,
             tokens=canvas,
             length=first,
             reached=first,
-            finish=jnp.where(first < limit, Finish.RUNNING, Finish.LENGTH).astype(jnp.int32),
+            finish=jnp.where(first < fresh.limit, Finish.RUNNING, Finish.LENGTH).astype(jnp.int32),
             key=row_keys,
             prompt_length=first,
-            limit=limit,
             eos=fresh.eos if eos is None else eos,
             sampling=sampling,
-            opened=(canvas == self.mask_id) & (jnp.arange(capacity)[None] < limit[:, None]),
+            opened=(canvas == self.mask_id) & (jnp.arange(capacity)[None] < fresh.limit[:, None]),
         )
         fresh = dataclasses.replace(fresh, entry=self._entry(fresh))
         fresh = self._read_prompts(params, fresh, prompts, lengths)
         return self._constrain(state.place(rows, fresh, self.axes(state)))
+
+    def _limited(self, state: State, limit: Array) -> State:
+        """Rows whose texts end at `limit` `[B]`."""
+        return dataclasses.replace(state, limit=limit)
+
+    def _end(self, state: DiffusionState) -> Array:
+        """Where texts end `[B]`: with the canvas, unless that is filled beyond it."""
+        return state.limit
 
     def _read_prompts(self, params, fresh, prompts, lengths) -> DiffusionState:
         """Rows with what is computed of their prompts before the first step: nothing, since that writes all of a cache."""
@@ -362,6 +351,7 @@ class Diffusion(Decoder):
                 at=view,
                 tokens=seen.tokens,
                 log_law=seen.log_law,
+                log_own=seen.log_own,
                 noise=seen.noise,
                 read=read,
                 known=seen.committed,
@@ -482,9 +472,8 @@ class Diffusion(Decoder):
             return jnp.where(sampled[:, None], drawn, best(logits))
 
         law = logits.at[:, :, jnp.asarray(self.doubted)].set(-jnp.inf) if self.doubted else logits
-        if self.policy.warped:
-            heat = jnp.where(sampled, state.sampling.temperature, 1.0)
-            law = warp(law, state.sampling.replace(temperature=heat), live)
+        if self.warped if self.policy.warped is None else self.policy.warped:
+            law = self._warp(law, state)
         return Guess(
             tokens=jax.lax.cond(jnp.any(live & sampled), draw, lambda: best(logits)),
             log_law=jax.nn.log_softmax(law, axis=-1),
@@ -495,7 +484,15 @@ class Diffusion(Decoder):
             noise=self._noise(state, at),
             sampled=sampled,
             current=block_of(state.tokens, at),
+            log_own=jax.nn.log_softmax(logits, axis=-1),
+            strict=self.strict,
+            rounded=self.rounded,
         )
+
+    def _warp(self, law, state) -> Array:
+        """Scores `[B, W, V]` after temperature and filters; of greedy rows after filters, as Dream's sampler has them."""
+        heat = jnp.where(state.sampling.temperature > 0, state.sampling.temperature, 1.0)
+        return warp(law, state.sampling.replace(temperature=heat), ~state.done)
 
     def _noise(self, state, at):
         """Uniforms `[B, W]` of these positions and of the pass; of a policy that is `ordered`, of the positions alone."""
@@ -545,17 +542,21 @@ class Diffusion(Decoder):
         reached = jnp.where(live, reached, state.reached)
         entered = live & ~unfinished
         written = (tokens != state.tokens) & (tokens != self.mask_id)
-        count = jnp.minimum(written.sum(axis=1), self.span)
+        everywhere = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        count = jnp.minimum((written & (everywhere < self._end(state)[:, None])).sum(axis=1), self.span)
         steps = live.astype(jnp.int32)
         stats = Stats(
             state.stats.steps + steps,
             state.stats.accepted + steps[:, None] * (jnp.arange(self.span + 1)[None] == count[:, None]),
         )
-        end = ends_at(tokens, state.opened, reached, state.eos)
-        ended = live & (end < reached)
+        # where tokens of finished blocks may change, an end of text counts once all of the canvas is known
+        final = jnp.where(reached < state.limit, 0, reached) if self._lasts else reached
+        end = ends_at(tokens, state.opened, jnp.minimum(final, self._end(state)), state.eos)
+        ended = live & (end < final)
         finish = finish_rows(state, reached, ended, failed)
         # what a row shows is final
         shown = jnp.where(finish == Finish.RUNNING, state.length, reached) if self._lasts else reached
+        shown = jnp.minimum(shown, self._end(state))
         blank = memory if self._lasts else self.blank(*tokens.shape)
         kept = lambda new, blank: jnp.where(jnp.expand_dims(entered, tuple(range(1, new.ndim))), blank, new)
         state = dataclasses.replace(

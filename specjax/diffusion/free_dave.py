@@ -17,8 +17,9 @@ from specjax.about import About
 from specjax.diffusion.block import BlockDiffusion
 from specjax.diffusion.cache.base import widths
 from specjax.diffusion.common import block_of, first_open, put
-from specjax.diffusion.decoder import Diffusion, DiffusionInfo, DiffusionState
+from specjax.diffusion.decoder import Diffusion
 from specjax.diffusion.reading import read_drafts, read_whole
+from specjax.diffusion.state import DiffusionInfo, DiffusionState
 from specjax.diffusion.unmask.base import Choice, Guess, ranks
 from specjax.diffusion.unmask.fixed import Fixed
 
@@ -183,7 +184,7 @@ class FreeDaveDecoder(Diffusion):
         """How many tokens static decoding's pass number `step` commits; of an eager one as many in each."""
         if self._blocks_ahead:
             step, entry = jnp.zeros_like(step), jnp.full_like(entry, self.block_length)
-        return jnp.maximum(self.policy.count(step, entry), 1)
+        return jnp.maximum(self.policy.count(step, entry, self.rounded), 1)
 
     def _ranked(self, guess: Guess):
         """How sure each prediction is `[B, W]`; where drafts reach into the next blocks, the earlier ones come first."""

@@ -1,7 +1,8 @@
 """Guided diffusion: an autoregressive model says how far a diffusion model's predictions hold (FlashDLM, arXiv:2505.21467).
 
-The diffusion model predicts the open positions of its block; the guide reads them once, from left to right, and as many are
-committed as it would have said itself. It never writes: where it agrees with none, the first one is committed all the same.
+The diffusion model predicts all open positions of the canvas; the guide reads them once, from left to right, and those before
+the first that it does not accept are committed. It never writes: where it does not accept the first one, that is committed all
+the same.
 """
 
 import dataclasses
@@ -11,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.diffusion.common import widened
-from specjax.diffusion.decoder import Diffusion, DiffusionState
+from specjax.diffusion.common import block_of, widened
+from specjax.diffusion.decoder import Diffusion
+from specjax.diffusion.state import DiffusionState
 from specjax.diffusion.unmask.base import Choice, Guess, Unmask, confidence
 from specjax.lm import LM, Block, Wants
 
@@ -25,7 +27,7 @@ class Supervised(Guess):
     """A guess that a guide has read. Where the guide's logits are not finite, no token is predicted.
 
     Attributes:
-      agreed: `[B]` int32, how many of the open positions hold what the guide says too, from the left; at least 1.
+      agreed: `[B]` int32, how many of the canvas's open positions are accepted, from the left; at least 1.
     """
 
     agreed: Any = None
@@ -33,11 +35,17 @@ class Supervised(Guess):
 
 @dataclasses.dataclass(frozen=True)
 class Guided(Unmask):
-    """Commits from left to right what the guide agrees with. Its parameters are `params["guide"]`.
+    """Commits from left to right what the guide accepts, all over the canvas. Its parameters are `params["guide"]`.
+
+    `rule` says what it accepts: `top` its `top` likeliest tokens, `threshold` tokens of more than that probability, `relative`
+    those of its `top` likeliest tokens that have at least that share of the likeliest one's probability.
 
     Attributes:
       guide: an autoregressive model of the same vocabulary.
-      top: how many of the guide's likeliest tokens count as agreement; 1 is its own choice.
+      top: how many of the guide's likeliest tokens count; 1 is its own choice.
+      rule: `top`, `threshold` or `relative`.
+      threshold: of the rule of that name.
+      relative: of the rule of that name.
     """
 
     about = About(
@@ -50,10 +58,17 @@ class Guided(Unmask):
 
     guide: LM
     top: int = 1
+    rule: str = "top"
+    threshold: float = 0.1
+    relative: float = 0.5
 
     def __post_init__(self):
         if self.top < 1:
             raise ValueError(f"guided needs top >= 1, got {self.top}")
+        if self.rule not in ("top", "threshold", "relative"):
+            raise ValueError(f"guided needs a rule of top, threshold, relative, got {self.rule!r}")
+        if not (self.threshold >= 0 and self.relative >= 0):
+            raise ValueError(f"guided needs threshold >= 0 and relative >= 0, got {self.threshold}, {self.relative}")
 
     @property
     def decoder(self):
@@ -63,9 +78,24 @@ class Guided(Unmask):
     def needs(self):
         return ("guide",)
 
+    @property
+    def whole(self):
+        return True
+
+    def accepts(self, logits: Array, tokens: Array) -> Array:
+        """Which tokens `[B, W]` the guide's logits `[B, W, V]` accept."""
+        law = jax.nn.softmax(logits, axis=-1)
+        own = jnp.take_along_axis(law, tokens[:, :, None], axis=2)
+        if self.rule == "threshold":
+            return own[:, :, 0] > self.threshold
+        among = jnp.sum(law > own, axis=2) < self.top
+        return among & (own[:, :, 0] >= self.relative * law.max(axis=2)) if self.rule == "relative" else among
+
     def __call__(self, guess: Supervised, memory):
-        held = jnp.cumsum(guess.masked, axis=1) <= guess.agreed[:, None]
-        return Choice(guess.masked & held, confidence(guess), guess.tokens), memory
+        view = guess.overview
+        accepted = view.open & (jnp.cumsum(view.open, axis=1) <= guess.agreed[:, None])
+        commit = guess.masked & (jnp.cumsum(guess.masked, axis=1) <= guess.agreed[:, None])
+        return Choice(commit, confidence(guess), guess.tokens, besides=jnp.where(accepted, view.tokens, -1)), memory
 
 
 @jax.tree_util.register_dataclass
@@ -124,25 +154,34 @@ class GuidedDecoder(Diffusion):
         return dataclasses.replace(fresh, guide=self.guide.commit(fresh.guide, delta, None, known))
 
     def _predict(self, params, state, at, masked):
-        """A pass of each model. The guide's cache takes in what will be committed."""
+        """A pass of the model and, part by part as long as all of a part is accepted, of the guide, whose cache takes in what
+        will be committed."""
         guess, state = super()._predict(params, state, at, masked)
         state: Any = state
-        capacity, width, top = state.tokens.shape[1], self.block_length, cast(Guided, self.policy).top
-        root = state.length - 1
-        # the open positions are the block's last ones: they are moved to its front
-        slots = jnp.arange(width, dtype=jnp.int32)[None]
-        first = jnp.argmax(masked, axis=1)[:, None]
-        drafts = jnp.take_along_axis(guess.tokens, jnp.minimum(first + slots, width - 1), axis=1)
-        real = slots < masked.sum(axis=1)[:, None]
-        before = jnp.take_along_axis(state.tokens, root[:, None], axis=1, mode="clip")
-        tokens, read = jnp.concatenate([before, drafts[:, :-1]], axis=1), root[:, None] + slots
+        policy, view = cast(Guided, self.policy), guess.overview
+        capacity, slots = state.tokens.shape[1], jnp.arange(self.block_length, dtype=jnp.int32)[None]
+        filled = jnp.where(view.open, view.tokens, state.tokens)
+        # the first position that is not drafted: a cache may leave the last ones out
+        end = jnp.min(jnp.where((view.at >= state.length[:, None]) & ~view.open, view.at, capacity), axis=1)
+
+        def part(carry):
+            cache, known, reading, broken = carry
+            root = known - 1
+            read = root[:, None] + slots
+            block = Block(block_of(filled, read), read, root)
+            output = self.guide(params["guide"], block, cache, wants=Wants(logits=True))
+            real = (read + 1 < end[:, None]) & reading[:, None]
+            same = policy.accepts(output.logits, block_of(filled, read + 1)) & real
+            agreed = jnp.cumprod(same.astype(jnp.int32), axis=1).sum(axis=1)
+            agreed = jnp.where(reading & (known == state.length), jnp.maximum(agreed, 1), agreed)
+            write = (slots < agreed[:, None]) & reading[:, None]
+            cache = self.guide.commit(cache, output.delta, None, jnp.where(write, read, capacity))
+            broken = broken | jnp.any(real & ~jnp.isfinite(output.logits.max(axis=2)), axis=1)
+            known = known + agreed
+            return cache, known, reading & same.all(axis=1) & (known < end), broken
+
+        start = state.guide, state.length, ~state.done, jnp.zeros_like(state.done)
         with jax.named_scope("guide"):
-            output = self.guide(params["guide"], Block(tokens, read, root), state.guide, wants=Wants(topk=top))
-        values, ids = output.topk
-        same = jnp.any(ids == drafts[:, :, None], axis=2) & real
-        agreed = jnp.maximum(jnp.cumprod(same.astype(jnp.int32), axis=1).sum(axis=1), 1)
-        write = (slots < agreed[:, None]) & ~state.done[:, None]
-        cache = self.guide.commit(state.guide, output.delta, None, jnp.where(write, read, capacity))
-        broken = jnp.any(real & ~jnp.isfinite(values[:, :, 0]), axis=1)[:, None]
-        guess = dataclasses.replace(guess, tokens=jnp.where(broken, -1, guess.tokens))
-        return widened(Supervised, guess, agreed=agreed), dataclasses.replace(state, guide=cache)
+            cache, known, _, broken = jax.lax.while_loop(lambda carry: jnp.any(carry[2]), part, start)
+        guess = dataclasses.replace(guess, tokens=jnp.where(broken[:, None], -1, guess.tokens))
+        return widened(Supervised, guess, agreed=known - state.length), dataclasses.replace(state, guide=cache)

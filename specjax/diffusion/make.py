@@ -14,8 +14,8 @@ from specjax.sharding.mesh import make_mesh
 
 def diffusion(
     target: LM, mask_id: int, policy: Unmask | None = None, cache: Cache | None = None, *, block_length: int = 32,
-    shift: bool = False, cfg_scale: float = 0.0, causal_blocks: bool = False, sub_block: int = 0,
-    mesh: jax.sharding.Mesh | None = None, never: Sequence[int] = (), doubted: Sequence[int] = (),
+    shift: bool = False, cfg_scale: float = 0.0, causal_blocks: bool = False, sub_block: int = 0, align: str = "text",
+    mesh: jax.sharding.Mesh | None = None, never: Sequence[int] = (), doubted: Sequence[int] = (), warped: bool = False,
 ) -> Diffusion:  # fmt: skip
     """A masked-diffusion decoder from its parts.
 
@@ -29,18 +29,21 @@ def diffusion(
       cfg_scale: see `Diffusion`.
       causal_blocks: whether the model's blocks do not see later ones (`BlockDiffusion`).
       sub_block: see `BlockDiffusion`.
+      align: see `BlockDiffusion`.
       mesh: see `Diffusion`; one that `specjax.sharding.make_mesh` takes.
       never: see `Diffusion`.
       doubted: see `Diffusion`.
+      warped: see `Diffusion`.
 
     Raises:
       ValueError: on a mask id outside the vocabulary, an empty block, a mesh of other axes, or parts that do not go together.
     """
     policy = policy or Threshold()
     parts = (target, mask_id, policy, cache or NoCache(), block_length, shift, cfg_scale, make_mesh(mesh))
-    parts = (*parts, tuple(never), tuple(doubted))
+    parts = (*parts, tuple(never), tuple(doubted), warped)
     if causal_blocks:
-        return (policy.block_decoder or BlockDiffusion)(*parts, sub_block=sub_block).checked()
-    if sub_block:
-        raise ValueError("sub_block is for models whose blocks do not see later ones (causal_blocks)")
+        return (policy.block_decoder or BlockDiffusion)(*parts, sub_block=sub_block, align=align).checked()
+    for name, given in (("sub_block", sub_block), ("align", align != "text")):
+        if given:
+            raise ValueError(f"{name} is for models whose blocks do not see later ones (causal_blocks)")
     return (policy.decoder or Diffusion)(*parts).checked()

@@ -19,6 +19,8 @@ _DECODING = ("drafter", "verifier", "unmask", "cache", "block_length", "cfg_scal
 _LATER = (
     "longest",
     "sub_block",
+    "align",
+    "shift",
     "filter",
     "logits_eos_inf",
     "confidence_eos_eot_inf",

@@ -162,7 +162,7 @@ class Engine:
         request = Request(prompt, self.encode(prompt), **options)
         request = dataclasses.replace(request, **worded(request, self.model.tokenizer))
         if self.model.masked:
-            return self._masked_request(request, suffix, self.model.masked.block > 0)
+            return self._masked_request(request, suffix)
         if self.searches and self.decoder.draws and not request.temperature:
             raise ValueError(
                 "a stochastic beam search draws its texts: set a temperature, or leave stochastic_beams out"
@@ -187,19 +187,15 @@ class Engine:
             raise ValueError(f"{self.model.name} is an autoregressive model, which cannot fill in before a suffix")
         return request
 
-    def _masked_request(self, request: Request, suffix: Any, any_length: bool) -> Request:
+    def _masked_request(self, request: Request, suffix: Any) -> Request:
         for warper in WARPERS:
             if (warper.of_logits or warper.reads_text) and in_use(warper, request):
                 name = next(name for name in warper.switches if is_set(name, getattr(request, name)))
                 usual = "leave it out" if FIELDS[name].default == () else f"leave it at {FIELDS[name].default:g}"
                 raise ValueError(f"diffusion models have no {name}: {usual}")
-        block, count = self.decoder.block_length, request.max_new_tokens
         if suffix is None:
-            if count > block and count % block and not any_length:
-                raise ValueError(
-                    f"{count} new tokens are no multiple of the block length {block}: ask for {count // block * block} or "
-                    f"{-(-count // block) * block}, or set the block length"
-                )
+            end = min(len(request.ids) + request.max_new_tokens, self.max_length)
+            self.decoder.check_row(np.asarray(request.ids), end)
             return request
         if not self.decoder.fills_in:
             raise ValueError(
@@ -213,12 +209,13 @@ class Engine:
             after = self.encode(tokenizer.encode(suffix, add_special_tokens=False, verbose=False), "suffix")
         else:
             after = self.encode(suffix, "suffix")
-        total = len(request.ids) + count + len(after)
+        total = len(request.ids) + request.max_new_tokens + len(after)
         if total > self.max_length:
             raise ValueError(
-                f"the suffix is too long: {len(request.ids)} tokens of prompt, {count} new ones and {len(after)} of suffix are "
-                f"more than the {self.max_length} positions of {self.model.name}"
+                f"the suffix is too long: {len(request.ids)} tokens of prompt, {request.max_new_tokens} new ones and "
+                f"{len(after)} of suffix are more than the {self.max_length} positions of {self.model.name}"
             )
+        self.decoder.check_row(np.asarray(request.ids), total)
         return dataclasses.replace(request, suffix=suffix, suffix_ids=after)
 
     def served(self, ignore_eos: bool = False) -> Served:

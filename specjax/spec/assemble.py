@@ -9,6 +9,7 @@ import jax
 from specjax.draft import Drafter
 from specjax.models.caches import Old
 from specjax.models.kv_bits import LARGEST
+from specjax.models.masked import LLADA_EOT, LLADA_MASK, published_threshold
 from specjax.sampling import Processor
 from specjax.soft import Mixer
 from specjax.spec.companions import Stored, shipped_name
@@ -64,9 +65,12 @@ class Plan:
       cfg_scale: of a diffusion model: classifier-free guidance; 0 is off.
       sub_block: of a diffusion model whose blocks do not see later ones: the length of a block's parts, which are finished from
         left to right; 0: none.
+      align: of such a model: where its blocks are counted from, `text` or `prompt_end`; see `specjax.diffusion.BlockDiffusion`.
+      shift: of a diffusion model: whether its output at a position is for the next one, where its kind does not say so already.
       filter: of a diffusion model: the folder of a filter, for the policy `learn2pd`.
       logits_eos_inf: of a diffusion model: whether an end of text is never predicted (LLaDA).
-      confidence_eos_eot_inf: of a diffusion model: whether a predicted end of text is the least sure of all (LLaDA).
+      confidence_eos_eot_inf: of a diffusion model: whether a predicted end of text, or of a turn (`<|eot_id|>`), is the least
+        sure of all (LLaDA).
       num_beams: of an autoregressive model: how many texts of a prompt a beam search keeps; 1: no search.
       num_beam_groups: of a beam search: in how many groups, for diverse beam search.
       diversity_penalty: of several groups: what a token costs that an earlier group chose in the same step.
@@ -117,6 +121,13 @@ class Plan:
     )
     sub_block: int | None = _setting(
         None, "of a block-diffusion model: parts of a block from left to right (default: the model's)", metavar="N"
+    )
+    align: str | None = _setting(
+        None, "of a block-diffusion model: where blocks are counted from, text or prompt_end (default: the model's)",
+        metavar="WHERE",
+    )  # fmt: skip
+    shift: bool = _setting(
+        False, "of a diffusion model: its output at a position is for the next one (Dream's always is)"
     )
     filter: str | None = _setting(None, "of a diffusion model: a filter's folder, for learn2pd", metavar="FOLDER")
     logits_eos_inf: bool = _setting(False, "of a diffusion model: an end of text is never predicted")
@@ -202,7 +213,8 @@ _AUTOREGRESSIVE = _Kind(
     ("drafter", "verifier", "cache", "logprobs", "logits_processors", *SETTINGS, *NAMES),
 )
 _DIFFUSION = _Kind("a diffusion", (
-    "unmask", "cache", "block_length", "cfg_scale", "sub_block", "filter", "logits_eos_inf", "confidence_eos_eot_inf",
+    "unmask", "cache", "block_length", "cfg_scale", "sub_block", "align", "shift", "filter", "logits_eos_inf",
+    "confidence_eos_eot_inf",
 ))  # fmt: skip
 
 
@@ -294,7 +306,7 @@ def _canvas(model, plan, mesh):
         raise ValueError(
             f"{model.name} keeps an exact cache of its text, and reads no second canvas: choose the cache none, and cfg_scale 0"
         )
-    of_masks = ("sub_block", "filter", "logits_eos_inf", "confidence_eos_eot_inf")
+    of_masks = ("sub_block", "align", "shift", "filter", "logits_eos_inf", "confidence_eos_eot_inf")
     if asked := [name for name in of_masks if getattr(plan, name)]:
         raise ValueError(f"{model.name} has canvases of random tokens and no mask: leave {asked[0]} out")
     if plan.block_length not in (None, canvas.block):
@@ -349,26 +361,41 @@ def _diffusion(model, plan, mesh):
         unmask,
         make_cache(cache) if isinstance(cache, str) else cache,
         block_length=usual if plan.block_length is None else plan.block_length,
-        shift=model.masked.shift,
+        shift=model.masked.shift or plan.shift,
         causal_blocks=model.masked.block > 0,
         cfg_scale=plan.cfg_scale or 0.0,
         sub_block=_sub_block(model, plan),
+        align=plan.align or model.masked.align,
         mesh=mesh,
         never=_ends(model) if plan.logits_eos_inf else (),
-        doubted=_ends(model) if plan.confidence_eos_eot_inf else (),
+        doubted=(*_ends(model), *_ends_of_turn(model)) if plan.confidence_eos_eot_inf else (),
+        warped=model.masked.warped,
     )
     return decoder, params
 
 
 def usual_unmask(model: Any) -> str:
-    """The line of the policy that a diffusion model is decoded with where the user names none."""
-    return DEFAULT_SAMPLER if model.canvas else model.masked.unmask or DEFAULT_UNMASK
+    """The line of the policy that a diffusion model is decoded with where the user names none: what its folder names, or the
+    threshold of its published sampler."""
+    if model.canvas:
+        return DEFAULT_SAMPLER
+    threshold = published_threshold(getattr(model.lm, "config", None), model.masked)
+    usual = f"{DEFAULT_UNMASK}:threshold={threshold}" if threshold else DEFAULT_UNMASK
+    return model.masked.unmask or usual
 
 
 def _filtered(unmask, folder):
     if not (isinstance(unmask, Stored) and unmask.name == "learn2pd"):
         raise ValueError("filter is for the unmask policy learn2pd: choose it, or leave the filter out")
     return dataclasses.replace(unmask, asked=folder)
+
+
+def _ends_of_turn(model):
+    """The id of `<|eot_id|>`, where the model has that token and does not end texts with it; LLaDA's without a tokenizer."""
+    eot = LLADA_EOT if model.masked.mask_id == LLADA_MASK else None
+    if model.tokenizer is not None:
+        eot = model.tokenizer.get_vocab().get("<|eot_id|>", eot)
+    return () if eot is None or eot in model.eos_ids else (eot,)
 
 
 def _sub_block(model, plan):

@@ -56,13 +56,19 @@ def test_guessing_a_shuffle_token_by_token():
     (
         ('["A B", "C D"]', ("A B", "C D"), ("A B", "C D")),
         ('first [x] then ["A"] end', ("A",), ("A",)),
-        ("[A, 'B']", ("A", "B"), None),
+        ("[A, 'B']", ("A", "'B'"), None),
+        ('["A", "B",]', ("A", "B"), None),
+        ('["A", "B", ]', ("A", "B"), None),
+        ('["A, B"]', ("A", "B"), None),
+        ('["A,B"]', ("A", "B"), ("A,B",)),
+        ('["A",\n"B"]', ("A", '\n"B'), None),
         ('"A", "B"', ("A", "B"), None),
         ('["A","B"]', ("A", "B"), None),
         ("[]", (), None),
     ),
 )
 def test_reading_answers(text, loose, strict):
+    """As ParallelBench's own scorer reads them."""
     assert read_answer(text) == loose and read_answer(text, strict=True) == strict
 
 

@@ -11,7 +11,18 @@ from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, begin, params, te
 
 import specjax
 from specjax import models
-from specjax.diffusion import Fixed, FreeDave, Prefix, RunningConfidence, Threshold, Wino, diffusion
+from specjax.diffusion import (
+    Fixed,
+    FreeDave,
+    JointThreshold,
+    Prefix,
+    RunningConfidence,
+    Sequential,
+    Threshold,
+    Wino,
+    diffusion,
+)
+from specjax.diffusion.unmask.base import scheduled_in
 from specjax.lm import Block, Wants
 from specjax.models import LlamaLM, Masked, ModelError
 from specjax.reference import diffusion as oracle
@@ -19,7 +30,7 @@ from specjax.sampling import Sampling
 from specjax.serve.engine import Engine
 from specjax.state import Finish
 
-POLICIES = {
+ORACLES = {
     "fixed": (Fixed(), lambda: oracle.fixed(0, "low_confidence")),
     "threshold": (Threshold(0.4), lambda: oracle.threshold(0.4)),
     "rcr": (RunningConfidence(2), lambda: oracle.running_confidence(2)),
@@ -71,17 +82,163 @@ def wanted(row, block_length, pick, shift):
 @pytest.mark.parametrize(
     ("block_length", "shift", "name"),
     [
-        *((4, False, name) for name in POLICIES),
-        *(pytest.param(7, True, name, marks=pytest.mark.slow) for name in POLICIES),
+        *((4, False, name) for name in ORACLES),
+        *(pytest.param(7, True, name, marks=pytest.mark.slow) for name in ORACLES),
         *(pytest.param(*pair, "threshold", marks=pytest.mark.slow) for pair in ((4, True), (7, False))),
     ],
 )
 def test_equal_to_passes_over_everything(name, block_length, shift):
-    policy, pick = POLICIES[name]
+    policy, pick = ORACLES[name]
     decoder = make(policy, block_length, shift)
     state = specjax.run(decoder, params(), begin(decoder))
     for row, (text, steps) in enumerate(zip(texts(state), state.stats.steps.tolist(), strict=True)):
         assert (text, steps) == wanted(row, block_length, pick, shift)
+
+
+def counted(table):
+    """A picker of the surest, as many in each pass as a table says by the block's open positions."""
+    chosen = lambda guesses, count: sorted(guesses, key=lambda at: -guesses[at][1][guesses[at][0]])[:count]
+    return lambda guesses, step, entry: set(chosen(guesses, table[entry][step]))
+
+
+# What dLLM's `get_num_transfer_tokens` gives for so many positions in three steps.
+ROUNDED = {4: [1, 1, 2], 5: [2, 1, 2], 7: [2, 2, 3], 8: [3, 2, 3]}
+
+
+@pytest.mark.parametrize("total", ROUNDED)
+def test_a_schedule_that_is_rounded_pass_by_pass(total):
+    counts = [int(scheduled_in(3, jnp.asarray([step]), jnp.asarray([total]), rounded=8)[0]) for step in range(4)]
+    assert counts == [*ROUNDED[total], 0]
+
+
+@pytest.mark.parametrize("shift", (False, True), ids=("same", "shifted"))
+@pytest.mark.parametrize("policy", (Threshold(0.4), Fixed(3), FreeDave(3)), ids=lambda policy: type(policy).__name__)
+def test_blocks_that_are_counted_from_the_prompts_end(policy, shift):
+    """As if the prompt were padded on the left to whole blocks and nobody saw the padding; the last block is the rest."""
+    decoder = make(policy, 8, shift, align="prompt_end")
+    state = specjax.run(decoder, params(), begin(decoder))
+    pick = counted(ROUNDED) if policy.steps else oracle.threshold(0.4)
+    for row, (text, steps) in enumerate(zip(texts(state), state.stats.steps.tolist(), strict=True)):
+        canvas = [*PROMPTS[row], *[MASK] * (LIMITS[row] - len(PROMPTS[row]))]
+        first, size = canvas.index(MASK), len(canvas)
+        of = (np.arange(size) + -first % 8) // 8
+        read = functools.partial(plain_pass(size), jnp.asarray(of[None, :] <= of[:, None]))
+        want, passes = oracle.generate(
+            lambda text, read=read: read(jnp.asarray(text)), canvas, MASK, 8, pick, shift=shift
+        )
+        assert text == want
+        blocks = -(-(size - first) // 8)
+        assert steps == passes + blocks - 1 if type(policy) is not FreeDave else steps <= passes + blocks - 1
+
+
+@functools.cache
+def plain_pass(size):
+    """Logits of one pass over a text under a mask `[L, L]`."""
+
+    @jax.jit
+    def read(visible, tokens):
+        block = Block(tokens[None], jnp.arange(size)[None], jnp.zeros(1, int), visible[None], causal=False)
+        return LM(params()["target"], block, None, wants=Wants(logits=True)).logits[0]
+
+    return read
+
+
+@pytest.mark.parametrize(
+    "policy", (Threshold(0.4, published=True), JointThreshold(0.4, 0.0, 4, published=True)), ids=str
+)
+def test_a_last_block_is_filled_and_cut(policy):
+    """The text is that of a canvas of whole blocks, up to its end; only tokens of the text are counted."""
+    decoder, whole = make(policy, 8), make(dataclasses.replace(policy, published=False), 8)
+    state = specjax.run(decoder, params(), begin(decoder, capacity=40))
+    limits = [-(-limit // 8) * 8 for limit in LIMITS]
+    filled = specjax.run(whole, params(), begin(whole, limits=limits))
+    assert texts(state) == [text[:limit] for text, limit in zip(texts(filled), LIMITS, strict=True)]
+    assert state.stats.steps.tolist() == filled.stats.steps.tolist()
+    if not policy.edits:  # which counts what it writes anew as well
+        assert (np.asarray(state.stats.accepted) * np.arange(9)).sum(axis=1).tolist() == [
+            limit - len(prompt) + prompt.count(MASK) for limit, prompt in zip(LIMITS, PROMPTS, strict=True)
+        ]
+    masked = specjax.run(whole, params(), begin(whole))
+    assert not policy.edits or texts(masked) != texts(state)  # tokens behind the end say something else than masks
+    with pytest.raises(ValueError, match="writes up to 7 beyond it"):
+        begin(decoder, capacity=24)
+
+
+def test_an_end_of_text_behind_the_cut_ends_nothing():
+    """The token that a filled block has behind the text's end is made the end of texts."""
+    decoder = make(Threshold(0.4, published=True), 8)
+    whole = make(Threshold(0.4), 8)
+    row = specjax.run(whole, params(), begin(whole, (0,), limits=(24,) * 4))
+    text, behind = texts(row)[0][:19], texts(row)[0][19:]
+    eos = next(token for token in behind if token not in text[3:])
+    state = specjax.run(decoder, params(), begin(decoder, (0,), eos=eos))
+    assert texts(state) == [text] and int(state.finish[0]) == Finish.LENGTH
+
+
+def test_one_sure_token_a_position_is_one_pass_a_block():
+    """With top-k 1 the law after filters leaves one token, so that every prediction is certain, as in SDAR's sampler: a pass a
+    block, and one more that stores it. By the model's own law they are as unsure as ever."""
+    steps, found = [], []
+    for warped in (True, False):
+        decoder = make(Threshold(0.85), 4, warped=warped)
+        state = begin(decoder)
+        state = dataclasses.replace(state, sampling=Sampling.make(4, temperature=1.0, top_k=1))
+        state = specjax.run(decoder, params(), state)
+        steps.append(state.stats.steps.tolist())
+        found.append(texts(state))
+    first = [prompt.index(MASK) if MASK in prompt else len(prompt) for prompt in PROMPTS]
+    blocks = [-(-limit // 4) - at // 4 for limit, at in zip(LIMITS, first, strict=True)]
+    assert steps[0] == [2 * count - 1 for count in blocks]
+    assert all(slow > fast for slow, fast in zip(steps[1], steps[0], strict=True))
+    greedy = make(Threshold(0.0), 4)
+    assert found[0] == texts(specjax.run(greedy, params(), begin(greedy)))
+
+
+def test_a_threshold_that_certainty_equals_is_not_passed():
+    """A threshold of 1 is one token a pass where all is certain, as in the samplers of SDAR and Fast-dLLM v2; not of A2D."""
+    for align, passes in (("text", 19 - 3), ("prompt_end", 4)):
+        decoder = make(Threshold(1.0), 4, warped=True, align=align)
+        state = begin(decoder, (0,))
+        state = dataclasses.replace(state, sampling=Sampling.make(1, temperature=1.0, top_k=1))
+        blocks = -(-19 // 4) if align == "text" else 4
+        assert specjax.run(decoder, params(), state).stats.steps.tolist() == [passes + blocks - 1]
+
+
+def test_greedy_rows_are_not_filtered():
+    """Top-k 1 makes nothing certain in a greedy row, as in LLaDA 2's sampler."""
+    decoder = make(Threshold(0.4), 4, warped=True)
+    state = begin(decoder)
+    filtered = dataclasses.replace(state, sampling=Sampling.make(4, top_k=1))
+    found = specjax.run(decoder, params(), filtered).stats.steps.tolist()
+    assert found == specjax.run(decoder, params(), begin(decoder)).stats.steps.tolist()
+
+
+def test_a_seed_is_the_likeliest_token():
+    """Of a row that draws at a high temperature, the first token of every later block is what a plain pass finds likeliest."""
+    decoder = make(Threshold(0.0), 4, True)
+    (text,) = texts(specjax.run(decoder, params(), begin(decoder, (2,), temperature=5.0, limits=(32,) * 4)))
+    seeds = [int(np.argmax(_forward(low, 4)(jnp.asarray(text[:low]))[0][-1, :MASK])) for low in range(8, 32, 4)]
+    assert seeds == text[8::4]
+
+
+def test_sequential_goes_from_left_to_right():
+    decoder = make(Sequential(3), 8)
+    state, step = begin(decoder), jax.jit(decoder.step)
+    counts = []
+    while not bool(state.done.all()):
+        before = np.asarray(state.tokens[0])
+        state, _ = step(params(), state)
+        written = np.flatnonzero(np.asarray(state.tokens[0]) != before)
+        counts += [len(written)] if len(written) else []
+        assert len(written) == 0 or written.tolist() == list(range(written[0], written[0] + len(written)))
+    assert counts == [
+        3,
+        2,
+        3,
+        3,
+        2,
+        3,
+    ]  # 3, 3, 2 of a whole block, of which the prompt has three tokens and the limit leaves three
 
 
 def test_the_cache_is_that_of_one_pass_over_the_text():
@@ -148,6 +305,10 @@ def test_a_folder_says_how_it_is_decoded(folder):
     model = models.load(folder, dtype="float32")
     engine = Engine(model)
     assert model.masked == Masked(MASK, False, 4)
+    assert engine.decoder.policy == Threshold(0.85) and engine.decoder.warped  # SDAR's own threshold and law
+    from_prompt = dataclasses.replace(model, masked=Masked(MASK, False, 4, align="prompt_end"))
+    for other in (Engine(from_prompt), Engine(model, align="prompt_end", unmask="threshold")):
+        assert (other.decoder.align, other.decoder.policy) == ("prompt_end", Threshold(0.9))
     assert (type(engine.decoder).__name__, engine.decoder.block_length) == ("BlockDiffusion", 4)
     together = list(engine.run([engine.request([1, 2, 5], max_new_tokens=9), engine.request([7], max_new_tokens=6)]))
     assert [r.new_tokens for r in engine.run([engine.request([1, 2, 5], max_new_tokens=9)], ignore_eos=True)] == [9]
@@ -161,6 +322,8 @@ def test_fast_dllm_v2_is_read_and_written(tmp_path):
     models.save(tmp_path / "fast", lm, lm.init(jax.random.key(0)), diffusion=how)
     model = models.load(tmp_path / "fast", dtype="float32")
     assert model.masked == how and model.lm.config == lm.config
+    engine = Engine(model)
+    assert engine.decoder.policy == Threshold(0.9) and engine.decoder.warped
     with pytest.raises(ModelError, match="written as Fast_dLLM_Qwen, which has biases"):
         models.save(tmp_path / "x", LM, model.params, diffusion=how)
 
@@ -190,6 +353,9 @@ def test_sdar_1_7b_has_its_published_size():
         (lambda: make(FreeDave(eager=True), 4), "leave eager out"),
         (lambda: make(Fixed(), 4, sub_block=3), "must divide the block length 4"),
         (lambda: diffusion(LM, MASK, sub_block=8), "sub_block is for models"),
+        (lambda: diffusion(LM, MASK, align="prompt_end"), "align is for models"),
+        (lambda: make(Fixed(), 4, align="middle"), "align must be text or prompt_end, got 'middle'"),
+        (lambda: Sequential(-1), "steps >= 0"),
         (lambda: models.masked.from_hf({"model_type": "sdar", "block_size": 0}), "block_size of at least 1"),
     ),
 )

@@ -8,25 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.conformance import mostly_slow
-from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, begin, make, params, texts
+from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, L, begin, caches, make, params, texts
 
 import specjax
 from specjax import diffusion
 from specjax.diffusion import Dual, Fixed, Freeze, Greedy, Interval, NoCache, Prefix, Threshold, Vicinity, layerwise
 from specjax.diffusion.cache import Canvas, Delayed
+from specjax.kernels.tree_attention import api
 from specjax.lm import Block, Wants
 from specjax.state import Finish
 
-POLICIES = {
-    "dual": Dual(), "prefix": Prefix(), "delayed": Delayed(3), "greedy": Greedy(2, 2), "freeze": Freeze(),
-    "freeze-window": Freeze(4), "interval": Interval(5, 3), "interval-share": Interval(5, 3, 0.25),
-    "vicinity": Vicinity(2, 2, 1),
-}  # fmt: skip
-ALWAYS = {
-    "dual": Dual(1), "prefix": Prefix(1), "delayed": Delayed(1), "greedy": Greedy(1), "interval": Interval(1, 1),
-    "interval-share": Interval(1, 4, 1.0),
-    "vicinity": Vicinity(warmup=99),
-}  # fmt: skip
+SMALL = {"refresh": 3, "prompt": 5, "response": 3, "before": 2, "after": 2, "reach": 2, "warmup": 1}
+POLICIES = caches() | caches(**SMALL) | {"freeze-window": Freeze(4), "interval-share": Interval(5, 3, 0.25)}
+"""Those of the registry, with fields that matter on small canvases, and two options."""
+ALWAYS = caches(refresh=1, prompt=1, response=1, warmup=99) | {"interval-share": Interval(1, 4, 1.0)}
+"""Those that can be told to compute everything in every pass."""
 
 
 def cached(cache, policy=None, **settings):
@@ -35,6 +31,10 @@ def cached(cache, policy=None, **settings):
 
 def complete(decoder, rows=range(4), **settings):
     return specjax.run(decoder, params(), begin(decoder, rows, **settings))
+
+
+def test_what_can_always_be_computed_anew():
+    assert set(ALWAYS) >= {"prefix", "dual", "delayed", "greedy", "interval", "vicinity"}
 
 
 @pytest.mark.parametrize("name", mostly_slow(ALWAYS, "prefix", "delayed", "interval"))
@@ -52,6 +52,15 @@ def test_rows_do_not_see_each_other(name):
     apart = [text for rows in ((0, 1), (2, 3)) for text in texts(complete(decoder, rows, slots=4))[:2]]
     assert apart == texts(state)
     assert set(state.finish.tolist()) == {Finish.LENGTH} and not any(MASK in text for text in texts(state))
+
+
+def test_queries_are_met_some_at_a_time(monkeypatch):
+    """As on long canvases: the passes that enter a block write the same."""
+    decoder = cached(Prefix(), Threshold(0.4))
+    monkeypatch.setattr(api, "QUERIES", 9)
+    some = complete(decoder, capacity=L + 1)  # another program than that of all at once
+    monkeypatch.undo()
+    assert texts(some) == texts(complete(decoder))
 
 
 @functools.cache

@@ -12,12 +12,14 @@ from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, L, V, begin, forw
 import specjax
 from specjax import decoder as decoding
 from specjax.diffusion import Dual, EntropyBound, Factor, Fixed, LocalLeap, Threshold, diffusion
+from specjax.kernels import chunks
+from specjax.kernels.tree_attention import api
 from specjax.models import LlamaLM
 from specjax.reference import diffusion as oracle
-from specjax.sampling import row_keys
+from specjax.sampling import Sampling, row_keys
 from specjax.state import Finish
 
-POLICIES = {
+ORACLES = {
     "fixed": (Fixed(), oracle.fixed(0, "low_confidence")),
     "fixed-3": (Fixed(3), oracle.fixed(3, "low_confidence")),
     "margin": (Fixed(4, "margin"), oracle.fixed(4, "margin")),
@@ -36,10 +38,10 @@ def wanted(row, block_length, pick, shift=False, **options):
 
 
 @pytest.mark.parametrize("shift", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["same", "shifted"])
-@pytest.mark.parametrize("name", mostly_slow(POLICIES, "fixed", "margin", "threshold"))
+@pytest.mark.parametrize("name", mostly_slow(ORACLES, "fixed", "margin", "threshold"))
 def test_equal_to_the_oracle(name, shift):
     """Ragged rows, an infilled one, two block lengths, in all pairs for two policies: the same tokens in as many passes."""
-    policy, pick = POLICIES[name]
+    policy, pick = ORACLES[name]
     for block_length in (8, 5) if name in ("fixed", "threshold") else (8,) if name == "random" or not shift else (5,):
         decoder = make(policy, block_length, shift)
         state = specjax.run(decoder, params(), begin(decoder))
@@ -85,6 +87,26 @@ def test_the_capacity_does_not_change_a_text(policy):
     assert texts(specjax.run(decoder, params(), small)) == texts(specjax.run(decoder, params(), large))
 
 
+@pytest.mark.parametrize("size", (600, pytest.param(1100, marks=pytest.mark.slow)))
+def test_a_canvas_whose_queries_are_met_some_at_a_time(monkeypatch, size):
+    """Three rows of different length, of which one is filled in: the text of passes that meet all queries at once. The last
+    block of a row is a part of one."""
+    prompts = np.random.default_rng(0).integers(0, MASK, (3, size), dtype=np.int32)
+    prompts[1, 40:52] = MASK
+    lengths = jnp.asarray([size - 20, size - 40, 130])
+    decoder, found = make(Threshold(0.3)), []
+    for queries, capacity in ((chunks.QUERIES, size), (2 * size, size + 32)):  # another capacity is another program
+        monkeypatch.setattr(api, "QUERIES", queries)
+        state = decoding.empty(decoder, params(), 3, capacity, None, 1)
+        state = decoding.insert(
+            decoder, params(), state, jnp.arange(3), jnp.asarray(prompts), lengths, row_keys(0, ["0", "1", "2"]),
+            limit=jnp.asarray([size, size - 40, 151]), sampling=Sampling.make(3), eos=None, width=None,
+        )  # fmt: skip
+        found.append(texts(specjax.run(decoder, params(), state)))
+    assert found[0] == found[1] and [len(text) for text in found[0]] == [size, size - 40, 151]
+    assert not any(MASK in text for text in found[0])
+
+
 def test_an_eos_that_was_given_ends_nothing():
     """The last prompt holds 9 between its open spans."""
     decoder = make(Threshold(0.5))
@@ -106,7 +128,7 @@ def test_a_row_can_be_refilled_after_it_failed():
     step = jax.jit(decoder.step)
     state = step(weights, step(weights, begin(decoder, (0, 1)))[0])[0]
     assert state.finish.tolist() == [Finish.ERROR, Finish.RUNNING]
-    fresh = dict(limit=jnp.asarray([22]), sampling=specjax.sampling.Sampling.make(1), width=None)
+    fresh = dict(limit=jnp.asarray([22]), sampling=Sampling.make(1), width=None)
     key = row_keys(0, ["2"])
     state = decoding.insert(
         decoder, weights, state, jnp.asarray([0]), jnp.asarray([[9, 2, 6]]), jnp.asarray([3]), key, **fresh

@@ -1,6 +1,8 @@
 """Diffusion models through the engine and the command line: completing, infilling, and what is refused."""
 
+import dataclasses
 import json
+import types
 
 import jax
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from specjax import cli, models
 from specjax.models import LlamaConfig, LlamaLM, Masked
 from specjax.serve.engine import Engine
+from specjax.spec.assemble import Plan, assemble
 from specjax.spec.registry import CACHES, UNMASKS, make_cache, make_unmask
 
 MASK = 23
@@ -47,6 +50,14 @@ def test_completing_does_not_depend_on_the_batch(engine):
         assert record.steps == sum(record.accepted) <= 16
 
 
+def test_any_number_of_new_tokens(engine):
+    """The last block of a text is cut; what comes before it is of blocks from the prompt's end, as in Python."""
+    for count in (3, 20):
+        (record,) = engine.run([engine.request([1, 2, 3], max_new_tokens=count)], ignore_eos=True)
+        assert record.new_tokens == count and MASK not in record.tokens and record.finish_reason == "length"
+        assert sum(n * times for n, times in enumerate(record.accepted)) == count
+
+
 def test_filling_in_before_a_suffix(engine):
     request = engine.request([1, 2], suffix=[9, 8, 7], max_new_tokens=5)
     (record,) = engine.run([request], ignore_eos=True)
@@ -77,7 +88,6 @@ def test_a_stream_brings_the_new_text_alone(engine):
             {"suffix": [2] * 60, "max_new_tokens": 8},
             "the suffix is too long: 1 tokens of prompt, 8 new ones and 60",
         ),
-        ([1], {"max_new_tokens": 20}, "no multiple of the block length 8: ask for 16 or 24"),
         ([1], {"repetition_penalty": 1.2}, "no repetition_penalty"),
         ([1], {"max_new_tokens": 0}, "max_new_tokens"),
     ),
@@ -85,6 +95,35 @@ def test_a_stream_brings_the_new_text_alone(engine):
 def test_a_bad_request_is_one_clear_error(engine, prompt, options, said):
     with pytest.raises(ValueError, match=said):
         engine.request(prompt, **options)
+
+
+def test_an_answer_beyond_the_canvas_is_one_clear_error(tiny):
+    engine = Engine(str(tiny), unmask="prophet:answer=12,length=5+fixed", block_length=8)
+    with pytest.raises(
+        ValueError, match="up to place 16 of the new text, which has 16 places: ask for at least 17 new tokens"
+    ):
+        engine.request([1, 2], max_new_tokens=16)
+    with pytest.raises(ValueError, match="which has 4"):  # a text ends where the model's positions do
+        engine.request([1] * 60, max_new_tokens=20)
+    with pytest.raises(ValueError, match="which has 11"):
+        engine.request([1, 2], suffix=[3, 4, 5], max_new_tokens=8)
+    engine.request([1, 2], max_new_tokens=17)
+
+
+def test_the_end_of_a_turn_is_doubted_too(tiny):
+    """LLaDA's own ids, without a tokenizer; the id of the token of that name, where there is one; and once only."""
+    how = Masked(126336, False)
+    model = models.Model(LlamaLM(dataclasses.replace(CONFIG, vocab_size=126464)), None, None, (126081,), masked=how)
+    doubted = lambda model, **options: assemble(model, Plan(confidence_eos_eot_inf=True, **options))[0].doubted
+    assert doubted(model) == (126081, 126348)
+    assert assemble(model, Plan(logits_eos_inf=True))[0].never == (126081,)
+    words = {"a": 0, "<|eot_id|>": 7}
+    named = dataclasses.replace(
+        models.load(tiny), tokenizer=types.SimpleNamespace(get_vocab=lambda: words), eos_ids=(3,)
+    )
+    assert doubted(named) == (3, 7)
+    assert doubted(dataclasses.replace(named, eos_ids=(3, 7))) == (3, 7)
+    assert doubted(dataclasses.replace(named, tokenizer=None)) == (3,)
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,20 @@ def test_each_threshold_has_its_positions():
     assert choice.commit[0].tolist() == [False] * 4 + [True, False] and bool(choice.stay[0])
 
 
+@pytest.mark.parametrize(("count", "want"), ((1, [2]), (2, [2, 3]), (3, [2, 3, 4]), (9, [2, 3, 4, 5])))
+def test_never_fewer_than_asked_for(count, want):
+    """Of four open positions one is sure: the surest are committed besides, as many as there are."""
+    policy = JointThreshold(0.6, 1.0, num_to_transfer=count)
+    choice, _ = policy(guess([1, 2, *[MASK] * 4], [3] * 6, [0.9, 0.5, 0.7, 0.5, 0.4, 0.3]), jnp.zeros(1, int))
+    assert np.flatnonzero(choice.commit[0]).tolist() == want
+
+
+def test_all_that_is_sure_where_that_is_enough():
+    policy = JointThreshold(0.6, 1.0, num_to_transfer=2)
+    choice, _ = policy(guess([1, 2, *[MASK] * 4], [3] * 6, [0.9, 0.5, 0.7, 0.5, 0.8, 0.9]), jnp.zeros(1, int))
+    assert np.flatnonzero(choice.commit[0]).tolist() == [2, 4, 5]
+
+
 def test_a_block_whose_tokens_take_turns_ends():
     """Two tokens that replace each other for ever: the count of passes without open positions ends it."""
     policy, memory, tokens = JointThreshold(0.5, 0.0, max_post_steps=3), jnp.zeros((1,), jnp.int32), [1, 2]
@@ -133,3 +147,5 @@ def test_what_is_refused():
         diffusion(LM, MASK, JointThreshold(), Dual(), block_length=W)
     with pytest.raises(ValueError, match="needs thresholds and max_post_steps >= 0"):
         JointThreshold(max_post_steps=-1)
+    with pytest.raises(ValueError, match="num_to_transfer >= 1, got 0"):
+        JointThreshold(num_to_transfer=0)

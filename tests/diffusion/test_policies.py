@@ -36,7 +36,7 @@ class Seeing(SlowFast):
         return None
 
 
-POLICIES = {
+ORACLES = {
     "credit": lambda: (Credit(Threshold(0.6)), oracle.credit(oracle.threshold(0.6), 0.7, 0.8, 0.2)),
     "prophet": lambda: (Prophet(Fixed(), 3.0, 1.5, 0.8), oracle.prophet(oracle.fixed(0, "low_confidence"), 3.0, 1.5, 0.8)),
     "hierarchy": lambda: (Hierarchy(0.7, 0.3), oracle.hierarchy(0.7, 0.3)),
@@ -64,18 +64,18 @@ FAST = ("credit", "prophet", "dream-drawn", "rcr")
 FORMS = ((8, False), (5, True))
 PAIRS = [(name, *FORMS[0]) for name in FAST]
 PAIRS += [
-    pytest.param(name, *FORMS[i % 2], marks=pytest.mark.slow) for i, name in enumerate(POLICIES) if name not in FAST
+    pytest.param(name, *FORMS[i % 2], marks=pytest.mark.slow) for i, name in enumerate(ORACLES) if name not in FAST
 ]
 """A policy has a length of blocks, and shifted logits or not."""
 
 
 @pytest.mark.parametrize(("name", "block_length", "shift"), PAIRS)
 def test_equal_to_the_oracle(name, block_length, shift):
-    policy, _ = POLICIES[name]()
+    policy, _ = ORACLES[name]()
     decoder = make(policy, block_length, shift)
     state = specjax.run(decoder, params(), begin(decoder))
     for row, (text, steps) in enumerate(zip(texts(state), state.stats.steps.tolist(), strict=True)):
-        assert (text, steps) == wanted(row, block_length, POLICIES[name]()[1], shift)
+        assert (text, steps) == wanted(row, block_length, ORACLES[name]()[1], shift)
 
 
 def guess(laws, masked=None, step=0, entry=None):
@@ -85,7 +85,7 @@ def guess(laws, masked=None, step=0, entry=None):
     return Guess(
         tokens=jnp.argmax(laws, axis=-1).astype(jnp.int32), log_law=jnp.log(laws), masked=masked, committed=~masked,
         step=jnp.asarray([step]), entry=jnp.asarray([laws.shape[1] if entry is None else entry]),
-        noise=jnp.zeros(laws.shape[:2]), sampled=jnp.zeros((1,), bool),
+        noise=jnp.zeros(laws.shape[:2]), sampled=jnp.zeros((1,), bool), log_own=jnp.log(laws),
     )  # fmt: skip
 
 
@@ -114,6 +114,26 @@ def test_prophet_at_its_ends():
     always = make(Prophet(Fixed(), *[-np.inf] * 3))
     state = specjax.run(always, params(), begin(always))
     assert state.stats.steps.tolist() == [2, 3, 2, 2 if PROMPTS[3].index(MASK) + 8 < LIMITS[3] else 1]
+
+
+def test_prophet_looks_for_its_answer_in_the_canvas():
+    """New texts of 16, 20, 12 and, from the first open position on, 13 tokens."""
+    decoder = make(Credit(Prophet(Fixed(), answer=9, length=4)))
+    with pytest.raises(
+        ValueError, match="up to place 12 of the new text, which has 12 places: ask for at least 13 new tokens"
+    ):
+        begin(decoder)
+    begin(decoder, (0, 1, 3))
+
+
+def test_gaps_are_the_models_own():
+    """At a temperature that makes every law sharp, nothing is settled earlier: the pass that settles it is the greedy one's."""
+    policy = Prophet(Dream(8, "low_confidence"), 3.0, 3.0, 3.0)
+    law = jnp.asarray([[[2.0, 0.0, -9.0]]])
+    own, sharp = (jax.nn.log_softmax(x, axis=-1) for x in (law, 10 * law))
+    sure = dataclasses.replace(guess(np.exp(sharp[0])), log_own=own)
+    assert not policy(sure, ())[0].commit.any()
+    assert policy(dataclasses.replace(sure, log_own=sharp), ())[0].commit.all()
 
 
 def test_credit_leaves_drawn_tokens_alone():
@@ -214,6 +234,7 @@ def test_what_may_be_taken_back_is_not_streamed(policy, block):
     [
         (lambda: Credit(ReMDM()), "Credit cannot stand before ReMDM"), (lambda: Prophet(FreeDave()), "stand before FreeDave"),
         (lambda: Threshold(float("nan")), "at least 0"), (lambda: SlowFast(0), "explore >= 1"),
+        (lambda: Prophet(answer=3), "an answer that begins at 3 and no length"),
         (lambda: Credit(beta=2.0), "beta in"), (lambda: Dream(0), "steps >= 1"), (lambda: Dream(rule="frob"), "origin"),
         (lambda: ReMDM(count=0), "count >= 1"), (lambda: RunningConfidence(-1), "steps must be at least 0"),
     ],

@@ -210,12 +210,15 @@ def test_without_a_cache_it_can_be_differentiated():
     assert bool(jnp.isfinite(jax.grad(loss)(query)).all())
 
 
-def test_without_a_cache_queries_are_met_some_at_a_time(monkeypatch):
-    """The last of them filled up; and the same values and gradients as of all at once."""
+@pytest.mark.parametrize(("rows", "queries"), ((3, 7), (3, 1), (1, 1)))
+def test_without_a_cache_queries_are_met_some_at_a_time(monkeypatch, rows, queries):
+    """The last of them filled up; and the same values and gradients as of all at once. A mask is each query's and row's own,
+    or one for all of them."""
     from specjax.kernels.tree_attention import api
 
     (query, key, value, *_, length), options = world(8, (0, 0, 0), block=7)
-    options |= {"window": 4, "sinks": sinks(), "scale": 1.0}
+    options |= {"window": 4} if queries > 1 else {}
+    options |= {"visible": options["visible"][:rows, :queries], "sinks": sinks(), "scale": 1.0}
 
     def loss(query, key, value):
         return jnp.sin(tree_attention(query, key, value, None, None, length, **options)).sum()

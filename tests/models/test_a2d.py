@@ -88,10 +88,16 @@ def test_blocks_are_said_in_the_config(references, tmp_path):
     folder = converted(references("llama3"), tmp_path / "a2d", mask_token_id=MASK, block_size=4)
     model = models.load(folder, dtype="float32")
     decoder = Engine(model).decoder
-    assert model.masked == Masked(MASK, shift=False, block=4)
-    assert (type(decoder).__name__, decoder.block_length) == ("BlockDiffusion", 4)
-    models.save(tmp_path / "again", model.lm, model.params, diffusion=model.masked)
-    assert models.load(tmp_path / "again").masked == model.masked
+    assert model.masked == Masked(MASK, shift=False, block=4, align="prompt_end")
+    assert (type(decoder).__name__, decoder.block_length, decoder.align) == ("BlockDiffusion", 4, "prompt_end")
+    assert not decoder.warped
+    for how in (model.masked, Masked(MASK, shift=False, block=4)):
+        models.save(tmp_path / f"again-{how.align}", model.lm, model.params, diffusion=how)
+        assert models.load(tmp_path / f"again-{how.align}").masked == how
+    with pytest.raises(ModelError, match="block_align must be text or prompt_end, got 'left'"):
+        models.load(
+            converted(references("llama3"), tmp_path / "odd", mask_token_id=MASK, block_size=4, block_align="left")
+        )
     with pytest.raises(ModelError, match="needs a block_size of at least 1, got -1"):
         models.load(converted(references("llama3"), tmp_path / "bad", mask_token_id=MASK, block_size=-1))
 

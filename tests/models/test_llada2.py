@@ -156,6 +156,7 @@ def test_the_published_size():
         ({"score_function": "softmax"}, "score_function 'softmax' is not supported; LLaDA 2 has 'sigmoid'"),
         ({"norm_topk_prob": False}, "norm_topk_prob False is not supported"),
         ({"use_sliding_window": True}, "use_sliding_window True is not supported"),
+        ({"expert_capacity": 4}, "expert_capacity 4 is of LLaDA 2.2, .* not supported: load a LLaDA 2.0 or 2.1 model"),
         ({"n_group": 3}, "8 experts do not form 3 groups"),
         ({"n_group": 8}, "8 experts do not form 8 groups of two or more"),
         ({"topk_group": 5}, "topk_group 5"),

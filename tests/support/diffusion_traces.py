@@ -1,6 +1,7 @@
 """What published diffusion samplers wrote on tiny models, and how this library's runs are compared with it."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -10,29 +11,48 @@ import jax
 import numpy as np
 
 from specjax import models
+from specjax.models import ModelError
 from specjax.serve.engine import Engine
+from specjax.spec.assemble import Plan
+from specjax.spec.registry import make_cache, make_unmask
 
 FOLDER = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "diffusion_traces"
 REQUEST = ("temperature", "top_p", "top_k")  # arguments of a request; the others are those of an engine
 
 
 @functools.cache
+def _every_line():
+    files = sorted(FOLDER.glob("traces*.jsonl"))
+    return [json.loads(text) for file in files for text in file.read_text().splitlines()]
+
+
+@functools.cache
 def lines():
     """The lines of every setting that public calls can say, `{setting: [line]}`; empty where the folder is absent."""
     found = {}
-    if FOLDER.is_dir():
-        for text in (FOLDER / "traces.jsonl").read_text().splitlines():
-            line = json.loads(text)
-            if line["call"] is not None:
-                found.setdefault(line["setting"], []).append(line)
+    for line in _every_line():
+        if line["call"] is not None and _can_be_said(line["model"], json.dumps(line["call"])):
+            found.setdefault(line["setting"], []).append(line)
     return found
 
 
 @functools.cache
+def _can_be_said(name, call):
+    """Whether there are the model's kind, the policies and the arguments of a call."""
+    call, known = json.loads(call), {field.name for field in dataclasses.fields(Plan)}
+    if not call.keys() <= {*known, *REQUEST, "ignore_eos"} or "unmask" not in call:
+        return False
+    try:
+        make_unmask(call["unmask"]), make_cache(call["cache"])
+        config = json.loads((FOLDER / name / "config.json").read_text())
+        return models.masked.kind_of(config) is not None and bool(models.masked.from_hf(config))
+    except (ValueError, ModelError):
+        return False
+
+
 def lines_of(setting):
     """The lines of a setting, of those that no public call can say too."""
-    texts = (FOLDER / "traces.jsonl").read_text().splitlines()
-    return [line for line in map(json.loads, texts) if line["setting"] == setting]
+    return [line for line in _every_line() if line["setting"] == setting]
 
 
 @functools.cache

@@ -1,5 +1,6 @@
-"""A small masked-diffusion model with random weights, four rows to complete, and their texts."""
+"""A small masked-diffusion model with random weights, four rows to complete, their texts, and every policy there is."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,10 +10,13 @@ import numpy as np
 from specjax import decoder as decoding
 from specjax.diffusion import diffusion
 from specjax.diffusion.common import CHOOSE
+from specjax.diffusion.unmask import Learn2PD
 from specjax.lm import Block, Wants
 from specjax.models import LlamaConfig, LlamaLM
 from specjax.sampling import Sampling, row_keys
 from specjax.sampling.noise import uniform
+from specjax.spec.companions import Stored
+from specjax.spec.registry import CACHES, UNMASKS
 
 MASK, V, L = 23, 24, 32
 LM = LlamaLM(LlamaConfig(V, 32, 48, 2, 4, 2, 8, max_position_embeddings=64, tie_word_embeddings=True))
@@ -24,6 +28,47 @@ LIMITS = (19, 22, 17, 14)
 def params():
     """Random weights, sharpened so that some predictions are sure and others are not."""
     return {"target": jax.tree.map(lambda x: 4 * x if x.ndim == 2 else x, jax.jit(LM.init)(jax.random.key(3)))}
+
+
+GUIDE = LlamaLM(dataclasses.replace(LM.config, num_hidden_layers=1))
+LOADED = {"guide": lambda kind: kind(GUIDE, 4), "filter": lambda kind: kind(block_length=8)}
+"""Policies that something is loaded for, by what that is."""
+
+
+def policy_of(name):
+    """A policy of the registry, as its line makes it."""
+    made = UNMASKS[name].make()
+    return LOADED[UNMASKS[name].loads](made.kind) if isinstance(made, Stored) else made
+
+
+def caches(**fields):
+    """The cache policies of the registry that keep anything, with those of these fields that each has; where fields are named,
+    only those that have one."""
+    found = {}
+    for name, entry in CACHES.items():
+        cache = entry.make(**{key: fields[key] for key in fields.keys() & entry.fields.keys()})
+        if cache.keeps and (not fields or fields.keys() & entry.fields.keys()):
+            found[name] = cache
+    return found
+
+
+def going_together(**settings):
+    """Decoders of every policy of the registry that these settings go with, `{name: decoder}`."""
+    found = {}
+    for name in UNMASKS:
+        try:
+            found[name] = diffusion(LM, MASK, policy_of(name), block_length=8, **settings)
+        except ValueError:
+            continue
+    return found
+
+
+@functools.cache
+def everything():
+    """Parameters of the model, and of whatever a policy needs besides: the guide has the model's first layer."""
+    target = params()["target"]
+    filter = Learn2PD(block_length=8).init_params(jax.random.key(0), None)
+    return {"target": target, "guide": {**target, "layers": {0: target["layers"][0]}}, "unmask": filter}
 
 
 def make(policy=None, block_length=8, shift=False):

@@ -4,6 +4,7 @@ listed in its order."""
 
 from specjax.diffusion.unmask.threshold import Threshold as Threshold
 from specjax.diffusion.unmask.fixed import Fixed as Fixed
+from specjax.diffusion.unmask.sequential import Sequential as Sequential
 from specjax.diffusion.unmask.dream import Dream as Dream
 from specjax.diffusion.unmask.factor import Factor as Factor
 from specjax.diffusion.unmask.entropy import EntropyBound as EntropyBound

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.about import Named
 from specjax.sharding.rules import replicated
@@ -24,6 +25,7 @@ class Overview:
       at: `[B, N]` int32, the positions.
       tokens: `[B, N]` int32, the predicted ids, never the mask id.
       log_law: `[B, N, V]` float32, see `Guess`.
+      log_own: `[B, N, V]` float32, see `Guess`.
       noise: `[B, N]` float32 in [0, 1), this pass's uniforms.
       read: `[B, N]` bool, the positions whose predictions are of this pass.
       known: `[B, N]` bool, the new text's positions that hold a token.
@@ -38,6 +40,7 @@ class Overview:
     at: Array
     tokens: Array
     log_law: Array
+    log_own: Array
     noise: Array
     read: Array
     known: Array
@@ -56,8 +59,8 @@ class Guess:
 
     Attributes:
       tokens: `[B, W]` int32, the predicted ids, never the mask id; -1 where the logits are not finite.
-      log_law: `[B, W, V]` float32, the model's law: no temperature, no filters, no mask id; of a policy that is `warped`, after
-        them.
+      log_law: `[B, W, V]` float32, log-probabilities that confidences are taken from, without the mask id: the model's own, or
+        those after temperature and filters, see `Unmask.warped`.
       masked: `[B, W]` bool, the positions that may be committed.
       committed: `[B, W]` bool, those committed in earlier passes over this block.
       step: `[B]` int32, forward passes over this block before this one.
@@ -68,6 +71,11 @@ class Guess:
       current: `[B, W]` int32, the ids that stand there now.
       weights: `params["unmask"]`, of a policy that was trained, or None.
       overview: of a policy that looks at the `whole` canvas, or None.
+      log_own: `[B, W, V]` float32, the model's own log-probabilities, whatever `log_law` is: no temperature, no filters, no
+        mask id.
+      strict: whether a confidence must be above a threshold, as in the samplers of SDAR, LLaDA 2 and Fast-dLLM v2, or may equal
+        it, as in Fast-dLLM's.
+      rounded: how many positions a block has whose schedule is rounded pass by pass, see `scheduled_in`; 0: it is even.
     """
 
     tokens: Array
@@ -81,6 +89,9 @@ class Guess:
     current: Any = None
     weights: Any = None
     overview: Any = None
+    log_own: Any = None
+    strict: bool = dataclasses.field(default=False, metadata={"static": True})
+    rounded: int = dataclasses.field(default=0, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -143,9 +154,10 @@ class Unmask(abc.ABC):
         return False
 
     @property
-    def warped(self) -> bool:
-        """Whether it ranks by the laws after temperature and filters."""
-        return False
+    def warped(self) -> bool | None:
+        """Whether its confidences are probabilities after temperature and filters (True) or the model's own (False); None: as
+        in the model's published sampler, see `Diffusion.warped`."""
+        return None
 
     @property
     def idle(self) -> bool:
@@ -156,6 +168,17 @@ class Unmask(abc.ABC):
     def ordered(self) -> bool:
         """Whether a guess's noise is that of its positions, the same in every pass."""
         return False
+
+    @property
+    def fills(self) -> bool:
+        """Whether the last block of a block-diffusion model is filled beyond a text's end and then cut, as in the samplers of
+        SDAR, TraDo, LLaDA 2 and Fast-dLLM v2; a policy's field `published` says so. Else what lies there stays masked."""
+        return getattr(self, "published", False)
+
+    @property
+    def room(self) -> int:
+        """How many positions of the new text it looks at, from the first on: a text must have as many."""
+        return 0
 
     def plan(self, noise: Array, masked: Array, step: Array, entry: Array) -> Array | None:
         """What a pass will commit, of a policy that knows before it sees predictions: `[B, W]` int32, 0 for the first, W and
@@ -251,9 +274,31 @@ def scheduled(steps: int, passes: Array, entry: Array) -> Array:
     return jnp.minimum(entry // count * passes + jnp.minimum(passes, entry % count), entry)
 
 
-def scheduled_in(steps: int, step: Array, entry: Array) -> Array:
-    """How many of a block's tokens `[B]` pass number `step` commits, see `scheduled`."""
-    return scheduled(steps, step + 1, entry) - scheduled(steps, step, entry)
+def scheduled_in(steps: int, step: Array, entry: Array, rounded: int = 0) -> Array:
+    """How many of a block's tokens `[B]` pass number `step` commits, see `scheduled`.
+
+    Args:
+      steps: passes a block; 0: `entry`.
+      step: `[B]` int32, passes before this one.
+      entry: `[B]` int32, how many positions were open when the block began.
+      rounded: the most that may be; a pass then commits what is left over the passes that are left, rounded, and passes without
+        a token are left out (dLLM's samplers). 0: as many in each pass, and the first ones the rest.
+    """
+    if not (rounded and steps):
+        return scheduled(steps, step + 1, entry) - scheduled(steps, step, entry)
+    table = jnp.asarray([_rounded(steps, total) for total in range(rounded + 1)], jnp.int32)
+    return jnp.where(step < steps, table[entry, jnp.minimum(step, steps - 1)], 0)
+
+
+def _rounded(steps, total):
+    """What each of so many passes commits: the published arithmetic, shares in float32 and halves to the even number."""
+    counts = []
+    for left in range(steps, 0, -1):
+        open_after, open_before = (1 - (1 - np.float32(n / steps)) for n in (left - 1, left))
+        counts.append(min(round(total * (1 - float(open_after / open_before))), total))
+        total -= counts[-1]
+    counts = [count for count in counts if count]
+    return counts + [0] * (steps - len(counts))
 
 
 def ranks(scores: Array, masked: Array) -> Array:

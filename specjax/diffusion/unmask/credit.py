@@ -36,6 +36,11 @@ class Credit(Wrapper):
         if self.alpha < 0 or not 0 <= self.beta <= 1 or self.gamma < 0:
             raise ValueError(f"credit needs alpha >= 0, beta in [0, 1] and gamma >= 0, got {self}")
 
+    @property
+    def warped(self):
+        """The model's own probabilities, as in dInfer, unless the inner policy says otherwise."""
+        return bool(self.inner.warped)
+
     def init(self, batch, width, vocab_size):
         return jnp.zeros((batch, width, vocab_size)), self.inner.init(batch, width, vocab_size)
 

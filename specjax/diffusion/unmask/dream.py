@@ -52,6 +52,7 @@ class Dream(Unmask):
 
     @property
     def warped(self):
+        """Probabilities after temperature and filters, with any model."""
         return True
 
     @property

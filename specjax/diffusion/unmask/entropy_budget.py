@@ -30,6 +30,11 @@ class EntropyBudget(Unmask):
         if not self.gamma >= 0 or self.rule not in _SURE:
             raise ValueError(f"eb needs gamma >= 0 and a rule of {', '.join(_SURE)}; got {self}")
 
+    @property
+    def warped(self):
+        """The model's own probabilities, as in SGLang's EBSampling."""
+        return False
+
     def __call__(self, guess, memory):
         score = RULES[self.rule](guess)
         within = within_budget(-negative_entropy(guess), jnp.where(guess.masked, score, -jnp.inf), self.gamma)

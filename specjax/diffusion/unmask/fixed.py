@@ -16,12 +16,14 @@ class Fixed(Unmask):
       steps: denoising steps a block; 0: as many as it has masks, one token each.
       rule: a key of `RULES`, or `order`: at random, in an order that is drawn before the first pass, so that the cache `greedy`
         knows what comes next (dKV-Cache-Greedy, arXiv:2505.15781).
+      published: whether a block-diffusion model's last block is filled and cut, as in the original; see `Unmask.fills`.
     """
 
     about = About("fixed", "LLaDA's sampler: as many a pass that a block takes `steps`", "arXiv:2502.09992", "own text")
 
     steps: int = 0
     rule: str = "low_confidence"
+    published: bool = dataclasses.field(default=False, kw_only=True)
 
     def __post_init__(self):
         if self.steps < 0 or self.rule not in (*RULES, "order"):
@@ -40,16 +42,15 @@ class Fixed(Unmask):
 
     def __call__(self, guess, memory):
         score = self.score(guess)
-        return Choice(
-            ranks(score, guess.masked) < self.count(guess.step, guess.entry)[:, None], score, guess.tokens
-        ), memory
+        count = self.count(guess.step, guess.entry, guess.rounded)
+        return Choice(ranks(score, guess.masked) < count[:, None], score, guess.tokens), memory
 
     def score(self, guess):
         """How sure a prediction is `[B, W]`."""
         return guess.noise if self.ordered else RULES[self.rule](guess)
 
-    def count(self, step, entry):
+    def count(self, step, entry, rounded=0):
         """How many tokens `[B]` pass number `step` commits. Where a block was entered with one token alone, the last pass makes
         up for it."""
-        count = scheduled_in(self.steps, step, entry)
+        count = scheduled_in(self.steps, step, entry, rounded)
         return jnp.where(step >= self.steps - 1, entry, count) if self.steps else count

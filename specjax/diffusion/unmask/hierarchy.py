@@ -28,6 +28,11 @@ class Hierarchy(Unmask):
         if not (self.threshold >= 0 and self.low >= 0):
             raise ValueError(f"hierarchy needs threshold >= 0 and low >= 0, got {self}")
 
+    @property
+    def warped(self):
+        """The model's own probabilities, which dInfer takes with any model."""
+        return False
+
     def __call__(self, guess, memory):
         score = confidence(guess)
         run = jnp.cumsum(~guess.masked, axis=-1)

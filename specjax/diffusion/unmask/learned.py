@@ -51,6 +51,11 @@ class Learn2PD(Unmask):
             )
 
     @property
+    def warped(self):
+        """The model's own probabilities, which the filter was trained on."""
+        return False
+
+    @property
     def needs(self):
         return ("unmask",)
 
@@ -78,7 +83,7 @@ class Learn2PD(Unmask):
         sure = jnp.where(guess.masked | guess.committed, top(guess), 1.0)
         final = jax.nn.sigmoid(judge(guess.weights, sure)) > self.threshold
         score = confidence(guess)
-        count = scheduled_in(self.steps, guess.step, guess.entry)
+        count = scheduled_in(self.steps, guess.step, guess.entry, guess.rounded)
         surest = ranks(score, guess.masked) < count[:, None]
         return Choice(final | surest, score, guess.tokens), memory
 

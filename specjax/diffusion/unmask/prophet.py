@@ -14,6 +14,8 @@ class Prophet(Wrapper):
     """Commits the whole canvas once the gap between the two likeliest logits, on average over the answer, is wide enough; else
     another policy decides.
 
+    Gaps are between the model's own logits, whatever the temperature.
+
     Where the answer's place is not said, the smallest gap of the block's open positions stands for it, and the block is
     committed.
 
@@ -41,6 +43,12 @@ class Prophet(Wrapper):
             raise ValueError(f"prophet's gaps must be numbers, got {self}")
         if self.answer < 0 or self.length < 0:
             raise ValueError(f"prophet needs answer >= 0 and length >= 0, got {self}")
+        if self.answer and not self.length:
+            raise ValueError(f"prophet has an answer that begins at {self.answer} and no length: give length too")
+
+    @property
+    def room(self):
+        return max(self.answer + self.length, self.inner.room)
 
     @property
     def whole(self):
@@ -70,5 +78,5 @@ class Prophet(Wrapper):
 
 
 def _gap(guess):
-    best = jax.lax.top_k(guess.log_law, 2)[0]
+    best = jax.lax.top_k(guess.log_own, 2)[0]
     return best[..., 0] - best[..., 1]

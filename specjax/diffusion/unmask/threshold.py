@@ -14,14 +14,17 @@ class Threshold(Unmask):
     dynamic rule, arXiv:2510.06303): where too few are that sure, as many of the surest.
 
     Attributes:
-      threshold: tau; above 1 it is one token a step, or what the schedule says.
+      threshold: tau, which a probability must exceed where the guess is `strict`; above 1 it is one token a step, or what the
+        schedule says.
       steps: passes a block of the schedule, see `Fixed`; 0: at least one token a pass.
+      published: whether a block-diffusion model's last block is filled and cut, as in the originals; see `Unmask.fills`.
     """
 
     about = About("threshold", "all that is surer than a threshold", "arXiv:2505.22618, section 3.3", "lossy")
 
     threshold: float = 0.9
     steps: int = 0
+    published: bool = False
 
     def __post_init__(self):
         if not self.threshold >= 0:
@@ -31,9 +34,9 @@ class Threshold(Unmask):
 
     def __call__(self, guess, memory):
         score = confidence(guess)
-        sure = guess.masked & (score >= self.threshold)
+        sure = guess.masked & (score > self.threshold if guess.strict else score >= self.threshold)
         if self.steps:
-            least = scheduled_in(self.steps, guess.step, guess.entry)
+            least = scheduled_in(self.steps, guess.step, guess.entry, guess.rounded)
             surest = ranks(score, guess.masked) < least[:, None]
             sure = jnp.where(sure.sum(axis=1, keepdims=True) >= least[:, None], sure, surest)
         return Choice(sure, score, guess.tokens), memory

@@ -32,6 +32,14 @@ class Wrapper(Unmask):
         return self.inner.warped
 
     @property
+    def room(self):
+        return self.inner.room
+
+    @property
+    def fills(self):
+        return self.inner.fills
+
+    @property
     def ordered(self):
         return self.inner.ordered
 

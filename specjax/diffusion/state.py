@@ -1,0 +1,58 @@
+"""What a masked-diffusion decoder carries from step to step, and what a step did.
+
+In the shape descriptions `B` denotes rows, `L` the canvas, `W` the block length.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from specjax.diffusion.unmask.base import Choice
+from specjax.pretty import Pretty
+from specjax.state import Rows
+
+Array = jax.Array
+PyTree = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DiffusionState(Rows):
+    """The rows of a diffusion decoder. `tokens` is the canvas, with the mask id at open positions below `limit`; `length` is
+    how many tokens are known before the first open one. Blocks begin at `prompt_length`; the active one is that of `reached`.
+
+    Attributes:
+      reached: `[B]` int32, how many tokens are known before the first open one, as far as blocks are finished where commits may
+        be taken back: the active block is there. Equal to `length`, but where tokens of finished blocks may still change.
+      step: `[B]` int32, passes over the active block so far.
+      entry: `[B]` int32, how many open positions it had when it began.
+      memory: the unmask policy's, of the active block; of one that is `lasting`, of the row.
+      opened: `[B, L]` bool, the positions that are not the prompt's: open at first.
+      fresh: `[B, L]` bool, the positions that the last step committed.
+      cache: keys and values of every position, as they were computed last; None without a cache.
+    """
+
+    reached: Array
+    step: Array
+    entry: Array
+    memory: PyTree
+    opened: Array
+    fresh: Array
+    cache: PyTree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DiffusionInfo(Pretty):
+    """What one step did; nothing here is needed by the next one.
+
+    Attributes:
+      start: `[B]` int32, the active block's first position.
+      committed: `[B, W]` bool, which of its positions were committed.
+      choice: the policy's.
+    """
+
+    start: Array
+    committed: Array
+    choice: Choice

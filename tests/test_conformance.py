@@ -16,15 +16,16 @@ from support.conformance import (
     MODELS,
     ON_MODELS,
     PREFIX,
+    SLOW,
     TARGET,
     TWINS,
     VERIFIERS,
+    but_slow,
     complete,
     decoder_of,
     judged,
     line,
     model_of,
-    mostly_slow,
     params,
     plain,
     same,
@@ -53,17 +54,11 @@ OPTIMISED = (
 ANY = decoding.NO_LIMIT, 1
 """`run`'s step and row limits."""
 
-QUICK = ("none", "prompt_lookup", "token_recycling", "stand", "draft-chain", "medusa", "eagle2", "kangaroo", "ppd")
-"""In the fast set one drafter of each kind; in the slow one all others, and the same ones with other expanders or parts."""
-
-QUICK_ON_MODELS = ("medusa@experts", "prompt_lookup@sinks", "gemma4_assistant@shared")
-"""Of the other models one each."""
-
 PREFIXED_ON_MODELS = ("eagle2@experts", "lookahead@sinks", "gemma4_assistant@shared")
 """Of which a shared prefix is read, too."""
 
 
-@pytest.fixture(params=mostly_slow(DRAFTERS | ON_MODELS, *QUICK, *QUICK_ON_MODELS), scope="module")
+@pytest.fixture(params=but_slow(DRAFTERS | ON_MODELS, *SLOW), scope="module")
 def name(request):
     return request.param
 
@@ -83,7 +78,7 @@ def test_the_table_is_complete():
     assert {n.split("-")[0] for n in DRAFTERS} - {"adaptive", "fuse"} == set(REGISTRY)
     assert {n.removeprefix("draft-") for n in DRAFTERS if n.startswith("draft-")} == set(EXPANDERS)
     assert {n.split("-")[0] for n in VERIFIERS} == set(REGISTERED)
-    assert {*QUICK, *OPTIMISED, *EACH_KIND} <= set(DRAFTERS)
+    assert {*OPTIMISED, *EACH_KIND} <= set(DRAFTERS) and set(SLOW) <= {*DRAFTERS, *ON_MODELS}
     others = [drafter for name, drafter in DRAFTERS.items() if name not in TWINS]
     for twin in map(DRAFTERS.get, TWINS):
         kin = [other for other in others if type(other) is type(twin)]
@@ -120,7 +115,7 @@ def test_a_row_alone_is_a_row_in_a_batch(name):
 ALONE = ("prompt_lookup", "draft-top_k", "medusa", "diffuspec", "fuse")
 
 
-@pytest.mark.parametrize("name", mostly_slow(ALONE, "prompt_lookup", "fuse"))
+@pytest.mark.parametrize("name", but_slow(ALONE, "draft-top_k", "medusa", "diffuspec"))
 def test_a_batch_of_one(name):
     """The program of a single row is another one."""
     alone, _ = complete(DRAFTERS[name], MIXED.pick(5))
@@ -141,7 +136,12 @@ KIN = (
 PREFIXED = [name for name in DRAFTERS if name not in TWINS + KIN] + list(PREFIXED_ON_MODELS)
 
 
-@pytest.mark.parametrize("name", mostly_slow(PREFIXED, "draft-chain", "medusa"))
+@pytest.mark.parametrize(
+    "name",
+    but_slow(
+        PREFIXED, *SLOW, "none", "prompt_lookup", "token_recycling", "stand", "ppd", "kangaroo", *PREFIXED_ON_MODELS
+    ),
+)
 def test_a_shared_prefix_is_read_once_and_keeps_the_text(name):
     """Nor does a drafter draft worse for it: it knows of the prefix what it knows of a prompt."""
     got, state = line(name, ALIKE, prefix=PREFIX, width=8)
@@ -177,7 +177,9 @@ def test_no_retrace_and_no_host(name):
     assert (decoding.run_program._cache_size(), decoding.insert_program._cache_size()) == compiled
 
 
-@pytest.mark.parametrize("name", mostly_slow(OPTIMISED, "eagle2"))
+@pytest.mark.parametrize(
+    "name", but_slow(OPTIMISED, "none", "dflash", "kangaroo", "swift", "lookahead", "diffuspec", "ppd")
+)
 def test_the_optimised_program(name):
     """What users run: the same text, of a row alone too, and the cache is updated in place.
 

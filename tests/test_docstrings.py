@@ -5,7 +5,7 @@ import importlib
 from pathlib import Path
 
 import pytest
-from support.conformance import mostly_slow
+from support.conformance import but_slow
 
 PACKAGE = Path(__file__).parents[1] / "specjax"
 FILES = (path for part in (PACKAGE, *PACKAGE.iterdir()) if part.is_dir() for path in part.rglob("*.py"))
@@ -17,7 +17,7 @@ MODULES = sorted(
 SLOW = ("specjax.serve.engine", "specjax.serve.score")  # these compile the shipped target
 
 
-@pytest.mark.parametrize("name", mostly_slow(MODULES, *(name for name in MODULES if name not in SLOW)))
+@pytest.mark.parametrize("name", but_slow(MODULES, *SLOW))
 def test_examples(name):
     module = importlib.import_module(name)
     ran = doctest.testmod(module)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.compiled import optimised
-from support.conformance import mostly_slow
+from support.conformance import but_slow
 from support.small_diffusion import (
     LIMITS,
     LM,
@@ -40,7 +40,35 @@ KINDS = {
 FAST = ("threshold", "cache dual", "blocks", *OWN)
 
 
-@pytest.fixture(scope="module", params=mostly_slow(KINDS, *FAST))
+@pytest.fixture(
+    scope="module",
+    params=but_slow(
+        KINDS,
+        "fixed",
+        "sequential",
+        "dream",
+        "factor",
+        "entropy",
+        "eb",
+        "local_leap",
+        "hierarchy",
+        "slow_fast",
+        "credit",
+        "prophet",
+        "end_of_text",
+        "learn2pd",
+        "remdm",
+        "rediff",
+        "joint_threshold",
+        "rcr",
+        "cache prefix",
+        "cache delayed",
+        "cache greedy",
+        "cache freeze",
+        "cache interval",
+        "cache vicinity",
+    ),
+)
 def decoder(request):
     return KINDS[request.param]()
 
@@ -97,7 +125,9 @@ def test_broken_weights_end_the_rows_and_nothing_is_traced_again(decoder):
     assert decoding.run_program._cache_size() == compiled
 
 
-@pytest.mark.parametrize("cache", mostly_slow(CACHES, "none"))
+@pytest.mark.parametrize(
+    "cache", but_slow(CACHES, "prefix", "dual", "delayed", "greedy", "freeze", "interval", "vicinity")
+)
 @pytest.mark.parametrize("name", [name for name, entry in UNMASKS.items() if entry.guarantee == "same text"])
 def test_policies_of_the_same_text_write_that_of_plain_decoding(name, cache):
     """`fixed` with the same cache, where they take it; without a cache they all do."""
@@ -114,7 +144,30 @@ def test_caches_of_the_same_text_write_that_of_no_cache(name):
     assert len({str(texts(finished(decoder, rows=range(4)))) for decoder in decoders}) == 1
 
 
-@pytest.mark.parametrize("name", mostly_slow(going_together(causal_blocks=True), "sequential"))
+@pytest.mark.parametrize(
+    "name",
+    but_slow(
+        going_together(causal_blocks=True),
+        "threshold",
+        "fixed",
+        "free_dave",
+        "dream",
+        "factor",
+        "entropy",
+        "eb",
+        "local_leap",
+        "hierarchy",
+        "slow_fast",
+        "credit",
+        "prophet",
+        "end_of_text",
+        "learn2pd",
+        "remdm",
+        "rediff",
+        "joint_threshold",
+        "rcr",
+    ),
+)
 def test_block_diffusion_models_are_decoded_with_it(name):
     """Rows do not see each other, and are filled up to their ends."""
     decoder = going_together(causal_blocks=True)[name]

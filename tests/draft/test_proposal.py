@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import CAPACITY, CONFIG, DRAFTERS, TARGET, mostly_slow, params
+from support.conformance import CAPACITY, CONFIG, DRAFTERS, SLOW, TARGET, but_slow, params
 
 import specjax
 from specjax.draft import Extra, NoDrafter, PromptLookup, Proposal, TokenRecycling, View, fuse
@@ -80,7 +80,9 @@ def test_fuse_adds_up_what_its_drafters_say():
 STORELESS = [name for name in DRAFTERS if name not in ("rest", "fuse-rasd")]  # a store is made by a whole run
 
 
-@pytest.mark.parametrize("name", mostly_slow(STORELESS, "none", "stand", "draft-top_k", "medusa", "fuse"))
+@pytest.mark.parametrize(
+    "name", but_slow(STORELESS, *SLOW, "prompt_lookup", "token_recycling", "eagle2", "kangaroo", "ppd")
+)
 def test_a_drafter_says_what_its_trees_are(name):
     """Before any is proposed, as a verifier asks it; and drawn children come with their distributions, others without."""
     decoder, model = specjax.speculative(TARGET, DRAFTERS[name]), params(name)

@@ -194,6 +194,17 @@ ON_MODELS: dict[str, Drafter] = {
 }
 """The same laws over other models, five drafters of different kinds each."""
 
+SLOW = (
+    "rest", "draft-static", "draft-top_k", "draft-eagle2", "draft-early_stop", "draft-iid", "draft-without_replacement",
+    "draft-greedy_draft", "draft-stochastic_beam", "draft-dyspec", "draft-opt_tree", "diffuspec", "diffuspec-top_k",
+    "lookahead", "hydra-prefix", "eagle1", "eagle3", "eagle3-top_k", "peagle", "dflash", "dspark", "mtp",
+    "gemma4_assistant", "gemma4_assistant-clusters", "clover2", "swift", "del", "small_cache", "adaptive-goodput", "fuse",
+    "fuse-rasd", "token_recycling@experts", "eagle2@experts", "swift@experts", "draft@experts", "lookahead@sinks",
+    "eagle3-top_k@sinks", "kangaroo@sinks", "draft@sinks", "hydra-prefix@shared", "swift@shared", "del@shared",
+    "draft@shared",
+)  # fmt: skip
+"""Lines of which the slow set has the laws of decoding. A line that is not here is in the fast set."""
+
 VERIFIERS: dict[str, Verifier] = {
     "coupled": Coupled(),
     "rejection": Rejection(),
@@ -264,9 +275,9 @@ def judged(verifier: Verifier, names=EACH_KIND) -> list[str]:
     return [name for name in names if can(name)]
 
 
-def mostly_slow(values, *fast):
-    """Test parameters of which only `fast` are in the fast set."""
-    return [v if v in fast else pytest.param(v, marks=pytest.mark.slow) for v in values]
+def but_slow(values, *slow):
+    """Test parameters, all fast but those that are listed as `slow`."""
+    return [pytest.param(v, marks=pytest.mark.slow) if v in slow else v for v in values]
 
 
 def draft_model(target):

@@ -34,6 +34,8 @@ DUAL, PREFIX, BLOCKS = {"cache": Dual()}, {"cache": Prefix()}, {"causal_blocks":
                 (4, Fixed(rule="random"), 8, False, {}),
                 (1, Fixed(), 8, False, {}),
                 (8, Fixed(), 5, True, {}),
+                (4, Fixed(rule="entropy"), 16, False, {}),
+                (4, Fixed(rule="order"), 8, False, PREFIX),
                 (2, Fixed(3), 8, True, PREFIX),
                 (2, Fixed(3), 8, True, {**BLOCKS, "sub_block": 4}),
             )

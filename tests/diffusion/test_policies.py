@@ -61,12 +61,11 @@ def wanted(row, block_length, pick, shift):
 
 
 FAST = ("credit", "prophet", "dream-drawn", "rcr")
-FORMS = ((8, False), (5, True))
-PAIRS = [(name, *FORMS[0]) for name in FAST]
-PAIRS += [
-    pytest.param(name, *FORMS[i % 2], marks=pytest.mark.slow) for i, name in enumerate(ORACLES) if name not in FAST
+PAIRS = [
+    pytest.param(name, *form, marks=[pytest.mark.slow] * (name not in FAST or form[1]))
+    for name in ORACLES
+    for form in ((8, False), (5, True))
 ]
-"""A policy has a length of blocks, and shifted logits or not."""
 
 
 @pytest.mark.parametrize(("name", "block_length", "shift"), PAIRS)

@@ -79,7 +79,9 @@ def test_a_block_reads_itself_as_the_cache_will_return_it(model):
     )
 
 
-TEXTS = [(name, "int8") for name in ("draft-static", "eagle3", "draft@sinks", "gemma4_assistant@shared")]
+TEXTS = [
+    (name, "int8") for name in ("draft-static", "eagle3", "draft@sinks", "gemma4_assistant@shared", "swift@experts")
+]
 TEXTS += [("draft-static", "float8_e4m3fn")]
 FAST = ("draft-static", "int8"), ("gemma4_assistant@shared", "int8")
 

@@ -55,8 +55,9 @@ def test_the_formula():
     assert bare > 2
 
 
-def test_same_text_as_plain():
-    same(written(DRAFTERS["token_recycling"]), plain())
+@pytest.mark.parametrize("name", ["token_recycling", pytest.param("kangaroo", marks=pytest.mark.slow)])
+def test_same_text_as_plain(name):
+    same(written(DRAFTERS[name]), plain())
 
 
 def test_refused():

@@ -260,9 +260,9 @@ def test_drafters_keep_the_text_of_a_format(line):
 
 
 @pytest.mark.slow
-def test_a_mesh_keeps_the_text_of_a_format():
-    line = "int4:group=16"
+@pytest.mark.parametrize(("line", "spec"), (("int4:group=16", "2x4"), ("int8", "1x8")))
+def test_a_mesh_keeps_the_text_of_a_format(line, spec):
     want = said(specjax.speculative(SHALLOW), in_format("none", line))
     for name in ("none", *DRAFTING):
-        decoder = decoder_on(MESHES["2x4"], name)
+        decoder = decoder_on(MESHES[spec], name)
         same(said(decoder, placed(decoder, in_format(name, line))), want)

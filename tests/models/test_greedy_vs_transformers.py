@@ -29,9 +29,9 @@ DRAFTERS = ("none", "prompt_lookup", "token_recycling", "chain", "static", "top_
 
 OF_EACH_KIND = ("llama2", "glm4_moe", "gemma4_small", "gpt_oss")
 """Alike layers, experts, shared keys, and sinks with rings."""
-# every family with a tree, one of each kind with plain decoding and as its own draft; every other drafter with two or more
-RAGGED = [(family, "token_recycling") for family in FAMILIES]
-RAGGED += [(family, name) for family in OF_EACH_KIND for name in ("none", "static")]
+# every family with a tree and with plain decoding, one of each kind as its own draft; every other drafter with two or more
+RAGGED = [(family, name) for family in FAMILIES for name in ("token_recycling", "none")]
+RAGGED += [(family, "static") for family in OF_EACH_KIND]
 RAGGED += [
     ("qwen3", "static"),
     ("llama2", "prompt_lookup"),
@@ -45,7 +45,7 @@ RAGGED += [
     ("gemma2", "chain"),
     ("gpt_oss", "chain"),
 ]
-ALONE = (("llama2", "none"), ("mistral", "fuse"), ("qwen2", "static"))
+ALONE = (("llama2", "none"), ("llama3", "chain"), ("mistral", "fuse"), ("qwen2", "static"))
 
 
 def drafter(name, model):

@@ -67,6 +67,8 @@ def test_every_sampler_is_in_use_and_matters():
     assert len(plain()[6]) >= 6 and EOS not in plain()[6][:6] and len(plain()[7]) + len(MIXED.prompts[7]) >= 34
 
 
-@pytest.mark.parametrize("name", but_slow(("prompt_lookup", "draft-top_k", "medusa"), "draft-top_k", "medusa"))
+@pytest.mark.parametrize(
+    "name", but_slow(("prompt_lookup", "draft-top_k", "medusa", "kangaroo"), "draft-top_k", "medusa", "kangaroo")
+)
 def test_same_text_as_plain(name):
     same(written(DRAFTERS[name]), plain())

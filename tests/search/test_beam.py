@@ -25,6 +25,7 @@ PLAIN = (
     {"num_beams": 4},
     {"num_beams": 4, "early_stopping": True, "length_penalty": 2.0},
     {"num_beams": 3, "early_stopping": "never", "length_penalty": -0.5},
+    {"num_beams": 5, "early_stopping": "never", "length_penalty": 0.0},
     {"num_beams": 3, "repetition_penalty": 1.3, "min_new_tokens": 20, "bad_words_ids": [[40], [41, 42]]},
 )
 NEW = 24

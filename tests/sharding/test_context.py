@@ -20,6 +20,7 @@ from specjax.speculative import prefill_width
 
 MESHES = {
     "context=8": "none",
+    "context=4,model=2": "draft-top_k",
     "data=2,context=2,model=2": "eagle2",
 }
 CAPACITY = 500

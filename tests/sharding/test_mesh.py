@@ -72,7 +72,7 @@ def test_mesh_keeps_the_text_of_a_tree():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("verifier", "name"),
-    [("k_seq", "draft-iid"), ("traversal", "draft-without_replacement")],
+    [("k_seq", "draft-iid"), *((rule, "draft-without_replacement") for rule in ("recursive_wor", "traversal"))],
 )
 def test_mesh_keeps_the_text_of_verifiers_of_trees(verifier, name):
     """The text of one device by the same rule, which is not plain decoding's."""

@@ -123,8 +123,8 @@ def run(decoder, params, state):
     return jax.lax.while_loop(lambda state: jnp.any(~state.done), step, state)
 
 
-LESS = ("del", "diffuspec", "eagle1", "eagle3", "fuse-rasd")
-"""Drafters that another line has with more (weights, or nodes ranked by their odds), or that are made of two others."""
+LESS = ("diffuspec", "eagle1", "eagle3")
+"""Drafters that another line has with more: weights, or nodes ranked by their odds."""
 
 SPLIT = [name for name in DRAFTERS if name not in (*TWINS, *LESS) or name in ("draft-top_k", "draft-iid", "eagle2")]
 """What is tried on meshes: of drafters that differ by their expander alone one that takes the best and one that draws."""

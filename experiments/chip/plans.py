@@ -40,7 +40,7 @@ def main(names: Sequence[str]) -> None:
     for name in names:
         setting = Setting("tpu" if name.startswith("v") else "gpu", CHIPS[name].kinds[0])
         own = every.setdefault(name, {})
-        for step in [*steps.steps(setting), *weights.steps_of(setting)]:
+        for step in (step for step in [*steps.steps(setting), *weights.steps_of(setting)] if not step.looped):
             found = None if str(step) in own else plan(TOPOLOGIES[name], step)
             own |= {} if found is None else {str(step): found}
             print(name, step, own.get(str(step)), file=sys.stderr, flush=True)

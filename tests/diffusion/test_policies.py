@@ -60,7 +60,7 @@ def wanted(row, block_length, pick, shift):
     return oracle.generate(forward, canvas, MASK, block_length, pick, shift=shift, uniforms=uniform_of(row))
 
 
-FAST = ("credit", "prophet", "dream-drawn", "rcr")
+FAST = ("credit", "prophet", "dream-drawn", "remdm", "rcr")
 FORMS = ((8, False), (5, True))
 PAIRS = [(name, *FORMS[0]) for name in FAST]
 PAIRS += [

@@ -482,3 +482,26 @@ def same(got, wanted) -> None:
     """Rows must agree token for token. These models have no near-ties at these seeds; real ones go by `margin`."""
     for row, (a, b) in enumerate(zip(got, wanted, strict=True)):
         assert a == b, f"row {row}: {a} is not {b}"
+
+
+def primitives(jaxpr):
+    """The names of all operations of a program."""
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from primitives(inner)
+
+
+def spoilt(cache, length, reach):
+    """A cache of `length` `[B]` positions with poison in all slots but theirs, and of a ring but those of the last `reach`."""
+    keys, values = [], []
+    for layer in range(len(cache.key)):
+        key, value, held, *_ = cache.layer(layer, length)
+        first = jnp.zeros_like(length) if held is None else jnp.maximum(length - reach, 0)
+        position = jnp.arange(key.shape[2])[None] if held is None else held
+        read = ((position >= first[:, None]) & (position < length[:, None]))[:, None, :, None]
+        keys.append(jnp.where(read, key, 1e4))
+        values.append(jnp.where(read, value, 1e4))
+    return dataclasses.replace(cache, key=tuple(keys), value=tuple(values))

@@ -28,7 +28,9 @@ from support.conformance import (
     model_of,
     params,
     plain,
+    primitives,
     same,
+    spoilt,
     start,
     texts,
 )
@@ -58,7 +60,7 @@ PREFIXED_ON_MODELS = ("eagle2@experts", "lookahead@sinks", "gemma4_assistant@sha
 """Of which a shared prefix is read, too."""
 
 
-@pytest.fixture(params=but_slow(DRAFTERS | ON_MODELS, *SLOW), scope="module")
+@pytest.fixture(params=but_slow(DRAFTERS | ON_MODELS, *DRAFTERS, *SLOW), scope="module")
 def name(request):
     return request.param
 
@@ -115,7 +117,8 @@ def test_a_row_alone_is_a_row_in_a_batch(name):
 ALONE = ("prompt_lookup", "draft-top_k", "medusa", "diffuspec", "fuse")
 
 
-@pytest.mark.parametrize("name", but_slow(ALONE, "draft-top_k", "medusa", "diffuspec"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALONE)
 def test_a_batch_of_one(name):
     """The program of a single row is another one."""
     alone, _ = complete(DRAFTERS[name], MIXED.pick(5))
@@ -136,12 +139,8 @@ KIN = (
 PREFIXED = [name for name in DRAFTERS if name not in TWINS + KIN] + list(PREFIXED_ON_MODELS)
 
 
-@pytest.mark.parametrize(
-    "name",
-    but_slow(
-        PREFIXED, *SLOW, "none", "prompt_lookup", "token_recycling", "stand", "ppd", "kangaroo", *PREFIXED_ON_MODELS
-    ),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PREFIXED)
 def test_a_shared_prefix_is_read_once_and_keeps_the_text(name):
     """Nor does a drafter draft worse for it: it knows of the prefix what it knows of a prompt."""
     got, state = line(name, ALIKE, prefix=PREFIX, width=8)
@@ -150,16 +149,6 @@ def test_a_shared_prefix_is_read_once_and_keeps_the_text(name):
     # a table of all rows counts every prompt's prefix; a bidirectional draft's entries are those of the chunk they came in
     if not name.startswith(("stand", "diffuspec")):
         np.testing.assert_array_equal(state.stats.steps, whole.stats.steps)
-
-
-def primitives(jaxpr):
-    """The names of all operations of a program."""
-    for eqn in jaxpr.eqns:
-        yield eqn.primitive.name
-        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                yield from primitives(inner)
 
 
 def test_no_retrace_and_no_host(name):
@@ -198,19 +187,6 @@ def test_the_optimised_program(name):
     same(texts(program(params(name), alone, *steps))[:1], [plain()[2]])
 
 
-def spoilt(cache, length, reach):
-    """A cache of `length` `[B]` positions with poison in all slots but theirs, and of a ring but those of the last `reach`."""
-    keys, values = [], []
-    for layer in range(len(cache.key)):
-        key, value, held, *_ = cache.layer(layer, length)
-        first = jnp.zeros_like(length) if held is None else jnp.maximum(length - reach, 0)
-        position = jnp.arange(key.shape[2])[None] if held is None else held
-        read = ((position >= first[:, None]) & (position < length[:, None]))[:, None, :, None]
-        keys.append(jnp.where(read, key, 1e4))
-        values.append(jnp.where(read, value, 1e4))
-    return dataclasses.replace(cache, key=tuple(keys), value=tuple(values))
-
-
 def test_garbage_beyond_the_text_is_never_read(name):
     """Cache slots and text beyond a row's length hold poison, and slots behind a window; the text must not change."""
     decoder = decoder_of(name)
@@ -225,7 +201,7 @@ def test_garbage_beyond_the_text_is_never_read(name):
 def pairs(able: bool):
     """Every verifier but the default, with drafters that it can judge, or with those that it cannot.
 
-    In the fast set the kind of tree that it is for, in the slow one another kind, each verifier another one as far as they go.
+    The kind of tree that it is for, and another kind, each verifier another one as far as they go.
     """
     for number, verifier in enumerate(list(VERIFIERS)[1:]):
         own = f"draft-{tree_of(VERIFIERS[verifier]).partition(':')[0]}"
@@ -235,9 +211,10 @@ def pairs(able: bool):
             continue
         others = [name for name in can if name in EACH_KIND and name != own]
         yield from ((verifier, name) for name in (own,) if name in can)
-        yield from (pytest.param(verifier, name, marks=pytest.mark.slow) for name in others[number % 16 :: 16])
+        yield from ((verifier, name) for name in others[number % 16 :: 16])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verifier", "name"), list(pairs(able=True)))
 def test_a_verifier_is_greedy_at_temperature_zero(verifier, name):
     """All but lossy ones that say so, which must have something to say it for where they have room."""
@@ -249,6 +226,7 @@ def test_a_verifier_is_greedy_at_temperature_zero(verifier, name):
         assert REGISTERED[verifier].guarantee == "lossy" and all(map(len, got))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verifier", "name"), list(pairs(able=True)))
 def test_a_verifier_does_not_depend_on_the_batch(verifier, name):
     got, _ = complete(DRAFTERS[name], MIXED, VERIFIERS[verifier])
@@ -272,6 +250,7 @@ def test_a_verifier_judges_chains_at_least(verifier):
         assert all(DRAFTERS[name].bind(TARGET).is_chain for name in able)
 
 
+@pytest.mark.slow
 def test_a_batch_of_one_by_another_verifier():
     both = [complete(DRAFTERS["draft-chain"], rows, VERIFIERS["rejection"])[0] for rows in (MIXED, MIXED.pick(4))]
     same(both[1], [both[0][4]])

@@ -60,7 +60,7 @@ def wanted(row, block_length, pick, shift):
     return oracle.generate(forward, canvas, MASK, block_length, pick, shift=shift, uniforms=uniform_of(row))
 
 
-FAST = ("credit", "prophet", "dream-drawn", "rcr")
+FAST = ("credit", "prophet", "dream-drawn", "remdm", "rcr")
 PAIRS = [
     pytest.param(name, *form, marks=[pytest.mark.slow] * (name not in FAST or form[1]))
     for name in ORACLES

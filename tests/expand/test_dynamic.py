@@ -236,18 +236,19 @@ class Reused(DySpec):
         return super().choose(Same(**fields), *args, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("expander", "right"),
     [
         (DySpec(k=2, depth=2, nodes=4), True),
         (StochasticBeam(k=2, depth=2), True),
-        pytest.param(Picky(k=2, depth=2, nodes=3), False, marks=pytest.mark.slow),
-        pytest.param(Reused(k=2, depth=2, nodes=4), False, marks=pytest.mark.slow),
+        (Picky(k=2, depth=2, nodes=3), False),
+        (Reused(k=2, depth=2, nodes=4), False),
     ],
     ids=["dyspec", "stochastic_beam", "picky", "reused"],
 )
 def test_the_jitted_decoder(expander, right):
-    """The joint law of three tokens by chi-square of 60,000 texts at 1e-3; see `tests/verify/test_top_down.py`."""
+    """The joint law of three tokens by chi-square of 60,000 texts at 1e-3; see `verify/test_rejection.py`."""
     assert (sampled_p_value(ModelDrafter(MODEL.lm, expander), RecursiveWOR()) > ALPHA) is right
 
 

@@ -63,19 +63,21 @@ def check(got, wanted):
     np.testing.assert_allclose(*scores, rtol=2e-5, atol=2e-5)
 
 
-def test_a_few_prompts_as_in_transformers(tiny, theirs):
-    prompts = diverse_beams.prompts(tiny.tokenizer)[:5]
-    check(ours(tiny, prompts, **PLAIN[0]), diverse_beams.found_by(theirs, prompts, max_new_tokens=NEW, **PLAIN[0]))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("options", PLAIN[1:], ids=str)
+@pytest.mark.parametrize("options", PLAIN, ids=str)
 def test_twenty_prompts_as_in_transformers(tiny, theirs, options):
     prompts = diverse_beams.prompts(tiny.tokenizer)
     got = ours(tiny, prompts, **options)
     check(got, diverse_beams.found_by(theirs, prompts, max_new_tokens=NEW, **options))
     ends = {tokens[-1] == 5 for row in got for tokens, _ in row}
     assert ends == {True, False}  # some end by themselves, and some at the limit
+
+
+def test_a_few_groups_as_in_transformers_4(tiny):
+    """The first group's beams are those of a plain search."""
+    run = DIVERSE["runs"][0]
+    got = ours(tiny, diverse_beams.prompts(tiny.tokenizer)[:3], **run["options"])
+    check(got, [[(tokens, score) for tokens, score in row] for row in run["found"][:3]])
 
 
 UNEQUAL = {1: [11]}

@@ -144,8 +144,9 @@ def moments(mixer, law):
     return weights.mean(axis=0), weights.var(axis=0)
 
 
-def test_dirichlet_weights_have_their_law():
-    """Mean p and variance p (1 - p) / (alpha + 1), p renormalised over the n likeliest; of another alpha another variance."""
+def test_weights_have_their_laws():
+    """With p renormalised over the n likeliest, the mean's are p, and Dirichlet's have the mean p and the variance
+    p (1 - p) / (alpha + 1)."""
     law, near = [0.4, 0.05, 0.3, 0.1, 0.15], [0, 2, 3, 4]
     p = np.asarray([0.4, 0.3, 0.1, 0.15]) / 0.95
     for alpha in (1.0, 6.0):

@@ -103,10 +103,10 @@ def test_the_papers_example():
     assert oracle.expected_accepted(p, q) == pytest.approx(10 / 9, abs=1e-12)
 
 
-@pytest.mark.parametrize("drafter", [MODEL, PromptLookup(3)], ids=["model", "prompt_lookup"])
-def test_joint_law_of_three_tokens_detects_tv_002_with_power_099(drafter):
-    """Chi-square of 60,000 texts by the jitted decoder, at 1e-3; the power is that of the same test of `rejection`."""
-    assert sampled_p_value(drafter, Block()) > ALPHA
+@pytest.mark.slow
+def test_tokens_that_are_taken_as_they_are_keep_the_law():
+    """Chi-square of 60,000 texts by the jitted decoder, at 1e-3, see `test_power` of `test_rejection.py`."""
+    assert sampled_p_value(PromptLookup(3), Block()) > ALPHA
 
 
 def test_mean_accepted_is_the_expected_one_within_4_sigma():
@@ -123,6 +123,7 @@ class Stale(Block):
     own_noise = False
 
 
+@pytest.mark.slow
 def test_noise_that_is_used_again_is_caught():
     assert sampled_p_value(MODEL, Stale()) < ALPHA
 

@@ -91,9 +91,8 @@ def test_what_the_target_may_not_write_does_not_stand():
         assert int(kept(Fly(), LENGTH, tokens, logits, Sampling.make(1, suppress_tokens=[[3]]))) == accepted
 
 
-def test_a_threshold_that_nothing_exceeds_is_plain_decoding_and_a_lower_one_is_not():
+def test_a_threshold_that_nothing_exceeds_is_plain_decoding():
     same(complete(DRAFTERS["draft-chain"], MIXED, Fly(1e9))[0], plain())
-    assert complete(DRAFTERS["draft-chain"], MIXED, Fly(window=1))[0] != plain()
 
 
 def test_it_is_listed_as_lossy_and_bad_fields_are_refused():

@@ -43,14 +43,11 @@ def decode(bias, name="draft-chain", rows=MIXED, **fields):
     return complete(DRAFTERS[name], rows, Judge(**fields), model=params(name) | {"verify": head})
 
 
-def test_a_head_that_finds_nothing_right_is_plain_decoding_and_others_are_not():
+def test_a_head_that_finds_nothing_right_is_plain_decoding():
     wanted, state = complete(DRAFTERS["draft-chain"], MIXED)
     got, judged = decode(-np.inf)
     same(got, wanted)
     np.testing.assert_array_equal(judged.stats.steps, state.stats.steps)
-    same(decode(np.inf, threshold=1.0)[0], wanted)  # no chance is above 1
-    got, judged = complete(DRAFTERS["draft-chain"], MIXED, Judge())  # a head of random numbers
-    assert got != wanted and np.sum(judged.stats.steps) < np.sum(state.stats.steps)
 
 
 def test_a_head_that_finds_all_right_keeps_all():

@@ -211,8 +211,7 @@ def kept_of_a_tree(p, q):
 
 @pytest.mark.slow
 def test_the_jitted_decoder():
-    """As `test_top_down` has it: three tokens of 60,000 texts by chi-square, and the mean accepted number, here within three
-    standard errors."""
+    """Three tokens of 60,000 texts by chi-square at 1e-3, and the mean accepted number within three standard errors."""
     drafter = ModelDrafter(MODEL.lm, IID(tree="2 | 1 2"))
     assert sampled_p_value(drafter, Optimal(), optimise=True) > ALPHA
     kept = np.asarray(generate(drafter, Optimal(), steps=1, optimise=True).stats.accepted) @ np.arange(3)

@@ -78,15 +78,12 @@ def test_a_step_by_hand():
 
 
 @pytest.mark.parametrize("name", but_slow(["draft-chain", "prompt_lookup", "eagle3"], "prompt_lookup", "eagle3"))
-def test_no_weight_is_plain_decoding_and_some_is_not(name):
+def test_no_weight_is_plain_decoding(name):
     """In as many steps as `coupled` takes: drafters see and commit nothing of what is read besides."""
     _, strict = complete(DRAFTERS[name], MIXED)
     got, same_steps = complete(DRAFTERS[name], MIXED, Reflective(PROMPT, 0.0))
     same(got, plain())
     np.testing.assert_array_equal(same_steps.stats.accepted, strict.stats.accepted)
-    if name == "draft-chain":
-        got, _ = complete(DRAFTERS[name], MIXED, Reflective(PROMPT))
-        assert got != plain()
 
 
 def test_it_takes_chains_with_nothing_beside_them():

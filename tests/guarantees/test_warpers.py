@@ -1,4 +1,5 @@
-"""Every sampler under speculation writes what plain decoding writes, whatever was drafted, and leaves out none of its rows."""
+"""Every warper that is exported writes the same text under speculation, at every node of a tree, as in plain decoding, and
+leaves out none of its rows."""
 
 import functools
 
@@ -7,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.conformance import CAPACITY, DRAFTERS, MIXED, TARGET, but_slow, params_of, same, texts
+from support.guarantees import held
 
 import specjax
 from specjax.draft import NoDrafter
 from specjax.sampling import Sampling, row_keys
 from specjax.sampling_params import SamplingOptions, form_of, is_set
+from specjax.spec import registry
 from specjax.warpers import WARPERS
 
 MIROSTAT = {"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.5}
@@ -58,6 +61,11 @@ def plain():
     return written(NoDrafter())
 
 
+@pytest.mark.parametrize("name", registry.WARPERS)
+def test_a_warper_declares_the_same_text(name):
+    held("warper", name, registry.WARPERS[name], {"same text": test_same_text_as_plain})
+
+
 def test_every_sampler_is_in_use_and_matters():
     used = {name for own in ROWS for name in vars(own) if is_set(name, getattr(own, name))}
     assert used == {name for each in WARPERS for name in vars(each) if name not in DEFAULTS}
@@ -68,7 +76,14 @@ def test_every_sampler_is_in_use_and_matters():
 
 
 @pytest.mark.parametrize(
-    "name", but_slow(("prompt_lookup", "draft-top_k", "medusa", "kangaroo"), "draft-top_k", "medusa", "kangaroo")
+    "name",
+    but_slow(
+        ("token_recycling", "prompt_lookup", "draft-top_k", "medusa", "kangaroo"),
+        "prompt_lookup",
+        "draft-top_k",
+        "medusa",
+        "kangaroo",
+    ),
 )
 def test_same_text_as_plain(name):
     same(written(DRAFTERS[name]), plain())

@@ -1,0 +1,93 @@
+"""Every cache policy that is exported does what it declares: of diffusion models beside `fixed` without a cache, of
+autoregressive ones beside plain decoding with a whole cache."""
+
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import small_diffusion
+from support.conformance import texts
+from support.guarantees import held
+from support.small_diffusion import LIMITS, MASK, PROMPTS
+from support.small_target import FORM, TARGET, weights
+
+import specjax
+from specjax import decoder as decoding
+from specjax.diffusion import Fixed, NoCache
+from specjax.reference import diffusion as oracle
+from specjax.sampling import Sampling, row_keys
+from specjax.spec.registry import CACHES, OLDS
+
+SHORT = {"vicinity": {"before": 1, "after": 1, "warmup": 1}}
+"""Fields for canvases on which the defaults lose nothing."""
+SMALL = {
+    "ems": {"recent": 4, "chunk": 4, "budget": 8},
+    "gear": {"recent": 4, "chunk": 4, "bits": 2, "rank": 0, "outliers": 0.0},
+    "spatten": {"recent": 4, "chunk": 4, "important": 8, "last": 4, "start": 2},
+}
+"""Fields for texts on which the defaults forget nothing."""
+
+ROWS = (0, 1, 2)
+GREEDY, MIXED = (0.0, 0.0, 0.0), (0.0, 1.0, 0.7)
+NONE = NoCache()
+
+
+@functools.cache
+def of_diffusion(cache=NONE, heats=GREEDY):
+    decoder = dataclasses.replace(small_diffusion.make(Fixed()), cache=cache)
+    state = small_diffusion.begin(decoder, ROWS, list(heats))
+    return small_diffusion.texts(specjax.run(decoder, small_diffusion.params(), state))
+
+
+def slowly(row):
+    """What the oracle writes, which computes everything in every pass."""
+    canvas = [*PROMPTS[row], *[MASK] * (LIMITS[row] - len(PROMPTS[row]))]
+    return oracle.generate(small_diffusion.forward, canvas, MASK, 8, oracle.fixed(0, "low_confidence"))[0]
+
+
+def of_diffusion_same_text(cache):
+    assert of_diffusion(cache) == [slowly(row) for row in ROWS]
+    assert of_diffusion(cache, MIXED) == of_diffusion(heats=MIXED)
+
+
+def of_diffusion_lossy(cache):
+    assert of_diffusion(cache) != of_diffusion(), "it writes what no cache writes: say so, or give it fields in SHORT"
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_cache_of_a_diffusion_model_keeps_its_guarantee(name):
+    tests = {"same text": of_diffusion_same_text, "lossy": of_diffusion_lossy}
+    held("cache", name, CACHES[name], tests)(CACHES[name].make(**SHORT.get(name, {})))
+
+
+TEXTS = np.random.default_rng(0).integers(0, TARGET.config.vocab_size, (3, 21))
+LENGTHS = np.asarray((21, 17, 20), np.int32)
+
+
+@functools.cache
+def of_a_text(old=None):
+    """Plain decoding's texts, greedy and drawn."""
+    lm = dataclasses.replace(TARGET, old=old)
+    decoder, model = specjax.speculative(lm, rings=old is not None), {"target": weights(TARGET), "draft": None}
+    state = decoding.empty(decoder, model, 3, 40, jnp.float32, 1, form=FORM)
+    state = decoding.insert(
+        decoder, model, state, jnp.arange(3), jnp.asarray(TEXTS), jnp.asarray(LENGTHS), row_keys(0, "abc"),
+        limit=jnp.asarray(LENGTHS + 16), sampling=Sampling({"temperature": jnp.asarray(MIXED)}), width=8,
+    )  # fmt: skip
+    return texts(decoding.run(decoder, model, state))
+
+
+def of_a_text_same_text(old):
+    assert of_a_text(old) == of_a_text()
+
+
+def of_a_text_lossy(old):
+    assert of_a_text(old) != of_a_text(), "it writes what a whole cache writes: say so, or give it fields in SMALL"
+
+
+@pytest.mark.parametrize("name", OLDS)
+def test_a_cache_of_an_autoregressive_model_keeps_its_guarantee(name):
+    tests = {"same text": of_a_text_same_text, "lossy": of_a_text_lossy}
+    held("cache", name, OLDS[name], tests)(OLDS[name].make(**SMALL.get(name, {})))

@@ -1,0 +1,37 @@
+"""Trees of every expander that is exported keep the target's law by the rule that `best` chooses for their kind of children;
+`test_drafters.py` has the text that they have by the default rule."""
+
+import dataclasses
+
+import pytest
+from support.chains import ALPHA, MODEL, generate, p_value
+from support.conformance import but_slow
+
+from specjax.spec.registry import EXPANDERS
+from specjax.verify import Best, Recursive
+
+SMALL = {"k": 2, "depth": 2, "nodes": 4, "length": 2, "tree": "2 | 1 2"}
+"""Fields for four tokens and texts of three."""
+
+
+def expander_of(name):
+    fields = EXPANDERS[name].fields
+    if "tree" in fields:
+        return EXPANDERS[name].make(tree=SMALL["tree"])
+    return EXPANDERS[name].make(**{field: value for field, value in SMALL.items() if field in fields})
+
+
+SLOW = (
+    "chain", "early_stop", "static", "top_k", "eagle2", "opt_tree", "iid", "without_replacement", "greedy_draft",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", but_slow(EXPANDERS, *SLOW))
+def test_trees_of_an_expander_keep_the_law(name):
+    """Chi-square of 60,000 texts by the jitted decoder, at 1e-3, see `test_power` of `verify/test_rejection.py`."""
+    drafter = dataclasses.replace(MODEL, expander=expander_of(name))
+    # the rule that `best` has for these runs for long, and has its own test in `verify/test_optimal.py`
+    state = generate(drafter, Recursive() if drafter.children == "iid" else Best())
+    assert p_value(state) > ALPHA
+    accepted = state.stats.accepted.sum(axis=0)
+    assert accepted[1:].sum() and accepted[:-1].sum()

@@ -1,0 +1,121 @@
+"""Every verifier that is exported does what it declares: 60,000 texts of the jitted decoder over a model whose law is known."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.chains import ALPHA, MODEL, NEW, OPTIONS, PARAMS, PROMPT, ROWS, TARGET, V, exact, start
+from support.guarantees import held
+
+import specjax
+from specjax.draft import NoDrafter
+from specjax.reference import rejection as oracle
+from specjax.reference import statistics
+from specjax.sampling import Sampling
+from specjax.spec import line
+from specjax.spec.companions import Stored
+from specjax.spec.registry import EXPANDERS, VERIFIERS, tree_of
+from specjax.verify import Coupled
+
+FIELDS = {"fly": {"window": 1}, "lantern": {"neighbours": 1}, "reflective": {"prompt": (1, 2, 3)}}
+"""What fits a vocabulary of four tokens and short trees, where a verifier's defaults do not."""
+
+FEWER = {"optimal": 6_000}
+"""Texts of a rule whose steps run for long; its own slow test counts all."""
+
+OWN = 300
+GREEDY, FREE, COPIES = slice(0, OWN), slice(OWN, 2 * OWN), slice(2 * OWN, 4 * OWN)
+"""Greedy rows and sampled ones with prompts of their own, and all of them once more, in other slots beside other rows. The rows
+that follow differ in their keys alone, and are counted."""
+COUNTED = slice(4 * OWN, None)
+
+
+def verifier_of(name):
+    """A registered verifier with its defaults; one that something is loaded for has parameters of chance."""
+    made, fields = VERIFIERS[name].make(), FIELDS.get(name, {})
+    made = made.kind(**made.fields) if isinstance(made, Stored) else made
+    return dataclasses.replace(made, **fields)
+
+
+def drafter_for(verifier):
+    """A draft model with the verifier's own tree: two levels, of two children and of one or two; or one that is deeper."""
+    asked = line.read_line(tree_of(verifier).format(depth=2) or "static:tree=2 | 1 1 | 1")
+    fields = asked.fields
+    if "tree" in EXPANDERS[asked.name].fields:
+        fields = {"tree": fields.get("tree", "2 | 1 2")}
+    if "length" in fields:
+        fields = {"length": int(fields["length"])}
+    return dataclasses.replace(MODEL, expander=EXPANDERS[asked.name].make(**fields))
+
+
+def texts_of(drafter, verifier=None, count=ROWS):
+    """New tokens `[count, NEW]`, and how many were accepted in how many steps `[D + 1]` of the counted rows."""
+    rng = np.random.default_rng(0)
+    prompts = np.broadcast_to(PROMPT, (count, len(PROMPT))).copy()
+    prompts[: 2 * OWN] = rng.integers(0, V, (2 * OWN, len(PROMPT)))
+    heats = np.full(count, OPTIONS["temperature"], np.float32)
+    heats[GREEDY] = 0
+    keys = np.arange(count)
+    for rows in (prompts, heats, keys):
+        rows[COPIES] = rows[: 2 * OWN][::-1]
+    decoder = specjax.speculative(TARGET, drafter, verifier)
+    state = start(
+        dataclasses.replace(decoder, verifier=Coupled()), jnp.asarray(prompts), jnp.full((count,), len(PROMPT)),
+        jax.random.split(jax.random.key(0, impl="threefry2x32"), count)[keys], limit=jnp.full((count,), len(PROMPT) + NEW),
+        sampling=Sampling({"temperature": jnp.asarray(heats), "min_p": jnp.full((count,), OPTIONS["min_p"])}),
+    )  # fmt: skip
+    own = decoder.verifier.init_params(jax.random.key(9), PARAMS["target"])
+    state = specjax.run(decoder, PARAMS if own is None else PARAMS | {"verify": own}, state)
+    assert (np.asarray(state.length) == len(PROMPT) + NEW).all()
+    return np.asarray(state.tokens)[:, len(PROMPT) : len(PROMPT) + NEW], np.asarray(state.stats.accepted)[COUNTED].sum(
+        0
+    )
+
+
+@functools.cache
+def plain(count=ROWS):
+    return texts_of(NoDrafter(), count=count)[0]
+
+
+def p_value(text):
+    """Of the counted rows under the exact joint law of their tokens."""
+    counts = np.zeros((V,) * NEW)
+    np.add.at(counts, tuple(text[COUNTED].T), 1)
+    return statistics.chi_square(counts, oracle.joint(exact()))
+
+
+def same_text(verifier, text):
+    np.testing.assert_array_equal(text, plain())
+    assert p_value(text) > ALPHA
+
+
+def same_distribution(verifier, text):
+    """60,000 texts tell a law that is 0.02 away with power 0.99 (`test_power` of `verify/test_rejection.py`)."""
+    assert verifier.keeps_greedy
+    np.testing.assert_array_equal(text[GREEDY], plain(len(text))[GREEDY])
+    assert p_value(text) > ALPHA
+
+
+def lossy(verifier, text):
+    greedy = (text[GREEDY] != plain()[GREEDY]).any()
+    assert not (verifier.keeps_greedy and greedy)
+    assert greedy or p_value(text) < ALPHA, "it writes what plain decoding writes: say so, or give it fields in FIELDS"
+
+
+def test_what_fewer_texts_tell():
+    assert statistics.power(min(FEWER.values()) - 4 * OWN, V**NEW, 0.06, ALPHA) > 0.9
+
+
+@pytest.mark.parametrize("name", VERIFIERS)
+def test_a_verifier_keeps_its_guarantee(name):
+    verifier = verifier_of(name)
+    text, accepted = texts_of(drafter_for(verifier), verifier, FEWER.get(name, ROWS))
+    assert accepted[1:].sum() and accepted[:-1].sum(), (
+        "nothing was drafted that is accepted, or nothing that is rejected"
+    )
+    np.testing.assert_array_equal(text[COPIES], text[: 2 * OWN][::-1])  # whatever stands beside a row
+    tests = {"same text": same_text, "same distribution": same_distribution, "lossy": lossy}
+    held("verifier", name, VERIFIERS[name], tests)(verifier, text)

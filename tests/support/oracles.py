@@ -1,0 +1,36 @@
+"""What holds methods whose text is their own to it: for each a test beside its original's output, beside a loop as slow and as
+plain as can be, or beside enumeration. `tests/guarantees/test_own_text.py` checks that each is there, and in the fast set."""
+
+ORACLES = {
+    "SEARCHES": {
+        "beam": "tests/search/test_beam.py::test_wide_enough_it_finds_the_best_of_all_texts",
+        "diverse_beam": "tests/search/test_beam.py::test_a_few_groups_as_in_transformers_4",
+        "stochastic_beam": "tests/search/test_stochastic_beam.py::test_pairs_have_the_law_of_draws_without_replacement",
+        "superposed": "tests/search/test_superposed.py::test_against_a_slow_reference[0.54]",
+    },
+    "STEPWISE": {
+        "entropy_adaptive": "tests/search/test_entropy_adaptive.py::test_between_them_it_is_the_oracle",
+        "astar": "tests/search/test_astar.py::test_without_a_heuristic_it_is_dijkstra[False]",
+        "spec_reason": "tests/search/test_spec_reason.py::test_between_the_ends_it_is_the_oracle[likelihood]",
+        "speculative_thinking": "tests/search/test_speculative_thinking.py::test_with_cues_it_is_the_oracle",
+        "self_agreement": "tests/search/test_self_agreement.py::test_texts_are_those_of_two_plain_runs[4]",
+    },
+    "SELECTIONS": {
+        "majority": "tests/search/test_selection.py::test_majority_takes_the_first_of_the_most_frequent",
+        "self_certainty": "tests/search/test_selection.py::test_certainty_is_the_divergence_of_the_even_law",
+        "borda": "tests/search/test_selection.py::test_borda_is_the_authors_program",
+        "first_finish": "tests/search/test_first_finish.py::test_it_is_the_shortest_of_full_completions[none-3]",
+    },
+    "MIXERS": {
+        "gumbel": "tests/soft/test_soft_thinking.py::test_against_numpy_and_whole_passes",
+        "dirichlet": "tests/soft/test_soft_thinking.py::test_weights_have_their_laws",
+        "mean": "tests/soft/test_soft_thinking.py::test_weights_have_their_laws",
+    },
+    "UNMASKS": {
+        "fixed": "tests/diffusion/test_decoder.py::test_equal_to_the_oracle[fixed-same]",
+        "dream": "tests/diffusion/test_policies.py::test_equal_to_the_oracle[dream-drawn-8-False]",
+        "remdm": "tests/diffusion/test_policies.py::test_equal_to_the_oracle[remdm-8-False]",
+        "rcr": "tests/diffusion/test_policies.py::test_equal_to_the_oracle[rcr-8-False]",
+    },
+    "SAMPLERS": {"entropy_renoise": "tests/diffusion/test_canvas.py::test_equal_to_transformers[19-greedy]"},
+}

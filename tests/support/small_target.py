@@ -1,0 +1,190 @@
+"""A target so small that every drafter of the conformance table can be tried on it, and what it writes, by whole passes."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from support.conformance import DRAFTERS as LINES
+from support.conformance import drawn
+
+from specjax import decoder as decoding
+from specjax.draft import Clover2, DiffuSpec, Drafter, ModelDrafter, Rasd, Rest, Trained
+from specjax.draft.adaptive import Adaptive
+from specjax.draft.datastore import build
+from specjax.draft.fuse import Fused
+from specjax.lm import Block, Wants
+from specjax.models.llama import LlamaConfig, LlamaLM
+from specjax.sampling import Sampling, row_keys
+from specjax.sampling.noise import gumbel
+from specjax.spec.companions import Stored
+from specjax.spec.registry import DRAFTERS, EXPANDERS
+from specjax.state import Finish
+
+TARGET = LlamaLM(LlamaConfig(24, 32, 48, 2, 4, 2, 8, max_position_embeddings=64, tie_word_embeddings=True))
+DEEP = ("swift", "del")
+"""Drafters that leave out or choose among layers: two are enough for the others, and compile sooner."""
+
+PROMPTS = (3, 1, 4, 1, 5, 3, 1, 4), (2,), (9, 9, 4, 10, 9)
+HEATS = 0.0, 1.0, 0.7
+NAMES = "a", "b", "c"
+NEW, CAPACITY, WIDTH = 12, 32, 8
+FORM = (("temperature", ()),)
+"""No other column, so that no other warper is compiled: `sampling/test_same_text.py` has all of them."""
+
+
+def with_layers(lm: LlamaLM, count: int) -> LlamaLM:
+    """The model with as many layers."""
+    return dataclasses.replace(lm, config=dataclasses.replace(lm.config, num_hidden_layers=count))
+
+
+def target_of(name: str, lm: LlamaLM = TARGET) -> LlamaLM:
+    """What a line is over."""
+    return with_layers(lm, 3) if name in DEEP else lm
+
+
+def line_of(name: str, lm: LlamaLM = TARGET) -> Drafter:
+    """A drafter of the conformance table, or of the registry where that has none of its name, made small.
+
+    Raises:
+      LookupError: where nothing can make one.
+    """
+    if name in LINES:
+        return smaller(LINES[name], lm)
+    expander = name.removeprefix("draft-")
+    if expander in EXPANDERS:
+        return ModelDrafter(with_layers(lm, 1), EXPANDERS[expander].make())
+    made = DRAFTERS[name].make()
+    try:
+        return made.kind(**made.fields) if isinstance(made, Stored) else made
+    except TypeError as error:
+        raise LookupError(
+            f"nothing can hold the drafter {name!r} to its text: give it a line in tests/support/conformance.py"
+        ) from error
+
+
+def lines() -> list[str]:
+    """The whole table, and what is registered and has no line there."""
+    kinds = {name.partition("-")[0] for name in LINES}
+    return [
+        *LINES,
+        *(name for name in DRAFTERS if name not in kinds),
+        *(f"draft-{name}" for name in EXPANDERS if f"draft-{name}" not in LINES),
+    ]
+
+
+def first_lines() -> list[str]:
+    """One line a registered drafter."""
+    return [next(name for name in lines() if name.partition("-")[0] == drafter) for drafter in DRAFTERS]
+
+
+def smaller(drafter: Drafter, lm: LlamaLM) -> Drafter:
+    """The drafter with a draft model of one layer and the target's vocabulary."""
+    if isinstance(drafter, Fused):
+        return dataclasses.replace(drafter, a=smaller(drafter.a, lm), b=smaller(drafter.b, lm))
+    if isinstance(drafter, Adaptive):
+        return dataclasses.replace(drafter, drafter=smaller(drafter.drafter, lm))
+    changes = {"lm": with_layers(lm, 1)} if isinstance(drafter, ModelDrafter | DiffuSpec) else {}
+    changes |= {"mask_id": lm.vocab_size - 1} if isinstance(drafter, DiffuSpec) else {}
+    changes |= {"layers": 1} if isinstance(drafter, Clover2) else {}
+    return dataclasses.replace(drafter, **changes)
+
+
+@functools.cache
+def weights(lm: LlamaLM = TARGET):
+    """Random weights, sharpened so that greedy text has structure."""
+    made = drawn(jax.jit(lm.init)(jax.random.key(7)))
+    return jax.tree.map(lambda x: jnp.asarray(x * 2 if x.ndim > 1 else x), made)
+
+
+def params_of(drafter: Drafter, lm: LlamaLM, said):
+    """The target's parameters and the drafter's: the target's first layer as a draft model, a store of what was `said`."""
+    target = weights(lm)
+    draft = {**target, "layers": {0: target["layers"][0]}}
+    store = lambda: jax.tree.map(jnp.asarray, build(said, lm.vocab_size))
+    if isinstance(drafter, Trained):
+        made = drafter.bind(lm).init_params(jax.random.key(8), target)
+        own = jax.tree.map(jnp.asarray, drawn(made, seed=1))
+    elif isinstance(drafter, Rest | Rasd):
+        own = (draft, store()) if isinstance(drafter, Rasd) else store()
+    elif isinstance(drafter, Adaptive):
+        own = {"drafter": draft, "rule": None}
+    else:
+        own = (None, draft) if isinstance(drafter, Fused) else draft if drafter.needs_params else None
+    return {"target": target, "draft": own}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _scores(lm, params, tokens, keys, heats):
+    """Scores `[B, T, V]` of what follows every position, by one pass over whole texts."""
+    at = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
+    block = Block(tokens, at, jnp.zeros(len(tokens), jnp.int32))
+    logits = lm(params, block, None, wants=Wants(logits=True)).logits
+    noisy = logits / jnp.maximum(heats, 1e-6)[:, None, None] + gumbel(keys, at + 1, lm.vocab_size)
+    return jnp.where((heats > 0)[:, None, None], noisy, logits)
+
+
+@functools.cache
+def free_texts(lm: LlamaLM) -> tuple[tuple[int, ...], ...]:
+    """What every row says, whatever may end it: the argmax of its logits, or of their law and the noise of the place."""
+    tokens = np.zeros((len(PROMPTS), max(map(len, PROMPTS)) + NEW), np.int32)
+    for row, prompt in zip(tokens, PROMPTS, strict=True):
+        row[: len(prompt)] = prompt
+    keys, heats = row_keys(0, NAMES), jnp.asarray(HEATS)
+    for step in range(NEW):
+        scores = np.asarray(_scores(lm, weights(lm), jnp.asarray(tokens), keys, heats))
+        for row, prompt in enumerate(PROMPTS):
+            tokens[row, len(prompt) + step] = scores[row, len(prompt) + step - 1].argmax()
+    return tuple(tuple(row[len(p) : len(p) + NEW].tolist()) for row, p in zip(tokens, PROMPTS, strict=True))
+
+
+def said_by(lm: LlamaLM) -> list[tuple[int, ...]]:
+    """What every other row says, with its prompt."""
+    return [(*prompt, *text) for prompt, text in zip(PROMPTS, free_texts(lm), strict=True)][::2]
+
+
+def eos_of(lm: LlamaLM) -> int:
+    """A token that ends the second row in the middle."""
+    return free_texts(lm)[1][6]
+
+
+def plain(lm: LlamaLM) -> list[tuple[list[int], Finish]]:
+    """Every row's text, cut where it ends, and why it does."""
+    eos = eos_of(lm)
+    cut = [
+        (text[: text.index(eos) + 1], Finish.EOS) if eos in text else (text, Finish.LENGTH) for text in free_texts(lm)
+    ]
+    return [(list(text), finish) for text, finish in cut]
+
+
+def begin(decoder, model, rows=(0, 1, 2), prompts=PROMPTS, eos=-1, state=None, slots=None, prefix=0, count=3):
+    """A state with these rows in its first slots, or in `slots` of a running one; the others are free, or stay.
+
+    Args:
+      decoder: of the rows.
+      model: its parameters.
+      rows: which of `PROMPTS`.
+      prompts: what they begin with in place of these; they end where they would.
+      eos: ends a row.
+      state: which is donated; None: an empty one.
+      slots: where the rows go.
+      prefix: how many tokens of the first prompt all of them begin with, which are read once.
+      count: of slots.
+    """
+    spare = count - len(rows)
+    tokens, lengths = np.zeros((count, CAPACITY), np.int32), np.ones(count, np.int32)
+    limit, heats = lengths + 1, np.zeros(count, np.float32)
+    for at, row in enumerate(rows):
+        tokens[at, : len(prompts[row])] = prompts[row]
+        lengths[at], limit[at], heats[at] = len(prompts[row]), len(PROMPTS[row]) + NEW, HEATS[row]
+    if state is None:
+        state = decoding.empty(decoder, model, count, CAPACITY, jnp.float32, 1, form=FORM)
+    shared = {}
+    if prefix:
+        state, shared["prefix"] = decoding.read_prefix(decoder, model, state, jnp.asarray(prompts[0][:prefix]))
+    return decoding.insert(
+        decoder, model, state, jnp.asarray([*(slots or range(len(rows))), *[count] * spare]), jnp.asarray(tokens),
+        jnp.asarray(lengths), row_keys(0, [*(NAMES[row] for row in rows), *[""] * spare]), limit=jnp.asarray(limit),
+        sampling=Sampling({"temperature": jnp.asarray(heats)}), eos=jnp.full((count, 1), eos), width=WIDTH, **shared,
+    )  # fmt: skip

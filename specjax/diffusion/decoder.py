@@ -252,7 +252,7 @@ class Diffusion(Decoder):
         """
         count, size = prompts.shape
         batch, capacity = state.tokens.shape
-        check_rows(self, capacity, prompts, lengths, limit, rows, batch)
+        check_rows(self, capacity, prompts, lengths, row_keys, limit, sampling, eos, rows, batch)
         dtype = next((leaf.dtype for leaf in jax.tree.leaves(state.cache)), None)
         fresh = self.empty(params, count, capacity, dtype, state.eos.shape[1])
         given = jnp.arange(min(size, capacity))[None] < lengths[:, None]

@@ -87,6 +87,7 @@ def test_options_travel():
 
 def test_sampling_parameters_are_one_table():
     defaults = defaults_of(SamplingOptions)
+    assert set(defaults_of(PromptOptions).values()) == {None, 0}  # a user's are None where he does not say
     assert set(defaults) == {field.name for each in WARPERS for field in dataclasses.fields(each)}
     assert set(defaults) <= set(defaults_of(PromptOptions)) <= {field.name for field in dataclasses.fields(Request)}
     off = Sampling.make(2)
@@ -117,5 +118,5 @@ def test_values_out_of_range(name):
             check_options({name: value})
         assert len(str(error.value)) < 120
     check_options({"suppress_tokens": [1], "bad_words_ids": [[1, 2], (3,)], "logit_bias": {"1": 2.5, 7: -100}})
-    line = jsonl.from_object(1, {"prompt": "a", name: defaults_of(PromptOptions)[name]})
-    assert line.error is None and line.options == {name: defaults_of(PromptOptions)[name]}
+    line = jsonl.from_object(1, {"prompt": "a", name: defaults_of(Request)[name]})
+    assert line.error is None and line.options == {name: defaults_of(Request)[name]}

@@ -198,8 +198,8 @@ class Writer:
           slots: B of its rows.
           keys: `[B, 2]` uint32, key data.
         """
-        keys = keys_of(jax.device_put(keys))
-        self.state = _taken(self.decoder, pool, np.asarray(slots, np.int32), keys)
+        own = keys_of(jax.device_put(keys))
+        self.state = _taken(self.decoder, pool, np.asarray(slots, np.int32), own)
         self.failed[:] = False
         host = to_host((self.state.tokens, self.state.length, self.state.prompt_length))
         self.tokens, self.length, self.begin = host[0].copy(), host[1].astype(np.int64), host[2].astype(np.int64)

@@ -240,8 +240,9 @@ def masked(name: str, objective: str) -> Make:
         def save(folder: Path, params: Any) -> None:
             if is_first():
                 models.save(
-                    folder, target.lm, params, options.save_dtype, target.tokenizer, target.eos_ids, target.masked
-                )
+                    folder, target.lm, params, options.save_dtype, target.tokenizer, target.eos_ids, target.masked,
+                    generation=target.generation,
+                )  # fmt: skip
 
         return Task(made, params, None, save)
 

@@ -18,7 +18,7 @@ Columns = Mapping[str, Any]
 """A warper's own parameters by name: an array `[B]` each, of lists `[B, ...]` (`specjax.warpers.lists`)."""
 
 
-def parameter(default: float, help: str, valid: str, holds: Callable[[Any], Any], switch: bool = True) -> Any:
+def parameter(default: float | None, help: str, valid: str, holds: Callable[[Any], Any], switch: bool = True) -> Any:
     """A field that is a number.
 
     Args:

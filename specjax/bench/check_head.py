@@ -14,7 +14,7 @@ from specjax.serve.engine import Engine
 from specjax.serve.options import DecodeOptions, RunOptions, check_least, option, same
 from specjax.serve.progress import bar_fits, record_bar
 from specjax.serve.request import Record, Request
-from specjax.terminal import bad_input, flag, write
+from specjax.terminal import bad_input, flag, note, write
 from specjax.viz.data import survival
 
 FITS = 0.5
@@ -101,6 +101,8 @@ def _requests(options: CheckHeadOptions, engine: Engine, lines: list[jsonl.Line]
     items = list(jsonl.to_requests(lines, engine, {"max_new_tokens": options.max_new_tokens}))
     bad = [(item.line, item.error) for item in items if isinstance(item, Record)]
     check_lines(options, bad, len(items))
+    if line := engine.left_out({"max_new_tokens": options.max_new_tokens}, items):
+        note(line)
     return [item for item in items if isinstance(item, Request)]
 
 

@@ -3,7 +3,10 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from specjax.state import Finish
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = {
@@ -29,6 +32,10 @@ def test_block(name):
     exec(compile(BLOCKS[name], name, "exec"), names)
     if "state" in names:
         assert bool(names["state"].done.all())
+        if "texts" in names:  # of the README: each is an answer, and ends there
+            assert (np.asarray(names["state"].finish) == Finish.EOS).all()
+            assert [text.count("<|end|>") for text in names["texts"]] == [2, 2]  # the question's, and the answer's
+            assert all(text.endswith("<|end|>") for text in names["texts"])
     elif "figure" in names:
         assert len(names["figure"].axes[0].lines) == 1
     elif "again" in names:

@@ -68,6 +68,8 @@ class Clover2(FeatureDrafter):
         return CloverHead(self.cache_config, self.published)
 
     def bind(self, target):
+        if self.layers < 1:
+            raise ValueError(f"clover2: a head has at least one layer, got layers={self.layers}")
         head_config(target, "clover2")
         return dataclasses.replace(self, target=target)
 

@@ -69,7 +69,8 @@ class Eagle3(Eagle):
 
     def bind(self, target):
         if self.layers < 1:
-            raise ValueError(f"eagle3: a head has at least one layer, got layers={self.layers}")
+            name = type(self).__name__.lower()
+            raise ValueError(f"{name}: a head has at least one layer, got layers={self.layers}")
         own = sized(self, self.config or layers_config(target, "eagle3", self.layers))
         bound = dataclasses.replace(super().bind(target), config=own, layers=own.num_hidden_layers, **sizes(own))
         taps = self.taps or default_taps(target.num_layers)

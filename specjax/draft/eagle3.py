@@ -9,6 +9,7 @@ from specjax.draft.eagle import Eagle
 from specjax.draft.feature import layers_config, sized, sizes
 from specjax.draft.head import head_kernel
 from specjax.lm import Wants
+from specjax.models.few_bits import embedded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +97,7 @@ class Eagle3(Eagle):
         own = params["draft"].get("embed")
         if own is None:
             return super().embed(params, tokens)
-        known = (tokens >= 0) & (tokens < self.target.vocab_size)
-        return own["embedding"].at[jnp.where(known, tokens, 0)].get(mode="promise_in_bounds")
+        return embedded(own["embedding"], tokens, self.target.vocab_size)
 
     def logits(self, params, h):
         return super().logits(params, self.head.norm(params["draft"], h))

@@ -1,0 +1,90 @@
+"""Every block of commands and Python in the pages runs as a reader copies it, with small things in the place of large ones."""
+
+import fnmatch
+import re
+
+import pytest
+from support.block_runs import AFTER, GIVEN, MADE, SHORT, SUBSTITUTES, Page, commands, furnish
+from support.blocks import KINDS, OTHERS, PAGES, ROOT, blocks, fences
+
+CHECKS = {
+    "README-1": lambda names, said: "24 - 17 = 7. Then 7 + 9 = 16. The answer is 16." in said,
+    "evaluate-2": lambda names, said: (
+        names["found"].comparisons[0].verdict == "same text" and names["found"].rows[0].overall.n == 8
+    ),
+    "kernels-5": lambda names, said: names["out"].shape == names["x"].shape,
+    "models-7": lambda names, said: names["again"].lm == names["model"].lm,
+    "pictures-1": lambda names, said: len(names["figure"].axes[0].lines) == 1,
+    "score-1": lambda names, said: len(names["scores"]) == 2 and all(score.logprob < 0 for score in names["scores"]),
+    "search-6": lambda names, said: "answer is 16" in names["record"].text and names["record"].steps,
+    "search-7": lambda names, said: (
+        len(names["spans"]) == 3 and names["spans"][0].log_prob > names["spans"][-1].log_prob
+    ),
+    "verifiers-2": lambda names, said: names["rates"] == sorted(names["rates"]),
+}
+"""What is there after a block, or what it wrote to stdout, beyond rows that are done and records that have tokens."""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """A folder for the blocks of every page."""
+
+    class Pages(dict):
+        def __missing__(self, page):
+            folder = tmp_path_factory.mktemp("page")
+            furnish(folder)
+            return self.setdefault(page, Page(folder))
+
+    return Pages()
+
+
+def case(block):
+    marks = [pytest.mark.slow, pytest.mark.covers(*sorted(block.about))]
+    if block.not_run:
+        marks.append(pytest.mark.skip(reason=f"not run: {block.not_run}"))
+    return pytest.param(block, id=block.name, marks=marks)
+
+
+@pytest.mark.parametrize("block", [case(block) for block in blocks()])
+def test_block(pages, block):
+    names, said = pages[block.page].run(block)
+    if block.name in CHECKS:
+        assert CHECKS[block.name](names, said)
+    if "state" in names:
+        assert bool(names["state"].done.all())
+    if "records" in names:
+        assert names["records"][0].new_tokens > 0
+
+
+def test_every_fence_says_what_it_holds():
+    """By a word that is known, so that no block is left out unseen."""
+    for page in PAGES:
+        words = [word for _, word, _ in fences(page)]
+        assert set(words) <= {*KINDS, *OTHERS}, page
+        lines = re.findall(r"^[ >]*```", (ROOT / page).read_text(), flags=re.MULTILINE)
+        assert len(lines) == 2 * len(words), f"{page} has a fence that is indented, or has no end"
+
+
+def test_what_is_not_run_says_why_and_what_stands_for_something_is_used():
+    for page in PAGES:
+        reasons = [(why, word) for why, word, _ in fences(page) if why]
+        assert all(word in KINDS and why.startswith("needs ") for why, word in reasons), reasons
+        assert len(reasons) == (ROOT / page).read_text().count("<!-- not run"), f"{page}: not above a block"
+    run = {block.name: block for block in blocks() if not block.not_run}
+    for names, old, _ in SUBSTITUTES:
+        assert any(fnmatch.fnmatchcase(name, names) and old in block.text for name, block in run.items()), old
+    assert {*AFTER, *AFTER.values(), *GIVEN, *MADE, *CHECKS} <= set(run)
+    said = " ".join(block.text for block in run.values())
+    assert all(f"specjax {command} " in said for command in SHORT)
+
+
+def test_commands_are_told_from_what_a_shell_does():
+    text = "specjax eval --limit 3 \\\n  --json # one; two\nspecjax models; specjax generate 'a; (b)'\n"
+    assert commands(text) == [["eval", "--limit", "3", "--json"], ["models"], ["generate", "a; (b)"]]
+    for text in (
+        "specjax bench > a",
+        "specjax datastore build *.md",
+        "specjax models && ls",
+        "python -m specjax.tasks",
+    ):
+        assert commands(text) is None

@@ -11,6 +11,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,10 @@ SUBSTITUTES = (
     ("verifiers-1", "STUDENT", "tiny-draft"),
     ("verifiers-1", "TEACHER", "tiny"),
     ("which-1", "MODEL", "tiny"),
+    ("meshes-2", "model=4", "model=8"),
+    ("models-[16]", "model=1", "model=8"),
+    ("models-6", "/tmp/", ""),
+    ("train-3", "answers.jsonl", "written.jsonl"),
     ("train-6", "specjax/draft", "src"),
     ("train-7", "...", "--draft tiny-draft --data src --output $RANDOM"),
     # what would take minutes
@@ -50,9 +55,17 @@ SUBSTITUTES = (
     ("README-3", "specjax bench", "specjax bench --drafter draft"),
     ("*", "--drafter all", "--drafter draft,medusa"),
     ("*", "--unmask all", "--unmask fixed,threshold"),
+    ("diffusion-1", "bench parallel", "bench parallel --samples 1 --tasks copy"),
     ("diffusion-4", "json,code,edit,lists,translate,fill", "lists"),
     ("evaluate-3", "math,edit,lists --limit 50", "lists --limit 2"),
+    ("bench-1", "--drafter none,prompt_lookup --cache ems,gear", "--drafter none --cache ems"),
     ("bench-2", "--batch-size 8", "--batch-size 1"),
+    ("README-3", "specjax eval", "specjax eval --families lists"),
+    ("meshes-1", "length=15", "length=1"),
+    ("meshes-3", "specjax eval", "specjax eval --families lists"),
+    ("plan-2", "length=15", "length=1"),
+    ("plan-3", "1,8,24", "1"),
+    ("verifiers-1", "length=16", "length=3"),
     ("train-6", "5 25", "1 2"),
     ("which-3", "--hidden 768 --layers 12 --heads 12", "--hidden 48 --layers 2 --heads 2"),
 )
@@ -108,42 +121,56 @@ PATIENCE = 600
 """Seconds that a shell may take."""
 
 
-@dataclasses.dataclass
-class Page:
-    """A page's folder, and the blocks that were run there: their names and what they wrote to stdout."""
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """What a block has left: a folder, the names of its Python, and what it wrote to stdout."""
 
     folder: Path
-    ran: dict[str, tuple[dict[str, Any], str]] = dataclasses.field(default_factory=dict)
+    names: dict[str, Any]
+    out: str
 
-    def run(self, block: Block) -> tuple[dict[str, Any], str]:
-        """Runs a block after those that it needs, each once."""
+
+class Reader:
+    """Runs blocks, each once, in a folder of its own or in that of the block that it needs; see `AFTER`.
+
+    Args:
+      new_folder: makes one.
+    """
+
+    def __init__(self, new_folder: Callable[[], Path]):
+        self.new_folder = new_folder
+        self.ran: dict[str, Ran] = {}
+
+    def run(self, block: Block) -> Ran:
+        """Runs a block after the one that it needs."""
         if block.name not in self.ran:
-            before = AFTER.get(block.name)
-            names = self.run(named(before))[0] if before else GIVEN.get(block.name, {})
+            folder = self.run(named(AFTER[block.name])).folder if block.name in AFTER else furnished(self.new_folder())
             if block.name in MADE:
                 own, make = MADE[block.name]
-                make(self.folder / own)
-            with contextlib.chdir(self.folder), contextlib.redirect_stdout(io.StringIO()) as out:
-                names = self._run(block, dict(names))
-            self.ran[block.name] = names, out.getvalue()
+                make(folder / own)
+            names = dict(GIVEN.get(block.name, {}))
+            with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as out:
+                run(block, names)
+            self.ran[block.name] = Ran(folder, names, out.getvalue())
         return self.ran[block.name]
 
-    def _run(self, block: Block, names: dict[str, Any]) -> dict[str, Any]:
-        text = replaced(block, block.text)
-        if "sys.argv" in text:  # a program that two processes run
-            Path("program.py").write_text(text)
-            shells(*(f"JAX_NUM_CPU_DEVICES=2 python program.py {process}" for process in (0, 1)))
-        elif block.kind == "python":
-            exec(compile(text, block.name, "exec"), names)
-        elif FIRST in text:
-            shells(text, replaced(block, block.beside or block.text.replace(FIRST, SECOND)))
-        elif (found := commands(text)) is None:
-            shells(text)
-        else:
-            for words in found:
-                status = cli.main([*words, *shlex.split(SHORT.get(words[0], ""))])
-                assert status == 0, f"specjax {shlex.join(words)} ends with {status}"
-        return names
+
+def run(block: Block, names: dict[str, Any]) -> None:
+    """Runs a block in the present folder; what its Python names is added to `names`."""
+    text = replaced(block, block.text)
+    if "sys.argv" in text:  # a program that two processes run
+        Path("program.py").write_text(text)
+        shells(*(f"JAX_NUM_CPU_DEVICES=2 python program.py {process}" for process in (0, 1)))
+    elif block.kind == "python":
+        exec(compile(text, block.name, "exec"), names)
+    elif FIRST in text:
+        shells(text, replaced(block, block.beside or block.text.replace(FIRST, SECOND)))
+    elif (found := commands(text)) is None:
+        shells(text)
+    else:
+        for words in found:
+            status = cli.main([*words, *shlex.split(SHORT.get(words[0], ""))])
+            assert status == 0, f"specjax {shlex.join(words)} ends with {status}"
 
 
 def replaced(block: Block, text: str) -> str:
@@ -194,8 +221,8 @@ def shells(*texts: str) -> None:
         assert process.returncode == 0, err
 
 
-def furnish(folder: Path) -> None:
-    """What the pages' commands read, and a command `specjax` of this checkout that adds the words of `SHORT`."""
+def furnished(folder: Path) -> Path:
+    """The folder with what the pages' commands read, and a command `specjax` of this checkout, with the words of `SHORT`."""
     lines = lambda name, *objects: (folder / name).write_text("".join(json.dumps(o) + "\n" for o in objects))
     (folder / "src").mkdir()
     for name in ("tree.py", "about.py"):
@@ -214,3 +241,4 @@ def furnish(folder: Path) -> None:
     command = folder / "bin" / "specjax"
     command.write_text(f'#!/bin/sh\ncase "$1" in\n{cases}esac\nexec {shlex.quote(sys.executable)} -P -m specjax "$@"\n')
     command.chmod(0o755)
+    return folder

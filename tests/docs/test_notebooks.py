@@ -42,7 +42,7 @@ def runnable(page):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", map(runnable, PAGES))
+@pytest.mark.parametrize("page", [runnable(page) for page in PAGES])
 def test_it_runs(page, tmp_path, monkeypatch):
     for name in ("nbclient", "ipykernel"):
         pytest.importorskip(name, reason="needs the extra docs")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
-from support.blocks import ROOT, Block, named
+from support.blocks import FIRST, ROOT, SECOND, Block, named
 
 from specjax import cli, models
 from specjax.models import LlamaConfig, LlamaLM
@@ -63,10 +63,11 @@ SUBSTITUTES = (
     ("README-3", "specjax eval", "specjax eval --families lists"),
     ("meshes-1", "length=15", "length=1"),
     ("meshes-3", "specjax eval", "specjax eval --families lists"),
+    ("plan-2", "70B", "8B"),
     ("plan-2", "length=15", "length=1"),
     ("plan-3", "1,8,24", "1"),
     ("verifiers-1", "length=16", "length=3"),
-    ("train-6", "5 25", "1 2"),
+    ("train-6", "5 25", "1"),
     ("which-3", "--hidden 768 --layers 12 --heads 12", "--hidden 48 --layers 2 --heads 2"),
 )
 """Of which blocks, what, and what stands there instead."""
@@ -116,7 +117,6 @@ GIVEN: dict[str, dict[str, Any]] = {
 
 ADDRESS = "127.0.0.1:8476"
 """Of the pages' two processes; a test takes a port that is free."""
-FIRST, SECOND = "--process-id 0", "--process-id 1"
 PATIENCE = 600
 """Seconds that a shell may take."""
 
@@ -231,8 +231,8 @@ def furnished(folder: Path) -> Path:
     (folder / "docs" / "page.md").write_text("# A page\n\nThe list is [ hen, dog, deer, olive, mouse, mango ].\n" * 20)
     asked = [f"Repeat the list. [ hen, {word}, olive ]" for word in ("dog", "deer", "owl", "mouse")]
     lines("prompts.jsonl", *({"messages": [{"role": "user", "content": text}], "max_new_tokens": 16} for text in asked))
-    for name in ("answers.jsonl", "other.jsonl"):
-        lines(name, *({"prompt": text, "completion": text[17:] * 8} for text in asked * 2))
+    for name, times in (("answers.jsonl", 8), ("other.jsonl", 9)):
+        lines(name, *({"prompt": text, "completion": text[17:] * times} for text in asked * 2))
     lines("pairs.jsonl", *({"prompt": text, "continuation": text[17:]} for text in asked))
     lines("own.jsonl", {"prompt": "[ hen, dog, hen,", "answers": [" dog"], "max_new_tokens": 4})
     lines("question.jsonl", {"question_id": 81, "category": "writing", "turns": ["def add(a, b):", "def sub(a, b):"]})

@@ -16,8 +16,8 @@ KINDS = {"": "commands", "sh": "commands", "bash": "commands", "python": "python
 OTHERS = ("text", "json", "yaml", "{toctree}")
 """Words of fences that hold something else."""
 FENCE = re.compile(r"^(?:<!-- not run: ([^\n]+) -->\n)?```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"# ([\w/]+\.py)\b.*\n")
-SECOND = "--process-id 1"
+FIRST, SECOND = "--process-id 0", "--process-id 1"
+"""What a command for one of two terminals says."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +44,6 @@ class Block:
     def name(self) -> str:
         """The test's id."""
         return f"{Path(self.page).stem}-{self.number}"
-
-    @property
-    def file(self) -> str | None:
-        """The file that it is the text of, as its first line says."""
-        found = FILE.match(self.text) if self.kind == "python" else None
-        return found and found[1]
 
     @property
     def about(self) -> set[str]:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.lm import Block, Draw, Output, Partial, Wants
+from specjax.models.few_bits import embedded
 from specjax.models.gemma_config import DiffusionGemmaConfig
 from specjax.models.gemma_layers import Layer, RMSNorm, SelfConditioning, View, rope_tables
 from specjax.models.kv import KVCache, KVDelta, commit_kv, kv_axes
@@ -165,18 +166,18 @@ class DiffusionGemmaLM:
         return KVDelta(below.key + above.key, below.value + above.value, below.positions)
 
     def embed(self, params: Any, tokens: Array) -> Array:
-        """Ids `[B, T]` to scaled embeddings `[B, T, E]`; ids outside the vocabulary are read as token 0."""
+        """Ids `[B, T]` to scaled embeddings `[B, T, E]` in float32; ids outside the vocabulary are read as token 0."""
         table = params["embed"]["embedding"]
-        known = (tokens >= 0) & (tokens < self.vocab_size)
-        return self._scaled(table.at[jnp.where(known, tokens, 0)].get(mode="promise_in_bounds"))
+        return self._scaled(embedded(table, tokens, self.vocab_size), table.dtype)
 
     def soften(self, params: Any, log_law: Array) -> Array:
         """See `specjax.diffusion.canvas.CanvasLM.soften`."""
         table = params["embed"]["embedding"]
-        return self._scaled(jnp.einsum("btv,ve->bte", jnp.exp(log_law).astype(table.dtype), table))
+        law = jnp.exp(log_law).astype(table.dtype)
+        return self._scaled(jnp.einsum("btv,ve->bte", law, table, preferred_element_type=jnp.float32), table.dtype)
 
-    def _scaled(self, x):
-        return x * jnp.asarray(self.config.hidden_size**0.5, x.dtype)
+    def _scaled(self, x, dtype):
+        return x * jnp.asarray(self.config.hidden_size**0.5, dtype).astype(jnp.float32)
 
     def norm(self, params: Any, h: Array) -> Array:
         """The final norm."""

@@ -154,3 +154,13 @@ def rows(table: Any, ids: Array) -> Array:
         return plain(table.take(ids)).reshape(*ids.shape, -1)
     taken = jax.tree.map(lambda x: x.at[ids].get(mode="promise_in_bounds"), table)
     return plain(taken)
+
+
+def embedded(table: Any, tokens: Array, vocab_size: int) -> Array:
+    """Embeddings `[..., E]` of ids `[...]` by a table `[V, E]`, in whatever form.
+
+    They are float32, as the residual stream is that they begin, so that the first norm rounds nothing. Ids outside the
+    vocabulary, which a table may be padded beyond, are read as token 0.
+    """
+    known = (tokens >= 0) & (tokens < vocab_size)
+    return rows(table, jnp.where(known, tokens, 0)).astype(jnp.float32)

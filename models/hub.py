@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from specjax.models import (
     formats,
     gemma_config,
     gemma_names,
+    generation,
     hf_config,
     orbax_folder,
     reading,
@@ -26,7 +27,7 @@ from specjax.models import masked as masked_config
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
 from specjax.models.few_bits import is_quantised
-from specjax.models.fields import an_object, is_id, is_size, shown
+from specjax.models.fields import is_size, shown
 from specjax.models.json_file import read_json
 from specjax.models.kv_bits import CACHE_DTYPES
 from specjax.models.kv_heads import copies_for
@@ -57,7 +58,8 @@ class Model:
       params: a pytree of arrays, for what `load` returns nested dicts, all in `dtype`, but for the biases of routers, which
         are float32.
       tokenizer: a transformers tokenizer, or None when the folder has none (ids still work).
-      eos_ids: the end-of-sequence ids of `generation_config.json` and `config.json`; may be empty.
+      eos_ids: the ids that end a text: of `generation_config.json`, or else of `config.json`, or else the tokenizer's; may be
+        empty.
       name: what `load` was asked for, or the folder's name.
       path: the folder that was read.
       dtype: the type of the parameters.
@@ -65,6 +67,8 @@ class Model:
       longest: how many positions it was made for; None is what `lm.config` says, or no bound.
       adapter: the folder of the LoRA adapter that is in its parameters, or None.
       weights: the format of matrices that are kept in few bits, a line such as `"int4:group=32"`; None: all are plain.
+      generation: what `generation_config.json` says of how texts are drawn (`specjax.models.generation`): the defaults of
+        options of a prompt, such as `repetition_penalty`, and what is not applied.
     """
 
     lm: Any
@@ -78,6 +82,7 @@ class Model:
     longest: int | None = None
     adapter: Path | None = None
     weights: str | None = None
+    generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         millions = sum(leaf.size for leaf in jax.tree.leaves(self.params, is_leaf=is_quantised)) / 1e6
@@ -306,9 +311,10 @@ def load(
     form = _checked(form, lm)
     added = None if adapter is None else adapters.read(find(adapter, {}, "adapter")[1])
     wide = widened(lm, mesh)
-    eos_ids = _eos_ids(folder, raw)  # our own checks come before those of transformers
+    said = generation.fields(folder, raw)  # our own checks come before those of transformers
+    eos_ids = generation.eos_ids(folder, raw, lambda: getattr(words(), "eos_token_id", None))
     of = None if added is None else added.folder
-    model = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion, adapter=of)
+    model = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion, adapter=of, generation=said)
     model = cached(dataclasses.replace(model, weights=None if form is None else str(form)), cache_dtype)
     model = reduced(model, reduce_dtype)
     shapes, later = lm.abstract(dtype), added is not None or orbax_folder.is_one(folder)
@@ -472,7 +478,7 @@ def architecture(
 
 def _described(raw, file, own_mask):
     if gemma_config.describes(raw):
-        shape, canvas = gemma_config.from_hf(raw, _generation(file.parent))
+        shape, canvas = gemma_config.from_hf(raw, generation.read(file.parent))
         return DiffusionGemmaLM(shape), canvas
     masked = masked_config.kind_of(raw) is not None
     config, diffusion = masked_config.from_hf(raw, own_mask) if masked else (hf_config.from_hf(raw), None)
@@ -530,25 +536,8 @@ def _download(hub_id: str, what: str, besides: tuple[str, ...]) -> Path:
         ) from error
 
 
-def _generation(folder: Path) -> dict[str, Any]:
-    """`generation_config.json`; empty where there is none."""
-    file = folder / "generation_config.json"
-    return read_json(file) if file.is_file() else {}
-
-
 def _usual_policy(folder: Path, name: str) -> str:
-    line = _generation(folder).get(name, "")
+    line = generation.read(folder).get(name, "")
     if not isinstance(line, str):
-        raise ModelError(f"{folder / 'generation_config.json'}: {name} must be the line of a policy, not {shown(line)}")
+        raise ModelError(f"{folder / generation.FILE}: {name} must be the line of a policy, not {shown(line)}")
     return line
-
-
-def _eos_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    ids: dict[int, None] = {}
-    for content in (_generation(folder), config, an_object("text_config", config.get("text_config"))):
-        eos = content.get("eos_token_id")
-        for i in eos if isinstance(eos, list) else [] if eos is None else [eos]:
-            if not is_id(i):
-                raise ModelError(f"{folder}: eos_token_id must be token ids, not {shown(eos)}")
-            ids[i] = None
-    return tuple(ids)

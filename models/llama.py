@@ -19,7 +19,7 @@ from specjax.kernels.tree_attention import Implementation, tree_attention
 from specjax.lm import Block, Draw, Output, Partial, Wants, inputs
 from specjax.models.caches.base import Old, OldCache
 from specjax.models.experts import SparseMLP
-from specjax.models.few_bits import is_quantised, padded_rows, rows, scores
+from specjax.models.few_bits import embedded, is_quantised, padded_rows, scores
 from specjax.models.gemma_experts import Beside, with_experts
 from specjax.models.kv import KVCache, KVDelta, Slots, commit_kv, init_kv, kv_axes
 from specjax.models.kv_bits import parts, read, stored
@@ -340,12 +340,12 @@ class LlamaLM:
         )
 
     def embed(self, params: Any, tokens: Array) -> Array:
-        """Ids `[B, T]` to `[B, T, E]`; ids outside the vocabulary are read as token 0."""
+        """Ids `[B, T]` to `[B, T, E]` in float32; ids outside the vocabulary are read as token 0."""
         table = params["embed"]["embedding"]
-        known = (tokens >= 0) & (tokens < self.vocab_size)
-        h = rows(table, jnp.where(known, tokens, 0))
-        h = h.astype(jnp.float32) if self.layer_cast else h
-        return h if self.config.embedding_scale == 1 else h * jnp.asarray(self.config.embedding_scale, h.dtype)
+        stored = jnp.float32 if self.layer_cast else table.dtype
+        return embedded(table, tokens, self.vocab_size) * jnp.asarray(self.config.embedding_scale, stored).astype(
+            jnp.float32
+        )
 
     def layers(
         self,

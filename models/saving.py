@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from specjax.models import masked as masked_config
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
 from specjax.models.formats import check_plain
+from specjax.models.generation import FILE
 from specjax.models.hub import resolve_dtype
 from specjax.models.kv_heads import merged
 from specjax.models.llama import LlamaLM
@@ -35,6 +36,7 @@ def save(
     eos_ids: tuple[int, ...] = (),
     diffusion: masked_config.Masked | None = None,
     layout: str = "safetensors",
+    generation: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a folder that `load` opens on any mesh and, if autoregressive and in safetensors, `transformers` too.
 
@@ -55,6 +57,7 @@ def save(
       layout: `safetensors` for one file of Hugging Face's names, which one process writes; `orbax` for a checkpoint that
         every process writes its own part of; or `dfloat11` for such a file with coded exponents, of a model in bfloat16 that
         is no DiffusionGemma, which the host packs as a whole.
+      generation: what else `generation_config.json` is to say, such as a loaded model's `Model.generation`.
 
     Raises:
       ModelError: when no supported architecture expresses the config, on a bad `dtype` or `layout`, when matrices are kept
@@ -86,7 +89,7 @@ def save(
     def write_rest(scratch: Path) -> None:
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
-        for name, content in (("generation_config.json", bos | eos | sampler), ("config.json", config)):
+        for name, content in ((FILE, {**(generation or {}), **bos, **eos, **sampler}), ("config.json", config)):
             (scratch / name).write_text(json.dumps(content, indent=2) + "\n")
 
     if layout == "orbax":

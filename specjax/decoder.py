@@ -105,7 +105,7 @@ class Decoder(Protocol):
           rows: `[R]` int32, where they go; B or more drops one (padding).
           prompts: `[R, P]` int32, right-padded.
           lengths: `[R]` int32, at least 1.
-          row_keys: `[R]` typed keys (`specjax.sampling.row_keys`).
+          row_keys: `[R]` typed keys (`specjax.sampling.row_keys`, or `jax.random.split`): one a row, whose noise is its own.
           limit: `[R]` int32, the text length at which a row stops, at most L - `slack`.
           sampling: of R rows.
           eos: `[R, K]` int32, -1 padded, or None.
@@ -130,7 +130,7 @@ class Decoder(Protocol):
           ValueError: outside jit, where a row does not fit, see `check_rows`.
         """
         batch = prompts.shape[0]
-        check_rows(self, capacity, prompts, lengths, limit)
+        check_rows(self, capacity, prompts, lengths, row_keys, limit, sampling, eos)
         state = self.empty(params, batch, capacity, cache_dtype, 1 if eos is None else eos.shape[1])
         state = formed(self, state, sampling.form)
         rows = jnp.arange(batch)
@@ -151,25 +151,31 @@ def on_host(*arrays: Any) -> bool:
 
 
 def check_rows(
-    decoder: Decoder, capacity: int, prompts: Any, lengths: Any, limit: Any, rows: Any = None, batch: int = 0
-) -> None:
-    """Checks rows on the host, one by one; does nothing under jit, where limits are cut to the capacity instead.
+    decoder: Decoder, capacity: int, prompts: Any, lengths: Any, row_keys: Any, limit: Any, sampling: Sampling,
+    eos: Any = None, rows: Any = None, batch: int = 0,
+) -> None:  # fmt: skip
+    """Checks shapes and the kind of keys, and on the host rows one by one; under jit limits are cut to the capacity instead.
 
     Args:
       decoder: that is to hold them.
       capacity: L.
       prompts: see `Decoder.insert`.
       lengths: likewise.
+      row_keys: likewise.
       limit: likewise.
+      sampling: likewise.
+      eos: likewise.
       rows: likewise; those of `batch` and more are padding, and not looked at. None: all count.
       batch: B.
 
     Raises:
-      ValueError: naming the first row that does not fit, and the capacity that it needs.
+      ValueError: on another shape or kind, and where rows do not fit: naming the first of them, and what it needs.
     """
+    _check_shapes(prompts, lengths, row_keys, limit, sampling, eos)
     if not on_host(lengths, limit, rows):
         return
-    lengths, limit = np.asarray(lengths), np.asarray(limit)
+    lengths = np.asarray(lengths)
+    limit = np.broadcast_to(limit, lengths.shape)
     counts = np.ones(lengths.shape, bool) if rows is None else np.asarray(rows) < batch
     least = lengths if decoder.fills_in else lengths + 1
     for row in np.flatnonzero(counts & ((lengths < 1) | (lengths > prompts.shape[1]))):
@@ -187,8 +193,55 @@ def check_rows(
     if not on_host(prompts):
         return
     prompts = np.asarray(prompts)
+    _check_padding(prompts, lengths, np.flatnonzero(counts & (lengths < prompts.shape[1])))
     for row in np.flatnonzero(counts):
         decoder.check_row(prompts[row, : lengths[row]], int(limit[row]))
+
+
+def _check_shapes(prompts, lengths, row_keys, limit, sampling, eos):
+    """That arrays are of the prompts' rows; a single key would be broadcast, and all rows have the same noise."""
+    if np.ndim(prompts) != 2:
+        raise ValueError(f"prompts are of shape {np.shape(prompts)}: give [R, P], a row each")
+    count = len(prompts)
+    if not jnp.issubdtype(getattr(row_keys, "dtype", np.dtype(int)), jax.dtypes.prng_key):
+        raise ValueError(
+            "row_keys are not typed keys: make them with specjax.sampling.row_keys(seed, ids) or "
+            "jax.random.split(jax.random.key(seed), rows); old ones of jax.random.PRNGKey go through jax.random.wrap_key_data"
+        )
+    if str(jax.random.key_impl(row_keys)) != "threefry2x32":
+        raise ValueError(
+            f"row_keys are {jax.random.key_impl(row_keys)} keys: jax.random.key(seed, impl='threefry2x32') makes one that fits"
+        )
+    if row_keys.shape != (count,):
+        raise ValueError(
+            f"row_keys are of shape {row_keys.shape}, and there are {count} prompts: give a key a row, since each has noise "
+            f"of its own: specjax.sampling.row_keys(seed, ids), or jax.random.split(key, {count})"
+        )
+    if np.shape(lengths) != (count,):
+        raise ValueError(f"lengths are of shape {np.shape(lengths)}: give one a prompt, [{count}]")
+    if np.shape(limit) not in ((), (1,), (count,)):
+        raise ValueError(f"limit is of shape {np.shape(limit)}: give one a prompt, [{count}]")
+    if len(sampling.temperature) not in (1, count):
+        raise ValueError(
+            f"sampling is of {len(sampling.temperature)} rows: specjax.sampling.Sampling.make({count}) fits"
+        )
+    if eos is not None and (np.ndim(eos) != 2 or len(eos) not in (1, count)):
+        raise ValueError(
+            f"eos is of shape {np.shape(eos)}: give [{count}, K], the ids of each row, -1 where it has fewer"
+        )
+
+
+def _check_padding(prompts, lengths, short):
+    """That prompts are not padded on the left: shorter ones all begin with so many times one id, and do not end with one."""
+    if not short.size:
+        return
+    prompts, pads = np.asarray(prompts), prompts.shape[1] - lengths
+    begin = {token for row in short for token in prompts[row, : pads[row]]}
+    more = any(prompts[row, pads[row]] in begin for row in short)
+    if len(begin) == 1 and not more and any(len(set(prompts[row, lengths[row] :])) > 1 for row in short):
+        raise ValueError(
+            f"prompt {short[0]} is padded on the left with the id {begin.pop()}: pad on the right (padding_side='right')"
+        )
 
 
 NO_LIMIT = 2**31 - 1
@@ -237,7 +290,7 @@ def insert(
       ValueError: where a row does not fit, see `check_rows`.
     """
     batch, capacity = state.tokens.shape
-    check_rows(decoder, capacity, prompts, lengths, limit, rows, batch)
+    check_rows(decoder, capacity, prompts, lengths, row_keys, limit, sampling, eos, rows, batch)
     if sampling.form != state.sampling.form:
         raise ValueError(
             f"rows with the sampling parameters {_named(sampling.form)} do not fit a state with {_named(state.sampling.form)}: "

@@ -98,6 +98,21 @@ def read(field: dataclasses.Field, value: Any) -> Any:
         raise ValueError(f"{field.name} must be {field.metadata['valid']}, got {value!r:.40}") from error
 
 
+def check_value(field: dataclasses.Field, value: Any) -> None:
+    """Checks a parameter of one prompt.
+
+    Raises:
+      ValueError: naming it, and its range.
+    """
+    if "shape" in field.metadata:
+        read(field, value)
+        return
+    large = 2**31 if field.type is int else 1e38
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not abs(value) < large:
+        raise ValueError(f"{field.name} must be {field.metadata['valid']}, got {value!r:.40}")
+    column(field, value)
+
+
 def listed_ids(options: Mapping[str, Any]) -> dict[str, list[int]]:
     """The token ids in each of the options that are lists."""
     found = {}

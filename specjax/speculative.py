@@ -199,7 +199,7 @@ class Speculative(Decoder):
         """
         count, size = prompts.shape
         batch, capacity = state.tokens.shape
-        check_rows(self, capacity, prompts, lengths, limit, rows, batch)
+        check_rows(self, capacity, prompts, lengths, row_keys, limit, sampling, eos, rows, batch)
         begin = 1 if prefix is None else prefix.length
         width = min(self._width(size - begin + 1, width), capacity)
         fresh = self._fresh(params, state, count, prefix)

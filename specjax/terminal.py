@@ -162,18 +162,15 @@ class _Notes(logging.Handler):
 
 @contextlib.contextmanager
 def talking(verbose: bool) -> Iterator[None]:
-    """Lets the package say on stderr, where `verbose`, what it loads and how it reads it."""
-    if not verbose:
-        yield
-        return
+    """Lets the package say on stderr, where `verbose`, what it loads and how it reads it; else warnings alone."""
     log, handler = logging.getLogger("specjax"), _Notes()
-    before = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    before, others = log.level, log.handlers
+    log.handlers = [handler]
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
     try:
         yield
     finally:
-        log.removeHandler(handler)
+        log.handlers = others
         log.setLevel(before)
 
 
@@ -185,7 +182,7 @@ def run_command(command: Callable[[], int]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the run
     try:
-        with _terminable():
+        with _terminable(), talking(False):
             status = command()
         sys.stdout.flush()
         return status

@@ -79,6 +79,8 @@ def test_prompts_in_every_form(model, monkeypatch):
     assert shown[0] == 2 and sum(count for count, _ in shown[1:]) == 2 and "tokens a step" in shown[-1][1]
     monkeypatch.undo()
     assert engine_module.bar_fits() is False
+    with jax.default_prng_impl("rbg"):  # the user's own choice is not ours
+        assert [r.tokens for r in go([[1, 2, 3], [4, 5]], temperature=0.5)] == [r.tokens for r in alone]
     assert repr(alone[0]).startswith(f"Record([1, 2, 3] -> {alone[0].tokens!r}, length, 4 tokens in ")
     assert repr(Record.failed("x" * 100, "no")) == "Record('xxxxxxxxxxxxxxxxxxx...xxxxxxxxx' -> [], no)"
     assert repr(engine_module.Engine(model, "none")) == "Engine('toy', NoDrafter, float32)"

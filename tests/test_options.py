@@ -88,6 +88,7 @@ def test_options_travel():
 
 def test_sampling_parameters_are_one_table():
     defaults = defaults_of(SamplingOptions)
+    assert set(defaults_of(PromptOptions).values()) == {None, 0}  # a user's are None where he does not say
     assert set(defaults) == {field.name for each in WARPERS for field in dataclasses.fields(each)}
     assert set(defaults) == {name for entry in registry.WARPERS.values() for name in entry.fields}  # all are listed
     assert set(defaults) <= set(defaults_of(PromptOptions)) <= {field.name for field in dataclasses.fields(Request)}
@@ -119,6 +120,6 @@ def test_values_out_of_range(name):
             check_options({name: value})
         assert len(str(error.value)) < 120
     check_options({"suppress_tokens": [1], "bad_words_ids": [[1, 2], (3,)], "logit_bias": {"1": 2.5, 7: -100}})
-    usual = defaults_of(PromptOptions)[name]
+    usual = defaults_of(Request)[name]
     line = jsonl.from_object(1, {"prompt": "a", name: usual})
     assert line.error is None and line.options == ({} if usual is None else {name: usual})

@@ -205,10 +205,10 @@ def test_a_canvas_step_ends_for_the_same_reasons():
         assert (int(got.length[row]) - 1, int(got.finish[row])) == (len(kept), reason), cases[row]
 
 
-def rows_of(decoder, lengths, limits, capacity, prompts=None):
+def rows_of(decoder, lengths, limits, capacity):
     """A state of rows with these lengths and limits, made outside jit."""
     count = len(lengths)
-    prompts = np.ones((count, max(lengths)), np.int32) if prompts is None else prompts
+    prompts = np.ones((count, max(lengths)), np.int32)
     return decoder.init(
         params(), prompts, np.asarray(lengths), row_keys(0, ["a"] * count), limit=np.asarray(limits),
         sampling=Sampling.make(count), capacity=capacity,
@@ -244,5 +244,80 @@ def test_every_decoder_refuses_them(name):
     args = state, np.asarray([0, 1]), np.ones((2, 3), np.int32), np.asarray([2, 3]), row_keys(0, ["a", "b"])
     with pytest.raises(ValueError, match="prompt 1 has a limit of 5 tokens.* capacity of 4, give at least 5"):
         decoder.insert({}, *args, limit=np.asarray([4, 5]), sampling=Sampling.make(2))
-    padding = state, np.asarray([0, 2]), *args[2:]  # row 2 of two is dropped, whatever it says
-    decoding.check_rows(decoder, 4, padding[2], padding[3], np.asarray([4, 5]), padding[1], 2)
+    dropped = np.asarray([0, 2])  # row 2 of two, whatever it says
+    decoding.check_rows(decoder, 4, *args[2:], np.asarray([4, 5]), Sampling.make(2), None, dropped, 2)
+
+
+PROMPTS = np.asarray([[7, 3, 4, 0, 0], [7, 5, 6, 2, 1]])
+LEFT = np.asarray([[0, 0, 7, 3, 4], [7, 5, 6, 2, 1]])
+KEY = jax.random.key(0)
+MISTAKES = {  # what a row needs, and what is given instead
+    "one key": ({"row_keys": KEY}, r"row_keys are of shape \(\), and there are 2 prompts: give a key a row"),
+    "a key for both": ({"row_keys": KEY[None]}, r"row_keys are of shape \(1,\), and there are 2 prompts"),
+    "an old key": ({"row_keys": jax.random.PRNGKey(0)}, "row_keys are not typed keys.* jax.random.wrap_key_data"),
+    "old keys": ({"row_keys": jax.random.split(jax.random.PRNGKey(0))}, "row_keys are not typed keys"),
+    "a seed": ({"row_keys": 0}, "row_keys are not typed keys"),
+    "other keys": ({"row_keys": jax.random.split(jax.random.key(0, impl="rbg"))}, "row_keys are rbg keys"),
+    "left padding": ({"prompts": LEFT}, "prompt 0 is padded on the left with the id 0: pad on the right"),
+    "one length": ({"lengths": 3}, r"lengths are of shape \(\): give one a prompt, \[2\]"),
+    "one prompt": ({"prompts": PROMPTS[0]}, r"prompts are of shape \(5,\): give \[R, P\]"),
+    "ends of one row": ({"eos": np.asarray([5])}, r"eos is of shape \(1,\): give \[2, K\]"),
+    "more samplers": ({"sampling": Sampling.make(3)}, r"sampling is of 3 rows: .*Sampling.make\(2\)"),
+    "more limits": ({"limit": np.asarray([9, 9, 9])}, r"limit is of shape \(3,\): give one a prompt"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_one_key_a_row_and_padding_on_the_right(mistake):
+    """In `init`, in `insert`, and where the shapes alone are known, under jit: an array of one row is not spread over all."""
+    decoder = KINDS["speculative"]
+    given, message = MISTAKES[mistake]
+    keys = row_keys(0, ["a", "b"])
+    rows = {"prompts": PROMPTS, "lengths": np.asarray([3, 5]), "row_keys": keys, "limit": np.asarray([9, 9])}
+    rows |= {"sampling": Sampling.make(2)} | given
+    with pytest.raises(ValueError, match=message):
+        decoder.init(params(), capacity=64, **rows)
+    with pytest.raises(ValueError, match=message):
+        state = decoder.empty(params(), 2, 64)
+        decoding.insert(decoder, params(), state, np.arange(2), width=16, **rows)
+    if "padding" not in message and "padded" not in message:
+        with pytest.raises(ValueError, match=message):
+            jax.eval_shape(lambda of: decoder.init(of, capacity=64, **rows), params())
+
+
+@pytest.mark.parametrize("name", ("diffusion", "canvas", "assd", "beam", "entropy_adaptive", "soft_thinking"))
+def test_every_decoder_wants_a_key_a_row(name):
+    decoder, of = KINDS[name], jax.eval_shape(lambda: weights(name))
+    state = jax.eval_shape(lambda of: decoder.empty(of, 2, 64), of)
+    rows = {"limit": np.asarray([9, 9]), "sampling": Sampling.make(2)}
+    with pytest.raises(ValueError, match="give a key a row"):
+        jax.eval_shape(
+            lambda of, state: decoder.insert(of, state, np.arange(2), PROMPTS, np.asarray([3, 5]), KEY, **rows),
+            of,
+            state,
+        )
+
+
+def test_keys_of_a_single_key_give_each_row_noise_of_its_own():
+    """`jax.random.split` is another way to one key a row: two rows of one prompt are two draws."""
+    decoder, prompts, lengths = specjax.speculative(TARGET), np.asarray([[7, 3, 4]] * 2), np.asarray([3, 3])
+    state = decoder.init(
+        params(), prompts, lengths, jax.random.split(KEY, 2), limit=lengths + 12,
+        sampling=Sampling.make(2, temperature=1.0), capacity=64,
+    )  # fmt: skip
+    first, second = np.asarray(specjax.run(decoder, params(), state).tokens)[:, 3:15].tolist()
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("prompts", "lengths"),
+    (
+        ([[0, 0, 7, 0, 0], [7, 5, 6, 2, 1]], [3, 5]),  # begins as padding does
+        ([[7, 7, 7, 1, 2], [7, 5, 6, 2, 1]], [3, 4]),  # anything may lie behind a prompt
+        ([[7, 3, 4, 1, 2], [8, 5, 6, 2, 1]], [3, 4]),
+    ),
+)
+def test_prompts_that_are_padded_on_the_right(prompts, lengths):
+    decoder = KINDS["speculative"]
+    args = np.asarray(prompts), np.asarray(lengths), row_keys(0, ["a", "b"]), np.asarray([9, 9])
+    decoding.check_rows(decoder, 64, *args, Sampling.make(2))

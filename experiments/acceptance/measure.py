@@ -22,7 +22,7 @@ from specjax.lm import Block, Wants
 from specjax.tasks import FAMILIES, generate, messages
 from specjax.verify import Recursive, RecursiveWOR, k_seq
 from specjax.verify.bounds import greedy_acceptance, optimal_acceptance
-from specjax.verify.optimal import line_of
+from specjax.verify.optimal import line_over
 from specjax.verify.top_down import Rule, TakenAsTheyAre
 
 Array = jax.Array
@@ -143,7 +143,7 @@ def closed(p: np.ndarray, q: np.ndarray, count: int) -> dict[str, np.ndarray]:
         laws, drafts = (jnp.asarray(p), jnp.asarray(q)), jnp.full(len(p), float(count))
         beta = k_seq.overlap(*laws, k_seq.factor(*laws, drafts))
         found = {"k_seq, iid": np.asarray(k_seq.some_pass(beta, drafts))}
-        found["optimal, iid"] = np.asarray(line_of(*laws, drafts).kept.sum(axis=1))
+        found["optimal, iid"] = np.asarray(line_over(*laws, drafts)[1].kept.sum(axis=1))
     likeliest = np.argsort(-q, axis=1, kind="stable")[:, :count]
     found["greedy_multi, greedy_draft"] = np.asarray(
         [greedy_acceptance(*laws, count) for laws in zip(p, q, strict=True)]

@@ -11,10 +11,10 @@ from specjax.jobs import jsonl
 from specjax.jobs.files import read_lines
 from specjax.jobs.work import check_lines
 from specjax.serve.engine import Engine
-from specjax.serve.options import DecodeOptions, PromptOptions, RunOptions, check_least, option, same
+from specjax.serve.options import DecodeOptions, RunOptions, check_least, option, same
 from specjax.serve.progress import bar_fits, record_bar
 from specjax.serve.request import Record, Request
-from specjax.terminal import bad_input, flag, write
+from specjax.terminal import bad_input, flag, note, write
 from specjax.viz.data import survival
 
 FITS = 0.5
@@ -98,10 +98,11 @@ def _target(options: CheckHeadOptions) -> models.Model:
 
 def _requests(options: CheckHeadOptions, engine: Engine, lines: list[jsonl.Line]) -> list[Request]:
     """What is to be completed: greedily, where a line does not say otherwise."""
-    defaults = {field.name: field.default for field in dataclasses.fields(PromptOptions)}
-    items = list(jsonl.to_requests(lines, engine, {**defaults, "max_new_tokens": options.max_new_tokens}))
+    items = list(jsonl.to_requests(lines, engine, {"max_new_tokens": options.max_new_tokens}))
     bad = [(item.line, item.error) for item in items if isinstance(item, Record)]
     check_lines(options, bad, len(items))
+    if line := engine.left_out({"max_new_tokens": options.max_new_tokens}, items):
+        note(line)
     return [item for item in items if isinstance(item, Request)]
 
 

@@ -31,7 +31,7 @@ def command(options: BenchOptions) -> int:
     for reason in skipped:
         note(reason)
     with progress(len(contestants) * (options.repeats + 1)) as advance:
-        report = summarise(measure(contestants, options.repeats, advance), peers, about, options.temperature > 0)
+        report = summarise(measure(contestants, options.repeats, advance), peers, about, bool(options.temperature))
     if options.json:
         said = {} if options.widen is None else {"about": report.about}
         write(jsonl.dumps(report.to_json() | said) + "\n")

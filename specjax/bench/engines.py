@@ -8,6 +8,7 @@ from typing import Any
 from specjax import models
 from specjax.bench.options import BenchOptions
 from specjax.diffusion.guided import Guided
+from specjax.models.generation import left_out
 from specjax.serve.engine import DEFAULT_MODEL, Engine
 from specjax.serve.options import check_options
 from specjax.sharding import make_mesh
@@ -64,7 +65,10 @@ def engines_of(options: BenchOptions, baseline: bool = True) -> tuple[dict[str, 
         kind = "a diffusion" if model.masked else "an autoregressive"
         raise ValueError(f"{model.name} is {kind} model: {flag(wrong[0])} is not for it")
     make = _canvas_engines if model.canvas else _masked_engines if model.masked else _drafting_engines
-    return make(options, model, baseline)
+    engines, skipped = make(options, model, baseline)
+    sampled = bool(options.temperature)
+    line = left_out(model, [name for name, value in options.of_prompts.items() if value is not None], sampled)
+    return engines, skipped if line is None else [line, *skipped]
 
 
 def _drafting_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:

@@ -1,6 +1,7 @@
 """What `specjax bench` was asked for."""
 
 import dataclasses
+from typing import Any
 
 from specjax.serve.options import DecodeOptions, PromptOptions, option, same
 
@@ -25,7 +26,7 @@ class BenchOptions:
     weights: str | None = same(DecodeOptions, "weights")
     cache_dtype: str | None = same(DecodeOptions, "cache_dtype")
     reduce_dtype: str | None = same(DecodeOptions, "reduce_dtype")
-    temperature: float = same(PromptOptions, "temperature")
+    temperature: float | None = same(PromptOptions, "temperature")
     seed: int = same(PromptOptions, "seed")
     max_new_tokens: int | None = option(
         None, f"new tokens a text, at most (default: {TOKENS}; of the suite spec {SPEC_TOKENS})", metavar="N"
@@ -71,6 +72,6 @@ class BenchOptions:
         return usual if self.max_new_tokens is None else self.max_new_tokens
 
     @property
-    def of_prompts(self) -> dict[str, float]:
+    def of_prompts(self) -> dict[str, Any]:
         """Options of every prompt."""
         return {"max_new_tokens": self.new_tokens, "temperature": self.temperature, "seed": self.seed}

@@ -113,7 +113,7 @@ class Assd(Decoder):
     ) -> AssdState:  # fmt: skip
         """See `Decoder.insert`. Positions of a prompt that hold -1 are filled in, as those up to the limit are."""
         batch, capacity = state.tokens.shape
-        check_rows(self, capacity, prompts, lengths, limit, rows, batch)
+        check_rows(self, capacity, prompts, lengths, row_keys, limit, sampling, eos, rows, batch)
         at = jnp.arange(capacity)[None]
         size = min(prompts.shape[1], capacity)
         tokens = jnp.pad(prompts[:, :size], ((0, 0), (0, capacity - size)))

@@ -185,7 +185,7 @@ class CanvasDiffusion(Decoder):
         """
         count, size = prompts.shape
         batch, capacity = state.tokens.shape
-        check_rows(self, capacity, prompts, lengths, limit, rows, batch)
+        check_rows(self, capacity, prompts, lengths, row_keys, limit, sampling, eos, rows, batch)
         dtype = jax.tree.leaves(state.cache)[0].dtype
         fresh = self.empty(params, count, capacity, dtype, state.eos.shape[1])
         kept = min(size, capacity)

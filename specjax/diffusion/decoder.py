@@ -234,7 +234,7 @@ class Diffusion(Decoder):
         """
         size = prompts.shape[1]
         batch, capacity = state.tokens.shape
-        check_rows(self, capacity, prompts, lengths, limit, rows, batch)
+        check_rows(self, capacity, prompts, lengths, row_keys, limit, sampling, eos, rows, batch)
         dtype = next((leaf.dtype for leaf in jax.tree.leaves(state.cache)), None)
         fresh = self.empty(params, len(prompts), capacity, dtype, state.eos.shape[1])
         given = jnp.arange(min(size, capacity))[None] < lengths[:, None]

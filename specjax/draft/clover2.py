@@ -12,7 +12,7 @@ from specjax.draft.feature import FeatureDrafter, head_config, layers_config
 from specjax.draft.head import draft_logits, head_kernel
 from specjax.expand import Chain, Expander
 from specjax.lm import Wants
-from specjax.models.few_bits import is_quantised, plain
+from specjax.models.few_bits import embedded, is_quantised, plain
 from specjax.models.kv_heads import merged
 
 
@@ -68,6 +68,8 @@ class Clover2(FeatureDrafter):
         return CloverHead(self.cache_config, self.published)
 
     def bind(self, target):
+        if self.layers < 1:
+            raise ValueError(f"clover2: a head has at least one layer, got layers={self.layers}")
         head_config(target, "clover2")
         return dataclasses.replace(self, target=target)
 
@@ -91,8 +93,7 @@ class Clover2(FeatureDrafter):
         own = params["draft"].get("embed")
         if own is None:
             return self.target.embed(params["target"], tokens)
-        table, known = jax.lax.stop_gradient(own["embedding"]), (tokens >= 0) & (tokens < self.target.vocab_size)
-        return table.at[jnp.where(known, tokens, 0)].get(mode="promise_in_bounds")
+        return embedded(jax.lax.stop_gradient(own["embedding"]), tokens, self.target.vocab_size)
 
     def read(self, params, features, block, cache, past=None):
         embeds = self.embed(params, block.tokens)

@@ -12,6 +12,7 @@ from specjax.draft.feature import FeatureDrafter, layers_config, mean_embedding,
 from specjax.draft.head import draft_logits
 from specjax.expand import Chain, Expander
 from specjax.lm import Block, Wants
+from specjax.models.few_bits import embedded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,8 +119,7 @@ class DFlash(FeatureDrafter):
         own = params["draft"].get("embed")
         if own is None:
             return self.target.embed(params["target"], tokens)
-        known = (tokens >= 0) & (tokens < self.target.vocab_size)
-        return own["embedding"].at[jnp.where(known, tokens, 0)].get(mode="promise_in_bounds")
+        return embedded(own["embedding"], tokens, self.target.vocab_size)
 
     def slots(self, params, tokens):
         """The embeddings `[..., block, E]` of blocks that begin with `tokens` `[B, A]`."""

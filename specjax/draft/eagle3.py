@@ -9,6 +9,7 @@ from specjax.draft.eagle import Eagle
 from specjax.draft.feature import layers_config, sized, sizes
 from specjax.draft.head import head_kernel
 from specjax.lm import Wants
+from specjax.models.few_bits import embedded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,8 @@ class Eagle3(Eagle):
 
     def bind(self, target):
         if self.layers < 1:
-            raise ValueError(f"eagle3: a head has at least one layer, got layers={self.layers}")
+            name = type(self).__name__.lower()
+            raise ValueError(f"{name}: a head has at least one layer, got layers={self.layers}")
         own = sized(self, self.config or layers_config(target, "eagle3", self.layers))
         bound = dataclasses.replace(super().bind(target), config=own, layers=own.num_hidden_layers, **sizes(own))
         taps = self.taps or default_taps(target.num_layers)
@@ -95,8 +97,7 @@ class Eagle3(Eagle):
         own = params["draft"].get("embed")
         if own is None:
             return super().embed(params, tokens)
-        known = (tokens >= 0) & (tokens < self.target.vocab_size)
-        return own["embedding"].at[jnp.where(known, tokens, 0)].get(mode="promise_in_bounds")
+        return embedded(own["embedding"], tokens, self.target.vocab_size)
 
     def logits(self, params, h):
         return super().logits(params, self.head.norm(params["draft"], h))

@@ -81,6 +81,8 @@ class Gemma4Assistant(FeatureDrafter):
             raise ValueError(
                 f"gemma4_assistant reads the keys and values of a target of the Llama family, not of {type(target).__name__}"
             )
+        if self.layers < 1:
+            raise ValueError(f"gemma4_assistant: a head has at least one layer, got layers={self.layers}")
         own = self.config or own_config(target.config, self.layers)
         _check_heads(own, target)
         if self.clusters and (target.vocab_size % self.clusters or not 0 < self.top <= self.clusters):

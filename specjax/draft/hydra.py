@@ -35,6 +35,8 @@ class Hydra(Medusa):
         loads="head",
     )
 
+    fewest_layers = 1
+
     prefix_layer: bool = False
 
     @property

@@ -1,7 +1,7 @@
 """Medusa: extra heads on the last feature, each guessing one token further ahead (Cai et al. 2024, arXiv:2401.10774)."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -44,12 +44,19 @@ class Medusa(FeatureDrafter):
 
     feature_wants = Wants(final=True)
 
+    fewest_layers: ClassVar[int] = 0
+
     def __post_init__(self):
+        name = type(self).__name__.lower()
+        if self.heads < 1 or self.layers < self.fewest_layers:
+            raise ValueError(
+                f"{name}: heads must be at least 1 and layers at least {self.fewest_layers}, got heads={self.heads}, "
+                f"layers={self.layers}"
+            )
         choices = tuple(choice for choice in DEFAULT_CHOICES if len(choice) <= self.heads)
         expander = self.expander or Static(choices)
         object.__setattr__(self, "expander", expander)
         if expander.depth > self.heads:
-            name = type(self).__name__.lower()
             raise ValueError(f"{name}: a tree of depth {expander.depth} needs as many heads, there are {self.heads}")
 
     @property

@@ -8,7 +8,7 @@ from specjax import models
 from specjax.evaluate.options import DecoderOptions, EvalOptions
 from specjax.sampling_params import SamplingOptions
 from specjax.serve.engine import DEFAULT_MODEL, Engine
-from specjax.serve.options import DecodeOptions, PromptOptions, check_least, check_options, take
+from specjax.serve.options import DecodeOptions, check_least, check_options, take
 from specjax.serve.selecting import Chooser
 from specjax.sharding import make_mesh
 from specjax.spec.assemble import Plan, usual_unmask
@@ -38,7 +38,7 @@ class Decoder:
     @property
     def of_prompts(self) -> dict[str, Any]:
         """Options of every prompt."""
-        return dict(vars(take(PromptOptions, vars(self.options))))
+        return self.options.given
 
 
 def decoders_of(options: EvalOptions) -> list[Decoder]:
@@ -52,7 +52,7 @@ def decoders_of(options: EvalOptions) -> list[Decoder]:
     chosen = [base, *(changed(base, line) for line in lines)]
     for own in chosen:
         check_least(own)
-        check_options(vars(take(PromptOptions, vars(own))))
+        check_options(own.given)
     choosers = [_chooser(own, options) for own in chosen]
     if options.samples > 1 and not options.temperature:
         raise ValueError(
@@ -124,7 +124,9 @@ def _named(own: DecoderOptions, engine: Engine) -> str:
     fields = [*dataclasses.fields(Plan), *dataclasses.fields(SamplingOptions)]
     fields += [OPTIONS[name] for name in ("num_return_sequences", "select")]
     shown = {field.name: getattr(own, field.name) for field in fields if field.name in OPTIONS}
-    words = [f"{name}={value}" for name, value in shown.items() if value != OPTIONS[name].default]
+    words = [
+        f"{field.name}={shown[field.name]}" for field in fields if shown.get(field.name) not in (None, field.default)
+    ]
     if words:
         return ";".join(words)
     if engine.model.masked:

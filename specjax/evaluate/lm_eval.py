@@ -5,6 +5,7 @@ Needs the extra `eval`. Tokens are cut and long texts shortened as by the harnes
 
 import functools
 import itertools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from specjax.serve.request import Request
 from specjax.serve.score import Pair, Scorer
 from specjax.serve.slots import in_order
 
+_LOG = logging.getLogger(__name__)
 _TOLD = ("do_sample", "until", "max_gen_toks", "skip_special_tokens", "spaces_between_special_tokens")
 
 
@@ -143,6 +145,8 @@ class SpecjaxLM(TemplateLM):
             one, stop = self._request(*request.args)
             made.append(one)
             asked.setdefault(stop, []).append(index)
+        if line := self.engine.left_out({"temperature": 0.0, "max_new_tokens": 0}, made):  # tasks say these
+            _LOG.warning(line)
         texts = [""] * len(made)
         keys = self.engine.keys(made) if made else None
         for stop, group in asked.items():

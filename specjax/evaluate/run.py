@@ -7,6 +7,7 @@ records, prefill included; compiling, tokenising prompts and checking answers do
 
 import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from specjax.serve.slots import in_order
 from specjax.sharding.rules import parts
 from specjax.speculative import prefill_width
 
+_LOG = logging.getLogger(__name__)
 PARTS = 8
 """At most so many parts, each of at least so many batches."""
 
@@ -155,6 +157,9 @@ def prepare(options: EvalOptions) -> Prepared:
     asked = [(item.id, sample, item.prompt) for item in items for sample in range(options.samples)]
     before = None if options.baseline is None else read_answers(options.baseline, asked)
     contestants = [_contestant(options, decoder, items) for decoder in decoders_of(options)]
+    lines = [each.decoder.engine.left_out(each.decoder.of_prompts, each.requests) for each in contestants]
+    for line in dict.fromkeys(filter(None, lines)):
+        _LOG.warning(line)
     return Prepared(options, items, contestants, before)
 
 

@@ -63,12 +63,14 @@ class Plan:
       manifest: of the job.
       whole: its requests.
       decoding: see `Completer`.
+      left_out: see `Engine.left_out`.
     """
 
     items: list[Item]
     manifest: dict[str, Any]
     whole: Whole
     decoding: str
+    left_out: str | None
 
 
 class Fleet:
@@ -84,6 +86,7 @@ class Fleet:
       tokenizer: None, since the driver has none.
       decoding: see `Completer`.
       prefix: likewise.
+      left_out: see `Engine.left_out`.
     """
 
     tokenizer = None
@@ -91,7 +94,7 @@ class Fleet:
     def __init__(self, ray: Any, options: JobOptions, plan: Plan):
         self.ray, self.options, self.whole = ray, options, plan.whole
         self.timing = Timing()
-        self.decoding, self.prefix = plan.decoding, plan.whole.shapes.prefix
+        self.decoding, self.prefix, self.left_out = plan.decoding, plan.whole.shapes.prefix, plan.left_out
 
     def turns(self, left: Sequence[int], on_text: OnText | None) -> Iterator[Turn]:
         """See `Completer.turns`; a turn is a part of the job that a worker ended.
@@ -174,7 +177,8 @@ def _plan(options: JobOptions, lines: list[Any]) -> Plan:
     """On the cluster: everything about the job that needs the model."""
     engine = make_engine(options, len(lines))
     items = make_items(options, engine, lines)
-    return Plan(items, make_manifest(options, engine, lines), Whole.of(options, engine, items), decoding_of(engine))
+    manifest, whole = make_manifest(options, engine, lines), Whole.of(options, engine, items)
+    return Plan(items, manifest, whole, decoding_of(engine), engine.left_out(options.given, items))
 
 
 def _connect(address: str) -> Any:

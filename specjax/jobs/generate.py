@@ -48,6 +48,8 @@ def _here(options: JobOptions, several: bool = False, first: bool = True) -> int
         if several:
             hosts.check_same(manifest)
         output = _open(options, manifest, items) if first else None
+    if first and (line := engine.left_out(options.given, items)):
+        note(line)
     status = _write(options, completer, items, output) if first else follow(options, completer, items)
     return int(from_first(np.asarray(status, np.int32)))  # JAX would not wait so long at its end as a table may take
 
@@ -58,6 +60,8 @@ def _on_ray(options: JobOptions) -> int:
             given = _read(options, True)
             workers, items, manifest = stack.enter_context(fleet.fleet(options, given))
             output = _open(options, manifest, items)
+        if workers.left_out:
+            note(workers.left_out)
         try:
             return _write(options, workers, items, output)
         except fleet.WorkerError as error:

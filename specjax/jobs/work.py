@@ -8,9 +8,10 @@ from specjax.jobs import jsonl
 from specjax.jobs.manifest import fingerprint, hash_json, named_folders
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item
+from specjax.models import generation
 from specjax.sampling_params import FIELDS, USUAL, is_set
 from specjax.serve.engine import Engine
-from specjax.serve.options import PROMPT_OPTIONS, DecodeOptions, PromptOptions, check_options, take
+from specjax.serve.options import MAX_NEW_TOKENS, DecodeOptions, check_options, take
 from specjax.serve.request import Record, Request, several
 from specjax.serve.selecting import Chooser
 from specjax.serve.text import user_turn
@@ -62,7 +63,7 @@ def make_engine(options: JobOptions, texts: int) -> Engine:
     Raises:
       ValueError: where its options cannot be used.
     """
-    check_options(_of_prompts(options))
+    check_options(options.given)
     chooser = Chooser.of(options, options.logprobs)
     decode = take(DecodeOptions, vars(options))
     rows = min(options.batch_size, texts * options.num_return_sequences)
@@ -80,7 +81,7 @@ def make_items(options: JobOptions, engine: Engine, given: list[Any]) -> list[It
     Raises:
       ValueError: where no line can, or with `strict` where one cannot.
     """
-    defaults = _of_prompts(options)
+    defaults = options.given
     if not options.input:
         items: list[Item] = [
             engine.request(user_turn(prompt, options.chat), suffix=options.suffix, **defaults) for prompt in given
@@ -117,15 +118,16 @@ def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict
     stores = {"learn2pd:model": options.filter, "rest:datastore": options.superposed_ngrams}
     stored = [f"{field}={folder}" for field, folder in stores.items() if folder is not None]
     usual = [name for name, _ in USUAL]  # the others were left out of older manifests
-    every = {name: getattr(options, name) for name in FIELDS}
-    rare = {name: value for name, value in every.items() if name not in usual and is_set(name, value)}
+    every = {name: field.default for name, field in FIELDS.items()} | {"max_new_tokens": MAX_NEW_TOKENS}
+    every |= generation.defaults(engine.model) | options.given
+    rare = {name: every[name] for name in FIELDS if name not in usual and is_set(name, every[name])}
     run = ("ignore_eos", "num_return_sequences", "logprobs", "suffix")
     return {
         "version": 1,
         "model": _model(engine),
         "decoding": decoding | shared | chat | later | select,
         "folders": named_folders([*decoding.values(), *stored]),
-        "sampling": {name: getattr(options, name) for name in ("max_new_tokens", *usual)}
+        "sampling": {name: every[name] for name in ("max_new_tokens", *usual)}
         | json.loads(json.dumps(rare))
         | {"stop": list(options.stop)}
         | {name: getattr(options, name) for name in run}
@@ -158,7 +160,3 @@ def _input(given: list[Any]) -> dict[str, Any]:
 def plain(given: list[Any]) -> list[Any]:
     """Lines or prompts as JSON."""
     return [dataclasses.asdict(line) if isinstance(line, jsonl.Line) else line for line in given]
-
-
-def _of_prompts(options: PromptOptions) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in PROMPT_OPTIONS}

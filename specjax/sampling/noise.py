@@ -48,6 +48,11 @@ def row_keys(seed: int | Sequence[int], identities: Iterable[str | Sequence[int]
     return _fold(halves, table)
 
 
+def keys_of(data: Array) -> Array:
+    """Typed threefry keys of their data `[..., 2]` uint32, whatever kind of keys is the default."""
+    return jax.random.wrap_key_data(data, impl="threefry2x32")
+
+
 @jax.jit
 def _fold(seeds, words):
     def one(seed, word):

@@ -112,11 +112,15 @@ class Sampler:
         return carried(self.penalised(logits, paths), self.params, self.live, self.text(paths), tokens, count)
 
     def log_law(self, logits: Array, paths: Paths | None = None) -> Array:
-        """The law of the next token as log-probabilities `[B, T, V]`; one-hot in greedy rows."""
+        """The law of the next token as log-probabilities `[B, T, V]`; one-hot in greedy rows that are live."""
         warped = self.warped(logits, paths)
-        greedy = (self.params.temperature == 0)[:, None, None]
-        top = jax.nn.one_hot(jnp.argmax(warped, axis=-1), logits.shape[-1], dtype=bool)
-        return jnp.where(greedy, jnp.where(top, 0.0, -jnp.inf), jax.nn.log_softmax(warped, axis=-1))
+        law, greedy = jax.nn.log_softmax(warped, axis=-1), self.params.temperature == 0
+
+        def one_hot():
+            top = jax.nn.one_hot(best(warped), logits.shape[-1], dtype=bool)
+            return jnp.where(greedy[:, None, None], jnp.where(top, 0.0, -jnp.inf), law)
+
+        return jax.lax.cond(jnp.any(self.live & greedy), one_hot, lambda: law)
 
     def scores(self, logits: Array, depth: Array | int, paths: Paths | None = None, max_depth: int = 0) -> Array:
         """Scores `[B, T, V]` whose argmax is the draw: warped scores plus the shared Gumbel noise of that depth.

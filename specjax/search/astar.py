@@ -13,6 +13,7 @@ import numpy as np
 
 from specjax.about import About
 from specjax.models.text import new_text
+from specjax.sampling.noise import keys_of
 from specjax.search.frontier import Frontier, Node, best_first
 from specjax.search.stepwise import Asked, Step, Stepwise, Written, step_ends
 from specjax.search.writer import Writer
@@ -270,5 +271,5 @@ def _numbers(what, value, partials):
 @jax.jit
 def _folded(keys, ordinals):
     """Key data `[B, 2]` of keys folded with a number each."""
-    fold = lambda key, number: jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), number)
+    fold = lambda key, number: jax.random.fold_in(keys_of(key), number)
     return jax.random.key_data(jax.vmap(fold)(keys, ordinals))

@@ -182,7 +182,7 @@ class EntropyAdaptive(Decoder, Stepwise):
           ValueError: outside jit, where a row does not fit; on a sampler that carries a sum (mirostat).
         """
         batch, capacity = state.tokens.shape
-        check_rows(self, capacity, prompts, lengths, limit, rows, batch)
+        check_rows(self, capacity, prompts, lengths, row_keys, limit, sampling, eos, rows, batch)
         if carries(sampling) and not self.greedy:
             raise ValueError("entropy-adaptive decoding keeps no sum over a text: leave mirostat out")
         count = prompts.shape[0]

@@ -5,6 +5,7 @@ In the shape descriptions `B` denotes rows, `W` tokens that are read together, `
 
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,11 +14,14 @@ import jax
 import numpy as np
 
 from specjax.about import Named
+from specjax.models.generation import defaults, left_out
 from specjax.models.text import encoded
 from specjax.pretty import short
 from specjax.sampling import row_keys
 from specjax.sampling.warp import carries
 from specjax.sampling_params import FIELDS, Sampling, SamplingOptions, worded
+
+_LOG = logging.getLogger(__name__)
 
 
 class Stepwise:
@@ -105,7 +109,8 @@ class Asked:
           prompts: a list of texts, lists of token ids or lists of chat messages.
           max_new_tokens: at least 1.
           seed: with a prompt it decides the noise.
-          sampling: options of `specjax.sampling_params.SamplingOptions`.
+          sampling: options of `specjax.sampling_params.SamplingOptions`; of the others the first model's
+            `generation_config.json` says what they are.
 
         Raises:
           ValueError: on diffusion models, models of two vocabularies, what is no prompt, or a prompt that leaves no room.
@@ -125,7 +130,9 @@ class Asked:
                 encoded(smallest, ids[-1])
             except ValueError as error:
                 raise ValueError(f"prompt {number}: {error}") from error
-        ids = tuple(ids)
+        ids, sampling = tuple(ids), defaults(models[0]) | sampling
+        if line := left_out(models[0], {*sampling, "max_new_tokens"}, bool(sampling.get("temperature"))):
+            _LOG.warning(line)
         sampling = sampling | worded(SamplingOptions(**sampling), models[0].tokenizer)
         keys = np.asarray(jax.random.key_data(row_keys([seed] * len(ids), ids))) if ids else np.zeros((0, 2), np.uint32)
         asked = cls(tuple(prompts), ids, keys, int(max_new_tokens), sampling)

@@ -16,6 +16,7 @@ import numpy as np
 from specjax import decoder as decoding
 from specjax.decoder import Needs
 from specjax.lm import Block, Wants
+from specjax.sampling.noise import keys_of
 from specjax.search.stepwise import Asked
 from specjax.sharding.distributed import to_host
 from specjax.speculative import prefill_width, speculative, write
@@ -102,7 +103,7 @@ class Writer:
                 places,
                 prompts,
                 lengths,
-                jax.random.wrap_key_data(jax.device_put(keys)),
+                keys_of(jax.device_put(keys)),
                 limit=np.where(places < self.rows, self.most, 2).astype(np.int32),
                 sampling=self.asked.sampling_of(self.rows),
                 eos=self._eos(False),
@@ -198,8 +199,8 @@ class Writer:
           slots: B of its rows.
           keys: `[B, 2]` uint32, key data.
         """
-        keys = jax.random.wrap_key_data(jax.device_put(keys))
-        self.state = _taken(self.decoder, pool, np.asarray(slots, np.int32), keys)
+        own = keys_of(jax.device_put(keys))
+        self.state = _taken(self.decoder, pool, np.asarray(slots, np.int32), own)
         self.failed[:] = False
         host = to_host((self.state.tokens, self.state.length, self.state.prompt_length))
         self.tokens, self.length, self.begin = host[0].copy(), host[1].astype(np.int64), host[2].astype(np.int64)

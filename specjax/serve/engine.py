@@ -1,8 +1,9 @@
 """Text in, text out: `generate` for notebooks, and the engine under it and under the command line."""
 
 import dataclasses
+import logging
 import os.path
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 from specjax.about import abouts
 from specjax.decoder import Needs
 from specjax.draft import Drafter
+from specjax.models.generation import defaults, left_out
 from specjax.models.paired import Paired
 from specjax.models.text import check_unicode, encoded
 from specjax.sampling import row_keys
@@ -40,6 +42,7 @@ from specjax.spec.companions import DEFAULT_MODEL
 from specjax.verify import Verifier
 from specjax.warpers import WARPERS
 
+_LOG = logging.getLogger(__name__)
 SHORTEST_PREFIX = 16  # tokens: a shorter prefix is a chunk or less of prefill, and not worth its own
 
 
@@ -110,6 +113,7 @@ class Engine:
         self.model = model
         plan["logits_processors"] = tuple(plan["logits_processors"])
         asked = Plan(drafter=drafter, verifier=verifier, **plan)
+        self._chosen = {f.name for f in dataclasses.fields(Plan) if getattr(asked, f.name) != f.default}
         self.decoder, self.params = assemble(model, asked, self.mesh, rows)
         self.timing = Timing()
 
@@ -143,18 +147,34 @@ class Engine:
         """A prompt's token ids, see `specjax.models.text.encoded`."""
         return encoded(self.model, prompt, what)
 
+    def filled(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of a prompt with those that the model sets and the user does not."""
+        return defaults(self.model) | {name: value for name, value in options.items() if value is not None}
+
+    def left_out(self, options: Mapping[str, Any], requests: Sequence[Any]) -> str | None:
+        """A line that says what the model's `generation_config.json` asks for and is not applied; None where there is nothing.
+
+        Args:
+          options: of prompts, as the user gave them.
+          requests: made with these.
+        """
+        chosen = {name for name, value in options.items() if value is not None} | self._chosen
+        sampled = all(request.temperature for request in requests if isinstance(request, Request))
+        return left_out(self.model, chosen, sampled)
+
     def request(self, prompt: str | Sequence[Any], *, suffix: Any = None, **options: Any) -> Request:
         """A checked request; options are the fields of `Request`.
 
         Args:
           prompt: see `encode`.
           suffix: what follows the new text: a string or token ids. Diffusion models fill in between.
-          **options: of `Request`.
+          **options: of `Request`; one that is None, or not there, is what the model's `generation_config.json` says.
 
         Raises:
           ValueError: on an unusable prompt, suffix or option.
         """
         check_options(options)
+        options = self.filled(options)
         vocab = self.model.lm.vocab_size
         for name, ids in listed_ids(options).items():
             if outside := [token for token in ids if token >= vocab]:
@@ -414,7 +434,8 @@ def generate(model: Any = None, prompts: Any = None, *, progress: bool | None = 
 
     With the default verifier the same seed gives the same text, whatever the drafter, the batch or the mesh. Beside the options
     below there are the parameters of the warpers, such as `temperature` (0, the default, is greedy), `top_k` or `top_p`: see
-    `specjax samplers`.
+    `specjax samplers`. Those that are not given are what the model's `generation_config.json` says, all but the temperature; a
+    warning of the logger `specjax` says what else of that file is not applied.
 
     Args:
       model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target; a model of
@@ -434,9 +455,9 @@ def generate(model: Any = None, prompts: Any = None, *, progress: bool | None = 
     """
     stop = options["stop"]
     given = options | {"model": model, "stop": (stop,) if isinstance(stop, str) else tuple(stop)}
-    run, defaults = take(RunOptions, given), vars(take(PromptOptions, given))
+    run, common = take(RunOptions, given), take(PromptOptions, given).given
     check_least(run)
-    check_options(defaults)
+    check_options(common)
     chooser = Chooser.of(run, options["logprobs"])
     asked = read_prompts(model, prompts)
     decode = take(DecodeOptions, given)
@@ -447,12 +468,14 @@ def generate(model: Any = None, prompts: Any = None, *, progress: bool | None = 
         one
         for prompt, own in asked
         for one in several(
-            engine.request(user_turn(prompt, run.chat), **{"suffix": run.suffix, **defaults, **own}),
+            engine.request(user_turn(prompt, run.chat), **{"suffix": run.suffix, **common, **own}),
             run.num_return_sequences,
         )
     ]
     if chooser is not None:
         chooser.check(engine, requests)
+    if line := engine.left_out(common, requests):
+        _LOG.warning(line)
     turns = engine.turns(
         requests,
         slots=min(run.batch_size, engine.rows(requests)),

@@ -13,7 +13,8 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from specjax.sampling_params import SamplingOptions, column, read
+from specjax.models.generation import APPLIED
+from specjax.sampling_params import FIELDS, SamplingOptions, check_value
 from specjax.spec.assemble import Plan
 from specjax.warpers import parameter
 
@@ -150,19 +151,48 @@ class DecodeOptions(Plan):
     )
 
 
+MAX_NEW_TOKENS = 128
+"""New tokens of a prompt, at most, where nobody says so."""
+
+
+def _given() -> Any:
+    """The parameters of warpers as a user gives them."""
+    copies = []
+    for field in dataclasses.fields(SamplingOptions):
+        usual = "the model's, else " if field.name in APPLIED else ""
+        said = "shape" in field.metadata or field.default is None  # by the help itself
+        usual = "" if said else f" (default: {usual}{field.default:g})"
+        about = {**field.metadata, "help": field.metadata["help"] + usual}
+        copies.append((field.name, cast(Any, field.type) | None, dataclasses.field(default=None, metadata=about)))
+    return dataclasses.make_dataclass("Given", copies, frozen=True, kw_only=True, namespace={"__module__": __name__})
+
+
+Given: Any = _given()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PromptOptions(SamplingOptions):
-    """What may differ from prompt to prompt.
+class PromptOptions(Given):
+    """What may differ from prompt to prompt; None where the user does not say. A parameter of a warper is then what the model's
+    `generation_config.json` says, where that counts (`specjax.models.generation`), or else its default.
 
     Attributes:
-      max_new_tokens: new tokens, at most; at least 1.
+      max_new_tokens: new tokens, at most; at least 1; None: 128.
       seed: with the prompt it decides the noise.
     """
 
-    max_new_tokens: int = parameter(
-        128, "new tokens a prompt, at most", "an integer >= 1 and below 2^31", lambda x: 1 <= x < 2**31
+    max_new_tokens: int | None = parameter(
+        None,
+        f"new tokens a prompt, at most (default: {MAX_NEW_TOKENS})",
+        "an integer >= 1 and below 2^31",
+        lambda x: 1 <= x < 2**31,
     )
     seed: int = parameter(0, "with the prompt it decides the noise", "an integer", lambda x: True)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those that the user has set, and the seed."""
+        every = {name: getattr(self, name) for name in PROMPT_OPTIONS}
+        return {name: value for name, value in every.items() if value is not None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,33 +237,23 @@ class RunOptions:
     )
 
 
-PROMPT_OPTIONS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(PromptOptions)}
+PROMPT_OPTIONS: dict[str, Any] = {
+    **{field.name: field.type for field in dataclasses.fields(SamplingOptions)}, "max_new_tokens": int, "seed": int
+}  # fmt: skip
 """The options of a prompt, and their types."""
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Checks options of a prompt.
+    """Checks options of a prompt; None is as if it were not there.
 
     Raises:
       ValueError: naming the option that is out of range, and its range.
     """
     for field in dataclasses.fields(PromptOptions):
-        if field.name in options:
-            _check(field, options[field.name])
-
-
-def _check(field: dataclasses.Field, value: Any) -> None:
-    if value is None and field.default is None:
-        return
-    wrong = f"{field.name} must be {field.metadata['valid']}, got {value!r:.40}"
-    if field.name not in SamplingOptions.__dataclass_fields__:  # these are not rounded
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not field.metadata["holds"](value):
-            raise ValueError(wrong)
-        return
-    if "shape" in field.metadata:
-        read(field, value)
-        return
-    large = 2**31 if field.type is int else 1e38
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not abs(value) < large:
-        raise ValueError(wrong)
-    column(field, value)
+        value = options.get(field.name)
+        if value is None:
+            continue
+        if field.name in FIELDS:
+            check_value(FIELDS[field.name], value)
+        elif isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not field.metadata["holds"](value):
+            raise ValueError(f"{field.name} must be {field.metadata['valid']}, got {value!r:.40}")

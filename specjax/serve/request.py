@@ -6,14 +6,14 @@ from typing import Any
 
 from specjax.decoder import Needs
 from specjax.pretty import short
-from specjax.sampling_params import form_of, in_use
-from specjax.serve.options import PromptOptions
+from specjax.sampling_params import SamplingOptions, form_of, in_use
+from specjax.serve.options import MAX_NEW_TOKENS
 from specjax.warpers import WARPERS
 
 
 @dataclasses.dataclass(frozen=True)
-class Request(PromptOptions):
-    """A prompt and how to complete it. Names are those of `specjax.generate`; see `PromptOptions` for the others.
+class Request(SamplingOptions):
+    """A prompt and how to complete it. Names are those of `specjax.generate`; see `specjax.warpers` for the others.
 
     Attributes:
       prompt: the text as given, or a list of ids.
@@ -23,6 +23,8 @@ class Request(PromptOptions):
       suffix: what follows the new text, as given, or None.
       suffix_ids: its token ids.
       sample: which of several completions of its prompt (from 0), or None where there is one.
+      max_new_tokens: new tokens, at most.
+      seed: with the prompt it decides the noise.
     """
 
     prompt: Any
@@ -32,6 +34,8 @@ class Request(PromptOptions):
     suffix: Any = None
     suffix_ids: tuple[int, ...] = ()
     sample: int | None = None
+    max_new_tokens: int = MAX_NEW_TOKENS
+    seed: int = 0
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

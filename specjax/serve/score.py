@@ -44,7 +44,7 @@ class Score:
       logprob: natural logarithm of the continuation's probability after the prompt; None where `error` says why.
       logprobs: of every token of it, under the model's own softmax.
       tokens: its token ids.
-      greedy: whether every one of them is the likeliest, so that greedy decoding would write it.
+      greedy: whether every one of them is the likeliest, so that greedy decoding without a penalty would write it.
       id: the caller's name for it, or None.
       line: its line in the input file, or None.
       error: what went wrong, or None.

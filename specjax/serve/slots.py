@@ -15,6 +15,7 @@ import numpy as np
 
 from specjax import decoder as decoding
 from specjax.decoder import Decoder, Needs
+from specjax.sampling.noise import keys_of
 from specjax.sampling_params import USUAL, Form, Sampling
 from specjax.serve.race import Race
 from specjax.serve.request import Record, Request, follows, rows_of
@@ -198,7 +199,7 @@ class Slots:
             if copies is not run and requests[run[0]].sample is not None:
                 kept = requests[run[0]], decoding.row_of(decoder, state, np.int32(rows[run[0]]))
             for i in copies:
-                key = jax.random.wrap_key_data(jax.device_put(keys[i]))
+                key = keys_of(jax.device_put(keys[i]))
                 state = decoding.copy_row(decoder, state, np.int32(rows[i]), kept[1], key)
         return state, kept
 
@@ -222,7 +223,7 @@ class Slots:
             np.asarray(rows),
             prompts,
             np.asarray([len(ids) for ids in given], np.int32),
-            jax.random.wrap_key_data(jax.device_put(keys)),  # `jnp.asarray` would compile a program
+            keys_of(jax.device_put(keys)),  # `jnp.asarray` would compile a program
             limit=np.minimum(ends, self.served.max_length).astype(np.int32),
             sampling=Sampling.of_rows(requests, self.form),
             eos=np.broadcast_to(np.asarray(eos, np.int32), (self.share, len(eos))),

@@ -94,7 +94,7 @@ class Distill(Objective):
             "agreement": mean(agreement(target, draft), mask),
             "weight": chosen.sum(),
         }
-        return self.divergence(target, draft, chosen, mean=mean), metrics
+        return self.divergence(target, draft, chosen, batch.tokens[:, 1:], mean), metrics
 
     def _data(self, params: Any, batch: Batch, key: Array) -> Batch:
         if self.on_policy == 0:

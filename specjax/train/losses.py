@@ -48,8 +48,17 @@ class Loss(abc.ABC):
     """
 
     @abc.abstractmethod
-    def numbers(self, target_logits: Array, draft_logits: Array, outside: Array | None = None) -> tuple[Array, ...]:
-        """What it needs to know of every position, `[B, T]` float32 each; `outside` as `acceptance` has it."""
+    def numbers(
+        self, target_logits: Array, draft_logits: Array, outside: Array | None = None, labels: Array | None = None
+    ) -> tuple[Array, ...]:
+        """What it needs to know of every position, `[B, T]` float32 each.
+
+        Args:
+          target_logits: see `__call__`.
+          draft_logits: likewise.
+          outside: as `acceptance` has it.
+          labels: see `__call__`.
+        """
 
     @abc.abstractmethod
     def taken(self, numbers: tuple[Array, ...], mask: Array, mean: Mean = MEAN, known: Array | None = None) -> Array:
@@ -72,12 +81,13 @@ class Loss(abc.ABC):
           target_logits: `[B, T, V]`.
           draft_logits: `[B, T, V]`.
           mask: `[B, T]`, bool or weights.
-          labels: `[B, T]` int32, hard labels in place of the target's likeliest tokens. Read by `CrossEntropy` alone.
+          labels: `[B, T]` int32, the text's own tokens, as columns of V; -1 where the draft cannot say one. Read by
+            `CrossEntropy("text")` alone.
           mean: takes the means.
           known: `[B, T]` bool, whether the target's likeliest token is one that the draft can say; None: everywhere.
           outside: `[B, T]`, as `acceptance` has it.
         """
-        return self.taken(self.numbers(target_logits, draft_logits, outside), mask, mean, known)
+        return self.taken(self.numbers(target_logits, draft_logits, outside, labels), mask, mean, known)
 
 
 class Divergence(Loss):
@@ -90,7 +100,7 @@ class Divergence(Loss):
     def positions(self, target_logits: Array, draft_logits: Array, outside: Array | None = None) -> Array:
         """The number of every position, `[B, T]` float32; `outside` as `acceptance` has it."""
 
-    def numbers(self, target_logits, draft_logits, outside=None):
+    def numbers(self, target_logits, draft_logits, outside=None, labels=None):
         return (self.positions(target_logits, draft_logits, outside),)
 
     def taken(self, numbers, mask, mean=MEAN, known=None):
@@ -152,20 +162,20 @@ class TVD(Divergence):
 class TVDPP(Loss):
     """TVD++ (arXiv:2403.00858) with its expectation over q taken in full rather than by samples.
 
-    The reward of a token is `r = 1[p > q]`, its advantage `A = (r - mu) / (sigma + 1e-6)` with mean and standard deviation
-    over all masked positions and the vocabulary, both held constant. The loss is `mean_t sum_v A (p - q)`, whose gradient
-    is the policy gradient `-mean_t E_q[A grad log q]`. Since q sums to one mu has no gradient, and
-    the value is taken without it: both are those of `TVD` over sigma, so what this loss changes is the length of the step. Of a
-    draft over fewer tokens sigma is over those.
+    The reward of a token is `r = 1[p > q]`, its advantage `A = (r - mu) / (sigma + 1e-6)` with the mean and the standard
+    deviation that r has over all masked positions and tokens drawn from q there, both held constant. The loss is
+    `mean_t sum_v A (p - q)`, whose gradient is the policy gradient `-mean_t E_q[A grad log q]`. Since q sums to one mu has no
+    gradient, and the value is taken without it: both are those of `TVD` over sigma, so what this loss changes is the length of
+    the step.
     """
 
-    def numbers(self, target_logits, draft_logits, outside=None):
+    def numbers(self, target_logits, draft_logits, outside=None, labels=None):
         p, q = _laws(target_logits, draft_logits, outside)
-        return TVD().positions(target_logits, draft_logits, outside), (q < p).astype(jnp.float32).mean(axis=-1)
+        return TVD().positions(target_logits, draft_logits, outside), jnp.where(q < p, q, 0.0).sum(axis=-1)
 
     def taken(self, numbers, mask, mean=MEAN, known=None):
         share = mean.whole(numbers[1], mask)
-        spread = jnp.sqrt(share * (1 - share))  # of numbers that are 0 or 1
+        spread = jnp.sqrt(jnp.maximum(share * (1 - share), 0.0))  # of numbers that are 0 or 1
         return mean(numbers[0], mask) / (spread + 1e-6)
 
 
@@ -195,7 +205,7 @@ class LK(Loss):
                 f"{self.kl_decay}"
             )
 
-    def numbers(self, target_logits, draft_logits, outside=None):
+    def numbers(self, target_logits, draft_logits, outside=None, labels=None):
         kept = acceptance(target_logits, draft_logits, outside)
         if self.kind == "alpha":
             return (kept,)
@@ -213,22 +223,36 @@ class LK(Loss):
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy(Divergence):
-    """`-log q(y)` with y the target's likeliest token, or the given `labels`.
+    """`-log q(y)` with a hard label y.
 
-    The likeliest token is what greedy verification asks for; on text that the target wrote greedily it is the text's own
-    next token, so this is sequence-level distillation there.
+    The target's likeliest token is what greedy verification asks for; on text that the target wrote greedily it is the text's
+    own next token, so this is sequence-level distillation there. The text's own tokens are what Medusa-1 and DFlash learn as
+    published; of those the draft may be unable to say some, and these positions do not count.
+
+    Attributes:
+      labels: `target`: the likeliest token of p; `text`: the text's own.
     """
 
+    labels: str = "target"
+
+    def __post_init__(self):
+        if self.labels not in ("target", "text"):
+            raise ValueError(f"loss cross_entropy: labels must be target or text, got {self.labels!r}")
+
     def positions(self, target_logits, draft_logits, outside=None):
-        return self._of(draft_logits, jnp.argmax(target_logits, axis=-1))
+        return _surprise(draft_logits, jnp.argmax(target_logits, axis=-1))
 
-    def __call__(self, target_logits, draft_logits, mask, labels=None, mean=MEAN, *, known=None, outside=None):
+    def numbers(self, target_logits, draft_logits, outside=None, labels=None):
+        if self.labels == "target":
+            return super().numbers(target_logits, draft_logits, outside)
         if labels is None:
-            return super().__call__(target_logits, draft_logits, mask, mean=mean, known=known)
-        return mean(self._of(draft_logits, labels), mask)
+            raise ValueError("loss cross_entropy: labels=text needs the text's tokens")
+        return _surprise(draft_logits, jnp.maximum(labels, 0)), (labels >= 0).astype(jnp.float32)
 
-    def _of(self, draft_logits: Array, labels: Array) -> Array:
-        return -jnp.take_along_axis(_log_law(draft_logits), labels[..., None], axis=-1)[..., 0]
+    def taken(self, numbers, mask, mean=MEAN, known=None):
+        if self.labels == "target":
+            return super().taken(numbers, mask, mean, known)
+        return mean(numbers[0], mask * numbers[1])
 
 
 LOSSES: dict[str, type[Loss]] = {
@@ -251,6 +275,11 @@ def _laws(target_logits: Array, draft_logits: Array, outside: Array | None) -> t
     """The target's over all its tokens, of which these are those that the draft can say, and the draft's."""
     p, q = jnp.exp(_log_law(target_logits)), jnp.exp(_log_law(draft_logits))
     return p if outside is None else p * (1 - outside[..., None]), q
+
+
+def _surprise(logits: Array, labels: Array) -> Array:
+    """`-log q` of the columns `labels`."""
+    return -jnp.take_along_axis(_log_law(logits), labels[..., None], axis=-1)[..., 0]
 
 
 def _kl(log_a: Array, log_b: Array) -> Array:

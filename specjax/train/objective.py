@@ -6,7 +6,7 @@ In the shape descriptions `B` denotes rows, `T` tokens a row, `V` the vocabulary
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -122,6 +122,10 @@ class Objective(abc.ABC):
     follows_dtype: ClassVar[bool] = False
     """Whether its products are in the type of the parameters that `loss` is given, so that a pass may round them."""
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Fields by a word of a line: `preset=paper` as its authors train it where the defaults are ours, `preset=small` for small
+    models where the defaults are theirs."""
+
     saved: ClassVar[tuple[str, ...]] = ()
     """Fields of `method` that parameters depend on, written beside them and read back with them."""
 
@@ -208,6 +212,29 @@ def each_row(draw: Callable[[Array], Array], key: Array, rows: int) -> Array:
       rows: B.
     """
     return jax.vmap(draw)(key if key.ndim else jax.random.split(key, rows))
+
+
+def drawn_places(key: Array, useful: Array, count: int) -> tuple[Array, Array]:
+    """Random places of every row, without replacement.
+
+    Args:
+      key: one key, or one a row.
+      useful: `[B, T]` bool, places that may be drawn.
+      count: places a row.
+
+    Returns:
+      Indices `[B, R]` into the row, all different, and whether each is such a place `[B, R]`, which come first; R is at most T.
+    """
+    drawn = each_row(lambda key: jax.random.uniform(key, useful.shape[1:]), key, len(useful))
+    value, at = jax.lax.top_k(jnp.where(useful, drawn, -1.0), min(count, useful.shape[1]))
+    return at.astype(jnp.int32), value >= 0
+
+
+def check_not_negative(name: str, objective: Any, *fields: str) -> None:
+    """Raises ValueError where one of an objective's fields is below 0, or no number."""
+    for field in fields:
+        if not (value := getattr(objective, field)) >= 0:
+            raise ValueError(f"{name}: {field} must not be negative, got {value}")
 
 
 def read(lm: LM, params: PyTree, batch: Batch, wants: Wants) -> Output:

@@ -96,7 +96,7 @@ def update(
 
     def loss(params):
         own = read(draft, params, text, Wants(logits=True)).logits[:, :-1]
-        return divergence(taught, own, missed[:, 1:])
+        return divergence(taught, own, missed[:, 1:], tokens[:, 1:])
 
     value, grads = jax.value_and_grad(loss)(params)
     changes, optimizer = _optimizer(learning_rate).update(grads, optimizer, params)

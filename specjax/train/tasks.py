@@ -69,7 +69,22 @@ def _fields(line: str, *kinds: type) -> tuple[dict[str, Any], ...]:
 def _settable(kind: type) -> dict[str, Any]:
     """The fields that a line may set: of an objective no lists, which follow from the target and other options."""
     fields = plain_fields(kind)
-    return {name: value for name, value in fields.items() if value != () or not issubclass(kind, Objective)}
+    if not issubclass(kind, Objective):
+        return fields
+    own = {name: value for name, value in fields.items() if value != ()}
+    return own | {"preset": ""} if kind.presets else own
+
+
+def _with_preset(name: str, kind: type[Objective], fields: dict[str, Any]) -> dict[str, Any]:
+    """A line's fields of an objective, on top of those of the preset that it names.
+
+    Raises:
+      ValueError: on a preset that there is not.
+    """
+    preset = fields.pop("preset", "")
+    if preset and preset not in kind.presets:
+        raise ValueError(f"the training of {name} has the presets {', '.join(kind.presets)}, not {preset!r}")
+    return {**kind.presets.get(preset, {}), **fields}
 
 
 def _divergence(options: TrainOptions) -> dict[str, Any]:
@@ -220,7 +235,7 @@ class HeadTask:
             if getattr(options, option) is not None and field not in known:
                 raise ValueError(f"--{option.replace('_', '-')} is not for {name}")
         bound = drafter_kind(**own).bind(target.lm)
-        settings = of_objective | _divergence(options)
+        settings = _with_preset(name, kind, of_objective) | _divergence(options)
         if options.draft_vocabulary is not None:
             counts = read().counts(target.lm.vocab_size)
             settings["ids"] = tuple(most_frequent(counts, options.draft_vocabulary, target.eos_ids).tolist())
@@ -240,8 +255,9 @@ def masked(name: str, objective: str) -> Make:
         def save(folder: Path, params: Any) -> None:
             if is_first():
                 models.save(
-                    folder, target.lm, params, options.save_dtype, target.tokenizer, target.eos_ids, target.masked
-                )
+                    folder, target.lm, params, options.save_dtype, target.tokenizer, target.eos_ids, target.masked,
+                    generation=target.generation,
+                )  # fmt: skip
 
         return Task(made, params, None, save)
 

@@ -1,4 +1,4 @@
-"""Of the lossless rules that follow the draft the one that accepts the most, by how a node's children come to be."""
+"""Of the lossless rules that follow the draft the one that pays, by how a node's children come to be."""
 
 import dataclasses
 from types import MappingProxyType
@@ -9,7 +9,6 @@ from specjax.tree import Tree
 from specjax.verify.base import Verifier
 from specjax.verify.block import Block
 from specjax.verify.greedy_multi import GreedyMulti
-from specjax.verify.optimal import Optimal
 from specjax.verify.recursive import Recursive
 from specjax.verify.recursive_wor import RecursiveWOR
 from specjax.verify.traversal import Traversal
@@ -18,7 +17,7 @@ RULES = MappingProxyType(
     {
         "deterministic": Recursive(),  # as they are: one passes with the sum of their chances in p, by every rule
         "coupled": RecursiveWOR(),  # of one child more than the target's own draw, of more of them as many
-        "iid": Optimal(),
+        "iid": Recursive(),  # `Optimal` accepts hardly more, and the time that it takes is worth more than that
         "without_replacement": Traversal(),
         "greedy": GreedyMulti(),
     }
@@ -30,14 +29,14 @@ RULES = MappingProxyType(
 class Best(Verifier):
     """Judges a tree as the rule for its kind of children does. Which one that is is known before the first step.
 
-    Lossless in law. At a node `block`, `optimal` and `greedy_multi` reach what their children allow
-    (`specjax.verify.bounds`); of children without replacement no rule here does, and `traversal` keeps at least as many as
-    `recursive_wor`.
+    Lossless in law. At a node `block` and `greedy_multi` reach what their children allow (`specjax.verify.bounds`), and
+    `recursive` of i.i.d. ones nearly that; of children without replacement no rule here does, and `traversal` keeps at least
+    as many as `recursive_wor`.
     """
 
     about = About(
         "best",
-        "judge any tree by the rule that accepts the most of its kind of children",
+        "judge any tree by the rule that pays the most for its kind of children",
         "this library",
         "same distribution",
     )

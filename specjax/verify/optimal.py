@@ -8,12 +8,15 @@ import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.sampling.noise import ORDER
+from specjax.verify.grades import COUNT, NARROW, Grades, grade, grades_of, over_tokens
 from specjax.verify.top_down import TopDown, at, normalised
 
 Array = jax.Array
 
 HALVINGS = 40
 """Of a token's share of the line, when a place in it is looked for."""
+ROUNDING = 8
+"""Of so many units in the last place of 1 it is not asked whether they are wanted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +35,9 @@ class Optimal(TopDown):
     many go one way as the other: places are still uniform, and the first of them now is of x with the chance c(x). The pairing
     is that of Jourdain and Margheriti's martingale coupling of two laws (arXiv:1808.01390), here of c / q with z.
 
-    Lossless in law for any number of children and any vocabulary, with two sorts and some cumulative sums at each node whose
-    children are tried. It is the optimum at a node; of two children it does not prefer the one with more below it.
+    Lossless in law for any number of children and any vocabulary. Of more than a few tokens it is grades that lie on the line
+    (`specjax.verify.grades`): nothing is sorted, the law is kept as it is, and a millionth of acceptance may be lost. It is the
+    optimum at a node; of two children it does not prefer the one with more below it.
     """
 
     about = About(
@@ -45,20 +49,27 @@ class Optimal(TopDown):
     )
 
     def noise(self, tree, sampler):
-        twice = sampler.uniform_of(jnp.concatenate([tree.depth] * 2, axis=1), ORDER)
-        return jnp.stack(jnp.split(twice, 2, axis=1), axis=-1)
+        drawn = sampler.uniform_of(jnp.concatenate([tree.depth] * 3, axis=1), ORDER)
+        return jnp.stack(jnp.split(drawn, 3, axis=1), axis=-1)
 
     def enter(self, p, log_q, count):
-        return p, line_of(p, jnp.exp(log_q), jnp.maximum(count, 1).astype(p.dtype))
+        drafts = jnp.maximum(count, 1).astype(p.dtype)
+        p, q = (law / law.sum(axis=-1, keepdims=True) for law in (p, jnp.exp(log_q)))
+        return p, q, *line_over(p, q, drafts)
 
     def compare(self, state, tokens, offered, noise):
-        p, line = state
-        here, there, goes = places(line, tokens, noise[..., 0])
+        p, q, grades, line = state
+        if grades is None:
+            which, kept = tokens, line.kept
+        else:
+            of_tokens = (jnp.take_along_axis(law, jnp.maximum(tokens, 0), axis=1) for law in (p, q))
+            which = grade(grades, *of_tokens, noise[..., 2])
+            kept = over_tokens(grades, line.kept[:, :-1] / jnp.maximum(grades.q[:, :-1], NARROW), p, q)
+        here, there, goes = places(line, which, noise[..., 0])
         place = jnp.where(noise[..., 1] < goes, there, here)
         first = jnp.argmax(jnp.where(offered, place, -1), axis=1)
-        token = at(tokens, first)
-        left = jnp.where(offered.any(axis=1, keepdims=True), normalised(jnp.maximum(p - line.kept, 0), p), p)
-        return Chosen(jnp.where(offered.any(axis=1), token, -1), at(line.passes, token), left)
+        left = jnp.where(offered.any(axis=1, keepdims=True), normalised(jnp.maximum(p - kept, 0), p), p)
+        return Chosen(jnp.where(offered.any(axis=1), at(tokens, first), -1), at(line.passes, at(which, first)), left)
 
     def chance(self, state, tokens):
         return jnp.where(tokens == state.token, state.chance, 0)
@@ -112,6 +123,14 @@ class Line(NamedTuple):
     drafts: Array
 
 
+def line_over(p: Array, q: Array, drafts: Array) -> tuple[Grades | None, Line]:
+    """The line of laws `[B, V]`: of their grades, which come with it; of few tokens of themselves."""
+    if p.shape[1] <= COUNT:
+        return None, line_of(p, q, drafts)
+    grades = grades_of(p, q, drafts)
+    return grades, line_of(grades.p, grades.q, drafts)
+
+
 def line_of(p: Array, q: Array, drafts: Array) -> Line:
     """The line of p and q `[B, V]` for `drafts` `[B]` children."""
     p, q = (law / law.sum(axis=-1, keepdims=True) for law in (p, q))
@@ -144,7 +163,7 @@ def levels(p: Array, q: Array, ratio: Array, behind: Array, drafts: Array) -> tu
     """Of which tokens too much is wanted `[B, V]` bool, a of those `[B, 1]`, and m of the others `[B, 1]`.
 
     They are the beginning of the line whose p exceeds the chance that a child is in it by the most: all of that chance is
-    used up by them, so the others can have all of their p.
+    used up by them, so the others can have all of their p, and what these lack goes to the last of the others.
 
     Args:
       p: `[B, V]` by rank, as are q, ratio and behind.
@@ -154,25 +173,26 @@ def levels(p: Array, q: Array, ratio: Array, behind: Array, drafts: Array) -> tu
       drafts: `[B]`, k.
     """
     inner, after = jnp.cumsum(q, axis=-1), jnp.maximum(behind - q, 0)
-    mass = jnp.cumsum(p, axis=-1)
-    reached = -jnp.expm1(drafts[:, None] * jnp.log(after))
-    missing = mass - reached
+    mass, tail = jnp.cumsum(p, axis=-1), jnp.cumsum(p[:, ::-1], axis=-1)[:, ::-1] - p
+    missing = mass + jnp.expm1(drafts[:, None] * jnp.log1p(-jnp.minimum(inner, 1)))
     last = jnp.argmax(missing, axis=-1, keepdims=True)
-    some = jnp.take_along_axis(missing, last, axis=-1) > 0
-    high = (jnp.arange(p.shape[-1])[None] <= last) & some
-    of_last = lambda values, other: jnp.where(some, jnp.take_along_axis(values, last, axis=-1), other)
-    high_mass, high_reached, low_share = of_last(mass, 0), of_last(reached, 0), of_last(after, 1)
+    most = jnp.take_along_axis(missing, last, axis=-1)
+    most = jnp.where(most > ROUNDING * jnp.finfo(p.dtype).eps, most, 0)
+    high = (jnp.arange(p.shape[-1])[None] <= last) & (most > 0)
+    finite = jnp.where(q > 0, ratio, 0)
 
-    with_cap = jnp.where(q > 0, inner * jnp.where(q > 0, ratio, 0), jnp.inf) + high_mass - mass
-    capped = (high & (with_cap > high_reached)).sum(axis=-1, keepdims=True)
-    width, below = upto(inner, capped, 0), high_mass - upto(mass, capped, 0)
-    cap = jnp.where(width > 0, jnp.maximum(high_reached - below, 0) / jnp.where(width > 0, width, 1), jnp.inf)
+    over = mass - inner * finite  # what tokens have above this ratio: small where both are
+    capped = (high & (over < most)).sum(axis=-1, keepdims=True)
+    width, least = upto(inner, capped, 0), upto(finite, capped, 0)
+    cut = (most - upto(over, capped, 0)) / jnp.where(width > 0, width, 1)
+    first = jnp.take_along_axis(jnp.where(high, finite, 0), jnp.minimum(capped, p.shape[-1] - 1), axis=-1)
+    cap = jnp.where(width > 0, jnp.maximum(least - cut, first), jnp.inf)  # never below what the next one has
 
-    low_reached = jnp.power(low_share, drafts[:, None])
-    with_floor = jnp.where(q > 0, mass - high_mass + jnp.where(q > 0, ratio, 0) * after, ratio)
-    free = (high | (with_floor >= low_reached)).sum(axis=-1, keepdims=True)
-    width, above = upto(after, free, 1), upto(mass, free, 0) - high_mass
-    floor = jnp.where(width > 0, jnp.maximum(low_reached - above, 0) / jnp.where(width > 0, width, 1), 0)
+    under = jnp.where(q > 0, finite * after - tail, jnp.where(p > 0, jnp.inf, -jnp.inf))  # what they have below it
+    free = (high | (under >= most)).sum(axis=-1, keepdims=True)
+    width = upto(after, free, 1)
+    floor = (most + upto(tail, free, 1)) / jnp.where(width > 0, width, 1)
+    floor = jnp.where(width > 0, jnp.minimum(floor, upto(ratio, free, jnp.inf)), 0)
     return high, cap, floor
 
 
@@ -206,17 +226,17 @@ def places(line: Line, tokens: Array, uniforms: Array) -> tuple[Array, Array, Ar
     def among(sums, start, length, sign):
         """The place at which what is too much or too little sums up to `amount`."""
         wanted = jnp.minimum(amount, sums[:, -1:])
+        # a loop, whose result is one for all that read it: computed anew for each, it might be rounded to either side
         index = jnp.minimum(jax.vmap(jnp.searchsorted)(sums, wanted), sums.shape[-1] - 1)
         wanted = wanted - before(sums, index)
         start, length, level = own(start, index), own(length, index), own(line.level, index)
 
-        def halve(_, ends):
-            low, high = ends
+        low, high = jnp.zeros_like(length), length
+        for _ in range(HALVINGS):  # one pass over a few numbers, where a loop would be a program a turn
             middle = (low + high) / 2
             short = sign * excess(start, middle, level, drafts) < wanted
-            return jnp.where(short, middle, low), jnp.where(short, high, middle)
-
-        return start - jax.lax.fori_loop(0, HALVINGS, halve, (jnp.zeros_like(length), length))[1]
+            low, high = jnp.where(short, middle, low), jnp.where(short, high, middle)
+        return start - high
 
     later = among(line.deficit, line.behind - line.above, line.share - line.above, -1)
     earlier = among(line.surplus, line.behind, line.above, 1)

@@ -197,8 +197,11 @@ def test_texts_end_at_eos_for_us_and_for_peers(words, capsys, tmp_path):
     assert [len(text) for text in whole] == [8, 8]
     shutil.copytree(words[words.index("--model") + 1], tmp_path / "ends")
     (tmp_path / "ends" / "generation_config.json").write_text(json.dumps({"eos_token_id": whole[0][3]}))
-    ends = [tmp_path / "ends" if word.endswith("/toy") else word for word in words]
-    assert plain_texts(list(map(str, ends)), capsys)[0] == whole[0][: whole[0].index(whole[0][3]) + 1]
+    ends = [str(tmp_path / "ends") if word.endswith("/toy") else word for word in words]
+    assert plain_texts(ends, capsys)[0] == whole[0][: whole[0].index(whole[0][3]) + 1]
+    said = {"repetition_penalty": 1.8, "no_repeat_ngram_size": 1}  # transformers would have both, and has ours
+    (tmp_path / "ends" / "generation_config.json").write_text(json.dumps(said))
+    assert plain_texts(ends, capsys, "--ignore-eos") != whole
 
 
 @pytest.mark.parametrize(("chats", "tasks", "families"), [(True, None, 10), (False, "json,edit", 2), (False, None, 0)])

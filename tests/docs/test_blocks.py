@@ -3,13 +3,21 @@
 import fnmatch
 import re
 
+import numpy as np
 import pytest
 from support.block_runs import AFTER, GIVEN, MADE, SHORT, SUBSTITUTES, Reader, commands
 from support.blocks import KINDS, OTHERS, PAGES, ROOT, blocks, fences
 from support.planned import skip_without_compiler
 
+from specjax.state import Finish
+
 CHECKS = {
     "README-1": lambda names, out: "24 - 17 = 7. Then 7 + 9 = 16. The answer is 16." in out,
+    "README-4": lambda names, out: (  # each is an answer, and ends there
+        (np.asarray(names["state"].finish) == Finish.EOS).all()
+        and [text.count("<|end|>") for text in names["texts"]] == [2, 2]  # the question's, and the answer's
+        and all(text.endswith("<|end|>") for text in names["texts"])
+    ),
     "evaluate-2": lambda names, out: (
         names["found"].comparisons[0].verdict == "same text" and names["found"].rows[0].overall.n == 8
     ),
@@ -21,7 +29,7 @@ CHECKS = {
     "search-7": lambda names, out: (
         len(names["spans"]) == 3 and names["spans"][0].log_prob > names["spans"][-1].log_prob
     ),
-    "verifiers-2": lambda names, out: names["rates"] == sorted(names["rates"]),
+    "verifiers-3": lambda names, out: names["rates"] == sorted(names["rates"]),
 }
 """What is there after a block, or what it wrote to stdout, beyond rows that are done and records that have tokens."""
 

@@ -54,12 +54,13 @@ def test_a_head_in_bfloat16_drafts_for_a_target_in_bfloat16(name):
 
 def test_fresh_medusa_heads_are_the_base_head():
     """Blocks start as the identity (bias and kernel 0), kernels as the target's head."""
-    drafter, model = Medusa().bind(TARGET), params("medusa")
+    drafter, target = Medusa().bind(TARGET), params()["target"]
     h = jax.random.normal(jax.random.key(0), (2, 64))
-    base = TARGET.unembed(model["target"], h[:, None])[:, 0]
-    for head in model["draft"]["heads"]:
+    base = TARGET.unembed(target, h[:, None])[:, 0]
+    heads = drafter.init_params(jax.random.key(1), target)["heads"]
+    for head in heads:
         np.testing.assert_allclose(medusa_law(head, h), base, rtol=1e-5, atol=1e-5)
-    assert len(model["draft"]["heads"]) == drafter.heads
+    assert len(heads) == drafter.heads
 
 
 def test_a_medusa_depth_listens_to_its_own_head():

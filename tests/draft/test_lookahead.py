@@ -163,7 +163,7 @@ def test_a_column_is_continued_as_the_target_would():
 def test_a_window_that_is_right_stays_right_and_its_ngrams_are_the_text():
     drafter = Lookahead(level=4, window=3, guesses=2, nodes=4, text=False).bind(TARGET)
     weights = params()["target"]
-    line = np.random.default_rng(1).integers(0, 96, 5).tolist()
+    line = np.random.default_rng(4).integers(0, 96, 5).tolist()  # a text without repetitions
     start = len(line) - 1
     for _ in range(10):
         line.append(greedy(line, weights))

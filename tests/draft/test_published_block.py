@@ -111,7 +111,8 @@ def test_a_dflash_block_is_the_published_one(window, tmp_path):
     later = jnp.asarray([[*text, 1, 2, 3]])
     more = jnp.pad(features, ((0, 0), (0, 4), (0, 0)), constant_values=1e3)  # what lies behind a block is not seen
     at = jnp.asarray([[3, len(text) - 1]])
-    taught = outputs(drafter, model, more, Batch(later, jnp.ones_like(later, bool)), at)
+    texts = Batch(later, jnp.ones_like(later, bool))
+    taught = outputs(drafter, model, drafter.head.context(head.params, more, texts.positions), texts, at)
     np.testing.assert_allclose(taught[0, 1], got, rtol=1e-3, atol=1e-4)
 
 

@@ -4,6 +4,7 @@ autoregressive ones beside plain decoding with a whole cache."""
 import dataclasses
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from support.small_target import FORM, TARGET, weights
 import specjax
 from specjax import decoder as decoding
 from specjax.diffusion import Fixed, NoCache
+from specjax.lm import Block, Wants
 from specjax.reference import diffusion as oracle
 from specjax.sampling import Sampling, row_keys
 from specjax.spec.registry import CACHES, OLDS
@@ -60,6 +62,30 @@ def of_diffusion_lossy(cache):
 def test_a_cache_of_a_diffusion_model_keeps_its_guarantee(name):
     tests = {"same text": of_diffusion_same_text, "lossy": of_diffusion_lossy}
     held("cache", name, CACHES[name], tests)(CACHES[name].make(**SHORT.get(name, {})))
+
+
+@jax.jit
+def first_keys(tokens):
+    """Of the first layer, `[B, K, L, H]`: they depend on a position and its token alone."""
+    block = Block(tokens, jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape), jnp.zeros(len(tokens), int))
+    delta = small_diffusion.LM(small_diffusion.params()["target"], block, None, wants=Wants()).delta
+    return delta.key[0].swapaxes(1, 2)
+
+
+@pytest.mark.parametrize("name", [name for name, entry in CACHES.items() if entry.make().keeps])
+def test_what_a_cache_reuses_is_of_the_tokens_that_are_there(name):
+    """Pass by pass: no token that was written since is read as what stood there before."""
+    cache, weights = CACHES[name].make(**SHORT.get(name, {})), small_diffusion.params()
+    decoder = dataclasses.replace(small_diffusion.make(Fixed()), cache=cache)
+    state, passes = small_diffusion.begin(decoder, ROWS, list(GREEDY)), 0
+    while not np.asarray(state.done).all():
+        going, tokens = ~np.asarray(state.done), np.asarray(state.tokens)
+        state = specjax.run(decoder, weights, state, 1)
+        used = (going[:, None] & (np.arange(tokens.shape[1]) < np.asarray(LIMITS)[list(ROWS), None]))[:, None, :, None]
+        held, wanted = (np.where(used, keys, 0) for keys in (state.cache.key[0], first_keys(jnp.asarray(tokens))))
+        np.testing.assert_allclose(held, wanted, atol=1e-4)
+        passes += 1
+    assert passes > 10
 
 
 TEXTS = np.random.default_rng(0).integers(0, TARGET.config.vocab_size, (3, 21))

@@ -1,5 +1,7 @@
 """The Llama family gives the logits of transformers, in one pass, in chunks through a cache, and over trees."""
 
+import copy
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -54,6 +56,28 @@ def test_logits_of_ragged_rows(reference):
         want = reference.logits(ids[row : row + 1, :length])[0]
         assert want.std() > 0.3
         np.testing.assert_allclose(got[row, :length], want, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma4_small"])
+def test_sixteen_bits_round_parameters_alone(references, name):
+    rounds_parameters_alone(references(name))
+
+
+@pytest.mark.slow
+def test_sixteen_bits_round_parameters_alone_in_every_family(reference):
+    rounds_parameters_alone(reference)
+
+
+def rounds_parameters_alone(reference):
+    """What is computed with them is float32 from the embeddings on: logits are those of transformers for rounded parameters."""
+    ids = ragged(LENGTHS)[:1]
+    rounded = copy.deepcopy(reference.torch)
+    for name, stored in rounded.state_dict().items():
+        if not name.endswith(("e_score_correction_bias", "router.bias")):  # float32 in a model of 16 bits too
+            stored.copy_(stored.bfloat16().float())
+    model = models.load(reference.folder, dtype="bfloat16")
+    got = forward(model.lm, model.params, plain(ids)).logits
+    np.testing.assert_allclose(got, dataclasses.replace(reference, torch=rounded).logits(ids), atol=3 * TOLERANCE)
 
 
 CHUNK = 6

@@ -199,7 +199,7 @@ from specjax.jobs.options import JobOptions
 from specjax.sampling import Sampling, warp
 from specjax.sampling_params import SamplingOptions, form_of
 
-assert inspect.signature(specjax.generate).parameters["favour"].default == 0.0
+assert inspect.signature(specjax.generate).parameters["favour"].default is None
 assert jsonl.from_object(1, {"prompt": "a", "favour": 2.5}).options == {"favour": 2.5}
 assert JobOptions(favour=1.0).favour == 1.0
 assert "favour" in dict(form_of([SamplingOptions(temperature=1.0, favour=1.0)]))

@@ -69,7 +69,10 @@ def write_costs(stats: Mapping[str, Iterable[Any]]) -> None:
             old = known[kind].get(name, [0.0, 0.0])
             known[kind][name] = [round(own.get(i, old[i]), 1) for i in (0, 1)]
         known[kind] = dict(sorted(known[kind].items()))
-    lines = lambda entries: ",\\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in entries.items())
-    FILE.write_text(
-        "{\\n" + ",\\n".join(f' "{kind}": {{\\n{lines(own)}\\n }}' for kind, own in known.items()) + "\\n}\\n"
-    )
+    tables = [f' "{kind}": {{\n{_lines(entries)}\n }}' for kind, entries in known.items()]
+    FILE.write_text("{\n" + ",\n".join(tables) + "\n}\n")
+
+
+def _lines(entries: Mapping[str, Any]) -> str:
+    """An entry a line, so that a change of one is seen as such."""
+    return ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in entries.items())

@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import re
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,20 +14,25 @@ import pytest
 from support import small_training as tiny
 from support.objectives import SIZES, packed
 
+from specjax import models
 from specjax.draft import MTP, Clover2, DFlash, DSpark, Eagle, Eagle3, Gemma4Assistant, Hydra, Medusa, PEagle
+from specjax.draft.heads.dspark import MarkovHead
+from specjax.draft.medusa import head_law
 from specjax.expand import Chain
 from specjax.kernels.chunks import chunked
 from specjax.train.heads import teacher as of_teacher
 from specjax.train.heads.clover2 import TrainClover2
-from specjax.train.heads.dflash import TrainDFlash, TrainDSpark
+from specjax.train.heads.dflash import Blocks, TrainDFlash, TrainDSpark
 from specjax.train.heads.eagle import TrainEagle, TrainEagle3, TrainMTP, TrainPEagle
 from specjax.train.heads.gemma4_assistant import TrainGemma4Assistant
 from specjax.train.heads.hydra import TrainHydra
 from specjax.train.heads.medusa import TrainMedusa
 from specjax.train.heads.teacher import Guess, score, teach
-from specjax.train.losses import LK, ForwardKL
+from specjax.train.losses import LK, TVD, CrossEntropy, ForwardKL
 from specjax.train.means import MEAN
-from specjax.train.objective import Batch
+from specjax.train.objective import Batch, drawn_places
+from specjax.train.options import TrainOptions
+from specjax.train.tasks import OBJECTIVES as OBJECTIVES_OF_LINES
 
 IDS = tuple(range(0, 32, 2))
 OBJECTIVES = {
@@ -197,16 +205,119 @@ def test_peagle_reads_features_with_noise():
     assert loss(0.0, 1) == loss(0.0, 2) != loss(0.5, 1) != loss(0.5, 2)
 
 
-def test_each_place_of_a_block_has_a_loss_of_its_own():
-    """Minus the logarithm of its acceptance, where that is the loss, and not of the mean over places."""
-    objective = TrainDFlash(DFlash(block=4, layers=1).bind(tiny.TARGET), IDS, LK(), anchors=12)
+def test_the_loss_of_blocks_is_one_mean_over_all_places():
+    """Minus the logarithm of the mean acceptance, where that is the loss, in which later places of a block weigh less."""
+    objective = TrainDFlash(DFlash(block=4, layers=1).bind(tiny.TARGET), IDS, LK())
     target = tiny.target_params()
     params = jax.tree.map(lambda leaf: 3 * leaf, objective.init(jax.random.key(0), target))
-    loss, metrics = jax.jit(lambda p: objective.loss(p, target, batch(), jax.random.key(1)))(params)
+    run = jax.jit(lambda p, data: objective.loss(p, target, data, jax.random.key(1)))
+    loss, metrics = run(params, batch())
     kept = np.array([metrics[name] for name in ("acceptance", "acceptance_2", "acceptance_3")])
-    weights = np.exp(-np.arange(3) / objective.gamma)
-    assert float(loss) == pytest.approx(np.average(-np.log(kept), weights=weights), rel=1e-5)
-    assert kept.max() > 1.05 * kept.min()
+    # every place whose next token counts begins a block: of n tokens in a row n, n - 1 and n - 2 places
+    counted = np.array([sum(max(n - j, 0) for n in batch().mask.sum(axis=1)) for j in range(3)])
+    weights = counted * np.exp(-np.arange(3) / objective.gamma)
+    assert int(metrics["weight"]) == counted.sum()
+    assert float(loss) == pytest.approx(-np.log(np.average(kept, weights=weights)), rel=1e-5)
+    assert abs(float(loss) - np.average(-np.log(kept), weights=weights)) > 1e-4
+    hole = np.zeros_like(batch().mask)
+    hole[1, 2:6] = hole[1, 7:11] = (
+        True  # two answers of four tokens: what comes after the first of a block's gaps does not count
+    )
+    assert int(run(params, Batch(batch().tokens, hole))[1]["weight"]) == 2 * (4 + 3 + 2)
+
+
+# DeepSpec's `compute_dspark_loss` on what `drawn_blocks` makes: with 0.1, 0.9 and 1, and with its DFlash's weights 1, 0 and 0
+PUBLISHED = {
+    "dspark": (2.370208501815796, 0.2326582819223404),
+    "dflash": (1.8973368406295776, 0.26331010460853577),
+}
+PUBLISHED_BIAS = [
+    [-0.0340225, 0.0190930, -0.0221095, 0.0506002, -0.0135612],
+    [-0.0219484, 0.0180731, -0.0244480, 0.0375997, -0.0092765],
+]
+
+
+def drawn_blocks():
+    """Outputs that are laws already, what blocks of four should say, and the small parts of DSpark."""
+    rng = np.random.default_rng(5)
+    h, laws = rng.normal(size=(2, 3, 4, 5)), rng.normal(size=(2, 3, 4, 5))
+    tokens = rng.integers(0, 5, (2, 3, 5))
+    table, kernel, sure, bias = (rng.normal(size=size) for size in ((5, 2), (2, 5), (7, 1), (1,)))
+    due = np.arange(4)[None, None] < np.array([[4, 2, 0], [1, 3, 4]])[..., None]
+    markov = {"table": {"embedding": table}, "head": {"kernel": kernel}}
+    own = {"draft": {"markov": markov, "confidence": {"kernel": sure, "bias": bias}}}
+    blocks = Blocks(jnp.asarray(tokens), laws, due, np.ones(due.shape, bool), None, jnp.asarray(tokens[..., 1:]))
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (h, own)), blocks
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_losses_of_blocks_are_the_published_ones(name):
+    """Loss and gradients, over blocks of four, two, one, three and four tokens and one that counts not at all."""
+    drafter: Any = SimpleNamespace(drafts=4, rank=2, confidence=True, logits=lambda own, h: h)
+    drafter.bias = MarkovHead("vanilla", 2, 5)
+    objective = TrainDSpark(drafter) if name == "dspark" else TrainDFlash(drafter, **TrainDFlash.presets["paper"])
+    (h, own), blocks = drawn_blocks()
+    run = lambda h, own: objective.taken(objective.told(own, h, blocks), MEAN)
+    loss, (grad, of_own) = jax.value_and_grad(run, argnums=(0, 1))(h, own)
+    assert (float(loss), float(jnp.linalg.norm(grad))) == pytest.approx(PUBLISHED[name], rel=1e-5)
+    if name == "dspark":
+        np.testing.assert_allclose(of_own["draft"]["markov"]["head"]["kernel"], PUBLISHED_BIAS, atol=1e-6)
+
+
+def test_blocks_that_are_read_some_at_a_time_change_nothing(monkeypatch):
+    """One block of each row at a time, or all: loss, gradient and metrics are the same, and laws of few are there at once."""
+    objective, target = OBJECTIVES["dspark"](IDS), tiny.target_params()
+    params = jax.tree.map(lambda leaf: 3 * leaf, objective.init(jax.random.key(0), target))
+    told, most = [], []
+    for chunk in (2048, 9):
+        monkeypatch.setattr(of_teacher, "CHUNK", chunk)
+        run = lambda p: objective.loss(p, target, batch(), jax.random.key(1))
+        told.append(jax.jit(jax.value_and_grad(run, has_aux=True))(params))
+        program = str(jax.make_jaxpr(jax.grad(run, has_aux=True))(params))
+        most.append(max(int(n) for n in re.findall(rf"f32\[3,(\d+),3,{len(IDS)}\]", program)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), *told)
+    assert most == [12, 1]
+
+
+def test_medusa_learns_the_text_as_published():
+    """`preset=paper`: of every head the mean surprise at the text's own tokens, added up without weights."""
+    target = tiny.target_params()
+    kept = Medusa(Chain(2), heads=2).bind(tiny.TARGET)
+    for ids in ((), IDS):
+        objective = TrainMedusa(kept, ids, **TrainMedusa.presets["paper"])
+        params = objective.init(jax.random.key(0), target)
+        teacher = teach(kept, target, batch(), ids, kept.feature_wants)
+        wanted = 0.0
+        for j, head in enumerate(params["heads"]):
+            law = np.asarray(jax.nn.log_softmax(head_law(head, teacher.output.final)))
+            said = [
+                law[row, t, ids.index(token) if ids else token]
+                for row in range(3)
+                for t, token in zip(range(14), batch().tokens[row, j + 2 :].tolist(), strict=False)
+                if batch().mask[row, t + j + 2] and (not ids or token in ids)
+            ]
+            wanted -= np.mean(said)
+        loss = objective.loss(params, target, batch(), jax.random.key(0))[0]
+        assert float(loss) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_presets_of_a_line():
+    target = models.Model(tiny.TARGET, tiny.target_params(), name="toy")
+    made = lambda line, **more: OBJECTIVES_OF_LINES[line.partition(":")[0]].made(
+        target, TrainOptions(drafter=line, output="", **more), lambda: None
+    )
+    assert made("dflash").anchors == made("dspark").anchors == 512
+    assert made("dflash:preset=small").anchors == made("dspark:preset=small").anchors == 64
+    assert made("dflash:preset=small,anchors=9").anchors == 9
+    assert made("dflash:preset=paper").divergence == CrossEntropy("text") != made("dflash").divergence
+    paper = made("medusa:preset=paper")
+    assert (paper.divergence, paper.decay) == (CrossEntropy("text"), 1.0) and made("medusa").decay == 0.8
+    assert made("medusa:preset=paper", loss="tvd").divergence == TVD()
+    assert made("medusa", loss="cross_entropy:labels=text").divergence == CrossEntropy("text")
+    with pytest.raises(ValueError, match="the training of dflash has the presets paper, small, not 'big'"):
+        made("dflash:preset=big")
+    with pytest.raises(ValueError, match="has no field 'preset'"):
+        made("hydra:preset=paper")
 
 
 def test_what_is_made_of_few_slots_is_made_again_for_the_gradient():
@@ -215,18 +326,51 @@ def test_what_is_made_of_few_slots_is_made_again_for_the_gradient():
 
 
 def test_blocks_begin_where_the_next_token_is_learned():
-    """Of the text, one token of row 0, all of row 1 and none of row 2 are learned."""
+    """Of the text, one token of row 0, all of row 1 and none of row 2 are learned. Each begins one block and no two."""
     mask = np.zeros((3, 14), bool)
     mask[0, 9], mask[1] = True, True
-    objective = TrainDFlash(DFlash(block=4, layers=1).bind(tiny.TARGET), anchors=40)
-    at = np.asarray(objective.drawn(jax.random.key(0), Batch(np.zeros((3, 14), np.int32), mask).due(1)))
-    assert at.shape == (3, 40) and (at[0] == 8).all() and {*at[1]} == {*range(13)}
-    assert (at >= 0).all() and (at < 13).all()
+    due = Batch(np.zeros((3, 14), np.int32), mask).due(1)
+    at, real = map(np.asarray, drawn_places(jax.random.key(0), due, 512))
+    assert at.shape == real.shape == (3, 13)
+    assert [sorted(at[row][real[row]].tolist()) for row in range(3)] == [[8], list(range(13)), []]
+    assert real[0].tolist() == [True] + [False] * 12  # those that are one come first
+    few = [drawn_places(jax.random.key(seed), due, 5) for seed in range(20)]
+    for at, real in few:
+        chosen = np.asarray(at[1])[np.asarray(real[1])].tolist()
+        assert len(set(chosen)) == len(chosen) == 5 and np.asarray(at[0])[np.asarray(real[0])].tolist() == [8]
+    assert len({tuple(np.asarray(at[1]).tolist()) for at, _ in few}) > 15
 
 
-@pytest.mark.parametrize("fields", ({"unroll": 0}, {"noise": -1.0}, {"feature_weight": -1.0}, {"law_weight": -1.0}))
+@pytest.mark.parametrize(
+    "fields", ({"unroll": 0}, {"noise": -1.0}, {"decay": -1.0}, {"feature_weight": -1.0}, {"law_weight": -1.0})
+)
 def test_fields_out_of_range_are_said_without_the_target(fields):
     (name, value), *_ = fields.items()
     with pytest.raises(ValueError, match=f"got .*{name}={value}") as error:
         TrainEagle3(Eagle3().bind(tiny.TARGET), **fields)
     assert "LlamaLM" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["medusa", "hydra", "eagle1", "eagle3", "mtp", "peagle", "clover2", "gemma4_assistant", "ppd"]
+)
+def test_no_weight_is_negative(name):
+    """Nor no number; and a head is made of at least one."""
+    target = models.Model(tiny.TARGET, tiny.target_params(), name="toy")
+    made = lambda line: OBJECTIVES_OF_LINES[name].made(target, TrainOptions(drafter=line, output=""), lambda: None)
+    for decay in ("-0.5", "nan"):
+        with pytest.raises(ValueError, match=f"decay.*[ =]{decay}"):
+            made(f"{name}:decay={decay}")
+    if name in ("medusa", "hydra", "clover2"):
+        for heads in (0, -1):
+            with pytest.raises(ValueError, match=f"{name}: heads must be at least 1.*got (heads=)?{heads}"):
+                made(f"{name}:heads={heads}")
+    if name in ("hydra", "eagle3", "peagle", "clover2", "gemma4_assistant"):
+        with pytest.raises(ValueError, match=f"{name}: .*layer.*got .*layers=0"):
+            made(f"{name}:layers=0")
+
+
+@pytest.mark.parametrize("field", ["label_weight", "law_weight", "confidence_weight"])
+def test_no_weight_of_dspark_is_negative(field):
+    with pytest.raises(ValueError, match=f"dspark: {field} must not be negative, got -1.0"):
+        TrainDSpark(DSpark(block=3, rank=4).bind(tiny.TARGET), **{field: -1.0})

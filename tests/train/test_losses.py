@@ -55,7 +55,10 @@ def tvd(p, q):
 
 
 def sigma(p, q):
-    return (q < p)[MASK].std() + 1e-6
+    """The standard deviation of the reward 1[p > q] over counted positions and tokens drawn from q there, by enumeration."""
+    reward, chance = (q < p)[MASK], q[MASK] / MASK.sum()
+    middle = (chance * reward).sum()
+    return np.sqrt((chance * (reward - middle) ** 2).sum()) + 1e-6
 
 
 def lk_lambda(p, q, fixed, scale=0.8, decay=2.0):
@@ -173,9 +176,17 @@ def test_lk_between_its_ends():
 
 def test_cross_entropy_takes_labels():
     labels = np.array([[0, 1, 2], [3, 4, 5]])
-    own = CrossEntropy()(jnp.asarray(TARGET), jnp.asarray(DRAFT), jnp.asarray(MASK), jnp.asarray(labels))
+    args = jnp.asarray(TARGET), jnp.asarray(DRAFT), jnp.asarray(MASK)
+    own = CrossEntropy("text")(*args, jnp.asarray(labels))
     q = np.take_along_axis(law(DRAFT), labels[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(own, mean(-np.log(q)), rtol=1e-5)
+    some = CrossEntropy("text")(
+        *args, jnp.asarray(np.where(labels == 4, -1, labels))
+    )  # of these the draft has no column
+    np.testing.assert_allclose(some, -np.log(q)[MASK & (labels != 4)].mean(), rtol=1e-5)
+    assert CrossEntropy()(*args, jnp.asarray(labels)) == CrossEntropy()(*args)  # its labels are the target's
+    with pytest.raises(ValueError, match="labels=text needs the text's tokens"):
+        CrossEntropy("text")(*args)
 
 
 def test_weights_are_a_mask_with_shades():
@@ -194,10 +205,17 @@ def test_the_mean_is_over_tokens_not_rows():
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: JSD(0.0), lambda: JSD(1.0), lambda: LK("beta"), lambda: LK(kl_scale=2.0), lambda: LK(kl_decay=-1.0)],
+    [
+        lambda: JSD(0.0),
+        lambda: JSD(1.0),
+        lambda: LK("beta"),
+        lambda: LK(kl_scale=2.0),
+        lambda: LK(kl_decay=-1.0),
+        lambda: CrossEntropy("words"),
+    ],
 )
 def test_fields_out_of_range(make):
-    with pytest.raises(ValueError, match="loss (jsd|lk): "):
+    with pytest.raises(ValueError, match="loss (jsd|lk|cross_entropy): "):
         make()
 
 

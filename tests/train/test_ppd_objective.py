@@ -9,8 +9,8 @@ from support.conformance import TARGET, params
 
 from specjax.draft import PPD
 from specjax.lm import Block, Wants
-from specjax.train.heads.ppd import TrainPPD, cut
-from specjax.train.objective import Batch
+from specjax.train.heads.ppd import TrainPPD
+from specjax.train.objective import Batch, drawn_places
 
 WEIGHTS = params()["target"]
 M, T, V = 3, 14, 96
@@ -41,7 +41,7 @@ def test_every_slot_meets_the_targets_law_of_the_same_token():
     """Against plain passes over the text up to a cut and its prompt tokens, one line at a time."""
     data, key, draft = batch(), jax.random.key(1), embeddings()
     target, got, known = laws(draft, WEIGHTS, data, key)
-    at, chosen = cut(key, useful(data.mask), 5)
+    at, chosen = drawn_places(key, useful(data.mask), 5)
     assert target.shape == got.shape == (3, 5 * M, V)
     padded = jnp.pad(data.tokens, ((0, 0), (0, M)))
     nothing = jnp.zeros((T + M, 64)), jnp.zeros(T + M, bool)
@@ -74,13 +74,13 @@ def test_cuts_are_different_useful_and_random():
     mask = useful(batch().mask)
     found = []
     for seed in range(20):
-        at, chosen = cut(jax.random.key(seed), mask, 5)
+        at, chosen = drawn_places(jax.random.key(seed), mask, 5)
         for row, expected in enumerate((range(1, T - 2), range(0, 7), range(0, 2))):
             places = at[row][chosen[row]].tolist()
             assert len(set(places)) == len(places) == min(5, len(expected)) and set(places) <= set(expected)
         found.append(set(at[0].tolist()))
     assert set().union(*found) == set(range(1, T - 2)) and len({frozenset(f) for f in found}) > 5
-    assert cut(jax.random.key(0), mask, 99)[0].shape == (3, T)
+    assert drawn_places(jax.random.key(0), mask, 99)[0].shape == (3, T)
 
 
 def test_the_loss_is_the_weighted_divergence_of_what_counts():

@@ -64,7 +64,7 @@ def test_a_step_by_hand():
     state = start(decoder, GREEDY, model=model)
     step = jax.jit(decoder.step)
     differ, lengths = [], set()
-    for _ in range(5):
+    for _ in range(9):
         before = jax.tree.map(np.asarray, (state.tokens, state.length))
         state, info = step(model, state)
         drafted, valid = np.asarray(info.tree.tokens), np.asarray(info.tree.valid)

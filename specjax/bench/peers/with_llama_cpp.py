@@ -169,6 +169,8 @@ def llama_cpp_peers(options: BenchOptions, engines: Mapping[str, Any], requests:
         if draft is not None:
             second = load(written(*draft, Path(scratch) / "draft"))
             modes["draft (our wrapper)"] = (load(folder, SecondLlama(second)), second)
-    how = {"temp": options.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    asked = plain.filled({"temperature": options.temperature or None})
+    how = {"temp": asked.get("temperature", 0.0), "repeat_penalty": asked.get("repetition_penalty", 1.0)}
+    how |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0} | {n: asked[n] for n in ("top_k", "top_p", "min_p") if n in asked}
     eos = () if options.ignore_eos else plain.model.eos_ids
     return {mode: LlamaCppPeer(llama, requests, how, eos, second) for mode, (llama, second) in modes.items()}

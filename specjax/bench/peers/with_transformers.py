@@ -37,7 +37,7 @@ class TransformersPeer:
 
     @staticmethod
     def load(folder: Path, dtype: str, eos: tuple[int, ...] = ()) -> Any:
-        """The folder as a transformers model that stops at these ids and no others.
+        """The folder as a transformers model that stops at these ids and no others, and is told the rest.
 
         Raises:
           ValueError: when torch is not installed.
@@ -46,14 +46,14 @@ class TransformersPeer:
             import torch
         except ImportError as error:
             raise ValueError("--peer transformers needs torch: pip install torch") from error
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, GenerationConfig
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # a bar of the loaded tensors
         known: Any = {"dtype": getattr(torch, dtype), "trust_remote_code": False}  # a folder's own code is never run
         model = AutoModelForCausalLM.from_pretrained(folder, **known).eval()
-        model.generation_config.eos_token_id = list(eos) or None
-        model.generation_config.pad_token_id = model.generation_config.pad_token_id or 0
+        pad = model.generation_config.pad_token_id or 0
+        model.generation_config = GenerationConfig(eos_token_id=list(eos) or None, pad_token_id=pad)
         return model
 
     def warm(self) -> None:
@@ -101,11 +101,10 @@ def transformers_peers(
             if draft is not None:
                 folder = written(*draft, Path(scratch) / "draft")
                 modes["assisted"] = {"assistant_model": TransformersPeer.load(folder, dtype, eos)}
-    drawn: dict[str, Any] = {}
-    if options.temperature:
-        drawn = {"do_sample": True, "temperature": options.temperature, "top_k": 0, "top_p": 1.0}
+    asked = plain.filled({"temperature": options.temperature or None})
+    drawn = {"do_sample": True, "top_k": 0, "top_p": 1.0} if options.temperature else {}
     return {
-        mode: TransformersPeer(target, requests, options.batch_size, drawn | how, options.seed, eos)
+        mode: TransformersPeer(target, requests, options.batch_size, drawn | asked | how, options.seed, eos)
         for mode, how in modes.items()
     }
 

@@ -4,6 +4,7 @@ import dataclasses
 
 from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
 from specjax.train.means import MEAN
+from specjax.train.objective import check_not_negative
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,7 @@ class TrainClover2(HeadObjective):
     def __post_init__(self):
         if self.heads < 1:
             raise ValueError(f"clover2: heads must be at least 1, got {self.heads}")
+        check_not_negative("clover2", self, "decay")
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
         drafter = self.drafter

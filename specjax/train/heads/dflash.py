@@ -1,78 +1,105 @@
 """Training of DFlash and DSpark: blocks that begin at random tokens of a text (arXiv:2602.06036, deepseek-ai/DeepSpec)."""
 
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from specjax.draft.feature import SIZES
 from specjax.draft.heads.dspark import sureness
+from specjax.kernels.chunks import chunked
 from specjax.lm import Block
-from specjax.train.heads.teacher import HeadObjective, of_depth, teach
-from specjax.train.losses import TVD, Loss, acceptance, agreement
+from specjax.models.kv import KVDelta
+from specjax.train.heads.teacher import HeadObjective, of_depth, positions_at_a_time, teach
+from specjax.train.losses import TVD, CrossEntropy, Loss, acceptance, agreement
 from specjax.train.means import MEAN, Mean
-from specjax.train.objective import Batch
+from specjax.train.objective import Batch, check_not_negative, drawn_places
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainDFlash(HeadObjective):
-    """The target is frozen; a block is compared with the target's laws along the text. Each place in the block has a loss of
-    its own, and the whole is their mean, in which later ones weigh less.
+    """The target is frozen; a block is compared with the target's laws along the text. The loss is one mean over all places of
+    all blocks, in which the j-th of a block weighs `exp(-(j - 1) / gamma)`, and counts as far as all before it do.
+
+    Blocks begin at different tokens, drawn anew for every batch, all those whose next one is to be predicted where there are no
+    more than `anchors` (the published number; `preset=small` has fewer). Unlike DeepSpec's one may begin at the prompt's last
+    token, as drafts do here. `preset=paper` learns the text's own tokens in place of the target's laws.
 
     Attributes:
-      anchors: blocks a row, each at a token drawn anew for every batch.
-      gamma: the j-th token of a block weighs `exp(-(j - 1) / gamma)`.
+      anchors: blocks a row, at most.
+      gamma: see above.
     """
 
+    presets = {"paper": {"divergence": CrossEntropy("text")}, "small": {"anchors": 64}}
     saved = ("taps", "layers", *SIZES, "block", "from_anchor", "causal")
 
-    anchors: int = 8
+    anchors: int = 512
     gamma: float = 4.0
 
     def __post_init__(self):
-        if self.anchors < 1 or self.gamma <= 0:
-            raise ValueError(f"dflash: anchors must be at least 1 and gamma positive, got {self.anchors}, {self.gamma}")
+        if self.anchors < 1 or not self.gamma > 0:
+            name = type(self.drafter).__name__.lower()
+            raise ValueError(f"{name}: anchors must be at least 1 and gamma positive, got {self.anchors}, {self.gamma}")
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
         drafter = self.drafter
         teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
-        at = self.drawn(key, batch.due(1))
         own = {"target": target_params, "draft": params}
-        h = outputs(drafter, own, drafter.features(teacher.output), batch, at)
-        blocks = self._blocks(teacher, at)
-        loss, logits = self.compared(own, h, blocks, mean)
-        kept, due = acceptance(blocks.laws, logits, blocks.outside), blocks.due
-        metrics = {"weight": due.sum()}
-        agree = agreement(blocks.laws, logits) * blocks.known
+        past = drafter.head.context(params, drafter.features(teacher.output), batch.positions)
+        compare = functools.partial(self._compared, own, teacher, past)
+        places = drawn_places(key, batch.due(1), self.anchors)
+        told = chunked(compare, places, max(1, positions_at_a_time(batch) // drafter.drafts))
+        due = told["due"]
+        metrics: dict[str, Array] = {"weight": due.sum()}
         for j in range(drafter.drafts):
-            metrics[of_depth("acceptance", j)] = mean(kept[:, :, j], due[:, :, j])
-            metrics[f"agreement_{j + 1}"] = mean(agree[:, :, j], due[:, :, j])
-        return loss, metrics
+            metrics[of_depth("acceptance", j)] = mean(told["kept"][:, :, j], due[:, :, j])
+            metrics[f"agreement_{j + 1}"] = mean(told["agreed"][:, :, j], due[:, :, j])
+        return self.taken(told, mean), metrics
 
-    def drawn(self, key, due):
-        """Where blocks begin, `[B, A]` int32: at tokens whose next one is to be predicted, `due` `[B, T - 1]`."""
-        chances = jnp.where(due, 0.0, -jnp.inf)
-        keys = key if key.ndim else jax.random.split(key, len(due))
-        draw = lambda key, chances: jax.random.categorical(key, chances, shape=(self.anchors,))
-        return jax.vmap(draw)(keys, chances).astype(jnp.int32)
+    def taken(self, told: dict[str, Any], mean: Mean) -> Array:
+        """The loss of all places from what `told` says of them."""
+        return self.divergence.taken(told["numbers"], self.weights(told["due"]), mean, told["known"])
 
-    def compared(self, own, h, blocks: "Blocks", mean: Mean):
-        """The loss of outputs `[B, A, drafts, E]`, and their laws `[B, A, drafts, U]`."""
-        logits = self.drafter.logits(own, h.reshape(h.shape[0], -1, h.shape[-1])).reshape(*h.shape[:3], -1)
-        return self.apart(logits, blocks, mean), logits
+    def weights(self, due: Array) -> Array:
+        """What places `[B, A, drafts]` weigh, given which of them count."""
+        return due * jnp.exp(-jnp.arange(due.shape[2])[None, None] / self.gamma)
 
-    def apart(self, logits, blocks, mean):
-        """The divergence of the draft's laws from the target's."""
-        loss, weights = jnp.zeros(()), blocks.weight[0, 0]
-        for j in range(self.drafter.drafts):
-            laws, q, due, known = (x[:, :, j] for x in (blocks.laws, logits, blocks.due, blocks.known))
-            outside = None if blocks.outside is None else blocks.outside[:, :, j]
-            loss += weights[j] * self.divergence(laws, q, due, mean=mean, known=known, outside=outside)
-        return loss / weights.sum()
+    def _compared(self, own, teacher, past, places) -> dict[str, Any]:
+        """What `told` says of some blocks, which begin at `places` `[B, A]` where these are real; zeros where none is."""
 
-    def _blocks(self, teacher, at):
+        def compare(places):
+            h = outputs(self.drafter, own, past, teacher.batch, places[0])
+            return self.told(own, h, self._blocks(teacher, *places))
+
+        nothing = lambda _: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(compare, places))
+        return jax.lax.cond(places[1].any(), compare, nothing, places)
+
+    def told(self, own, h, blocks: "Blocks") -> dict[str, Any]:
+        """Of every place `[B, A, drafts]` what the loss and the metrics need, from outputs `[B, A, drafts, E]`."""
+        logits, more = self.laws(own, h, blocks)
+        kept, agreed = jax.lax.stop_gradient(
+            (acceptance(blocks.laws, logits, blocks.outside), agreement(blocks.laws, logits))
+        )
+        numbers = self.divergence.numbers(blocks.laws, logits, blocks.outside, blocks.labels)
+        told = {
+            "due": blocks.due,
+            "known": blocks.known,
+            "numbers": numbers,
+            "kept": kept,
+            "agreed": agreed * blocks.known,
+        }
+        return told | more
+
+    def laws(self, own, h, blocks: "Blocks") -> tuple[Array, dict[str, Any]]:
+        """The laws `[B, A, drafts, U]` of outputs `[B, A, drafts, E]`, and what else the loss needs of every place."""
+        logits = self.drafter.logits(own, h.reshape(h.shape[0], -1, h.shape[-1]))
+        return logits.reshape(*h.shape[:3], -1), {}
+
+    def _blocks(self, teacher, at, real) -> "Blocks":
         """What blocks at `at` `[B, A]` should say."""
         rows, length = teacher.batch.tokens.shape
         drafts = self.drafter.drafts
@@ -82,11 +109,12 @@ class TrainDFlash(HeadObjective):
         before = last.reshape(where.shape)[:, :, :-1].reshape(rows, -1, 1)
         law = teacher.law(jax.tree.map(lambda x: jnp.take_along_axis(x, before, axis=1), teacher.grounds))
         of_block = lambda x: x.reshape(rows, -1, drafts, *x.shape[2:])
-        due = take(teacher.batch.mask)[:, :, 1:] & (where[:, :, 1:] < length)
+        due = take(teacher.batch.mask)[:, :, 1:] & (where[:, :, 1:] < length) & real[:, :, None]
         due &= jnp.take_along_axis(teacher.batch.seen(at), last.reshape(where.shape)[:, :, 1:], axis=2)
-        weight = jnp.exp(-jnp.arange(drafts) / self.gamma)[None, None]
+        due = jnp.cumprod(due, axis=2).astype(bool)
         laws, known, outside = jax.tree.map(of_block, (law.logits, law.known, law.outside))
-        return Blocks(take(teacher.batch.tokens), laws, due, known, outside, weight)
+        tokens = take(teacher.batch.tokens)
+        return Blocks(tokens, laws, due, known, outside, teacher.columns(tokens[:, :, 1:]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +126,7 @@ class Blocks:
       laws: `[B, A, drafts, U]`, the target's logits of all but the first.
       due: `[B, A, drafts]` bool, which of them are to be predicted.
       known: `[B, A, drafts]` bool, and `outside` `[B, A, drafts]`: see `Law`.
-      weight: `[1, 1, drafts]`, by their place in the block.
+      labels: `[B, A, drafts]` int32, the columns of these tokens, -1 where the draft cannot say one.
     """
 
     tokens: Array
@@ -106,16 +134,16 @@ class Blocks:
     due: Array
     known: Array
     outside: Array | None
-    weight: Array
+    labels: Array
 
 
-def outputs(drafter, params, features: Array, batch: Batch, at: Array) -> Array:
+def outputs(drafter, params, past: KVDelta, batch: Batch, at: Array) -> Array:
     """The outputs `[B, A, drafts, E]` of blocks in the middle of texts, all in one pass.
 
     Args:
       drafter: a bound DFlash.
       params: {"target": ..., "draft": ...}.
-      features: `[B, T, ...]` of the target.
+      past: what the target's features `[B, T, ...]` leave in its cache (`DFlashHead.context`).
       batch: the texts.
       at: `[B, A]`, where the blocks begin: a block sees the features before that.
     """
@@ -129,7 +157,6 @@ def outputs(drafter, params, features: Array, batch: Batch, at: Array) -> Array:
     begin = jnp.repeat(at, width, axis=1)
     earlier = (jnp.arange(length)[None, None] < begin[:, :, None]) & batch.seen(begin)
     visible = jnp.concatenate([earlier, alike], axis=2)
-    past = drafter.head.context(params["draft"], features, batch.positions)
     block = Block(begin, positions, jnp.zeros((rows,), jnp.int32), visible)
     h = drafter.head(params["draft"], embeds, block, None, past)
     return h.reshape(rows, count, width, -1)[:, :, width - drafter.drafts :]
@@ -148,6 +175,7 @@ class TrainDSpark(TrainDFlash):
       confidence_weight: of the confidence head's cross-entropy.
     """
 
+    presets = {"small": TrainDFlash.presets["small"]}
     saved = (*TrainDFlash.saved, "markov", "rank", "confidence")
 
     divergence: Loss = TVD()
@@ -155,25 +183,25 @@ class TrainDSpark(TrainDFlash):
     law_weight: float = 1.8
     confidence_weight: float = 1.0
 
-    def compared(self, own, h, blocks, mean):
-        laws, sure = self._slots(own, h, blocks)
-        loss = self.law_weight * self.apart(laws, blocks, mean)
-        weight = blocks.weight * blocks.due
+    def __post_init__(self):
+        super().__post_init__()
+        check_not_negative("dspark", self, "label_weight", "law_weight", "confidence_weight")
+
+    def taken(self, told, mean):
+        loss, weight = self.law_weight * super().taken(told, mean), self.weights(told["due"])
         if self.label_weight:
-            columns = blocks.tokens[:, :, 1:]
-            if self.ids:  # a text's token that the draft cannot say teaches nothing
-                ids = jnp.asarray(self.ids)
-                columns = jnp.searchsorted(ids, columns).clip(0, len(self.ids) - 1)
-                sayable = ids[columns] == blocks.tokens[:, :, 1:]
-            else:
-                sayable = True
-            said = jnp.take_along_axis(jax.nn.log_softmax(laws, axis=-1), columns[..., None], axis=-1)[..., 0]
-            loss -= self.label_weight * mean(said, weight * sayable)
+            loss += self.label_weight * CrossEntropy("text").taken(told["said"], weight, mean)
+        if "sure" in told:
+            loss += self.confidence_weight * mean(told["sure"], weight)
+        return loss
+
+    def laws(self, own, h, blocks):
+        logits, sure = self._slots(own, h, blocks)
+        more: dict[str, Any] = {"said": CrossEntropy("text").numbers(blocks.laws, logits, None, blocks.labels)}
         if sure is not None:
-            right = jax.lax.stop_gradient(acceptance(blocks.laws, laws, blocks.outside))
-            said = right * jax.nn.log_sigmoid(sure) + (1 - right) * jax.nn.log_sigmoid(-sure)
-            loss -= self.confidence_weight * mean(said, weight)
-        return loss, laws
+            right = jax.lax.stop_gradient(acceptance(blocks.laws, logits, blocks.outside))
+            more["sure"] = -(right * jax.nn.log_sigmoid(sure) + (1 - right) * jax.nn.log_sigmoid(-sure))
+        return logits, more
 
     def _slots(self, own, h, blocks):
         """Laws `[B, A, drafts, U]` and confidence logits `[B, A, drafts]` along the text's tokens."""

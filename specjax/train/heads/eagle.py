@@ -38,10 +38,11 @@ class TrainEagle(HeadObjective):
     noise: float = 0.1
 
     def __post_init__(self):
-        if self.unroll < 1 or min(self.noise, self.feature_weight, self.law_weight) < 0:
+        least = self.noise, self.decay, self.feature_weight, self.law_weight
+        if self.unroll < 1 or not all(x >= 0 for x in least):
             raise ValueError(
-                "heads of the EAGLE kind need unroll >= 1, and noise, feature_weight and law_weight >= 0, got "
-                f"unroll={self.unroll}, noise={self.noise}, feature_weight={self.feature_weight}, "
+                "heads of the EAGLE kind need unroll >= 1, and noise, decay, feature_weight and law_weight >= 0, got "
+                f"unroll={self.unroll}, noise={self.noise}, decay={self.decay}, feature_weight={self.feature_weight}, "
                 f"law_weight={self.law_weight}"
             )
 

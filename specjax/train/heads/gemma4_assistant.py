@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from specjax.lm import Block, Output
 from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
 from specjax.train.means import MEAN
-from specjax.train.objective import Batch
+from specjax.train.objective import Batch, check_not_negative
 
 Array = jax.Array
 
@@ -37,6 +37,7 @@ class TrainGemma4Assistant(HeadObjective):
     def __post_init__(self):
         if self.unroll < 1:
             raise ValueError(f"gemma4_assistant: unroll must be at least 1, got {self.unroll}")
+        check_not_negative("gemma4_assistant", self, "decay")
         if self.drafter.clusters:
             raise ValueError(
                 "gemma4_assistant: a head over some clusters has no law of the others to train: use clusters=0"

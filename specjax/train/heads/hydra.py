@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from specjax.draft.hydra import head_law
 from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
 from specjax.train.means import MEAN
-from specjax.train.objective import Recipe
+from specjax.train.objective import Recipe, check_not_negative
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +23,9 @@ class TrainHydra(HeadObjective):
     saved = ("heads", "layers", "prefix_layer")
 
     decay: float = 1.0
+
+    def __post_init__(self):
+        check_not_negative("hydra", self, "decay")
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
         drafter = self.drafter

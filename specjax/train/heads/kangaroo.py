@@ -50,4 +50,5 @@ class TrainKangaroo(Objective):
             "acceptance": mean(acceptance(law, logits), mask),
             "agreement": mean(agreement(law, logits), mask),
         }
-        return self.divergence(law, logits, mask, mean=mean), metrics | {"weight": mask.sum()}
+        loss = self.divergence(law, logits, mask, batch.tokens[:, 1:], mean)
+        return loss, metrics | {"weight": mask.sum()}

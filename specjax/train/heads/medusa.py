@@ -5,20 +5,27 @@ import functools
 
 from specjax.draft.medusa import head_law
 from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
+from specjax.train.losses import CrossEntropy
 from specjax.train.means import MEAN
+from specjax.train.objective import check_not_negative
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainMedusa(HeadObjective):
-    """Medusa-1: the target is frozen. Heads learn its laws in place of the text's tokens, weighted `decay ** j`.
+    """Medusa-1: the target is frozen. Heads learn its laws, weighted `decay ** j`; with `preset=paper` the text's own tokens,
+    all alike, as by Medusa's authors. The losses of the heads, each a mean, are added up.
 
     Attributes:
       decay: see above.
     """
 
+    presets = {"paper": {"divergence": CrossEntropy("text"), "decay": 1.0}}
     saved = ("heads", "layers")
 
     decay: float = 0.8
+
+    def __post_init__(self):
+        check_not_negative("medusa", self, "decay")
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
         teacher = teach(self.drafter, target_params, batch, self.ids, self.drafter.feature_wants)

@@ -10,7 +10,7 @@ from specjax.lm import Block, Wants
 from specjax.train.heads.teacher import of_depth
 from specjax.train.losses import ForwardKL, Loss, acceptance, agreement
 from specjax.train.means import MEAN
-from specjax.train.objective import Batch, Objective, each_row, read
+from specjax.train.objective import Batch, Objective, drawn_places, read
 
 Array = jax.Array
 
@@ -49,7 +49,11 @@ class TrainPPD(Objective):
     def loss(self, params, target_params, batch, key, mean=MEAN):
         target, draft, mask = self._laws(params, target_params, batch, key)
         count = self.drafter.prompts
-        every = lambda j: [x[:, j::count] for x in (target, draft, mask)]
+        at = self._places(batch, key)[0][:, :, None] + 2 + jnp.arange(count)[None, None]
+        labels = jnp.take_along_axis(
+            batch.tokens, jnp.minimum(at, batch.tokens.shape[1] - 1).reshape(len(at), -1), axis=1
+        )
+        every = lambda j: [x[:, j::count] for x in (target, draft, mask, labels)]
         losses = jnp.stack([self.decay**j * self.divergence(*every(j), mean=mean) for j in range(count)])
         metrics = {"weight": mask.sum(), "agreement": mean(agreement(target, draft), mask)}
         kept = acceptance(target, draft)
@@ -70,11 +74,15 @@ class TrainPPD(Objective):
         hits, mask = hits.reshape(-1, count, ranks), mask.reshape(-1, count)
         return hits.sum(axis=0), mask.sum(axis=0)
 
+    def _places(self, batch, key):
+        """Where texts are cut `[B, cuts]`, and which of these are such that their first prompt token has something to learn."""
+        return drawn_places(key, jnp.pad(batch.due(2), ((0, 0), (0, 2))), self.cuts)
+
     def _laws(self, params, target_params, batch, key):
         """Logits `[B, cuts * m, V]` of the target and of the prompt slots, and where both are known `[B, cuts * m]`."""
         lm, prompts, members = self.drafter.target, self.drafter.prompts, self.drafter.ensembles
         rows, length = batch.tokens.shape
-        at, chosen = cut(key, jnp.pad(batch.due(2), ((0, 0), (0, 2))), self.cuts)  # [B, R]
+        at, chosen = self._places(batch, key)
         text = jax.lax.stop_gradient(read(lm, target_params, batch, Wants(final=True)))
         mine = batch.seen(at)  # [B, R, T]
 
@@ -104,20 +112,3 @@ class TrainPPD(Objective):
         logits = lm(target_params, block, None, wants=Wants(logits=True), past=text.delta).logits
         draft = logits.reshape(rows, -1, members, logits.shape[-1]).mean(axis=2)
         return target, draft, known
-
-
-def cut(key: Array, useful: Array, count: int) -> tuple[Array, Array]:
-    """Random places of every row.
-
-    Args:
-      key: one key, or one a row.
-      useful: `[B, T]` bool, places whose first prompt token has something to learn: the token two places on.
-      count: places a row.
-
-    Returns:
-      Indices `[B, R]` into the row, all different, and whether each is such a place `[B, R]`; R is at most T.
-    """
-    drawn = each_row(lambda key: jax.random.uniform(key, useful.shape[1:]), key, len(useful))
-    score = jnp.where(useful, drawn, -1.0)
-    value, at = jax.lax.top_k(score, min(count, useful.shape[1]))
-    return at.astype(jnp.int32), value >= 0

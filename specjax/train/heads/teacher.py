@@ -63,6 +63,19 @@ class Teacher:
         """What laws are made from: final features `[B, T, E]`, or the likeliest tokens where those were captured."""
         return self.output.final if self.output.topk is None else self.output.topk
 
+    def columns(self, tokens: Array) -> Array:
+        """The columns of the draft's vocabulary that tokens are, int32; -1 where it has none."""
+        if not self.ids:
+            return tokens
+        found = np.full((max(self.ids) + 1,), -1, np.int32)
+        found[np.asarray(self.ids)] = np.arange(len(self.ids))
+        return jnp.asarray(found).at[tokens].get(mode="fill", fill_value=-1)
+
+    @property
+    def labels(self) -> Array:
+        """`[B, T]`: the columns of the tokens after every slot, see `columns`; of the last slot any."""
+        return self.columns(jnp.roll(self.batch.tokens, -1, axis=1))
+
     def ahead(self, x: Array, steps: int, width: int) -> Array:
         """`[B, width, ...]`: slot t holds x of slot t + steps."""
         return x[:, steps : steps + width]
@@ -166,18 +179,23 @@ def _compared(teacher: Teacher, guesses: list[Guess], divergence: Loss) -> tuple
 
     Laws are made of some slots at a time, of the target once for all guesses, and made again for the gradient.
     """
-    rows, length = teacher.batch.tokens.shape
-    inputs = teacher.grounds, [guess.aligned(length) for guess in guesses]
+    length = teacher.batch.tokens.shape[1]
+    inputs = teacher.grounds, [guess.aligned(length) for guess in guesses], teacher.labels
 
     def compare(inputs):
         law, every = teacher.law(inputs[0]), []
         for guess, own in zip(guesses, inputs[1], strict=True):
             q = guess.law(own)
             kept = jax.lax.stop_gradient((acceptance(law.logits, q, law.outside), agreement(law.logits, q)))
-            every.append((divergence.numbers(law.logits, q, law.outside), *kept))
+            every.append((divergence.numbers(law.logits, q, law.outside, inputs[2]), *kept))
         return law.known, every
 
-    return chunked(compare, inputs, max(1, CHUNK // rows))
+    return chunked(compare, inputs, positions_at_a_time(teacher.batch))
+
+
+def positions_at_a_time(batch: Batch) -> int:
+    """Of every row of a batch, of which laws are there at a time."""
+    return max(1, CHUNK // len(batch.tokens))
 
 
 def of_depth(name: str, number: int) -> str:

@@ -1,0 +1,126 @@
+"""`generation_config.json`: where texts end, and how transformers would draw them where the user does not say.
+
+What has an option of a prompt of the same name is that option's default. `temperature` is not: texts are greedy where no
+temperature is given. Whoever decodes says in a line what else transformers would apply, and is not (`left_out`).
+"""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from specjax.models.errors import ModelError
+from specjax.models.fields import an_object, is_id, is_size, shown
+from specjax.models.json_file import read_json
+from specjax.sampling_params import FIELDS, check_value, is_set
+from specjax.warpers import WARPERS
+
+FILE = "generation_config.json"
+APPLIED = (
+    "repetition_penalty", "bad_words_ids", "min_length", "min_new_tokens", "suppress_tokens", "top_k", "top_p", "min_p",
+    "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
+)  # fmt: skip
+"""Fields that are the defaults of options."""
+_SEARCHES = {"num_beam_groups": 1, "diversity_penalty": 0, "length_penalty": 1, "early_stopping": False}
+_OTHERS = _SEARCHES | {
+    "do_sample": False, "temperature": 1, "max_new_tokens": None, "max_length": None, "num_beams": 1,
+    "num_return_sequences": 1, "no_repeat_ngram_size": 0, "sequence_bias": None, "begin_suppress_tokens": None,
+    "forced_bos_token_id": None, "forced_eos_token_id": None, "exponential_decay_length_penalty": None, "guidance_scale": 1,
+    "dola_layers": None, "penalty_alpha": 0, "watermarking_config": None, "token_healing": False, "stop_strings": None,
+    "max_time": None, "constraints": None, "force_words_ids": None,
+}  # fmt: skip
+"""What else decides about a text in transformers, and where it changes nothing."""
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The file of a folder; empty where there is none."""
+    file = folder / FILE
+    return read_json(file) if file.is_file() else {}
+
+
+def fields(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """What a folder says of how texts are drawn; where it has no `generation_config.json`, `config.json` does, as it does for
+    transformers. Only fields that change something.
+
+    Args:
+      folder: of the model.
+      config: its parsed `config.json`.
+
+    Raises:
+      ModelError: on a value that an option cannot have.
+    """
+    file = folder / FILE
+    file, said = (file, read(folder)) if file.is_file() else (folder / "config.json", config)
+    found = {}
+    for field, value in said.items():
+        if value is None or field not in APPLIED and value == _OTHERS.get(field, value):
+            continue
+        if field in APPLIED:
+            try:
+                check_value(FIELDS[field], value)
+            except ValueError as error:
+                raise ModelError(f"{file}: {error}") from error
+            if not is_set(field, value):
+                continue
+        found[field] = value
+    return found
+
+
+def eos_ids(folder: Path, config: dict[str, Any], of_tokenizer: Callable[[], Any]) -> tuple[int, ...]:
+    """The ids that end a text: those of `generation_config.json`, or else of `config.json`, or else the tokenizer's.
+
+    Args:
+      folder: of the model.
+      config: its parsed `config.json`; that of its text model counts as well.
+      of_tokenizer: the id that the tokenizer ends texts with, or None.
+
+    Raises:
+      ModelError: on what are no ids.
+    """
+    for said in ((read(folder),), (config, an_object("text_config", config.get("text_config")))):
+        given = [content["eos_token_id"] for content in said if content.get("eos_token_id") is not None]
+        listed = [eos if isinstance(eos, list) else [eos] for eos in given]
+        if wrong := [eos for eos, ids in zip(given, listed, strict=True) if not all(map(is_id, ids))]:
+            raise ModelError(f"{folder}: eos_token_id must be token ids, not {shown(wrong[0])}")
+        if found := dict.fromkeys(token for ids in listed for token in ids):
+            return tuple(found)
+    own = of_tokenizer()
+    return (own,) if is_id(own) else ()
+
+
+def defaults(model: Any) -> dict[str, Any]:
+    """The options of a prompt that a model sets where the user does not; of a diffusion model those that it can have.
+
+    Args:
+      model: a `specjax.models.Model`.
+    """
+    barred = _barred() if model.masked else ()
+    return {name: value for name, value in model.generation.items() if name in APPLIED and name not in barred}
+
+
+def left_out(model: Any, chosen: Collection[str], sampled: bool) -> str | None:
+    """A line that says what transformers would apply and is not applied; None where there is nothing.
+
+    Args:
+      model: a `specjax.models.Model`.
+      chosen: options that the user has set, which go before the model's.
+      sampled: whether texts are drawn, and not greedy.
+    """
+    said = {name: value for name, value in model.generation.items() if name not in chosen}
+    drawn = said.get("do_sample") and not sampled and "temperature" not in chosen
+    without = set() if drawn else {"do_sample", "temperature"}
+    if not {"num_beams"} & {*said, *chosen}:
+        without |= _SEARCHES.keys()
+    most = said.get("max_length", 0)
+    if {"max_new_tokens"} & {*said, *chosen} or is_size(most) and most >= model.max_length:
+        without.add("max_length")
+    without |= set(APPLIED) - (_barred() if model.masked else set())
+    names = [f"{name}={shown(value)}" for name, value in said.items() if name not in without]
+    if not names:
+        return None
+    why = "; texts are greedy where no temperature is given" if drawn else ""
+    return f"{model.name}: its {FILE} says {', '.join(names)}, which is not applied{why}"
+
+
+def _barred() -> set[str]:
+    """Options that diffusion models do not have: warpers that look at the text before a token."""
+    return {name for each in WARPERS if each.of_logits or each.reads_text for name in each.__dataclass_fields__}

@@ -47,7 +47,9 @@ SUBSTITUTES = (
     ("models-*", "/tmp/", ""),
     ("train-3", "answers.jsonl", "written.jsonl"),
     ("train-*", "specjax/draft", "src"),
-    ("train-*", "...", "--draft tiny-draft --data src --output $RANDOM"),
+    ("train-*", "prompt=32 ...", "prompt=32 --draft tiny-draft --data src --output one"),
+    ("train-*", "temperature=0.7 ...", "temperature=0.7 --draft tiny-draft --data src --output two"),
+    ("train-*", "--reference my-draft ...", "--reference my-draft --draft tiny-draft --data src --output three"),
     # what would take minutes
     ("bench-*", "specjax bench   ", "specjax bench --drafter draft"),
     ("bench-*", "bench --tasks", "bench --drafter draft --tasks"),

@@ -167,7 +167,7 @@ def run(block: Block, names: dict[str, Any]) -> None:
         exec(compile(text, block.name, "exec"), names)
     elif FIRST in text:
         shells(text, replaced(block, block.beside or block.text.replace(FIRST, SECOND)))
-    elif (found := commands(text)) is None:
+    elif "--ray" in text or (found := commands(text)) is None:  # Ray warns, and leaves things in its process
         shells(text)
     else:
         for words in found:

@@ -71,6 +71,7 @@ LONG = (
     "test_traces.py",
     "test_plan_llama.py",
     "test_plan.py",
+    "test_blocks.py",
 )
 """Files that take minutes come first: else one worker begins the last of them when the other ends."""
 

@@ -1,4 +1,4 @@
-"""The notebooks: every pair agrees, first cells and badges follow from the address, and the promised lines are kept."""
+"""The notebooks: they run, pairs agree, first cells and badges follow from the address, and the promised lines are kept."""
 
 import ast
 import importlib.util
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from support.blocks import names_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted((DOCS / "notebooks").glob("*.md"))
@@ -34,6 +35,24 @@ def test_pairs_agree_and_hold_no_outputs(pairs, page):
     assert text.count("```{code-cell}") == len(code)
     for cell in code:
         ast.parse("".join(cell["source"]))
+
+
+def runnable(page):
+    return pytest.param(page, id=page.stem, marks=pytest.mark.covers(page.stem, *sorted(names_of(page.read_text()))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [runnable(page) for page in PAGES])
+def test_it_runs(page, tmp_path, monkeypatch):
+    for name in ("nbclient", "ipykernel"):
+        pytest.importorskip(name, reason="needs the extra docs")
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("PYTHONPATH", str(DOCS.parent))
+    notebook = nbformat.read(page.with_suffix(".ipynb"), as_version=4)
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
 
 
 def test_every_notebook_is_in_the_index():

@@ -6,8 +6,8 @@ from specjax.spec import registry
 FAMILIES = frozenset(TABLE)
 METHODS = frozenset(
     name
-    for table in vars(registry).values()
-    if isinstance(table, dict) and table is not registry.LOADERS
+    for own, table in vars(registry).items()
+    if own.isupper() and isinstance(table, dict) and table is not registry.LOADERS
     for name in table
     if isinstance(name, str)
 )

@@ -100,7 +100,7 @@ class Divergence(Loss):
     def positions(self, target_logits: Array, draft_logits: Array, outside: Array | None = None) -> Array:
         """The number of every position, `[B, T]` float32; `outside` as `acceptance` has it."""
 
-    def numbers(self, target_logits, draft_logits, outside=None, labels=None):
+    def numbers(self, target_logits, draft_logits, outside=None, labels=None) -> tuple[Array, ...]:
         return (self.positions(target_logits, draft_logits, outside),)
 
     def taken(self, numbers, mask, mean=MEAN, known=None):

@@ -62,8 +62,8 @@ class Optimal(TopDown):
         if grades is None:
             which, kept = tokens, line.kept
         else:
-            of_tokens = (jnp.take_along_axis(law, jnp.maximum(tokens, 0), axis=1) for law in (p, q))
-            which = grade(grades, *of_tokens, noise[..., 2])
+            of_tokens = lambda law: jnp.take_along_axis(law, jnp.maximum(tokens, 0), axis=1)
+            which = grade(grades, of_tokens(p), of_tokens(q), noise[..., 2])
             kept = over_tokens(grades, line.kept[:, :-1] / jnp.maximum(grades.q[:, :-1], NARROW), p, q)
         here, there, goes = places(line, which, noise[..., 0])
         place = jnp.where(noise[..., 1] < goes, there, here)

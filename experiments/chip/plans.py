@@ -16,7 +16,7 @@ from experiments.chip.parts import steps, weights
 from specjax import cli
 from specjax.sharding.aot import CHIPS
 
-TOPOLOGIES = {"h100": "h100:1", "h200": "h200:1", "v5e": "v5e:1x1", "v6e": "v6e:1x1"}
+TOPOLOGIES = {"h100": "h100:1", "h200": "h200:1", "v5e": "v5e:1x1"}
 
 
 def plan(topology: str, step: steps.Step) -> dict[str, Any] | None:

@@ -166,6 +166,7 @@ def test_no_retrace_and_no_host(name):
     assert (decoding.run_program._cache_size(), decoding.insert_program._cache_size()) == compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", but_slow(OPTIMISED, "none", "dflash", "kangaroo", "swift", "lookahead", "diffuspec", "ppd")
 )

@@ -46,6 +46,7 @@ def test_import_is_light():
     assert out.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_a_fitted_decoder_has_less_to_compile_and_the_same_text():
     """Of a greedy and brief job: the target once, and neither noise nor a sort."""
     whole = specjax.speculative(TARGET, DRAFTERS["prompt_lookup"])
@@ -59,6 +60,7 @@ def test_a_fitted_decoder_has_less_to_compile_and_the_same_text():
     assert whole.fitted(Needs()) == whole == specjax.speculative(TARGET, DRAFTERS["prompt_lookup"])
 
 
+@pytest.mark.slow
 def test_stream_brings_the_same_tokens(decoder):
     got = [[] for _ in MIXED.prompts]
     calls = 0
@@ -156,6 +158,7 @@ def reference():
     return with_logprobs(NoDrafter())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", but_slow(["prompt_lookup", "draft-top_k"], "draft-top_k"))
 def test_logprobs_equal_plain(name, reference):
     """Raw and warped log-probabilities of the text do not depend on how it was found."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.conformance import DRAFTERS, MIXED, TARGET, params_of, same, start, texts
+from support.conformance import DRAFTERS, MIXED, TARGET, but_slow, params_of, same, start, texts
 
 import specjax
 from specjax import decoder as decoding
@@ -83,7 +83,7 @@ def no_repeat(tokens, length, logits):
     return logits.at[tokens[at]].set(-jnp.inf)
 
 
-@pytest.mark.parametrize("name", ("prompt_lookup", "draft-top_k"))
+@pytest.mark.parametrize("name", but_slow(["prompt_lookup", "draft-top_k"], "draft-top_k"))
 def test_processors_keep_the_text_whatever_the_drafter(name):
     """Greedy and sampled rows beside each other; every token is one that the processor allows."""
     rows = MIXED.pick(0, 1, 3, 4, 5)

@@ -192,6 +192,7 @@ def plain_texts(words, capsys, *more):
     return laps[0]["none"][0].tokens
 
 
+@pytest.mark.slow
 def test_texts_end_at_eos_for_us_and_for_peers(words, capsys, tmp_path):
     whole = plain_texts(words, capsys, "--ignore-eos")
     assert [len(text) for text in whole] == [8, 8]

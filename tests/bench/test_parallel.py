@@ -89,6 +89,7 @@ def tiny(tmp_path_factory):
     return str(folder)
 
 
+@pytest.mark.slow
 def test_the_command_scores_every_task_and_decoder(tiny, capsys):
     words = [
         "bench",

@@ -9,6 +9,7 @@ from specjax.bench import verify_cost
 TINY = ["--vocab", "40", "--tree", "2 | 1 1", "--repeats", "2"]
 
 
+@pytest.mark.slow
 def test_json(capsys):
     assert verify_cost.main([*TINY, "--verifiers", "coupled,recursive,optimal", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)

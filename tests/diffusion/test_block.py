@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.conformance import but_slow
 from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, begin, params, texts
 
 import specjax
@@ -112,7 +113,11 @@ def test_a_schedule_that_is_rounded_pass_by_pass(total):
 
 
 @pytest.mark.parametrize("shift", (False, True), ids=("same", "shifted"))
-@pytest.mark.parametrize("policy", (Threshold(0.4), Fixed(3), FreeDave(3)), ids=lambda policy: type(policy).__name__)
+@pytest.mark.parametrize(
+    "policy",
+    but_slow([Threshold(0.4), Fixed(3), FreeDave(3)], Fixed(3), FreeDave(3)),
+    ids=lambda policy: type(policy).__name__,
+)
 def test_blocks_that_are_counted_from_the_prompts_end(policy, shift):
     """As if the prompt were padded on the left to whole blocks and nobody saw the padding; the last block is the rest."""
     decoder = make(policy, 8, shift, align="prompt_end")
@@ -301,6 +306,7 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_a_folder_says_how_it_is_decoded(folder):
     model = models.load(folder, dtype="float32")
     engine = Engine(model)

@@ -205,6 +205,7 @@ def engine(model):
     return Engine(dataclasses.replace(model, masked=dataclasses.replace(model.masked, sampling=(("steps", 3),))))
 
 
+@pytest.mark.slow
 def test_an_engine_completes(engine):
     assert engine.decoder.policy == EntropyRenoise(steps=3)
     requests = [engine.request(list(ids), max_new_tokens=n) for ids, n in zip(PROMPTS, (7, 3, 13), strict=True)]
@@ -288,6 +289,7 @@ def test_the_bench_compares_samplers(folder, tmp_path, capsys):
     assert "is text only once all of it is final" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_it_is_asked_questions(tmp_path):
     """A model that writes anything, with the shipped tokenizer."""
     heads = Heads(8, 2, 1e4, 4)

@@ -68,6 +68,7 @@ def said(decoder, state, tree, h):
     return scores.argmax(axis=2), jax.nn.softmax(scores).max(axis=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", but_slow((0, 1), 0))
 def test_the_target_goes_on_above_the_last_exit(midway, choice):
     """Whichever exit drafted; and what each exit would have drawn is what a full pass says it draws."""

@@ -57,6 +57,7 @@ def midway():
     return running(drafter, params("diffuspec"), steps=2, rows=ROWS)
 
 
+@pytest.mark.slow
 def test_what_followed_a_token_counts_against_the_prior(midway):
     """With next to no prior, the draft walks along pairs of the row's own text."""
     decoder, state = midway

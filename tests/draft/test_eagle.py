@@ -91,6 +91,7 @@ def test_only_target_features_pass_through_fc():
     np.testing.assert_array_equal(got, clean)
 
 
+@pytest.mark.slow
 def test_a_beam_of_one_is_the_chain():
     one = Eagle(TopK(k=1, depth=3, nodes=4))
     model = params("eagle1")
@@ -100,6 +101,7 @@ def test_a_beam_of_one_is_the_chain():
     np.testing.assert_array_equal(beam.stats.accepted, chain.stats.accepted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", but_slow(("draft-chain", "eagle3", "medusa", "hydra-prefix"), "draft-chain", "eagle3", "hydra-prefix")
 )
@@ -118,6 +120,7 @@ def test_trimmed_drafters_propose_kept_tokens_alone(name):
     assert drafted.size and np.isin(drafted, ids).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", but_slow(["medusa", "draft-chain"], "draft-chain"))
 def test_keeping_every_token_changes_no_draft(name):
     drafter, model = DRAFTERS[name].bind(TARGET), params(name)

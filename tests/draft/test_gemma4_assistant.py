@@ -134,13 +134,14 @@ def test_drafts_are_those_of_transformers(name, folders):
 PROMPTS = ([5, 9, 11, 5, 9, 11, 5, 9], [7], [3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     (
         ("own", "tree"),
-        pytest.param("shared", "chain", marks=pytest.mark.slow),
-        pytest.param("own", "adaptive", marks=pytest.mark.slow),
-        pytest.param("shared", "tree", marks=pytest.mark.slow),
+        ("shared", "chain"),
+        ("own", "adaptive"),
+        ("shared", "tree"),
     ),
 )
 def test_texts_are_those_of_plain_decoding(name, kind, folders):
@@ -222,6 +223,7 @@ def test_a_target_must_have_what_it_asks_for():
         Gemma4Assistant().bind(object())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", (None, 5), ids=("whole", "window"))
 def test_training_has_the_laws_of_decoding(window):
     """Pass s of training, at every pair, against a draft of s tokens of the same text."""

@@ -63,6 +63,7 @@ def test_fresh_medusa_heads_are_the_base_head():
     assert len(heads) == drafter.heads
 
 
+@pytest.mark.slow
 def test_a_medusa_depth_listens_to_its_own_head():
     drafter = Medusa(TREE)
     model = noisy(drafter)

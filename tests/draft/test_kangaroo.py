@@ -32,6 +32,7 @@ def midway():
     return running(DRAFTER, model())
 
 
+@pytest.mark.slow
 def test_the_target_goes_on_from_the_draft(midway):
     check_head_start(*midway[:1], model(), midway[1], lo=2)
 
@@ -72,6 +73,7 @@ def test_a_draft_that_is_never_sure_has_one_token(midway):
     assert proposed(midway[0], model(), midway[1]).tree.valid.sum() > 2 * len(midway[1].length)
 
 
+@pytest.mark.slow
 def test_a_trimmed_head_proposes_its_tokens_alone(midway):
     decoder, state = midway
     ids = np.arange(1, CONFIG.vocab_size, 3)

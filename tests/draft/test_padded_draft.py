@@ -42,6 +42,7 @@ def built(folder, rows, vocab=WORDS, target_vocab=WORDS, line="length=3"):
     return build_drafter(f"draft:model={folder},{line}", target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [V + 32, V - 4])
 def test_a_draft_with_other_padding_is_built_and_drafts(rows, tmp_path):
     drafter, own = built(tmp_path / "draft", rows)

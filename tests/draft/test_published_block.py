@@ -365,6 +365,7 @@ def test_dspark_files_of_specforge_are_read(tmp_path):
             read_head(write(tmp_path, other, tensors), "dspark", DSpark, toy())
 
 
+@pytest.mark.slow
 def test_the_confidence_head_ends_a_chain():
     """Untrained, it says 1/2 of every token: a row stops below the first one, or not at all."""
     counts = []

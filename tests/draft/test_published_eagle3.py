@@ -296,6 +296,7 @@ def narrow():
     return config, {**tensors, **draw(8, {"embed_tokens.weight": (V, E // 2)})}
 
 
+@pytest.mark.slow
 def test_a_narrower_head_is_read_and_runs(tmp_path):
     config, tensors = narrow()
     drafter, own = check(tmp_path, config, tensors, embeds=tensors["embed_tokens.weight"])

@@ -160,12 +160,13 @@ def test_a_target_offers_its_own_layer(layout, tmp_path):
 TREE = "mtp:expander=top_k,k=2,depth=3,nodes=6"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "line"),
     (
         ("glm", TREE),
-        pytest.param("glm", "mtp:rule=confidence,length=3", marks=pytest.mark.slow),
-        pytest.param("mimo", TREE, marks=pytest.mark.slow),
+        ("glm", "mtp:rule=confidence,length=3"),
+        ("mimo", TREE),
     ),
 )
 def test_texts_are_those_of_plain_decoding(layout, line, tmp_path):

@@ -144,6 +144,7 @@ def run(drafter):
     return np.asarray(state.tokens)[:, :40], np.asarray(state.stats.steps)
 
 
+@pytest.mark.slow
 def test_merged_drafters_change_speed_and_never_text():
     """A union of all nodes accepts what the trees side by side accept, step by step."""
     drafted, lookup = ModelDrafter(LM, Chain(2)), PromptLookup(length=3, ngram=2)

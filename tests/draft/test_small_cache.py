@@ -16,6 +16,7 @@ from specjax.spec.registry import build_drafter
 ROWS = Rows(((5, 9, 2, 5, 9), (7, 7, 1)), ("a", "b"), ({"temperature": 0.0}, {"temperature": 1.0}), new_tokens=32)
 
 
+@pytest.mark.slow
 def test_most_drafts_are_taken():
     """Of three a step nearly all: 16 steps are the fewest for two texts of 32 tokens. The text is the whole cache's."""
     got, state = complete(SmallCache(expander=Chain(3)), ROWS)

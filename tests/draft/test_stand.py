@@ -296,6 +296,7 @@ def test_the_memory_changes_speed_and_never_text():
     assert fewer.sum() < steps.sum() < 4 * 46
 
 
+@pytest.mark.slow
 def test_rejection_with_its_law_keeps_the_targets_law_detects_tv_003_with_power_099():
     """A chain from a memory of other laws, some cut to few tokens; 20,000 rows a temperature, the first two new tokens."""
     each, vocab, temperatures = 20_000, 5, (1.0, 0.6)

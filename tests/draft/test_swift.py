@@ -88,6 +88,7 @@ def test_nothing_skipped_is_always_right():
     assert state.stats.accepted.tolist() == [[0, 0, 4]] * 4 and state.draft.trials[0] == 0
 
 
+@pytest.mark.slow
 def test_the_target_goes_on_above_the_first_layer(midway):
     check_head_start(midway[0], params("swift"), midway[1], lo=1)
 

@@ -67,6 +67,7 @@ def expected(table, setting, threshold, width):
         yield nodes, sure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_without_a_threshold_it_is_the_chain(setting):
     for seed in range(3):

@@ -58,7 +58,10 @@ def test_types(dtype, implementation):
 
 @pytest.mark.parametrize(
     ("width", "block", "dtype"),
-    [(32, T, jnp.int8), (96, 140, jnp.float32), pytest.param(64, T, jnp.bfloat16, marks=pytest.mark.slow)],
+    [
+        (32, T, jnp.int8),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((96, 140, jnp.float32), (64, T, jnp.bfloat16))),
+    ],
 )
 def test_slots_side_by_side(width, block, dtype):
     """As a TPU keeps narrow heads: runs in one tile of slots, across two or three, at the end, and moved back."""

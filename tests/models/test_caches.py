@@ -186,6 +186,7 @@ WHOLE = {"ems": EMS(4, 4, budget=64), "gear": GEAR(4, 4, rank=4, outliers=0.5), 
 LINES = [("ems", "draft-static"), ("gear", "none"), ("spatten", "kangaroo")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", but_slow(LINES, ("gear", "none"), ("spatten", "kangaroo")), ids="-".join)
 def test_what_loses_nothing_writes_the_whole_caches_text(line):
     policy, name = line
@@ -201,6 +202,7 @@ LOSSY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", but_slow(LOSSY, "ems", "spatten"))
 def test_a_text_does_not_depend_on_those_beside_it(name):
     """Prompts of which the last token begins a chunk, and others, beside a longer one and beside none that is."""

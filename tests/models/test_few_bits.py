@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from support.conformance import same, start, texts
+from support.conformance import but_slow, same, start, texts
 from support.mesh_law import HOT, MESHES, SHALLOW, decoder_on, placed
 from support.mesh_law import weights as weights_of
 
@@ -73,7 +73,7 @@ def logits(lm, params):
     return jax.jit(lambda p: lm(p, block, None, wants=Wants(logits=True)).logits)(params)
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", but_slow(LINES, *LINES[2:]))
 @pytest.mark.parametrize(
     "config", (SMALL, SPARSE, dataclasses.replace(SMALL, tie_word_embeddings=True)), ids=("dense", "experts", "tied")
 )
@@ -255,7 +255,8 @@ def in_format(name, line):
     return {**own, "target": read_format(line).params(own["target"])}
 
 
-@pytest.mark.parametrize("line", ("int4:group=16", pytest.param("fp8:vocab=true", marks=pytest.mark.slow)))
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ("int4:group=16", "fp8:vocab=true"))
 def test_drafters_keep_the_text_of_a_format(line):
     """Greedy rows and sampled ones; and it is another text than that of the plain weights."""
     plainly = specjax.speculative(SHALLOW)

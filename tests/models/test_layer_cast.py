@@ -22,6 +22,7 @@ def passes(lm, params):
     return lm(params, rest, cache, wants=Wants(logits=True)).logits, cache
 
 
+@pytest.mark.slow
 def test_computes_as_float32_does_with_the_rounded_weights():
     whole = models.Model(TARGET, TARGET.init(jax.random.key(0)), name="random", dtype=jnp.dtype("float32"))
     cast, half = (models.retyped(whole, kind) for kind in ("layercast", "bfloat16"))

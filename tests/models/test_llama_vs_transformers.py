@@ -108,6 +108,7 @@ def grow(ids, lo=0, hi=6):
     return tree, block
 
 
+@pytest.mark.slow
 def test_chunked_prefill_then_tree_equals_every_path(reference):
     model = load(reference.folder)
     ids, cache = prefill(model)

@@ -100,10 +100,8 @@ CASES = {
 }
 
 
-FAST = ("hydra++", "eagle1", "eagle3")
-
-
-@pytest.mark.parametrize("case", [c if c in FAST else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_a_published_file_is_read_and_runs(case, target, tmp_path):
     make, kind, name, file = CASES[case]
     config, tensors = make()

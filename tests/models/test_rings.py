@@ -85,6 +85,7 @@ PAIRS = [("gpt_oss", name) for name in DRAFTERS] + [("shared", "static"), ("mist
 """Others are held to the text of whole caches by the laws of decoding, on two models with windows."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pair", but_slow(PAIRS, ("gpt_oss", "none"), ("gpt_oss", "token_recycling"), ("mistral", "static")), ids="-".join
 )
@@ -203,6 +204,7 @@ FAR = {
 """Drafters that read more of a target's cache than a step does."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", but_slow(FAR, "swift"))
 def test_rings_hold_what_a_drafter_looks_back_for(name, monkeypatch):
     """Its drafts, step by step, are those over a whole cache: from the first on, where the parts of longer prompts were written

@@ -44,6 +44,7 @@ def alone():
     return plain(BATCH), texts(decoding.run(small, model, start(small, BATCH, model=model)))
 
 
+@pytest.mark.slow
 def test_at_the_ends_of_the_threshold_it_is_one_model(alone):
     """Greedy rows and sampled ones with warpers, side by side with rows of the other end."""
     assert alone[0] != alone[1]

@@ -203,6 +203,7 @@ def test_the_defaults_are_the_authors():
     assert drawn == run(temperature=0.6, top_p=0.95) and drawn != run(temperature=0.0)
 
 
+@pytest.mark.slow
 def test_a_chat_is_asked_in_a_users_turn():
     """The score is of the conversation as the template writes it: the steps as a closed turn, the question, an open reply."""
     large, small = (models.load(name, dtype="float32") for name in ("tiny", "tiny-draft"))

@@ -187,6 +187,7 @@ def plain(rows):
     return new_tokens(decoding.run(decoder, model, start(decoder, rows, model=model)))
 
 
+@pytest.mark.slow
 def test_one_draft_of_one_token_is_greedy_decoding():
     """Of more drafts the others have nothing to say where one token goes on."""
     wanted = plain(GREEDY)

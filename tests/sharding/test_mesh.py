@@ -63,6 +63,7 @@ def test_mesh_keeps_the_text_behind_a_shared_prefix():
     same(got, plain(ALIKE))
 
 
+@pytest.mark.slow
 def test_mesh_keeps_the_text_of_a_tree():
     decoder = decoder_on("data=2,model=4", "draft-top_k")
     got, _ = complete(DRAFTERS["draft-top_k"], MIXED, model=placed(decoder, params("draft-top_k")), mesh=decoder.mesh)
@@ -191,6 +192,7 @@ def test_generate_takes_a_mesh():
     assert [r.tokens for r in got] == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", (Prefix(), NoCache()), ids=("prefix", "none"))
 def test_mesh_keeps_a_diffusion_models_text(cache):
     """Rows lie over `data`, in the state that comes out too."""

@@ -148,7 +148,8 @@ def alone():
     return written(None)[0]
 
 
-@pytest.mark.parametrize("line", ("model=2", pytest.param("data=2,model=2", marks=pytest.mark.slow)))
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ("model=2", "data=2,model=2"))
 def test_texts_are_those_of_one_device(line, alone):
     """Greedy rows beside sampled ones, behind a draft model that has experts too; no weight crosses."""
     got, step, model = written(line)

@@ -31,6 +31,7 @@ ORACLES = {
         "dream": "tests/diffusion/test_policies.py::test_equal_to_the_oracle[dream-drawn-8-False]",
         "remdm": "tests/diffusion/test_policies.py::test_equal_to_the_oracle[remdm-8-False]",
         "rcr": "tests/diffusion/test_policies.py::test_equal_to_the_oracle[rcr-8-False]",
+        "sequential": "tests/diffusion/test_block.py::test_sequential_goes_from_left_to_right",
     },
     "SAMPLERS": {"entropy_renoise": "tests/diffusion/test_canvas.py::test_equal_to_transformers[19-greedy]"},
 }

@@ -133,6 +133,7 @@ def losses(folder):
     return [json.loads(line)["loss"] for line in (folder / "training" / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_on_captured_features_is_that_beside_the_target(run, refused, files, tmp_path, monkeypatch):
     assert run(*words(files, tmp_path / "cap"))[0] == 0
     assert run(*words(files, tmp_path / "held", "more"))[0] == 0

@@ -186,6 +186,7 @@ def speed(params, prompts) -> float:
     return float((state.length - state.prompt_length).sum() / state.stats.steps.sum())
 
 
+@pytest.mark.slow
 def test_a_distilled_draft_accepts_more_on_heldout_prompts(tmp_path):
     rng = np.random.default_rng(0)
     texts, whole = rng.integers(0, 32, (96, 16)).astype(np.int32), jnp.ones((96, 16), bool)

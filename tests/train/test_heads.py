@@ -69,7 +69,8 @@ def batch():
     return Batch(rng.integers(1, 32, (3, 14)).astype(np.int32), mask)
 
 
-@pytest.mark.parametrize("ids", [(), pytest.param(IDS, marks=pytest.mark.slow)], ids=["whole", "trimmed"])
+@pytest.mark.slow
+@pytest.mark.parametrize("ids", [(), IDS], ids=["whole", "trimmed"])
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_head_learns(name, ids):
     """On one batch the loss falls far; nothing of the target moves, and the draft's vocabulary is not trained."""
@@ -264,6 +265,7 @@ def test_losses_of_blocks_are_the_published_ones(name):
         np.testing.assert_allclose(of_own["draft"]["markov"]["head"]["kernel"], PUBLISHED_BIAS, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_blocks_that_are_read_some_at_a_time_change_nothing(monkeypatch):
     """One block of each row at a time, or all: loss, gradient and metrics are the same, and laws of few are there at once."""
     objective, target = OBJECTIVES["dspark"](IDS), tiny.target_params()

@@ -312,6 +312,7 @@ def test_the_rate_warms_up_and_falls_to_almost_nothing():
 HEAD = dataclasses.replace(FIXED["eagle3"], unroll=2, ids=tuple(range(0, 32, 2)))
 
 
+@pytest.mark.slow
 def test_a_mesh_changes_nothing_but_rounding(tmp_path):
     """Nor does going on on another one."""
     target = tiny.target_params()
@@ -342,6 +343,7 @@ def test_every_device_holds_its_own_part():
     assert chip_bytes(placed(state, places)) < chip_bytes(state) / 6  # one matrix is split over rows alone
 
 
+@pytest.mark.slow
 def test_the_experts_of_a_target_stay_where_they_are():
     """A mesh that gives every device some of them whole is known where an update, or held-out text, is traced."""
     target = LlamaLM(dataclasses.replace(tiny.TARGET.config, experts=ExpertsConfig(4, 2, 24)))

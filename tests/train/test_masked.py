@@ -127,6 +127,7 @@ def files(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", but_slow(("diffusion", "dparallel:block_length=4"), "dparallel:block_length=4"))
 def test_training_makes_a_model_that_is_read_back(files, tmp_path, capsys, name):
     words = ["train", name, "--target", files / "masked", "--data", files / "data.jsonl", "--output", tmp_path / "out"]

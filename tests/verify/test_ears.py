@@ -30,6 +30,7 @@ def test_by_hand(drawn):
     assert sum(differ) >= 3
 
 
+@pytest.mark.slow
 def test_no_tolerance_is_the_ordinary_rule():
     same(*(complete(DRAFTERS["prompt_lookup"], MIXED, rule)[0] for rule in (Ears(0.0), Recursive())))
 

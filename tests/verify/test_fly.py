@@ -91,6 +91,7 @@ def test_what_the_target_may_not_write_does_not_stand():
         assert int(kept(Fly(), LENGTH, tokens, logits, Sampling.make(1, suppress_tokens=[[3]]))) == accepted
 
 
+@pytest.mark.slow
 def test_a_threshold_that_nothing_exceeds_is_plain_decoding():
     same(complete(DRAFTERS["draft-chain"], MIXED, Fly(1e9))[0], plain())
 

@@ -103,7 +103,8 @@ def counted(p, q, seed=0):
     return np.bincount(np.asarray(tokens), minlength=len(p)), float(passes.mean())
 
 
-@pytest.mark.parametrize("name", ("random", pytest.param("far", marks=pytest.mark.slow)))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("random", "far"))
 def test_by_counting(name):
     """The whole rule at a node: the law of 100,000 tokens by chi-square, and as many children pass as can."""
     p, q = LAWS[name]

@@ -43,6 +43,7 @@ def decode(bias, name="draft-chain", rows=MIXED, **fields):
     return complete(DRAFTERS[name], rows, Judge(**fields), model=params(name) | {"verify": head})
 
 
+@pytest.mark.slow
 def test_a_head_that_finds_nothing_right_is_plain_decoding():
     wanted, state = complete(DRAFTERS["draft-chain"], MIXED)
     got, judged = decode(-np.inf)

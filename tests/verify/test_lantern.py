@@ -106,6 +106,7 @@ def test_the_nearest_tokens():
     assert nearest(jnp.asarray(table), 5).tolist() == near(table.astype(np.float64), 5).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", but_slow(["draft-iid", "prompt_lookup"], "draft-iid"))
 def test_a_bound_of_zero_is_the_ordinary_rule(name):
     same(*(complete(DRAFTERS[name], MIXED, rule)[0] for rule in (Lantern(bound=0.0), Recursive())))

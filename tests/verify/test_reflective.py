@@ -77,6 +77,7 @@ def test_a_step_by_hand():
     assert sum(differ) >= 3 and len(lengths) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", but_slow(["draft-chain", "prompt_lookup", "eagle3"], "prompt_lookup", "eagle3"))
 def test_no_weight_is_plain_decoding(name):
     """In as many steps as `coupled` takes: drafters see and commit nothing of what is read besides."""

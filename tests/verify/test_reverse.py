@@ -24,6 +24,7 @@ def test_by_hand():
     assert sum(differ) >= 3
 
 
+@pytest.mark.slow
 def test_the_students_text_where_nothing_passes_and_the_drafts_where_all_does():
     got, state = complete(DRAFTERS["draft-chain"], MIXED, Reverse(2.0))
     assert np.asarray(state.stats.accepted)[:, 1:].sum() == 0

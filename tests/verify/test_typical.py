@@ -81,6 +81,7 @@ def test_broken_laws_pass_nothing():
     assert (np.asarray(verdict.accepted)[sampled] == 3).all()  # all that is possible
 
 
+@pytest.mark.slow
 def test_a_threshold_of_one_is_plain_decoding():
     same(complete(DRAFTERS["draft-chain"], MIXED, Typical(1.0, 1e9))[0], plain())
 

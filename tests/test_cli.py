@@ -373,6 +373,7 @@ def test_what_ends_a_command_becomes_its_status(capsys):
     assert capsys.readouterr().err == "specjax: error: two lines\n"
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_ends_quietly(tmp_path):
     """With nothing on stderr, also where JAX's CUDA plugin is installed and there is no GPU."""
     words = [sys.executable, "-m", "specjax", "drafters"]

@@ -289,6 +289,7 @@ class EarlyExit(Drafter):
         return Proposal(tree, draft, partial=Partial(jnp.concatenate(h_all, axis=1), past, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", (WithExtra(), EarlyExit()), ids=lambda d: type(d).__name__)
 def test_extra_slots_and_partial_stacks_keep_the_text(drafter):
     got, state = complete(drafter)

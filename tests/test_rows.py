@@ -298,6 +298,7 @@ def test_every_decoder_wants_a_key_a_row(name):
         )
 
 
+@pytest.mark.slow
 def test_keys_of_a_single_key_give_each_row_noise_of_its_own():
     """`jax.random.split` is another way to one key a row: two rows of one prompt are two draws."""
     decoder, prompts, lengths = specjax.speculative(TARGET), np.asarray([[7, 3, 4]] * 2), np.asarray([3, 3])

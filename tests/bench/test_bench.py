@@ -50,6 +50,7 @@ def test_json_is_the_rows_and_nothing_else(words, capsys):
     assert plain["tokens_per_step"] == plain["ratio_to_plain"] == plain["step_ratio"] == 1.0
 
 
+@pytest.mark.slow
 def test_table_and_picture(words, capsys, tmp_path):
     picture = tmp_path / "a.png"
     assert (

@@ -107,6 +107,7 @@ def test_without_the_package_one_line_says_what_to_install(tmp_path, monkeypatch
     assert "pip install 'specjax[peers]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_every_mode_is_asked(tmp_path, monkeypatch, capsys):
     """With a stand-in for the package: what it is loaded with, and what the rows are called."""
     loaded = []

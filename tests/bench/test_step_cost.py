@@ -9,6 +9,7 @@ from specjax.bench import step_cost
 TINY = "--hidden 16 --layers 1 --heads 2 --intermediate 24 --vocab 40 --capacity 64 --prefix 20 --steps 4 --repeats 2"
 
 
+@pytest.mark.slow
 def test_json(capsys):
     assert step_cost.main([*TINY.split(), "--nodes", "1,4", "--peer", "none", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)

@@ -91,6 +91,7 @@ def test_drafts_kept_unseen_are_caught():
     assert apart[~seen].sum() > 0 or statistics.chi_square(apart[seen], law()[seen] / law()[seen].sum()) < ALPHA
 
 
+@pytest.mark.slow
 def test_coupled_text_is_sequential_text_whatever_the_drafts():
     model, size = JointLaw(V, 5), 5
     want = complete(Assd(model, 1), 400, size=size)
@@ -129,6 +130,7 @@ def test_no_retrace_and_finished_rows_stay():
     assert step._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_greedy_rows_end_and_failed_ones():
     """Beside a sampled row: greedy text is the sequential argmax, whatever the drafts and the rule; EOS ends a row where
     plain decoding meets it, before a limit of its own; a model that fails ends its row and says so."""

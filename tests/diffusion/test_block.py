@@ -148,6 +148,7 @@ def plain_pass(size):
     return read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", (Threshold(0.4, published=True), JointThreshold(0.4, 0.0, 4, published=True)), ids=str
 )
@@ -180,6 +181,7 @@ def test_an_end_of_text_behind_the_cut_ends_nothing():
     assert texts(state) == [text] and int(state.finish[0]) == Finish.LENGTH
 
 
+@pytest.mark.slow
 def test_one_sure_token_a_position_is_one_pass_a_block():
     """With top-k 1 the law after filters leaves one token, so that every prediction is certain, as in SDAR's sampler: a pass a
     block, and one more that stores it. By the model's own law they are as unsure as ever."""
@@ -199,6 +201,7 @@ def test_one_sure_token_a_position_is_one_pass_a_block():
     assert found[0] == texts(specjax.run(greedy, params(), begin(greedy)))
 
 
+@pytest.mark.slow
 def test_a_threshold_that_certainty_equals_is_not_passed():
     """A threshold of 1 is one token a pass where all is certain, as in the samplers of SDAR and Fast-dLLM v2; not of A2D."""
     for align, passes in (("text", 19 - 3), ("prompt_end", 4)):

@@ -59,6 +59,7 @@ def test_rows_do_not_see_each_other(name):
     assert set(state.finish.tolist()) == {Finish.LENGTH} and not any(MASK in text for text in texts(state))
 
 
+@pytest.mark.slow
 def test_queries_are_met_some_at_a_time(monkeypatch):
     """As on long canvases: the passes that enter a block write the same."""
     decoder = cached(Prefix(), Threshold(0.4))
@@ -247,6 +248,7 @@ def test_entering_a_block_freezes_the_one_before():
     assert bool(Dual().active(entering).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_layers_add_up_as_in_a_whole_pass(dtype):
     """In the type in which layers add up, whatever that of the weights: what is kept is not rounded on the way."""

@@ -142,6 +142,7 @@ def test_the_sampler_stops_early_and_late(decoder, model):
     assert SAMPLER.steps in at and min(at) < SAMPLER.steps and len(sizes) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", (0.0, 0.7))
 def test_rows_do_not_see_each_other(decoder, model, temperature):
     together = texts(finish(decoder, model, temperature=temperature))

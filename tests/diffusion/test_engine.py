@@ -40,6 +40,7 @@ def engine(tiny):
     return Engine(str(tiny), unmask="threshold:threshold=0.5", cache="dual", block_length=8)
 
 
+@pytest.mark.slow
 def test_completing_does_not_depend_on_the_batch(engine):
     requests = [engine.request(ids, max_new_tokens=16) for ids in ([1, 2, 3], [4], [5, 6], [7, 8, 9, 10])]
     together = list(engine.run(requests, batch_size=4, ignore_eos=True))

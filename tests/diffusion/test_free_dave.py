@@ -85,6 +85,7 @@ def test_bad_settings():
         diffusion(LM, 99, FreeDave())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cache", "most"), ((DUAL, 32), (PREFIX, 96)), ids=("dual", "prefix"))
 def test_passes_are_no_wider_than_a_cache_can_ask_for(monkeypatch, cache, most):
     """Canvases of 32, three drafts: `dual` never reads more than a canvas, as three blocks and their neighbours are less."""

@@ -71,6 +71,7 @@ def test_equal_to_a_plain_loop(top, rule):
     assert any(saved) or (top, rule) == (1, "top")  # these two never agree on the likeliest token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cache", "passes"), ((None, [1, 1, 1]), (Dual(), [1, 1, 1])), ids=("none", "dual"))
 def test_a_guide_that_agrees_with_all_takes_one_pass(cache, passes):
     """Over all blocks: the pass that enters a text predicts all of it, with a cache too."""

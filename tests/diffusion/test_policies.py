@@ -176,6 +176,7 @@ def test_dream_leaves_no_mask_after_its_last_pass():
         assert not any(MASK in text for text in texts(state))
 
 
+@pytest.mark.slow
 def test_a_predicted_end_of_text_ends_the_canvas():
     """The canvas shrinks to what was predicted to be the end, before that is written; and no further where nothing is."""
     decoder, plain = make(EndOfText(Threshold(0.6)), 16), make(Threshold(0.6), 16)

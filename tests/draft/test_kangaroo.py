@@ -67,6 +67,7 @@ def test_the_adapters_cache_is_a_fresh_pass_over_committed_tokens(midway):
         np.testing.assert_allclose(cache[committed], np.asarray(wanted)[committed], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_draft_that_is_never_sure_has_one_token(midway):
     decoder = specjax.speculative(TARGET, dataclasses.replace(DRAFTER, threshold=1.0))
     assert (proposed(decoder, model(), midway[1]).tree.valid.sum(axis=1) == 2).all()

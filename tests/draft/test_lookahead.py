@@ -215,6 +215,7 @@ def test_the_text_enters_the_pool():
     assert (propose(off, off.init({}, 3, 24), view_of(off, longer)).draft.pool == -1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [True, False])
 def test_it_saves_steps_on_text_that_repeats(text):
     lm = TabularLM(12, order=1)

@@ -216,6 +216,7 @@ def parallel(**config):
     return own, {**tensors, **draw(8, {"mask_hidden": (1, 1, 3 * E)})}
 
 
+@pytest.mark.slow
 def test_a_peagle_head_reads_masks_behind_the_last_pair(tmp_path):
     """Against one pass of EAGLE-3's layer over the pairs and, behind them, the mask's embedding and `fc` of `mask_hidden`."""
     config, tensors = parallel()

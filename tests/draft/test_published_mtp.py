@@ -131,6 +131,7 @@ def drafts_of_transformers(layout, ids, depth):
     return tokens[len(ids) - 1 :], np.stack(laws)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_target_offers_its_own_layer(layout, tmp_path):
     """Laws of three depths and the tokens drafted along them, from the folder alone."""

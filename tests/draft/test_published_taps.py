@@ -157,6 +157,7 @@ class Poisoned:
         return self.lm.unembed(params["lm"], h)
 
 
+@pytest.mark.slow
 def test_a_poisoned_tap_is_seen_in_the_drafts_of_generate(tmp_path):
     """The taps that a record names are those whose layers reach the drafts: of the others NaN changes no token of them."""
     line = f"eagle3:model={write(tmp_path, *specforge(taps=2, **nested(1, 2)))},length=2"

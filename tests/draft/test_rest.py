@@ -195,6 +195,7 @@ LM = TabularLM(12, order=2)
 DECODER = specjax.speculative(LM, Rest(nodes=8, length=4, matches=8))
 
 
+@pytest.mark.slow
 def test_a_store_of_the_targets_own_text_saves_steps_and_changes_none():
     target = random(jax.random.key(0), 12, 2, concentration=0.1)
 

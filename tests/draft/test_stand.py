@@ -275,6 +275,7 @@ def test_a_memory_of_the_target_accepts_nearly_everything_at_temperature_one():
     assert warm.sum() < cold.sum() < 2 * warm.sum()  # a cold memory fills soon
 
 
+@pytest.mark.slow
 def test_the_memory_changes_speed_and_never_text():
     lm = TabularLM(V, order=2)
     params = {"target": random(jax.random.key(1), V, 2, concentration=0.2), "draft": None}

@@ -81,6 +81,7 @@ def test_a_finished_search_costs_nothing(midway):
     assert len(trials) == 1 and [makes(b.jaxpr) for b in trials[0].params["branches"]] == [False, True]
 
 
+@pytest.mark.slow
 def test_nothing_skipped_is_always_right():
     """At temperature 0 every token of the draft is then accepted."""
     greedy = dataclasses.replace(NEW, options=({"temperature": 0.0},) * 4)

@@ -206,6 +206,7 @@ def heap_error(rule, count=4):
     return np.abs(law - oracle.joint(p)).max()
 
 
+@pytest.mark.slow
 def test_a_heap_of_draws_keeps_the_law():
     """Given what was drawn before, one more draw leaves the law of the text as it was: to stop or to go on is the same."""
     assert heap_error(RecursiveWOR()) < 1e-12

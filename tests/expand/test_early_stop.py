@@ -95,6 +95,7 @@ def test_a_row_stops_below_its_first_unsure_token(setting, width):
     assert len(lengths) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_sure_level_of_a_narrowing_tree_has_fewer_siblings(setting):
     """SWIFT's candidate sets: 10, 8, 5, 3 nodes in greedy rows and 10, 5, 3, 1 in sampled ones; here there is room for 6."""

@@ -16,6 +16,7 @@ from specjax.verify.bounds import optimal_acceptance
 REPORT = json.loads((HERE / "results.json").read_text())
 
 
+@pytest.mark.slow
 def test_rates_are_those_of_the_rules_by_enumeration():
     p, q = np.random.default_rng(0).dirichlet(np.full(8, 0.5), (2, 1))
     draws = 4096

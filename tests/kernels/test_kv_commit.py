@@ -71,6 +71,7 @@ def test_slots_side_by_side(width, block, dtype):
             same(caches, news, src, jnp.asarray(start, jnp.int32), implementation="pallas_tpu_interpreted")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", (None, "context=2,model=2"))
 def test_rings_of_slots_side_by_side(mesh):
     """Round the end, and from one device to the next."""

@@ -146,6 +146,7 @@ def test_memory_is_that_of_a_block():
     assert after < before / 8, (before, after)
 
 
+@pytest.mark.slow
 def test_the_sampler_draws_the_argmax_of_its_scores():
     """A mixed batch: filters, a penalty, a greedy row, and a head over some of the tokens."""
     rows, nodes, vocab = 4, 5, 300

@@ -141,6 +141,7 @@ def test_gear_restores_a_chunk(axis):
     assert off(bare) > 1.3 * off(GEAR(chunk=16))
 
 
+@pytest.mark.slow
 def test_spatten_forgets_in_a_cascade():
     """What layers keep is nested, and as many as they are to; the first tokens stay; the others are the most important of those
     that the layer below has, by a count in Python."""

@@ -40,6 +40,7 @@ def plain():
     return written(NoDrafter())
 
 
+@pytest.mark.slow
 def test_the_formula():
     params, bare = params_of(NoDrafter())["target"], 0
     for row in (0, 2):

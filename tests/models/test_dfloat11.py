@@ -95,6 +95,7 @@ def test_products_are_those_of_the_plain_matrix():
     np.testing.assert_array_equal(rows(table, ids), matrices[0].T[ids])
 
 
+@pytest.mark.slow
 def test_a_matrix_is_made_plain_just_before_it_is_used():
     """A loop of many passes has room for some matrices and not for all of them; and it writes the tokens of the plain ones."""
     lm = LlamaLM(dataclasses.replace(SMALL, num_hidden_layers=6, intermediate_size=1024))

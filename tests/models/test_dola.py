@@ -42,6 +42,7 @@ def log_softmax(x):
     return x - np.logaddexp.reduce(x, axis=-1)[:, None]
 
 
+@pytest.mark.slow
 def test_the_rule():
     params, row, bare, used = params_of(NoDrafter())["target"], 2, 0, set()
     ids = [*MIXED.prompts[row], *plain()[row]]

@@ -112,6 +112,7 @@ def test_sdar_moe_is_qwen3_moe_by_blocks(qwen, sdar, tmp_path):
     assert models.load(tmp_path / "again", dtype="float32").lm == model.lm
 
 
+@pytest.mark.slow
 def test_sdar_moe_decodes_as_whole_passes_of_transformers(qwen, sdar):
     """A token a pass, with the block cache, against passes over the whole text without one."""
     prompt, new = IDS[0, :6].tolist(), 6

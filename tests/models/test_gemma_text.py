@@ -176,6 +176,7 @@ def test_what_gemma_4_cannot_have_here_is_named():
             hf_config.from_hf({"model_type": "gemma4_text"} | change)
 
 
+@pytest.mark.slow
 def test_layers_that_share_keys_need_what_is_below_them(references, tmp_path):
     """They have no keys in the cache, and a file may hold tensors of theirs that nobody reads."""
     model = models.load(references("gemma4_small").folder, dtype="float32")

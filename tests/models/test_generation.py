@@ -48,6 +48,7 @@ def of_transformers(folder, prompts=PROMPTS, **how):
         return [ask(ids)[0, len(ids) :].tolist() for ids in prompts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", (GREEDY, QWEN | {"repetition_penalty": 1.4}), ids=("all", "qwen"))
 def test_greedy_text_is_that_of_transformers(folder, fields):
     """With a drafter too; the user's own value goes before the folder's, at its default as well, and a prompt's before that."""

@@ -64,6 +64,7 @@ def test_a_byte_and_a_scale():
     assert extremes.tolist() == [2.0**-128, 2.0**-127, 2.0**126, 2.0**127]
 
 
+@pytest.mark.slow
 def test_packed_experts_are_those_of_transformers(packed):
     """All of them, and a mesh's: an expert a device, or where there are more devices, parts of the inner width of 12 columns,
     no whole blocks. Their logits too, of the first with two copies of every kv-head."""

@@ -357,6 +357,7 @@ def test_broken_index(tiny):
         models.load(tiny)
 
 
+@pytest.mark.slow
 def test_importing_the_package_is_light():
     code = "import sys, specjax.models; print([m for m in ('flax', 'transformers', 'torch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -25,6 +25,7 @@ def check(found, ids, reference):
     np.testing.assert_allclose(found[1:], laws[np.arange(len(ids) - 1), ids[1:]], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_records_have_those_of_score_and_of_transformers(references):
     reference = references("llama3")
     model = models.load(reference.folder, dtype="float32")

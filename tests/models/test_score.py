@@ -59,6 +59,7 @@ def test_scores_are_those_of_transformers(references, name):
     assert scores[6].greedy and not scores[1].greedy and scores[1].prompt == prompts[1]
 
 
+@pytest.mark.slow
 def test_batch_order_and_mesh_are_rounding(references):
     model = load(references("llama3").folder)
     prompts, continuations = asked(SHAPES)

@@ -73,6 +73,7 @@ def test_a_law_is_of_what_is_seen_alone(laws):
     np.testing.assert_array_equal(moved[~first], (RANKS > RANKS[:, 3:4])[~first])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", (0.0, 1.0))
 def test_drafts_are_sequential_decodings_text(temperature):
     """Which it is only where a known token sees the same in every pass: exact laws do not tell, a network's do."""

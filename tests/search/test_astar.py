@@ -113,6 +113,7 @@ def judged(toy, record, prompt):
     return total, worst
 
 
+@pytest.mark.slow
 def test_caches_are_those_of_the_texts(toy, found, monkeypatch):
     """What steps cost is what the model gives them after all that is before them; in a pool that mixes rows up it is not."""
     assert sum(len(record.steps) > 2 for record in found) >= 2

@@ -94,6 +94,7 @@ def test_wide_enough_it_finds_every_text_once(top_k):
         )
 
 
+@pytest.mark.slow
 def test_the_first_text_is_plain_decodings():
     """Of ragged rows with warpers of their own, and of a greedy one, whose law is a single text."""
     model = {"target": params("none")["target"]}

@@ -91,6 +91,7 @@ def test_a_split_chunk_is_as_wide_for_every_device():
     assert [prefill_width(n) for n in (1, 17, 18, 257, 9999)] == [16, 16, 32, 256, 256]
 
 
+@pytest.mark.slow
 def test_ragged_rows_on_eight_devices():
     mesh = make_mesh("context=8")
     model = placed(specjax.speculative(TARGET, mesh=mesh), params("none"))

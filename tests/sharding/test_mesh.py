@@ -209,6 +209,7 @@ def test_mesh_keeps_a_diffusion_models_text(cache):
     assert cache == NoCache() or state.cache.key[0].sharding.spec[0] == "data"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ("model=2", "context=2"))
 def test_mesh_keeps_the_text_where_rows_are_read_apart(line, monkeypatch):
     """Rows that enter a block are read one by one, where the mesh does not split rows."""

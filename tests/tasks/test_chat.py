@@ -59,6 +59,7 @@ def test_what_the_command_cannot_use(capsys, words, said):
     assert main(words) == 2 and said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_another_process_makes_the_same_questions():
     """Sets and hashes differ between processes; questions do not."""
     code = "import json; from specjax.tasks import *; print(json.dumps([generate(f, 3, 0, 1)[0].prompt for f in FAMILIES]))"

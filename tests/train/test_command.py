@@ -77,6 +77,7 @@ def losses(folder):
     return [json.loads(line)["loss"] for line in lines]
 
 
+@pytest.mark.slow
 def test_distill_writes_a_draft_that_the_registry_reads(train, files, tmp_path):
     out, picture = tmp_path / "out", tmp_path / "loss.png"
     words = ["distill:temperature=0.5", "--draft", files / "draft", "--output", out, *SMALL]
@@ -193,6 +194,7 @@ def test_selection_needs_a_reference_of_the_drafts_shape(train, refused, files, 
     assert train("distill:keep=0.4", *words, "--reference", files / "draft")[0] == 0
 
 
+@pytest.mark.slow
 def test_heads_are_written_with_their_fields(train, refused, files, tmp_path):
     """And training goes on from them, with their fields and their vocabulary."""
     out = tmp_path / "out"

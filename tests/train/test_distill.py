@@ -127,6 +127,7 @@ def test_continuations_are_samples_at_temperature_one():
     assert 0.5 * np.abs(law - 1 / 32).sum() > 0.1  # far enough from uniform for the test to see something
 
 
+@pytest.mark.slow
 def test_rows_are_the_datas_or_the_drafts_own_by_a_coin_and_samples_carry_no_gradient():
     given = batch(slice(0, 24))
     from_files = dataclasses.replace(given, documents=jnp.zeros_like(given.tokens))

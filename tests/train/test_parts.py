@@ -138,6 +138,7 @@ def trimmed():
     return teacher, law, every.logits, draft, scattered
 
 
+@pytest.mark.slow
 def test_acceptance_is_against_the_targets_law_over_all_tokens():
     """By enumeration, and so is total variation."""
     _, law, every, draft, scattered = trimmed()

@@ -82,6 +82,7 @@ def test_any_order_keeps_the_law():
         assert law_error(MultiStep(), TREE, p, q, "iid", (*first, *last)) < 1e-12
 
 
+@pytest.mark.slow
 def test_equal_children_are_one_place():
     """The children of both are tried, also those of the one that was not gone to, and the law stays."""
     one, two = (Topology.from_counts(f"2 | {counts}") for counts in ("0 2", "1 0"))

@@ -37,7 +37,7 @@ def test_what_can_always_be_computed_anew():
     assert set(ALWAYS) >= {"prefix", "dual", "delayed", "greedy", "interval", "vicinity"}
 
 
-@pytest.mark.parametrize("name", but_slow(ALWAYS, "dual", "greedy", "vicinity", "interval-share"))
+@pytest.mark.parametrize("name", but_slow(ALWAYS, "dual", "prefix", "greedy", "vicinity", "interval-share"))
 def test_always_refreshing_is_no_cache(name):
     got, want = (complete(cached(cache)) for cache in (ALWAYS[name], NoCache()))
     assert texts(got) == texts(want)

@@ -93,6 +93,7 @@ def view_of(text):
     return View(tokens, jnp.asarray([len(text)]), jnp.ones((1,), bool), None, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 6])
 def test_a_dflash_block_is_the_published_one(window, tmp_path):
     """Slots behind the last token, in a layer with a window and in one without; and training reads them as decoding does."""

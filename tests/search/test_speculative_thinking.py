@@ -96,6 +96,7 @@ def wanted():
     return [Oracle(METHOD, prompt).run() for prompt in PROMPTS]
 
 
+@pytest.mark.slow
 def test_with_cues_it_is_the_oracle(wanted):
     """The large model's turns, the longer ones after a check, and the sentence after some doubts."""
     records = METHOD(LARGE, SMALL, PROMPTS, batch_size=4, **GREEDY)

@@ -77,6 +77,7 @@ def test_the_page_is_formatted():
     ruff("check", "specjax/draft/__init__.py", exports + line)
 
 
+@pytest.mark.slow
 def test_the_drafter_of_the_page(module):
     """It is found by its line of text, writes plain decoding's text, and is what the page's line in the table makes."""
     drafter, params = registry.build_drafter("repeat:length=2", None)
@@ -210,6 +211,7 @@ assert cli.main(["samplers"]) == 0
 """
 
 
+@pytest.mark.slow
 def test_a_warper(tmp_path):
     """A file and a line: the package with both of them, seen by another process."""
     package = tmp_path / "specjax"

@@ -196,7 +196,8 @@ ON_MODELS: dict[str, Drafter] = {
 
 SLOW = (
     "token_recycling@experts", "eagle2@experts", "swift@experts", "draft@experts", "lookahead@sinks", "eagle3-top_k@sinks",
-    "kangaroo@sinks", "draft@sinks", "hydra-prefix@shared", "swift@shared", "del@shared", "draft@shared",
+    "kangaroo@sinks", "draft@sinks", "hydra-prefix@shared", "swift@shared", "del@shared", "draft@shared", "medusa@experts",
+    "gemma4_assistant@shared",
 )  # fmt: skip
 """Lines over other models that are in the slow set. `guarantees/test_drafters.py` has every drafter, over a smaller target."""
 

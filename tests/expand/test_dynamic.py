@@ -223,10 +223,10 @@ class Picky(DySpec):
 
 
 class Same(Sampler):
-    """One whose noise is that of the positions, step after step."""
+    """One whose noise is the same in every step."""
 
     def once(self):
-        return self
+        return dataclasses.replace(self, length=jnp.zeros_like(self.length))
 
 
 class Reused(DySpec):

@@ -40,6 +40,7 @@ def decoder():
     return specjax.speculative(TARGET, DRAFTERS["draft-chain"])
 
 
+@pytest.mark.slow
 def test_import_is_light():
     code = "import specjax, sys; print([m for m in ('flax', 'transformers', 'torch', 'optax', 'orbax') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -73,6 +74,7 @@ def test_stream_brings_the_same_tokens(decoder):
     assert all(f == Finish.LENGTH for f in progress.finish)
 
 
+@pytest.mark.slow
 def test_step_equals_run(decoder):
     """`step` is a plain function: jitted on its own, it walks the same path and reports what it did."""
     state = start(decoder, MIXED)
@@ -129,6 +131,7 @@ def test_prefill_chunks_that_do_not_divide_the_buffer(width):
     same(got, wide)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ("none", "draft-top_k"))
 def test_eos_cuts_the_accepted_path(name):
     """Two EOS ids taken from the middle of plain text end the rows there, EOS included."""
@@ -140,6 +143,7 @@ def test_eos_cuts_the_accepted_path(name):
         assert int(state.finish[row]) == (Finish.EOS if ends else Finish.LENGTH)
 
 
+@pytest.mark.slow
 def test_limits_are_exact():
     short = dataclasses.replace(MIXED, new_tokens=1)
     got, state = complete(DRAFTERS["draft-chain"], short)
@@ -174,6 +178,7 @@ def test_logprobs_equal_plain(name, reference):
     assert not np.allclose(np.asarray(reference.logprobs.raw[2]), np.asarray(reference.logprobs.warped[2]), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_logprobs_equal_a_fresh_pass(reference):
     state, row = reference, 1
     begin, end = int(state.prompt_length[row]), int(state.length[row])
@@ -196,6 +201,7 @@ def test_bad_logits_stop_their_row_alone(decoder):
     same(got[:3] + got[4:], plain()[:3] + plain()[4:])
 
 
+@pytest.mark.slow
 def test_plain_decoding_has_no_tree_in_it():
     """Off is off: with N = 1 the step has no tree masks, no per-depth noise and no path gathers."""
     decoder = specjax.speculative(TARGET, None)

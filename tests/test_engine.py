@@ -48,6 +48,7 @@ def test_bad_input(model, options, message):
         specjax.generate(model, **{"prompts": [[1, 2, 3]], **options})
 
 
+@pytest.mark.slow
 def test_none_is_plain_and_dtype_casts(model):
     record = specjax.generate(model, [[1, 2, 3]], drafter=None, max_new_tokens=4, dtype="bfloat16")[0]
     assert record.steps == record.new_tokens == 4
@@ -163,6 +164,7 @@ def test_rejection_refuses_every_dynamic_tree(model):
         specjax.generate(model, [[1, 2]], drafter=(small, params()["draft"]), verifier="rejection")
 
 
+@pytest.mark.slow
 def test_a_capacity_that_is_too_small_is_refused(model):
     """With the drafter's slack: the text must not depend on it. What is needed is enough."""
     engine = Engine(model, "prompt_lookup:length=4")

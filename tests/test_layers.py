@@ -23,6 +23,7 @@ TABLE = layers.layers_of((DOCS / "design.md").read_text())
 MODULES = layers.modules_of()
 
 
+@pytest.mark.slow
 def test_imports_run_down_and_form_no_circle():
     arrows = layers.arrows_of({name: path.read_text() for name, path in MODULES.items()}, MODULES)
     assert len(arrows) > 300  # it has read something

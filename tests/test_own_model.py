@@ -50,6 +50,7 @@ def continued(own, prompts, count, size=16):
     return rows
 
 
+@pytest.mark.slow
 def test_own_models_decode_plainly_and_by_look_up(own):
     """A pair as well as a `Model`; a batch of one or two; the tokens are those of whole passes."""
     wanted = continued(own, PROMPTS, 4)
@@ -132,6 +133,7 @@ def test_processors_of_a_head_over_fewer_tokens_see_the_whole_vocabulary():
     assert got.tolist() == [[[0.0, -jnp.inf, 0.0]]]
 
 
+@pytest.mark.slow
 def test_logprobs_are_those_of_the_processed_logits():
     decoder = specjax.speculative(TARGET, None, logprobs=True, logits_processors=[odd_behind_even])
     rows = MIXED.pick(4)

@@ -62,6 +62,7 @@ def test_taps_are_those_of_the_drafter_that_generate_builds(target, tmp_path, ca
     assert "fc.weight has shape [64, 192]" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_every_tap_that_is_named_reaches_the_drafts(tmp_path):
     """NaN in one of the features that the taps name, and in no other, leaves nothing of the head's output."""
     config, tensors = specforge(taps=2, eagle_aux_hidden_state_layer_ids=[1, 3])
@@ -76,6 +77,7 @@ def test_every_tap_that_is_named_reaches_the_drafts(tmp_path):
         assert bool(jnp.isnan(drafter.logits(model, h)).all()) == (layer in drafter.taps)
 
 
+@pytest.mark.slow
 def test_acceptance_by_depth_and_its_verdict(target, tmp_path, capsys):
     """Medusa's first head is the target's own law of the token after the next: its drafts are hardly ever right."""
     prompts = tmp_path / "prompts.jsonl"

@@ -9,6 +9,7 @@ from specjax.bench import kernels
 TINY = "--batch 1 --nodes 3 --depth 1 --heads 2 --kv-heads 1 --width 128 --slots 32 --filled 9 --vocab 50 --repeats 2 --calls 2"
 
 
+@pytest.mark.slow
 def test_json(capsys):
     assert kernels.main([*TINY.split(), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)

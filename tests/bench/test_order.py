@@ -43,6 +43,7 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_draws(folder, capsys):
     picture = folder.parent / "order.png"
     words = [

@@ -70,6 +70,7 @@ def words(tmp_path_factory):
     return ["bench", "profile", *given, "--batch-size", "2", "--drafter", "prompt_lookup:length=3"]
 
 
+@pytest.mark.slow
 def test_the_command(words, tmp_path, capsys):
     picture = tmp_path / "profile.png"
     assert cli.main([*words, "--json", "--plot", str(picture)]) == 0

@@ -120,6 +120,7 @@ def test_given_tokens_stay_and_condition_the_rest(rule):
     assert statistics.chi_square(got[kept], want[kept]) > ALPHA
 
 
+@pytest.mark.slow
 def test_no_retrace_and_finished_rows_stay():
     decoder = Assd(MODEL, 2)
     step = jax.jit(decoder.step)

@@ -170,6 +170,7 @@ def test_a_last_block_is_filled_and_cut(policy):
         begin(decoder, capacity=24)
 
 
+@pytest.mark.slow
 def test_an_end_of_text_behind_the_cut_ends_nothing():
     """The token that a filled block has behind the text's end is made the end of texts."""
     decoder = make(Threshold(0.4, published=True), 8)
@@ -221,6 +222,7 @@ def test_greedy_rows_are_not_filtered():
     assert found == specjax.run(decoder, params(), begin(decoder)).stats.steps.tolist()
 
 
+@pytest.mark.slow
 def test_a_seed_is_the_likeliest_token():
     """Of a row that draws at a high temperature, the first token of every later block is what a plain pass finds likeliest."""
     decoder = make(Threshold(0.0), 4, True)
@@ -271,6 +273,7 @@ def test_rows_do_not_see_each_other(temperature):
     assert texts(apart)[:2] == [together[2], together[0]]
 
 
+@pytest.mark.slow
 def test_a_failed_row_can_be_refilled():
     decoder = make(Threshold(0.4), 4)
     spoilt = jax.tree.map(lambda x: x * jnp.nan, params())

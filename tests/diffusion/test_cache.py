@@ -131,6 +131,7 @@ def test_the_costliest_program_writes_the_same():
         dataclasses.replace(decoder, growth=1).checked()
 
 
+@pytest.mark.slow
 def test_a_pass_over_everything_writes_the_caches_of_a_fresh_pass():
     decoder = cached(Dual(), Fixed(2))
     before = begin(decoder)
@@ -144,6 +145,7 @@ def test_a_pass_over_everything_writes_the_caches_of_a_fresh_pass():
         np.testing.assert_allclose(after.cache.key[layer], fresh.key[layer].swapaxes(1, 2), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together", (1, 2 * 32, 5 * 32))
 def test_rows_that_ask_for_everything_are_read_apart(monkeypatch, together):
     """One by one, two at a time (of three: a place is left) or all at once; another row reads a part, and one nothing."""

@@ -130,6 +130,7 @@ def test_equal_to_transformers(monkeypatch, decoder, model, temperature, eos):
         assert (text, steps) == (want, passes + canvases - 1)  # every canvas but the last is read once more, as text
 
 
+@pytest.mark.slow
 def test_the_sampler_stops_early_and_late(decoder, model):
     """The settings above try both ends of the rule, and bring sets of several sizes."""
     step, state = jax.jit(decoder.step), begin(decoder, model)
@@ -224,6 +225,7 @@ def test_a_mesh_changes_nothing(engine):
     assert [r.tokens for r in alone] == [r.tokens for r in together]
 
 
+@pytest.mark.slow
 def test_the_command_line_generates(model, folder, capsys, tmp_path):
     (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": [5, 6, 7]}) + "\n")
     words = [
@@ -276,6 +278,7 @@ def test_bad_requests(engine, prompt, options, said):
         engine.request(prompt, **options)
 
 
+@pytest.mark.slow
 def test_the_bench_compares_samplers(folder, tmp_path, capsys):
     (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": [5, 6, 7]}) + "\n")
     words = ["bench", "--model", str(folder), "--input", str(tmp_path / "in.jsonl"), "--max-new-tokens", "12", "--json"]

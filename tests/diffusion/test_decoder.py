@@ -72,6 +72,7 @@ def test_policies_save_passes_and_count_them():
     assert (np.asarray(state.stats.steps) < open_positions).any() and (counts[:, 0] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_does_not_depend_on_its_batch(temperature):
     decoder = make(Threshold(0.3))
@@ -118,6 +119,7 @@ def test_an_eos_that_was_given_ends_nothing():
     assert 9 not in written and len(texts(state)[0]) > before[-1]
 
 
+@pytest.mark.slow
 def test_a_row_can_be_refilled_after_it_failed():
     """What a failed row left in its cache is not seen by the next prompt, while the other row is in the middle of a block."""
     decoder = dataclasses.replace(make(Fixed()), cache=Dual())
@@ -174,6 +176,7 @@ def test_nothing_is_compiled_again():
     assert decoding.run_program._cache_size() == compiled
 
 
+@pytest.mark.slow
 def test_extremes():
     """A threshold no prediction reaches is one token a pass; log V of entropy, a threshold of 0, are one pass a block."""
     slow, fast = (specjax.run(make(p), params(), begin(make(p))) for p in (Threshold(1.1), Threshold(0.0)))

@@ -51,6 +51,7 @@ def test_completing_does_not_depend_on_the_batch(engine):
         assert record.steps == sum(record.accepted) <= 16
 
 
+@pytest.mark.slow
 def test_any_number_of_new_tokens(engine):
     """The last block of a text is cut; what comes before it is of blocks from the prompt's end, as in Python."""
     for count in (3, 20):
@@ -180,6 +181,7 @@ def run(capsys, *words):
     return status, captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_generate_takes_a_file_with_suffixes(tiny, tmp_path, capsys):
     lines = [
         {"prompt": [1, 2], "suffix": [5], "max_new_tokens": 3, "id": "a"},
@@ -218,6 +220,7 @@ def test_bench_compares_policies_and_caches(tiny, tmp_path, capsys):
     assert rows["threshold:threshold=0.3/none"]["tokens_per_step"] > 1
 
 
+@pytest.mark.slow
 def test_bench_leaves_out_pairs_that_do_not_go_together(tiny, tmp_path, capsys):
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": [1, 2], "suffix": [3]}\n')

@@ -66,6 +66,7 @@ def test_eos_ends_the_same_text():
     assert texts(ours) == texts(static) and Finish.EOS in ours.finish.tolist()
 
 
+@pytest.mark.slow
 def test_rows_do_not_see_each_other():
     decoder = make(FreeDave())
     together = specjax.run(decoder, params(), begin(decoder))
@@ -98,6 +99,7 @@ def test_passes_are_no_wider_than_a_cache_can_ask_for(monkeypatch, cache, most):
     assert ours.tokens.shape[1] == 32 and max(found) == most == found[-1]
 
 
+@pytest.mark.slow
 def test_eager_passes_are_counted_in_full():
     """A pass may write more than a block."""
     decoder = diffusion(LM, MASK, FreeDave(4, drafts=2, eager=True), block_length=4)

@@ -102,6 +102,7 @@ def test_rows_and_caches():
     assert alone == [together[2]]
 
 
+@pytest.mark.slow
 def test_a_broken_guide_ends_its_rows():
     decoder = make(4)
     spoilt = {**everything(), "guide": jax.tree.map(lambda x: x * jnp.nan, everything()["guide"])}
@@ -117,6 +118,7 @@ def folders(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_a_line_of_text_names_the_guide(folders):
     model = models.load(folders / "diffusion", dtype="float32")
     engine = Engine(model, unmask=f"guided:model={folders / 'guide'},top=4", block_length=8)

@@ -78,6 +78,7 @@ def finished(decoder, model=None, **settings):
     return specjax.run(decoder, model, begin(decoder, rows, model=model, **settings))
 
 
+@pytest.mark.slow
 def test_a_drawn_row_alone_is_a_row_in_a_batch(decoder):
     together = texts(finished(decoder, temperature=0.8))
     greedy = texts(finished(decoder))

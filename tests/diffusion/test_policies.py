@@ -100,12 +100,14 @@ def test_credit_grows_to_its_limit_with_constant_laws():
     assert float(memory[0][0, 0, 1:].sum()) == 0
 
 
+@pytest.mark.slow
 def test_credit_without_weight_is_the_inner_policy():
     for policies in ((Credit(Threshold(0.5), alpha=0.0), Threshold(0.5)), (Hierarchy(0.5, 1.1), Threshold(0.5))):
         got, want = (specjax.run(make(p), params(), begin(make(p))) for p in policies)
         assert texts(got) == texts(want) and got.stats.steps.tolist() == want.stats.steps.tolist()
 
 
+@pytest.mark.slow
 def test_prophet_at_its_ends():
     """No gap is wide enough: the inner policy; every gap is: one pass a block."""
     never, inner = make(Prophet(Fixed(), *[np.inf] * 3)), make(Fixed())
@@ -167,6 +169,7 @@ def test_dream_is_sure_where_it_draws():
             Dream(3, rule, alg_temp=0.5)
 
 
+@pytest.mark.slow
 def test_dream_leaves_no_mask_after_its_last_pass():
     for rule in ("origin", "low_confidence"):
         decoder = make(Dream(4, rule), 16)

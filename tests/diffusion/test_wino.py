@@ -74,6 +74,7 @@ def canvas_of(row):
     return [*PROMPTS[row], *[MASK] * (LIMITS[row] - len(PROMPTS[row]))]
 
 
+@pytest.mark.slow
 def test_equal_to_a_plain_loop():
     decoder = make(WINO, 8)
     state = specjax.run(decoder, params(), begin(decoder))
@@ -87,6 +88,7 @@ def test_equal_to_a_plain_loop():
     assert taken_back > 0
 
 
+@pytest.mark.slow
 def test_without_doubt_it_is_a_threshold_with_a_cap():
     bold = make(Wino(0.0, 0.0, 1.0, 8, 8), 8)
     assert specjax.run(bold, params(), begin(bold)).stats.steps.tolist() == [

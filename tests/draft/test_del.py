@@ -91,6 +91,7 @@ def test_the_target_goes_on_above_the_last_exit(midway, choice):
         np.testing.assert_allclose(np.asarray(proposal.draft.confidence[:, i])[at], sure[at], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_low_exit_reads_no_higher_layer_to_draft(midway):
     decoder, state = midway
     state = favouring(state, 0)

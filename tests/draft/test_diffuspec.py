@@ -86,6 +86,7 @@ def test_followers_are_counted():
             assert got[row, node].tolist() == [want[v] for v in range(5)]
 
 
+@pytest.mark.slow
 def test_it_reaches_a_little_beyond_what_was_accepted(midway):
     decoder, state = midway
     draft = dataclasses.replace(state.draft, reach=jnp.asarray([0.0, 2.0, 4.0]))

@@ -106,6 +106,7 @@ def drafts_of_transformers(name, ids, depth):
     return tokens, np.stack(laws)
 
 
+@pytest.mark.slow
 def test_drafts_are_those_of_transformers(name, folders):
     """Laws of four depths and the tokens drafted along them; keys at the last token's position and behind it hold garbage."""
     target, head = folders(name)

@@ -37,6 +37,7 @@ def test_the_target_goes_on_from_the_draft(midway):
     check_head_start(*midway[:1], model(), midway[1], lo=2)
 
 
+@pytest.mark.slow
 def test_drafting_reads_no_upper_layer(midway):
     decoder, state = midway
     wanted = proposed(decoder, model(), state).tree.tokens
@@ -51,6 +52,7 @@ def test_every_node_passes_the_lower_layers_once(midway):
     assert count_products(jaxpr, shape) == 2 * (2 * DRAFTER.nodes + 1 * len(DRAFTER.rungs))
 
 
+@pytest.mark.slow
 def test_the_adapters_cache_is_a_fresh_pass_over_committed_tokens(midway):
     decoder, state = midway
     for _ in range(4):

@@ -52,6 +52,7 @@ def embeddings(seed):
     return {"embeddings": jnp.asarray(np.random.default_rng(seed).normal(size=(M, 2, 64)), jnp.float32)}
 
 
+@pytest.mark.slow
 def test_real_slots_are_bit_identical_with_other_prompt_embeddings():
     view, sampler = view_and_sampler()
     first, second = (read(embeddings(seed), state_of(), view, sampler)[1].logits for seed in (0, 1))

@@ -117,6 +117,7 @@ def test_a_dflash_block_is_the_published_one(window, tmp_path):
     np.testing.assert_allclose(taught[0, 1], got, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_slot_sees_the_whole_block_or_what_is_before_it(causal, tmp_path):
     config, tensors = zlab(dflash_config={"mask_token_id": MASK, "target_layer_ids": [0, 2], "causal": causal})

@@ -89,6 +89,7 @@ def reference(t, features, tokens, drafted):
     return norm(np.concatenate([first, second]), t["clover_head_norm.weight"]) @ t["lm_head.weight"].T
 
 
+@pytest.mark.slow
 def test_the_network_is_the_published_one(tmp_path):
     config, tensors = clover()
     head = read_head(write(tmp_path, config, tensors), "clover2", Clover2, target())

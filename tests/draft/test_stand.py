@@ -264,6 +264,7 @@ def decode(lm, params, drafter, temperature, memory=None, rows=4, length=48):
 CHAIN = Stand(tree="1 | 1 | 1", k=V, slots=1 << 12)
 
 
+@pytest.mark.slow
 def test_a_memory_of_the_target_accepts_nearly_everything_at_temperature_one():
     """After the target's own laws, `log q + g` with the shared noise is the target's draw: 4 tokens a step, of 4."""
     lm = TabularLM(V, order=1)
@@ -336,6 +337,7 @@ def test_rejection_with_its_law_keeps_the_targets_law_detects_tv_003_with_power_
             assert statistics.chi_square(after, law[token]) > 1e-3, token
 
 
+@pytest.mark.slow
 def test_rows_of_one_prompt_help_each_other():
     """Four completions of one prompt take fewer steps together than the four of them alone."""
     lm = TabularLM(V, order=1)
@@ -345,6 +347,7 @@ def test_rows_of_one_prompt_help_each_other():
     assert together[0] < alone[0]
 
 
+@pytest.mark.slow
 def test_it_fuses_with_a_drafter_that_keeps_fewer_candidates():
     lm = TabularLM(V, order=1)
     params = {"target": random(jax.random.key(0), V, 1), "draft": None}

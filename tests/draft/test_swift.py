@@ -94,6 +94,7 @@ def test_the_target_goes_on_above_the_first_layer(midway):
     check_head_start(midway[0], params("swift"), midway[1], lo=1)
 
 
+@pytest.mark.slow
 def test_siblings_are_leaves_of_the_chain(midway):
     tree = proposed(midway[0], params("swift"), midway[1]).tree
     assert tree.parent[0].tolist() == [-1, 0, 0, 1, 1] and tree.valid.all()
@@ -218,6 +219,7 @@ def test_bad_fields():
         Swift(width=97).bind(TARGET)
 
 
+@pytest.mark.slow
 def test_rows_of_a_shared_prefix_count_their_whole_prompts():
     """The leaf that is each row's own is copied with the prefix, and what every row's rest adds comes on top."""
     decoder, rows = specjax.speculative(TARGET, DRAFTER), ALIKE.pick(0, 1, 3)

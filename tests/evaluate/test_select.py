@@ -32,6 +32,7 @@ def test_a_selection_answers_beside_greedy_decoding(small, own):
         assert {(answer.steps, answer.tokens, answer.sample) for answer in row.answers} == {(3 * FEW, FEW, 0)}
 
 
+@pytest.mark.slow
 def test_uncertainty_is_the_negative_log_likelihood(run, own, tmp_path):
     answers = tmp_path / "answers.jsonl"
     status, out, err = run("--questions", own, "--drafter", "none", "--uncertainty", "--answers", answers, "--json")
@@ -83,6 +84,7 @@ def test_auroc_is_mann_and_whitneys():
         auroc(np.zeros(3), np.zeros(3, bool))
 
 
+@pytest.mark.slow
 def test_the_likelihood_of_a_record_is_the_score_of_its_text(small):
     record = specjax.generate(small, "import os", logprobs=True, **OPTIONS)[0]
     (score,) = specjax.score(small, "import os", [record.tokens])

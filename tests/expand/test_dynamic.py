@@ -62,6 +62,7 @@ def heap(laws, row, name, k, depth, nodes):
     return kept, children
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sampled", "narrow"])
 @pytest.mark.parametrize("expander", [DySpec(k=3, depth=4, nodes=9), DySpec(k=5, depth=3, nodes=6)], ids=["few", "all"])
 def test_dyspec_is_the_heap(expander, name):
@@ -86,6 +87,7 @@ def test_dyspec_is_the_heap(expander, name):
     assert deepest >= 3 or name == "narrow"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expander", [DySpec, StochasticBeam])
 def test_greedy_rows_have_the_likeliest(expander):
     laws = jnp.asarray(table(1))
@@ -136,6 +138,7 @@ def test_stochastic_beam_by_hand(name):
                 assert mine == order[above][: len(mine)]
 
 
+@pytest.mark.slow
 def test_opt_tree_has_the_most_expected_tokens_and_stops_where_a_level_adds_little():
     """Of every tree of four drafted nodes of the laws' own chances, three levels; and by hand where it stops."""
     law = table(2)

@@ -77,6 +77,7 @@ def test_without_a_threshold_it_is_the_chain(setting):
         jax.tree.map(np.testing.assert_array_equal, tree, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("width", (1, 3))
 def test_a_row_stops_below_its_first_unsure_token(setting, width):
@@ -121,6 +122,7 @@ def test_finished_rows_keep_no_level_alive():
     assert scored == 0 and (tree.valid[1:].sum(axis=1) == 2).all()
 
 
+@pytest.mark.slow
 def test_a_carry_that_grows():
     """Drafters that append to their carry get the same tree."""
 

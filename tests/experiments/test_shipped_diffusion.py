@@ -56,6 +56,7 @@ def test_it_knows_more_of_a_gap_with_what_follows(model):
     assert both < 0.5 * before and both < 0.25 * np.log(1536)  # it was shown no text that breaks off
 
 
+@pytest.mark.slow
 def test_the_commands_defaults_fill_in(model):
     engine = Engine(model)
     request = engine.request("[ red, cup,", suffix=", green ]", max_new_tokens=4)

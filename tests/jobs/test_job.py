@@ -91,6 +91,7 @@ def asked(monkeypatch):
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "masked"])
 def test_a_killed_job_goes_on_where_it_was(job, asked, kind):
     job = job(kind)
@@ -237,6 +238,7 @@ def test_an_interrupted_job_goes_on(job, monkeypatch, number, said):
     assert mine.run()[0] == 1 and mine.output.read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_tables_in_and_out(job, asked, monkeypatch):
     import pyarrow
     from pyarrow import parquet
@@ -289,6 +291,7 @@ def test_compressed_files_in_and_out(job, asked):
         assert status == 2 and err.count("\n") == 1 and "cannot read the input file" in err
 
 
+@pytest.mark.slow
 def test_lines_on_stdin_and_records_on_stdout(job, folders, monkeypatch, capsys):
     mine = job()
     mine.run()
@@ -464,6 +467,7 @@ def test_a_fingerprint_sees_other_weights(folders, tmp_path):
     assert fingerprint(same) == fingerprint(folders["plain"]) != fingerprint(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "masked"])
 def test_refilled_slots_write_the_texts_of_static_batches(folders, kind):
     options = {"drafter": "none"} if kind == "plain" else {"block_length": 4}
@@ -502,6 +506,7 @@ class Letters:
         return "".join(chr(ord("a") + i) for i in ids)
 
 
+@pytest.mark.slow
 def test_text_comes_as_it_is_written_and_stops_free_a_slot(folders):
     model = dataclasses.replace(models.load(folders["plain"]), tokenizer=Letters())
     engine = Engine(model, "none")

@@ -47,6 +47,7 @@ def read(prompts, **options):
     return [record.tokens for record in records], sum(map(int, SEEN))
 
 
+@pytest.mark.slow
 def test_the_prefix_is_prefilled_once():
     """Sampled, in two slots that are refilled: 40 shared tokens in one chunk of 64, and rests in chunks of 16 and 32."""
     options = {"temperature": 0.8, "repetition_penalty": 1.2, "batch_size": 2}

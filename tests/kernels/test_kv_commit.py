@@ -118,6 +118,7 @@ def test_split_slots(capacity):
     assert not any(f" {kind}" in text for kind in hlo.COLLECTIVES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ("context=4,model=2", "data=3,model=2"))
 def test_the_kernel_on_a_mesh(mesh):
     """Every device by itself, a run across two of them too."""
@@ -161,6 +162,7 @@ def test_runs_of_single_numbers():
             np.testing.assert_array_equal(got, want.astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", (None, "context=2,model=2"))
 def test_what_a_tpu_writes(mesh, monkeypatch):
     """The choice as a program for TPUs makes it, the kernel interpreted: arrays of two shapes and types, and scales."""

@@ -26,6 +26,7 @@ def check(operands, options, **settings):
     return got
 
 
+@pytest.mark.slow
 def test_a_ring_with_all_that_there_is(monkeypatch):
     """More blocks a part than are fetched ahead, the last of which begins within the one before; rows that end early, two words
     of own keys, two kv-heads, and a query that sees nothing."""

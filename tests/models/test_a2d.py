@@ -42,6 +42,7 @@ def converted(reference, folder, **changes):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_logits_are_those_of_transformers_with_everything_visible(references, name, tmp_path):
     reference = references(name)

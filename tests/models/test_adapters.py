@@ -108,6 +108,7 @@ def test_sums_are_rounded_once(references, tmp_path):
     assert got.dtype == half and (np.asarray(got) == want).mean() > 0.999
 
 
+@pytest.mark.slow
 def test_it_writes_as_the_model_does_that_has_it(references, tmp_path):
     """By the engine's option too."""
     folder = references("llama3").folder
@@ -121,6 +122,7 @@ def test_it_writes_as_the_model_does_that_has_it(references, tmp_path):
         specjax.generate(models.load(folder), adapter=tmp_path / "lora", **ask)
 
 
+@pytest.mark.slow
 def test_the_commands_take_it(references, tmp_path, capsys):
     from specjax import cli
 

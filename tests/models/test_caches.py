@@ -41,6 +41,7 @@ def body_of(policy):
     return policy.init(config, 0, B, 64, jnp.float32)
 
 
+@pytest.mark.slow
 def test_what_is_folded_is_committed_and_the_newest_are_exact():
     """Commits that write more than is then kept: the ring holds every position behind the bodies, none of them rejected."""
     policy = EMS(4, 3, budget=9)
@@ -66,6 +67,7 @@ def test_what_is_folded_is_committed_and_the_newest_are_exact():
     assert length.min() > 40 and (np.asarray(cache.folded) > 30).all()
 
 
+@pytest.mark.slow
 def test_ems_keeps_everything_while_there_is_room():
     policy, layer = EMS(chunk=4, budget=12), chunk_of(4)
     body = body_of(policy)
@@ -114,6 +116,7 @@ def test_ems_keeps_what_queries_look_at():
     assert (np.isclose(np.asarray(body.key), np.asarray(mark)).all(axis=-1).sum(axis=2) == 2).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", (2, 3), ids=("by channel", "by token"))
 def test_gear_restores_a_chunk(axis):
     """Sixteen bits are exact but for rounding; a rank makes the error less, a higher one less again, of all ranks none is left;

@@ -76,6 +76,7 @@ def test_a_folder_comes_back_bit_for_bit(folders, kind, dtype):
         assert {x.sharding.shard_shape(x.shape)[-1] for x in (q.rest, q.codes)} == {64 // mesh.shape["model"]}
 
 
+@pytest.mark.slow
 def test_products_are_those_of_the_plain_matrix():
     """Of rows, of groups of them, and under a mesh; of a table's rows; with derivatives of what is multiplied."""
     rng, counts = np.random.default_rng(0), np.asarray((1, 0, 9, 0, 3), np.int32)

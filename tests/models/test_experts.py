@@ -88,6 +88,7 @@ def test_qwen3_moe_is_transformers(qwen, tmp_path):
     np.testing.assert_allclose(theirs(reread, IDS), want, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_qwen3_moe_decodes_token_by_token_as_transformers(qwen):
     reference, folder = qwen
     prompts = [IDS[0, :5].tolist(), IDS[1, :9].tolist()]

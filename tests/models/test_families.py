@@ -193,6 +193,7 @@ def forward(lm, params, block, cache):
     return found.logits, lm.commit(cache, found.delta, None, block.length)
 
 
+@pytest.mark.slow
 def test_a_long_rope_is_one_for_all_of_a_text(tmp_path):
     """Chosen when a model is loaded. transformers chooses by the longest text of a pass, so that its cache may mix both."""
     import torch

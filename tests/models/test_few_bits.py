@@ -94,6 +94,7 @@ def test_a_model_computes_with_the_numbers_that_its_scales_say(config, line):
     np.testing.assert_allclose(logits(lm, params), logits(lm, near), atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", (True, False))
 def test_one_row_is_a_product_of_eight_on_tpus(tied, monkeypatch):
     """Every product of a token, those of more are as they were."""
@@ -165,6 +166,7 @@ def equal(a, b):
         assert x.dtype == y.dtype and np.array_equal(np.asarray(x), np.asarray(y))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ("dense", "experts"))
 @pytest.mark.parametrize("line", ("int8", "int4:group=16,vocab=true", "fp8"))
 def test_reading_makes_what_is_made_of_a_read_model(folders, kind, line, monkeypatch):

@@ -61,6 +61,7 @@ def test_greedy_text_is_that_of_transformers(folder, fields):
     assert tokens(model, own) == [of_transformers(folder, repetition_penalty=1.0)[0], want[1]]
 
 
+@pytest.mark.slow
 def test_drawn_text_has_its_filters(folder):
     """All but the temperature, which is the user's."""
     model = models.load(says(folder, **QWEN | {"repetition_penalty": 1.4, "top_k": 3}), dtype="float32")

@@ -105,6 +105,7 @@ def test_logits_are_those_of_the_same_layers(llada2, model):
     assert np.abs(other - want).max() > 0.1  # the bias of experts decides something
 
 
+@pytest.mark.slow
 def test_it_decodes_as_whole_passes_of_the_same_layers(llada2, model):
     """A token a pass, with the block cache, against passes over the whole text without one."""
     prompt = IDS[0, :6].tolist()

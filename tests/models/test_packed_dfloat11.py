@@ -117,6 +117,7 @@ def made(tmp_path_factory):
     return path, own, numbers
 
 
+@pytest.mark.slow
 def test_a_folder_is_what_its_codes_say(made):
     """On a mesh too, where a device reads its own part; and kept with coded exponents, in our own lanes."""
     folder, _, numbers = made

@@ -43,6 +43,7 @@ def test_records_have_those_of_score_and_of_transformers(references):
         np.testing.assert_allclose(record.prompt_logprobs[1:], score.logprobs, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_job_writes_them(references, tmp_path, capsys):
     reference = references("llama3")
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

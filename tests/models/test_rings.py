@@ -130,6 +130,7 @@ def test_texts_on_a_mesh(mesh):
     assert got == written(lm, params, "token_recycling", None)[0]
 
 
+@pytest.mark.slow
 def test_what_a_commit_leaves_is_what_the_next_block_sees():
     """Behind any commits that write as far ahead as they may, slot for slot, with named slots among them."""
     config = LlamaConfig(8, 8, 8, 1, 1, 1, 4, sliding_window=5)

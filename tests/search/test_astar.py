@@ -129,6 +129,7 @@ def test_caches_are_those_of_the_texts(toy, found, monkeypatch):
     assert max(judged(toy, record, prompt)[1] for record, prompt in zip(mixed, PROMPTS, strict=True)) > 1e-2
 
 
+@pytest.mark.slow
 def test_texts_depend_on_the_seed_and_not_on_the_batch(toy, found):
     said = lambda records: [(record.tokens, record.passes, len(record.steps)) for record in records]
     assert said(METHOD(toy, PROMPTS[1:], batch_size=2, **OPTIONS)) == said(found[1:])  # other neighbours, other rows
@@ -136,6 +137,7 @@ def test_texts_depend_on_the_seed_and_not_on_the_batch(toy, found):
     assert [record.tokens for record in other] != [record.tokens for record in found]
 
 
+@pytest.mark.slow
 def test_one_greedy_sample_is_plain_decoding(toy):
     """Step by step the text is the one that is written in one go."""
     method = dataclasses.replace(METHOD, samples=1, budget=100)
@@ -153,6 +155,7 @@ def test_steps_ahead_is_the_mean_of_those_so_far():
     assert steps_ahead(1.0)([partial]) == [0.0]
 
 
+@pytest.mark.slow
 def test_a_users_own_values(toy, found):
     """A cost that asks for one token, and a heuristic that wants long texts; and what they are given."""
     seen = []

@@ -73,7 +73,6 @@ def test_twenty_prompts_as_in_transformers(tiny, theirs, options):
     assert ends == {True, False}  # some end by themselves, and some at the limit
 
 
-@pytest.mark.slow
 def test_a_few_groups_as_in_transformers_4(tiny):
     """The first group's beams are those of a plain search."""
     run = DIVERSE["runs"][0]

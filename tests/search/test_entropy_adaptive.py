@@ -57,6 +57,7 @@ def test_at_the_ends_of_the_threshold_it_is_one_model(alone):
     assert texts(run(both)) == [alone[i % 2][i] for i in range(8)]
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_each_other(alone):
     """A row between the models writes the same beside rows that never change and beside rows that do."""
     between = run(BETWEEN)

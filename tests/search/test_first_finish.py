@@ -63,6 +63,7 @@ def written(toy, batch_size, race):
     return [steps[at : at + COUNT] for at in range(0, len(steps), COUNT)]
 
 
+@pytest.mark.slow
 def test_no_step_is_spent_behind_the_first_end(toy, full):
     """Side by side every completion has the winner's steps; in fewer rows later ones may have fewer, and none has more that
     began after it ended."""

@@ -73,7 +73,6 @@ def test_borda_is_the_authors_program(said, taken, votes):
     assert Borda(1.0).choose(candidates(*said)) == (taken, votes)
 
 
-@pytest.mark.slow
 def test_certainty_is_the_divergence_of_the_even_law():
     """At every place of a text that a drafter wrote, against scipy on laws of whole passes."""
     from scipy.stats import entropy

@@ -60,6 +60,7 @@ def named(prompt, record):
     return {digit for digit, count in counts.items() if count == max(counts.values())}
 
 
+@pytest.mark.slow
 def test_it_names_what_most_completions_say():
     """Of completions that are all alike that one; and of others the most frequent, which the prompt alone does not tell."""
     records = METHOD(COUNTS, ASKED, max_new_tokens=NEW, temperature=1.5, seed=2)

@@ -121,6 +121,7 @@ def test_at_the_ends_of_the_threshold_it_is_one_model(options):
     assert texts[0] != texts[1]
 
 
+@pytest.mark.slow
 def test_nothing_is_traced_twice_and_lists_are_options():
     """Other prompts of the same number run the same programs; a token that must not be written is not."""
     options = {"max_new_tokens": NEW, "batch_size": 4, "suppress_tokens": [2, 3]}
@@ -133,6 +134,7 @@ def test_nothing_is_traced_twice_and_lists_are_options():
     ] == before
 
 
+@pytest.mark.slow
 def test_a_users_own_score_in_rows_that_follow_each_other():
     """It sees the whole text; and two prompts at a time write what four do."""
     seen = []

@@ -96,7 +96,6 @@ def wanted():
     return [Oracle(METHOD, prompt).run() for prompt in PROMPTS]
 
 
-@pytest.mark.slow
 def test_with_cues_it_is_the_oracle(wanted):
     """The large model's turns, the longer ones after a check, and the sentence after some doubts."""
     records = METHOD(LARGE, SMALL, PROMPTS, batch_size=4, **GREEDY)
@@ -108,6 +107,7 @@ def test_with_cues_it_is_the_oracle(wanted):
     assert [said(record) for record in records] == [Oracle(eager, prompt).run() for prompt in PROMPTS[:2]]
 
 
+@pytest.mark.slow
 def test_a_cache_that_lacks_what_was_read_is_seen(wanted, monkeypatch):
     read = writer._read
 
@@ -120,6 +120,7 @@ def test_a_cache_that_lacks_what_was_read_is_seen(wanted, monkeypatch):
     assert [said(record) for record in METHOD(LARGE, SMALL, PROMPTS, batch_size=4, **GREEDY)] != wanted
 
 
+@pytest.mark.slow
 def test_without_cues_it_is_the_small_model():
     """Token for token what `generate` writes with it, greedy or drawn; the large model is never asked. Looking ahead costs
     passes."""

@@ -93,6 +93,7 @@ def of_all(kind, pure, x):
     return product("down", (up + 1) * gate * jax.nn.sigmoid(1.702 * gate)) + pure["down"]["bias"][None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_and_derivatives_are_those_of_all_experts(kind):
     """The chosen ones of what every expert gives to every token: none is dropped, whoever chooses what."""

@@ -54,6 +54,7 @@ class Late(GumbelSoftmax):
         return super().mix(logits, dataclasses.replace(sampler, length=sampler.length + 1))
 
 
+@pytest.mark.slow
 def test_without_softness_it_is_plain_decoding():
     """Every warper in use: with `tau` next to 0. With the noise of another place it is not."""
     same(texts(soft(GumbelSoftmax(tau=1e-6))), plain(ROWS))
@@ -159,6 +160,7 @@ def test_weights_have_their_laws():
     np.testing.assert_allclose(moments(GumbelSoftmax(n=5, tau=0.0), law)[0], first, atol=0.03)
 
 
+@pytest.mark.slow
 def test_it_ends_at_a_token_and_goes_on_plainly():
     """One that is written first, behind the prompt, leaves nothing soft; a later one leaves what follows to plain decoding."""
     wanted = plain(WARM)

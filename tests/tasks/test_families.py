@@ -229,6 +229,7 @@ def test_gaps_lie_in_their_prompts(questions):
     assert all(f"{q.infill[0]} ____ {q.infill[1]}" in q.prompt and q.answers[0] not in q.prompt for q in found)
 
 
+@pytest.mark.slow
 def test_training_never_sees_what_is_held_out(trained):
     held = [q for family, level in EACH for seed in (0, 1) for q in generate(family, level, seed, 20)]
     known = keys(held)

@@ -45,6 +45,7 @@ def test_which_objectives_run_the_target_themselves():
     assert {name for name in ALL if name not in CAPTURED} == {"gemma4_assistant", "ppd"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=SLOW) for name in CAPTURED])
 def test_losses_are_those_beside_the_target(name):
     """To float32, and with no parameters of the target's layers."""
@@ -198,6 +199,7 @@ def test_sigkill_in_the_midst_of_a_capture(run, files, tmp_path):
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_rows_are_read_one_at_a_time(run, files, tmp_path):
     """And are those that the target makes; the order goes on where it stopped, with threads that read ahead."""
     assert run(*words(files, tmp_path / "cap"), "--rows-per-file", 5, "--top-k", 3)[0] == 0

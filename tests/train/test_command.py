@@ -97,6 +97,7 @@ def test_distill_writes_a_draft_that_the_registry_reads(train, files, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, params, after.params)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_was_killed(train, refused, files, tmp_path, monkeypatch):
     words = ["distill", "--draft-config", files / "config.json", "--output", tmp_path / "a", *SMALL]
     assert train(*words)[0] == 0
@@ -221,6 +222,7 @@ def test_heads_are_written_with_their_fields(train, refused, files, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, params, others)
 
 
+@pytest.mark.slow
 def test_held_out_text_in_metrics_and_picture(train, refused, files, tmp_path):
     out, picture = tmp_path / "out", tmp_path / "loss.png"
     words = ["medusa:heads=2", "--output", out, *SMALL, "--plot", picture]
@@ -240,6 +242,7 @@ def test_held_out_text_in_metrics_and_picture(train, refused, files, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_head_of_acceptance_ends_drafts(train, refused, files, tmp_path):
     out = tmp_path / "out"
     words = ["acceptance:layers=1,reject=2", "--output", out, *SMALL]

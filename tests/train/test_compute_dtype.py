@@ -85,6 +85,7 @@ def test_losses_and_gradients_are_those_of_float32_but_for_rounding(name):
     assert np.linalg.norm(a - b) < 0.03 * np.linalg.norm(a)
 
 
+@pytest.mark.slow
 def test_updates_too_small_for_bfloat16_add_up():
     """Ten of 1e-4 near 1, where numbers of bfloat16 are 1 / 256 apart at least."""
     objective, target = head("hydra"), tiny.target_params()

@@ -102,6 +102,7 @@ def test_every_head_learns(name, ids):
     assert jax.tree.map(jnp.shape, exported) == jax.tree.map(jnp.shape, shapes)
 
 
+@pytest.mark.slow
 def test_a_guess_is_compared_with_the_law_of_its_token():
     """The target's own laws, moved to where a guess of `steps` puts them, are a perfect guess; moved wrongly they are not."""
     drafter = Medusa(Chain(2), heads=2).bind(tiny.TARGET)
@@ -196,6 +197,7 @@ def test_noise_goes_as_one_over_the_length_of_a_text(monkeypatch):
             assert 0.9 * 51.2 / size < own.max() < 1.001 * 51.2 / size
 
 
+@pytest.mark.slow
 def test_peagle_reads_features_with_noise():
     """As EAGLE-3 does where noise is set: in the first pass, and by the key."""
     drafter, target = PEagle(Chain(2)).bind(tiny.TARGET), tiny.target_params()

@@ -34,6 +34,7 @@ def start():
 loss = jax.jit(lambda params, batch: OBJECTIVE.loss(params, tiny.target_params(), batch, jax.random.key(0)))
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_mean_divergence_before_masked_tokens():
     tokens, mask = batch().tokens, np.asarray(batch().mask)
     taught = read(tiny.TARGET, tiny.target_params(), batch(), Wants(logits=True, hidden=(0,)))

@@ -90,6 +90,7 @@ def log(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_killed_run_goes_on_bit_by_bit(tmp_path, accumulate):
     objective, settings = Bigram(noise=0.3), dataclasses.replace(SETTINGS, accumulate=accumulate)
@@ -146,6 +147,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch)
 HELD = HeldOut(tiny.rows(7, seed=1), batch_size=3)
 
 
+@pytest.mark.slow
 def test_held_out_text_is_one_batch(tmp_path):
     """Its figures are those of all its rows together, the last batch filled up, and stand in the metrics of a checkpoint."""
     params, seen = train(tmp_path, Bigram(), held_out=HELD)
@@ -207,6 +209,7 @@ RISING = dataclasses.replace(SETTINGS, steps=12, learning_rate=3.0, warmup=0)
 """Much too fast: what is held out gets worse."""
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_kept_and_no_more_patience_ends_it(tmp_path):
     held_out = dataclasses.replace(HELD, patience=2)
     params, seen = train(tmp_path / "whole", Bigram(), settings=RISING, held_out=held_out)
@@ -280,6 +283,7 @@ def test_parts_of_a_batch_give_the_mean_over_its_tokens():
     np.testing.assert_allclose(whole.params["table"], parts.params["table"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_update_is_adamw_behind_a_clipped_gradient():
     settings = Settings(steps=10, learning_rate=0.1, warmup=2, weight_decay=0.1, clip=0.01)
     state, metrics = one_update(settings)
@@ -329,6 +333,7 @@ def test_a_mesh_changes_nothing_but_rounding(tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), plain, moved)
 
 
+@pytest.mark.slow
 def test_every_device_holds_its_own_part():
     """Of parameters and moments; and an update leaves them there."""
     mesh = make_mesh("data=4,model=2")

@@ -68,6 +68,7 @@ def test_without_a_correction_there_is_no_update():
     assert engine.losses == [] and engine.params["draft"] is served
 
 
+@pytest.mark.slow
 def test_missed_tokens_are_those_that_end_a_step_too_early():
     markov = TabularLM(32)
     decoder = specjax.speculative(markov, Watching(tiny.DRAFT, TopK(k=3, depth=2, nodes=6)))

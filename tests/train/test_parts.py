@@ -162,6 +162,7 @@ def test_acceptance_is_against_the_targets_law_over_all_tokens():
     assert taken(TVDPP()) == pytest.approx((1 - accepted) / np.sqrt(share * (1 - share)), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_heads_acceptance_is_over_every_position():
     """Of guesses at two depths: those that the target would not take of any draft of these tokens count as well."""
     teacher, law, every, draft, scattered = trimmed()

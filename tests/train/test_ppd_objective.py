@@ -37,6 +37,7 @@ def line_logits(tokens, embeddings, embedded):
     return TARGET(WEIGHTS, block, None, wants=Wants(logits=True)).logits[0]
 
 
+@pytest.mark.slow
 def test_every_slot_meets_the_targets_law_of_the_same_token():
     """Against plain passes over the text up to a cut and its prompt tokens, one line at a time."""
     data, key, draft = batch(), jax.random.key(1), embeddings()
@@ -121,6 +122,7 @@ def test_accuracy_counts_the_targets_token_among_the_candidates():
     assert count.tolist() == known.reshape(3, 5, M).sum(axis=(0, 1)).tolist()
 
 
+@pytest.mark.slow
 def test_embeddings_alone_learn_and_the_loss_falls():
     objective = TrainPPD(PPD(TREES).bind(TARGET), cuts=8)
     draft = objective.init(jax.random.key(0), WEIGHTS)

@@ -56,6 +56,7 @@ def test_a_rule_for_grades_keeps_the_law_of_tokens(name, k):
     assert kept.sum() == pytest.approx(optimal_acceptance(p, q, k, replacement=True), abs=2e-6)
 
 
+@pytest.mark.slow
 def test_a_grade_is_drawn_with_its_chance():
     p, q = (jnp.asarray(x, jnp.float32)[None] for x in LAWS["random"])
     made = grades.grades_of(p, q, jnp.full(1, float(K)))

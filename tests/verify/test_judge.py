@@ -51,6 +51,7 @@ def test_a_head_that_finds_nothing_right_is_plain_decoding():
     np.testing.assert_array_equal(judged.stats.steps, state.stats.steps)
 
 
+@pytest.mark.slow
 def test_a_head_that_finds_all_right_keeps_all():
     """Whole chains, but for tokens that a row's filters rule out."""
     accepted = np.asarray(decode(np.inf)[1].stats.accepted)

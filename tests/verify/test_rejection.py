@@ -145,6 +145,7 @@ class Unrecorded(Chain):
         return super().__call__(*args)
 
 
+@pytest.mark.slow
 def test_unrecorded_chains_keep_the_law_too():
     """A chain that brings no `log_q` is judged as deterministic: the drafter's noise is not the verifier's."""
     assert sampled_p_value(ModelDrafter(MODEL.lm, Unrecorded(2)), Rejection()) > ALPHA
@@ -158,6 +159,7 @@ def test_mean_accepted_is_the_expected_one_within_4_sigma():
     assert abs(accepted.mean() - expected) < 4 * accepted.std() / np.sqrt(ROWS)
 
 
+@pytest.mark.slow
 def test_greedy_rows_say_what_plain_greedy_says():
     """Beside sampled rows, and with a repetition penalty."""
     four = {"temperature": [0.0, 1.0, 0.0, 1.0], "repetition_penalty": [1.0, 1.0, 1.3, 1.0]}

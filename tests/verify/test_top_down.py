@@ -93,6 +93,7 @@ def test_equal_children_are_one_place():
     assert accepted(Recursive(), one, [*sure, p[-1]], sure, "iid") == 2  # the first of two equal ones is a leaf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_acceptance_at_a_node(k):
     """None beats the optimum that a linear program confirms; one child is the ordinary test; each rule's own formula."""
@@ -278,6 +279,7 @@ def both(tree, logits, params):
     return [rule(Output(delta=(), logits=logits), tree, sampler) for rule in (Recursive(), MultiStep(), KSeq())]
 
 
+@pytest.mark.slow
 def test_broken_rows_fail_alone_and_what_is_not_offered_is_not_taken():
     topology = Topology.from_counts("2 | 0 1")
     tokens = jnp.asarray([[0, 3, 1, 2]] * 5)

@@ -342,10 +342,8 @@ class LlamaLM:
     def embed(self, params: Any, tokens: Array) -> Array:
         """Ids `[B, T]` to `[B, T, E]` in float32; ids outside the vocabulary are read as token 0."""
         table = params["embed"]["embedding"]
-        stored = jnp.float32 if self.layer_cast else table.dtype
-        return embedded(table, tokens, self.vocab_size) * jnp.asarray(self.config.embedding_scale, stored).astype(
-            jnp.float32
-        )
+        scale = jnp.asarray(self.config.embedding_scale, jnp.float32 if self.layer_cast else table.dtype)
+        return embedded(table, tokens, self.vocab_size) * scale.astype(jnp.float32)
 
     def layers(
         self,

@@ -85,7 +85,7 @@ def measure(options: VerifyOptions) -> dict[str, dict[str, float]]:
             raise ValueError(f"--verifiers {name}: it needs parameters, or judges no i.i.d. children")
         runs[name] = judge(verifier, topology)
     kept = {
-        name: statistics.mean(float(run(*tree[:1], logits, log_q, tree[1]).accepted.mean()) for tree in trees)
+        name: statistics.mean(float(run(tokens, logits, log_q, keys).accepted.mean()) for tokens, keys in trees)
         for name, run in runs.items()
     }
     seconds: dict[str, list[float]] = {name: [] for name in runs}

@@ -12,7 +12,7 @@ from specjax.draft.feature import FeatureDrafter, head_config, layers_config
 from specjax.draft.head import draft_logits, head_kernel
 from specjax.expand import Chain, Expander
 from specjax.lm import Wants
-from specjax.models.few_bits import embedded, is_quantised, plain
+from specjax.models.few_bits import is_quantised, plain
 from specjax.models.kv_heads import merged
 
 
@@ -89,11 +89,8 @@ class Clover2(FeatureDrafter):
         return output.hidden[self.target.num_layers - 1]
 
     def embed(self, params, tokens):
-        """`[B, T, E]` of ids `[B, T]`, by the head's table or the target's."""
-        own = params["draft"].get("embed")
-        if own is None:
-            return self.target.embed(params["target"], tokens)
-        return embedded(jax.lax.stop_gradient(own["embedding"]), tokens, self.target.vocab_size)
+        """As of any head; its table is not trained."""
+        return jax.lax.stop_gradient(super().embed(params, tokens))
 
     def read(self, params, features, block, cache, past=None):
         embeds = self.embed(params, block.tokens)

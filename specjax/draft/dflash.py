@@ -12,7 +12,6 @@ from specjax.draft.feature import FeatureDrafter, layers_config, mean_embedding,
 from specjax.draft.head import draft_logits
 from specjax.expand import Chain, Expander
 from specjax.lm import Block, Wants
-from specjax.models.few_bits import embedded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,13 +112,6 @@ class DFlash(FeatureDrafter):
         """The features' entries of the cache; tokens are not read."""
         delta = self.head.context(params["draft"], features, block.positions)
         return delta.key[-1][:, :, 0, :1], delta
-
-    def embed(self, params, tokens):
-        """`[B, T, E]` of ids `[B, T]`, by the head's table or the target's."""
-        own = params["draft"].get("embed")
-        if own is None:
-            return self.target.embed(params["target"], tokens)
-        return embedded(own["embedding"], tokens, self.target.vocab_size)
 
     def slots(self, params, tokens):
         """The embeddings `[..., block, E]` of blocks that begin with `tokens` `[B, A]`."""

@@ -88,10 +88,6 @@ class Eagle(FeatureDrafter):
     def read(self, params, features, block, cache, past=None):
         return self.head(params["draft"], self.embed(params, block.tokens), features, block, cache, past)
 
-    def embed(self, params, tokens):
-        """`[B, T, E]` of ids `[B, T]`, by the target's table."""
-        return self.target.embed(params["target"], tokens)
-
     def propose(self, params, draft, view, sampler):
         def grow(carry, level):
             past, outputs = carry  # outputs of the last pair and of every scored node, [B, 1 + P, E]

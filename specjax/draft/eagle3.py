@@ -9,7 +9,6 @@ from specjax.draft.eagle import Eagle
 from specjax.draft.feature import layers_config, sized, sizes
 from specjax.draft.head import head_kernel
 from specjax.lm import Wants
-from specjax.models.few_bits import embedded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,12 +91,6 @@ class Eagle3(Eagle):
     def reread(self, params, features, block, cache, past):
         features = self.head.norm(params["draft"], features) if self.norm_output else features
         return super().read(params, features, block, cache, past)
-
-    def embed(self, params, tokens):
-        own = params["draft"].get("embed")
-        if own is None:
-            return super().embed(params, tokens)
-        return embedded(own["embedding"], tokens, self.target.vocab_size)
 
     def logits(self, params, h):
         return super().logits(params, self.head.norm(params["draft"], h))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from specjax.draft.base import Trained, TreeDrafter
 from specjax.draft.head import head_kernel, params_dtype
 from specjax.lm import Block, Output, Wants
+from specjax.models.few_bits import embedded
 from specjax.models.kv import commit_kv, init_kv, kv_axes
 from specjax.sampling import Sampler
 
@@ -72,6 +73,13 @@ class FeatureDrafter(TreeDrafter, Trained):
     @abc.abstractmethod
     def feature_size(self) -> int:
         """Static: F."""
+
+    def embed(self, params: PyTree, tokens: Array) -> Array:
+        """`[B, T, E]` float32 of ids `[B, T]`, by the head's own table where it has one, or the target's."""
+        own = params["draft"].get("embed")
+        if own is None:
+            return self.target.embed(params["target"], tokens)
+        return embedded(own["embedding"], tokens, self.target.vocab_size)
 
     @property
     def wants(self) -> Wants:

@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -130,13 +130,34 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def new_text(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int]) -> str | None:
+HALF = "\ufffd"
+"""What stands for bytes that are no character, such as those of one that is not whole yet."""
+
+
+def new_text(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int], whole: bool = False) -> str | None:
     """The text that `tokens` add to `prompt`; None without a tokenizer.
 
-    Decoded together with the prompt, since some tokenizers drop a space at the start of a text.
+    Decoded together with the prompt, since some tokenizers drop a space at the start of a text. A character that the prompt's
+    ids begin and do not end belongs to the new text.
+
+    Args:
+      tokenizer: a transformers tokenizer, or None.
+      prompt: ids before the text.
+      tokens: its ids.
+      whole: whether the prompt was a text, so that it ends with a whole character.
     """
     if tokenizer is None:
         return None
-    decode = functools.partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    before, both = decode(list(prompt)), decode([*prompt, *tokens])
-    return both[len(before) :] if both.startswith(before) else decode(list(tokens))
+    decode = decoder_of(tokenizer)
+    both, before = decode([*prompt, *tokens]), text_before(decode(list(prompt)), whole)
+    return "" if not tokens else both[len(before) :] if both.startswith(before) else decode(list(tokens))
+
+
+def text_before(text: str, whole: bool) -> str:
+    """A prompt's text without a character that is not whole; `whole`: there is none."""
+    return text if whole else text.rstrip(HALF)
+
+
+def decoder_of(tokenizer: Any, special: bool = False) -> Callable[[list[int]], str]:
+    """From ids to text as it is written; `special`: special tokens are written too, under their own names."""
+    return functools.partial(tokenizer.decode, skip_special_tokens=not special, clean_up_tokenization_spaces=False)

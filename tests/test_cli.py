@@ -308,7 +308,7 @@ def test_stop_strings_across_token_borders(run, records):
     assert run("generate", *words)[1] == COPY + record["text"][:cut] + "\n"
 
 
-def test_several_prompts_and_stdin(run, records, monkeypatch):
+def test_several_prompts_and_stdin(run, records, monkeypatch, tmp_path):
     _, found = records(PROMPT, "import os\n", *FEW)
     status, out, _ = run("generate", PROMPT, "import os\n", *FEW)
     assert status == 0
@@ -316,6 +316,13 @@ def test_several_prompts_and_stdin(run, records, monkeypatch):
         assert f"==> {number}/2 <==\n{record['prompt']}{record['text']}\n" in out
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PROMPT.encode() + b"\n")))
     assert run("generate", *FEW)[1] == PROMPT + found[0]["text"] + "\n"
+    tokenizer = models.load("tiny").tokenizer
+    ids = tokenizer.encode(PROMPT + "é")[:-1]  # half of the last character
+    path = write_lines(tmp_path / "ids.jsonl", {"prompt": ids})
+    _, (record,) = records("--input", path, *FEW)
+    whole = tokenizer.decode([*ids, *record["tokens"]], skip_special_tokens=True)
+    assert tokenizer.decode(ids) == PROMPT + "\ufffd" and PROMPT + record["text"] == whole
+    assert run("generate", "--input", path, *FEW)[1] == whole + "\n"
 
 
 def test_messages_go_through_the_chat_template(records, tiny, tmp_path):

@@ -87,6 +87,42 @@ def test_prompts_in_every_form(model, monkeypatch):
     assert repr(engine_module.Engine(model, "none")) == "Engine('toy', NoDrafter, float32)"
 
 
+class Pieces:
+    """A tokenizer of the toy's tokens: letters, halves of an umlaut, and a special token."""
+
+    def decode(self, ids, skip_special_tokens=False, **options):
+        kept = [i for i in ids if not (skip_special_tokens and i % 5 == 0)]
+        named = lambda i: (
+            b"<s>" if i % 5 == 0 else b"\xc3\xbc"[i % 2 : i % 2 + 1] if i % 5 == 1 else bytes([97 + i % 26])
+        )
+        return b"".join(map(named, kept)).decode(errors="replace")
+
+
+def test_text_comes_from_a_stream(model):
+    """What `generate` gives, with stop strings in special tokens, and prompts that end within a character."""
+    engine = Engine(dataclasses.replace(model, tokenizer=Pieces()), "none")
+    options = {"max_new_tokens": 40, "temperature": 3.0, "seed": 1}
+    (record,) = specjax.generate(engine.model, [[3, 6]], drafter="none", **options)
+    stream = engine.stream([3, 6], **options)
+    pieces = list(stream)
+    assert stream.record == record and "".join(pieces) == record.text and len(pieces) > 2
+    assert not any("\ufffd" in piece[-1:] for piece in pieces[:-1])
+    at = next(i for i in range(8, 40) if record.tokens[i] % 5 == 0 and record.tokens[i - 1] % 5 > 1)
+    stop = chr(97 + record.tokens[at - 1] % 26) + "<s>"
+    stopped = engine.stream([3, 6], stop=stop, **options)
+    text = "".join(stopped)
+    assert text == stopped.record.text and stopped.record.finish_reason == "stop"
+    whole = Pieces().decode(stopped.record.tokens)
+    assert whole.endswith(stop) and whole.count(stop) == 1 and stopped.record.new_tokens <= at + 1
+    with pytest.raises(ValueError, match="a stop string must not be empty"):  # before a piece is asked for
+        engine.stream([3, 6], stop="")
+    with pytest.raises(ValueError, match="toy has no tokenizer, so there is no text to stream"):
+        Engine(model, "none").stream([1])
+    bad = dataclasses.replace(engine.model, params=jax.tree.map(lambda x: x * np.nan, model.params))
+    with pytest.raises(RuntimeError, match="not finite"):
+        list(Engine(bad, "none").stream([3, 6], **options))
+
+
 def bar_into(shown):
     @contextlib.contextmanager
     def record_bar(total):

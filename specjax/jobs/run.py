@@ -15,6 +15,7 @@ from specjax.jobs.completer import Completer
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item, Output, OutputError
 from specjax.jobs.progress import interruptible, progress
+from specjax.models.text import text_before
 from specjax.serve.progress import bar_fits
 from specjax.serve.request import Record, Request
 from specjax.serve.slots import OnText, Turn
@@ -182,7 +183,7 @@ def _prompt_text(completer: Completer, item: Item) -> str:
         return item.prompt
     if completer.tokenizer is None or isinstance(item.prompt[0], dict):
         return ""
-    return completer.tokenizer.decode(list(item.ids))
+    return text_before(completer.tokenizer.decode(list(item.ids)), whole=False)
 
 
 def _suffix_text(completer: Completer, item: Item) -> str:

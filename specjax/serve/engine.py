@@ -34,6 +34,7 @@ from specjax.serve.reading import Reader
 from specjax.serve.request import Record, Request, needs_of, rows_of, several
 from specjax.serve.selecting import Chooser, selected
 from specjax.serve.slots import OnText, Served, Slots, Timing, Turn, in_order, serve
+from specjax.serve.stream import TextStream
 from specjax.serve.text import user_turn
 from specjax.sharding import distributed, make_mesh
 from specjax.soft import SoftThinking
@@ -396,6 +397,55 @@ class Engine:
             race=race,
         )
         return turns if reader is None else with_prompt_logprobs(turns, reader, requests, slots)
+
+    def stream(
+        self,
+        prompt: str | Sequence[Any],
+        *,
+        chat: bool = False,
+        suffix: Any = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        **options: Any,
+    ) -> TextStream:
+        """Completes one prompt, and yields its text as it comes: what `specjax.generate` gives with the same options, every few
+        steps a piece. No piece ends within a character, or within what may become a stop string. A search has its text at the
+        end, as one piece.
+
+        Args:
+          prompt: see `encode`.
+          chat: whether a prompt that is a text is a user's turn of the model's chat template.
+          suffix: see `request`.
+          stop: a string or several that end the text; they are left out of it.
+          ignore_eos: whether to go on after EOS.
+          **options: see `request`.
+
+        Raises:
+          ValueError: on what `request` and `check_stop` refuse, and without a tokenizer, before any work is done.
+
+        >>> from specjax.serve.engine import Engine
+        >>> stream = Engine().stream("Repeat the list. [ hen, dog, deer, olive, mouse, mango ]", chat=True)
+        >>> pieces = list(stream)
+        >>> len(pieces) > 1, "".join(pieces) == stream.record.text
+        (True, True)
+        """
+        if self.model.tokenizer is None:
+            raise ValueError(
+                f"{self.model.name} has no tokenizer, so there is no text to stream: specjax.generate has ids"
+            )
+        request = self.request(user_turn(prompt, chat), suffix=suffix, **options)
+        if line := self.left_out(options, [request]):
+            _LOG.warning(line)
+        pieces: list[str] = []
+        turns = self.turns(
+            [request],
+            slots=1,
+            stop=(stop,) if isinstance(stop, str) else stop,
+            ignore_eos=ignore_eos,
+            on_text=lambda _, text: pieces.append(text),
+            needs=needs_of([request]),
+        )
+        return TextStream(turns, pieces)
 
     def check_completions(self, count: int) -> None:
         """Raises ValueError where a search has fewer texts of a prompt than are asked for."""

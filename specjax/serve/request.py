@@ -37,6 +37,11 @@ class Request(SamplingOptions):
     max_new_tokens: int = MAX_NEW_TOKENS
     seed: int = 0
 
+    @property
+    def is_text(self) -> bool:
+        """Whether the prompt is a text, whose ids end with a whole character."""
+        return isinstance(self.prompt, str)
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Record:

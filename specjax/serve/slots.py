@@ -19,7 +19,7 @@ from specjax.sampling.noise import keys_of
 from specjax.sampling_params import USUAL, Form, Sampling
 from specjax.serve.race import Race
 from specjax.serve.request import Record, Request, follows, rows_of
-from specjax.serve.text import cut_at_stop, settled
+from specjax.serve.watch import End, OnText, Watch, new_tokens, text_of
 from specjax.sharding.distributed import to_devices, to_host
 from specjax.sharding.rules import parts, rounded
 from specjax.speculative import prefill_width
@@ -39,7 +39,6 @@ _RECORDED = (
 )  # fields of a state that records need
 REASONS = {Finish.EOS: "eos", Finish.LENGTH: "length", Finish.STOP: "stop", Finish.ERROR: "error"}
 
-OnText = Callable[[int, str], None]
 OnEnd = Callable[[Sequence[int], Any], Any]
 
 
@@ -278,6 +277,7 @@ def serve(
     kept = None
     length, steps = np.zeros(of.rows, np.int64), np.zeros(of.rows, np.int64)
     watch = Watch(served.tokenizer, stop, on_text) if stop or on_text else None
+    end = watch.end if watch is not None and decoder.num_texts == 1 else lambda _: None
     racing = Race(requests) if race else None
     while waiting or held:
         free = [row for row in range(of.rows) if row not in held][: len(waiting)]
@@ -307,15 +307,14 @@ def serve(
                 state = dataclasses.replace(state, finish=to_devices(host.finish, state.finish.sharding))
                 ended += stopped
         pairs = [(index, row) for row in ended for index in held[row]]
-        finished = [(i, record_of(served.tokenizer, requests[i], host, row, stop)) for i, row in pairs]
+        finished = [(i, record_of(served.tokenizer, requests[i], host, row, end(i))) for i, row in pairs]
         if racing is not None:
             racing.hear(finished)
             state, over = racing.bound(state, {row: own for row, own in held.items() if row not in ended})
             host.finish = to_host(state.finish)
             lost = [held[row][0] for row in over]
             finished += [
-                (i, record_of(served.tokenizer, requests[i], host, row, stop))
-                for i, row in zip(lost, over, strict=True)
+                (i, record_of(served.tokenizer, requests[i], host, row)) for i, row in zip(lost, over, strict=True)
             ]
             ended += over
         if ended and on_end is not None:
@@ -332,42 +331,21 @@ def serve(
         yield Turn(finished, int(moved.sum()), int(took.sum()), int(took.max()))
 
 
-class Watch:
-    """Finds stop strings in running rows, and hands out text as it comes."""
+def record_of(tokenizer: Any, request: Request, host: Any, row: int, end: End | None = None) -> Record:
+    """The record of a request whose row ended, from the fields of the state that records need.
 
-    def __init__(self, tokenizer: Any, stop: tuple[str, ...], on_text: OnText | None):
-        self.tokenizer, self.stop, self.on_text = tokenizer, stop, on_text
-        self.shown: collections.Counter[int] = collections.Counter()
-
-    def __call__(self, host: Any, held: dict[int, tuple[int, Request]]) -> list[int]:
-        """The running rows that wrote a stop string."""
-        stopped = []
-        for row, (index, request) in held.items():
-            tokens = _new_tokens(request, host, row)
-            text, count = cut_at_stop(self.tokenizer, request.ids, tokens, self.stop)
-            running = host.finish[row] == Finish.RUNNING and count is None
-            if host.finish[row] == Finish.RUNNING and count is not None:
-                stopped.append(row)
-            if self.on_text is not None and text is not None:
-                text = settled(text, self.stop) if running else text
-                if len(text) > self.shown[index]:
-                    self.on_text(index, text[self.shown[index] :])
-                    self.shown[index] = len(text)
-        return stopped
-
-
-def _new_tokens(request: Request, host: Any, row: int) -> list[int]:
-    begin = int(host.prompt_length[row])
-    return host.tokens[row, begin : min(int(host.length[row]), begin + request.max_new_tokens)].tolist()  # no suffix
-
-
-def record_of(tokenizer: Any, request: Request, host: Any, row: int, stop: Sequence[str]) -> Record:
-    """The record of a request whose row ended, from the fields of the state that records need."""
+    Args:
+      tokenizer: see `Served`.
+      request: of the row.
+      host: these fields.
+      row: which.
+      end: its text, where that is known.
+    """
     ended = _of_rank(host, row, request.sample or 0)
-    tokens = _new_tokens(request, ended, row)
+    tokens = new_tokens(request, ended, row)
     decoded = len(tokens)
     reason = REASONS[Finish(int(ended.finish[row]))]
-    text, count = cut_at_stop(tokenizer, request.ids, tokens, stop)
+    text, count = (text_of(tokenizer, request, tokens), None) if end is None else end
     if count is not None:  # the tokens end where the stop string is complete, however far the last call went on
         reason, tokens = "stop", tokens[:count]
     steps = int(host.stats.steps[row])

@@ -1,0 +1,39 @@
+"""The text of one prompt as it comes."""
+
+from collections.abc import Iterator
+
+from specjax.serve.request import Record
+from specjax.serve.slots import Turn
+
+
+class TextStream(Iterator[str]):
+    """Pieces of the new text of one prompt, of whole characters; together they are its record's text.
+
+    Args:
+      turns: of an engine that completes the one request.
+      pieces: where the text of a turn is put before it comes.
+
+    Attributes:
+      record: the completion, once the last piece has come; None before.
+    """
+
+    def __init__(self, turns: Iterator[Turn], pieces: list[str]):
+        self.record: Record | None = None
+        self._left = self._read(turns, pieces)
+
+    def __next__(self) -> str:
+        """The next piece.
+
+        Raises:
+          RuntimeError: after the last piece, where the text could not be completed: the record's error.
+        """
+        return next(self._left)
+
+    def _read(self, turns: Iterator[Turn], pieces: list[str]) -> Iterator[str]:
+        for turn in turns:
+            for _, self.record in turn.finished:
+                pass
+            yield from pieces
+            pieces.clear()
+        if self.record is not None and self.record.error is not None:
+            raise RuntimeError(self.record.error)

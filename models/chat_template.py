@@ -21,20 +21,28 @@ def is_plain(template: Any) -> bool:
 
 
 def are_plain(messages: Any) -> bool:
-    """Whether there are messages, and they have a role and content of text and nothing more."""
+    """Whether there are messages, and they have a role and content of text, or of parts of text, and nothing more."""
     return (
         bool(messages)
         and isinstance(messages, Sequence)
         and all(
             isinstance(message, dict)
             and {*message} == {"role", "content"}
-            and all(isinstance(v, str) for v in message.values())
+            and isinstance(message["role"], str)
+            and (isinstance(message["content"], str) or _are_parts(message["content"]))
             for message in messages
         )
     )
 
 
-def render(template: str, messages: Sequence[dict[str, str]], add_generation_prompt: bool = False) -> str:
+def _are_parts(content: Any) -> bool:
+    return isinstance(content, list) and all(
+        isinstance(part, dict) and {*part} == {"type", "text"} and all(isinstance(v, str) for v in part.values())
+        for part in content
+    )
+
+
+def render(template: str, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = False) -> str:
     """Messages in a plain template; raises what the template raises.
 
     >>> render("{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}", [{"role": "user", "content": "Hi"}])

@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from specjax.models.messages import rendered
+
 
 def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt") -> tuple[int, ...]:
     """A prompt's token ids, special tokens added as the tokenizer does.
 
     Args:
       model: what `specjax.models.load` returned.
-      prompt: text, token ids, or chat messages (`{"role": ..., "content": ...}`) for the tokenizer's chat template.
+      prompt: text, token ids, or chat messages (`{"role": ..., "content": ...}`) for the tokenizer's chat template, see
+        `specjax.models.messages`.
       what: its name in errors.
 
     Raises:
@@ -64,58 +67,14 @@ def encode_text(tokenizer: Any, prompt: str | Sequence[dict[str, Any]], model: s
       model: the model's name, for errors.
 
     Raises:
-      ValueError: on text that is not Unicode, or messages that there is no template for or that it cannot render.
+      ValueError: on text that is not Unicode, or messages that there is no template for, or that cannot be written with it.
     """
     if isinstance(prompt, str):
         check_unicode(prompt, "prompt")
         return tokenizer.encode(prompt, verbose=False) if prompt else []
-    if not all(isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in prompt):
-        raise ValueError("every message must be an object with a role (a string) and content")
-    if not tokenizer.chat_template:
-        raise ValueError(
-            f"{model} has no chat template, so it cannot take messages, nor a prompt as one: give a prompt without --chat"
-            f"{_who_chats()}"
-        )
-    text = _rendered(tokenizer, prompt, model)
+    text = rendered(tokenizer, prompt, model)
     # the template writes special tokens itself
     return tokenizer.encode(text, add_special_tokens=False, verbose=False) if text else []
-
-
-def _rendered(tokenizer: Any, messages: Sequence[dict[str, Any]], model: str) -> str:
-    """Messages in the chat template, up to where the assistant is to write."""
-    try:
-        return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-    except Exception as error:  # templates raise what they like
-        raise ValueError(f"the chat template of {model} cannot render these messages: {_line(error)}") from error
-
-
-_OPEN = "\N{OBJECT REPLACEMENT CHARACTER}"
-
-
-def next_turn(tokenizer: Any, question: str, reply: str, model: str) -> list[int]:
-    """Token ids behind an assistant's turn that is still open: they end it, ask in a user's turn, and begin to reply.
-
-    Args:
-      tokenizer: one with a chat template.
-      question: what the user asks.
-      reply: what the reply begins with.
-      model: the model's name, for errors.
-
-    Raises:
-      ValueError: where the template cannot render such turns.
-    """
-    turns = (("user", _OPEN), ("assistant", _OPEN), ("user", question))
-    text = _rendered(tokenizer, [{"role": role, "content": content} for role, content in turns], model)
-    return tokenizer.encode(text.rpartition(_OPEN)[2] + reply, add_special_tokens=False, verbose=False)
-
-
-def _who_chats() -> str:
-    """The shipped models with a chat template, as the end of an error; empty where there are none."""
-    from specjax.models import shipped
-    from specjax.models.tokenizer import load
-
-    names = [name for name, folder in shipped().items() if getattr(load(folder), "chat_template", None)]
-    return f", or choose a model that chats (shipped: {', '.join(names)})" if names else ""
 
 
 def check_unicode(text: str, what: str) -> None:
@@ -124,10 +83,6 @@ def check_unicode(text: str, what: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"the {what} is not valid Unicode: {error.reason} at character {error.start}") from error
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 HALF = "\ufffd"

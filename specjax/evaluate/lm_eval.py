@@ -14,6 +14,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from specjax.models.messages import checked
 from specjax.sampling_params import SamplingOptions
 from specjax.serve.engine import Engine
 from specjax.serve.request import Request
@@ -87,10 +88,10 @@ class SpecjaxLM(TemplateLM):
         """What names the cache of requests."""
         return self.engine.model.name.replace("/", "__")
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(self, chat_history: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
         """Messages as text, by the model's own template."""
         return self.tokenizer.apply_chat_template(
-            chat_history,
+            checked(self.tokenizer, chat_history, self.engine.model.name),
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,

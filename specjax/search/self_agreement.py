@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from specjax.about import About
+from specjax.models.messages import content_text
 from specjax.models.text import encoded, new_text
 from specjax.sampling import row_keys
 from specjax.sampling_params import Sampling
@@ -57,7 +58,7 @@ class SelfAgreement(Stepwise):
         more = f"{self.before}{listed}{self.after}"
         if isinstance(prompt, str):
             return prompt + more
-        return [*prompt[:-1], {**prompt[-1], "content": f"{prompt[-1]['content']}{more}"}]
+        return [*prompt[:-1], {**prompt[-1], "content": content_text(prompt[-1]) + more}]
 
     def __call__(
         self,
@@ -88,6 +89,10 @@ class SelfAgreement(Stepwise):
         for prompt in asked.prompts:
             if not isinstance(prompt, str) and not (len(prompt) and isinstance(prompt[-1], Mapping)):
                 raise ValueError("a second prompt is written with the first one's words: give texts or chats, not ids")
+            if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
+                raise ValueError(
+                    "the last message goes on with a question, and is the assistant's: end with the user's"
+                )
         parts = asked.parts(batch_size)
         if not parts:
             return []

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from specjax.about import About
-from specjax.models.text import next_turn
+from specjax.models.messages import next_turn
 from specjax.search.pair import Pair, writers
 from specjax.search.stepwise import Asked, Step, Stepwise, Written, published, step_ends, words_of
 from specjax.search.writer import Writer

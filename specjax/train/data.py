@@ -6,9 +6,11 @@ Lines of a .jsonl file are objects of one of these kinds:
 - `{"prompt": ..., "completion": ...}`: the prompt is read and not trained on. The records that `specjax generate --output`
   writes are of this kind too: their completion is `tokens`, or `text` where there are none;
 - `{"messages": [...]}` goes through the chat template; what the assistant says is trained on. Where the template writes earlier
-  messages otherwise once others follow, as those that drop old reasoning do, an answer begins a text of its own.
+  messages otherwise once others follow, as those that drop old reasoning do, an answer begins a text of its own. Content may be
+  a list of parts of text.
 
-A prompt may be text, token ids or messages. Other files are text as a whole.
+A prompt may be text, token ids or messages. A last one of the assistant's goes on in the completion. Other files are text as a
+whole.
 """
 
 import dataclasses
@@ -23,6 +25,7 @@ import grain
 import jax
 import numpy as np
 
+from specjax.models.messages import checked, render
 from specjax.models.text import encode_text
 from specjax.train import row_files
 from specjax.train.packing import Make, Packed, Piece, Pieces, cut
@@ -251,11 +254,15 @@ def _ids(content: Any, model: Any, special: bool = True) -> list[int]:
         return content
     if not content or not isinstance(content, (str, list)):
         raise ValueError("empty text" if content in ("", []) else f"not text, token ids or messages: {content!r:.40}")
+    if special or not isinstance(content, str):
+        return encode_text(_tokenizer(model), content, model.name)
+    return _tokenizer(model).encode(content, add_special_tokens=False, verbose=False)
+
+
+def _tokenizer(model: Any) -> Any:
     if model.tokenizer is None:
         raise ValueError(f"{model.name} has no tokenizer, so it takes token ids only")
-    if special or not isinstance(content, str):
-        return encode_text(model.tokenizer, content, model.name)
-    return model.tokenizer.encode(content, add_special_tokens=False, verbose=False)
+    return model.tokenizer
 
 
 def _conversation(messages: Any, model: Any) -> list[Piece]:
@@ -268,12 +275,12 @@ def _conversation(messages: Any, model: Any) -> list[Piece]:
     turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
     if not turns or turns[0] == 0:
         raise ValueError("messages without an answer of the assistant to something")
-    _ids(messages, model)  # says what is wrong with the messages or the template
+    messages = checked(_tokenizer(model), messages, model.name)
     documents: list[Piece] = []
     before = ""
     for turn in turns:
-        prompt = _render(messages[:turn], model, add_generation_prompt=True)
-        answer = _render(messages[: turn + 1], model)
+        prompt = render(model.tokenizer, messages[:turn], model.name, add_generation_prompt=True)
+        answer = render(model.tokenizer, messages[: turn + 1], model.name)
         if not answer.startswith(prompt):
             raise ValueError(
                 f"the chat template of {model.name} writes an answer otherwise than it asks for one: give prompt and completion"
@@ -288,13 +295,6 @@ def _conversation(messages: Any, model: Any) -> list[Piece]:
             mask += [trained] * len(part)
         before = answer
     return documents
-
-
-def _render(messages: list[dict[str, Any]], model: Any, **options: Any) -> str:
-    try:
-        return model.tokenizer.apply_chat_template(messages, tokenize=False, **options)
-    except Exception as error:  # templates raise what they like
-        raise ValueError(f"the chat template of {model.name} cannot render these messages: {error}") from error
 
 
 def _check(ids: list[int], mask: list[bool], model: Any) -> None:

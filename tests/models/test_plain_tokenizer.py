@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 
 from specjax import models
 from specjax.models import tokenizer
+from specjax.models.messages import content_text, rendered
 from specjax.models.plain_tokenizer import PlainTokenizer
 from specjax.models.text import encode_text
 
@@ -83,6 +84,12 @@ def test_a_chat_template_is_rendered_without_transformers(tmp_path, monkeypatch)
     assert ours.chat_template == theirs.chat_template and encode_text(ours, turns, "it") == encode_text(
         theirs, turns, "it"
     )
+    last = [*turns, {"role": "assistant", "content": "c "}]
+    parts = [{"role": "assistant", "content": [{"type": "text", "text": text} for text in ("c", " d ")]}]
+    for messages in (last, parts):  # the template trims, and reads no parts
+        whole = [{**m, "content": content_text(m)} for m in messages]
+        continued = theirs.apply_chat_template(whole, tokenize=False, continue_final_message=True)
+        assert rendered(ours, messages, "it") == continued == rendered(theirs, messages, "it")
     said = []
     for each in (ours, theirs):
         with pytest.raises(TemplateError) as raised:

@@ -21,7 +21,7 @@ APPLIED = (
 )  # fmt: skip
 """Fields that are the defaults of options."""
 _SEARCHES = {"num_beam_groups": 1, "diversity_penalty": 0, "length_penalty": 1, "early_stopping": False}
-_OTHERS = _SEARCHES | {
+ELSEWHERE = _SEARCHES | {
     "do_sample": False, "temperature": 1, "max_new_tokens": None, "max_length": None, "num_beams": 1,
     "num_return_sequences": 1, "no_repeat_ngram_size": 0, "sequence_bias": None, "begin_suppress_tokens": None,
     "forced_bos_token_id": None, "forced_eos_token_id": None, "exponential_decay_length_penalty": None, "guidance_scale": 1,
@@ -52,7 +52,7 @@ def fields(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     file, said = (file, read(folder)) if file.is_file() else (folder / "config.json", config)
     found = {}
     for field, value in said.items():
-        if value is None or field not in APPLIED and value == _OTHERS.get(field, value):
+        if value is None or field not in APPLIED and value == ELSEWHERE.get(field, value):
             continue
         if field in APPLIED:
             try:

@@ -5,9 +5,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from specjax.models.messages import rendered
+from specjax.models.token_ids import one
 
 
 def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt") -> tuple[int, ...]:
@@ -15,15 +14,16 @@ def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt") -> tu
 
     Args:
       model: what `specjax.models.load` returned.
-      prompt: text, token ids, or chat messages (`{"role": ..., "content": ...}`) for the tokenizer's chat template, see
-        `specjax.models.messages`.
+      prompt: text, token ids (see `specjax.models.token_ids`), or chat messages (`{"role": ..., "content": ...}`) for the
+        tokenizer's chat template, see `specjax.models.messages`.
       what: its name in errors.
 
     Raises:
       ValueError: on an empty prompt, ids outside the vocabulary, text without a tokenizer, messages without a chat
         template, or a prompt that leaves no room for a token.
     """
-    if not isinstance(prompt, (str, list, tuple, np.ndarray)):
+    prompt = one(prompt)
+    if not isinstance(prompt, (str, list, tuple)):
         raise ValueError(f"a {what} is a string, a list of token ids or a list of chat messages, not {prompt!r}")
     if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
         if model.tokenizer is None:

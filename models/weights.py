@@ -1,6 +1,7 @@
 """The names that Hugging Face gives to our parameters: where each one is stored, and folders with all of them."""
 
 import dataclasses
+import errno
 import itertools
 import json
 import math
@@ -17,6 +18,8 @@ from specjax.models.errors import ModelError
 from specjax.models.reading import Source, Stack, equal, stored_shape
 from specjax.models.tensors import FLOATS, INTEGERS, Tensor, shaped
 
+_NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+"""What a file system says that has no fsync."""
 _CODES = {dtype: code for code, dtype in FLOATS.items()}
 # buffers that old checkpoints carry, which we compute; heads that were saved with their target, which drafters read
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|^medusa_head\.|^(model\.)?mtp(_layers)?\.")
@@ -205,7 +208,20 @@ def _write(file: Path, header: dict[str, Any], pieces: Iterable[bytes]) -> None:
         for piece in pieces:
             stream.write(piece)
         stream.flush()
-        os.fsync(stream.fileno())
+        to_disk(stream.fileno())
+
+
+def to_disk(file: int) -> None:
+    """Has an open file, or a folder, on the disk, where its file system can be asked for that.
+
+    Raises:
+      OSError: where it cannot be written.
+    """
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in _NO_FSYNC:
+            raise
 
 
 def write(file: Path, params: Any, dtype: Any, names: Names = str, layout: Layout = hf_name) -> None:

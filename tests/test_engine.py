@@ -1,5 +1,6 @@
 """Plausible input of the Python API that cannot be used: one clear ValueError each."""
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -7,6 +8,7 @@ import re
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.conformance import DRAFT, TARGET, params
@@ -15,11 +17,13 @@ import specjax
 from specjax import models
 from specjax.draft import ModelDrafter
 from specjax.models import tokenizer
+from specjax.models.text import encoded
 from specjax.search.stepwise import Asked
 from specjax.serve import engine as engine_module
 from specjax.serve.engine import Engine
 from specjax.serve.prompts import read_prompts
 from specjax.serve.request import Record
+from specjax.serve.score import pair_up
 from specjax.spec.assemble import usual_drafter
 
 
@@ -66,7 +70,8 @@ def test_prompts_in_every_form(model, monkeypatch):
         r.tokens for r in alone
     ]
     named = go([{"prompt": [1], "id": 7, "seed": 3, "max_new_tokens": 2}, [2]])
-    assert [(r.id, r.new_tokens) for r in named] == [("7", 2), (None, 4)]
+    assert [(r.id, r.new_tokens) for r in named] == [(7, 2), (None, 4)]
+    assert go([{"prompt": [1], "id": "7", "seed": 3, "max_new_tokens": 2}, [2]])[0].tokens == named[0].tokens
     two = go(np.asarray([1, 2, 3]), temperature=0.5, num_return_sequences=2)
     assert [r.sample for r in two] == [0, 1] and alone[0].sample is None
     assert two[0].tokens == alone[0].tokens != two[1].tokens
@@ -114,6 +119,10 @@ def test_text_comes_from_a_stream(model):
     assert text == stopped.record.text and stopped.record.finish_reason == "stop"
     whole = Pieces().decode(stopped.record.tokens)
     assert whole.endswith(stop) and whole.count(stop) == 1 and stopped.record.new_tokens <= at + 1
+    (own,) = specjax.generate(engine.model, {"prompt": np.int32([3, 6]), "stop": stop}, drafter="none", **options)
+    assert own == stopped.record and own.prompt == [3, 6]
+    with pytest.raises(ValueError, match="stop must be a string or a list of strings, got 5"):
+        engine.request([3, 6], stop=5)
     with pytest.raises(ValueError, match="a stop string must not be empty"):  # before a piece is asked for
         engine.stream([3, 6], stop="")
     with pytest.raises(ValueError, match="toy has no tokenizer, so there is no text to stream"):
@@ -144,6 +153,72 @@ def test_what_is_one_prompt_and_what_several():
     assert read_prompts(None, []) == []
 
 
+class Tensor:
+    """What torch's are for those who read them."""
+
+    def __init__(self, values, where="cuda"):
+        self.values, self.where, self.shape = values, where, np.shape(values)
+
+    def detach(self):
+        return self
+
+    def cpu(self):
+        return Tensor(self.values, "cpu")
+
+    def __array__(self, dtype=None, copy=None):
+        assert self.where == "cpu"
+        return np.asarray(self.values)
+
+    def __iter__(self):
+        return (Tensor(value) for value in self.values)
+
+
+LEFT = {"input_ids": [[0, 0, 5], [6, 7, 0]], "attention_mask": [[0, 0, 1], [1, 1, 1]]}
+RIGHT = {"input_ids": [[5, 0, 0], [6, 7, 0]], "attention_mask": [[1, 0, 0], [1, 1, 1]]}
+
+
+@pytest.mark.parametrize("array", (np.asarray, jnp.asarray, Tensor, list))
+def test_prompts_of_arrays_and_of_a_tokenizer(array, model):
+    """Padding on either side is none of a prompt, and a real token that is the same id is."""
+    ids = lambda prompts: [prompt for prompt, _ in read_prompts(None, prompts)]
+    for given in (LEFT, RIGHT):
+        encoding = collections.UserDict({name: array(rows) for name, rows in given.items()})  # as transformers' is one
+        assert ids(encoding) == ids([{name: array(rows[i]) for name, rows in given.items()} for i in range(2)])
+        assert ids(encoding) == [[5], [6, 7, 0]]
+        assert [list(pair[0]) for pair in pair_up(encoding, [[1], [2]])] == [[5], [6, 7, 0]]
+    assert ids(array([[1, 2], [3, 4]])) == [[1, 2], [3, 4]] == ids([array([1, 2]), array([3, 4])])
+    assert ids(array([1, 2])) == [[1, 2]] == ids({"input_ids": array([1, 2])}) == ids({"input_ids": array([[1, 2]])})
+    assert ids({"prompt": array([1, 2])}) != [] and encoded(model, array([1, 2])) == (1, 2)
+    assert encoded(model, {"input_ids": array([[0, 1, 2]]), "attention_mask": array([[0, 1, 1]])}) == (1, 2)
+
+
+@pytest.mark.slow
+def test_prompts_of_torch_and_transformers(model):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    encoding = transformers.BatchEncoding(LEFT, tensor_type="pt")
+    assert isinstance(encoding["input_ids"], torch.Tensor)
+    assert [prompt for prompt, _ in read_prompts(None, encoding)] == [[5], [6, 7, 0]]
+    assert [prompt for prompt, _ in read_prompts(None, torch.tensor([[1, 2], [3, 4]]))] == [[1, 2], [3, 4]]
+    assert encoded(model, torch.tensor([1, 2], dtype=torch.int32)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    (
+        (np.ones(3), "token ids are integers, and this is an array of float64"),
+        ({"input_ids": [[1]], "pixel_values": [[0.5]]}, "a prompt with input_ids has no 'pixel_values'"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[1]]}, "attention_mask has another shape than input_ids"),
+        ({"input_ids": [[1, 2, 3]], "attention_mask": [[1, 0, 1]]}, "must be 1 over each prompt and 0 before or after"),
+        ([np.ones((2, 3), int), [1]], "this is one prompt, and an array of 2 rows was given"),
+        ({"prompt": "a", "max_tokens": 3, "max_new_tokens": 4}, "says max_new_tokens otherwise"),
+        ({"prompt": None, "messages": None}, "has one of prompt and messages"),
+    ),
+)
+def test_prompts_that_do_not_say_what_they_are(prompts, said):
+    with pytest.raises(ValueError, match=said):
+        specjax.generate(None, prompts)
+
+
 @pytest.mark.parametrize(
     ("model", "prompts", "said"),
     (
@@ -154,8 +229,9 @@ def test_what_is_one_prompt_and_what_several():
         ),
         (3, None, "no prompts: they come second, after the model$"),
         (None, 5, "not 5"),
-        (None, [{"prompt": "a", "temprature": 1}], "no field 'temprature'; it may have prompt, messages, id, suffix, "),
-        (None, [{"prompt": "a", "messages": []}], "one of prompt and messages"),
+        (None, [{"prompt": "a", "colour": 1}], "no field 'colour'; it may have prompt, messages, id, suffix, stop, "),
+        (None, [{"prompt": "a", "temprature": 1}], "no field 'temprature'; is temperature meant?"),
+        (None, [{"prompt": "a", "messages": [{}]}], "one of prompt and messages"),
         (None, [{"prompt": "a", "id": 1.5}], "the id of a prompt is a string or an integer, not 1.5"),
     ),
 )

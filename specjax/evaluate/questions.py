@@ -122,6 +122,7 @@ def own_questions(given: "str | os.PathLike[str] | Iterable[Mapping[str, Any]]")
 
 def question_line(number: int, content: dict[str, Any]) -> jsonl.Line:
     """A line from an object, see `own_questions`."""
+    content = {key: value for key, value in content.items() if value is not None}
     rest = {key: value for key, value in content.items() if key not in ("answer", "answers", "family")}
     line = jsonl.from_object(number, rest)
     answers, family = content.get("answers", content.get("answer")), content.get("family", OWN)
@@ -143,7 +144,8 @@ def _own(what: str, line: jsonl.Line) -> Item:
     if line.error is not None or not isinstance(line, QuestionLine):
         raise ValueError(f"{what}, line {line.number}: {line.error}")
     right = functools.partial(same_words, line.answers)
-    return Item(line.id or f"line-{line.number}", line.family, line.prompt, right, line.suffix, line.options)
+    name = f"line-{line.number}" if line.id is None or line.id == "" else str(line.id)
+    return Item(name, line.family, line.prompt, right, line.suffix, line.options)
 
 
 def same_words(answers: Sequence[str], text: str) -> bool:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from specjax.serve.engine import Engine
+from specjax.serve.fields import under_own_names
 from specjax.serve.options import PROMPT_OPTIONS
 from specjax.serve.request import Record, Request
 
 DEEPEST = 64
 """Levels that what a line holds may be nested."""
 _NAMES = {int: "an integer", float: "a number"}
+_FIELDS = ("prompt", "messages", "id", "suffix", "stop")
 
 
 class LineError(ValueError):
@@ -29,7 +31,7 @@ class Line:
       number: from 1.
       prompt: text, token ids or chat messages; None where there is none that can be shown.
       id: the caller's name for it, or None.
-      options: the generation options that it sets.
+      options: the generation options that it sets, and `stop`.
       suffix: what follows the new text: a string or token ids, or None.
       unknown: fields that mean nothing here.
       error: what is wrong with it, or None.
@@ -37,7 +39,7 @@ class Line:
 
     number: int
     prompt: Any = None
-    id: str | None = None
+    id: str | int | None = None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     error: str | None = None
@@ -97,16 +99,21 @@ def parse(number: int, line: bytes, form: Form | None = None) -> Line:
 
 
 def from_object(number: int, content: dict[str, Any]) -> Line:
-    """A line from an object with `prompt` or `messages`, and optionally `id`, `suffix` and generation options."""
+    """A line from an object with `prompt` or `messages`, and optionally `id`, `suffix`, `stop` and generation options; those
+    may have the names of other systems (`specjax.serve.fields`)."""
     if deeper(content):
         return Line(number, error=f"nested more than {DEEPEST} levels deep")
     prompt, name = shown(content)
-    unknown = tuple(key for key in content if key not in ("prompt", "messages", "id", "suffix", *PROMPT_OPTIONS))
+    unknown: tuple[str, ...] = ()
     try:
+        content = under_own_names(content)
+        unknown = tuple(key for key in content if key not in (*_FIELDS, *PROMPT_OPTIONS))
         _check(content)
         options = {key: _option(key, content[key]) for key in PROMPT_OPTIONS if content.get(key) is not None}
-    except LineError as error:
+    except ValueError as error:
         return Line(number, prompt, name, unknown=unknown, error=str(error))
+    if content.get("stop") is not None:
+        options["stop"] = content["stop"]
     return Line(number, prompt, name, options, unknown, suffix=content.get("suffix"))
 
 
@@ -131,7 +138,7 @@ def check_prompt(content: dict[str, Any]) -> tuple[str, Any]:
     Raises:
       LineError: where there are none or two, or it is of another kind.
     """
-    given = [key for key in ("prompt", "messages") if key in content]
+    given = [key for key in ("prompt", "messages") if content.get(key) is not None]
     if len(given) != 1:
         raise LineError("it needs one of prompt and messages, " + ("and has both" if given else "and has neither"))
     key, prompt = given[0], content[given[0]]
@@ -158,11 +165,12 @@ def check_name(content: dict[str, Any]) -> None:
         raise LineError("id is not valid Unicode")
 
 
-def shown(content: dict[str, Any]) -> tuple[Any, str | None]:
+def shown(content: dict[str, Any]) -> tuple[Any, str | int | None]:
     """Prompt and id as records show them, None where they are of no such kind."""
-    prompt, name = content.get("prompt", content.get("messages")), content.get("id")
+    prompt, name = content.get("prompt"), content.get("id")
+    prompt = content.get("messages") if prompt is None else prompt
     named = isinstance(name, (str, int)) and not isinstance(name, bool)
-    return prompt if isinstance(prompt, (str, list)) else None, str(name) if named else None
+    return prompt if isinstance(prompt, (str, list)) else None, name if named else None
 
 
 def deeper(value: Any, levels: int = DEEPEST) -> bool:
@@ -189,6 +197,8 @@ def _option(key: str, value: Any) -> Any:
     kind = PROMPT_OPTIONS[key]
     if kind not in _NAMES:  # a list, which is read where it becomes a request
         return value
+    if kind is int and isinstance(value, float) and value.is_integer():  # as tables and other languages write them
+        return int(value)
     good = isinstance(value, (int, kind)) and not isinstance(value, bool)
     if not good:
         raise LineError(f"{key} must be {_NAMES[kind]}, got {_kind(value)}")

@@ -66,8 +66,8 @@ class FileOptions:
     )
     input: str | None = option(
         None,
-        "lines of {prompt or messages, optionally id, suffix and generation options}; FILE.jsonl.gz, a table FILE.parquet, "
-        "or - for lines on stdin",
+        "lines of {prompt or messages, optionally id, suffix, stop and generation options}; FILE.jsonl.gz, a table "
+        "FILE.parquet, or - for lines on stdin",
         metavar="FILE.jsonl",
     )
     output: str | None = option(

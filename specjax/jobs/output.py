@@ -15,6 +15,7 @@ from typing import Any
 
 from specjax.jobs.jsonl import dumps, loads
 from specjax.jobs.manifest import differences
+from specjax.models.weights import to_disk
 from specjax.serve.request import Record, Request
 from specjax.serve.score import Pair, Score
 
@@ -55,8 +56,8 @@ def _regular(path: str | os.PathLike[str]) -> bool:
 class Output:
     """An open output file.
 
-    Records reach the disk (fsync) every 8 records or 2 seconds, whichever is first. A device or a pipe is written to as it is:
-    it has no manifest, and nothing to go on from.
+    Records reach the disk (fsync, where the file system has that) every 8 records or 2 seconds, whichever is first. A device or
+    a pipe is written to as it is: it has no manifest, and nothing to go on from.
 
     Args:
       path: the file.
@@ -167,7 +168,7 @@ class Output:
         """
         try:
             if self.resumable:
-                os.fsync(self._file)
+                to_disk(self._file)
         except OSError as error:
             raise self._failed(error) from error
         self._unsynced, self._synced = 0, time.monotonic()
@@ -229,10 +230,10 @@ def replace(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
     with scratch.open("wb") as file:
         file.writelines(parts)
         file.flush()
-        os.fsync(file.fileno())
+        to_disk(file.fileno())
     os.replace(scratch, path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        to_disk(folder)
     finally:
         os.close(folder)

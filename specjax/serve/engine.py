@@ -15,6 +15,7 @@ from specjax.draft import Drafter
 from specjax.models.generation import defaults, left_out
 from specjax.models.paired import Paired
 from specjax.models.text import check_unicode, encoded
+from specjax.models.token_ids import one
 from specjax.sampling import row_keys
 from specjax.sampling_params import FIELDS, form_of, in_use, is_set, listed_ids, worded
 from specjax.search import Search
@@ -180,6 +181,8 @@ class Engine:
         for name, ids in listed_ids(options).items():
             if outside := [token for token in ids if token >= vocab]:
                 raise ValueError(f"{name} holds the token {outside[0]}, outside the vocabulary of {vocab} tokens")
+        options["stop"] = self._own_stop(options.get("stop", ()))
+        prompt = one(prompt)
         request = Request(prompt, self.encode(prompt), **options)
         request = dataclasses.replace(request, **worded(request, self.model.tokenizer))
         if self.model.masked:
@@ -276,6 +279,13 @@ class Engine:
         """
         params, target = self.params["target"], getattr(self.decoder, "target", None)
         return Reader(self.model, target.own(params) if isinstance(target, Paired) else params, self.mesh)
+
+    def _own_stop(self, stop: Any) -> tuple[str, ...]:
+        stop = (stop,) if isinstance(stop, str) else stop
+        if not isinstance(stop, (list, tuple)) or not all(isinstance(own, str) for own in stop):
+            raise ValueError(f"stop must be a string or a list of strings, got {stop!r:.40}")
+        self.check_stop(stop)
+        return tuple(stop)
 
     def check_stop(self, stop: Sequence[str]) -> None:
         """Raises ValueError on stop strings without a tokenizer, of a search, or empty ones."""
@@ -467,7 +477,7 @@ class Engine:
     def keys(self, requests: Sequence[Request]) -> np.ndarray:
         """Key data `[R, 2]` of the requests' row keys, on the host. Equal requests differ by their order."""
         given = self.served().given
-        keys = row_keys([r.seed for r in requests], [r.id if r.id is not None else given(r) for r in requests])
+        keys = row_keys([r.seed for r in requests], [given(r) if r.id is None else str(r.id) for r in requests])
         return np.asarray(jax.random.key_data(keys))
 
     def finished(self, rows: Sequence[int], state: Any) -> None:
@@ -490,8 +500,9 @@ def generate(model: Any = None, prompts: Any = None, *, progress: bool | None = 
     Args:
       model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target; a model of
         your own as a `specjax.models.Model`, or as a pair of an LM (`specjax.lm.BaseLM`) and its parameters.
-      prompts: a string, token ids, chat messages, or an iterable of such. A dict instead, like a line of an input file, has
-        `prompt` or `messages`, and may set `id`, `suffix`, `max_new_tokens`, `seed` and parameters of the warpers for itself.
+      prompts: a string, token ids (a list, an array, or what a tokenizer returns, whose padding is left out), chat messages, or
+        an iterable of such. A dict instead, like a line of an input file, has `prompt` or `messages`, and may set `id`,
+        `suffix`, `stop`, `max_new_tokens`, `seed` and parameters of the warpers for itself.
       **options:
       progress: whether a bar of records is shown on stderr; None: for several prompts on a terminal or in a notebook.
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from specjax.models.token_ids import is_array, is_encoding, several
+from specjax.serve.fields import under_own_names
 from specjax.serve.options import PROMPT_OPTIONS
 
 KINDS = ("prompt", "messages")
@@ -16,8 +18,9 @@ def read_prompts(model: Any, prompts: Any) -> list[tuple[Any, dict[str, Any]]]:
 
     Args:
       model: the argument before them, for the error where there are none.
-      prompts: a string, token ids, chat messages, a dict like a line of an input file (`prompt` or `messages`, and optionally
-        `id`, `suffix` and options of a prompt), or an iterable of such.
+      prompts: a string, token ids (a list, an array or what a tokenizer returns, see `specjax.models.token_ids`), chat
+        messages, a dict like a line of an input file (`prompt` or `messages`, and optionally `id`, `suffix`, `stop` and options
+        of a prompt), or an iterable of such.
 
     Raises:
       ValueError: where that is something else.
@@ -27,14 +30,15 @@ def read_prompts(model: Any, prompts: Any) -> list[tuple[Any, dict[str, Any]]]:
         raise ValueError(
             f"there are no prompts: they come second, after the model{'; ' + said if isinstance(model, str) else ''}"
         )
-    if isinstance(prompts, (str, Mapping)):
+    if isinstance(prompts, str) or isinstance(prompts, Mapping) and not is_encoding(prompts):
         prompts = [prompts]
     elif not isinstance(prompts, Iterable):
         raise ValueError(
             f"prompts are a string, a list of token ids or chat messages, or several of those, not {prompts!r}"
         )
-    elif not isinstance(prompts, (Sequence, np.ndarray)):
+    elif not isinstance(prompts, Sequence) and not is_array(prompts) and not is_encoding(prompts):
         prompts = list(prompts)
+    prompts = several(prompts)
     if len(prompts) and _part_of_one(prompts[0]):
         prompts = [prompts]
     return [_fields(prompt) if isinstance(prompt, Mapping) else (prompt, {}) for prompt in prompts]
@@ -46,15 +50,15 @@ def _part_of_one(item: Any) -> bool:
 
 
 def _fields(given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    given = {name: value for name, value in under_own_names(given).items() if value is not None}
     kinds = [kind for kind in KINDS if kind in given]
     if len(kinds) != 1:
         raise ValueError("a prompt that is a dict has one of prompt and messages, and not both")
-    known = (*KINDS, "id", "suffix", *PROMPT_OPTIONS)
+    known = (*KINDS, "id", "suffix", "stop", *PROMPT_OPTIONS)
     unknown = [name for name in given if name not in known]
     if unknown:
         raise ValueError(f"a prompt has no field {unknown[0]!r}; it may have {', '.join(known)}")
-    options = {name: value for name, value in given.items() if name not in kinds and value is not None}
-    name = options.get("id", "")
+    name = given.get("id", "")
     if isinstance(name, bool) or not isinstance(name, (str, int)):
         raise ValueError(f"the id of a prompt is a string or an integer, not {name!r}")
-    return given[kinds[0]], options | ({"id": str(name)} if "id" in options else {})
+    return given[kinds[0]], {name: value for name, value in given.items() if name not in kinds}

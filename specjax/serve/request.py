@@ -20,6 +20,7 @@ class Request(SamplingOptions):
       ids: the prompt's token ids.
       id: the caller's name for it, or None; with the seed it decides the noise.
       line: where it came from in an input file (from 1), or None.
+      stop: strings that end its text, beside those of the run.
       suffix: what follows the new text, as given, or None.
       suffix_ids: its token ids.
       sample: which of several completions of its prompt (from 0), or None where there is one.
@@ -29,8 +30,9 @@ class Request(SamplingOptions):
 
     prompt: Any
     ids: tuple[int, ...]
-    id: str | None = None
+    id: str | int | None = None
     line: int | None = None
+    stop: tuple[str, ...] = ()
     suffix: Any = None
     suffix_ids: tuple[int, ...] = ()
     sample: int | None = None
@@ -81,7 +83,7 @@ class Record:
     new_tokens: int
     steps: int
     tokens_per_step: float
-    id: str | None = None
+    id: str | int | None = None
     line: int | None = None
     logprobs: list[float] | None = None
     warped_logprobs: list[float] | None = None
@@ -106,7 +108,7 @@ class Record:
         return {k: v for k, v in dataclasses.asdict(self).items() if v is not None or k in always}
 
     @classmethod
-    def failed(cls, prompt: Any, error: str, id: str | None = None, line: int | None = None) -> "Record":
+    def failed(cls, prompt: Any, error: str, id: str | int | None = None, line: int | None = None) -> "Record":
         """The record of a request that never ran."""
         return cls(prompt, None, [], "error", 0, 0, 0.0, id=id, line=line, error=error)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from specjax.models.text import check_unicode, encode_text
+from specjax.models.token_ids import is_array, is_encoding, one, several
 from specjax.pretty import short
 from specjax.serve.engine import Engine
 from specjax.serve.reading import Found, Text
@@ -30,7 +31,7 @@ class Pair:
     continuation: Any
     ids: tuple[int, ...]
     first: int
-    id: str | None = None
+    id: str | int | None = None
     line: int | None = None
 
 
@@ -56,7 +57,7 @@ class Score:
     logprobs: list[float]
     tokens: list[int]
     greedy: bool
-    id: str | None = None
+    id: str | int | None = None
     line: int | None = None
     error: str | None = None
 
@@ -70,7 +71,7 @@ class Score:
 
     @classmethod
     def failed(
-        cls, prompt: Any, continuation: Any, error: str, id: str | None = None, line: int | None = None
+        cls, prompt: Any, continuation: Any, error: str, id: str | int | None = None, line: int | None = None
     ) -> "Score":
         """The score of a pair that was never read."""
         return cls(prompt, continuation, None, [], [], False, id=id, line=line, error=error)
@@ -89,7 +90,7 @@ class Scorer:
     def __init__(self, engine: Engine):
         self.engine, self.reader = engine, engine.reader()
 
-    def pair(self, prompt: Any, continuation: Any, *, id: str | None = None, line: int | None = None) -> Pair:
+    def pair(self, prompt: Any, continuation: Any, *, id: str | int | None = None, line: int | None = None) -> Pair:
         """A checked pair; see `encode_pair`.
 
         Raises:
@@ -150,7 +151,8 @@ def encode_pair(engine: Engine, prompt: Any, continuation: Any) -> tuple[tuple[i
     Raises:
       ValueError: on what `Engine.encode` refuses; on an empty prompt without a BOS; on an empty continuation.
     """
-    listed = (list, tuple, np.ndarray)
+    prompt, continuation = one(prompt), one(continuation)
+    listed = (list, tuple)
     if not isinstance(continuation, (str, *listed)) or len(continuation) and isinstance(continuation[0], Mapping):
         raise ValueError(f"a continuation is a string or a list of token ids, not {continuation!r:.60}")
     if not len(continuation):
@@ -249,8 +251,9 @@ def _listed(given: Any, what: str) -> tuple[list[Any], bool]:
     """What was given as a list, and whether it was just one."""
     if isinstance(given, str):
         return [given], True
+    given = several(given) if is_array(given) or is_encoding(given) else given
     if not isinstance(given, Iterable) or isinstance(given, Mapping):
         raise ValueError(f"{what} are a list of texts or of lists of token ids, not {given!r:.60}")
-    items = list(given)
-    one = bool(items) and isinstance(items[0], (int, np.integer, Mapping))  # ids, or the messages of a chat
-    return ([items], True) if one else (items, False)
+    items = several(list(given))
+    alone = bool(items) and isinstance(items[0], (int, np.integer, Mapping))  # ids, or the messages of a chat
+    return ([items], True) if alone else (items, False)

@@ -276,7 +276,8 @@ def serve(
     first = lambda row: requests[held[row][0]]
     kept = None
     length, steps = np.zeros(of.rows, np.int64), np.zeros(of.rows, np.int64)
-    watch = Watch(served.tokenizer, stop, on_text) if stop or on_text else None
+    watched = stop or on_text or any(request.stop for request in requests)
+    watch = Watch(served.tokenizer, stop, on_text) if watched else None
     end = watch.end if watch is not None and decoder.num_texts == 1 else lambda _: None
     racing = Race(requests) if race else None
     while waiting or held:

@@ -25,13 +25,14 @@ class Watch:
         """The running rows that wrote a stop string."""
         stopped = []
         for row, (index, request) in held.items() if self.tokenizer is not None else ():
+            stop = (*self.stop, *request.stop)
             if index not in self._texts:
-                self._texts[index] = _Text(self.tokenizer, request, self.stop, self.on_text is not None)
+                self._texts[index] = _Text(self.tokenizer, request, stop, self.on_text is not None)
             text, running = self._texts[index], host.finish[row] == Finish.RUNNING
             at = text.read(new_tokens(request, host, row, text.count))
             if at is not None or not running:
                 tokens = new_tokens(request, host, row)
-                end = None if at is None else cut_at_stop(self.tokenizer, request, tokens, self.stop)
+                end = None if at is None else cut_at_stop(self.tokenizer, request, tokens, stop)
                 self._ends[index] = end or (text_of(self.tokenizer, request, tokens), None)
                 del self._texts[index]
                 if end is not None and running:

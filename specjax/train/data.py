@@ -226,6 +226,7 @@ def _line(line: bytes, model: Any) -> list[Piece]:
         raise ValueError(f"not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
+    content = {name: value for name, value in content.items() if value is not None}
     if content.get("error"):
         raise ValueError("the record of a failed completion")
     if "messages" in content and "prompt" not in content:

@@ -1,5 +1,6 @@
 """Jobs over files: slots that are refilled, outputs that a kill does not harm, and what belongs to another job."""
 
+import contextlib
 import dataclasses
 import errno
 import gzip
@@ -24,6 +25,7 @@ from specjax.jobs.manifest import fingerprint, named_folders
 from specjax.jobs.options import JobOptions
 from specjax.jobs.work import make_manifest
 from specjax.models import LlamaConfig, LlamaLM, Masked
+from specjax.models.weights import write_arrays
 from specjax.serve.engine import Engine
 from specjax.serve.request import Record
 
@@ -460,6 +462,29 @@ def test_records_reach_the_disk_in_time(tmp_path, monkeypatch):
     out.tick()
     assert synced == [8, 1]
     out.close()
+
+
+@pytest.mark.parametrize("code", (errno.EINVAL, errno.ENOSYS, errno.EIO))
+def test_a_file_system_without_fsync(tmp_path, monkeypatch, code):
+    """Files, folders and weights are written all the same; an error of the disk is one."""
+
+    def fsync(file):
+        raise OSError(code, "no")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    path, broken = tmp_path / "out.jsonl", code == errno.EIO
+    with pytest.raises(OSError) if broken else contextlib.nullcontext():
+        write_arrays(tmp_path / "a.safetensors", {"x": np.zeros(2, np.float32)})
+    with pytest.raises(OSError) if broken else contextlib.nullcontext():
+        out = output_module.Output(path, {"seed": 0}, [Record.failed(None, "no", id=3, line=1)])
+    if not broken:
+        out.append(Record.failed(None, "no", id=3, line=1))
+        out.sync()
+        out.close()
+        assert json.loads(path.read_text())["id"] == 3 and output_module.manifest_path(path).exists()
+        again = output_module.Output(path, {"seed": 0}, [Record.failed(None, "no", id=3, line=1)])
+        assert again.done == {0: True}
+        again.close()
 
 
 def test_a_fingerprint_sees_other_weights(folders, tmp_path):

@@ -14,10 +14,36 @@ def parse(content):
 
 def test_good_lines():
     line = parse({"prompt": "a", "id": 3, "seed": 5, "temperature": 1, "top_p": None, "colour": "red"})
-    assert line == jsonl.Line(7, "a", "3", {"seed": 5, "temperature": 1}, ("colour",), None)
+    assert line == jsonl.Line(7, "a", 3, {"seed": 5, "temperature": 1}, ("colour",), None)
     assert parse({"prompt": [1, 2]}).prompt == [1, 2]
     messages = [{"role": "user", "content": "hi"}]
     assert parse({"messages": messages, "id": "x"}) == jsonl.Line(7, messages, "x")
+
+
+@pytest.mark.parametrize(
+    ("own", "options"),
+    [
+        ({"max_new_tokens": 4.0, "seed": 5.0, "top_k": 3.0}, {"max_new_tokens": 4, "seed": 5, "top_k": 3}),
+        ({"max_tokens": 4, "stop": ["a", "b"]}, {"max_new_tokens": 4, "stop": ["a", "b"]}),
+        ({"max_completion_tokens": 4, "stop_strings": "a"}, {"max_new_tokens": 4, "stop": "a"}),
+        ({"maxTokens": 4, "topP": 0.5, "Temperature": 1}, {"max_new_tokens": 4, "top_p": 0.5, "temperature": 1}),
+        ({"n_predict": 4, "temp": 0.5, "typical": 0.9}, {"max_new_tokens": 4, "temperature": 0.5, "typical_p": 0.9}),
+        ({"max_tokens": 4, "max_new_tokens": 4.0, "random_seed": 1}, {"max_new_tokens": 4, "seed": 1}),
+        ({"do_sample": False, "logit_bias": {"5": -1}}, {"temperature": 0, "logit_bias": [[5, -1]]}),
+        ({"n": 1, "best_of": 1, "echo": False, "tools": [], "num_beams": 1, "logprobs": None, "top_logprobs": 0}, {}),
+    ],
+)
+def test_options_as_other_systems_write_them(own, options):
+    line = parse({"prompt": "a", "messages": None, **own})
+    assert line == jsonl.Line(7, "a", None, options)
+    assert {type(value) for name, value in line.options.items() if name in ("max_new_tokens", "seed", "top_k")} <= {int}
+
+
+def test_fields_of_data_and_of_records_are_none_of_these():
+    """As when a file of records, or of a data set, is completed anew."""
+    fields = {"text": "b", "new_tokens": 3, "logprobs": [-1.0], "finish_reason": "stop", "model": "x", "answer": 4}
+    line = parse({"prompt": None, "messages": [{"role": "user", "content": "a"}], **fields})
+    assert line.error is None and line.options == {} and {*line.unknown} == {*fields} - {"logprobs"}
 
 
 @pytest.mark.parametrize(
@@ -35,7 +61,24 @@ def test_good_lines():
         ({"messages": []}, "the messages are empty"),
         ({"messages": "hi"}, "messages must be a list of objects, got a string"),
         ({"prompt": 5}, "prompt must be a string or a list of token ids, got a number"),
-        ({"prompt": None}, "got null"),
+        ({"prompt": None}, "and has neither"),
+        ({"prompt": "a", "messages": "b"}, "and has both"),
+        ({"prompt": "a", "max_new_tokens": 5.5}, "max_new_tokens must be an integer, got a number"),
+        (
+            {"prompt": "a", "n": 2},
+            "n is an option of all prompts together: take it out, and give --num-return-sequences",
+        ),
+        ({"prompt": "a", "best_of": 4}, "best_of is an option of all prompts together"),
+        ({"prompt": "a", "top_logprobs": 5}, "top_logprobs is an option of all prompts together"),
+        ({"prompt": "a", "logprobs": True}, "give --logprobs"),
+        ({"prompt": "a", "num_beams": 4}, "give --num-beams"),
+        ({"prompt": "a", "tools": [{}]}, "there is no option tools here, and it would not be applied"),
+        ({"prompt": "a", "enable_thinking": False}, "there is no option enable_thinking here"),
+        ({"prompt": "a", "no_repeat_ngram_size": 3}, "there is no option no_repeat_ngram_size here"),
+        ({"prompt": "a", "do_sample": True}, "do_sample is said by the temperature"),
+        ({"prompt": "a", "temprature": 0.5}, "no field 'temprature'; is temperature meant?"),
+        ({"prompt": "a", "max_tokens": 3, "max_new_tokens": 4}, "another field that says max_new_tokens otherwise"),
+        ({"prompt": "a", "max_tokens": "3"}, "max_new_tokens must be an integer, got a string"),
         ({"prompt": [1, "a"]}, "got a list of mixed things"),
         ({"prompt": [True]}, "got a list with a boolean"),
         ({"prompt": [[1]]}, "got a list with a list"),
@@ -43,7 +86,6 @@ def test_good_lines():
         ({"prompt": "a", "id": True}, "id must be a string or an integer, got a boolean"),
         ({"prompt": "a", "id": "\ud800"}, "id is not valid Unicode"),
         ({"prompt": "a", "max_new_tokens": "5"}, "max_new_tokens must be an integer, got a string"),
-        ({"prompt": "a", "max_new_tokens": 5.0}, "max_new_tokens must be an integer, got a number"),
         ({"prompt": "a", "temperature": "hot"}, "temperature must be a number, got a string"),
         ({"prompt": "a", "seed": True}, "seed must be an integer, got a boolean"),
         (b'{"prompt": [' + b"9" * 5000 + b"]}", "not valid JSON"),

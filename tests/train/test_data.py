@@ -161,7 +161,7 @@ def test_nothing_of_a_long_text_is_lost(model, tmp_path):
         (({"prompt": "x"},), "line 1: it has a prompt and no completion"),
         (({"text": ""},), "line 1: empty text"),
         (({"text": 3},), "line 1: not text, token ids or messages: 3"),
-        (({"text": None},), "line 1: not text"),
+        (({"text": None},), "line 1: it needs text"),
         (({"tokens": [99999]},), "token id 99999 is outside the vocabulary of 1536"),
         (({"prompt": "", "completion": "x"},), "line 1: empty text"),
         (({"messages": []},), "line 1: messages must be a list of objects"),

@@ -1,0 +1,91 @@
+"""Token ids as programs have them: lists, arrays of numpy, JAX or torch, and what a tokenizer returns."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+_IDS, _MASK = "input_ids", "attention_mask"
+_UNREAD = ("token_type_ids", "special_tokens_mask", "offset_mapping", "length")
+"""What a tokenizer may return besides, and decides nothing here."""
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is an array, of any library."""
+    return hasattr(value, "__array__") and hasattr(value, "shape")
+
+
+def is_encoding(value: Any) -> bool:
+    """Whether it is what a tokenizer returns: `input_ids`, and a mask where they are padded."""
+    return isinstance(value, Mapping) and _IDS in value
+
+
+def listed(value: Any) -> Any:
+    """An array as lists of lists; anything else as it is.
+
+    Raises:
+      ValueError: where its numbers are not integers.
+    """
+    if not is_array(value):
+        return value
+    array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    if array.dtype.kind in "fcbV" or array.dtype.kind == "O" and array.ndim == 0:
+        raise ValueError(f"token ids are integers, and this is an array of {array.dtype}")
+    return array.tolist()
+
+
+def rows(encoding: Mapping[str, Any]) -> list[list[int]]:
+    """The prompts in what a tokenizer returns, without padding, which may be on either side.
+
+    Args:
+      encoding: `input_ids` and optionally `attention_mask`, of one prompt `[N]` or of several `[R, N]`.
+
+    Raises:
+      ValueError: on other fields, such as images, or a mask that does not say where each prompt is.
+    """
+    other = [name for name in encoding if name not in (_IDS, _MASK, *_UNREAD)]
+    if other:
+        raise ValueError(
+            f"a prompt with input_ids has no {other[0]!r}: it may have {_MASK}, and options are given beside it"
+        )
+    ids, mask = listed(encoding[_IDS]), listed(encoding.get(_MASK))
+    if len(ids) and not isinstance(ids[0], (list, tuple, np.ndarray)):
+        ids, mask = [ids], None if mask is None else [mask]
+    ids = [listed(row) for row in ids]
+    if mask is None:
+        return [list(row) for row in ids]
+    mask = [listed(row) for row in mask]
+    if [len(row) for row in mask] != [len(row) for row in ids]:
+        raise ValueError("attention_mask has another shape than input_ids")
+    return [_real(row, own) for row, own in zip(ids, mask, strict=True)]
+
+
+def _real(ids: list[int], mask: list[int]) -> list[int]:
+    kept = [place for place, seen in enumerate(mask) if seen]
+    if any(seen not in (0, 1) for seen in mask) or kept and kept[-1] - kept[0] >= len(kept):
+        raise ValueError("attention_mask must be 1 over each prompt and 0 before or after it")
+    return [ids[place] for place in kept]
+
+
+def one(prompt: Any) -> Any:
+    """A single prompt: of an array, or of what a tokenizer returns, a list of ids; anything else as it is.
+
+    Raises:
+      ValueError: where it holds several prompts.
+    """
+    found = rows(prompt) if is_encoding(prompt) else listed(prompt)
+    if found is prompt or not isinstance(found, list) or not found or not isinstance(found[0], list):
+        return found
+    if len(found) > 1:
+        raise ValueError(f"this is one prompt, and an array of {len(found)} rows was given: give them one by one")
+    return found[0]
+
+
+def several(prompts: Any) -> Any:
+    """Prompts in a list: an array of ids, or what a tokenizer returns, as lists of ids; anything else as it is, but for such
+    members."""
+    if is_encoding(prompts):
+        return rows(prompts)
+    if is_array(prompts):
+        return listed(prompts)
+    return [one(prompt) for prompt in prompts] if isinstance(prompts, (list, tuple)) else prompts

@@ -1,0 +1,110 @@
+"""Fields of a prompt under the names of other systems: what has an option here is that option, and what has none is refused."""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from specjax.models import generation
+from specjax.serve.options import PROMPT_OPTIONS
+from specjax.spec.assemble import Plan
+
+ALIASES = {
+    "max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "max_output_tokens": "max_new_tokens",
+    "max_tokens_to_sample": "max_new_tokens", "max_gen_toks": "max_new_tokens", "n_predict": "max_new_tokens",
+    "num_predict": "max_new_tokens", "stop_strings": "stop", "stop_sequences": "stop", "stop_words": "stop",
+    "random_seed": "seed", "sampling_seed": "seed", "random_state": "seed", "temp": "temperature",
+    "typical": "typical_p", "min_tokens": "min_new_tokens",
+}  # fmt: skip
+"""Options of OpenAI, Anthropic, vLLM, SGLang, TGI, llama.cpp, Ollama and lm-evaluation-harness, and the same ones here."""
+_NO_CHANGE: dict[str, Any] = {
+    "n": 1, "best_of": 1, "num_return_sequences": 1, "top_logprobs": 0, "logprobs": False, "prompt_logprobs": False,
+    "ignore_eos": False, "echo": False, "stream": False, "stream_options": None, "use_beam_search": False, "beam_width": 1,
+    "stop_token_ids": (), "include_stop_str_in_output": False, "skip_special_tokens": True, "return_full_text": False,
+    "spaces_between_special_tokens": True, "min_tokens_to_keep": 1, "repeat_penalty": 1, "repeat_last_n": 64, "tfs_z": 1,
+    "top_a": 0, "top_n_sigma": -1, "dynatemp_range": 0, "penalty_decay": None, "truncate_prompt_tokens": None, "truncate": None,
+    "tools": (), "tool_choice": "none", "functions": (), "function_call": "none", "response_format": {"type": "text"},
+    "structured_outputs": None, "json_schema": None, "grammar": None, "guided_json": None, "guided_regex": None,
+    "guided_choice": None, "guided_grammar": None, "regex": None, "ebnf": None, "watermark": False, "reasoning_effort": None,
+    "enable_thinking": None, "chat_template": None, "chat_template_kwargs": None, "allowed_token_ids": None, "bad_words": (),
+    "system": None, "thinking": None, "prefix_allowed_tokens_fn": None, "assistant_model": None,
+    **{field.name: field.default for field in dataclasses.fields(Plan)},
+    **generation.ELSEWHERE,
+}  # fmt: skip
+"""Options that a prompt has none of its own for, and the value at which they change nothing."""
+_OF_ALL = {
+    "n": "num_return_sequences", "logprobs": "logprobs", "top_logprobs": "logprobs", "best_of": "select",
+    **{name: name for name in ("num_return_sequences", "prompt_logprobs", "ignore_eos", *Plan.__dataclass_fields__)},
+}  # fmt: skip
+"""Those of them that a run has."""
+_LIKE = 0.94
+"""How alike a name must be to be an option that is misspelt."""
+
+
+def under_own_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a prompt, those that are options here under another name or spelling under the name that they have here.
+
+    Args:
+      given: the fields; null is as if one were not there.
+
+    Raises:
+      ValueError: on an option that would not be applied, and one that is given twice.
+    """
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        own = _own_name(name, value)
+        if value is None:
+            if own not in _NO_CHANGE:
+                found.setdefault(own, None)
+        elif own == "do_sample":
+            _check_do_sample(value, given)
+            if not value:
+                found["temperature"] = 0
+        elif own in _NO_CHANGE and own not in PROMPT_OPTIONS:
+            _check_no_change(name, own, value)
+        elif found.get(own) is not None and found[own] != value:
+            raise ValueError(f"it has {name} and another field that says {own} otherwise: leave one out")
+        else:
+            found[own] = value
+    bias = found.get("logit_bias")
+    if isinstance(bias, dict):  # as OpenAI has it
+        found["logit_bias"] = [[int(token) if str(token).isdigit() else token, by] for token, by in bias.items()]
+    return found
+
+
+def _own_name(name: str, value: Any) -> str:
+    if (own := _KNOWN.get(_plain(name))) is not None:
+        return own
+    if isinstance(value, (int, float)) and (like := difflib.get_close_matches(_plain(name), _KNOWN, 1, _LIKE)):
+        raise ValueError(f"it has no field {name!r}; is {_KNOWN[like[0]]} meant?")
+    return name
+
+
+def _check_do_sample(value: Any, given: Mapping[str, Any]) -> None:
+    if value not in (True, False) or value and not any(_KNOWN.get(_plain(name)) == "temperature" for name in given):
+        raise ValueError("do_sample is said by the temperature, which is 0 where nothing is drawn: give that")
+
+
+def _check_no_change(name: str, own: str, value: Any) -> None:
+    usual = _NO_CHANGE[own]
+    if value == usual or usual in (None, ()) and value in ("", [], {}) or own in _LISTED and isinstance(value, list):
+        return
+    if own in _OF_ALL:
+        what = _OF_ALL[own]
+        raise ValueError(
+            f"{name} is an option of all prompts together: take it out, and give --{what.replace('_', '-')}, in Python {what}"
+        )
+    raise ValueError(f"there is no option {name} here, and it would not be applied: take it out")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name).lower()
+
+
+_LISTED = ("logprobs", "prompt_logprobs")
+"""Fields of records too, which say what was found."""
+_KNOWN = {_plain(name): name for name in (*_NO_CHANGE, "stop", *PROMPT_OPTIONS)} | {
+    _plain(name): own for name, own in ALIASES.items()
+}
+"""Names, without what spellings differ by, and the option that each is."""

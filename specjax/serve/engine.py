@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from specjax import programs
 from specjax.about import abouts
 from specjax.decoder import Needs
 from specjax.draft import Drafter
@@ -88,6 +89,7 @@ class Engine:
     ):
         from specjax import models
 
+        programs.keep()
         self.mesh = make_mesh(mesh)
         if isinstance(model, tuple):
             model = models.Model(*model)

@@ -59,10 +59,12 @@ class Decoder(Protocol):
         """Buffer slots needed beyond the longest text: what a step may write before it cuts."""
         return 0
 
-    @property
-    def grain(self) -> int:
-        """Buffers that hold given texts are made multiples of so many slots, so that few sizes compile."""
-        return 128
+    def buffer(self, needed: int) -> int:
+        """Buffer slots for texts that need so many: one of few sizes, since programs are compiled for each.
+
+        Where a step costs what its texts are long, those are 128, 256, 512 and the multiples of 1024.
+        """
+        return next((size for size in (128, 256, 512) if size >= needed), -(-needed // 1024) * 1024)
 
     @property
     def costliest(self) -> Self:

@@ -31,7 +31,7 @@ from specjax.serve.options import (
 from specjax.serve.progress import Speed, bar_fits, in_notebook, record_bar
 from specjax.serve.prompt_logprobs import with_prompt_logprobs
 from specjax.serve.prompts import read_prompts
-from specjax.serve.reading import Reader
+from specjax.serve.reading import Reader, power_of_two
 from specjax.serve.request import Record, Request, needs_of, rows_of, several
 from specjax.serve.selecting import Chooser, selected
 from specjax.serve.slots import OnText, Served, Slots, Timing, Turn, in_order, serve
@@ -247,8 +247,8 @@ class Engine:
         return Served(self.decoder, self.params, self.max_length, self.model.tokenizer, eos, mask_id, self.mesh)
 
     def capacity(self, requests: Sequence[Request]) -> int:
-        """Text buffer slots that hold the longest of these requests, rounded up so that few sizes compile."""
-        return -(-self._needed(requests) // self.decoder.grain) * self.decoder.grain
+        """Text buffer slots that hold the longest of these requests: one of few sizes, see `Decoder.buffer`."""
+        return self.decoder.buffer(self._needed(requests))
 
     def _needed(self, requests: Sequence[Request]) -> int:
         longest = max(min(len(r.ids) + r.max_new_tokens + len(r.suffix_ids), self.max_length) for r in requests)
@@ -318,7 +318,7 @@ class Engine:
         Raises:
           ValueError: see `check_stop`, `shared_prefix` and `reader`; on a capacity that does not hold every request.
         """
-        slots = min(batch_size, self.rows(requests))
+        slots = self.slots(requests, batch_size)
         prefix = self.shared_prefix(requests) if shared_prefix else ()
         return in_order(
             self.turns(
@@ -411,6 +411,14 @@ class Engine:
         """How many rows hold these requests: one each, but of a search one for all completions of a prompt."""
         return len(rows_of(requests, self.decoder.num_texts))
 
+    def slots(self, requests: Sequence[Request], batch_size: int) -> int:
+        """Rows of a batch for these requests: `batch_size`, or where they are fewer 1, 4, 8, 16 and so on.
+
+        Programs are compiled for so many rows, which takes as long as thousands of steps. The rows that are left hold nothing.
+        """
+        count = self.rows(requests)
+        return min(batch_size, 1 if count == 1 else max(4, power_of_two(count)))
+
     def start(self, requests: Sequence[Request], *, ignore_eos: bool = False) -> Any:
         """A state that holds these requests, one a row: for programs that step it themselves."""
         slots = Slots(self.served(ignore_eos), len(requests), self.capacity(requests), form_of(requests))
@@ -418,9 +426,10 @@ class Engine:
 
     def keys(self, requests: Sequence[Request]) -> np.ndarray:
         """Key data `[R, 2]` of the requests' row keys, on the host. Equal requests differ by their order."""
-        given = self.served().given
-        keys = row_keys([r.seed for r in requests], [r.id if r.id is not None else given(r) for r in requests])
-        return np.asarray(jax.random.key_data(keys))
+        given, spare = self.served().given, power_of_two(max(len(requests), 8)) - len(requests)
+        names = [r.id if r.id is not None else given(r) for r in requests]
+        keys = row_keys([*[r.seed for r in requests], *[0] * spare], [*names, *[()] * spare])  # of few sizes
+        return np.asarray(jax.random.key_data(keys))[: len(requests)]
 
     def finished(self, rows: Sequence[int], state: Any) -> None:
         """Called with the rows of `state` whose requests have just ended; may replace `params`. Does nothing here."""
@@ -480,7 +489,7 @@ def generate(model: Any = None, prompts: Any = None, *, progress: bool | None = 
         _LOG.warning(line)
     turns = engine.turns(
         requests,
-        slots=min(run.batch_size, engine.rows(requests)),
+        slots=engine.slots(requests, run.batch_size),
         stop=run.stop,
         ignore_eos=run.ignore_eos,
         prefix=engine.shared_prefix(requests) if run.shared_prefix else (),

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.names import named
 from specjax.sampling import Sampling
 from specjax.sampling_params import USUAL, Form
 from specjax.sharding.rules import constrain
@@ -122,6 +123,7 @@ class Decoder(Protocol):
         """One pass: the new state, and what happened, which nothing needs."""
         ...
 
+    @named
     def init(
         self, params: PyTree, prompts: jax.Array, lengths: jax.Array, row_keys: jax.Array, *, limit: jax.Array,
         sampling: Sampling, capacity: int, eos: jax.Array | None = None, cache_dtype: Any = None,
@@ -249,6 +251,7 @@ def _check_padding(prompts, lengths, short):
 NO_LIMIT = 2**31 - 1
 
 
+@named
 def run(
     decoder: Decoder, params: PyTree, state: Any, max_steps: jax.Array | int = NO_LIMIT, min_live: jax.Array | int = 1
 ) -> Any:
@@ -282,6 +285,7 @@ def run_program(
     return jax.lax.while_loop(more, body, (jnp.int32(0), state))[1]
 
 
+@named
 def insert(
     decoder: Decoder, params: PyTree, state: Any, rows: Any, prompts: Any, lengths: Any, row_keys: Any, *, limit: Any,
     sampling: Sampling, width: int | None, eos: Any = None, **more: Any,
@@ -383,6 +387,7 @@ class Progress:
     finish: list[Finish]
 
 
+@named
 def stream(decoder: Decoder, params: PyTree, state: Rows, steps_per_call: int = 4) -> Iterator[Progress]:
     """Yields the rows' new tokens every few steps, until all rows are done.
 

@@ -16,6 +16,7 @@ from specjax.draft import Drafter
 from specjax.models.generation import defaults, left_out
 from specjax.models.paired import Paired
 from specjax.models.text import check_unicode, encoded
+from specjax.names import check_keywords, named
 from specjax.sampling import row_keys
 from specjax.sampling_params import FIELDS, form_of, in_use, is_set, listed_ids, worded
 from specjax.search import Search
@@ -44,6 +45,7 @@ from specjax.verify import Verifier
 from specjax.warpers import WARPERS
 
 _LOG = logging.getLogger(__name__)
+_OF_REQUESTS = [field.name for field in dataclasses.fields(Request) if field.name not in ("prompt", "ids")]
 SHORTEST_PREFIX = 16  # tokens: a shorter prefix is a chunk or less of prefill, and not worth its own
 
 
@@ -175,6 +177,7 @@ class Engine:
         Raises:
           ValueError: on an unusable prompt, suffix or option.
         """
+        check_keywords("Engine.request", options, ["suffix", *_OF_REQUESTS])
         check_options(options)
         options = self.filled(options)
         vocab = self.model.lm.vocab_size
@@ -289,6 +292,7 @@ class Engine:
         if "" in stop:
             raise ValueError("a stop string must not be empty")
 
+    @named
     def run(
         self,
         requests: Sequence[Request],
@@ -333,6 +337,7 @@ class Engine:
             )
         )
 
+    @named
     def turns(
         self,
         requests: Sequence[Request],
@@ -419,6 +424,7 @@ class Engine:
         count = self.rows(requests)
         return min(batch_size, 1 if count == 1 else max(4, power_of_two(count)))
 
+    @named
     def start(self, requests: Sequence[Request], *, ignore_eos: bool = False) -> Any:
         """A state that holds these requests, one a row: for programs that step it themselves."""
         slots = Slots(self.served(ignore_eos), len(requests), self.capacity(requests), form_of(requests))

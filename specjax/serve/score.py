@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from specjax.models.text import check_unicode, encode_text
+from specjax.names import named
 from specjax.pretty import short
 from specjax.serve.engine import Engine
 from specjax.serve.reading import Found, Text
@@ -184,6 +185,7 @@ def _bos(engine: Engine) -> int:
     return bos
 
 
+@named
 def score(
     model: Any = None,
     prompts: Any = None,

@@ -1,10 +1,12 @@
-"""`python docs/tables.py` writes the tables into the pages, between `<!-- table: NAME -->` and `<!-- end -->`.
+"""`python docs/tables.py` writes the tables into the pages, between `<!-- table: NAME -->` and `<!-- end -->`, and the flags of
+the commands into `specjax/flags.py`.
 
 Those of methods have a row each, in the registry's order; the measured figures are those that the folders of experiments hold.
 """
 
 import json
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax import cli
 from specjax.about import abouts
 from specjax.models import LlamaConfig, LlamaLM, abstract, hf_config
 from specjax.models.families.table import FAMILIES
@@ -25,6 +28,7 @@ from specjax.speculative import speculative
 from specjax.warpers import WARPERS
 
 FOLDER = Path(__file__).resolve().parent
+FLAGS = FOLDER.parent / "specjax" / "flags.py"
 NEEDS = {
     "model": "a model of the same vocabulary",
     "diffusion_model": "a diffusion model of the same vocabulary",
@@ -365,7 +369,19 @@ def filled(page: str) -> str:
     return BEGIN.sub(lambda found: f"<!-- table: {found[1]} -->\n\n{written(found[1])}\n<!-- end -->", page)
 
 
+def flags() -> str:
+    """`specjax/flags.py` with the words of every command, so that these are known before jax comes in."""
+    lines = []
+    for name in cli.COMMANDS:
+        words = f"{name}: {' '.join(cli.parser_of(name).words)}"
+        lines += textwrap.wrap(words, 118, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    begin, _, rest = FLAGS.read_text().partition('WORDS = """\\\n')
+    _, quotes, end = rest.partition('"""')
+    return "".join((begin, 'WORDS = """\\\n', *(f"{line}\n" for line in lines), quotes, end))
+
+
 def main() -> None:
+    FLAGS.write_text(flags())
     """Writes the tables of all pages."""
     for page in sorted(FOLDER.glob("*.md")):
         page.write_text(filled(page.read_text()))

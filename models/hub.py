@@ -38,6 +38,7 @@ from specjax.models.placement import share_of, stored_places, widened, with_copi
 from specjax.models.progress import bar
 from specjax.models.published_configs import CONFIGS
 from specjax.models.tensors import read_folder
+from specjax.names import named
 from specjax.sharding import rules
 
 NO_LIMIT = 2**31 - 1
@@ -257,6 +258,7 @@ def _checked(weights: Any, lm: Any) -> formats.Format | None:
     return form
 
 
+@named
 def load(
     folder_or_hub_id: str | os.PathLike[str],
     dtype: Any = None,

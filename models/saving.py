@@ -23,10 +23,12 @@ from specjax.models.hub import resolve_dtype
 from specjax.models.kv_heads import merged
 from specjax.models.llama import LlamaLM
 from specjax.models.packed import dfloat11_writing
+from specjax.names import named
 
 LAYOUTS = ("safetensors", "orbax", "dfloat11")
 
 
+@named
 def save(
     folder: str | os.PathLike[str],
     lm: LlamaLM | DiffusionGemmaLM,

@@ -11,6 +11,7 @@ from specjax import startup
 
 with startup.without_remarks():
     startup.check_links(Path(__file__).parent)
+    startup.check_words(startup.command_line())
     importlib.import_module("jax")
 
 from specjax import decoder, draft, expand, sampling, verify

@@ -15,6 +15,7 @@ from typing import Any
 
 import specjax
 from specjax import models as folders
+from specjax import names
 from specjax.bench import check_head
 from specjax.bench import command as bench
 from specjax.bench.check_head import CheckHeadOptions
@@ -225,6 +226,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(lambda: _dispatch(words))
 
 
+def parser_of(name: str) -> Parser:
+    """What reads the words of a command."""
+    about, options, _ = COMMANDS[name]
+    parser = Parser(prog=f"specjax {name}", description=about[0].upper() + about[1:] + ".")
+    add_fields(parser, options, **WORDS)
+    return parser
+
+
 def _dispatch(words: list[str]) -> int:
     listing = "\n".join(f"  {name:10} {about}" for name, (about, _, _) in COMMANDS.items())
     top = Parser(prog="specjax", usage="specjax COMMAND ...", description="Fast language-model decoding in JAX.")
@@ -241,10 +250,9 @@ def _dispatch(words: list[str]) -> int:
     count = 2 if " ".join(words[:2]) in COMMANDS else 1
     name = " ".join(words[:count])
     if name not in COMMANDS:
-        top.error(f"unknown command {name!r}; choose {', '.join(COMMANDS)}")
-    about, options, command = COMMANDS[name]
-    parser = Parser(prog=f"specjax {name}", description=about[0].upper() + about[1:] + ".")
-    add_fields(parser, options, **WORDS)
+        top.error(names.wrong_command(name, list(COMMANDS)))
+    _, options, command = COMMANDS[name]
+    parser = parser_of(name)
     rest = words[count:]
     cut = rest.index("--") if "--" in rest else len(rest)  # intermixed parsing would lose what follows
     args = None

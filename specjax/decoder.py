@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.names import named
 from specjax.sampling import Sampling
 from specjax.sampling_params import USUAL, Form
 from specjax.sharding.rules import constrain
@@ -59,10 +60,12 @@ class Decoder(Protocol):
         """Buffer slots needed beyond the longest text: what a step may write before it cuts."""
         return 0
 
-    @property
-    def grain(self) -> int:
-        """Buffers that hold given texts are made multiples of so many slots, so that few sizes compile."""
-        return 128
+    def buffer(self, needed: int) -> int:
+        """Buffer slots for texts that need so many: one of few sizes, since programs are compiled for each.
+
+        Where a step costs what its texts are long, those are 128, 256, 512 and the multiples of 1024.
+        """
+        return next((size for size in (128, 256, 512) if size >= needed), -(-needed // 1024) * 1024)
 
     @property
     def costliest(self) -> Self:
@@ -120,6 +123,7 @@ class Decoder(Protocol):
         """One pass: the new state, and what happened, which nothing needs."""
         ...
 
+    @named
     def init(
         self, params: PyTree, prompts: jax.Array, lengths: jax.Array, row_keys: jax.Array, *, limit: jax.Array,
         sampling: Sampling, capacity: int, eos: jax.Array | None = None, cache_dtype: Any = None,
@@ -247,6 +251,7 @@ def _check_padding(prompts, lengths, short):
 NO_LIMIT = 2**31 - 1
 
 
+@named
 def run(
     decoder: Decoder, params: PyTree, state: Any, max_steps: jax.Array | int = NO_LIMIT, min_live: jax.Array | int = 1
 ) -> Any:
@@ -280,6 +285,7 @@ def run_program(
     return jax.lax.while_loop(more, body, (jnp.int32(0), state))[1]
 
 
+@named
 def insert(
     decoder: Decoder, params: PyTree, state: Any, rows: Any, prompts: Any, lengths: Any, row_keys: Any, *, limit: Any,
     sampling: Sampling, width: int | None, eos: Any = None, **more: Any,
@@ -381,6 +387,7 @@ class Progress:
     finish: list[Finish]
 
 
+@named
 def stream(decoder: Decoder, params: PyTree, state: Rows, steps_per_call: int = 4) -> Iterator[Progress]:
     """Yields the rows' new tokens every few steps, until all rows are done.
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.names import check_keywords
 from specjax.warpers import WARPERS, Warper
 from specjax.warpers.lists import rounded
 
@@ -147,6 +148,7 @@ class Sampling:
         Raises:
           ValueError: naming the option that is out of range, and its range.
         """
+        check_keywords("Sampling.make", others, ["batch", *FIELDS])
         given = {"temperature": temperature, **others}
         values = SamplingOptions(**given)
         wanted = [each for each in LISTED if each.usual or given.keys() & {f.name for f in dataclasses.fields(each)}]

@@ -17,6 +17,7 @@ from specjax.draft.base import Chunk, Drafter, Proposal, View
 from specjax.draft.none import NoDrafter
 from specjax.kernels.kv_commit.xla import SHORT, laid_over
 from specjax.lm import LM, Block, Output, Wants
+from specjax.names import named
 from specjax.pretty import Pretty
 from specjax.sampling import Sampler
 from specjax.sampling.processors import Processor, checked
@@ -421,6 +422,7 @@ class Speculative(Decoder):
         )
 
 
+@named
 def speculative(
     target: LM,
     drafter: Drafter | None = None,

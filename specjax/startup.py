@@ -1,6 +1,7 @@
-"""What is seen to before jax comes in: that the package is whole, and that a CUDA plugin without a GPU keeps quiet.
+"""What is seen to before jax comes in: that the package is whole, that a command line has no unknown names, and that a CUDA
+plugin without a GPU keeps quiet.
 
-Imports nothing but the standard library.
+Imports nothing but the standard library, and what imports no more.
 """
 
 import contextlib
@@ -10,8 +11,10 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from specjax import flags, names
 
 _LINKS = ("kernels", "models", "sharding")
 _PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
@@ -29,6 +32,26 @@ def check_links(folder: Path) -> None:
                 "links. Check it out again with `git clone -c core.symlinks=true` (on Windows in developer mode), or install a "
                 "wheel instead"
             )
+
+
+def check_words(words: Sequence[str] | None) -> None:
+    """Ends the process with a line and the exit status 2 where a line of the `specjax` command names what there is not.
+
+    Args:
+      words: from `command_line`.
+    """
+    if words and (wrong := names.wrong_word(words, flags.of_commands())):
+        print(f"specjax: error: {wrong}", file=sys.stderr, flush=True)
+        raise SystemExit(2)
+
+
+def command_line() -> list[str] | None:
+    """The words after `specjax` or `python -m specjax`, where this process is that and imports the package; else None."""
+    program = sys.argv[:1]
+    if program == ["-m"]:
+        at = sys.orig_argv.index("-m") if "-m" in sys.orig_argv else -2
+        return sys.argv[1:] if sys.orig_argv[at + 1 : at + 2] == ["specjax"] else None
+    return sys.argv[1:] if program and Path(program[0]).name in ("specjax", "specjax.exe") else None
 
 
 def spare_plugin() -> bool:

@@ -18,7 +18,7 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar, cast
 
-from specjax import startup
+from specjax import names, startup
 
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -60,7 +60,15 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any):
         super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
 
+    @property
+    def words(self) -> list[str]:
+        """Its flags, and its arguments by name."""
+        return [word for action in self._actions for word in action.option_strings or [action.dest]]
+
     def error(self, message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message and unknown.startswith("-"):
+            message = names.unrecognized(unknown.split()[0].partition("=")[0], self.words)
         raise BadInput(f"{message} (see {self.prog} --help)")
 
 

@@ -309,3 +309,29 @@ def test_the_usual_drafter_goes_by_the_rows():
     assert [usual_drafter(other, rows) for rows in (1, 2, 8)] == ["prompt_lookup", "none", "none"]
     assert Engine(ours, rows=8).drafter == "draft"
     assert Engine(ours, verifier="rejection", rows=8).drafter == Engine(ours).drafter == "prompt_lookup"
+
+
+def test_calls_of_few_prompts_share_their_programs(model, caplog):
+    """Two, three and four prompts, of other lengths too; what a row says does not depend on how many there are."""
+    prompts = [[1, 2, 3], [9, 8], [4, 4, 4, 4, 4], [7, 5]]
+    compiled, texts = [], []
+    for count in (2, 3, 4):
+        caplog.clear()
+        with jax.log_compiles():
+            records = specjax.generate(model, prompts[:count], drafter="none", max_new_tokens=3 + count)
+        compiled.append(sum(text.startswith("Compiling jit(") for text in caplog.messages))
+        texts.append([record.tokens[:5] for record in records])
+    assert compiled[0] > 0 and compiled[1:] == [0, 0]
+    assert texts[0] == texts[1][:2] == texts[2][:2] and texts[1] == texts[2][:3]
+
+
+def test_rows_and_buffers_come_in_few_sizes(model):
+    engine = Engine(model, "none")
+    requests = [engine.request([1], max_new_tokens=1)] * 40
+    slots = lambda batch_size: [engine.slots(requests[:count], batch_size) for count in (1, 2, 4, 5, 9, 40)]
+    assert slots(8) == [1, 4, 4, 8, 8, 8]  # one prompt is alone, and no batch is larger than the user says
+    assert slots(12) == [1, 4, 4, 8, 12, 12] and slots(3) == [1, 3, 3, 3, 3, 3]
+    sizes = [engine.decoder.buffer(needed) for needed in (1, 128, 129, 257, 513, 1024, 1025, 2049)]
+    assert sizes == [128, 128, 256, 512, 1024, 1024, 2048, 3072]
+    assert [len(engine.keys(requests[:count])) for count in (1, 8, 9)] == [1, 8, 9]
+    assert len({tuple(key) for key in engine.keys(requests)}) == 40  # equal prompts are told apart

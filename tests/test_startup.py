@@ -16,7 +16,7 @@ from specjax import cli, startup
 from specjax.models import tokenizer
 from specjax.spec.companions import DEFAULT_MODEL
 
-WANTED = {"__init__.py", "startup.py", "models"}
+WANTED = {"__init__.py", "startup.py", "flags.py", "names.py", "models"}
 
 
 @pytest.fixture

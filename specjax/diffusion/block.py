@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.decoder import Decoder
 from specjax.diffusion.common import block_of, widened
 from specjax.diffusion.decoder import Diffusion
 from specjax.diffusion.state import DiffusionState
@@ -88,9 +89,8 @@ class BlockDiffusion(Diffusion):
     def _seeds(self) -> bool:
         return self.shift and not self._from_prompt
 
-    @property
-    def grain(self) -> int:
-        return 128
+    def buffer(self, needed: int) -> int:
+        return Decoder.buffer(self, needed)
 
     def checked(self):
         if self.cache.keeps or self.cfg_scale:

@@ -125,10 +125,9 @@ class Diffusion(Decoder):
     def fills_in(self) -> bool:
         return True
 
-    @property
-    def grain(self) -> int:
-        """See `Decoder.grain`: a pass may be as wide as the buffer."""
-        return 32
+    def buffer(self, needed: int) -> int:
+        """See `Decoder.buffer`: a pass may be as wide as the buffer."""
+        return -(-needed // 32) * 32
 
     @property
     def costliest(self) -> Self:

@@ -87,7 +87,7 @@ class Whole:
         count = 1 if options.select is None else options.num_return_sequences
         every: list[Any] = [one for item in requests.values() for one in several(item, count)]
         prefix = engine.shared_prefix(every) if options.shared_prefix else ()
-        shapes = Shapes(min(options.batch_size, engine.rows(every)), engine.capacity(every), prefix, needs_of(every))
+        shapes = Shapes(engine.slots(every, options.batch_size), engine.capacity(every), prefix, needs_of(every))
         return cls(requests, engine.keys(every), shapes, count)
 
     def part(self, left: Sequence[int]) -> tuple[list[Request], np.ndarray]:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from specjax import programs
 from specjax.about import abouts
 from specjax.decoder import Needs
 from specjax.draft import Drafter
@@ -16,6 +17,7 @@ from specjax.models.generation import defaults, left_out
 from specjax.models.paired import Paired
 from specjax.models.text import check_unicode, encoded
 from specjax.models.token_ids import one
+from specjax.names import check_keywords, named
 from specjax.sampling import row_keys
 from specjax.sampling_params import FIELDS, form_of, in_use, is_set, listed_ids, worded
 from specjax.search import Search
@@ -31,7 +33,7 @@ from specjax.serve.options import (
 from specjax.serve.progress import Speed, bar_fits, in_notebook, record_bar
 from specjax.serve.prompt_logprobs import with_prompt_logprobs
 from specjax.serve.prompts import read_prompts
-from specjax.serve.reading import Reader
+from specjax.serve.reading import Reader, power_of_two
 from specjax.serve.request import Record, Request, needs_of, rows_of, several
 from specjax.serve.selecting import Chooser, selected
 from specjax.serve.slots import OnText, Served, Slots, Timing, Turn, in_order, serve
@@ -45,6 +47,7 @@ from specjax.verify import Verifier
 from specjax.warpers import WARPERS
 
 _LOG = logging.getLogger(__name__)
+_OF_REQUESTS = [field.name for field in dataclasses.fields(Request) if field.name not in ("prompt", "ids")]
 SHORTEST_PREFIX = 16  # tokens: a shorter prefix is a chunk or less of prefill, and not worth its own
 
 
@@ -90,6 +93,7 @@ class Engine:
     ):
         from specjax import models
 
+        programs.keep()
         self.mesh = make_mesh(mesh)
         if isinstance(model, tuple):
             model = models.Model(*model)
@@ -175,6 +179,7 @@ class Engine:
         Raises:
           ValueError: on an unusable prompt, suffix or option.
         """
+        check_keywords("Engine.request", options, ["suffix", *_OF_REQUESTS])
         check_options(options)
         options = self.filled(options)
         vocab = self.model.lm.vocab_size
@@ -249,8 +254,8 @@ class Engine:
         return Served(self.decoder, self.params, self.max_length, self.model.tokenizer, eos, mask_id, self.mesh)
 
     def capacity(self, requests: Sequence[Request]) -> int:
-        """Text buffer slots that hold the longest of these requests, rounded up so that few sizes compile."""
-        return -(-self._needed(requests) // self.decoder.grain) * self.decoder.grain
+        """Text buffer slots that hold the longest of these requests: one of few sizes, see `Decoder.buffer`."""
+        return self.decoder.buffer(self._needed(requests))
 
     def _needed(self, requests: Sequence[Request]) -> int:
         longest = max(min(len(r.ids) + r.max_new_tokens + len(r.suffix_ids), self.max_length) for r in requests)
@@ -298,6 +303,7 @@ class Engine:
         if "" in stop:
             raise ValueError("a stop string must not be empty")
 
+    @named
     def run(
         self,
         requests: Sequence[Request],
@@ -327,7 +333,7 @@ class Engine:
         Raises:
           ValueError: see `check_stop`, `shared_prefix` and `reader`; on a capacity that does not hold every request.
         """
-        slots = min(batch_size, self.rows(requests))
+        slots = self.slots(requests, batch_size)
         prefix = self.shared_prefix(requests) if shared_prefix else ()
         return in_order(
             self.turns(
@@ -342,6 +348,7 @@ class Engine:
             )
         )
 
+    @named
     def turns(
         self,
         requests: Sequence[Request],
@@ -469,6 +476,15 @@ class Engine:
         """How many rows hold these requests: one each, but of a search one for all completions of a prompt."""
         return len(rows_of(requests, self.decoder.num_texts))
 
+    def slots(self, requests: Sequence[Request], batch_size: int) -> int:
+        """Rows of a batch for these requests: `batch_size`, or where they are fewer 1, 4, 8, 16 and so on.
+
+        Programs are compiled for so many rows, which takes as long as thousands of steps. The rows that are left hold nothing.
+        """
+        count = self.rows(requests)
+        return min(batch_size, 1 if count == 1 else max(4, power_of_two(count)))
+
+    @named
     def start(self, requests: Sequence[Request], *, ignore_eos: bool = False) -> Any:
         """A state that holds these requests, one a row: for programs that step it themselves."""
         slots = Slots(self.served(ignore_eos), len(requests), self.capacity(requests), form_of(requests))
@@ -476,9 +492,10 @@ class Engine:
 
     def keys(self, requests: Sequence[Request]) -> np.ndarray:
         """Key data `[R, 2]` of the requests' row keys, on the host. Equal requests differ by their order."""
-        given = self.served().given
-        keys = row_keys([r.seed for r in requests], [given(r) if r.id is None else str(r.id) for r in requests])
-        return np.asarray(jax.random.key_data(keys))
+        given, spare = self.served().given, power_of_two(max(len(requests), 8)) - len(requests)
+        names = [given(r) if r.id is None else str(r.id) for r in requests]
+        keys = row_keys([*[r.seed for r in requests], *[0] * spare], [*names, *[()] * spare])  # of few sizes
+        return np.asarray(jax.random.key_data(keys))[: len(requests)]
 
     def finished(self, rows: Sequence[int], state: Any) -> None:
         """Called with the rows of `state` whose requests have just ended; may replace `params`. Does nothing here."""
@@ -539,7 +556,7 @@ def generate(model: Any = None, prompts: Any = None, *, progress: bool | None = 
         _LOG.warning(line)
     turns = engine.turns(
         requests,
-        slots=min(run.batch_size, engine.rows(requests)),
+        slots=engine.slots(requests, run.batch_size),
         stop=run.stop,
         ignore_eos=run.ignore_eos,
         prefix=engine.shared_prefix(requests) if run.shared_prefix else (),

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from specjax.models.generation import APPLIED
+from specjax.names import check_keywords
 from specjax.sampling_params import FIELDS, SamplingOptions, check_value
 from specjax.spec.assemble import Plan
 from specjax.warpers import parameter
@@ -73,6 +74,7 @@ def _called(function: Callable, rest: str, classes: Sequence[type]) -> Callable:
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
+        check_keywords(function.__qualname__.removesuffix(".__init__"), kwargs, signature.parameters)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return function(*bound.args, **bound.kwargs)

@@ -137,7 +137,7 @@ class Reader:
           batch_size: rows read together; fewer where there are fewer texts.
           start: the first text that is asked for. Those after it are read in the batches that they would be in without it.
         """
-        rows = rounded(self.reading.mesh, "batch", min(batch_size, _power_of_two(len(texts))))
+        rows = rounded(self.reading.mesh, "batch", min(batch_size, power_of_two(len(texts))))
         size = WINDOW * rows
         for begin in range(start // size * size, len(texts), size):
             window = texts[begin : begin + size]
@@ -149,7 +149,7 @@ class Reader:
             yield from (found[i] for i in range(max(start - begin, 0), len(window)))
 
     def _batch(self, texts: list[Text], rows: int) -> list[Found]:
-        width = max(CHUNK, _power_of_two(max(len(text.ids) for text in texts) - 1))
+        width = max(CHUNK, power_of_two(max(len(text.ids) for text in texts) - 1))
         tokens = np.full((rows, width + 1), -1, np.int32)
         first, length = np.full(rows, width + 1, np.int32), np.zeros(rows, np.int32)
         for row, text in enumerate(texts):
@@ -168,5 +168,6 @@ class Reader:
         return to_devices(x, NamedSharding(mesh, partition(mesh, axes, x.shape, {})))
 
 
-def _power_of_two(least: int) -> int:
+def power_of_two(least: int) -> int:
+    """The smallest one that is at least so much."""
     return 1 << max(least - 1, 0).bit_length()

@@ -9,6 +9,7 @@ import numpy as np
 
 from specjax.models.text import check_unicode, encode_text
 from specjax.models.token_ids import is_array, is_encoding, one, several
+from specjax.names import named
 from specjax.pretty import short
 from specjax.serve.engine import Engine
 from specjax.serve.reading import Found, Text
@@ -186,6 +187,7 @@ def _bos(engine: Engine) -> int:
     return bos
 
 
+@named
 def score(
     model: Any = None,
     prompts: Any = None,

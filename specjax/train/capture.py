@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import models
+from specjax import models, programs
 from specjax.jobs import hosts
 from specjax.kernels.chunks import chunked
 from specjax.lm import LM, Output, Wants
@@ -54,6 +54,7 @@ def command(options: CaptureOptions) -> int:
 
 def _here(options: CaptureOptions, several: bool = False) -> int:
     folder, first = Path(options.output), distributed.is_first()
+    programs.keep()
     note = tell if first else lambda message: None
     try:
         with bad_input():

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from specjax import models
+from specjax import models, programs
 from specjax.jobs import hosts
 from specjax.models.hub import outer
 from specjax.serve.engine import DEFAULT_MODEL
@@ -45,6 +45,7 @@ def command(options: TrainOptions) -> int:
 
 
 def _here(options: TrainOptions, several: bool = False) -> int:
+    programs.keep()
     try:
         with bad_input():
             if several:

@@ -21,6 +21,10 @@ def test_pages_are_up_to_date(tables):
     assert {name for name, page in pages.items() if tables.filled(page) != page} == set(), "run python docs/tables.py"
 
 
+def test_the_flags_are_those_of_the_commands(tables):
+    assert tables.FLAGS.read_text() == tables.flags(), "run python docs/tables.py"
+
+
 def test_every_table_has_its_page_and_every_method_its_row(tables):
     text = "".join(page.read_text() for page in DOCS.glob("*.md"))
     for name, rows in tables.TABLES.items():

@@ -1,9 +1,7 @@
 """How tests compile: in a hurry (`tests/conftest.py` sets XLA_FLAGS before jax is imported), or as users do."""
 
-import hashlib
 import importlib.metadata
-import os
-import platform
+import runpy
 from pathlib import Path
 
 OPTIMISED = {
@@ -30,18 +28,9 @@ if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 11
 
 
 def programs_folder() -> str:
-    """Where compiled programs are kept, for other clones and later runs too.
-
-    They go by what decides about them: jaxlib, XLA's flags and the processor. A program that was compiled for another processor
-    may use instructions that this one lacks.
-    """
-    cpu = Path("/proc/cpuinfo")
-    lines = cpu.read_text().split("\n\n")[0].splitlines() if cpu.exists() else [platform.processor()]
-    own = [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU"))] or lines
-    made_by = importlib.metadata.version("jaxlib"), os.environ.get("XLA_FLAGS", ""), *own
-    name = hashlib.blake2b("\n".join(made_by).encode(), digest_size=8).hexdigest()
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return str(home / "specjax-tests" / name)
+    """Where compiled programs are kept, for other clones and later runs too; found without importing jax."""
+    own = runpy.run_path(str(Path(__file__).parents[2] / "specjax" / "programs.py"))
+    return str(own["folder"](own["caches"]() / "specjax-tests"))
 
 
 def hurried_flags() -> str:

@@ -1,0 +1,147 @@
+"""Names that a function or a command does not have: what another system's name is called here, or which name is near.
+
+Imports nothing but the standard library, since the command line is looked at before jax comes in.
+"""
+
+import difflib
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable)
+
+_DRAFT, _HEAD, _LENGTH = "such as draft:model=FOLDER", "such as eagle3:model=FOLDER", "such as prompt_lookup:length=8"
+_POSITIONS = "in positions, where its rope depends on them; buffers follow the prompts"
+MEANT: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        ("max_tokens", "max_completion_tokens", "max_gen_toks", "max_gen_len", "n_predict", "num_predict", "predict", "-n"),
+        ("max_new_tokens", ""),
+    ),
+    "max_length": ("max_new_tokens", "without the prompt's"),
+    **dict.fromkeys(("n", "num_samples", "num_completions", "best_of"), ("num_return_sequences", "")),
+    **dict.fromkeys(("stop_strings", "stop_sequences", "stop_words", "stop_sequence", "reverse_prompt"), ("stop", "")),
+    "temp": ("temperature", ""),
+    "do_sample": ("temperature", "and 0 is greedy"),
+    **dict.fromkeys(("random_seed", "manual_seed", "sampling_seed", "-s"), ("seed", "")),
+    **dict.fromkeys(("repeat_penalty", "rep_pen"), ("repetition_penalty", "")),
+    "typical": ("typical_p", ""),
+    "mirostat_lr": ("mirostat_eta", ""),
+    "mirostat_ent": ("mirostat_tau", ""),
+    "dry_sequence_breaker": ("dry_sequence_breakers", "a list"),
+    **dict.fromkeys(
+        ("assistant_model", "speculative_model", "speculative_draft_model_path", "draft_model", "model_draft", "-md"),
+        ("drafter", _DRAFT),
+    ),
+    **dict.fromkeys(
+        ("num_speculative_tokens", "num_assistant_tokens", "num_draft_tokens", "draft_max", "draft_n", "speculative_num_steps"),
+        ("drafter", _LENGTH),
+    ),
+    **dict.fromkeys(("prompt_lookup_num_tokens", "ngram_prompt_lookup_max"), ("drafter", _LENGTH)),
+    **dict.fromkeys(("speculative_config", "speculative_algorithm", "speculative_method"), ("drafter", _HEAD)),
+    **dict.fromkeys(("tensor_parallel_size", "tp_size", "tp", "tensor_parallel"), ("mesh", "such as model=2")),
+    **dict.fromkeys(("data_parallel_size", "dp_size", "dp"), ("mesh", "such as data=2")),
+    **dict.fromkeys(("torch_dtype", "param_dtype", "precision"), ("dtype", "")),
+    **dict.fromkeys(("kv_cache_dtype", "cache_type_k", "cache_type_v", "kv_bits"), ("cache_dtype", "such as int8")),
+    **dict.fromkeys(("quantization", "quantization_config", "load_in_8bit", "quantize"), ("weights", "such as int8")),
+    "load_in_4bit": ("weights", "such as int4"),
+    **dict.fromkeys(
+        ("model_path", "model_id", "model_name", "model_name_or_path", "pretrained_model_name_or_path", "hf_repo", "-m"),
+        ("model", ""),
+    ),
+    **dict.fromkeys(("lora", "lora_path", "lora_paths", "adapter_path", "peft_model"), ("adapter", "")),
+    **dict.fromkeys(
+        ("max_model_len", "context_length", "ctx_size", "n_ctx", "num_ctx", "max_seq_len", "max_seq_length", "-c"),
+        ("longest", _POSITIONS),
+    ),
+    **dict.fromkeys(("max_num_seqs", "max_running_requests", "parallel", "num_seqs"), ("batch_size", "")),
+    **dict.fromkeys(("apply_chat_template", "conversation", "chat_template"), ("chat", "")),
+    **dict.fromkeys(("prompt", "inputs", "input_ids", "prompt_token_ids", "text", "messages", "-p"), ("prompts", "")),
+    "target_model": ("target", ""),
+    **dict.fromkeys(("file", "input_file", "prompt_file", "-f"), ("input", "")),
+    **dict.fromkeys(("output_file", "out", "-o"), ("output", "")),
+}  # fmt: skip
+"""By a name of transformers, vLLM, SGLang, llama.cpp, MLX or Ollama: ours, and what to add. Not every function has ours."""
+_OTHERWISE = {"model": ("folder_or_hub_id",)}
+"""What a function without such a name may call it."""
+
+
+def hint(name: str, known: Mapping[str, str]) -> str:
+    """What a name that is not known means, or ends up near to; empty where nothing does.
+
+    Args:
+      name: of a keyword, or of a flag with or without its dashes.
+      known: how each name that there is reads to the user.
+    """
+    plain = name.lstrip("-").replace("-", "_")
+    ours, more = MEANT.get(name if name in MEANT else plain, ("", ""))
+    for own in (ours, *_OTHERWISE.get(ours, ())):
+        if own in known:
+            return f"it is {known[own]} here" + (f", {more}" if more else "")
+    near = difflib.get_close_matches(plain, known, 1)
+    return f"did you mean {known[near[0]]}?" if near else ""
+
+
+def check_keywords(function: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises TypeError on a keyword that a function does not have, with what it is called here."""
+    known = dict.fromkeys(known)
+    for name in given:
+        if name not in known:
+            said = hint(name, {own: own for own in known})
+            raise TypeError(f"{function}() has no keyword {name!r}: {said or f'see help({function})'}")
+
+
+def named(function: Function) -> Function:
+    """Has a function's unknown keywords end in the error of `check_keywords`."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if not kwargs.keys() <= known.keys():
+            check_keywords(function.__qualname__, kwargs, known)
+        return function(*args, **kwargs)
+
+    return called  # type: ignore[return-value]
+
+
+def unrecognized(flag: str, known: Iterable[str]) -> str:
+    """The message for a flag that a command does not have.
+
+    Args:
+      flag: as it was given, such as `--max-tokens`.
+      known: the command's flags, and its arguments by their names.
+    """
+    shown = {
+        word.lstrip("-").replace("-", "_"): word if word.startswith("-") else f"the argument {word}" for word in known
+    }
+    said = hint(flag, shown)
+    return f"unrecognized arguments: {flag}" + (f": {said}" if said else "")
+
+
+def wrong_command(name: str, commands: Sequence[str]) -> str:
+    """The message for a command that there is not."""
+    near = difflib.get_close_matches(name, commands, 1)
+    return f"unknown command {name!r}; " + (f"did you mean {near[0]}?" if near else f"choose {', '.join(commands)}")
+
+
+def wrong_word(words: Sequence[str], commands: Mapping[str, Sequence[str]]) -> str | None:
+    """What is wrong with a command line as far as names go, or None: a message that says what to look at.
+
+    Args:
+      words: of the line, without the program.
+      commands: the flags and arguments of each.
+    """
+    if not words or words[0].startswith("-"):
+        return None
+    name = " ".join(words[: 2 if " ".join(words[:2]) in commands else 1])
+    if name not in commands:
+        return f"{wrong_command(name, list(commands))} (see specjax --help)"
+    for word in words[len(name.split()) :]:
+        if word in ("--", "-h", "--help"):
+            return None
+        flag = word.partition("=")[0]
+        value = " " in word or re.fullmatch(r"-|-\d+|-\d*\.\d+", word)  # as argparse has it
+        if word.startswith("-") and not value and flag not in commands[name]:
+            return f"{unrecognized(flag, commands[name])} (see specjax {name} --help)"
+    return None

@@ -418,7 +418,7 @@ class Engine:
         """Key data `[R, 2]` of the requests' row keys, on the host. Equal requests differ by their order."""
         given = self.served().given
         keys = row_keys([r.seed for r in requests], [r.id if r.id is not None else given(r) for r in requests])
-        return np.asarray(jax.random.key_data(keys))
+        return jax.device_get(jax.random.key_data(keys))
 
     def finished(self, rows: Sequence[int], state: Any) -> None:
         """Called with the rows of `state` whose requests have just ended; may replace `params`. Does nothing here."""

@@ -12,6 +12,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from specjax.kernels.precision import setting
+from specjax.settings import own
 
 Array = jax.Array
 
@@ -41,11 +42,11 @@ def by_platform(
     product.def_abstract_eval(lambda *given, precision: result(*given))
 
     def lower(ctx, *values, way, precision):
-        with jax.default_matmul_precision(precision):
+        with own(), jax.default_matmul_precision(precision):
             return mlir.lower_fun(way, multiple_results=False)(ctx, *values)
 
     def batch(values, axes, *, precision):
-        with jax.default_matmul_precision(precision):
+        with own(), jax.default_matmul_precision(precision):
             return jax.vmap(plain, in_axes=axes)(*values), 0
 
     batching.primitive_batchers[product] = batch

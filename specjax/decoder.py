@@ -12,6 +12,7 @@ import numpy as np
 from specjax.names import named
 from specjax.sampling import Sampling
 from specjax.sampling_params import USUAL, Form
+from specjax.settings import settle, settled
 from specjax.sharding.rules import constrain
 from specjax.state import Finish, Rows
 
@@ -37,8 +38,13 @@ class Decoder(Protocol):
     """What every decoder is: pure functions over a state whose leading fields are those of `Rows`. Hashable.
 
     `params` is `{"target": ...}` and what else the decoder names. None of these functions is jitted; those of this module are.
-    A decoder extends this class, which gives it `init` and the defaults of the rest.
+    A decoder extends this class, which gives it `init` and the defaults of the rest, and whose methods are traced under
+    settings of their own (`specjax.settings`), whatever those of the caller are.
     """
+
+    def __init_subclass__(cls, **more: Any):
+        super().__init_subclass__(**more)
+        settle(cls, frozenset(("empty", "insert", "read_prefix", "step")))
 
     @property
     def fills_in(self) -> bool:
@@ -124,21 +130,24 @@ class Decoder(Protocol):
         ...
 
     @named
+    @settled
     def init(
         self, params: PyTree, prompts: jax.Array, lengths: jax.Array, row_keys: jax.Array, *, limit: jax.Array,
         sampling: Sampling, capacity: int, eos: jax.Array | None = None, cache_dtype: Any = None,
     ) -> Any:  # fmt: skip
-        """`empty` and `insert` in one: a state whose rows are these prompts.
+        """`empty` and `insert` in one, each under jit: a state whose rows are these prompts.
 
         Raises:
           ValueError: outside jit, where a row does not fit, see `check_rows`.
         """
         batch = prompts.shape[0]
         check_rows(self, capacity, prompts, lengths, row_keys, limit, sampling, eos)
-        state = self.empty(params, batch, capacity, cache_dtype, 1 if eos is None else eos.shape[1])
-        state = formed(self, state, sampling.form)
-        rows = jnp.arange(batch)
-        return self.insert(params, state, rows, prompts, lengths, row_keys, limit=limit, sampling=sampling, eos=eos)
+        eos_width = 1 if eos is None else eos.shape[1]
+        state = empty(self, params, batch, capacity, cache_dtype, eos_width, form=sampling.form)
+        rows = np.arange(batch, dtype=np.int32)
+        return _put_in(
+            self, params, state, rows, prompts, lengths, row_keys, limit=limit, sampling=sampling, eos=eos, width=None
+        )
 
 
 def formed(decoder: Decoder, state: Any, form: Form) -> Any:
@@ -178,8 +187,8 @@ def check_rows(
     _check_shapes(prompts, lengths, row_keys, limit, sampling, eos)
     if not on_host(lengths, limit, rows):
         return
-    lengths = np.asarray(lengths)
-    limit = np.broadcast_to(limit, lengths.shape)
+    lengths, limit, rows = jax.device_get((lengths, limit, rows))
+    lengths, limit = np.asarray(lengths), np.broadcast_to(limit, np.shape(lengths))
     counts = np.ones(lengths.shape, bool) if rows is None else np.asarray(rows) < batch
     least = lengths if decoder.fills_in else lengths + 1
     for row in np.flatnonzero(counts & ((lengths < 1) | (lengths > prompts.shape[1]))):
@@ -196,7 +205,7 @@ def check_rows(
         )
     if not on_host(prompts):
         return
-    prompts = np.asarray(prompts)
+    prompts = np.asarray(jax.device_get(prompts))
     _check_padding(prompts, lengths, np.flatnonzero(counts & (lengths < prompts.shape[1])))
     for row in np.flatnonzero(counts):
         decoder.check_row(prompts[row, : lengths[row]], int(limit[row]))
@@ -239,7 +248,7 @@ def _check_padding(prompts, lengths, short):
     """That prompts are not padded on the left: shorter ones all begin with so many times one id, and do not end with one."""
     if not short.size:
         return
-    prompts, pads = np.asarray(prompts), prompts.shape[1] - lengths
+    pads = prompts.shape[1] - lengths
     begin = {token for row in short for token in prompts[row, : pads[row]]}
     more = any(prompts[row, pads[row]] in begin for row in short)
     if len(begin) == 1 and not more and any(len(set(prompts[row, lengths[row] :])) > 1 for row in short):
@@ -252,6 +261,7 @@ NO_LIMIT = 2**31 - 1
 
 
 @named
+@settled
 def run(
     decoder: Decoder, params: PyTree, state: Any, max_steps: jax.Array | int = NO_LIMIT, min_live: jax.Array | int = 1
 ) -> Any:
@@ -264,10 +274,11 @@ def run(
 
 def _count(number: jax.Array | int) -> Any:
     """As int32; of a number on the host `jnp.asarray` would compile a program."""
-    return jnp.asarray(number, jnp.int32) if isinstance(number, jax.Array) else np.int32(number)
+    return jnp.asarray(number, jnp.int32) if isinstance(number, jax.Array) else jax.device_put(np.int32(number))
 
 
 @functools.partial(jax.jit, static_argnums=(0,), donate_argnums=(2,))
+@settled
 def run_program(
     decoder: Decoder, params: PyTree, state: Any, max_steps: jax.Array, min_live: jax.Array | int = 1
 ) -> Any:
@@ -286,6 +297,7 @@ def run_program(
 
 
 @named
+@settled
 def insert(
     decoder: Decoder, params: PyTree, state: Any, rows: Any, prompts: Any, lengths: Any, row_keys: Any, *, limit: Any,
     sampling: Sampling, width: int | None, eos: Any = None, **more: Any,
@@ -302,7 +314,7 @@ def insert(
             f"rows with the sampling parameters {_named(sampling.form)} do not fit a state with {_named(state.sampling.form)}: "
             "make it with specjax.decoder.empty(..., form=sampling.form)"
         )
-    return insert_program(
+    return _put_in(
         decoder,
         params,
         state,
@@ -316,6 +328,12 @@ def insert(
         width=width,
         **more,
     )
+
+
+def _put_in(decoder, params, state, *rows, limit, sampling, eos, width, **more):
+    """`insert_program` of what a host has too: it is sent before, which `jax_transfer_guard` allows."""
+    rows, limit, sampling, eos = jax.device_put((rows, limit, sampling, eos))
+    return insert_program(decoder, params, state, *rows, limit=limit, sampling=sampling, eos=eos, width=width, **more)
 
 
 def _named(form: Form) -> str:
@@ -339,6 +357,7 @@ read_prefix = jax.jit(
 
 
 @functools.partial(jax.jit, static_argnums=0)
+@settled
 def row_of(decoder: Decoder, state: Any, row: jax.Array) -> Any:
     """One row of a state, for `copy_row`; scalars in place of what rows share."""
     own = lambda leaf, axes: leaf[row][None] if axes[:1] == ("batch",) else jnp.zeros((), leaf.dtype)
@@ -346,6 +365,7 @@ def row_of(decoder: Decoder, state: Any, row: jax.Array) -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+@settled
 def copy_row(decoder: Decoder, state: Any, row: jax.Array, kept: Any, key: jax.Array) -> Any:
     """The state, which is donated, with another completion of a prompt that was read before: of decoders that `reads_prefix`.
 
@@ -363,8 +383,10 @@ def copy_row(decoder: Decoder, state: Any, row: jax.Array, kept: Any, key: jax.A
 
 
 empty = jax.jit(
-    lambda decoder, params, batch, capacity, cache_dtype, eos_width, form=USUAL: formed(
-        decoder, decoder.empty(params, batch, capacity, cache_dtype, eos_width), form
+    settled(
+        lambda decoder, params, batch, capacity, cache_dtype, eos_width, form=USUAL: formed(
+            decoder, decoder.empty(params, batch, capacity, cache_dtype, eos_width), form
+        )
     ),
     static_argnums=(0, 2, 3, 4, 5, 6),
     static_argnames=("form",),
@@ -394,7 +416,7 @@ def stream(decoder: Decoder, params: PyTree, state: Rows, steps_per_call: int = 
     The state is donated to each call: take what you need from `Progress.state` before asking for the next. A state sent
     into the generator replaces it (to stop rows, or to insert prompts).
     """
-    seen = np.asarray(state.prompt_length)
+    seen = jax.device_get(state.prompt_length)
     while True:
         state = run(decoder, params, state, steps_per_call)
         tokens, length, finish = jax.device_get((state.tokens, state.length, state.finish))
@@ -404,7 +426,7 @@ def stream(decoder: Decoder, params: PyTree, state: Rows, steps_per_call: int = 
         sent = yield Progress(state, news, [Finish(f) for f in finish.tolist()])
         if sent is not None:
             state = sent
-            fresh = np.asarray(state.length)
-            seen = np.where(fresh == seen, seen, np.asarray(state.prompt_length))
-        if bool(np.all(np.asarray(state.finish) != Finish.RUNNING)):
+            fresh, begins = jax.device_get((state.length, state.prompt_length))
+            seen = np.where(fresh == seen, seen, begins)
+        if bool(np.all(jax.device_get(state.finish) != Finish.RUNNING)):
             return

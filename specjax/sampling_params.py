@@ -162,7 +162,7 @@ class Sampling:
             if not isinstance(rows, (list, tuple)) or len(rows) != batch:
                 raise ValueError(f"{field.name} of {batch} rows is as many values, each {field.metadata['valid']}")
             columns[field.name] = _filled(field, rows, _widths(field, rows))
-        return cls(jax.tree.map(jnp.asarray, columns))
+        return cls(jax.device_put(columns))
 
     @classmethod
     def blank(cls, batch: int, form: Form = USUAL) -> "Sampling":

@@ -126,7 +126,10 @@ class Rows(Pretty):
         def put(old, new, axes):
             return old.at[rows].set(new, mode="drop") if axes[:1] == ("batch",) else new
 
-        return jax.tree.map(put, self, new, axes)
+        # keys by their data: with `jax_debug_key_reuse` an array of keys may be written to one place only
+        old, new = (dataclasses.replace(own, key=jax.random.key_data(own.key)) for own in (self, new))
+        placed = jax.tree.map(put, old, new, dataclasses.replace(axes, key=("batch", None)))
+        return dataclasses.replace(placed, key=jax.random.wrap_key_data(placed.key, impl="threefry2x32"))
 
     @property
     def done(self) -> Array:

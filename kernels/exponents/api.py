@@ -14,6 +14,7 @@ from jax.interpreters import batching, mlir
 from specjax.kernels.exponents import xla
 from specjax.kernels.gpu import has_triton
 from specjax.kernels.products import split
+from specjax.settings import own, settled
 
 Array = jax.Array
 Implementation = Literal["xla", "pallas_tpu_interpreted", "pallas_gpu_interpreted"]
@@ -90,6 +91,7 @@ exponents_p.def_impl(jax.jit(exponents_p.bind))
 exponents_p.def_abstract_eval(lambda rest, *_: jax.core.ShapedArray(rest.shape, jnp.bfloat16))
 
 
+@settled
 def _batch(values, axes):
     """Under `jax.vmap`: in XLA, which any mapped axis may stand before; once, where no part of the matrix is mapped."""
     if all(axis is None for axis in axes[:3]):
@@ -97,11 +99,12 @@ def _batch(values, axes):
     return jax.vmap(xla.numbers, in_axes=axes[:3])(*values[:3]), 0
 
 
-def _lower(ctx, rest, codes, table, after, *, way):
-    return mlir.lower_fun(way, multiple_results=False)(ctx.replace(avals_in=ctx.avals_in[:3]), rest, codes, table)
+def _lower(ctx, *values, way, count=3):
+    with own():
+        return mlir.lower_fun(way, multiple_results=False)(ctx.replace(avals_in=ctx.avals_in[:count]), *values[:count])
 
 
 batching.primitive_batchers[exponents_p] = _batch
-mlir.register_lowering(exponents_p, mlir.lower_fun(_cpu, multiple_results=False), platform="cpu")
+mlir.register_lowering(exponents_p, functools.partial(_lower, way=_cpu, count=4), platform="cpu")
 for _platform, _way in {"cuda": _gpu, "tpu": _tpu, None: xla.numbers}.items():
     mlir.register_lowering(exponents_p, functools.partial(_lower, way=_way), platform=_platform)

@@ -11,6 +11,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from specjax.kernels.kv_commit import sharded, xla
+from specjax.settings import own, settled
 from specjax.sharding.ambient import says_nothing
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -50,13 +51,13 @@ def _on_tpu(caches, news, src, dst, positions):
     for i, cache in enumerate(caches):
         alike.setdefault((cache.shape, cache.dtype), []).append(i)
     written = list(caches)
-    for own in alike.values():
-        group = [caches[i] for i in own], [news[i] for i in own], src, dst
+    for same in alike.values():
+        group = [caches[i] for i in same], [news[i] for i in same], src, dst
         short = dst.ndim == 1 and (news[0] if src is None else src).shape[1] <= xla.SHORT
-        write = _scales if caches[own[0]].ndim == 3 and short else sharded.commit
-        if tpu.refusal(sharded.part(caches[own[0]]), *group) is None:
+        write = _scales if caches[same[0]].ndim == 3 and short else sharded.commit
+        if tpu.refusal(sharded.part(caches[same[0]]), *group) is None:
             write = functools.partial(sharded.by_kernel, tpu.commit)
-        for i, leaf in zip(own, write(*group, positions), strict=True):
+        for i, leaf in zip(same, write(*group, positions), strict=True):
             written[i] = leaf
     return written
 
@@ -77,9 +78,11 @@ def _jitted(*given, **params):
 
 def _lower(ctx, *values, platform, **params):
     devices = getattr(ctx.module_context.axis_context, "num_devices", 1)
-    return mlir.lower_fun(served(platform, devices, **params), multiple_results=True)(ctx, *values)
+    with own():
+        return mlir.lower_fun(served(platform, devices, **params), multiple_results=True)(ctx, *values)
 
 
+@settled
 def _batch(values, axes, **params):
     """Under `jax.vmap`: XLA's, which any mapped axis may stand before."""
     return jax.vmap(served("cpu", 1, **params), in_axes=axes)(*values), [0] * len(

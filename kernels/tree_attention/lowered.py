@@ -14,6 +14,7 @@ from specjax.kernels.gpu import has_triton
 from specjax.kernels.tree_attention import blocked, xla
 from specjax.kernels.tree_attention.mapped import over_slots, per_device
 from specjax.kernels.tree_attention.parts import Operands
+from specjax.settings import own, settled
 
 Array = jax.Array
 
@@ -114,9 +115,11 @@ def served(platform: str, devices: int, *, implementation, structure, mesh, opti
 
 def _lower(ctx, *values, platform, **params):
     devices = getattr(ctx.module_context.axis_context, "num_devices", 1)
-    return mlir.lower_fun(served(platform, devices, **params), multiple_results=False)(ctx, *values)
+    with own():
+        return mlir.lower_fun(served(platform, devices, **params), multiple_results=False)(ctx, *values)
 
 
+@settled
 def _batch(values, axes, *, implementation, structure, mesh, options):
     """Under `jax.vmap`: the XLA implementation, which any mapped axis may stand before."""
     if implementation in ("pallas", "mosaic_gpu"):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.kernels.verify.gumbel import gumbel_noise
+from specjax.settings import settled
 
 Array = jax.Array
 
@@ -45,7 +46,7 @@ def row_keys(seed: int | Sequence[int], identities: Iterable[str | Sequence[int]
         counts[own_seed, digest] += 1
     table = np.asarray(words, np.uint32).reshape(-1, 3)
     halves = np.asarray([divmod(int(s) % 2**64, 2**32) for s in seeds], np.uint32).reshape(-1, 2)
-    return _fold(halves, table)
+    return _fold(*jax.device_put((halves, table)))
 
 
 def keys_of(data: Array) -> Array:
@@ -54,6 +55,7 @@ def keys_of(data: Array) -> Array:
 
 
 @jax.jit
+@settled
 def _fold(seeds, words):
     def one(seed, word):
         high, low = seed
@@ -62,9 +64,11 @@ def _fold(seeds, words):
 
         def fold(key, each):
             number, skip = each
-            return jnp.where(skip, key, jax.random.fold_in(key, number)), None
+            folded = jax.random.key_data(jax.random.fold_in(keys_of(key), number))
+            return jnp.where(skip, key, folded), None
 
-        return jax.lax.scan(fold, jax.random.key(low, impl="threefry2x32"), (folds, skipped))[0]  # one hash to compile
+        first = jax.random.key_data(jax.random.key(low, impl="threefry2x32"))
+        return keys_of(jax.lax.scan(fold, first, (folds, skipped))[0])  # one hash to compile
 
     return jax.vmap(one)(seeds, words)
 

@@ -17,6 +17,7 @@ from specjax.sampling.noise import keys_of
 from specjax.search.frontier import Frontier, Node, best_first
 from specjax.search.stepwise import Asked, Step, Stepwise, Written, step_ends
 from specjax.search.writer import Writer
+from specjax.settings import settled
 from specjax.sharding.distributed import to_host
 
 
@@ -200,7 +201,7 @@ class _Search:
             self._drop(lane, node)  # its cache goes on in its children's
         keys = np.repeat(self.asked.keys, samples, axis=0)
         keys = np.concatenate([keys, np.zeros((writer.rows - len(keys), 2), np.uint32)])
-        writer.fork(self.pool, slots, np.asarray(_folded(keys, ordinals.astype(np.uint32))))
+        writer.fork(self.pool, slots, jax.device_get(_folded(*jax.device_put((keys, ordinals.astype(np.uint32))))))
         before = writer.length.copy()
         written = writer.write(rows, self.method.step_tokens)
         children = self._children(chosen, written, before)
@@ -269,6 +270,7 @@ def _numbers(what, value, partials):
 
 
 @jax.jit
+@settled
 def _folded(keys, ordinals):
     """Key data `[B, 2]` of keys folded with a number each."""
     fold = lambda key, number: jax.random.fold_in(keys_of(key), number)

@@ -15,6 +15,7 @@ from specjax import decoder as decoding
 from specjax.lm import LM, Block, Wants
 from specjax.sampling import row_keys
 from specjax.sampling_params import Sampling
+from specjax.settings import settled
 from specjax.speculative import prefill_width, speculative
 
 ROWS = 16
@@ -75,9 +76,8 @@ def exact_extract(
     for at in range(0, len(tokens), ROWS):
         part = np.full((ROWS, longest), -1, np.int32)
         part[: len(tokens[at : at + ROWS])] = tokens[at : at + ROWS]
-        scores = np.asarray(
-            _scores(lm, params, cache, np.int32(prompt[-1]), len(prompt), part, np.asarray(eos, np.int32))
-        )
+        given = np.int32(prompt[-1]), np.int32(len(prompt)), part, np.asarray(eos, np.int32)
+        scores = jax.device_get(_scores(lm, params, cache, *jax.device_put(given)))
         for flat in np.argsort(-scores, axis=None, kind="stable")[:count]:
             row, length = divmod(int(flat), longest)
             if np.isfinite(scores[row, length]):
@@ -112,7 +112,7 @@ def _score(lm, params, cache, last, length, tokens, eos):
     rows, longest = tokens.shape
     cache = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (rows, *leaf.shape[1:])), cache)
     block = jnp.concatenate([jnp.broadcast_to(last, (rows, 1)), tokens], axis=1)
-    begin = jnp.broadcast_to(jnp.int32(length - 1), (rows,))
+    begin = jnp.broadcast_to(length - 1, (rows,))
     positions = begin[:, None] + jnp.arange(longest + 1)[None]
     logits = lm(params, Block(block, positions, begin), cache, wants=Wants(logits=True)).logits
     laws = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
@@ -121,4 +121,4 @@ def _score(lm, params, cache, last, length, tokens, eos):
     return jnp.where(tokens >= 0, jnp.cumsum(own, axis=1) + ends, -jnp.inf)
 
 
-_scores = jax.jit(_score, static_argnums=0)
+_scores = jax.jit(settled(_score), static_argnums=0)

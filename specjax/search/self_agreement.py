@@ -118,7 +118,7 @@ class SelfAgreement(Stepwise):
         keys = np.zeros((writer.rows, 2), np.uint32)
         # equal prompts are told apart by their order, as the completions of one are in `specjax.generate`
         own = row_keys([seed] * count * samples, [ids for ids in asked.ids for _ in range(samples)])
-        keys[: count * samples] = np.asarray(jax.random.key_data(own))
+        keys[: count * samples] = jax.device_get(jax.random.key_data(own))
         most = np.append(writer.most[:count], np.zeros(lanes - count, np.int64))
         writer.fork(pool, lane_of, keys)
         writer.most[:] = most[lane_of]

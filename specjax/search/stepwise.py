@@ -134,7 +134,11 @@ class Asked:
         if line := left_out(models[0], {*sampling, "max_new_tokens"}, bool(sampling.get("temperature"))):
             _LOG.warning(line)
         sampling = sampling | worded(SamplingOptions(**sampling), models[0].tokenizer)
-        keys = np.asarray(jax.random.key_data(row_keys([seed] * len(ids), ids))) if ids else np.zeros((0, 2), np.uint32)
+        keys = (
+            jax.device_get(jax.random.key_data(row_keys([seed] * len(ids), ids)))
+            if ids
+            else np.zeros((0, 2), np.uint32)
+        )
         asked = cls(tuple(prompts), ids, keys, int(max_new_tokens), sampling)
         if carries(asked.sampling_of(1)):
             raise ValueError(

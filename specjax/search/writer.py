@@ -18,6 +18,7 @@ from specjax.decoder import Needs
 from specjax.lm import Block, Wants
 from specjax.sampling.noise import keys_of
 from specjax.search.stepwise import Asked
+from specjax.settings import settled
 from specjax.sharding.distributed import to_host
 from specjax.speculative import prefill_width, speculative, write
 from specjax.state import Finish
@@ -112,10 +113,12 @@ class Writer:
         self.passes[:], self.failed[:] = 0, False
         self.length[:] = self.begin[:] = 1
         self.length[:count] = self.begin[:count] = [len(own) for own in asked.ids]
-        self.state = dataclasses.replace(
-            self.state, length=jnp.asarray(self.length, jnp.int32)
-        )  # rows that are free now too
+        self._set(length=self.length)  # of rows that are free now too
         self.tokens = to_host(self.state.tokens).copy()
+
+    def _set(self, **fields: np.ndarray) -> None:
+        own = {name: value.astype(np.int32) for name, value in fields.items()}
+        self.state = dataclasses.replace(self.state, **jax.device_put(own))
 
     def _eos(self, step: bool) -> np.ndarray:
         ids = sorted({*self.model.eos_ids, *(self.stops if step else ())})
@@ -136,12 +139,7 @@ class Writer:
         limit = np.minimum(before + most, self.most)
         live = np.asarray(rows) & (limit > before) & ~self.failed
         if live.any():
-            self.state = dataclasses.replace(
-                self.state,
-                finish=jnp.asarray(np.where(live, Finish.RUNNING, Finish.LENGTH), jnp.int32),
-                limit=jnp.asarray(limit, jnp.int32),
-                eos=jnp.asarray(self._eos(step)),
-            )
+            self._set(finish=np.where(live, Finish.RUNNING, Finish.LENGTH), limit=limit, eos=self._eos(step))
             self.state = decoding.run(self.decoder, self.params, self.state)
             self.hear()
             self.passes += to_host(self.state.stats.steps) - steps
@@ -175,9 +173,8 @@ class Writer:
             count = np.clip(counts - at, 0, width)
             for row, text in enumerate(texts):
                 part[row, : count[row]] = text[at : at + width]
-            self.state, *said = _read(
-                self.decoder, self.params, self.state, part, count.astype(np.int32), np.asarray(ids, np.int32)
-            )
+            given = jax.device_put((part, count.astype(np.int32), np.asarray(ids, np.int32)))
+            self.state, *said = _read(self.decoder, self.params, self.state, *given)
             own, law, likeliest = to_host(said)
             for row in np.flatnonzero(count):
                 logprobs[row] += own[row, : count[row]].tolist()
@@ -189,7 +186,7 @@ class Writer:
     def back(self, lengths: np.ndarray) -> None:
         """Takes back what rows have behind these lengths `[B]`; what was computed for the rest stays."""
         self.length = np.minimum(self.length, lengths)
-        self.state = dataclasses.replace(self.state, length=jnp.asarray(self.length, jnp.int32))
+        self._set(length=self.length)
 
     def fork(self, pool: Any, slots: Any, keys: np.ndarray) -> None:
         """Every row goes on from a row of another state, with a key of its own.
@@ -199,15 +196,15 @@ class Writer:
           slots: B of its rows.
           keys: `[B, 2]` uint32, key data.
         """
-        own = keys_of(jax.device_put(keys))
-        self.state = _taken(self.decoder, pool, np.asarray(slots, np.int32), own)
+        taken, own = jax.device_put((np.asarray(slots, np.int32), keys))
+        self.state = _taken(self.decoder, pool, taken, keys_of(own))
         self.failed[:] = False
         host = to_host((self.state.tokens, self.state.length, self.state.prompt_length))
         self.tokens, self.length, self.begin = host[0].copy(), host[1].astype(np.int64), host[2].astype(np.int64)
 
     def keep(self, pool: Any, slots: Any) -> Any:
         """The pool, which is donated, with every row in one of its places; a place outside it drops the row."""
-        return _kept(self.decoder, pool, self.state, np.asarray(slots, np.int32))
+        return _kept(self.decoder, pool, self.state, jax.device_put(np.asarray(slots, np.int32)))
 
     def new(self, row: int) -> list[int]:
         """What a row has behind its prompt."""
@@ -227,6 +224,7 @@ class Writer:
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+@settled
 def _read(decoder, params, state, new: Array, count: Array, ids: Array):
     """The state with `count` `[B]` of the tokens `new` `[B, W]` behind every text; `Heard` as arrays."""
     root = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
@@ -245,11 +243,13 @@ def _read(decoder, params, state, new: Array, count: Array, ids: Array):
 
 
 @functools.partial(jax.jit, static_argnums=0)
+@settled
 def _taken(decoder, pool, slots: Array, keys: Array):
     own = lambda leaf, axes: leaf[slots] if axes[:1] == ("batch",) else leaf
     return dataclasses.replace(jax.tree.map(own, pool, decoder.axes(pool)), key=keys)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+@settled
 def _kept(decoder, pool, state, slots: Array):
     return pool.place(slots, state, decoder.axes(pool))

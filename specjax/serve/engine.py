@@ -495,7 +495,7 @@ class Engine:
         given, spare = self.served().given, power_of_two(max(len(requests), 8)) - len(requests)
         names = [given(r) if r.id is None else str(r.id) for r in requests]
         keys = row_keys([*[r.seed for r in requests], *[0] * spare], [*names, *[()] * spare])  # of few sizes
-        return np.asarray(jax.random.key_data(keys))[: len(requests)]
+        return jax.device_get(jax.random.key_data(keys))[: len(requests)]
 
     def finished(self, rows: Sequence[int], state: Any) -> None:
         """Called with the rows of `state` whose requests have just ended; may replace `params`. Does nothing here."""

@@ -84,6 +84,8 @@ def _called(function: Callable, rest: str, classes: Sequence[type]) -> Callable:
 
 
 def _documented(target: Any, rest: str, classes: Sequence[type]) -> Any:
+    if target.__doc__ is None:  # under `python -OO`
+        return target
     lines = inspect.cleandoc(target.__doc__).splitlines()
     at = lines.index(f"  **{rest}:")
     known = {line.strip().partition(":")[0] for line in lines if re.match(r"  \w+: ", line)}

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from specjax.lm import LM, Block, Wants
+from specjax.settings import settled
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.distributed import to_devices, to_host
 from specjax.sharding.rules import constrain, partition, rounded
@@ -63,6 +64,7 @@ class Reading:
     lm: LM
     mesh: jax.sharding.Mesh | None
 
+    @settled
     @on_mesh
     def __call__(self, params: Any, tokens: Array, first: Array, length: Array) -> tuple[Array, Array]:
         """What the model gives tokens `first` to `length - 1` of every row.
@@ -163,7 +165,7 @@ class Reader:
     def _placed(self, x: np.ndarray) -> Array:
         mesh = self.reading.mesh
         if mesh is None:
-            return jnp.asarray(x)
+            return jax.device_put(x)
         axes = ("batch", *[None] * (x.ndim - 1))
         return to_devices(x, NamedSharding(mesh, partition(mesh, axes, x.shape, {})))
 

@@ -151,7 +151,8 @@ class Slots:
         """The state, and what prompts that begin with these tokens have in common; None of no tokens."""
         if not tokens:
             return state, None
-        return decoding.read_prefix(self.served.decoder, self.served.params, state, np.asarray(tokens, np.int32))
+        ids = jax.device_put(np.asarray(tokens, np.int32))
+        return decoding.read_prefix(self.served.decoder, self.served.params, state, ids)
 
     def insert(
         self, state: Any, rows: Sequence[int], requests: Sequence[Request], keys: np.ndarray, prefix: Any = None
@@ -196,10 +197,10 @@ class Slots:
         for at, run in enumerate(runs):
             copies = run if at == 0 and known else run[1:]
             if copies is not run and requests[run[0]].sample is not None:
-                kept = requests[run[0]], decoding.row_of(decoder, state, np.int32(rows[run[0]]))
+                kept = requests[run[0]], decoding.row_of(decoder, state, jax.device_put(np.int32(rows[run[0]])))
             for i in copies:
-                key = keys_of(jax.device_put(keys[i]))
-                state = decoding.copy_row(decoder, state, np.int32(rows[i]), kept[1], key)
+                row, key = jax.device_put((np.int32(rows[i]), keys[i]))
+                state = decoding.copy_row(decoder, state, row, kept[1], keys_of(key))
         return state, kept
 
     def _insert(self, state, rows, requests, keys, width, prefix):

@@ -19,6 +19,7 @@ from specjax.lm import LM, Output, Wants
 from specjax.models.progress import bar
 from specjax.serve.engine import DEFAULT_MODEL
 from specjax.serve.options import check_least
+from specjax.settings import settled
 from specjax.sharding import distributed, make_mesh
 from specjax.spec.line import read_line
 from specjax.terminal import BadInput, bad_input, flag
@@ -219,4 +220,4 @@ def _said(lm: LM, wants: Wants, top_k: int, dtype: str, params: Any, batch: Batc
     return Output(None, topk=topk, hidden=hidden or None, final=kept(final) if wants.final or not top_k else None)
 
 
-said_of = jax.jit(_said, static_argnums=(0, 1, 2, 3))
+said_of = jax.jit(settled(_said), static_argnums=(0, 1, 2, 3))

@@ -15,6 +15,7 @@ from specjax.jobs import hosts
 from specjax.models.hub import outer
 from specjax.serve.engine import DEFAULT_MODEL
 from specjax.serve.options import check_least
+from specjax.settings import settled
 from specjax.sharding import distributed, make_mesh
 from specjax.spec.line import read_line
 from specjax.terminal import bad_input, complain, flag
@@ -107,6 +108,7 @@ def _train(
     return 0
 
 
+@settled
 def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[str]]:
     """Task, batches, held-out text, settings, run, mesh, and lines that say what will be done. The cheap checks come first.
 

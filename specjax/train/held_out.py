@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.settings import settled
 from specjax.sharding.ambient import under
 from specjax.sharding.distributed import to_host, to_places
 from specjax.train.data import stacked
@@ -21,6 +22,7 @@ PyTree = Any
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("mesh",))
+@settled
 def counts_of(
     objective: Objective,
     parts: int,
@@ -40,6 +42,7 @@ def counts_of(
 
 
 @functools.partial(jax.jit, static_argnums=(0,), static_argnames=("mesh",))
+@settled
 def share_of(
     objective: Objective,
     counts: Counts,

@@ -17,6 +17,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax.jobs.output import replace
+from specjax.settings import settled
 from specjax.sharding.ambient import under
 from specjax.sharding.distributed import is_first, says_lost, to_host, to_places
 from specjax.train.held_out import Best, HeldOut
@@ -118,6 +119,7 @@ class TrainState:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("mesh",), donate_argnums=(2,))
+@settled
 def update(
     objective: Objective,
     settings: Settings,
@@ -143,6 +145,7 @@ def update(
     return new, metrics
 
 
+@settled
 def gradients(
     objective: Objective,
     params: PyTree,
@@ -371,6 +374,7 @@ class Run:
             self.close()
 
 
+@settled
 def fit(
     objective: Objective,
     params: PyTree,

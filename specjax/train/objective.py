@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from specjax.kernels.tree_attention import Unrolled
 from specjax.lm import LM, Block, Output, Wants
 from specjax.models.param_axes import head_shardings
+from specjax.settings import settle
 from specjax.train.means import MEAN, Mean
 from specjax.train.placing import placed_rows
 
@@ -45,7 +46,7 @@ class Batch:
         processes each gives its own rows."""
         if mesh is not None:
             arrays = jax.tree.map(functools.partial(placed_rows, mesh), arrays)
-        return cls(**jax.tree.map(jnp.asarray, arrays))
+        return cls(**jax.device_put(arrays))
 
     @property
     def positions(self) -> Array:
@@ -111,7 +112,10 @@ class Recipe:
 
 
 class Objective(abc.ABC):
-    """Parameters and the loss they are fitted to. Implementations are frozen dataclasses: static and hashable."""
+    """Parameters and the loss they are fitted to. Implementations are frozen dataclasses: static and hashable.
+
+    Their `init` and `loss` are traced under settings of their own (`specjax.settings`), whatever those of the caller are.
+    """
 
     recipe: ClassVar[Recipe] = Recipe()
     """How its authors update the parameters."""
@@ -128,6 +132,10 @@ class Objective(abc.ABC):
 
     saved: ClassVar[tuple[str, ...]] = ()
     """Fields of `method` that parameters depend on, written beside them and read back with them."""
+
+    def __init_subclass__(cls, **more: Any):
+        super().__init_subclass__(**more)
+        settle(cls, frozenset(("init", "loss")))
 
     @property
     def packed(self) -> bool:

@@ -17,6 +17,7 @@ from specjax.draft import ModelDrafter
 from specjax.expand import Chain, Expander
 from specjax.lm import LM, Wants
 from specjax.serve.engine import Engine
+from specjax.settings import settled
 from specjax.train.losses import ForwardKL, Loss
 from specjax.train.objective import Batch, read
 
@@ -64,6 +65,7 @@ class Watching(ModelDrafter):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(5,))
+@settled
 def update(
     target: LM,
     draft: LM,
@@ -171,7 +173,7 @@ class OnlineEngine(Engine):
             return
         self.draft_params, self._moments, loss = update(
             self.model.lm, self.draft, self.divergence, self.learning_rate,
-            self.draft_params, self._moments, self.model.params, jnp.asarray(tokens), jnp.asarray(missed),
+            self.draft_params, self._moments, self.model.params, *jax.device_put((tokens, missed)),
         )  # fmt: skip
         self.losses.append(float(loss))
         # in the type and on the devices of those they replace: decoding is never compiled again

@@ -4,10 +4,12 @@ What is different in a family is in its description in `specjax.models.families`
 """
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 from specjax.models import hf_rope
 from specjax.models.errors import ModelError
+from specjax.models.families import switches
 from specjax.models.families.base import Family, rope
 from specjax.models.families.table import FAMILIES
 from specjax.models.families.unsupported import reason
@@ -24,18 +26,24 @@ _SIZES = (
 )  # fmt: skip
 
 
-def from_hf(config: dict[str, Any]) -> LlamaConfig:
+def from_hf(config: dict[str, Any], besides: Collection[str] = ()) -> LlamaConfig:
     """Reads a parsed `config.json`, of a text model or of a whole one that has it in `text_config`.
 
+    Args:
+      config: the file.
+      besides: fields that the caller reads.
+
     Raises:
-      ModelError: on an unsupported architecture, rope type or activation, and on missing or inconsistent fields.
+      ModelError: on an unsupported architecture, rope type or activation, on missing or inconsistent fields, and on fields that
+        make another model of it.
     """
     family = family_of(config)
     text = config | an_object("text_config", config.get("text_config"))
     packed.unpacker(config)  # what is not read is an error before anything else
-    given = {**_USUAL, **family.usual, **text}
+    given, asked = {**_USUAL, **family.usual, **text}, {*besides, *family.fixed}
 
     def get(name: str) -> Any:
+        asked.add(name)
         return given.get(name)
 
     check_fixed(given, dict(family.fixed), family.architecture)
@@ -63,7 +71,9 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
         "rms_norm_eps": positive("rms_norm_eps", get("rms_norm_eps")),
         "tie_word_embeddings": flag("tie_word_embeddings", get("tie_word_embeddings")),
     }
-    return LlamaConfig(**sizes | shared | own)
+    found = LlamaConfig(**sizes | shared | own)
+    switches.check(text, found, asked, family.architecture)
+    return found
 
 
 def to_hf(config: LlamaConfig) -> dict[str, Any]:

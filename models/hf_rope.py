@@ -61,7 +61,12 @@ def scaling(rope: dict[str, Any], original: Any) -> RopeScaling | None:
       ModelError: on a type that is not supported, and on wrong fields.
     """
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
+    if rope.get("llama_4_scaling_beta"):
+        raise ModelError(
+            f"config.json: llama_4_scaling_beta {shown(rope['llama_4_scaling_beta'])} is not supported: queries are not scaled "
+            "by their positions"
+        )
+    if kind in ("default", "mrope"):  # of text the three kinds of positions are one
         return None
     if str(kind) not in _KINDS:
         raise ModelError(f"config.json asks for rope type {shown(kind)}; supported are default, {', '.join(_KINDS)}")

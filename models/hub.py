@@ -412,7 +412,7 @@ def abstract(
     Raises:
       ModelError: where there is no such config, the architecture is not supported, or it has no such `weights`, caches or sums.
     """
-    ours = shipped()
+    ours, folder = shipped(), None
     path = Path(asked if config is None else config)
     if config is None and not path.exists() and str(asked) in CONFIGS:
         raw, path = CONFIGS[str(asked)], Path("config.json")
@@ -422,14 +422,14 @@ def abstract(
         if not path.is_file():
             known = ", ".join((*CONFIGS, *ours))
             raise ModelError(f"no configuration {str(path)!r}: give a config.json or its folder, or a model of {known}")
-        raw = read_json(path)
+        raw, folder = read_json(path), path.parent
     lm, diffusion = architecture(raw, path)
     lm, dtype = _typed(lm, "bfloat16" if dtype is None else dtype)
     if isinstance(lm, LlamaLM):
         lm = dataclasses.replace(lm, kv_copies=copies_for(lm.config, mesh))
     form = _checked(weights, lm)
     params, line = _shapes(lm, dtype, mesh, form), None if form is None else str(form)
-    model = Model(lm, params, None, (), str(asked), path.parent, dtype, diffusion, weights=line)
+    model = Model(lm, params, None, (), str(asked), folder, dtype, diffusion, weights=line)
     return reduced(cached(model, cache_dtype), reduce_dtype)
 
 

@@ -68,7 +68,7 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
     plain = {"architectures": ["LlamaForCausalLM"], "attention_bias": False, "mlp_bias": False}
     whole = {"partial_rotary_factor": 1, "rope_parameters": rope | {"partial_rotary_factor": 1}}
     shape = dataclasses.replace(
-        hf_config.from_hf(fields | plain | whole),
+        hf_config.from_hf(fields | plain | whole, besides={*_DEFAULTS, *_FIXED, "is_causal", "rotary_dim"}),
         partial_rotary_factor=float(share),
         qk_norm=flag("use_qk_norm", fields["use_qk_norm"]),
         qkv_bias=flag("use_qkv_bias", fields["use_qkv_bias"]),

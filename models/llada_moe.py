@@ -50,7 +50,7 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
         "use_sliding_window": False,
         "layer_types": None,
     }
-    shape = hf_config.from_hf(defaults | config | renamed)
+    shape = hf_config.from_hf(defaults | config | renamed, besides={*_FIXED, "moe_layer_freq", "qk_layernorm"})
     return dataclasses.replace(shape, qk_norm=flag("qk_layernorm", config.get("qk_layernorm")))
 
 

@@ -98,8 +98,11 @@ _LLADA = {
 _LLADA_FIXED = {
     "block_type": ("llama",), "activation_type": ("silu", "swiglu"), "layer_norm_type": ("rms",), "rope": (True,),
     "alibi": (False,), "include_bias": (False,), "include_qkv_bias": (False, None), "scale_logits": (False,),
-    "attention_layer_norm": (False,),
+    "attention_layer_norm": (False,), "clip_qkv": (None,), "input_emb_norm": (False, None),
+    "multi_query_attention": (False, None),
 }  # fmt: skip
+_SIGHT = ("is_causal", "use_bidirectional_attention")
+"""Fields that say what such models are in any case."""
 _LLADA_MODULES = {
     "model.embed_tokens": "model.transformer.wte", "model.norm": "model.transformer.ln_f",
     "lm_head": "model.transformer.ff_out", "input_layernorm": "attn_norm", "post_attention_layernorm": "ff_norm",
@@ -136,10 +139,10 @@ def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda:
         shape = llada2.from_hf(config)
     elif kind in _A2D:  # layers with a window see as far as the others
         both_ways = {"architectures": [_A2D[kind]], "use_sliding_window": False, "layer_types": None}
-        shape = hf_config.from_hf(config | both_ways)
+        shape = hf_config.from_hf(config | both_ways, _SIGHT)
     else:
         names = _BLOCKS[kind][0] if kind in _BLOCKS else "Qwen2ForCausalLM"
-        shape = hf_config.from_hf(config | {"architectures": [names], "use_sliding_window": False})
+        shape = hf_config.from_hf(config | {"architectures": [names], "use_sliding_window": False}, _SIGHT)
     if masked.mask_id >= shape.vocab_size:
         raise ModelError(
             f"config.json: mask_token_id {masked.mask_id} is outside the vocabulary of {shape.vocab_size} tokens"

@@ -8,10 +8,23 @@ import jax.numpy as jnp
 from specjax.about import About
 from specjax.draft.base import Proposal
 from specjax.draft.eagle3 import default_taps as few_taps
-from specjax.draft.feature import FeatureDrafter, layers_config, mean_embedding, sized, sizes
+from specjax.draft.feature import FeatureDrafter, layers_config, mask_embedding, sized, sizes
 from specjax.draft.head import draft_logits
 from specjax.expand import Chain, Expander
 from specjax.lm import Block, Wants
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """What the slots of a block see in layers with a window, by the code that trained them.
+
+    Attributes:
+      causal: whether no slot sees a later one.
+      from_start: whether all slots see the window before the block's first slot; else each sees the one that ends with it.
+    """
+
+    causal: bool = True
+    from_start: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +47,9 @@ class DFlash(FeatureDrafter):
       block: slots of a block.
       from_anchor: whether the first slot, the last token's, predicts the one after it; else each predicts its own token.
       causal: whether no slot sees a later one.
+      mask: the id whose embedding the mask starts from, and which a published file goes by that names none; -1: the mean.
       config: the layers' `LlamaConfig`; None: the target's own sizes.
+      windows: what slots see in layers of it that have one.
     """
 
     about = About(
@@ -56,7 +71,9 @@ class DFlash(FeatureDrafter):
     heads: int = 0
     kv_heads: int = 0
     head_dim: int = 0
+    mask: int = -1
     config: Any = None
+    windows: Windows = Windows()
 
     feature_size = 1
     """Nothing but the cache is kept of a feature."""
@@ -80,7 +97,7 @@ class DFlash(FeatureDrafter):
         from specjax.draft.heads.dflash import DFlashHead
 
         wide = getattr(getattr(self.target, "config", None), "hidden_size", None)
-        return DFlashHead(self.config, len(self.taps), self.causal, wide)
+        return DFlashHead(self.config, len(self.taps), self.causal, wide, self.windows)
 
     def bind(self, target):
         name = type(self).__name__.lower()
@@ -102,8 +119,7 @@ class DFlash(FeatureDrafter):
         )
 
     def init_params(self, key, target_params):
-        """The mask starts as the mean embedding."""
-        return {**self.head.init(key), "mask": {"embedding": mean_embedding(self.target, target_params)}}
+        return {**self.head.init(key), "mask": {"embedding": mask_embedding(self.target, target_params, self.mask)}}
 
     def features(self, output):
         return jnp.concatenate([output.hidden[layer] for layer in self.taps], axis=-1)

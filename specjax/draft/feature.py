@@ -140,9 +140,16 @@ def _row(x: Array, index: Array) -> Array:
     return jnp.take_along_axis(x, index[:, None, None], axis=1)[:, 0]
 
 
-def mean_embedding(target: Any, target_params: PyTree) -> Array:
-    """`[1, E]`, the mean of a target's embeddings: what a mask starts from."""
-    return target.embed(target_params, jnp.arange(target.vocab_size, dtype=jnp.int32)[None]).mean(axis=1)
+def mask_embedding(target: Any, target_params: PyTree, mask: int = -1) -> Array:
+    """`[1, E]`, what a mask starts from: a token's embedding, or the mean of them all where `mask` is -1.
+
+    Raises:
+      ValueError: where there is no such token.
+    """
+    if not -1 <= mask < target.vocab_size:
+        raise ValueError(f"mask={mask} is no token of the target's {target.vocab_size}")
+    ids = jnp.arange(target.vocab_size, dtype=jnp.int32) if mask < 0 else jnp.asarray([mask], jnp.int32)
+    return target.embed(target_params, ids[None]).mean(axis=1)
 
 
 def head_config(target: Any, what: str) -> Any:

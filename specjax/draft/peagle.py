@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from specjax.about import About
 from specjax.draft.base import Proposal
 from specjax.draft.eagle3 import Eagle3
-from specjax.draft.feature import mean_embedding
+from specjax.draft.feature import mask_embedding
 from specjax.lm import Block
 
 
@@ -20,6 +20,9 @@ class PEagle(Eagle3):
 
     `params["draft"]` is Eagle3's, with `mask`: {`embedding` `[1, E]`} and `mask_feature`: {`embedding` `[C, target width]`},
     which goes through the same norms and `fc` as the target's features.
+
+    Attributes:
+      mask: the id whose embedding the mask starts from, and which a published file goes by that names none; -1: the mean.
     """
 
     about = About(
@@ -31,14 +34,16 @@ class PEagle(Eagle3):
         loads="head",
     )
 
+    mask: int = -1
+
     hidden = None  # pyrefly: ignore[bad-override]
     """No law follows from one that was drafted, so that no rule can read the features between them."""
 
     def init_params(self, key, target_params):
-        """The mask starts as the mean embedding, its feature as zeros, and the head as EAGLE-3's."""
-        mean = mean_embedding(self.target, target_params)
-        feature = jnp.zeros((len(self.taps), mean.shape[1]), mean.dtype)
-        mask = {"mask": {"embedding": mean}, "mask_feature": {"embedding": feature}}
+        """The feature of masks starts as zeros, and the head as EAGLE-3's."""
+        start = mask_embedding(self.target, target_params, self.mask)
+        feature = jnp.zeros((len(self.taps), start.shape[1]), start.dtype)
+        mask = {"mask": {"embedding": start}, "mask_feature": {"embedding": feature}}
         return {**super().init_params(key, target_params), **mask}
 
     def ahead(self, params, block, cache, past=None):

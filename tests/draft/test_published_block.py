@@ -12,7 +12,7 @@ from support.steps_seen import read_text
 
 from specjax.draft import DFlash, DSpark, PEagle, Scored, View, adaptive
 from specjax.draft.feature import FeatureDraft
-from specjax.draft.heads.folder import read_head
+from specjax.draft.heads.folder import read_head, save_head
 from specjax.draft.heads.published_block import _from_anchor
 from specjax.expand import Chain
 from specjax.expand.base import Level
@@ -54,8 +54,11 @@ def rope(x, at):
     return np.concatenate([a * c - b * s, b * c + a * s], -1)
 
 
-def reference(t, taps, slots, window=None):
-    """Normed outputs of a block behind `taps`: of every layer, keys are those of the features and then the block's own."""
+def reference(t, taps, slots, window=None, both=False, from_start=False):
+    """Normed outputs of a block behind `taps`: of every layer, keys are those of the features and then the block's own.
+
+    In the first layer, which has the window, slots see later ones where `both`, and the window before the block `from_start`.
+    """
     t = {name: np.asarray(x, np.float64) for name, x in t.items()}
     c, n = norm(taps @ t["fc.weight"].T, t["hidden_norm.weight"]), len(taps)
     at, z = np.arange(n + len(slots)), slots
@@ -67,7 +70,9 @@ def reference(t, taps, slots, window=None):
         k, v = (own(f"self_attn.{name}_proj", np.concatenate([c, u])) for name in "kv")
         k, v = (np.repeat(x, 2, axis=1) for x in (rope(head(k, "k_norm"), at), v.reshape(len(at), -1, 8)))
         gap = at[n:, None] - at[None]
-        seen = np.ones_like(gap, bool) if window is None or i else (gap >= 0) & (gap < window)
+        near = at[None] >= n - window if from_start else gap < (window or 0)
+        near = np.where(at[None] < n, near, (gap >= 0) | both)
+        seen = np.ones_like(gap, bool) if window is None or i else near
         weight = np.where(seen, np.exp(np.einsum("qhd,khd->hqk", q, k) / np.sqrt(8)), 0)
         out = np.einsum("hqk,khd->qhd", weight / weight.sum(-1, keepdims=True), v).reshape(len(z), -1)
         z = z + own("self_attn.o_proj", out)
@@ -93,21 +98,37 @@ def view_of(text):
     return View(tokens, jnp.asarray([len(text)]), jnp.ones((1,), bool), None, 4)
 
 
+def by_speculators(config, **more):
+    """The same head as speculators writes its configuration: the layers' nested, taps counted as boundaries."""
+    nested = {key: x for key, x in config.items() if key in llama() or key in ("layer_types", "sliding_window")}
+    return {
+        "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash", "transformer_layer_config": nested,
+        "aux_hidden_state_layer_ids": [1, 3], "block_size": 4, "mask_token_id": MASK, "draft_vocab_size": V,
+        "sample_from_anchor": False, "sliding_window_non_causal": False, "target_hidden_size": None, "projector_type": "dflash",
+        **more,
+    }  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("window", [None, 6, "both", "from_start"])
 def test_a_dflash_block_is_the_published_one(window, tmp_path):
     """Slots behind the last token, in a layer with a window and in one without; and training reads them as decoding does."""
+    both, from_start = ("both" in str(window), "from_start" in str(window))
+    window = window and 6
     config, tensors = zlab(window=window)
-    head = read_head(write(tmp_path, config, tensors), "dflash", DFlash, toy())
+    config = config | {"is_causal": False} if both else config
+    own = by_speculators(config, sliding_window_non_causal=both) if from_start else config
+    head = read_head(write(tmp_path, own, tensors), "dflash", DFlash, toy())
     drafter, text = head.drafter, TEXT
     assert (drafter.taps, drafter.block, drafter.drafts, drafter_of(tmp_path)) == ((0, 2), 4, 3, "dflash")
     assert "borrows the target's language-model head" in head.notes and "head" not in head.params
-    assert any("the last layer before the final norm" in note for note in head.notes)  # the toy has three
+    if not from_start:
+        assert any("the last layer before the final norm" in note for note in head.notes)  # the toy has three
     model, features, draft = behind(head, text)
     got = drafter.outputs(model, draft, view_of(text))[0]
     table = np.asarray(toy().params["embed"]["embedding"], np.float64)
     slots = table[[text[-1], MASK, MASK, MASK]]
-    wanted = reference(tensors, np.asarray(features[0], np.float64), slots, window)
+    wanted = reference(tensors, np.asarray(features[0], np.float64), slots, window, both, from_start)
     np.testing.assert_allclose(got, wanted[1:], rtol=1e-3, atol=1e-4)
     later = jnp.asarray([[*text, 1, 2, 3]])
     more = jnp.pad(features, ((0, 0), (0, 4), (0, 0)), constant_values=1e3)  # what lies behind a block is not seen
@@ -151,12 +172,7 @@ def test_where_the_first_token_is_drafted_from(tmp_path):
     head = read_head(folder, "dflash", DFlash, toy())
     assert head.drafter.from_anchor and head.drafter.drafts == 4 and any("as DeepSpec's" in note for note in head.notes)
     assert read_head(folder, "dflash", DFlash, toy(), from_anchor=False).drafter.drafts == 3
-    nested = {key: x for key, x in config.items() if key in llama() or key in ("layer_types", "sliding_window")}
-    own = {
-        "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash", "transformer_layer_config": nested,
-        "aux_hidden_state_layer_ids": [1, 3], "block_size": 4, "mask_token_id": MASK, "draft_vocab_size": 40,
-        "sample_from_anchor": True, "sliding_window_non_causal": False, "target_hidden_size": None, "projector_type": "dflash",
-    }  # fmt: skip
+    own = by_speculators(config, draft_vocab_size=40, sample_from_anchor=True)
     more = draw(9, {"embed_tokens.weight": (V, E), "lm_head.weight": (40, E)})
     folder = write(tmp_path / "speculators", own, {**tensors, **more, **vocabulary(40)})
     head = read_head(folder, "dflash", DFlash, toy())
@@ -179,6 +195,21 @@ def test_a_file_that_does_not_say_where_it_drafts_from_gets_a_note(layout, usual
     assert bool(reader.notes) == (drafts and not config)
 
 
+def test_windows_are_those_of_the_code_that_wrote_the_file(tmp_path):
+    """speculators trains all layers with windows, causal inside a block, unless its file says otherwise."""
+    config, tensors = zlab(window=6)
+    files = {
+        (True, False): config,
+        (False, False): config | {"is_causal": False},
+        (True, True): by_speculators(config),
+        (False, True): by_speculators(config, sliding_window_non_causal=True),
+    }
+    for number, (wanted, own) in enumerate(files.items()):
+        drafter = read_head(write(tmp_path / str(number), own, tensors), "dflash", DFlash, toy()).drafter
+        assert (drafter.windows.causal, drafter.windows.from_start) == wanted
+        assert (drafter.config.window(0), drafter.config.window(1)) == (6, None)
+
+
 def test_a_published_block_is_drafted_whole(tmp_path):
     config, tensors = zlab(block=6)
     stored = parse("drafter", DRAFTERS, f"dflash:model={write(tmp_path, config, tensors)}")
@@ -196,9 +227,7 @@ BAD = {
     r"target_layer_ids \[2, 0\] are not ascending": {"dflash_config": {"mask_token_id": MASK, "target_layer_ids": [2, 0]}},
     "unknown flag dflash_config.frob": {"dflash_config": {"frob": 1}},
     "block_size must be a number of slots": {"block_size": "x"},
-    "not causal inside a block are not read": {
-        "layer_types": ["sliding_attention"] * 2, "sliding_window": 6, "is_causal": False,
-    },
+    "Domino corrects blocks with a recurrent network, which is not read": {"architectures": ["DominoDraftModel"]},
     "layers.2.mlp": {"num_hidden_layers": 3},
 }  # fmt: skip
 
@@ -254,7 +283,7 @@ def test_bad_peagle_files_are_one_line_each(tmp_path):
     cases = {
         "missing mask_hidden": (config, kept),
         "mask_hidden has shape .1, 1, 64., expected .1, 1, 192.": (config, short),
-        "names no mask": (unmasked, tensors),
+        r"names no mask: .*set the id that the head was trained with \(mask=ID\)": (unmasked, tensors),
         "is 'eagle3', a head for another drafter than peagle": (
             {**config, "speculators_model_type": "eagle3"},
             tensors,
@@ -263,6 +292,30 @@ def test_bad_peagle_files_are_one_line_each(tmp_path):
     for number, (message, file) in enumerate(cases.items()):
         with pytest.raises(ModelError, match=message):
             read_head(write(tmp_path / str(number), *file), "peagle", PEagle, toy())
+
+
+def test_a_file_that_names_no_mask_takes_the_lines(tmp_path):
+    """SpecForge's P-EAGLE does not. An id of the line goes before the file's; a head that was trained here has its mask."""
+    config, tensors = parallel()
+    unmasked = {key: x for key, x in config.items() if key != "mask_token_id"}
+    for number, (file, line, row) in enumerate([(unmasked, ",mask=9", 9), (config, ",mask=9", 9), (config, "", MASK)]):
+        folder = write(tmp_path / str(number), file, tensors)
+        _, params = parse("drafter", DRAFTERS, f"peagle:model={folder}{line}").load(toy())
+        np.testing.assert_array_equal(params["mask"]["embedding"][0], tensors["embed_tokens.weight"][row])
+    with pytest.raises(ModelError, match="mask is 96, and the table of embeddings has 96 rows"):
+        parse("drafter", DRAFTERS, f"peagle:model={folder},mask=96").load(toy())
+    config, tensors = zlab(dflash_config={"target_layer_ids": [0, 2]})
+    folder = write(tmp_path / "zlab", config, tensors)
+    _, params = parse("drafter", DRAFTERS, f"dflash:model={folder},mask=9").load(toy())
+    np.testing.assert_array_equal(params["mask"]["embedding"], toy().params["embed"]["embedding"][9:10])
+    for kind in (PEagle, DFlash):
+        name = kind.__name__.lower()
+        drafter = kind(mask=9).bind(toy().lm)
+        own = jax.tree.map(np.asarray, drafter.init_params(jax.random.key(0), toy().params))
+        np.testing.assert_array_equal(own["mask"]["embedding"], toy().params["embed"]["embedding"][9:10])
+        save_head(tmp_path / name, name, {"taps": list(drafter.taps)}, own, toy())
+        with pytest.raises(ModelError, match="has the embedding of its mask, which was trained: leave mask=9 out"):
+            read_head(tmp_path / name, name, kind, toy(), mask=9)
 
 
 def spark(kind, confident=True, **config):
@@ -362,6 +415,14 @@ def test_dspark_files_of_specforge_are_read(tmp_path):
     assert drafter_of(tmp_path) == "dspark"
     with pytest.raises(ValueError, match="Scored reads a confidence head, and this DSpark has none"):
         adaptive(head.drafter, Scored(), 4).bind(toy().lm)
+    nested |= {"attention_mode": "mha", "ce_loss_alpha": 0.1, "l1_loss_alpha": 0.9}
+    for alpha in (0.0, 1.0):  # which is of training, and says that there is a head where nothing else does
+        nested |= {"confidence_head_alpha": alpha}
+        del nested["enable_confidence_head"]
+        more = draw(11, {"confidence_head.proj.weight": (1, E + 4), "confidence_head.proj.bias": (1,)} if alpha else {})
+        file = write(tmp_path / str(alpha), config, {**tensors, **more})
+        assert read_head(file, "dspark", DSpark, toy()).drafter.confidence == bool(alpha)
+        nested["enable_confidence_head"] = False
     for key, value in (("markov_rank", 0), ("markov_head_type", "frob"), ("projector_type", "domino")):
         other = {**config, "dflash_config": {**nested, key: value}}
         with pytest.raises(ModelError, match=key):

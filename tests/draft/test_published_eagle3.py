@@ -116,6 +116,29 @@ def test_the_class_of_a_head_is_not_taken_for_its_targets(name, tmp_path):
     assert drafter.taps == (0, 1, 2) and "embed" not in own
 
 
+def test_fields_of_its_target_that_no_heads_code_reads_are_left_alone(tmp_path):
+    """Those that models' configurations have, and those of the target's own; whatever else is not known may be the head's."""
+    left = {"decoder_sparse_step": 1, "num_experts": 512, "clip_qkv": 8.0, "attn_output_gate": True}
+    config, tensors = specforge(**TAPS, **left)
+    drafter, _ = check(tmp_path / "head", config, tensors)
+    notes = read_head(tmp_path / "head", "eagle3", Eagle3, toy()).notes
+    assert any("reads: attn_output_gate, clip_qkv, decoder_sparse_step, num_experts" in note for note in notes)
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "config.json").write_text('{"frob": 1, "text_config": {"fret": 2}}')
+    file = write(tmp_path / "own", config | {"frob": 1, "fret": 3}, tensors)
+    assert read_head(file, "eagle3", Eagle3, dataclasses.replace(toy(), path=tmp_path / "target")).drafter == drafter
+    with pytest.raises(ModelError, match="unknown flag 'fret'"):
+        read_head(file, "eagle3", Eagle3, toy())
+
+
+@pytest.mark.parametrize("kind", ["type", "rope_type"])
+def test_a_rope_of_images_is_the_usual_one_on_text(kind, tmp_path):
+    """`check` compares with rotations by `rope_theta` alone."""
+    sections = {kind: "mrope", "mrope_section": [1, 1, 2]}
+    drafter, _ = check(tmp_path, *specforge(**TAPS, rope_scaling=sections, rope_theta=10000.0))
+    assert drafter.config.rope_scaling is None
+
+
 def test_speculators_files_are_read(tmp_path):
     config, tensors = speculators(architectures=["Eagle3Speculator"])
     tensors = with_table(tensors)

@@ -12,7 +12,8 @@ import pytest
 
 from specjax import models
 from specjax.lm import Block, Wants
-from specjax.models import ModelError, hf_config, tensors
+from specjax.models import ModelError, hf_config, masked, tensors
+from specjax.models.families import table
 
 safetensors = pytest.importorskip("safetensors.numpy")
 FAMILIES = ("mixtral", "glm4_moe", "olmo2", "olmo3", "smollm3", "granite", "granite4", "phi3")
@@ -174,6 +175,65 @@ def test_granite_4_of_attention_layers_is_granite_3():
 def test_what_cannot_be_served_is_named(kind, change, said):
     with pytest.raises(ModelError, match=said):
         hf_config.from_hf({"model_type": kind} | SIZES | change)
+
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "granitemoehybrid": {"layer_types": ["attention"] * 8, "num_local_experts": 0},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma4_text": {"hidden_size_per_layer_input": 0},
+}
+SWITCHES = {
+    "attn_output_gate": (True, False), "clip_qkv": (8.0, None), "is_causal": (False, True),
+    "use_parallel_residual": (True, False), "logit_scale": (0.0625, 1.0),
+    "attn_logit_softcapping": (20.0, None), "attention_multiplier": (0.5, None),
+    "kv_lora_rank": (512, None), "layer_types": (["linear_attention"] * 8, None), "rope_interleave": (True, False),
+    "decoder_sparse_step": (2, 1), "mlp_only_layers": ([0], []), "logits_scaling": (16.0, 1.0), "scale_emb": (12, 1),
+}  # fmt: skip
+"""Of fields a value that changes what a model computes, and one that does not."""
+OWN = {
+    "gemma2": {"attn_logit_softcapping"}, "granite": {"attention_multiplier", "logits_scaling"},
+    "granitemoehybrid": {"attention_multiplier", "logits_scaling"}, "qwen3_moe": {"decoder_sparse_step", "mlp_only_layers"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", table.FAMILIES)
+def test_a_field_that_its_family_does_not_have_must_be_off(kind):
+    config = {"model_type": kind, "num_key_value_heads": 8} | SIZES | NEEDED.get(kind, {})
+    plain = hf_config.from_hf(config)
+    others = {name: values for name, values in SWITCHES.items() if name not in OWN.get(kind, ())}
+    for name, (on, off) in others.items():
+        with pytest.raises(ModelError, match=name):
+            hf_config.from_hf(config | {name: on})
+        off = config.get(name, off)
+        assert (
+            hf_config.from_hf(config | {name: off}) == hf_config.from_hf({"text_config": {name: off}} | config) == plain
+        )
+    if kind != "glm4_moe":  # whose norms the field is for
+        normed = plain.qk_norm or plain.qk_wide_norm
+        assert hf_config.from_hf(config | {"use_qk_norm": normed}) == plain
+        with pytest.raises(ModelError, match=f"use_qk_norm {not normed} is not supported; .* has {normed}"):
+            hf_config.from_hf(config | {"use_qk_norm": not normed})
+
+
+def test_what_a_field_says_may_be_so_in_any_case():
+    """A scale that is the usual one, windows that there are, and a diffusion model that sees both ways."""
+    config = {"model_type": "llama"} | SIZES
+    same = {
+        "attention_multiplier": 8**-0.5,
+        "query_pre_attn_scalar": 8,
+        "layer_types": ["full_attention"] * 8,
+        "rotary_dim": 8,
+    }
+    assert hf_config.from_hf(config | same) == hf_config.from_hf(config)
+    windowed = {"model_type": "mistral", "sliding_window": 5, "num_key_value_heads": 8}
+    hf_config.from_hf(config | windowed | {"layer_types": ["sliding_attention"] * 8})
+    with pytest.raises(ModelError, match="layer_types .* is not supported"):
+        hf_config.from_hf(config | {"sliding_window": 5, "layer_types": ["sliding_attention"] * 8})
+    both_ways = {"model_type": "a2d-llama", "is_causal": False, "mask_token_id": 3}
+    assert masked.from_hf(config | both_ways)[0] == hf_config.from_hf(config)
+    with pytest.raises(ModelError, match="llama_4_scaling_beta 0.1 is not supported"):
+        hf_config.from_hf(config | {"rope_scaling": YARN | {"llama_4_scaling_beta": 0.1}})
 
 
 @pytest.mark.parametrize("named", ({"architectures": ["Qwen3NextForCausalLM"]}, {"model_type": "qwen3_next"}))

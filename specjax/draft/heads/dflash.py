@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.draft.dflash import Windows
 from specjax.draft.head import params_dtype
 from specjax.lm import Block
 from specjax.models.kv import KVCache, KVDelta
@@ -37,16 +38,18 @@ class DFlashHead:
     """The module as functions of a params pytree, of which keys that belong to vocabulary and embeddings are ignored.
 
     Attributes:
-      config: of its layers. Those with a window are causal inside a block.
+      config: of its layers.
       taps: how many of the target's layers are fused.
       causal: whether all layers are causal inside a block.
       target_size: the target's width where it is not the head's; None: the same.
+      windows: what slots see in layers with a window.
     """
 
     config: LlamaConfig
     taps: int = 1
     causal: bool = False
     target_size: int | None = None
+    windows: Windows = Windows()
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
         """Random parameters."""
@@ -61,8 +64,9 @@ class DFlashHead:
         return KVDelta(keys, values, positions)
 
     def __call__(
-        self, params: Any, embeds: Array, block: Block, cache: KVCache | None, past: KVDelta | None = None
-    ) -> Array:
+        self, params: Any, embeds: Array, block: Block, cache: KVCache | None, past: KVDelta | None = None,
+        begins: Array | None = None,
+    ) -> Array:  # fmt: skip
         """Normed outputs `[B, T, E]` of blocks, to be read off with a head.
 
         Args:
@@ -71,13 +75,18 @@ class DFlashHead:
           block: positions and visibility of the slots; without `visible` they are one block, `causal` or not.
           cache: of the features before the block.
           past: features that are in no cache; then `block.visible` says who sees them.
+          begins: `[B, T]`, where each slot's block begins; None: there is one block, which begins with the first slot.
         """
         module, positions = self._bound(params), block.positions
         if past is not None:
             positions = jnp.concatenate([past.positions, positions], axis=1)
         rope, h = rope_tables(self.config, block.positions), embeds.astype(params_dtype(params["fc"]))
         for i, layer in enumerate(module.layers):
-            seen = _causal(block, positions) if self.causal or self.config.window(i) else block
+            near = self.config.window(i) is not None
+            seen = _causal(block, positions) if self.causal or near and self.windows.causal else block
+            if near and self.windows.from_start:
+                first = block.positions[:, :1] if begins is None else begins
+                seen = dataclasses.replace(seen, positions=jnp.broadcast_to(first - 1, block.positions.shape))
             own = None if cache is None else (cache.key[i], cache.value[i])
             above = None if past is None else (past.key[i], past.value[i])
             h, _ = layer(h, rope, seen, own, above, positions)

@@ -160,6 +160,10 @@ def read_head(
         fields = {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
         _check_target(title, folder / "config.json", an_object("target", config.get("target")), target)
         params = None
+        if chosen.get("mask", -1) != -1:
+            raise ModelError(
+                f"{title} has the embedding of its mask, which was trained: leave mask={chosen['mask']} out"
+            )
     wrong = sorted(key for key in chosen if key in fields and chosen[key] != fields[key])
     if wrong:
         raise ModelError(f"{title} was made with {wrong[0]}={fields[wrong[0]]!r}, which cannot be {chosen[wrong[0]]!r}")

@@ -4,7 +4,7 @@ Linear layers are stored `[out, in]`; ours are `[in, out]`. Every tensor and eve
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from specjax.draft.heads.files import config_file, read_tensors
 from specjax.models import hf_config
 from specjax.models.errors import ModelError
+from specjax.models.families import switches
 from specjax.models.few_bits import plain
 from specjax.sharding.distributed import to_host
 
@@ -23,7 +24,8 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Whose decoder layers heads are made of."""
 _OTHERS = {
     "peagle": "P-EAGLE drafts in parallel", "dflash2": "DFlash 2 has convolutions and a selector",
-    "dflash": "DFlash drafts blocks", "dspark": "DSpark drafts blocks", "domino": "Domino drafts blocks",
+    "dflash": "DFlash drafts blocks", "dspark": "DSpark drafts blocks",
+    "domino": "Domino corrects blocks with a recurrent network, which is not read",
     "mtp": "a layer of its target's class", "moe": "its layer has experts",
     "gemma": "its layers are Gemma's",
     "deepseek": "its attention is latent", "gptoss": "its layer has experts", "mla": "its attention is latent",
@@ -52,10 +54,14 @@ class Reader:
       problems: what was missing or misshapen so far.
       format: whose layout it is, where the drafter's name does not say it.
       notes: what a user should know of how the file was read, a sentence each.
+      foreign: fields that models' config files have, and no head's code reads: heads' files copy some from their target's.
     """
 
-    def __init__(self, folder: Path, chosen: dict[str, Any] | None = None, keep: Callable[[str], bool] | None = None):
-        self.folder, self.chosen = folder, chosen or {}
+    def __init__(
+        self, folder: Path, chosen: dict[str, Any] | None = None, keep: Callable[[str], bool] | None = None,
+        foreign: Collection[str] = (),
+    ):  # fmt: skip
+        self.folder, self.chosen, self.foreign = folder, chosen or {}, switches.NAMES.union(foreign)
         self.tensors = {name: x for name, x in read_tensors(folder).items() if keep is None or keep(name)}
         self.problems: list[str] = []
         self.format = ""
@@ -150,10 +156,15 @@ def is_head(kernel: np.ndarray, target: Any) -> bool:
 
 
 def check_flags(reader: Reader, config: dict[str, Any], *known: str) -> None:
-    """Raises ModelError on a flag that is neither neutral nor known."""
-    unknown = sorted(set(config) - NEUTRAL - set(known))
+    """Raises ModelError on a flag that is neither neutral nor known, nor a model's."""
+    others = set(config) - NEUTRAL - set(known)
+    unknown = sorted(others - reader.foreign)
     if unknown:
         raise ModelError(f"{reader.file} has the unknown flag {unknown[0]!r} ({config[unknown[0]]!r})")
+    if others:
+        reader.notes.append(
+            f"has fields of a target's config that no such head's code reads: {', '.join(sorted(others))}"
+        )
 
 
 def check_architecture(reader: Reader, config: dict[str, Any], drafter: str) -> None:

@@ -16,6 +16,8 @@ from specjax.draft.heads.published_medusa import hydra, medusa
 from specjax.draft.heads.published_mtp import mtp, own_tensors
 from specjax.draft.heads.published_ppd import ppd
 from specjax.models.errors import ModelError
+from specjax.models.fields import an_object
+from specjax.models.json_file import read_json
 
 Layout = Callable[[Reader, dict[str, Any], Any], tuple[dict[str, Any], Any]]
 """From a head's tensors, its `config.json` and its target to fields and parameters of the drafter."""
@@ -53,6 +55,13 @@ class Published:
     notes: tuple[str, ...] = ()
 
 
+def _fields_of(target: Any) -> set[str]:
+    """The names in a target's own `config.json`, where it has one."""
+    file = None if target.path is None else target.path / "config.json"
+    said = {} if file is None or not file.is_file() else read_json(file)
+    return {*said, *an_object("text_config", said.get("text_config"))}
+
+
 def read_published(
     folder: Path, name: str, config: dict[str, Any], target: Any, chosen: dict[str, Any] | None = None
 ) -> Published:
@@ -72,7 +81,7 @@ def read_published(
         raise ModelError(
             f"{folder / 'config.json'} does not say which drafter it is for, and {name} has no published layout"
         )
-    reader = Reader(folder, chosen, own_tensors(target) if name == "mtp" else None)
+    reader = Reader(folder, chosen, own_tensors(target) if name == "mtp" else None, _fields_of(target))
     check_architecture(reader, config, name)
     try:
         fields, params = _LAYOUTS[name](reader, config, target)

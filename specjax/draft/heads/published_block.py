@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.draft.dflash import published_taps
+from specjax.draft.dflash import Windows, published_taps
 from specjax.draft.heads import speculators
 from specjax.draft.heads.dspark import KINDS, MarkovHead
 from specjax.draft.heads.layout import Reader, check_flags, check_width, layer_config
@@ -20,16 +20,17 @@ _MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id"
 """What the mask's id is called, the first that there is."""
 _TAPS = ("target_layer_ids", "aux_hidden_state_layer_ids")
 _FLAGS = (
-    "block_size", "num_target_layers", "dflash_config", "is_causal", "draft_vocab_size", "target_hidden_size",
-    "embed_requires_grad", "sample_from_anchor", "shift_label", "sliding_window_non_causal", "projector_type", "num_anchors",
-    "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov", "attention_sink_bias",
-    "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim", "lambda_base_start", "lambda_base_decay_ratio", "auf",
-    "ce_loss_alpha", "l1_loss_alpha", "confidence_head_alpha", "loss_decay_gamma", *_TAPS, *_MASKS,
+    "dflash_config", "block_size", "num_target_layers", "is_causal", "draft_vocab_size", "target_hidden_size",
+    "embed_requires_grad", "sample_from_anchor", "shift_label", "sliding_window_non_causal", "attention_sink_bias",
+    "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim", *_TAPS,
 )  # fmt: skip
-_NESTED = (
-    "block_size", "causal", "use_swa", "swa_window_size", "projector_type", "target_layer_ids", "num_anchors", "markov_rank",
-    "markov_head_type", "enable_confidence_head", "confidence_head_with_markov", "attention_mode", *_MASKS,
+_NESTED = ("block_size", "causal", "use_swa", "swa_window_size", "target_layer_ids", "attention_mode", "shift_label")
+_EITHER = (
+    "projector_type", "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
+    "confidence_head_alpha", "num_anchors", "lambda_base_start", "lambda_base_decay_ratio", "auf", "ce_loss_alpha",
+    "l1_loss_alpha", "loss_decay_gamma", *_MASKS,
 )  # fmt: skip
+"""What stands in `dflash_config` or beside it; the second half is of their training."""
 
 
 def peagle(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
@@ -71,7 +72,7 @@ def dspark(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[st
         )
     fields, params = _block(reader, config, target, from_anchor=True)
     params["markov"] = _markov(reader, MarkovHead(kind, rank, fields["config"].hidden_size), params, target)
-    confidence = bool(config.get("enable_confidence_head"))
+    confidence = bool(config.get("enable_confidence_head", config.get("confidence_head_alpha")))  # SpecForge's rule
     if confidence:
         stored, size = reader.tensors.get("confidence_head.proj.weight"), fields["config"].hidden_size
         with_markov = config.get("confidence_head_with_markov", stored is not None and stored.shape[-1] != size)
@@ -101,13 +102,13 @@ def _read_config(reader: Reader, config: dict[str, Any], kind: str) -> dict[str,
     """
     if speculators.is_one(config):
         config = speculators.flattened(reader, config, kind)
-    check_flags(reader, config, *_FLAGS)
+    check_flags(reader, config, *_FLAGS, *_EITHER)
     config = _unnested(reader, config)
     projector = config.get("projector_type") or kind
     if projector != kind:
         raise ModelError(f"{reader.file}: projector_type is {projector!r}: a head for another drafter than {kind}")
-    if config.get("attention_mode") not in (None, "gqa"):
-        raise ModelError(f"{reader.file}: attention_mode is {config['attention_mode']!r}; heads with 'gqa' are read")
+    if config.get("attention_mode") not in (None, "gqa", "mha"):  # which only checks how many kv-heads there are
+        raise ModelError(f"{reader.file}: attention_mode is {config['attention_mode']!r}; 'gqa' and 'mha' are read")
     return config
 
 
@@ -139,7 +140,8 @@ def _block(
         raise ModelError(f"{reader.file}: block_size must be a number of slots, not {block!r}")
     causal = bool(config.get("is_causal", config.get("causal")))
     fields = {"config": own, "layers": own.num_hidden_layers, "taps": taps, "block": block, "causal": causal}
-    return {**fields, "from_anchor": _from_anchor(reader, config, from_anchor)}, params
+    fields |= {"windows": _windows(reader, config), "from_anchor": _from_anchor(reader, config, from_anchor)}
+    return fields, params
 
 
 def _check_order(reader: Reader, config: dict[str, Any], target: Any, taps: tuple[int, ...]) -> None:
@@ -158,7 +160,7 @@ def _check_order(reader: Reader, config: dict[str, Any], target: Any, taps: tupl
 def _unnested(reader: Reader, config: dict[str, Any]) -> dict[str, Any]:
     """The config with what stands in `dflash_config` beside the rest."""
     nested = an_object("dflash_config", config.get("dflash_config"))
-    unknown = sorted(set(nested) - set(_NESTED))
+    unknown = sorted(set(nested) - set(_NESTED) - set(_EITHER))
     if unknown:
         raise ModelError(f"{reader.file} has the unknown flag dflash_config.{unknown[0]} ({nested[unknown[0]]!r})")
     return {**config, **nested}
@@ -184,9 +186,14 @@ def _layers(reader: Reader, config: dict[str, Any], target: Any) -> Any:
         raise ModelError(f"{reader.file}: num_hidden_layers must be a number of layers, not {count!r}")
     own = layer_config(reader, config, target, count)
     window, sliding = windows(reader, config, count)
-    if window and (reader.format == "speculators" or config.get("is_causal", config.get("causal")) is False):
-        raise ModelError(f"{reader.file}: sliding windows that are not causal inside a block are not read")
     return dataclasses.replace(own, sliding_window=window, sliding_layers=sliding)
+
+
+def _windows(reader: Reader, config: dict[str, Any]) -> Windows:
+    """What slots see in layers with a window: by speculators' code the window before the block, else that before themselves."""
+    if reader.format == "speculators":
+        return Windows(causal=not config.get("sliding_window_non_causal"), from_start=True)
+    return Windows(causal=config.get("is_causal", config.get("causal")) is not False)
 
 
 def _layer(reader: Reader, i: int, own: Any) -> dict[str, Any]:
@@ -211,11 +218,14 @@ def _from_anchor(reader: Reader, config: dict[str, Any], usual: bool) -> bool:
 
 
 def _mask(reader: Reader, config: dict[str, Any], target: Any) -> dict[str, Any]:
-    """The embedding of the mask, by the file's table or the target's."""
-    key = next((key for key in _MASKS if config.get(key) is not None), None)
+    """The embedding of the mask, by the file's table or the target's; the id that the user set goes before the file's."""
+    given = {"mask": reader.chosen["mask"]} if reader.chosen.get("mask", -1) != -1 else config
+    key = next((key for key in ("mask", *_MASKS) if given.get(key) is not None), None)
     if key is None:
-        raise ModelError(f"{reader.file} names no mask: looked for {', '.join(_MASKS)}")
-    number, table = config[key], reader.tensors.get("embed_tokens.weight")
+        raise ModelError(
+            f"{reader.file} names no mask: looked for {', '.join(_MASKS)}; set the id that the head was trained with (mask=ID)"
+        )
+    number, table = given[key], reader.tensors.get("embed_tokens.weight")
     rows = target.lm.vocab_size if table is None else len(table)
     if not is_id(number) or number >= rows:
         raise ModelError(f"{reader.file}: {key} is {number!r}, and the table of embeddings has {rows} rows")

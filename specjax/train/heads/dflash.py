@@ -158,7 +158,7 @@ def outputs(drafter, params, past: KVDelta, batch: Batch, at: Array) -> Array:
     earlier = (jnp.arange(length)[None, None] < begin[:, :, None]) & batch.seen(begin)
     visible = jnp.concatenate([earlier, alike], axis=2)
     block = Block(begin, positions, jnp.zeros((rows,), jnp.int32), visible)
-    h = drafter.head(params["draft"], embeds, block, None, past)
+    h = drafter.head(params["draft"], embeds, block, None, past, jnp.repeat(begins, width, axis=1))
     return h.reshape(rows, count, width, -1)[:, :, width - drafter.drafts :]
 
 

@@ -1,0 +1,102 @@
+"""Fields of `config.json` by which published models differ: what a file may say in them of a model that was read without them.
+
+A family reads the fields that it has. Of any other here, which may be left over, or be of another model under a known name, the
+value must be one that leaves the arithmetic as it was read: else texts would be wrong, and nothing would say so.
+"""
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+from specjax.models.errors import ModelError
+from specjax.models.fields import FULL, SLIDING, shown
+from specjax.models.llama_config import LlamaConfig
+
+Said = Callable[[LlamaConfig], Any]
+"""From a config to what a file would say of it."""
+
+_OFF: tuple[tuple[tuple[Any, ...], str], ...] = (
+    ((False, None), """
+        attn_output_gate use_head_wise_attn_gate gating use_bidirectional_attention use_bidirectional_attn is_encoder prefix_lm
+        alibi rope_interleave attn_temperature_tuning scale_attn_by_inverse_layer_idx scale_logits scale_embedding mup_enabled
+        parallel_attn use_parallel_residual apply_residual_connection_post_layernorm norm_head input_emb_norm
+        attention_sink_bias add_swa_attention_sink_bias add_full_attention_sink_bias moe_apply_router_weight_on_input
+        attention_k_eq_v enable_moe_block use_double_wide_mlp use_cla
+    """),
+    ((True, None), "is_causal causal do_layer_norm_before scale_attn_weights is_neox_style"),
+    ((0, None), """
+        clip_qkv logits_soft_cap output_logit_soft_cap router_logit_softcapping moe_router_logit_softcapping mlp_gate_softcap
+        mlp_up_softcap gate_soft_cap swiglu_limit attention_chunk_size index_topk num_kv_shared_layers
+        hidden_size_per_layer_input kv_lora_rank q_lora_rank n_shared_experts num_shared_experts
+        shared_expert_intermediate_size first_k_dense_replace scale_depth dim_model_base qk_l2_clip_threshold laurel_rank
+        expert_capacity
+    """),
+    ((1, None), """
+        attention_value_scale attention_in_multiplier attention_out_multiplier key_multiplier lm_head_multiplier logit_scale
+        scale_emb embedding_scale logits_mup_width_multiplier rotary_pct router_scaling_factor route_scale
+        moe_routed_scaling_factor decoder_sparse_step moe_layer_freq moe_layer_interval interleave_moe_layer_step
+        altup_num_inputs total_ut_steps loop_num_passes n_recurrent_loops hc_mult
+    """),
+    ((None, [], {}), """
+        mlp_only_layers block_configs per_layer_config num_attention_heads_per_layer layer_rope_theta
+        activation_sparsity_pattern
+    """),
+    (("rms", "rmsnorm", "RMSNorm", None), "norm_type layer_norm_type normalization_function"),
+    (("rope", "rotary", None), "position_embedding_type"),
+)  # fmt: skip
+"""Values that change nothing, and fields that may have them."""
+
+_QK_NORM: Said = lambda c: c.qk_norm or c.qk_wide_norm
+_SAID: dict[str, Said] = {
+    **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layernorm"), _QK_NORM),
+    "attn_logit_softcapping": lambda c: c.attn_logit_softcapping,
+    "final_logit_softcapping": lambda c: c.final_logit_softcapping,
+    "attention_multiplier": lambda c: c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale,
+    "query_pre_attn_scalar": lambda c: c.head_dim if c.attention_scale is None else c.attention_scale**-2,
+    "embedding_multiplier": lambda c: c.embedding_scale,
+    "residual_multiplier": lambda c: c.residual_multiplier,
+    "logits_scaling": lambda c: c.logits_scaling,
+    "partial_rotary_factor": lambda c: c.partial_rotary_factor,
+    "rotary_dim": lambda c: c.rotary_dim,
+    "hidden_activation": lambda c: c.hidden_act,
+    "routed_scaling_factor": lambda c: c.experts.routed_scaling_factor if c.experts else 1.0,
+    "no_rope_layers": lambda c: [int(x) for x in c.rope_layers] or [1] * c.num_hidden_layers,
+    "layer_types": lambda c: [FULL if c.window(i) is None else SLIDING for i in range(c.num_hidden_layers)],
+    **dict.fromkeys(
+        ("num_experts", "num_local_experts", "n_routed_experts"), lambda c: c.experts.num_experts if c.experts else 0
+    ),
+}
+"""What a file that has one of these fields would say of a model, where it does not leave it at null."""
+
+NAMES = frozenset(_SAID) | {name for _, names in _OFF for name in names.split()}
+"""All of them."""
+_ALLOWED = {name: values for values, names in _OFF for name in names.split()}
+
+
+def check(given: dict[str, Any], config: LlamaConfig, read: Collection[str], family: str) -> None:
+    """Raises ModelError where a file says something that the model as it was read is not.
+
+    Args:
+      given: the fields of the file.
+      config: what was read.
+      read: the fields that were.
+      family: the architecture.
+    """
+    for name in sorted(given.keys() & NAMES - set(read)):
+        value = given[name]
+        usual = _ALLOWED[name][0] if name in _ALLOWED else _SAID[name](config)
+        alike = value in _ALLOWED[name] if name in _ALLOWED else value is None or _alike(value, usual)
+        if not alike:
+            raise ModelError(
+                f"config.json: {name} {shown(value)} is not supported; {family} has {shown(usual)}: the file says more than "
+                "that architecture computes, and is of another model"
+            )
+
+
+def _alike(value: Any, usual: Any) -> bool:
+    """Whether two values of a field say the same."""
+    if isinstance(usual, float | int) and isinstance(value, float | int):
+        return math.isclose(value, usual, rel_tol=1e-5)
+    if isinstance(usual, list) and isinstance(value, list):
+        return [FULL if kind == "attention" else kind for kind in value] == usual
+    return value == usual

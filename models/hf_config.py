@@ -71,9 +71,16 @@ def from_hf(config: dict[str, Any], besides: Collection[str] = ()) -> LlamaConfi
         "rms_norm_eps": positive("rms_norm_eps", get("rms_norm_eps")),
         "tie_word_embeddings": flag("tie_word_embeddings", get("tie_word_embeddings")),
     }
-    found = LlamaConfig(**sizes | shared | own)
+    found = _stretched(LlamaConfig(**sizes | shared | own))
     switches.check(text, found, asked, family.architecture)
     return found
+
+
+def _stretched(config: LlamaConfig) -> LlamaConfig:
+    """With the positions that YaRN reaches, where a file says those of the first training, as model cards ask for."""
+    ropes = (config.rope_scaling, None if config.full is None else config.full.rope_scaling)
+    reach = [int(r.factor * r.original_max_position_embeddings) for r in ropes if r is not None and r.kind == "yarn"]
+    return dataclasses.replace(config, max_position_embeddings=max(config.max_position_embeddings, *reach, 1))
 
 
 def to_hf(config: LlamaConfig) -> dict[str, Any]:

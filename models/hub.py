@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
+import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from specjax.models.packed import table as packed
 from specjax.models.placement import share_of, stored_places, widened, with_copies
 from specjax.models.progress import bar
 from specjax.models.published_configs import CONFIGS
-from specjax.models.tensors import read_folder
+from specjax.models.tensors import INDEX, read_folder, shards_of, unread
 from specjax.names import named
 from specjax.sharding import rules
 
@@ -46,8 +47,9 @@ _PRETRAINED = Path(__file__).resolve().parent / "pretrained"
 _DTYPES = ("float32", "bfloat16", "float16")
 LAYER_CAST = "layercast"
 """The type of parameters that are stored in bfloat16 and computed with in float32 (`LlamaLM.layer_cast`)."""
-_HUB_FILES = ("*.json", "*.safetensors", "tokenizer.model", "*.txt", "*.jinja")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_FILES = ("*.json", "tokenizer.model", "*.txt", "*.jinja")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
+_LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,7 +276,8 @@ def load(
     """Reads a model: a folder, of Hugging Face or of `save`, the name of a shipped model, or a Hugging Face hub id.
 
     Args:
-      folder_or_hub_id: a folder goes before a shipped name, and that before the hub.
+      folder_or_hub_id: a folder goes before a shipped name, and that before the hub, where `owner/name@revision` is a branch,
+        tag or commit.
       dtype: the type of the parameters; None is float32 on a CPU and bfloat16 elsewhere. `layercast` stores them in bfloat16
         and computes with them in float32.
       mesh: places every parameter by `specjax.sharding.rules`, reading only the byte ranges of this host's shards.
@@ -303,15 +306,16 @@ def load(
     config_file = folder / "config.json"
     if not config_file.is_file():
         orbax_folder.check_whole(folder)
-        raise ModelError(f"{folder} has no config.json; give a Hugging Face model folder")
+        raise ModelError(f"{folder} has no config.json; give a Hugging Face model folder{unread(folder)}")
     raw = read_json(config_file)
     words = functools.cache(lambda: tokenizer.load(folder))
     lm, diffusion = architecture(raw, config_file, lambda: getattr(words(), "mask_token_id", None))
+    lm = _with_own_head(lm, raw, folder, name)
     lm, dtype = _typed(lm if longest is None else _shortened(lm, longest), dtype)
     if adapter is not None and not isinstance(lm, LlamaLM):
         raise ModelError(f"{name} is no model of the Llama family, into which an adapter is merged")
     form = _checked(form, lm)
-    added = None if adapter is None else adapters.read(find(adapter, {}, "adapter")[1])
+    added = None if adapter is None else adapters.read(find(adapter, {}, "adapter", ("adapter_model",))[1])
     wide = widened(lm, mesh)
     said = generation.fields(folder, raw)  # our own checks come before those of transformers
     eos_ids = generation.eos_ids(folder, raw, lambda: getattr(words(), "eos_token_id", None))
@@ -325,7 +329,7 @@ def load(
     if orbax_folder.is_one(folder):
         params = orbax_folder.restore(folder, shapes, places)
     else:
-        sources = _sources(lm, raw, folder, dtype, share_of(mesh))
+        sources = _sources(lm, raw, folder, name, dtype, share_of(mesh))
         if form is not None and not later:
             sources = form.each(form.source, sources)
         if not layers and not later:
@@ -373,19 +377,41 @@ def _text_of(lm: LlamaLM, raw: dict[str, Any], tensors: dict[str, Any]) -> dict[
     return hf_config.family_of(raw).text(tensors, lm.config) if masked_config.kind_of(raw) is None else tensors
 
 
-def _sources(lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any], folder: Path, dtype: Any, share: Any) -> Any:
+def _sources(
+    lm: LlamaLM | DiffusionGemmaLM, raw: dict[str, Any], folder: Path, title: str, dtype: Any, share: Any
+) -> Any:
     """Where every parameter is stored in a Hugging Face folder."""
-    shapes, tensors = lm.abstract(dtype), read_folder(folder)
-    names, layout = _naming(lm, raw)
+    shapes, layout = lm.abstract(dtype), _naming(lm, raw)[1]
     if isinstance(lm, DiffusionGemmaLM):
-        return weights.match(gemma_names.text_tensors(tensors, share), shapes, False, names, layout)
-    tensors = _text_of(lm, raw, packed.unpacked(raw, tensors))
-    if masked_config.kind_of(raw) == "llada" and "model.embed_tokens.weight" in tensors:
-        names = str  # conversions of LLaDA exist under Llama's names
+        return weights.match(gemma_names.text_tensors(read_folder(folder), share), shapes, False, str, layout)
+    tensors, names, scales = _stored(lm, raw, folder)
+    if scales:
+        _LOG.warning("%s: %d scales of a quantised cache, such as %s, are not used", title, len(scales), scales[0])
     extra = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers"))
     if is_size(extra):  # layers that draft for the others, which a drafter reads
         tensors = {name: x for name, x in tensors.items() if not weights.extra_layer(name, lm.num_layers, extra)}
-    return weights.match(tensors, shapes, lm.config.tie_word_embeddings, names, layout, share)
+    return weights.match(tensors, shapes, lm.config.tie_word_embeddings, names, layout)
+
+
+def _stored(lm: LlamaLM, raw: dict[str, Any], folder: Path) -> tuple[dict[str, Any], weights.Names, list[str]]:
+    """The tensors of a folder's text model, how it calls them, and the scales of a cache that are left out."""
+    tensors, scales = weights.without_cache_scales(read_folder(folder))
+    tensors = _text_of(lm, raw, packed.unpacked(raw, tensors))
+    renamed = masked_config.kind_of(raw) == "llada" and "model.embed_tokens.weight" in tensors
+    return tensors, str if renamed else _naming(lm, raw)[0], scales  # conversions of LLaDA exist under Llama's names
+
+
+def _with_own_head(lm: Any, raw: dict[str, Any], folder: Path, title: str) -> Any:
+    """The model with a head of its own where its folder holds one that is not the table, as transformers has it, though
+    `tie_word_embeddings` says that there is none. All hosts compare all of both, since they must agree."""
+    if not isinstance(lm, LlamaLM) or not lm.config.tie_word_embeddings or orbax_folder.is_one(folder):
+        return lm
+    tensors, names, _ = _stored(lm, raw, folder)
+    head, table = (tensors.get(names(name)) for name in ("lm_head.weight", "model.embed_tokens.weight"))
+    if head is None or table is None or reading.equal(head, table):
+        return lm
+    _LOG.warning("%s has a head that differs from its table, which is used, though tie_word_embeddings is true", title)
+    return dataclasses.replace(lm, config=dataclasses.replace(lm.config, tie_word_embeddings=False))
 
 
 def abstract(
@@ -494,15 +520,17 @@ def _described(raw, file, own_mask):
 
 
 def find(
-    asked: str | os.PathLike[str], ours: dict[str, Path], what: str, besides: tuple[str, ...] = ()
-) -> tuple[str, Path]:
+    asked: str | os.PathLike[str], ours: dict[str, Path], what: str, stems: tuple[str, ...] = ("model",),
+    besides: tuple[str, ...] = (),
+) -> tuple[str, Path]:  # fmt: skip
     """Name and folder of what was asked for: a folder goes before a shipped name, and that before a hub id.
 
     Args:
-      asked: one of these.
+      asked: one of these; a hub id may have a branch, tag or commit behind it (`owner/name@revision`).
       ours: what is shipped.
       what: is looked for, as an error says it.
-      besides: patterns of files to fetch from the hub where it has no safetensors.
+      stems: of the safetensors files to fetch from the hub where no index names them.
+      besides: patterns of files to fetch where it has none of those.
 
     Raises:
       ModelError: where there is no such thing.
@@ -517,19 +545,29 @@ def find(
     if name in ours:
         return name, ours[name]
     if isinstance(asked, str) and _HUB_ID.fullmatch(name):
-        return name, _download(name, what, besides)
+        return name, _download(name, what, stems, besides)
     known = f", one of the shipped ones ({', '.join(ours)})" if ours else ""
     raise ModelError(f"unknown {what} {name!r}: no such folder; give a folder{known} or a hub id such as owner/name")
 
 
-def _download(hub_id: str, what: str, besides: tuple[str, ...]) -> Path:
+def _download(hub_id: str, what: str, stems: tuple[str, ...], besides: tuple[str, ...]) -> Path:
+    """What is needed of a repository: its small files, and of the others those that its index names, or else those of `stems`.
+    Nothing of its subfolders, which hold the same weights again (`original/`)."""
     import huggingface_hub
 
+    name, _, revision = hub_id.partition("@")
+
+    def fetch(patterns: Iterable[str]) -> Path:
+        kinds = {"allow_patterns": list(patterns), "ignore_patterns": ["*/*"]}
+        return Path(huggingface_hub.snapshot_download(name, revision=revision or None, **kinds))
+
     try:
-        folder = Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_HUB_FILES)))
-        if besides and not list(folder.glob("*.safetensors")):
-            folder = Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=[*_HUB_FILES, *besides]))
-        return folder
+        folder = fetch(_HUB_FILES)
+        files = shards_of(folder / INDEX) if (folder / INDEX).is_file() else [f"{stem}.safetensors" for stem in stems]
+        folder = fetch(files)
+        return fetch(besides) if besides and not any((folder / file).is_file() for file in files) else folder
+    except ModelError:
+        raise
     except Exception as error:  # which client library raises depends on the version of huggingface_hub
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(

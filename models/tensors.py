@@ -23,6 +23,9 @@ INTEGERS = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64), "BOOL": np.dty
 OCTETS = {name: np.dtype(np.uint8) for name in ("I8", "F8_E4M3", "F8_E8M0")}
 """Types of packed weights, which `specjax.models.packed` reads as bytes and nobody else reads."""
 
+INDEX = "model.safetensors.index.json"
+"""What says in which file each tensor is."""
+
 Read = Callable[[list[tuple[Any, np.ndarray]]], None]
 """What fills arrays with boxes of a tensor, see `specjax.models.reading.fill`."""
 
@@ -140,23 +143,44 @@ def _check_order(file: Path, tensors: dict[str, Tensor], start: int, stop: int) 
         raise ModelError(f"{file} has {stop - start} bytes behind its last tensor; fetch it again")
 
 
+def unread(folder: Path) -> str:
+    """What an error says of files in a folder that hold a model in another format; nothing where there are none."""
+    found = sorted(file.name for file in (*folder.glob("*.gguf"), *folder.glob("consolidated*.safetensors")))
+    if not found:
+        return ""
+    return f"; it holds {found[0]}, a format that is not read: fetch the folder with safetensors that it was made from"
+
+
+def _places(index: Path) -> dict[str, str]:
+    try:
+        return {str(name): str(shard) for name, shard in parsed(index.read_bytes())["weight_map"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index} is malformed: it needs a weight_map from tensor names to files") from error
+
+
+def shards_of(index: Path) -> list[str]:
+    """The files that an index names.
+
+    Raises:
+      ModelError: where it is malformed.
+    """
+    return sorted(set(_places(index).values()))
+
+
 def read_folder(folder: Path) -> dict[str, Tensor]:
     """All tensors of `model.safetensors`, or of the shards that `model.safetensors.index.json` names.
 
     Raises:
       ModelError: when there are no weights, a shard is missing, or a file is malformed.
     """
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    single, index = folder / "model.safetensors", folder / INDEX
     if single.is_file():
         return read_header(single)
     if not index.is_file():
-        hint = "; convert its .bin weights to safetensors first" if list(folder.glob("*.bin")) else ""
-        raise ModelError(f"{folder} has neither model.safetensors nor model.safetensors.index.json{hint}")
-    try:
-        places = {str(name): str(shard) for name, shard in parsed(index.read_bytes())["weight_map"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{index} is malformed: it needs a weight_map from tensor names to files") from error
-    shards = sorted(set(places.values()))
+        hint = "; convert its .bin weights to safetensors first" if list(folder.glob("*.bin")) else unread(folder)
+        raise ModelError(f"{folder} has neither model.safetensors nor {INDEX}{hint}")
+    places = _places(index)
+    shards = shards_of(index)
     absent = [shard for shard in shards if Path(shard).name != shard or not (folder / shard).is_file()]
     if absent:
         raise ModelError(f"{index} names files that are not in the folder: {', '.join(absent)}; fetch them")

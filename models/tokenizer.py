@@ -21,9 +21,14 @@ def load(folder: Path) -> Any:
     Code that a folder brings along is never run, and nobody is asked whether it should be.
 
     Raises:
-      ModelError: when transformers cannot read the files, or the tokenizer is code of the folder's own.
+      ModelError: when transformers cannot read the files, they are Mistral's, or the tokenizer is code of the folder's own.
     """
     if not any((folder / name).is_file() for name in _VOCABULARIES):
+        if (folder / "tekken.json").is_file():
+            raise ModelError(
+                f"{folder} has its tokenizer in tekken.json, Mistral's own format, which is not read: fetch the tokenizer.json "
+                "of this model or of a conversion into the folder, or take tekken.json out to work with token ids"
+            )
         return None
     found = plain(folder, functools.partial(_transformers, folder))
     return _transformers(folder) if found is None else found

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from specjax.models.errors import ModelError
-from specjax.models.reading import Source, Stack, equal, stored_shape
+from specjax.models.reading import Source, Stack, stored_shape
 from specjax.models.tensors import FLOATS, INTEGERS, Tensor, shaped
 
 _NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -23,6 +23,8 @@ _NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 _CODES = {dtype: code for code, dtype in FLOATS.items()}
 # buffers that old checkpoints carry, which we compute; heads that were saved with their target, which drafters read
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|^medusa_head\.|^(model\.)?mtp(_layers)?\.")
+CACHE_SCALES = re.compile(r"\.(k|v|kv|q|prob_output)_(scale|zero_point)$|\.[kv]_proj\.output_(scale|zero_point)$")
+"""Names of scales that a checkpoint may have for a cache in few bits, and for attention over it."""
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
@@ -58,6 +60,15 @@ def hf_name(path: tuple[Any, ...]) -> tuple[str, bool]:
         case _:
             raise ModelError(f"parameter {'.'.join(map(str, keys))} has no Hugging Face name")
     return f"{module}.{kind}", keys[-1] == "kernel"
+
+
+def without_cache_scales(tensors: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Tensors by name without the scales of a quantised cache, and the names of those.
+
+    Caches here have scales of their own, one for each slot and head.
+    """
+    left_out = [name for name in tensors if CACHE_SCALES.search(name)]
+    return {name: x for name, x in tensors.items() if name not in set(left_out)}, left_out
 
 
 def extra_layer(name: str, layers: int, count: int = 2**31) -> bool:
@@ -124,17 +135,15 @@ def match(
     tied: bool,
     names: Names = str,
     layout: Layout = hf_name,
-    share: tuple[int, int] = (0, 1),
 ) -> Any:
-    """For every leaf of `abstract` the `Source` or `Stack` of its shape. No weights are read, but those that are stored twice.
+    """For every leaf of `abstract` the `Source` or `Stack` of its shape. No weights are read.
 
     Args:
       tensors: of the folder, by name.
       abstract: the params pytree as `ShapeDtypeStruct`s.
-      tied: whether the head is the embedding.
+      tied: whether the head is the embedding, which old checkpoints store twice.
       names: see `Names`.
       layout: see `Layout`.
-      share: the part of what is stored twice that is compared here, see `specjax.models.reading.equal`.
 
     Raises:
       ModelError: naming every tensor that is missing, misshapen, of an unknown type or not used.
@@ -154,12 +163,8 @@ def match(
         else:
             for part, own in zip(parts, _cut(tensors[name], parts), strict=True):
                 sources[part.leaf].append(Source(own, part.transposed, leaves[part.leaf][1].dtype))
-    spare = [name for name in tensors if name not in stored and not _HARMLESS.search(name)]
-    head, table = names("lm_head.weight"), names("model.embed_tokens.weight")
-    if tied and head in spare and not problems:  # old checkpoints store the tied matrix twice
-        spare.remove(head)
-        if not equal(tensors[head], tensors[table], share):
-            problems.append(f"{head} differs from {table}, but tie_word_embeddings is true")
+    twice = names("lm_head.weight") if tied else None
+    spare = [name for name in tensors if name not in stored and name != twice and not _HARMLESS.search(name)]
     problems += [f"unused {name} {list(tensors[name].shape)}" for name in spare]
     if problems:
         raise ModelError(f"the weights do not fit config.json: {listed(problems)}")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax.about import abouts
-from specjax.draft.heads.files import TORCH_FILES, config_file, read_tensors
+from specjax.draft.heads.files import STEMS, TORCH_FILES, config_file, read_tensors
 from specjax.draft.heads.folder import Head, read_head, shipped_heads
 from specjax.draft.heads.taps import IDS
 from specjax.models import hub
@@ -55,7 +55,7 @@ def _name(line: str) -> str:
 
 
 def _folder(asked: str) -> Path:
-    return hub.find(asked, shipped_heads(), "head", TORCH_FILES)[1]
+    return hub.find(asked, shipped_heads(), "head", STEMS, TORCH_FILES)[1]
 
 
 def target_of(asked: str) -> str | None:

@@ -38,7 +38,7 @@ def hub(tmp_path, monkeypatch):
 
     fetched = []
 
-    def snapshot_download(name, allow_patterns):
+    def snapshot_download(name, allow_patterns, **_):
         to = tmp_path / "cache" / name
         to.mkdir(parents=True, exist_ok=True)
         for file in sorted((tmp_path / "hub" / name).iterdir()):

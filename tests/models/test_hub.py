@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from specjax import models
+from specjax.draft.heads.files import STEMS
 from specjax.lm import Block, Wants
 from specjax.models import LlamaConfig, LlamaLM, ModelError, RopeScaling, hf_config, hub, tensors
+from specjax.spec.registry import DRAFTERS, parse
 
 IDS = np.random.default_rng(0).integers(0, 128, (2, 12))
 TINY = LlamaConfig(
@@ -187,7 +189,7 @@ def test_hub_ids(saved, monkeypatch):
 
     asked = []
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: asked.append(name) or str(saved))
-    assert models.load("someone/tiny").name == "someone/tiny" and asked == ["someone/tiny"]
+    assert models.load("someone/tiny").name == "someone/tiny" and {*asked} == {"someone/tiny"}
 
     def fail(name, **_):
         raise ConnectionError("no route")
@@ -195,6 +197,102 @@ def test_hub_ids(saved, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(ModelError, match=r"unknown model 'someone/other'.*hub did not give it \(no route\)"):
         models.load("someone/other")
+
+
+@pytest.fixture
+def remote(tmp_path, monkeypatch):
+    """A repository of a hub, whose files are fetched as the client's own patterns say; what was, and at which revisions."""
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    there, here, fetched = tmp_path / "there", tmp_path / "here", []
+    there.mkdir()
+
+    def snapshot_download(name, revision=None, **patterns):
+        assert name == "owner/tiny"
+        files = [str(file.relative_to(there)) for file in there.rglob("*") if file.is_file()]
+        for file in filter_repo_objects(files, **patterns):
+            (here / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(there / file, here / file)
+            fetched.append((file, revision))
+        return str(here)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return there, fetched
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_a_hub_id_brings_what_is_needed_and_nothing_twice(sharded, saved, remote):
+    """As gpt-oss and Mistral publish theirs: the same weights again in a subfolder and in the maker's own format."""
+    there, fetched = remote
+    shutil.copy(saved / "config.json", there)
+    weights = ["model-00001-of-00001.safetensors"] if sharded else ["model.safetensors"]
+    again = [
+        "original/model.safetensors",
+        "consolidated.safetensors",
+        "model-00002-of-00002.safetensors",
+        "metal/model.bin",
+    ]
+    for name in (*weights, *again):
+        (there / name).parent.mkdir(exist_ok=True)
+        shutil.copy(saved / "model.safetensors", there / name)
+    (there / "original" / "config.json").write_text("{}")
+    index = {"weight_map": dict.fromkeys(tensors.read_folder(saved), weights[0])}
+    if sharded:
+        (there / "model.safetensors.index.json").write_text(json.dumps(index))
+    model = models.load("owner/tiny@v1.0")
+    assert model.name == "owner/tiny@v1.0" and same(model.params, models.load(saved).params)
+    small = {"config.json"} | ({"model.safetensors.index.json"} if sharded else set())
+    assert {*fetched} == {(name, "v1.0") for name in small | {*weights}}
+    fetched.clear()
+    models.load("owner/tiny")
+    assert {revision for _, revision in fetched} == {None}
+
+
+def test_heads_and_adapters_have_revisions_too(remote):
+    there, fetched = remote
+    for name in ("config.json", "medusa_lm_head.safetensors", "adapter_model.safetensors", "model.safetensors"):
+        (there / name).write_text("{}")
+    for stems, wanted in ((STEMS, 3), (("adapter_model",), 1), (("model",), 1)):
+        fetched.clear()
+        name, folder = hub.find("owner/tiny@refs/pr/2", {}, "head", stems)
+        assert name == "owner/tiny@refs/pr/2" and folder.is_dir()
+        assert len({file for file, _ in fetched}) == wanted + 1 and {at for _, at in fetched} == {"refs/pr/2"}
+    stored = parse("drafter", DRAFTERS, "medusa:model=owner/tiny@refs/pr/2")
+    assert stored.asked == "owner/tiny@refs/pr/2"
+
+
+def test_a_folder_in_another_format_is_told_what_to_do(tiny):
+    (tiny / "tekken.json").write_text("{}")
+    with pytest.raises(ModelError, match="tokenizer in tekken.json, Mistral's own format.*: fetch the tokenizer.json"):
+        models.load(tiny)
+    (tiny / "tekken.json").unlink()
+    (tiny / "model.safetensors").rename(tiny / "consolidated.safetensors")
+    with pytest.raises(
+        ModelError, match="nor model.safetensors.index.json; it holds consolidated.safetensors, a format that"
+    ):
+        models.load(tiny)
+    (tiny / "consolidated.safetensors").rename(tiny / "tiny-Q4.gguf")
+    with pytest.raises(
+        ModelError, match="it holds tiny-Q4.gguf, .*: fetch the folder with safetensors that it was made from"
+    ):
+        models.load(tiny)
+    (tiny / "config.json").unlink()
+    with pytest.raises(ModelError, match="has no config.json; .*; it holds tiny-Q4.gguf, a format that is not read"):
+        models.load(tiny)
+
+
+def test_scales_of_a_quantised_cache_are_not_used(tiny, saved, caplog):
+    at = "model.layers.0.self_attn"
+    names = ("k_scale", "v_scale", "kv_scale", "q_scale", "prob_output_scale", "attn.k_scale", "k_proj.k_scale")
+    scales = {f"{at}.{name}": np.ones(1, np.float32) for name in (*names, "v_proj.output_scale", "v_zero_point")}
+    rewrite(tiny, lambda arrays: arrays.update(scales))
+    assert same(models.load(tiny).params, models.load(saved).params)
+    (line,) = [record.getMessage() for record in caplog.records if "scales" in record.getMessage()]
+    assert "tiny: 9 scales of a quantised cache" in line
+    rewrite(tiny, lambda arrays: arrays.update({f"{at}.k_proj.frob_scale": np.ones(1, np.float32)}))
+    with pytest.raises(ModelError, match="unused model.layers.0.self_attn.k_proj.frob_scale"):
+        models.load(tiny)
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "nowhere", "/no/such/folder"])
@@ -308,10 +406,27 @@ def test_every_wrong_tensor_is_named_at_once(tiny):
     assert "unused model.layers.0.self_attn.q_proj.bias [8]" in text and "inv_freq" not in text
 
 
+def test_a_tied_model_with_another_head_uses_that(tiny, caplog):
+    """As transformers does, which finds both in the file."""
+    import torch
+    import transformers
+
+    edit(tiny, {"tie_word_embeddings": True})
+    model = models.load(tiny, dtype="float32")
+    assert not model.lm.config.tie_word_embeddings and "head" in model.params
+    assert [r for r in caplog.records if "a head that differs from its table" in r.getMessage()]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tiny, dtype="float32")
+    ids = IDS % TINY.vocab_size
+    block = Block(
+        jnp.asarray(ids, jnp.int32), jnp.broadcast_to(jnp.arange(12)[None], ids.shape), jnp.zeros(2, jnp.int32)
+    )
+    with torch.no_grad():
+        wanted = theirs(torch.as_tensor(ids)).logits.numpy()
+    np.testing.assert_allclose(model.lm(model.params, block, None, wants=Wants(logits=True)).logits, wanted, atol=1e-5)
+
+
 def test_tied_models_may_store_an_equal_head(tiny):
     edit(tiny, {"tie_word_embeddings": True})
-    with pytest.raises(ModelError, match="lm_head.weight differs from model.embed_tokens.weight"):
-        models.load(tiny)
     rewrite(tiny, lambda arrays: arrays.update({"lm_head.weight": arrays["model.embed_tokens.weight"]}))
     assert "head" not in models.load(tiny).params
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.models import LlamaConfig, ModelError, hf_rope
+from specjax.models import LlamaConfig, ModelError, hf_config, hf_rope
 from specjax.models.ropes import rope_frequencies, rope_tables
 
 PLAIN = LlamaConfig(24, 64, 20, 1, 2, 2, 32, max_position_embeddings=640)
@@ -52,6 +52,34 @@ def test_yarn(name):
     angles = np.arange(3)[:, None] * frequencies
     np.testing.assert_allclose(cos[0, :, 0, 0], magnitude * np.cos(angles), atol=1e-5)
     np.testing.assert_allclose(sin[0, :, 0, 1], magnitude * np.sin(angles), atol=1e-5)
+
+
+def test_yarn_as_model_cards_ask_for_it():
+    """Qwen3's: the positions of the file stay, and the rope says those of the first training. It reaches four times those."""
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    sizes = {
+        "vocab_size": 24,
+        "hidden_size": 64,
+        "intermediate_size": 20,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    card = sizes | {"model_type": "qwen3", "head_dim": 32, "num_key_value_heads": 2, "max_position_embeddings": 40960}
+    config = hf_config.from_hf(card | {"rope_theta": 1e6, "rope_scaling": rope})
+    assert (
+        config.max_position_embeddings == 131072 == hf_config.from_hf(hf_config.to_hf(config)).max_position_embeddings
+    )
+    frequencies, magnitude = theirs(
+        rope | {"rope_theta": 1e6}, dataclasses.replace(PLAIN, max_position_embeddings=40960)
+    )
+    np.testing.assert_allclose(rope_frequencies(config), frequencies, rtol=1e-6)
+    angles = np.float32(131071) * frequencies
+    cos, sin = rope_tables(config, jnp.asarray([[131071]]))
+    np.testing.assert_allclose(
+        cos[0, 0, 0, 0], magnitude * np.cos(angles), atol=2e-2
+    )  # of angles that are known to 1 / 128
+    np.testing.assert_allclose(sin[0, 0, 0, 1], magnitude * np.sin(angles), atol=2e-2)
+    assert hf_config.from_hf(card).max_position_embeddings == 40960
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from safetensors.numpy import save
 from specjax.models.errors import ModelError
 from specjax.models.json_file import read_json
 from specjax.models.tensors import read_folder, read_header
+from specjax.models.weights import without_cache_scales
 
 STEMS = ("model", "pytorch_model", "medusa_lm_head", "hydra_lm_head", "adapter_model")
 """What files with a head's weights are called."""
@@ -36,7 +37,7 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
     Raises:
       ModelError: where there are none, a shard is missing, a file is damaged, or torch is needed and absent.
     """
-    return {name: array for name, array in _read(folder).items() if not _HARMLESS.search(name)}
+    return without_cache_scales({name: x for name, x in _read(folder).items() if not _HARMLESS.search(name)})[0]
 
 
 def write_files(folder: str | os.PathLike[str], config: dict[str, Any], tensors: Mapping[str, np.ndarray]) -> None:

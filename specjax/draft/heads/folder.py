@@ -13,7 +13,7 @@ import numpy as np
 
 from specjax.draft.base import Trained
 from specjax.draft.head import check_ids
-from specjax.draft.heads.files import TORCH_FILES, config_file, write_files
+from specjax.draft.heads.files import STEMS, TORCH_FILES, config_file, write_files
 from specjax.draft.heads.published import read_published
 from specjax.expand.chain import Chain
 from specjax.expand.static import Static
@@ -144,7 +144,7 @@ def read_head(
       ModelError: (a ValueError) where there is no such head, it belongs to another drafter or target, a tensor is missing,
         misshapen or not known, or its vocabulary is not one of the target's.
     """
-    title, folder = hub.find(asked, shipped_heads(), f"head for {name}", TORCH_FILES)
+    title, folder = hub.find(asked, shipped_heads(), f"head for {name}", STEMS, TORCH_FILES)
     config = hub.read_json(config_file(folder))
     layout, notes = "specjax", ()
     if "drafter" not in config:

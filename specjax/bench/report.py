@@ -45,7 +45,7 @@ def plot(report: Report, path: str) -> None:
     from specjax.viz import figures
     from specjax.viz.picture import Picture
 
-    figure = Picture(12, 4.5)
+    figure = Picture(15, max(4.5, 1.2 + 0.27 * len([*report.rows, *report.peers])))
     left, right = figure.subplots(1, 2)
     figures.speedup(report, left)
     figures.acceptance(report, right)

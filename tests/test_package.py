@@ -34,6 +34,16 @@ print(getattr(build_meta, sys.argv[1])(sys.argv[2]))
 """
 
 
+def test_every_dependency_is_imported_somewhere():
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.match(r"\w+", name)[0] for name in needed}
+    files = (file for part in ("specjax", "models", "kernels", "sharding") for file in (ROOT / part).rglob("*.py"))
+    found = {
+        name for file in files for name in re.findall(r"^\s*(?:import|from) (\w+)", file.read_text(), re.MULTILINE)
+    }
+    assert names - found == set(), "an extra, or none"
+
+
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
 
 CALLS = """

@@ -23,10 +23,12 @@ import glob
 import importlib.util
 import os
 
-if {{"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"}} & set(os.environ) and not importlib.util.find_spec("specjax"):
-    tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
-    extras = "plot" + (",tpu" if tpu else ",cuda12" if glob.glob("/dev/nvidia[0-9]*") else "")
-    {install}
+if {{"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"}} & set(os.environ):
+    found = importlib.util.find_spec("specjax")
+    if not (found and found.origin):  # a mere folder has no origin
+        tpu = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+        extras = "plot" + (",tpu" if tpu else ",cuda12" if glob.glob("/dev/nvidia[0-9]*") else "")
+        {install}
 
 import jax
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from matplotlib.patches import Patch
 
 from experiments.claims import HERE, MARKED, by_line, config_of, interval, samples, table
 from specjax import models
@@ -248,39 +249,45 @@ def best(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def picture(config: Mapping[str, Any], report: Mapping[str, Any], path: Path) -> None:
-    """Right answers over tokens a second, a panel for each kind of question, with the Pareto front and its names."""
-    panels: dict[str, list[tuple[str, list[Row]]]] = {}
-    for (called, _, rows), group in zip(grouped(config, report), config["groups"], strict=True):
-        if rows:
-            panels.setdefault(json.dumps(group.get("eval", {}), sort_keys=True), []).append((called, rows))
-    figure = Picture(8 * len(panels), 6)
-    for axes, groups in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.values(), strict=True):
-        every = [row for _, rows in groups for row in rows]
-        for index, (called, rows) in enumerate(groups):
-            middle = 100 * np.asarray([np.mean(bits(row)) for row in rows])
-            ends = 100 * np.asarray([wilson(bits(row)) for row in rows]).T
-            sides = np.abs(ends - middle)
-            axes.errorbar(
-                [speed(row) for row in rows], middle, yerr=sides, fmt="o", ms=4, lw=0.5, color=f"C{index}", label=called
-            )  # fmt: skip
-        front = best(every)
-        axes.plot([speed(row) for row in front], [100 * np.mean(bits(row)) for row in front], "k--", lw=0.8)
-        for row in front:
-            at = speed(row), 100 * np.mean(bits(row))
-            axes.annotate(row["line"], at, xytext=(4, 4), textcoords="offset points", fontsize=7)
-        axes.set_xlabel("tokens a second of CPU time")
-        axes.set_ylabel("right answers, % (bars: 95%)")
-        axes.set_title(f"{len(every[0]['right'])} questions", fontsize=9)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8, loc="lower left")
-    figure.savefig(str(path), dpi=110)
+def picture(config: Mapping[str, Any], report: Mapping[str, Any]) -> Picture:
+    """Tokens a second and right answers, a line a decoder, the fastest on top; two panels for each kind of question.
+
+    In bold is the Pareto front: no other decoder is both faster and as often right.
+    """
+    kinds: dict[str, list[tuple[int, Row]]] = {}
+    groups = list(zip(grouped(config, report), config["groups"], strict=True))
+    for index, ((_, _, rows), group) in enumerate(groups):
+        kinds.setdefault(json.dumps(group.get("eval", {}), sort_keys=True), []).extend((index, row) for row in rows)
+    kinds = {own: sorted(rows, key=lambda pair: speed(pair[1])) for own, rows in kinds.items() if rows}
+    heights = [1.2 + 0.18 * len(rows) for rows in kinds.values()]
+    figure = Picture(11, 0.3 + 0.2 * len(groups) + sum(heights))
+    panels = figure.subplots(len(kinds), 2, squeeze=False, sharey="row", height_ratios=heights)
+    for (fast, right), pairs in zip(panels, kinds.values(), strict=True):
+        rows, at = [row for _, row in pairs], np.arange(len(pairs))
+        colours, front = [f"C{index}" for index, _ in pairs], best(rows)
+        fast.barh(at, [speed(row) for row in rows], color=colours, height=0.7)
+        fast.set_yticks(at, [row["line"] for row in rows], fontsize=7)
+        for label, row in zip(fast.get_yticklabels(), rows, strict=True):
+            label.set_fontweight("bold" if any(row is one for one in front) else "normal")
+        low, high = 100 * np.asarray([wilson(bits(row)) for row in rows]).T
+        right.hlines(at, low, high, colors=colours, linewidth=1)
+        right.scatter([100 * np.mean(bits(row)) for row in rows], at, c=colours, s=16, zorder=3)
+        right.tick_params(axis="y", left=False, labelleft=False)
+        right.grid(alpha=0.3)
+        fast.margins(y=0.02)
+        fast.set_title(f"{len(rows[0]['right'])} questions", fontsize=9)
+        fast.set_xlabel("tokens a second of CPU time")
+        right.set_xlabel("right answers, % (bars: 95%)")
+    handles = [Patch(color=f"C{index}", label=called) for index, ((called, _, rows), _) in enumerate(groups) if rows]
+    title = "bold: none is both faster and as often right"
+    figure.legend(handles=handles, title=title, fontsize=8, title_fontsize=8, loc="outside lower center")
+    return figure
 
 
 def shown(folder: Path) -> None:
     """The picture and the page again, of the results that are there."""
     config, report = config_of(folder), json.loads((folder / "results.json").read_text())
-    picture(config, report, folder / f"{folder.name}.png")
+    picture(config, report).savefig(folder / f"{folder.name}.png", dpi=110)
     readme = folder / "README.md"
     readme.write_text(page(readme.read_text(), config, report, folder.name))
     print("\n".join(tables(config, report)))

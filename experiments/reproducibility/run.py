@@ -73,19 +73,25 @@ def table(rows: list[dict[str, Any]], temperature: float) -> str:
     return "\n".join(lines)
 
 
-def picture(rows: list[dict[str, Any]], temperatures: list[float]) -> None:
-    figure = Picture(6 * len(temperatures), 4)
+def picture(rows: list[dict[str, Any]]) -> Picture:
+    """A bar a type and setting, and on it how many texts are others: a bar without height is a figure too."""
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
+    figure = Picture(7.5 * len(temperatures), 4)
     panels = figure.subplots(1, len(temperatures), squeeze=False)[0]
     for axes, temperature in zip(panels, temperatures, strict=True):
         for index, dtype in enumerate(DTYPES):
             own = [r for r in rows if r["dtype"] == dtype and r["temperature"] == temperature]
             shares = [100 * r["other_texts"] / r["texts"] for r in own]
-            axes.bar([i + 0.27 * (index - 1) for i in range(len(own))], shares, width=0.25, label=dtype)
-        axes.set_xticks(range(len(SETTINGS)), list(SETTINGS), rotation=30, ha="right")
+            bars = axes.bar([i + 0.3 * (index - 1) for i in range(len(own))], shares, width=0.28, label=dtype)
+            axes.bar_label(
+                bars, [f"{r['other_texts']} of {r['texts']}" for r in own], fontsize=7, padding=2, rotation=90
+            )
+        axes.set_xticks(range(len(SETTINGS)), list(SETTINGS))
+        axes.set_ylim(0, max(1.25 * axes.get_ylim()[1], 5))
         axes.set_ylabel("texts that are others, %")
         axes.set_title(f"temperature {temperature:g}", fontsize=10)
-        axes.legend(fontsize=8)
-    figure.savefig(str(HERE / "reproducibility.png"), dpi=100)
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=8, loc="outside right upper")
+    return figure
 
 
 def main() -> None:
@@ -93,11 +99,16 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=8, help="questions a family")
     parser.add_argument("--seed", type=int, default=61)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
+    parser.add_argument(
+        "--show", action="store_true", help="measure nothing: the picture and the tables of results.json"
+    )
     options = parser.parse_args()
-    rows = [row for t in options.temperatures for row in measured(options.count, options.seed, t)]
-    (HERE / "results.json").write_text(json.dumps({"seed": options.seed, "rows": rows}, indent=1) + "\n")
-    picture(rows, options.temperatures)
-    for temperature in options.temperatures:
+    if not options.show:
+        rows = [row for t in options.temperatures for row in measured(options.count, options.seed, t)]
+        (HERE / "results.json").write_text(json.dumps({"seed": options.seed, "rows": rows}, indent=1) + "\n")
+    rows = json.loads((HERE / "results.json").read_text())["rows"]
+    picture(rows).savefig(HERE / "reproducibility.png", dpi=100)
+    for temperature in dict.fromkeys(row["temperature"] for row in rows):
         print(f"\nTemperature {temperature:g}:\n\n{table(rows, temperature)}")
 
 

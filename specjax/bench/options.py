@@ -62,7 +62,7 @@ class BenchOptions:
     )
     repeats: int = option(3, "rounds", least=1)
     batch_size: int = option(1, "rows decoded together", least=1)
-    json: bool = option(False, "print one line of JSON")
+    json: bool = option(False, "print one line of JSON; of the suite profile one a decoder, as it ends")
     plot: str | None = option(None, "write a picture of speeds and acceptance by depth", metavar="FILE.png")
 
     @property

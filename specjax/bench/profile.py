@@ -5,6 +5,7 @@ program took, and the compiled text which part of a step it was traced from. Tra
 share of the traced time is taken of a step's time without a trace.
 """
 
+import contextlib
 import dataclasses
 import statistics
 import tempfile
@@ -70,13 +71,16 @@ def command(options: BenchOptions) -> int:
     for reason in skipped:
         note(reason)
     found = []
-    with progress(len(requests)) as advance:
+    with (
+        contextlib.nullcontext() if options.json else progress(len(requests)) as advance
+    ):  # its lines say as much as a bar
         for name, own in requests.items():
             found.append(profile(name, engines[name], own, options.repeats))
-            advance(name)
-    if options.json:
-        write(jsonl.dumps({"rows": [dataclasses.asdict(one) for one in found]}) + "\n")
-    else:
+            if advance is None:
+                write(jsonl.dumps(dataclasses.asdict(found[-1])) + "\n")
+            else:
+                advance(name)
+    if not options.json:
         write(shown(found))
     if options.plot:
         from specjax.viz import figures

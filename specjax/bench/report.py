@@ -2,6 +2,9 @@
 
 from specjax.bench.run import Report
 
+DEPTHS = 8
+"""Of acceptance by depth, in the table: a diffusion model has as many as its block has positions."""
+
 
 def table(report: Report) -> None:
     """Prints the table on stdout."""
@@ -9,17 +12,14 @@ def table(report: Report) -> None:
     from rich.table import Table
 
     rows = Table(title=report.about, title_justify="left")
-    for name in (
-        "decoder",
-        "tokens/step",
-        "tokens/s",
-        "ratio to plain",
-        "step ratio",
-        "identical text",
-        "accepted by depth",
-    ):
-        rows.add_column(name, justify="left" if name == "decoder" else "right", no_wrap=True)
+    rows.add_column("decoder", overflow="fold")
+    for name in ("tokens/step", "tokens/s", "ratio\nto plain", "step\nratio", "identical\ntext"):
+        rows.add_column(
+            name, justify="right", no_wrap=True
+        )  # where a terminal is narrow, the others have several lines
+    rows.add_column("accepted\nby depth", justify="right")
     for row in report.rows:
+        shares = row.acceptance_by_depth
         rows.add_row(
             row.decoder,
             f"{row.tokens_per_step:.2f}",
@@ -27,7 +27,7 @@ def table(report: Report) -> None:
             f"{row.ratio_to_plain:.2f}",
             f"{row.step_ratio:.2f}",
             "yes" if row.identical_text else "no",
-            " ".join(f"{share:.2f}" for share in row.acceptance_by_depth),
+            " ".join([f"{share:.2f}" for share in shares[:DEPTHS]] + ["..."] * (len(shares) > DEPTHS)),
         )
     plain = report.rows[0].tokens_per_second
     for peer in report.peers:
@@ -36,7 +36,7 @@ def table(report: Report) -> None:
         rows.add_row(f"{peer.peer} {peer.mode}", "", f"{peer.tokens_per_second:.1f}", ratio, "", same, "")
     console = Console(highlight=False)
     if not console.is_terminal:  # a file has no width to fit
-        console.width = 160
+        console.width = 1000
     console.print(rows)
 
 
@@ -45,7 +45,7 @@ def plot(report: Report, path: str) -> None:
     from specjax.viz import figures
     from specjax.viz.picture import Picture
 
-    figure = Picture(12, 4.5)
+    figure = Picture(15, max(4.5, 1.2 + 0.27 * len([*report.rows, *report.peers])))
     left, right = figure.subplots(1, 2)
     figures.speedup(report, left)
     figures.acceptance(report, right)

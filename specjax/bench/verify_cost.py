@@ -20,6 +20,7 @@ from specjax.jobs import jsonl
 from specjax.lm import Output
 from specjax.sampling import Sampler, Sampling, row_keys
 from specjax.serve.options import check_least, option
+from specjax.spec.line import lines
 from specjax.spec.registry import make_verifier
 from specjax.terminal import bad_input, flag, run_program
 from specjax.tree import Topology, Tree
@@ -33,7 +34,9 @@ TREES = 32
 class VerifyOptions:
     """See the help of each."""
 
-    verifiers: str = option("coupled,recursive,k_seq,optimal", "those without parameters that judge i.i.d. children")
+    verifiers: str = option(
+        "coupled,recursive,k_seq,optimal", "lines of those without parameters that judge i.i.d. children"
+    )
     vocab: int = option(32768, "vocabulary", least=2)
     tree: str = option("3 | 2 1 1 | 2 1 1", "child counts level by level")
     batch: int = option(1, "rows", least=1)
@@ -79,7 +82,7 @@ def measure(options: VerifyOptions) -> dict[str, dict[str, float]]:
         for n in range(TREES)
     ]
     runs = {}
-    for name in dict.fromkeys(word.strip() for word in options.verifiers.split(",")):
+    for name in lines([options.verifiers]):
         verifier: Any = make_verifier(name)
         if not isinstance(verifier, Verifier) or "iid" not in verifier.judges:
             raise ValueError(f"--verifiers {name}: it needs parameters, or judges no i.i.d. children")

@@ -89,10 +89,15 @@ def remarks(found: Evaluation) -> list[str]:
 
 
 def plot(found: Evaluation, path: str) -> None:
-    """Writes accuracy against tokens a second, a point a decoder, with 95% intervals of the accuracy."""
+    """Writes the picture of an evaluation."""
+    picture(found).savefig(path, dpi=120)
+
+
+def picture(found: Evaluation) -> Any:
+    """Accuracy against tokens a second, a point a decoder, with 95% intervals of the accuracy."""
     from specjax.viz.picture import Picture
 
-    figure = Picture(8, 5)
+    figure = Picture(8, 5 + 0.18 * len(found.rows))
     axes = figure.subplots()
     for index, row in enumerate(found.rows):
         _point(axes, row, f"C{index % 10}")
@@ -100,9 +105,9 @@ def plot(found: Evaluation, path: str) -> None:
     axes.set_xlabel("tokens a second")
     axes.set_ylabel("right answers, %")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    figure.legend(fontsize=8, loc="outside lower center")
     figure.suptitle(found.about, fontsize=9)
-    figure.savefig(path, dpi=120)
+    return figure
 
 
 def _point(axes: Any, row: Row, color: str) -> None:

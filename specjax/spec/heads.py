@@ -13,6 +13,7 @@ from specjax.models.errors import ModelError
 from specjax.models.fields import an_object, is_size
 from specjax.models.json_file import read_json
 from specjax.spec.companions import Stored, asked_of
+from specjax.spec.line import spelt
 from specjax.spec.registry import DRAFTERS, parse
 
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -47,7 +48,7 @@ def head_line(asked: str) -> str:
     """
     if _name(asked) in DRAFTERS and not Path(asked).exists():
         return asked
-    return f"{drafter_of(_folder(asked))}:model={asked}"
+    return f"{drafter_of(_folder(asked))}:model={spelt(asked)}"
 
 
 def _name(line: str) -> str:

@@ -81,7 +81,7 @@ def acceptance(what: Any, axes: Any = None) -> Any:
       what: a report of `specjax bench` or its JSON; or by name the records of `specjax.generate`, a decoder's state, or shares.
       axes: to draw on; None: those of a new figure.
     """
-    figure, axes = axes_on(axes, 6, 4)
+    figure, axes = axes_on(axes, 8, 4)
     found = data.acceptances(what)
     for i, (name, share) in enumerate(found.items()):
         if share:  # the others keep their colours, those of `speedup`
@@ -92,32 +92,35 @@ def acceptance(what: Any, axes: Any = None) -> Any:
     axes.set_xlabel("accepted draft tokens, or more")
     axes.set_ylabel("share of steps")
     if any(found.values()):
-        axes.legend(fontsize=7 if len(found) > 8 else None, ncols=1 + len(found) // 10)
+        axes.legend(fontsize=7 if len(found) > 8 else 8, loc="upper left", bbox_to_anchor=(1.01, 1))
         axes.xaxis.get_major_locator().set_params(integer=True)
     return figure
 
 
 def speedup(report: Any, axes: Any = None) -> Any:
-    """A bar a decoder: its speed over plain decoding's; peers are grey.
+    """A bar a decoder, the fastest on top: its speed over plain decoding's; peers are grey.
 
     Args:
       report: of `specjax bench`, or its JSON.
       axes: to draw on; None: those of a new figure.
     """
     bars = data.speeds(report)
-    figure, axes = axes_on(axes, 2 + 0.5 * len(bars), 4)
+    figure, axes = axes_on(axes, 7, 1.2 + 0.27 * len(bars))
     colours = ["0.6" if bar.peer else f"C{i % 10}" for i, bar in enumerate(bars)]
-    drawn = axes.bar(range(len(bars)), [bar.ratio for bar in bars], color=colours)
-    axes.bar_label(drawn, fmt="%.2f", fontsize=8 if len(bars) > 8 else None)
-    axes.set_xticks(range(len(bars)), [bar.name for bar in bars], rotation=25, ha="right")
-    axes.axhline(1.0, color="0.3", linewidth=0.8)
-    axes.margins(y=0.1)
-    axes.set_ylabel("speed over plain decoding")
+    order = sorted(range(len(bars)), key=lambda i: bars[i].ratio)
+    drawn = axes.barh(range(len(bars)), [bars[i].ratio for i in order], color=[colours[i] for i in order])
+    axes.bar_label(drawn, fmt="%.2f", fontsize=8, padding=2)
+    axes.set_yticks(range(len(bars)), [bars[i].name for i in order], fontsize=8)
+    axes.axvline(1.0, color="0.3", linewidth=0.8)
+    axes.margins(x=0.1, y=0.02)
+    axes.set_xlabel("speed over plain decoding")
     return figure
 
 
 def unmask_order(what: Any, words: Sequence[str] | None = None, columns: int = 16, axes: Any = None) -> Any:
     """A heat map of the step that wrote each position: a line a decoder; or with words one decoder's text in lines.
+
+    Decoders take few passes or many, so that each has the whole scale of colours for its own.
 
     Args:
       what: rows of `specjax bench order`, their JSON, or orders by name, as `specjax.bench.order.unmask_order` gives them.
@@ -140,7 +143,9 @@ def unmask_order(what: Any, words: Sequence[str] | None = None, columns: int = 1
     values = np.zeros((len(rows), max(map(len, rows))), np.int32)
     for line, row in zip(values, rows, strict=True):
         line[: len(row)] = row
-    image = axes.imshow(np.ma.masked_equal(values, 0), aspect="auto", interpolation="nearest", cmap="viridis")
+    last = values.max(axis=1, keepdims=True) if words is None else values.max()
+    shown = np.ma.masked_equal(values, 0) / np.maximum(last, 1)
+    image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, vmax=1)
     for i, word in enumerate(words or ()):
         dark = 0 < values[i // columns, i % columns] < 0.6 * values.max()
         axes.text(
@@ -154,7 +159,7 @@ def unmask_order(what: Any, words: Sequence[str] | None = None, columns: int = 1
         axes.set_xticks([])
         axes.set_yticks(range(len(rows)), [str(columns * i) for i in range(len(rows))], fontsize=8)
         axes.set_title(next(iter(found)), fontsize=9)
-    figure.colorbar(image, ax=axes, label="step", pad=0.01)
+    figure.colorbar(image, ax=axes, label="step, of its last", pad=0.01)
     return figure
 
 

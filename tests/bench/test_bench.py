@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from rich.console import Console
 
 from specjax import cli, models
 from specjax.bench import command, prompts
+from specjax.bench import report as reporting
 from specjax.bench.engines import engines_of
 from specjax.bench.options import BenchOptions
 from specjax.bench.run import Lap, PeerRow, Report, Row, measure, summarise
@@ -135,6 +137,21 @@ def test_accounting():
     assert report.rows[2] == Row("wrong", 1.0, 2.0, 1.0, 1.0, False, (0.6667,))
     assert report.peers == [PeerRow("peer", "greedy", 1.0, True)]
     assert len(report.rows) == 3 and isinstance(report, Report)
+
+
+@pytest.mark.parametrize("width", (None, 80))
+def test_many_depths_leave_the_figures_their_place(width, capsys, monkeypatch):
+    """In a file, and on a terminal of some width."""
+    if width:
+        monkeypatch.setattr(Console, "is_terminal", True)
+        monkeypatch.setenv("COLUMNS", str(width))
+    shares = tuple(1 - i / 32 for i in range(32))
+    reporting.table(Report([Row("threshold/prefix", 3.25, 4321.5, 12.75, 0.5, False, shares)], [], "about"))
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("3.25", "4321.5", "12.75", "0.50", "no", "1.00", "0.97"))
+    assert width or "threshold/prefix" in out
+    assert "0.78" in out and "..." in out and "0.75" not in out, "eight of them"
+    assert width is None or all(len(row) <= width for row in out.splitlines() if row.startswith("│"))
 
 
 def test_drafters_of_a_comma_list():

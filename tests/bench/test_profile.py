@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from specjax import cli, models
+from specjax.bench import profile
 from specjax.bench.step_parts import PARTS, REST, Event, by_part, parts_of
 from specjax.models import LlamaConfig, LlamaLM
 
@@ -74,7 +75,7 @@ def words(tmp_path_factory):
 def test_the_command(words, tmp_path, capsys):
     picture = tmp_path / "profile.png"
     assert cli.main([*words, "--json", "--plot", str(picture)]) == 0
-    plain, drafted = json.loads(capsys.readouterr().out)["rows"]
+    plain, drafted = map(json.loads, capsys.readouterr().out.splitlines())
     for row in (plain, drafted):
         parts = row["parts"]
         assert list(parts) == [*PARTS, REST] and row["batch"] == 2 and 1 <= row["steps"] <= 12
@@ -88,3 +89,15 @@ def test_the_command(words, tmp_path, capsys):
 def test_a_batch_needs_as_many_prompts(words, capsys):
     assert cli.main([*words[:-4], "--batch-size", "3"]) == 2
     assert "a batch of 3 needs as many prompts, and there are 2" in capsys.readouterr().err
+
+
+def test_what_a_decoder_took_is_there_as_soon_as_it_has_ended(words, capsys, monkeypatch):
+    def measured(name, *rest):
+        if name != "none":
+            raise RuntimeError("the profiler recorded no operation of the program on this device")
+        return profile.Profile(name, 2, 3, 0.5, {"target": 0.5}, 0.0)
+
+    monkeypatch.setattr(profile, "profile", measured)
+    with pytest.raises(RuntimeError):
+        cli.main([*words, "--json"])
+    assert json.loads(capsys.readouterr().out)["decoder"] == "none"

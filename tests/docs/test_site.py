@@ -1,4 +1,4 @@
-"""The site builds without a warning. Its notebooks are not executed here: `tests/docs/test_notebooks.py` does that."""
+"""The site builds without a warning, and says what the README does. `tests/docs/test_notebooks.py` executes its notebooks."""
 
 import os
 import subprocess
@@ -23,3 +23,16 @@ def test_the_site_builds_without_a_warning(tmp_path):
     done = subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "<h1>Quick start" in (tmp_path / "notebooks" / "quick_start.html").read_text()
+    assert "<h1>Searches" in (tmp_path / "searches.html").read_text()
+
+
+def test_no_page_is_called_as_one_that_sphinx_writes():
+    own = {"search", "genindex", "py-modindex"}
+    assert {page.stem for page in (ROOT / "docs").glob("*.md")} & own == set()
+
+
+def test_the_first_page_begins_as_the_readme():
+    """How it is installed, and where it has run."""
+    pages = [(ROOT / page).read_text() for page in ("README.md", "docs/index.md")]
+    first, second = ("```".join(page.split("```")[:2]) for page in pages)
+    assert first == second and "pip install -e . &&" in first and "so far it has been run on" in first

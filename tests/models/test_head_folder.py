@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -52,8 +53,7 @@ def test_round_trip(name, ids, target, tmp_path):
     own = saved(tmp_path, name, target, ids)
     drafter, read = load_head(tmp_path, name, type(KINDS[name][0]), target, expander=Chain(2))
     assert drafter.depth == 2 and drafter.target == TARGET
-    assert jax.tree.structure(read) == jax.tree.structure(own)
-    jax.tree.map(np.testing.assert_array_equal, read, own)
+    chex.assert_trees_all_equal(read, own)
 
 
 def test_a_registry_line_reads_a_folder(target, tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,7 +60,7 @@ def test_a_folder_gives_back_what_was_saved(folder):
     want = random_params(model.lm)
     assert model.masked == Masked(23, folder.name == "dream") and model.eos_ids == (3,)
     assert model.lm.config == (DREAM if folder.name == "dream" else LLADA)
-    assert all(bool((a == b).all()) for a, b in zip(jax.tree.leaves(model.params), jax.tree.leaves(want), strict=True))
+    chex.assert_trees_all_equal(model.params, want)
 
 
 def test_names_are_the_published_ones(folder):

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from support.conformance import CONFIG, TARGET, params
 
@@ -44,18 +44,13 @@ def edit(folder, **changes):
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def same(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
 @pytest.mark.parametrize("spec", MESHES)
 def test_parameters_are_the_same_on_every_mesh(saved, spec):
     mesh = make_mesh(spec)
     model = models.load(saved, mesh=mesh)
     assert (model.lm.config, model.eos_ids, model.name) == (CONFIG, (95,), "toy")
     assert model.lm.kv_copies == (2 if spec == "model=8" else 1)
-    same(merged(model.params, CONFIG, model.lm.kv_copies), TOY)
+    chex.assert_trees_all_equal(merged(model.params, CONFIG, model.lm.kv_copies), TOY)
     if mesh is not None:
         _, spread = models.spread(TARGET, TOY, mesh)
         assert jax.tree.all(jax.tree.map(lambda a, b: a.sharding == b.sharding, model.params, spread))
@@ -65,11 +60,13 @@ def test_types_change_when_written_and_when_read(saved, tmp_path):
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), TOY)
     read = models.load(saved, dtype="bfloat16")
     assert read.params["norm"]["scale"].dtype == jnp.bfloat16
-    same(read.params, half)
+    chex.assert_trees_all_equal(read.params, half)
     wide = models.load(saved, mesh=make_mesh("model=8"))  # with copies of kv-heads, which are not written
     models.save(tmp_path / "half", wide.lm, wide.params, dtype="bfloat16", layout="orbax")
     assert json.loads((tmp_path / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"
-    same(models.load(tmp_path / "half").params, jax.tree.map(lambda x: x.astype(jnp.float32), half))
+    chex.assert_trees_all_equal(
+        models.load(tmp_path / "half").params, jax.tree.map(lambda x: x.astype(jnp.float32), half)
+    )
 
 
 @pytest.mark.slow
@@ -91,7 +88,7 @@ def test_two_hosts_save_and_restore_together(tmp_path):
         assert "is not a whole Orbax checkpoint" in one["damaged"]
         assert one["copies"] == 2 and one["same"] == 4 * len(jax.tree.leaves(TOY))
         assert "one writes safetensors: save them as orbax" in one["refused"]
-    same(models.load(tmp_path / "orbax").params, TOY)
+    chex.assert_trees_all_equal(models.load(tmp_path / "orbax").params, TOY)
 
 
 def test_folders_that_are_not_free(saved, tmp_path):
@@ -254,8 +251,8 @@ def test_convert(tmp_path, capsys):
     assert f"tiny-draft is in {there} (orbax, float32); use it with --model {there}" in capsys.readouterr().err
     assert orbax_folder.is_one(there)
     wanted, got = models.load("tiny-draft"), models.load(there)
-    same(got.params, wanted.params)
+    chex.assert_trees_all_equal(got.params, wanted.params)
     assert (got.lm, got.eos_ids) == (wanted.lm, wanted.eos_ids)
     assert got.tokenizer("def f(x):")["input_ids"] == wanted.tokenizer("def f(x):")["input_ids"]
     assert cli.main(["convert", str(there), str(back), "--layout", "safetensors", "--mesh", "model=8"]) == 0
-    same(models.load(back).params, wanted.params)
+    chex.assert_trees_all_equal(models.load(back).params, wanted.params)

@@ -25,7 +25,7 @@ from specjax.models import LlamaConfig, LlamaLM
 SUBSTITUTES = (
     # a reader's own, and what is not here
     ("README-*", "pip install -e . && ", ""),
-    ("index-*", "pip install specjax && ", ""),
+    ("index-*", "pip install -e . && ", ""),
     ("hosts-6", "pip install 'specjax[ray]'\n", ""),
     ("drafters-*", "meta-llama/Llama-3.1-8B-Instruct", "tiny"),
     ("drafters-*", "FOLDER_OR_HUB_ID", "tiny-eagle3"),

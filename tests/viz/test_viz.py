@@ -120,8 +120,8 @@ def test_speedups(report):
         "none                 ██ 1.00", "medusa               ████ 2.00", "transformers greedy  █ 0.50",
     ]  # fmt: skip
     (axes,) = viz.speedup(report).axes
-    assert [bar.get_height() for bar in axes.patches] == [1.0, 2.0, 0.5]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["none", "medusa", "transformers greedy"]
+    assert [bar.get_width() for bar in axes.patches] == [0.5, 1.0, 2.0]  # from below
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["transformers greedy", "none", "medusa"]
 
 
 def test_a_bar_ends_within_an_eighth_of_a_character():
@@ -136,7 +136,8 @@ def test_the_order_of_unmasking(rows):
     assert text.unmask_order(rows) == "fixed (4)      ·▁▃▅▇\nthreshold (2)  ·▁▁▃▁"
     figure = viz.unmask_order(rows)
     shown = figure.axes[0].images[0].get_array()
-    assert shown.shape == (2, 5) and shown.mask[:, 0].all() and shown[1, 1:].tolist() == [1, 1, 2, 1]
+    assert shown.shape == (2, 5) and shown.mask[:, 0].all() and shown[1, 1:].tolist() == [0.5, 0.5, 1, 0.5]
+    assert shown[0, 1:].tolist() == [0.25, 0.5, 0.75, 1], "few passes have the whole scale, as many have"
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["fixed (4)", "threshold (2)"]
 
 
@@ -144,7 +145,7 @@ def test_the_order_of_unmasking_with_words():
     words, steps = ["a", "bc", "$", "d", "e"], {"fixed": [0, 2, 1, 2, 3]}
     assert text.unmask_order(steps, words).splitlines() == ["1  a··$··", "2  abc$d·", "3  abc$de"]
     figure = viz.unmask_order(steps, words, columns=2)
-    assert figure.axes[0].images[0].get_array().tolist() == [[None, 2], [1, 2], [3, None]]
+    assert figure.axes[0].images[0].get_array().tolist() == [[None, 2 / 3], [1 / 3, 2 / 3], [1, None]]
     assert [label.get_text() for label in figure.axes[0].texts] == words
     for draw in (text.unmask_order, viz.unmask_order):
         with pytest.raises(ValueError, match="draw one at a time"):

@@ -195,13 +195,16 @@ def warpers() -> Iterator[tuple[str, ...]]:
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 12, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_local_experts": 4,
-    "n_routed_experts": 4,
+    "num_key_value_heads": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
 }  # fmt: skip
 _MULTIPLIERS = {
     "embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22, "attention_multiplier": 0.015625,
 }  # fmt: skip
 SHOWN: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"num_experts": 4},
+    "mixtral": {"num_local_experts": 4},
+    "glm4_moe": {"n_routed_experts": 4},
+    "gpt_oss": {"num_local_experts": 4},
     "granite": _MULTIPLIERS,
     "granitemoehybrid": _MULTIPLIERS | {"layer_types": ["attention"] * 12, "num_local_experts": 0},
 }

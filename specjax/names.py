@@ -16,15 +16,17 @@ _DRAFT, _HEAD, _LENGTH = "such as draft:model=FOLDER", "such as eagle3:model=FOL
 _POSITIONS = "in positions, where its rope depends on them; buffers follow the prompts"
 MEANT: dict[str, tuple[str, str]] = {
     **dict.fromkeys(
-        ("max_tokens", "max_completion_tokens", "max_gen_toks", "max_gen_len", "n_predict", "num_predict", "predict", "-n"),
+        ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_tokens_to_sample", "max_gen_toks", "max_gen_len",
+         "n_predict", "num_predict", "--predict", "-n"),
         ("max_new_tokens", ""),
     ),
+    "min_tokens": ("min_new_tokens", ""),
     "max_length": ("max_new_tokens", "without the prompt's"),
     **dict.fromkeys(("n", "num_samples", "num_completions", "best_of"), ("num_return_sequences", "")),
     **dict.fromkeys(("stop_strings", "stop_sequences", "stop_words", "stop_sequence", "reverse_prompt"), ("stop", "")),
     "temp": ("temperature", ""),
     "do_sample": ("temperature", "and 0 is greedy"),
-    **dict.fromkeys(("random_seed", "manual_seed", "sampling_seed", "-s"), ("seed", "")),
+    **dict.fromkeys(("random_seed", "manual_seed", "sampling_seed", "random_state", "-s"), ("seed", "")),
     **dict.fromkeys(("repeat_penalty", "rep_pen"), ("repetition_penalty", "")),
     "typical": ("typical_p", ""),
     "mirostat_lr": ("mirostat_eta", ""),

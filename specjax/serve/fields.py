@@ -7,23 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from specjax.models import generation
+from specjax.names import MEANT
 from specjax.serve.options import PROMPT_OPTIONS
 from specjax.spec.assemble import Plan
 
-ALIASES = {
-    "max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "max_output_tokens": "max_new_tokens",
-    "max_tokens_to_sample": "max_new_tokens", "max_gen_toks": "max_new_tokens", "n_predict": "max_new_tokens",
-    "num_predict": "max_new_tokens", "stop_strings": "stop", "stop_sequences": "stop", "stop_words": "stop",
-    "random_seed": "seed", "sampling_seed": "seed", "random_state": "seed", "temp": "temperature",
-    "typical": "typical_p", "min_tokens": "min_new_tokens",
-}  # fmt: skip
-"""Options of OpenAI, Anthropic, vLLM, SGLang, TGI, llama.cpp, Ollama and lm-evaluation-harness, and the same ones here."""
 _NO_CHANGE: dict[str, Any] = {
     "n": 1, "best_of": 1, "num_return_sequences": 1, "top_logprobs": 0, "logprobs": False, "prompt_logprobs": False,
     "ignore_eos": False, "echo": False, "stream": False, "stream_options": None, "use_beam_search": False, "beam_width": 1,
     "stop_token_ids": (), "include_stop_str_in_output": False, "skip_special_tokens": True, "return_full_text": False,
-    "spaces_between_special_tokens": True, "min_tokens_to_keep": 1, "repeat_penalty": 1, "repeat_last_n": 64, "tfs_z": 1,
-    "top_a": 0, "top_n_sigma": -1, "dynatemp_range": 0, "penalty_decay": None, "truncate_prompt_tokens": None, "truncate": None,
+    "spaces_between_special_tokens": True, "min_tokens_to_keep": 1, "repeat_penalty": 1, "rep_pen": 1, "repeat_last_n": 64,
+    "tfs_z": 1, "top_a": 0, "top_n_sigma": -1, "dynatemp_range": 0, "penalty_decay": None, "truncate_prompt_tokens": None,
+    "truncate": None,
     "tools": (), "tool_choice": "none", "functions": (), "function_call": "none", "response_format": {"type": "text"},
     "structured_outputs": None, "json_schema": None, "grammar": None, "guided_json": None, "guided_regex": None,
     "guided_choice": None, "guided_grammar": None, "regex": None, "ebnf": None, "watermark": False, "reasoning_effort": None,
@@ -104,7 +98,11 @@ def _plain(name: str) -> str:
 
 _LISTED = ("logprobs", "prompt_logprobs")
 """Fields of records too, which say what was found."""
+_ALIKE = {"stop", *PROMPT_OPTIONS} - {"repetition_penalty"}
+"""Options that are the same under other systems' names: their penalties look at the newest tokens only."""
 _KNOWN = {_plain(name): name for name in (*_NO_CHANGE, "stop", *PROMPT_OPTIONS)} | {
-    _plain(name): own for name, own in ALIASES.items()
+    _plain(name): own
+    for name, (own, beside) in MEANT.items()
+    if own in _ALIKE and not beside and not name.startswith("-")
 }
 """Names, without what spellings differ by, and the option that each is."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Iterator
 from typing import Any, Protocol, Self
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.names import named
+from specjax.names import check_keywords, named
 from specjax.sampling import Sampling
 from specjax.sampling_params import USUAL, Form
 from specjax.settings import settle, settled
@@ -296,7 +297,6 @@ def run_program(
     return jax.lax.while_loop(more, body, (jnp.int32(0), state))[1]
 
 
-@named
 @settled
 def insert(
     decoder: Decoder, params: PyTree, state: Any, rows: Any, prompts: Any, lengths: Any, row_keys: Any, *, limit: Any,
@@ -307,6 +307,8 @@ def insert(
     Raises:
       ValueError: where a row does not fit, see `check_rows`.
     """
+    if more:
+        check_keywords("insert", more, inspect.signature(decoder.insert).parameters)
     batch, capacity = state.tokens.shape
     check_rows(decoder, capacity, prompts, lengths, row_keys, limit, sampling, eos, rows, batch)
     if sampling.form != state.sampling.form:

@@ -197,7 +197,7 @@ def test_bad_lines_become_records_in_their_place(run, records, tiny, tmp_path):
     status, found = records(*words)
     assert status == 1
     assert [(r["line"], r.get("id"), r["finish_reason"]) for r in found] == [
-        (1, "a", "length"), (2, None, "error"), (4, "7", "error"), (5, None, "error"), (6, None, "length"),
+        (1, "a", "length"), (2, None, "error"), (4, 7, "error"), (5, None, "error"), (6, None, "length"),
     ]  # fmt: skip
     assert [len(r["tokens"]) for r in found] == [3, 0, 0, 0, 5] == [r["new_tokens"] for r in found]
     assert "not valid JSON" in found[1]["error"] and "capacity" in found[2]["error"]

@@ -154,7 +154,7 @@ def unmask_order(what: Any, words: Sequence[str] | None = None, columns: int = 1
         )  # fmt: skip
     if words is None:
         axes.set_yticks(range(len(rows)), found, fontsize=8)
-        axes.set_xlabel("position behind the prompt; in brackets: passes")
+        axes.set_xlabel("position after the prompt; in brackets: passes")
     else:
         axes.set_xticks([])
         axes.set_yticks(range(len(rows)), [str(columns * i) for i in range(len(rows))], fontsize=8)

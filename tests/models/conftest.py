@@ -30,11 +30,11 @@ GEMMA = {
     "num_hidden_layers": 3,
     "num_key_value_heads": 2,
     "head_dim": 24,
-    "query_pre_attn_scalar": 11,  # not the head's width
     "sliding_window": 7,
     "pad_token_id": None,  # else its embedding is 0
     "attn_implementation": "eager",  # the others leave soft caps out
 }
+QUERIES = {"query_pre_attn_scalar": 11}  # not the head's width
 GEMMA3_ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 100.0},
     FULL: {"rope_type": "linear", "rope_theta": 1000.0, "factor": 3.0},
@@ -177,8 +177,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("Granite", GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "granite4": ("GraniteMoeHybrid", GRANITE | GRANITE4),
     "phi3": ("Phi3", PHI3),
-    "gemma2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
-    "gemma3": ("Gemma3Text", GEMMA | {"layer_types": [SLIDING, FULL, SLIDING], "rope_parameters": GEMMA3_ROPES}),
+    "gemma2": ("Gemma2", GEMMA | QUERIES | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma3": (
+        "Gemma3Text",
+        GEMMA | QUERIES | {"layer_types": [SLIDING, FULL, SLIDING], "rope_parameters": GEMMA3_ROPES},
+    ),
     "gemma4": ("Gemma4Text", GEMMA | GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
     "gemma4_moe": ("Gemma4Text", GEMMA | GEMMA4 | EXPERTS),
     "gemma4_small": ("Gemma4Text", GEMMA | GEMMA4 | INPUTS),

@@ -46,7 +46,7 @@ class Batch:
         processes each gives its own rows."""
         if mesh is not None:
             arrays = jax.tree.map(functools.partial(placed_rows, mesh), arrays)
-        return cls(**jax.device_put(arrays))
+        return cls(**jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x), arrays))
 
     @property
     def positions(self) -> Array:

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 
 from specjax import cli
 from specjax.about import abouts
+from specjax.assembly import registry
+from specjax.assembly.registry import Entry
 from specjax.models import LlamaConfig, LlamaLM, abstract, hf_config
 from specjax.models.families.table import FAMILIES
 from specjax.models.families.unsupported import UNSUPPORTED
 from specjax.models.packed.table import FIELDS, FORMATS
 from specjax.models.published_configs import CONFIGS
 from specjax.plan.held import chip_bytes
-from specjax.spec import registry
-from specjax.spec.registry import Entry
 from specjax.speculative import speculative
 from specjax.warpers import WARPERS
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import jax
 
+from specjax.models.byte_ranges import READERS
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object
 from specjax.models.json_file import read_json
-from specjax.models.reading import READERS
 from specjax.sharding import distributed
 
 PIECE = 16 << 20

@@ -17,9 +17,9 @@ import ml_dtypes
 import numpy as np
 
 from specjax.models import dfloat11, quantising
+from specjax.models.byte_ranges import Source, Stack
 from specjax.models.errors import ModelError
 from specjax.models.few_bits import Quantised, is_quantised
-from specjax.models.reading import Source, Stack
 from specjax.models.weights import listed
 
 _LEAST = float(np.sqrt(np.finfo(np.float32).tiny))  # a smaller scale is that of zeros
@@ -79,7 +79,7 @@ class Format(abc.ABC):
 
     @abc.abstractmethod
     def source(self, source: Source | Stack, axis: int) -> Any:
-        """What reads a matrix into what stands for it; see `specjax.models.reading.read`."""
+        """What reads a matrix into what stands for it; see `specjax.models.byte_ranges.read`."""
 
     def check(self, shapes: Any) -> None:
         """Whether all matrices can be kept in it.

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from specjax.models.byte_ranges import equal
 from specjax.models.errors import ModelError
-from specjax.models.reading import equal
 from specjax.models.tensors import Tensor
 
 _ENCODER = "model.encoder.language_model."
@@ -52,7 +52,7 @@ def text_tensors(tensors: dict[str, Tensor], share: tuple[int, int] = (0, 1)) ->
 
     Args:
       tensors: of the folder, by name.
-      share: the part of what is stored twice that is compared here, see `specjax.models.reading.equal`.
+      share: the part of what is stored twice that is compared here, see `specjax.models.byte_ranges.equal`.
 
     Raises:
       ModelError: where what is shared differs.

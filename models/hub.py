@@ -14,13 +14,13 @@ import jax.numpy as jnp
 
 from specjax.models import (
     adapters,
+    byte_ranges,
     formats,
     gemma_config,
     gemma_names,
     generation,
     hf_config,
     orbax_folder,
-    reading,
     tokenizer,
     weights,
 )
@@ -34,9 +34,9 @@ from specjax.models.kv_bits import CACHE_DTYPES
 from specjax.models.kv_heads import copies_for
 from specjax.models.layouts import by_rows
 from specjax.models.llama import LlamaLM
+from specjax.models.loading_bar import bar
 from specjax.models.packed import table as packed
 from specjax.models.placement import share_of, stored_places, widened, with_copies
-from specjax.models.progress import bar
 from specjax.models.published_configs import CONFIGS
 from specjax.models.tensors import INDEX, read_folder, shards_of, unread
 from specjax.names import named
@@ -335,7 +335,7 @@ def load(
         if not layers and not later:
             sources, places = outer(sources), None if places is None else outer(places)
         with bar(f"loading {name}", len(jax.tree.leaves(sources))) as advance:
-            params = reading.read(sources, dtype, places, advance)
+            params = byte_ranges.read(sources, dtype, places, advance)
     if added is not None:
         added = dataclasses.replace(added, pairs=_text_of(lm, raw, added.pairs))
         params = adapters.merged(params, added, *_naming(lm, raw))
@@ -408,7 +408,7 @@ def _with_own_head(lm: Any, raw: dict[str, Any], folder: Path, title: str) -> An
         return lm
     tensors, names, _ = _stored(lm, raw, folder)
     head, table = (tensors.get(names(name)) for name in ("lm_head.weight", "model.embed_tokens.weight"))
-    if head is None or table is None or reading.equal(head, table):
+    if head is None or table is None or byte_ranges.equal(head, table):
         return lm
     _LOG.warning("%s has a head that differs from its table, which is used, though tie_word_embeddings is true", title)
     return dataclasses.replace(lm, config=dataclasses.replace(lm.config, tie_word_embeddings=False))

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.models import dfloat11
+from specjax.models.byte_ranges import Box, Room, Source, Stack
 from specjax.models.errors import ModelError
 from specjax.models.few_bits import Quantised
-from specjax.models.reading import Box, Room, Source, Stack
 
 if TYPE_CHECKING:
     from specjax.models.formats import Lossless, Scaled

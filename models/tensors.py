@@ -27,12 +27,12 @@ INDEX = "model.safetensors.index.json"
 """What says in which file each tensor is."""
 
 Read = Callable[[list[tuple[Any, np.ndarray]]], None]
-"""What fills arrays with boxes of a tensor, see `specjax.models.reading.fill`."""
+"""What fills arrays with boxes of a tensor, see `specjax.models.byte_ranges.fill`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """One tensor of a file, of which nothing was read. `specjax.models.reading` reads parts of it, `array()` maps it whole.
+    """One tensor of a file, of which nothing was read. `specjax.models.byte_ranges` reads parts of it, `array()` maps it whole.
 
     Where its numbers do not lie in a file as they are, `read` is what makes them, and it has no bytes of its own. Where it is
     `flat`, they come in a row, and the file does not say of which shape they are.

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from specjax.models.byte_ranges import Source, Stack, stored_shape
 from specjax.models.errors import ModelError
-from specjax.models.reading import Source, Stack, stored_shape
 from specjax.models.tensors import FLOATS, INTEGERS, Tensor, shaped
 
 _NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)

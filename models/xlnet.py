@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.models import reading
+from specjax.models import byte_ranges
 from specjax.models.errors import ModelError
 from specjax.models.fields import check_depth, check_fixed, is_id, is_size, positive, shown
 from specjax.models.json_file import read_json
@@ -143,7 +143,7 @@ def load(folder: str | os.PathLike[str], dtype: Any = jnp.float32) -> tuple[Xlne
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json; give a folder of an XLNetLMHeadModel")
     lm = XlnetLM(config_of(read_json(folder / "config.json")))
-    return lm, reading.read(_sources(lm, read_folder(folder), jnp.dtype(dtype)), dtype)
+    return lm, byte_ranges.read(_sources(lm, read_folder(folder), jnp.dtype(dtype)), dtype)
 
 
 def config_of(raw: dict[str, Any]) -> XlnetConfig:
@@ -184,7 +184,7 @@ def _sources(lm: XlnetLM, tensors: dict[str, Tensor], dtype: Any) -> PyTree:
         elif tensors[name].shape != shape:
             problems.append(f"{name} has shape {list(tensors[name].shape)}, config.json says {list(shape)}")
         else:
-            return reading.Source(tensors[name], False, dtype)
+            return byte_ranges.Source(tensors[name], False, dtype)
         return None
 
     is_shape = lambda node: isinstance(node, tuple)

@@ -32,7 +32,7 @@ class About:
       expander: the line of the expander that a drafter takes where none is named; empty: it takes none.
       paper: fields as published, as a line has them, where `defaults` and `expander` are for small models: `preset=paper` sets
         them, and a published head has them in any case.
-      loads: what is loaded for it when the target is known, a key of `specjax.spec.companions.LOADERS`; empty: nothing.
+      loads: what is loaded for it when the target is known, a key of `specjax.assembly.companions.LOADERS`; empty: nothing.
       tree: of a verifier: the line of the expander of the trees that it is for, which a drafter takes beside it where none is
         named; `{depth}` is as deep as the drafter's own. Empty: the drafter's own.
 

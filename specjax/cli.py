@@ -16,6 +16,7 @@ from typing import Any
 import specjax
 from specjax import models as folders
 from specjax import names
+from specjax.assembly.line import spelt
 from specjax.bench import check_head
 from specjax.bench import command as bench
 from specjax.bench.check_head import CheckHeadOptions
@@ -33,7 +34,6 @@ from specjax.plan import training as plan_training
 from specjax.plan.command import PlanOptions
 from specjax.plan.training import PlanTrainOptions
 from specjax.serve.options import option
-from specjax.spec.line import spelt
 from specjax.terminal import BadInput, Parser, add_fields, bad_input, flag, from_args, run_command, write
 from specjax.train.losses import LOSSES
 from specjax.train.options import CaptureOptions, TrainOptions
@@ -55,7 +55,7 @@ class DraftersOptions:
 
 def drafters(options: DraftersOptions) -> int:
     """`specjax drafters`."""
-    from specjax.spec.registry import DRAFTERS, RULES
+    from specjax.assembly.registry import DRAFTERS, RULES
 
     if options.model is not None or options.drafter is not None:
         return _describe(options)
@@ -66,7 +66,7 @@ def drafters(options: DraftersOptions) -> int:
 
 def _describe(options: DraftersOptions) -> int:
     """One record: what the drafter's head is for the model."""
-    from specjax.spec.heads import named_head, record
+    from specjax.assembly.heads import named_head, record
 
     if options.model is None or options.drafter is None:
         raise BadInput("give --model and --drafter together: a head is read for a target")
@@ -77,14 +77,14 @@ def _describe(options: DraftersOptions) -> int:
 
 def verifiers(options: NoOptions) -> int:
     """`specjax verifiers`."""
-    from specjax.spec.registry import VERIFIERS
+    from specjax.assembly.registry import VERIFIERS
 
     return _list_entries(VERIFIERS)
 
 
 def samplers(options: NoOptions) -> int:
     """`specjax samplers`."""
-    from specjax.spec.registry import MIXERS, WARPERS
+    from specjax.assembly.registry import MIXERS, WARPERS
 
     _list_entries(WARPERS, flags=True)
     write("--soft-thinking, what is read in a token's place\n")
@@ -93,7 +93,7 @@ def samplers(options: NoOptions) -> int:
 
 def searches(options: NoOptions) -> int:
     """`specjax searches`."""
-    from specjax.spec.registry import SEARCHES, SELECTIONS, STEPWISE
+    from specjax.assembly.registry import SEARCHES, SELECTIONS, STEPWISE
 
     _list_entries(SEARCHES, flags=True)
     write("specjax.search, in Python: step by step, or between two models\n")
@@ -123,7 +123,7 @@ def _list_entries(table: dict[str, Any], flags: bool = False) -> int:
 
 def policies(options: NoOptions) -> int:
     """`specjax policies`."""
-    from specjax.spec.registry import CACHES, OLDS, SAMPLERS, UNMASKS
+    from specjax.assembly.registry import CACHES, OLDS, SAMPLERS, UNMASKS
 
     write("--unmask\n")
     _list_entries(UNMASKS)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.names import check_keywords, named
-from specjax.sampling import Sampling
+from specjax.sampling import SamplingArrays
 from specjax.sampling_params import USUAL, Form
 from specjax.settings import settle, settled
 from specjax.sharding.rules import constrain
@@ -105,7 +105,7 @@ class Decoder(Protocol):
 
     def insert(
         self, params: PyTree, state: Any, rows: jax.Array, prompts: jax.Array, lengths: jax.Array, row_keys: jax.Array, *,
-        limit: jax.Array, sampling: Sampling, eos: jax.Array | None = None, width: int | None = None,
+        limit: jax.Array, sampling: SamplingArrays, eos: jax.Array | None = None, width: int | None = None,
     ) -> Any:  # fmt: skip
         """Puts new prompts into rows, whatever those held.
 
@@ -134,7 +134,7 @@ class Decoder(Protocol):
     @settled
     def init(
         self, params: PyTree, prompts: jax.Array, lengths: jax.Array, row_keys: jax.Array, *, limit: jax.Array,
-        sampling: Sampling, capacity: int, eos: jax.Array | None = None, cache_dtype: Any = None,
+        sampling: SamplingArrays, capacity: int, eos: jax.Array | None = None, cache_dtype: Any = None,
     ) -> Any:  # fmt: skip
         """`empty` and `insert` in one, each under jit: a state whose rows are these prompts.
 
@@ -155,7 +155,7 @@ def formed(decoder: Decoder, state: Any, form: Form) -> Any:
     """An empty state with the columns of a form."""
     if form == state.sampling.form:
         return state
-    state = dataclasses.replace(state, sampling=Sampling.blank(state.length.shape[0], form))
+    state = dataclasses.replace(state, sampling=SamplingArrays.blank(state.length.shape[0], form))
     return constrain(getattr(decoder, "mesh", None), decoder.axes(state), state)
 
 
@@ -165,7 +165,7 @@ def on_host(*arrays: Any) -> bool:
 
 
 def check_rows(
-    decoder: Decoder, capacity: int, prompts: Any, lengths: Any, row_keys: Any, limit: Any, sampling: Sampling,
+    decoder: Decoder, capacity: int, prompts: Any, lengths: Any, row_keys: Any, limit: Any, sampling: SamplingArrays,
     eos: Any = None, rows: Any = None, batch: int = 0,
 ) -> None:  # fmt: skip
     """Checks shapes and the kind of keys, and on the host rows one by one; under jit limits are cut to the capacity instead.
@@ -237,7 +237,7 @@ def _check_shapes(prompts, lengths, row_keys, limit, sampling, eos):
         raise ValueError(f"limit is of shape {np.shape(limit)}: give one a prompt, [{count}]")
     if len(sampling.temperature) not in (1, count):
         raise ValueError(
-            f"sampling is of {len(sampling.temperature)} rows: specjax.sampling.Sampling.make({count}) fits"
+            f"sampling is of {len(sampling.temperature)} rows: specjax.sampling.SamplingArrays.make({count}) fits"
         )
     if eos is not None and (np.ndim(eos) != 2 or len(eos) not in (1, count)):
         raise ValueError(
@@ -300,7 +300,7 @@ def run_program(
 @settled
 def insert(
     decoder: Decoder, params: PyTree, state: Any, rows: Any, prompts: Any, lengths: Any, row_keys: Any, *, limit: Any,
-    sampling: Sampling, width: int | None, eos: Any = None, **more: Any,
+    sampling: SamplingArrays, width: int | None, eos: Any = None, **more: Any,
 ) -> Any:  # fmt: skip
     """`decoder.insert` under jit, with the state donated; `insert_program` is the jitted function.
 

@@ -126,7 +126,7 @@ def listed_ids(options: Mapping[str, Any]) -> dict[str, list[int]]:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Sampling:
+class SamplingArrays:
     """How each row draws its tokens. Names and meanings are those of `transformers`' generation options.
 
     Rows differ, and changing their values never recompiles. Which columns there are is static: a warper without any is no part
@@ -139,7 +139,7 @@ class Sampling:
     columns: dict[str, Any]
 
     @classmethod
-    def make(cls, batch: int, temperature: Any = 0.0, **others: Any) -> "Sampling":
+    def make(cls, batch: int, temperature: Any = 0.0, **others: Any) -> "SamplingArrays":
         """Checks and broadcasts scalars, or sequences of `batch` values; names and defaults are those of `SamplingOptions`.
 
         Of parameters that are lists themselves a sequence of `batch` lists. There are columns of the usual warpers, and of
@@ -148,7 +148,7 @@ class Sampling:
         Raises:
           ValueError: naming the option that is out of range, and its range.
         """
-        check_keywords("Sampling.make", others, ["batch", *FIELDS])
+        check_keywords("SamplingArrays.make", others, ["batch", *FIELDS])
         given = {"temperature": temperature, **others}
         values = SamplingOptions(**given)
         wanted = [each for each in LISTED if each.usual or given.keys() & {f.name for f in dataclasses.fields(each)}]
@@ -165,13 +165,13 @@ class Sampling:
         return cls(jax.device_put(columns))
 
     @classmethod
-    def blank(cls, batch: int, form: Form = USUAL) -> "Sampling":
+    def blank(cls, batch: int, form: Form = USUAL) -> "SamplingArrays":
         """Rows that use nothing, with the columns of a form. Every array is a buffer of its own."""
         columns = {name: _filled(FIELDS[name], [FIELDS[name].default] * batch, widths) for name, widths in form}
         return cls(jax.tree.map(jnp.array, columns))
 
     @classmethod
-    def of_rows(cls, rows: Sequence[Any], form: Form) -> "Sampling":
+    def of_rows(cls, rows: Sequence[Any], form: Form) -> "SamplingArrays":
         """Those of options, one a row, with the columns of a form, on the host.
 
         Raises:
@@ -183,9 +183,9 @@ class Sampling:
                 raise ValueError(f"there is no column that holds {name} of these rows: start with a form that has one")
         return cls({name: _filled(FIELDS[name], [getattr(row, name) for row in rows], widths) for name, widths in form})
 
-    def replace(self, **columns: Any) -> "Sampling":
+    def replace(self, **columns: Any) -> "SamplingArrays":
         """The same with other arrays in some columns."""
-        return Sampling({**self.columns, **columns})
+        return SamplingArrays({**self.columns, **columns})
 
     def __getitem__(self, name: str) -> Any:
         return self.columns[name]

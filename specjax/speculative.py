@@ -22,7 +22,7 @@ from specjax.pretty import Pretty
 from specjax.sampling import Sampler
 from specjax.sampling.processors import Processor, checked
 from specjax.sampling.warp import carries
-from specjax.sampling_params import Sampling
+from specjax.sampling_params import SamplingArrays
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.mesh import make_mesh
 from specjax.sharding.rules import constrain, parts, rounded, shardings
@@ -175,7 +175,7 @@ class Speculative(Decoder):
         row_keys: Array,
         *,
         limit: Array,
-        sampling: Sampling,
+        sampling: SamplingArrays,
         eos: Array | None = None,
         width: int | None = None,
         prefix: Prefix | None = None,
@@ -357,7 +357,7 @@ class Speculative(Decoder):
         index = jnp.sum(used > jnp.asarray(rungs[:-1]))
         return jax.lax.switch(index, [functools.partial(read, rung) for rung in rungs])
 
-    def _keeps_logits(self, sampling: Sampling) -> bool:
+    def _keeps_logits(self, sampling: SamplingArrays) -> bool:
         return self.logprobs or (carries(sampling) and not self.greedy)
 
     def _accept(self, params, state, proposal: Proposal, output: Output, verdict: Verdict, sampler: Sampler):

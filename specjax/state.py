@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.pretty import Pretty
-from specjax.sampling_params import Sampling
+from specjax.sampling_params import SamplingArrays
 
 Array = jax.Array
 PyTree = Any
@@ -83,7 +83,7 @@ class Rows(Pretty):
     prompt_length: Array
     limit: Array
     eos: Array
-    sampling: Sampling
+    sampling: SamplingArrays
 
     @classmethod
     def blank(
@@ -110,7 +110,7 @@ class Rows(Pretty):
             prompt_length=zeros() + length,
             limit=zeros() + length,
             eos=jnp.full((batch, eos_width), -1, jnp.int32),
-            sampling=Sampling.blank(batch),
+            sampling=SamplingArrays.blank(batch),
             **own,
         )
 

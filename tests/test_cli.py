@@ -345,7 +345,7 @@ def test_options_may_stand_between_prompts(records):
 
 @pytest.mark.parametrize("command", ["drafters", "verifiers", "models"])
 def test_lists_are_one_line_each_and_one_of_fields(run, command):
-    from specjax.spec.registry import DRAFTERS, RULES, VERIFIERS, parse
+    from specjax.assembly.registry import DRAFTERS, RULES, VERIFIERS, parse
 
     names = {"drafters": [*DRAFTERS, *RULES], "verifiers": VERIFIERS, "models": models.shipped()}[command]
     status, out, err = run(command)

@@ -37,9 +37,9 @@ from support.conformance import (
 
 import specjax
 from specjax import decoder as decoding
-from specjax.spec.registry import DRAFTERS as REGISTRY
-from specjax.spec.registry import EXPANDERS, tree_of
-from specjax.spec.registry import VERIFIERS as REGISTERED
+from specjax.assembly.registry import DRAFTERS as REGISTRY
+from specjax.assembly.registry import EXPANDERS, tree_of
+from specjax.assembly.registry import VERIFIERS as REGISTERED
 
 OPTIMISED = (
     "none",

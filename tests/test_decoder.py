@@ -30,7 +30,7 @@ from specjax.decoder import Needs
 from specjax.draft import Drafter, Extra, ModelDrafter, NoDrafter, PromptLookup, Proposal
 from specjax.expand import TopK
 from specjax.lm import Block, Partial, Wants
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.state import Finish
 from specjax.tree import Topology, Tree
 
@@ -225,7 +225,7 @@ def test_drafter_and_target_must_share_a_vocabulary():
 
 def test_init_refuses_what_does_not_fit(decoder):
     prompts, lengths = jnp.ones((1, 4), jnp.int32), jnp.asarray([4])
-    options = {"limit": jnp.asarray([44]), "sampling": Sampling.make(1)}
+    options = {"limit": jnp.asarray([44]), "sampling": SamplingArrays.make(1)}
     with pytest.raises(ValueError, match="capacity"):
         decoder.init(params(), prompts, lengths, row_keys(0, ["a"]), capacity=32, **options)
 
@@ -241,7 +241,7 @@ def test_expanders_must_fit_the_vocabulary():
 )
 def test_sampling_options_are_checked(options):
     with pytest.raises(ValueError, match=next(iter(options))):
-        Sampling.make(2, **options)
+        SamplingArrays.make(2, **options)
 
 
 @dataclasses.dataclass(frozen=True)

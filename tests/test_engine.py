@@ -15,6 +15,7 @@ from support.conformance import DRAFT, TARGET, params
 
 import specjax
 from specjax import models
+from specjax.assembly.assemble import usual_drafter
 from specjax.draft import ModelDrafter
 from specjax.models import tokenizer
 from specjax.models.text import encoded
@@ -24,7 +25,6 @@ from specjax.serve.engine import Engine
 from specjax.serve.prompts import read_prompts
 from specjax.serve.request import Record
 from specjax.serve.score import pair_up
-from specjax.spec.assemble import usual_drafter
 
 
 @pytest.fixture(scope="module")

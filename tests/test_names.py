@@ -11,7 +11,7 @@ import pytest
 
 import specjax
 from specjax import decoder, flags, models, names
-from specjax.sampling import Sampling
+from specjax.sampling import SamplingArrays
 from specjax.serve.engine import Engine
 from specjax.serve.options import option
 from specjax.terminal import BadInput, Parser, add_fields
@@ -56,9 +56,9 @@ WRONG = {
         lambda: decoder.Decoder.init(None, {}, None, None, None, limits=1),
         "Decoder.init() has no keyword 'limits': did you mean limit?",
     ),
-    "Sampling.make": (
-        lambda: Sampling.make(2, repeat_penalty=1.1),
-        "Sampling.make() has no keyword 'repeat_penalty': it is repetition_penalty here",
+    "SamplingArrays.make": (
+        lambda: SamplingArrays.make(2, repeat_penalty=1.1),
+        "SamplingArrays.make() has no keyword 'repeat_penalty': it is repetition_penalty here",
     ),
     "nothing near": (
         lambda: specjax.generate(frobnicate=1),

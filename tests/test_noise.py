@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.sampling import Sampler, Sampling, row_keys
+from specjax.sampling import Sampler, SamplingArrays, row_keys
 from specjax.sampling.noise import ACCEPT, COIN, GUMBEL, RESIDUAL, gumbel, gumbel_at, keys_at, uniform
 
 
@@ -22,7 +22,7 @@ def sampler(keys, lengths, temperature=1.0, vocab=16):
         jnp.zeros((rows, 32), jnp.int32),
         jnp.asarray(lengths),
         jnp.ones(rows, bool),
-        Sampling.make(rows, temperature=temperature),
+        SamplingArrays.make(rows, temperature=temperature),
     )
 
 

@@ -7,16 +7,16 @@ import pickle
 import pytest
 
 import specjax
+from specjax.assembly import registry
 from specjax.bench.options import BenchOptions
 from specjax.evaluate import EvalOptions
 from specjax.jobs import jsonl
 from specjax.jobs.options import JobOptions
-from specjax.sampling import Sampling
+from specjax.sampling import SamplingArrays
 from specjax.sampling_params import USUAL, SamplingOptions, form_of
 from specjax.serve.engine import Engine
 from specjax.serve.options import DecodeOptions, PromptOptions, RunOptions, check_options, take
 from specjax.serve.request import Request
-from specjax.spec import registry
 from specjax.terminal import BadInput, Parser, add_fields, flag, from_args
 from specjax.warpers import WARPERS
 
@@ -92,9 +92,9 @@ def test_sampling_parameters_are_one_table():
     assert set(defaults) == {field.name for each in WARPERS for field in dataclasses.fields(each)}
     assert set(defaults) == {name for entry in registry.WARPERS.values() for name in entry.fields}  # all are listed
     assert set(defaults) <= set(defaults_of(PromptOptions)) <= {field.name for field in dataclasses.fields(Request)}
-    off = Sampling.make(2)
+    off = SamplingArrays.make(2)
     assert {name: off[name].tolist() for name, _ in USUAL} == {name: [defaults[name]] * 2 for name, _ in USUAL}
-    assert off.form == Sampling.blank(2).form == form_of([]) == form_of([SamplingOptions()]) == USUAL
+    assert off.form == SamplingArrays.blank(2).form == form_of([]) == form_of([SamplingOptions()]) == USUAL
 
 
 BAD = {

@@ -13,7 +13,7 @@ import specjax
 from specjax import decoder as decoding
 from specjax.lm import LM
 from specjax.models import Model
-from specjax.sampling import Sampler, Sampling
+from specjax.sampling import Sampler, SamplingArrays
 from specjax.sampling.processors import process
 from specjax.warpers import Text
 
@@ -127,7 +127,7 @@ def test_a_node_is_processed_with_its_own_text():
 def test_processors_of_a_head_over_fewer_tokens_see_the_whole_vocabulary():
     keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), 1)
     tokens, length = jnp.asarray([[1, 2, 3]]), jnp.asarray([3])
-    sampler = Sampler(keys, tokens, length, length > 0, Sampling.make(1), processors=(odd_behind_even,))
+    sampler = Sampler(keys, tokens, length, length > 0, SamplingArrays.make(1), processors=(odd_behind_even,))
     ids = jnp.asarray([2, 5, 6])
     got = sampler.restricted(ids, 12).penalised(jnp.zeros((1, 1, 3)))
     assert got.tolist() == [[[0.0, -jnp.inf, 0.0]]]

@@ -19,7 +19,7 @@ from specjax.draft import Drafter, Verdict
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
 from specjax.models.joint import JointLaw
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.search import BeamSearch, EntropyAdaptive, StochasticBeamSearch, Superposed
 from specjax.soft import soft_thinking
 from specjax.speculative import commit_counts
@@ -211,7 +211,7 @@ def rows_of(decoder, lengths, limits, capacity):
     prompts = np.ones((count, max(lengths)), np.int32)
     return decoder.init(
         params(), prompts, np.asarray(lengths), row_keys(0, ["a"] * count), limit=np.asarray(limits),
-        sampling=Sampling.make(count), capacity=capacity,
+        sampling=SamplingArrays.make(count), capacity=capacity,
     )  # fmt: skip
 
 
@@ -230,7 +230,7 @@ def test_rows_that_do_not_fit_are_refused(lengths, limits, message):
         rows_of(decoder, lengths, limits, 64)
     state, prompts = decoder.empty(params(), 4, 64), np.ones((2, 62 if 62 in lengths else 30), np.int32)
     args = state, np.asarray([0, 2]), prompts, np.asarray(lengths), row_keys(0, ["a", "b"])
-    options = {"limit": np.asarray(limits), "sampling": Sampling.make(2)}
+    options = {"limit": np.asarray(limits), "sampling": SamplingArrays.make(2)}
     with pytest.raises(ValueError, match=message):
         decoder.insert(params(), *args, **options)
     with pytest.raises(ValueError, match=message):
@@ -243,9 +243,9 @@ def test_every_decoder_refuses_them(name):
     state = jax.eval_shape(lambda of: decoder.empty(of, 2, 4), weights(name))
     args = state, np.asarray([0, 1]), np.ones((2, 3), np.int32), np.asarray([2, 3]), row_keys(0, ["a", "b"])
     with pytest.raises(ValueError, match="prompt 1 has a limit of 5 tokens.* capacity of 4, give at least 5"):
-        decoder.insert({}, *args, limit=np.asarray([4, 5]), sampling=Sampling.make(2))
+        decoder.insert({}, *args, limit=np.asarray([4, 5]), sampling=SamplingArrays.make(2))
     dropped = np.asarray([0, 2])  # row 2 of two, whatever it says
-    decoding.check_rows(decoder, 4, *args[2:], np.asarray([4, 5]), Sampling.make(2), None, dropped, 2)
+    decoding.check_rows(decoder, 4, *args[2:], np.asarray([4, 5]), SamplingArrays.make(2), None, dropped, 2)
 
 
 PROMPTS = np.asarray([[7, 3, 4, 0, 0], [7, 5, 6, 2, 1]])
@@ -262,7 +262,7 @@ MISTAKES = {  # what a row needs, and what is given instead
     "one length": ({"lengths": 3}, r"lengths are of shape \(\): give one a prompt, \[2\]"),
     "one prompt": ({"prompts": PROMPTS[0]}, r"prompts are of shape \(5,\): give \[R, P\]"),
     "ends of one row": ({"eos": np.asarray([5])}, r"eos is of shape \(1,\): give \[2, K\]"),
-    "more samplers": ({"sampling": Sampling.make(3)}, r"sampling is of 3 rows: .*Sampling.make\(2\)"),
+    "more samplers": ({"sampling": SamplingArrays.make(3)}, r"sampling is of 3 rows: .*SamplingArrays.make\(2\)"),
     "more limits": ({"limit": np.asarray([9, 9, 9])}, r"limit is of shape \(3,\): give one a prompt"),
 }
 
@@ -274,7 +274,7 @@ def test_one_key_a_row_and_padding_on_the_right(mistake):
     given, message = MISTAKES[mistake]
     keys = row_keys(0, ["a", "b"])
     rows = {"prompts": PROMPTS, "lengths": np.asarray([3, 5]), "row_keys": keys, "limit": np.asarray([9, 9])}
-    rows |= {"sampling": Sampling.make(2)} | given
+    rows |= {"sampling": SamplingArrays.make(2)} | given
     with pytest.raises(ValueError, match=message):
         decoder.init(params(), capacity=64, **rows)
     with pytest.raises(ValueError, match=message):
@@ -289,7 +289,7 @@ def test_one_key_a_row_and_padding_on_the_right(mistake):
 def test_every_decoder_wants_a_key_a_row(name):
     decoder, of = KINDS[name], jax.eval_shape(lambda: weights(name))
     state = jax.eval_shape(lambda of: decoder.empty(of, 2, 64), of)
-    rows = {"limit": np.asarray([9, 9]), "sampling": Sampling.make(2)}
+    rows = {"limit": np.asarray([9, 9]), "sampling": SamplingArrays.make(2)}
     with pytest.raises(ValueError, match="give a key a row"):
         jax.eval_shape(
             lambda of, state: decoder.insert(of, state, np.arange(2), PROMPTS, np.asarray([3, 5]), KEY, **rows),
@@ -304,7 +304,7 @@ def test_keys_of_a_single_key_give_each_row_noise_of_its_own():
     decoder, prompts, lengths = specjax.speculative(TARGET), np.asarray([[7, 3, 4]] * 2), np.asarray([3, 3])
     state = decoder.init(
         params(), prompts, lengths, jax.random.split(KEY, 2), limit=lengths + 12,
-        sampling=Sampling.make(2, temperature=1.0), capacity=64,
+        sampling=SamplingArrays.make(2, temperature=1.0), capacity=64,
     )  # fmt: skip
     first, second = np.asarray(specjax.run(decoder, params(), state).tokens)[:, 3:15].tolist()
     assert first != second
@@ -321,4 +321,4 @@ def test_keys_of_a_single_key_give_each_row_noise_of_its_own():
 def test_prompts_that_are_padded_on_the_right(prompts, lengths):
     decoder = KINDS["speculative"]
     args = np.asarray(prompts), np.asarray(lengths), row_keys(0, ["a", "b"]), np.asarray([9, 9])
-    decoding.check_rows(decoder, 64, *args, Sampling.make(2))
+    decoding.check_rows(decoder, 64, *args, SamplingArrays.make(2))

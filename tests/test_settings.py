@@ -19,7 +19,7 @@ from support.objectives import DRAWN, FIXED, frozen, packed
 from support.two_models import LARGE
 
 import specjax
-from specjax.spec import registry
+from specjax.assembly import registry
 from specjax.train.loop import Settings, TrainState, update
 
 SETTINGS = {

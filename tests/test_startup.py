@@ -13,8 +13,8 @@ from support import cuda_plugin
 
 import specjax
 from specjax import cli, startup
+from specjax.assembly.companions import DEFAULT_MODEL
 from specjax.models import tokenizer
-from specjax.spec.companions import DEFAULT_MODEL
 
 WANTED = {"__init__.py", "startup.py", "flags.py", "names.py", "models"}
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from specjax import models
+from specjax.assembly.line import settings
+from specjax.assembly.registry import make_old
 from specjax.plan.held import chip_bytes
-from specjax.spec.line import settings
-from specjax.spec.registry import make_old
 from specjax.speculative import speculative
 from specjax.viz.picture import Picture
 

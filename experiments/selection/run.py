@@ -15,13 +15,13 @@ import numpy as np
 
 import specjax
 from specjax import models, tasks
+from specjax.assembly.registry import make_selection
 from specjax.evaluate.statistics import auroc, paired, wilson
 from specjax.search import Candidate, FirstFinish
 from specjax.search.selection import answer_of
 from specjax.serve.engine import Engine
 from specjax.serve.request import several
 from specjax.serve.slots import in_order
-from specjax.spec.registry import make_selection
 
 ANSWER = r"answer is ([0-9]+)"
 LINES = ("majority", "self_certainty", "borda", "first_finish")

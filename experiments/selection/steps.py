@@ -19,7 +19,7 @@ from specjax import decoder as decoding
 from specjax import models, tasks
 from specjax.evaluate.statistics import paired, wilson
 from specjax.models.text import encoded
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.search import AStar, EntropyAdaptive, SelfAgreement, SpecReason, Written, steps_ahead
 
 FILE = Path(__file__).parent / "steps.json"
@@ -76,7 +76,7 @@ def turns(threshold):
             state = decoding.empty(decoder, params, len(ids), 512, jnp.float32, eos.shape[1])
             state = decoding.insert(
                 decoder, params, state, np.arange(len(ids)), table, lengths, row_keys(seed, ids), limit=lengths + NEW,
-                sampling=Sampling.make(len(ids)), eos=eos, width=256,
+                sampling=SamplingArrays.make(len(ids)), eos=eos, width=256,
             )  # fmt: skip
             state = decoding.run(decoder, params, state)
             tokens, length = np.asarray(state.tokens), np.asarray(state.length)

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from experiments import claims
+from specjax.assembly.registry import build_drafter
 from specjax.draft import trim
 from specjax.draft.head import most_frequent
-from specjax.spec.registry import build_drafter
 from specjax.tasks import Mixture
 
 FOLDER = Path(__file__).resolve().parent

@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from specjax.models import reading
+from specjax.models import byte_ranges
 from specjax.models.errors import ModelError
 from specjax.models.fields import shown
 from specjax.models.packed import bits as words
@@ -67,8 +67,8 @@ def weight(module: str, file: Path, shape: tuple[int, int], decode: Reader, axis
       axis: along which of the weight's axes rows of the file follow each other.
     """
 
-    def read(wanted: list[tuple[reading.Box, np.ndarray]]) -> None:
-        boxes: dict[reading.Box, list[np.ndarray]] = {}
+    def read(wanted: list[tuple[byte_ranges.Box, np.ndarray]]) -> None:
+        boxes: dict[byte_ranges.Box, list[np.ndarray]] = {}
         for box, own in wanted:
             if own.size:
                 boxes.setdefault(box, []).append(own)
@@ -82,7 +82,7 @@ def weight(module: str, file: Path, shape: tuple[int, int], decode: Reader, axis
     return Tensor(f"{module}.weight", file, "F32", shape, 0, 0, read)
 
 
-def _pieces(box: reading.Box, axis: int) -> Iterator[tuple[Span, Span]]:
+def _pieces(box: byte_ranges.Box, axis: int) -> Iterator[tuple[Span, Span]]:
     """Parts of a box `[out, in]`, of about `PIECE` numbers, cut where 32 numbers fill whole words."""
     (first, last), (start, stop) = box[axis], box[1 - axis]
     step = max(32, PIECE // (stop - start) // 32 * 32)
@@ -144,7 +144,7 @@ def part(tensor: Tensor, *box: Span) -> np.ndarray:
     kind = _KINDS.get(tensor.dtype)
     plain = tensor if kind is None else dataclasses.replace(tensor, dtype="U8")
     own = np.empty([b - a for a, b in box], plain.kind)
-    reading.fill(plain, [(box, own)])
+    byte_ranges.fill(plain, [(box, own)])
     return own if kind is None else own.view(kind)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from specjax.models import reading
+from specjax.models import byte_ranges
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object, shown
 from specjax.models.packed import base
@@ -123,7 +123,7 @@ class _Stream:
     def tensor(self, name: str, start: int, stop: int) -> Tensor:
         """Some of them, in a row: which shape they have a file does not say."""
 
-        def fill(wanted: list[tuple[reading.Box, np.ndarray]]) -> None:
+        def fill(wanted: list[tuple[byte_ranges.Box, np.ndarray]]) -> None:
             for ((first, _),), own in wanted:
                 self.fill(start + first, own)
 

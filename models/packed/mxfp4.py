@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.models import reading
+from specjax.models import byte_ranges
 from specjax.models.errors import ModelError
 from specjax.models.packed import base
 from specjax.models.packed.base import Format, Parts, Unpack
@@ -75,8 +75,8 @@ def unpacked(module: str, parts: Parts, name: str) -> Tensor:
 
 
 def _fill(blocks: Tensor, scales: Tensor, wanted: list[tuple[Any, np.ndarray]]) -> None:
-    """See `specjax.models.reading.fill`; boxes of the same part of an expert are read once."""
-    boxes: dict[reading.Box, list[np.ndarray]] = {}
+    """See `specjax.models.byte_ranges.fill`; boxes of the same part of an expert are read once."""
+    boxes: dict[byte_ranges.Box, list[np.ndarray]] = {}
     for box, own in wanted:
         boxes.setdefault(box, []).append(own)
     for ((first, last), (start, stop), outputs), owns in boxes.items():
@@ -88,8 +88,10 @@ def _fill(blocks: Tensor, scales: Tensor, wanted: list[tuple[Any, np.ndarray]]) 
                 powers = np.empty((1, rows[1] - rows[0], groups[1] - groups[0]), np.uint8)
                 codes = np.empty((*powers.shape, BLOCK // 2), np.uint8)
                 bytes_of = groups[0] * BLOCK // 2, groups[1] * BLOCK // 2
-                reading.fill(blocks, [(((expert, expert + 1), rows, bytes_of), codes.reshape(1, len(codes[0]), -1))])
-                reading.fill(scales, [(((expert, expert + 1), rows, groups), powers)])
+                byte_ranges.fill(
+                    blocks, [(((expert, expert + 1), rows, bytes_of), codes.reshape(1, len(codes[0]), -1))]
+                )
+                byte_ranges.fill(scales, [(((expert, expert + 1), rows, groups), powers)])
                 numbers = decoded(codes, powers)[0][:, inside].T
                 for own in owns:
                     own[expert - first, :, rows[0] - outputs[0] : rows[1] - outputs[0]] = numbers.astype(own.dtype)

@@ -12,7 +12,7 @@ from specjax.jobs.files import read_lines
 from specjax.jobs.work import check_lines
 from specjax.serve.engine import Engine
 from specjax.serve.options import DecodeOptions, RunOptions, check_least, option, same
-from specjax.serve.progress import bar_fits, record_bar
+from specjax.serve.record_bar import bar_fits, record_bar
 from specjax.serve.request import Record, Request
 from specjax.terminal import bad_input, flag, note, write
 from specjax.viz.data import survival
@@ -55,7 +55,7 @@ class CheckHeadOptions:
 
 def command(options: CheckHeadOptions) -> int:
     """`specjax check-head`."""
-    from specjax.spec.heads import head_line, named_head, record
+    from specjax.assembly.heads import head_line, named_head, record
 
     with bad_input():
         check_least(options, flag)

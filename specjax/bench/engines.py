@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from specjax import models
+from specjax.assembly.assemble import DEFAULT_SAMPLER
+from specjax.assembly.companions import Stored
+from specjax.assembly.line import lines as lines_of
+from specjax.assembly.registry import CACHES, DRAFTERS, OLDS, SAMPLERS, UNMASKS, build_drafter, make_unmask
 from specjax.bench.options import BenchOptions
 from specjax.diffusion.guided import Guided
 from specjax.models.generation import left_out
 from specjax.serve.engine import DEFAULT_MODEL, Engine
 from specjax.serve.options import check_options
 from specjax.sharding import make_mesh
-from specjax.spec.assemble import DEFAULT_SAMPLER
-from specjax.spec.companions import Stored
-from specjax.spec.line import lines as lines_of
-from specjax.spec.registry import CACHES, DRAFTERS, OLDS, SAMPLERS, UNMASKS, build_drafter, make_unmask
 from specjax.terminal import flag
 
 

@@ -20,15 +20,15 @@ from scipy.optimize import nnls
 
 from specjax import decoder as decoding
 from specjax import models
+from specjax.assembly.companions import Ruled
+from specjax.assembly.line import extended
+from specjax.assembly.registry import DRAFTERS as REGISTRY
+from specjax.assembly.registry import parse
 from specjax.draft.adaptive import Rule
 from specjax.jobs import jsonl
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.serve.engine import DEFAULT_MODEL
 from specjax.serve.options import DecodeOptions, check_least, option, same
-from specjax.spec.companions import Ruled
-from specjax.spec.line import extended
-from specjax.spec.registry import DRAFTERS as REGISTRY
-from specjax.spec.registry import parse
 from specjax.speculative import prefill_width, speculative
 from specjax.terminal import bad_input, flag, run_program, write
 
@@ -118,7 +118,7 @@ def measure(
         state = decoding.insert(
             decoder, params, decoding.empty(decoder, params, rows, capacity, model.dtype, 1), np.arange(rows), prompts,
             lengths, row_keys(0, [str(row) for row in range(rows)]), limit=np.full(rows, capacity - decoder.slack),
-            sampling=Sampling.make(rows), width=prefill_width(context),
+            sampling=SamplingArrays.make(rows), width=prefill_width(context),
         )  # fmt: skip
         for drafted in drafter.rule.lengths(drafter.length):
             ready = dataclasses.replace(state, draft=(state.draft[0], jnp.full((rows,), drafted, jnp.int32)))

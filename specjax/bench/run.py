@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from specjax.serve.progress import bar_fits
+from specjax.serve.record_bar import bar_fits
 from specjax.viz.data import survival
 
 Ids = tuple[int, ...]

@@ -21,7 +21,7 @@ from specjax import decoder as decoding
 from specjax.draft import Drafter
 from specjax.draft.base import Proposal
 from specjax.jobs import jsonl
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.serve.options import check_least, option, take
 from specjax.speculative import speculative
 from specjax.terminal import bad_input, flag, run_program
@@ -98,7 +98,7 @@ def ours(shape: Shape, nodes: Sequence[int], steps: int) -> dict[int, Callable[[
         state = decoding.insert(
             decoder, params, empty, jnp.asarray([0]), jnp.arange(shape.prefix, dtype=jnp.int32)[None] % shape.vocab,
             jnp.asarray([shape.prefix], jnp.int32), row_keys(0, ["step cost"]),
-            limit=jnp.asarray([shape.prefix + steps], jnp.int32), sampling=Sampling.make(1), width=None,
+            limit=jnp.asarray([shape.prefix + steps], jnp.int32), sampling=SamplingArrays.make(1), width=None,
         )  # fmt: skip
 
         def once() -> float:

@@ -16,12 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.assembly.line import lines
+from specjax.assembly.registry import make_verifier
 from specjax.jobs import jsonl
 from specjax.lm import Output
-from specjax.sampling import Sampler, Sampling, row_keys
+from specjax.sampling import Sampler, SamplingArrays, row_keys
 from specjax.serve.options import check_least, option
-from specjax.spec.line import lines
-from specjax.spec.registry import make_verifier
 from specjax.terminal import bad_input, flag, run_program
 from specjax.tree import Topology, Tree
 from specjax.verify import Verifier
@@ -55,7 +55,7 @@ def judge(verifier: Verifier, topology: Topology) -> Callable[..., Any]:
         log_q = log_q if verifier.keep_q else None
         tree = Tree.of(topology, tokens, every, log_q=log_q, children="iid" if verifier.keep_q else "deterministic")
         text = jnp.zeros((rows, 8), jnp.int32), jnp.ones(rows, jnp.int32), every[:, 0]
-        sampler = Sampler(keys, *text, Sampling.make(rows, temperature=1.0))
+        sampler = Sampler(keys, *text, SamplingArrays.make(rows, temperature=1.0))
         draw = sampler.draw(logits, tree.depth, tree.path_tokens, tree.max_depth) if verifier.wants.draw else None
         return verifier(Output(delta=(), logits=logits, draw=draw), tree, sampler)
 

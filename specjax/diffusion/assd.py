@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from specjax.decoder import Decoder, check_rows
 from specjax.diffusion.common import ends_at
 from specjax.pretty import Pretty
-from specjax.sampling import Sampling
+from specjax.sampling import SamplingArrays
 from specjax.sampling.noise import ACCEPT, GUMBEL, RESIDUAL, gumbel, uniform
 from specjax.sampling.sampler import best
 from specjax.sampling.warp import warp
@@ -109,7 +109,7 @@ class Assd(Decoder):
 
     def insert(
         self, params: PyTree, state: AssdState, rows: Array, prompts: Array, lengths: Array, row_keys: Array, *,
-        limit: Array, sampling: Sampling, eos: Array | None = None, width: int | None = None,
+        limit: Array, sampling: SamplingArrays, eos: Array | None = None, width: int | None = None,
     ) -> AssdState:  # fmt: skip
         """See `Decoder.insert`. Positions of a prompt that hold -1 are filled in, as those up to the limit are."""
         batch, capacity = state.tokens.shape

@@ -20,7 +20,7 @@ from specjax.diffusion.common import draws
 from specjax.diffusion.renoise import EntropyRenoise
 from specjax.lm import LM, Block, Output, Wants
 from specjax.pretty import Pretty
-from specjax.sampling import Sampling
+from specjax.sampling import SamplingArrays
 from specjax.sampling.noise import keys_at
 from specjax.sampling.sampler import best
 from specjax.sampling.warp import warp
@@ -162,7 +162,7 @@ class CanvasDiffusion(Decoder):
         row_keys: Array,
         *,
         limit: Array,
-        sampling: Sampling,
+        sampling: SamplingArrays,
         eos: Array | None = None,
         width: int | None = None,
     ) -> CanvasState:

@@ -23,12 +23,12 @@ from specjax.diffusion.common import (
     first_open,
     put,
 )  # fmt: skip
-from specjax.diffusion.reading import read_drafts, read_whole
+from specjax.diffusion.partial_pass import read_drafts, read_whole
 from specjax.diffusion.state import DiffusionInfo, DiffusionState
 from specjax.diffusion.unmask.base import Guess, Overview, Unmask
 from specjax.diffusion.unmask.threshold import Threshold
 from specjax.lm import LM
-from specjax.sampling import Sampling
+from specjax.sampling import SamplingArrays
 from specjax.sampling.noise import uniform
 from specjax.sampling.sampler import best
 from specjax.sampling.warp import warp
@@ -210,7 +210,7 @@ class Diffusion(Decoder):
         row_keys: Array,
         *,
         limit: Array,
-        sampling: Sampling,
+        sampling: SamplingArrays,
         eos: Array | None = None,
         width: int | None = None,
     ) -> DiffusionState:

@@ -18,7 +18,7 @@ from specjax.diffusion.block import BlockDiffusion
 from specjax.diffusion.cache.base import widths
 from specjax.diffusion.common import block_of, first_open, put
 from specjax.diffusion.decoder import Diffusion
-from specjax.diffusion.reading import read_drafts, read_whole
+from specjax.diffusion.partial_pass import read_drafts, read_whole
 from specjax.diffusion.state import DiffusionInfo, DiffusionState
 from specjax.diffusion.unmask.base import Choice, Guess, ranks
 from specjax.diffusion.unmask.fixed import Fixed

@@ -12,7 +12,7 @@ from specjax.evaluate.results import Answer
 from specjax.evaluate.run import OnAnswers, prepare, run
 from specjax.jobs import jsonl
 from specjax.serve.options import check_least
-from specjax.serve.progress import bar_fits
+from specjax.serve.record_bar import bar_fits
 from specjax.terminal import bad_input, flag, note, write
 from specjax.viz.files import check_plot
 

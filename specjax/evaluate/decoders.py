@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from specjax import models
+from specjax.assembly.assemble import Plan, usual_unmask
+from specjax.assembly.line import settings
 from specjax.evaluate.options import DecoderOptions, EvalOptions
 from specjax.sampling_params import SamplingOptions
 from specjax.serve.engine import DEFAULT_MODEL, Engine
 from specjax.serve.options import DecodeOptions, check_least, check_options, take
 from specjax.serve.selecting import Chooser
 from specjax.sharding import make_mesh
-from specjax.spec.assemble import Plan, usual_unmask
-from specjax.spec.line import settings
 from specjax.terminal import BadInput, Parser, add_fields, flag, from_args
 
 OPTIONS = {field.name: field for field in dataclasses.fields(DecoderOptions) if not field.metadata.get("hidden")}

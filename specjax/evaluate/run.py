@@ -19,7 +19,7 @@ from specjax.evaluate.options import EvalOptions
 from specjax.evaluate.questions import Item, items_of
 from specjax.evaluate.results import Answer, Comparison, Cost, Evaluation, Row, compared, read_answers, row_of
 from specjax.serve.options import check_least
-from specjax.serve.progress import record_bar
+from specjax.serve.record_bar import record_bar
 from specjax.serve.request import Record, Request, several
 from specjax.serve.selecting import Choose, selected
 from specjax.serve.slots import in_order

@@ -5,7 +5,7 @@ import dataclasses
 from pathlib import Path
 
 from specjax import models
-from specjax.models.progress import bar
+from specjax.models.loading_bar import bar
 from specjax.serve.options import DecodeOptions, option, same
 from specjax.sharding import make_mesh
 from specjax.terminal import bad_input, note
@@ -62,8 +62,8 @@ def command(options: ConvertOptions) -> int:
 
 
 def _head(options: ConvertOptions, layout: str) -> int:
+    from specjax.assembly import heads
     from specjax.models.saving import check_new
-    from specjax.spec import heads
 
     with bad_input():
         if options.mesh is not None or options.layout != "orbax" or options.adapter is not None:

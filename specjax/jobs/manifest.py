@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax.spec.line import values
+from specjax.assembly.line import values
 
 _SAMPLES, _SAMPLE_BYTES = 16, 4096
 _NOT_IN_WORDS = object()

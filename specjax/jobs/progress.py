@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from specjax.serve.engine import Timing
-from specjax.serve.progress import Speed, record_bar
+from specjax.serve.record_bar import Speed, record_bar
 from specjax.serve.slots import Turn
 from specjax.terminal import ENDS, note
 

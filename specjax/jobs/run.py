@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from specjax.about import abouts
+from specjax.assembly.companions import Stored
+from specjax.assembly.registry import make_old, make_verifier
 from specjax.jobs import jsonl
 from specjax.jobs.completer import Completer
 from specjax.jobs.options import JobOptions
 from specjax.jobs.output import Item, Output, OutputError
 from specjax.jobs.progress import interruptible, progress
 from specjax.models.text import text_before
-from specjax.serve.progress import bar_fits
+from specjax.serve.record_bar import bar_fits
 from specjax.serve.request import Record, Request
 from specjax.serve.slots import OnText, Turn
 from specjax.sharding.distributed import from_first, largest
-from specjax.spec.companions import Stored
-from specjax.spec.registry import make_old, make_verifier
 from specjax.terminal import ENDS, BadInput, complain, note, write
 
 

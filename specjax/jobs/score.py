@@ -13,7 +13,7 @@ from specjax.jobs.output import Output, OutputError
 from specjax.jobs.work import check_lines, score_manifest
 from specjax.serve.engine import Engine
 from specjax.serve.options import DecodeOptions, check_least, option, same
-from specjax.serve.progress import bar_fits, record_bar
+from specjax.serve.record_bar import bar_fits, record_bar
 from specjax.serve.score import Pair, Score, Scorer
 from specjax.terminal import BadInput, bad_input, complain, flag, note, write
 

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 
 from specjax import models
+from specjax.assembly.assemble import DEFAULT_DRAFTER, Plan, usual_unmask
 from specjax.plan.rates import rated
 from specjax.serve.options import option
 from specjax.sharding import aot, make_mesh
-from specjax.spec.assemble import DEFAULT_DRAFTER, Plan, usual_unmask
 from specjax.terminal import BadInput, bad_input, write
 from specjax.viz.files import check_plot
 

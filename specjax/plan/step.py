@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from specjax.assembly import assemble as assembly
 from specjax.models import hub
 from specjax.plan.cached import through
 from specjax.plan.experts import Chosen, chosen, grouped
@@ -19,11 +20,10 @@ from specjax.plan.held import chip_bytes, looked_up
 from specjax.plan.hlo import Traffic, traffic
 from specjax.plan.pallas import kernels
 from specjax.plan.serial import Serial, serial
-from specjax.sampling import Sampling
+from specjax.sampling import SamplingArrays
 from specjax.sharding.aot import Chip, chip_named
 from specjax.sharding.aot import compiled as compile_ahead
 from specjax.sharding.rules import placed, rounded, shardings
-from specjax.spec import assemble as assembly
 
 LEAST = (
     2  # layers that the second of the two programs from which a deeper model is extrapolated has more than the first
@@ -36,7 +36,7 @@ class Setup:
     """A decoder with the shapes and shardings of its parameters and state.
 
     Attributes:
-      decoder: what `specjax.spec.assemble.assemble` made.
+      decoder: what `specjax.assembly.assemble.assemble` made.
       params: `ShapeDtypeStruct`s.
       state: likewise.
       live: the committed tokens of a full row, L less what a step writes beyond them.
@@ -149,7 +149,7 @@ def step_of(setup: Setup, sampled: bool = False) -> Any:
         return setup.decoder.step
 
     def greedy(params, state):
-        plain = dataclasses.replace(state, sampling=Sampling.make(state.tokens.shape[0]))
+        plain = dataclasses.replace(state, sampling=SamplingArrays.make(state.tokens.shape[0]))
         new, info = setup.decoder.step(params, plain)
         return dataclasses.replace(new, sampling=state.sampling), info
 

@@ -121,8 +121,8 @@ def prepare(options: PlanTrainOptions, model: models.Model, mesh: Any, rows: int
     Raises:
       ValueError: where there is no such head, it is not for this target, or it runs layers of the target itself.
     """
+    from specjax.assembly.line import read_line
     from specjax.models.hub import outer
-    from specjax.spec.line import read_line
     from specjax.train.capture import said_of
     from specjax.train.data import Rows
     from specjax.train.features import wanted

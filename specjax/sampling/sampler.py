@@ -10,7 +10,7 @@ from specjax.kernels.verify import gumbel_argmax
 from specjax.sampling.noise import ACCEPT, CHILDREN, COIN, GUMBEL, RESIDUAL, STEP, gumbel, gumbel_at, keys_at, uniform
 from specjax.sampling.processors import Processor, process
 from specjax.sampling.warp import carried, penalise, penalised_rows, warp
-from specjax.sampling_params import Sampling
+from specjax.sampling_params import SamplingArrays
 from specjax.warpers import Text
 
 Array = jax.Array
@@ -46,7 +46,7 @@ class Sampler:
     tokens: Array
     length: Array
     live: Array
-    params: Sampling
+    params: SamplingArrays
     ids: Array | None = None
     vocab: int = dataclasses.field(default=0, metadata={"static": True})
     processors: tuple[Processor, ...] = dataclasses.field(default=(), metadata={"static": True})

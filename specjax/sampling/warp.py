@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 import jax
 import jax.numpy as jnp
 
-from specjax.sampling_params import Sampling
+from specjax.sampling_params import SamplingArrays
 from specjax.warpers import WARPERS, Text, Warper
 from specjax.warpers.base import Columns
 
 Array = jax.Array
 
 
-def warp(logits: Array, sampling: Sampling, live: Array, text: Text | None = None) -> Array:
+def warp(logits: Array, sampling: SamplingArrays, live: Array, text: Text | None = None) -> Array:
     """Scores `[B, T, V]` of sampled rows after temperature and what follows it; removed tokens are -inf.
 
     Rows at temperature 0 come back unchanged. A warper costs nothing unless a live row uses it.
@@ -34,7 +34,7 @@ def warp(logits: Array, sampling: Sampling, live: Array, text: Text | None = Non
 
 
 def carried(
-    logits: Array, sampling: Sampling, live: Array, text: Text, tokens: Array, count: Array
+    logits: Array, sampling: SamplingArrays, live: Array, text: Text, tokens: Array, count: Array
 ) -> Mapping[str, Array] | None:
     """The sums that warpers carry, `[B]` each, after some tokens were drawn one behind the other.
 
@@ -62,12 +62,12 @@ def carried(
     return sums
 
 
-def carries(sampling: Sampling) -> bool:
+def carries(sampling: SamplingArrays) -> bool:
     """Whether there are columns of a warper that carries a sum."""
     return any(each.carries and sampling.own(each) is not None for each in WARPERS)
 
 
-def _sampled(sampling: Sampling, live: Array, text: Text | None) -> Iterator[tuple[Warper, Columns, Array]]:
+def _sampled(sampling: SamplingArrays, live: Array, text: Text | None) -> Iterator[tuple[Warper, Columns, Array]]:
     """The warpers of sampled rows that there are columns of, with those and the rows that they are for."""
     active = live & (sampling.temperature > 0)
     for each in WARPERS:
@@ -79,7 +79,9 @@ def _sampled(sampling: Sampling, live: Array, text: Text | None) -> Iterator[tup
         yield each, own, active & each.used(own)
 
 
-def penalise(logits: Array, sampling: Sampling, live: Array, text: Text, within: Callable = lambda work: work) -> Array:
+def penalise(
+    logits: Array, sampling: SamplingArrays, live: Array, text: Text, within: Callable = lambda work: work
+) -> Array:
     """Logits `[B, T, V]` after the warpers that come before the temperature, and change greedy rows too.
 
     Args:
@@ -100,7 +102,7 @@ def penalise(logits: Array, sampling: Sampling, live: Array, text: Text, within:
     return logits
 
 
-def penalised_rows(sampling: Sampling) -> Array:
+def penalised_rows(sampling: SamplingArrays) -> Array:
     """`[B]` bool: the rows of which a warper changes the logits before the temperature."""
     used = [each.used(own) for each in WARPERS if each.of_logits and (own := sampling.own(each)) is not None]
     return functools.reduce(jnp.logical_or, used, jnp.zeros_like(sampling.temperature, bool))

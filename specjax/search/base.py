@@ -16,7 +16,7 @@ from specjax.lm import LM, Block, Wants
 from specjax.pretty import Pretty
 from specjax.sampling import Sampler
 from specjax.sampling.processors import Processor
-from specjax.sampling_params import Sampling
+from specjax.sampling_params import SamplingArrays
 from specjax.search.fork import chosen, fork, forked_axes, merged, parted, spread
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.rules import constrain, rounded
@@ -210,7 +210,7 @@ class Search(Decoder, abc.ABC):
         row_keys: Array,
         *,
         limit: Array,
-        sampling: Sampling,
+        sampling: SamplingArrays,
         eos: Array | None = None,
         width: int | None = None,
         prefix: Prefix | None = None,

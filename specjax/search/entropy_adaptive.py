@@ -16,7 +16,7 @@ from specjax.lm import LM, Block, Wants
 from specjax.sampling import Sampler
 from specjax.sampling.processors import Processor
 from specjax.sampling.warp import carries
-from specjax.sampling_params import Sampling
+from specjax.sampling_params import SamplingArrays
 from specjax.search.stepwise import Stepwise
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.rules import constrain, rounded
@@ -174,7 +174,7 @@ class EntropyAdaptive(Decoder, Stepwise):
 
     @on_mesh
     def insert(
-        self, params, state, rows, prompts, lengths, row_keys, *, limit, sampling: Sampling, eos=None, width=None
+        self, params, state, rows, prompts, lengths, row_keys, *, limit, sampling: SamplingArrays, eos=None, width=None
     ):  # fmt: skip
         """See `Decoder.insert`; both models read the prompt.
 

@@ -14,7 +14,7 @@ import numpy as np
 from specjax import decoder as decoding
 from specjax.lm import LM, Block, Wants
 from specjax.sampling import row_keys
-from specjax.sampling_params import Sampling
+from specjax.sampling_params import SamplingArrays
 from specjax.settings import settled
 from specjax.speculative import prefill_width, speculative
 
@@ -101,7 +101,7 @@ def _prefilled(lm, params, prompt, room):
         np.full(1, length, np.int32),
         row_keys(0, [""]),
         limit=np.full(1, length + 1, np.int32),
-        sampling=Sampling.make(1),
+        sampling=SamplingArrays.make(1),
         width=width,
     )
     return state.cache

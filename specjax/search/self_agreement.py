@@ -12,7 +12,7 @@ from specjax.about import About
 from specjax.models.messages import content_text
 from specjax.models.text import encoded, new_text
 from specjax.sampling import row_keys
-from specjax.sampling_params import Sampling
+from specjax.sampling_params import SamplingArrays
 from specjax.search.stepwise import Asked, Step, Stepwise, Written
 from specjax.search.writer import Writer
 
@@ -124,7 +124,7 @@ class SelfAgreement(Stepwise):
         writer.most[:] = most[lane_of]
         drawn = writer.write(lane_of < count, asked.max_new_tokens, step=False)
         judge.fork(pool, np.arange(lanes), np.zeros((lanes, 2), np.uint32))
-        judge.state = dataclasses.replace(judge.state, sampling=Sampling.make(lanes))
+        judge.state = dataclasses.replace(judge.state, sampling=SamplingArrays.make(lanes))
         chains = [drawn[lane * samples : (lane + 1) * samples] for lane in range(count)]
         return self._judged(judge, asked, chains)
 

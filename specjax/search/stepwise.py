@@ -19,7 +19,7 @@ from specjax.models.text import encoded
 from specjax.pretty import short
 from specjax.sampling import row_keys
 from specjax.sampling.warp import carries
-from specjax.sampling_params import FIELDS, Sampling, SamplingOptions, worded
+from specjax.sampling_params import FIELDS, SamplingArrays, SamplingOptions, worded
 
 _LOG = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class Asked:
             )
         return asked
 
-    def sampling_of(self, rows: int) -> Sampling:
+    def sampling_of(self, rows: int) -> SamplingArrays:
         """The options of so many rows.
 
         Raises:
@@ -154,7 +154,7 @@ class Asked:
         """
         listed = {name for name in self.sampling if "shape" in FIELDS[name].metadata}
         options = {name: [value] * rows if name in listed else value for name, value in self.sampling.items()}
-        return Sampling.make(rows, **options)
+        return SamplingArrays.make(rows, **options)
 
     @property
     def longest(self) -> int:

@@ -11,6 +11,8 @@ import numpy as np
 
 from specjax import programs
 from specjax.about import abouts
+from specjax.assembly.assemble import Plan, assemble
+from specjax.assembly.companions import DEFAULT_MODEL
 from specjax.decoder import Needs
 from specjax.draft import Drafter
 from specjax.models.generation import defaults, left_out
@@ -30,19 +32,17 @@ from specjax.serve.options import (
     take,
     with_keywords,
 )
-from specjax.serve.progress import Speed, bar_fits, in_notebook, record_bar
 from specjax.serve.prompt_logprobs import with_prompt_logprobs
 from specjax.serve.prompts import read_prompts
-from specjax.serve.reading import Reader, power_of_two
+from specjax.serve.record_bar import Speed, bar_fits, in_notebook, record_bar
 from specjax.serve.request import Record, Request, needs_of, rows_of, several
 from specjax.serve.selecting import Chooser, selected
 from specjax.serve.slots import OnText, Served, Slots, Timing, Turn, in_order, serve
 from specjax.serve.stream import TextStream
 from specjax.serve.text import user_turn
+from specjax.serve.text_reader import Reader, power_of_two
 from specjax.sharding import distributed, make_mesh
 from specjax.soft import SoftThinking
-from specjax.spec.assemble import Plan, assemble
-from specjax.spec.companions import DEFAULT_MODEL
 from specjax.verify import Verifier
 from specjax.warpers import WARPERS
 
@@ -56,7 +56,7 @@ class Engine:
     """A model and how to decode with it, ready to complete requests.
 
     Drafter, verifier and log-probabilities are for autoregressive models; unmask and cache policy and the block length for
-    diffusion models. What is None takes its default (`specjax.spec.assemble`).
+    diffusion models. What is None takes its default (`specjax.assembly.assemble`).
 
     Args:
       model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target; a model of
@@ -69,7 +69,7 @@ class Engine:
       weights: a format that the model's matrices are kept in, such as "int8" or "int4:group=32"; see `specjax.models.load`.
       cache_dtype: the type of its caches, such as "int8" or "float8_e4m3fn"; see `specjax.models.load`.
       reduce_dtype: in which products are summed over a mesh, such as "bfloat16"; see `specjax.models.load`.
-      rows: how many texts are decoded together, where no drafter is named: see `specjax.spec.assemble.usual_drafter`.
+      rows: how many texts are decoded together, where no drafter is named: see `specjax.assembly.assemble.usual_drafter`.
 
     Raises:
       ValueError: one line that says what cannot be used, and what can.

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from specjax.assembly.assemble import Plan
 from specjax.models import generation
 from specjax.names import MEANT
 from specjax.serve.options import PROMPT_OPTIONS
-from specjax.spec.assemble import Plan
 
 _NO_CHANGE: dict[str, Any] = {
     "n": 1, "best_of": 1, "num_return_sequences": 1, "top_logprobs": 0, "logprobs": False, "prompt_logprobs": False,

@@ -13,10 +13,10 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from specjax.assembly.assemble import Plan
 from specjax.models.generation import APPLIED
 from specjax.names import check_keywords
 from specjax.sampling_params import FIELDS, SamplingOptions, check_value
-from specjax.spec.assemble import Plan
 from specjax.warpers import parameter
 
 Options = TypeVar("Options")

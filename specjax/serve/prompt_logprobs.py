@@ -4,9 +4,9 @@ import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from specjax.serve.reading import Reader, Text
 from specjax.serve.request import Request
 from specjax.serve.slots import Turn
+from specjax.serve.text_reader import Reader, Text
 
 
 def with_prompt_logprobs(

@@ -12,7 +12,7 @@ from specjax.models.token_ids import is_array, is_encoding, one, several
 from specjax.names import named
 from specjax.pretty import short
 from specjax.serve.engine import Engine
-from specjax.serve.reading import Found, Text
+from specjax.serve.text_reader import Found, Text
 
 
 @dataclasses.dataclass(frozen=True)

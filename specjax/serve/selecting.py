@@ -5,12 +5,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from specjax.assembly.registry import make_selection
 from specjax.search.selection import Candidate, Selection, answer_of
 from specjax.serve.options import DecodeOptions
 from specjax.serve.race import ENDED
 from specjax.serve.request import Record, Request, rows_of
 from specjax.serve.slots import Turn
-from specjax.spec.registry import make_selection
 
 Options = TypeVar("Options", bound=DecodeOptions)
 Choose = Callable[[Sequence[Record]], Record]

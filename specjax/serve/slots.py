@@ -16,7 +16,7 @@ import numpy as np
 from specjax import decoder as decoding
 from specjax.decoder import Decoder, Needs
 from specjax.sampling.noise import keys_of
-from specjax.sampling_params import USUAL, Form, Sampling
+from specjax.sampling_params import USUAL, Form, SamplingArrays
 from specjax.serve.race import Race
 from specjax.serve.request import Record, Request, follows, rows_of
 from specjax.serve.watch import End, OnText, Watch, new_tokens, text_of
@@ -225,7 +225,7 @@ class Slots:
             np.asarray([len(ids) for ids in given], np.int32),
             keys_of(jax.device_put(keys)),  # `jnp.asarray` would compile a program
             limit=np.minimum(ends, self.served.max_length).astype(np.int32),
-            sampling=Sampling.of_rows(requests, self.form),
+            sampling=SamplingArrays.of_rows(requests, self.form),
             eos=np.broadcast_to(np.asarray(eos, np.int32), (self.share, len(eos))),
             width=width,
             **({} if prefix is None else {"prefix": prefix}),

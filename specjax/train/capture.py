@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import models, programs
+from specjax.assembly.line import read_line
 from specjax.jobs import hosts
 from specjax.kernels.chunks import chunked
 from specjax.lm import LM, Output, Wants
-from specjax.models.progress import bar
+from specjax.models.loading_bar import bar
 from specjax.serve.engine import DEFAULT_MODEL
 from specjax.serve.options import check_least
 from specjax.settings import settled
 from specjax.sharding import distributed, make_mesh
-from specjax.spec.line import read_line
 from specjax.terminal import BadInput, bad_input, flag
 from specjax.terminal import note as tell
 from specjax.train import data, prompts

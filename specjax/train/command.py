@@ -11,13 +11,13 @@ from typing import Any
 import jax
 
 from specjax import models, programs
+from specjax.assembly.line import read_line
 from specjax.jobs import hosts
 from specjax.models.hub import outer
 from specjax.serve.engine import DEFAULT_MODEL
 from specjax.serve.options import check_least
 from specjax.settings import settled
 from specjax.sharding import distributed, make_mesh
-from specjax.spec.line import read_line
 from specjax.terminal import bad_input, complain, flag
 from specjax.terminal import note as tell
 from specjax.train import data, loop, prompts

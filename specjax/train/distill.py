@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from specjax import decoder as decoding
 from specjax.lm import LM, Wants
-from specjax.sampling import Sampling
+from specjax.sampling import SamplingArrays
 from specjax.sharding import shardings
 from specjax.speculative import speculative
 from specjax.train.losses import ForwardKL, Loss, acceptance, agreement
@@ -145,7 +145,7 @@ def continuations(
         start,
         key if key.ndim else jax.random.split(key, rows),
         limit=jnp.full((rows,), length, jnp.int32),
-        sampling=Sampling.make(rows, temperature=1.0),
+        sampling=SamplingArrays.make(rows, temperature=1.0),
         capacity=length + decoder.slack,
         eos=jnp.tile(jnp.asarray(eos_ids, jnp.int32)[None], (rows, 1)) if eos_ids else None,
     )

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import models
+from specjax.assembly.companions import Stored
+from specjax.assembly.line import read_line
+from specjax.assembly.registry import Entry, parse, plain_fields
 from specjax.diffusion import Learn2PD
 from specjax.draft import Acceptance, ModelDrafter
 from specjax.draft.head import most_frequent
 from specjax.expand import Chain
 from specjax.sharding.distributed import is_first
-from specjax.spec.companions import Stored
-from specjax.spec.line import read_line
-from specjax.spec.registry import Entry, parse, plain_fields
 from specjax.train.distill import Distill
 from specjax.train.losses import LOSSES, Loss
 from specjax.train.objective import Objective

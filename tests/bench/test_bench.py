@@ -9,13 +9,13 @@ import pytest
 from rich.console import Console
 
 from specjax import cli, models
+from specjax.assembly import line
 from specjax.bench import command, prompts
 from specjax.bench import report as reporting
 from specjax.bench.engines import engines_of
 from specjax.bench.options import BenchOptions
 from specjax.bench.run import Lap, PeerRow, Report, Row, measure, summarise
 from specjax.models.llama import LlamaConfig, LlamaLM
-from specjax.spec import line
 from specjax.tasks import FAMILIES, generate
 
 ROW = ["decoder", "tokens_per_step", "tokens_per_second", "ratio_to_plain", "step_ratio", "identical_text"]

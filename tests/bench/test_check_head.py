@@ -11,12 +11,12 @@ from support.published import specforge, speculators, toy, with_table, write
 
 import specjax
 from specjax import cli
+from specjax.assembly.registry import build_drafter
 from specjax.bench.check_head import verdict
 from specjax.draft import Eagle3, Medusa
 from specjax.draft.heads.folder import load_head, save_head
 from specjax.lm import Block, Output
 from specjax.models.hf_config import to_hf
-from specjax.spec.registry import build_drafter
 
 TAPS = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
 
@@ -129,7 +129,7 @@ def test_what_cannot_be_checked_is_one_line(words, message, target, tmp_path, ca
 
 
 def test_which_drafter_a_folder_is_for(tmp_path):
-    from specjax.spec.heads import head_line
+    from specjax.assembly.heads import head_line
 
     config, tensors = specforge(**TAPS)
     named = write(tmp_path / "named", config, tensors)

@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
+from specjax.assembly.companions import Ruled
+from specjax.assembly.registry import DRAFTERS as REGISTRY
+from specjax.assembly.registry import parse
 from specjax.bench import goodput
 from specjax.bench.goodput import Step, fit
 from specjax.draft import Goodput
-from specjax.spec.companions import Ruled
-from specjax.spec.registry import DRAFTERS as REGISTRY
-from specjax.spec.registry import parse
 
 
 def steps_of(rule, noise=lambda: 1.0):

@@ -10,7 +10,7 @@ from specjax import cli, decoder, models
 from specjax.bench.order import unmask_order
 from specjax.diffusion import Fixed, ReMDM, diffusion
 from specjax.models import LlamaConfig, LlamaLM, Masked
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 
 LM = LlamaLM(LlamaConfig(16, 16, 16, 1, 2, 1, 8, max_position_embeddings=64, tie_word_embeddings=True))
 
@@ -21,7 +21,7 @@ def test_every_open_position_has_the_pass_that_wrote_it_last(policy):
     params = {"target": LM.init(jax.random.key(0))}
     state = decoder.insert(
         made, params, decoder.empty(made, params, 1, 16, None, 1), jnp.arange(1), jnp.asarray([[3, 4, 5]]), jnp.asarray([3]),
-        row_keys(0, ["a"]), limit=jnp.asarray([11]), sampling=Sampling.make(1), width=None,
+        row_keys(0, ["a"]), limit=jnp.asarray([11]), sampling=SamplingArrays.make(1), width=None,
     )  # fmt: skip
     order, end = unmask_order(made, params, state)
     passes = int(end.stats.steps[0])

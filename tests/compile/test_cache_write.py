@@ -8,10 +8,10 @@ import pytest
 from support.planned import needs_libtpu
 
 from specjax import models
+from specjax.assembly.assemble import Plan
 from specjax.kernels.layouts import slots_last
 from specjax.plan import step
 from specjax.sharding import aot, make_mesh
-from specjax.spec.assemble import Plan
 
 slow = pytest.mark.slow
 CONFIG = {

@@ -9,13 +9,13 @@ import pytest
 from support.planned import needs_libtpu
 
 from specjax import cli, models
+from specjax.assembly.assemble import Plan, assemble
 from specjax.models import gemma_config, hub
 from specjax.models.diffusion_gemma import DiffusionGemmaConfig
 from specjax.models.gemma_heads import Heads
 from specjax.plan import fit, report, step
 from specjax.plan.serial import PARTS, Serial
 from specjax.sharding import aot, make_mesh
-from specjax.spec.assemble import Plan, assemble
 
 
 @pytest.fixture

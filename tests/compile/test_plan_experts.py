@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from specjax import models
+from specjax.assembly.assemble import Plan
 from specjax.plan import hlo, report, step
 from specjax.plan.experts import Chosen, grouped, touched
 from specjax.plan.held import chip_bytes
 from specjax.sharding import aot, make_mesh
-from specjax.spec.assemble import Plan
 
 CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 48, "hidden_size": 32,

@@ -6,12 +6,12 @@ import pytest
 from support.planned import FullChain, skip_without_compiler
 
 from specjax import models
+from specjax.assembly.assemble import Plan
 from specjax.models import hub
 from specjax.models.few_bits import is_quantised
 from specjax.plan import step
 from specjax.plan.held import chip_bytes
 from specjax.sharding import aot, make_mesh
-from specjax.spec.assemble import Plan
 
 NAME = "meta-llama/Llama-3.1-8B"
 

@@ -12,7 +12,7 @@ import specjax
 from specjax.diffusion.assd import Assd
 from specjax.models.joint import JointLaw
 from specjax.reference import statistics
-from specjax.sampling import Sampling
+from specjax.sampling import SamplingArrays
 from specjax.state import Finish
 
 V, N, ROWS, ALPHA = 3, 3, 30_000, 1e-3
@@ -38,7 +38,7 @@ def start(decoder, tokens, given, temperature=1.0, seed=5, eos=None, limit=None)
     rows, size = tokens.shape
     keys = jax.random.split(jax.random.key(seed, impl="threefry2x32"), rows)
     prompts, limit = jnp.where(given, tokens, -1), jnp.full((rows,), size) if limit is None else limit
-    sampling = Sampling.make(rows, temperature=temperature)
+    sampling = SamplingArrays.make(rows, temperature=temperature)
     return decoder.init(
         params(size), prompts, limit, keys, limit=limit, sampling=sampling, capacity=size, eos=eos
     )  # fmt: skip

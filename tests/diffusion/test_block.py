@@ -27,7 +27,7 @@ from specjax.diffusion.unmask.base import scheduled_in
 from specjax.lm import Block, Wants
 from specjax.models import LlamaLM, Masked, ModelError
 from specjax.reference import diffusion as oracle
-from specjax.sampling import Sampling
+from specjax.sampling import SamplingArrays
 from specjax.serve.engine import Engine
 from specjax.state import Finish
 
@@ -190,7 +190,7 @@ def test_one_sure_token_a_position_is_one_pass_a_block():
     for warped in (True, False):
         decoder = make(Threshold(0.85), 4, warped=warped)
         state = begin(decoder)
-        state = dataclasses.replace(state, sampling=Sampling.make(4, temperature=1.0, top_k=1))
+        state = dataclasses.replace(state, sampling=SamplingArrays.make(4, temperature=1.0, top_k=1))
         state = specjax.run(decoder, params(), state)
         steps.append(state.stats.steps.tolist())
         found.append(texts(state))
@@ -208,7 +208,7 @@ def test_a_threshold_that_certainty_equals_is_not_passed():
     for align, passes in (("text", 19 - 3), ("prompt_end", 4)):
         decoder = make(Threshold(1.0), 4, warped=True, align=align)
         state = begin(decoder, (0,))
-        state = dataclasses.replace(state, sampling=Sampling.make(1, temperature=1.0, top_k=1))
+        state = dataclasses.replace(state, sampling=SamplingArrays.make(1, temperature=1.0, top_k=1))
         blocks = -(-19 // 4) if align == "text" else 4
         assert specjax.run(decoder, params(), state).stats.steps.tolist() == [passes + blocks - 1]
 
@@ -217,7 +217,7 @@ def test_greedy_rows_are_not_filtered():
     """Top-k 1 makes nothing certain in a greedy row, as in LLaDA 2's sampler."""
     decoder = make(Threshold(0.4), 4, warped=True)
     state = begin(decoder)
-    filtered = dataclasses.replace(state, sampling=Sampling.make(4, top_k=1))
+    filtered = dataclasses.replace(state, sampling=SamplingArrays.make(4, top_k=1))
     found = specjax.run(decoder, params(), filtered).stats.steps.tolist()
     assert found == specjax.run(decoder, params(), begin(decoder)).stats.steps.tolist()
 
@@ -282,7 +282,7 @@ def test_a_failed_row_can_be_refilled():
     fresh = begin(decoder, (0, 1, 2))
     again = specjax.decoder.insert(
         decoder, params(), state, jnp.arange(3), fresh.tokens[:, :8], fresh.prompt_length, fresh.key, limit=fresh.limit,
-        sampling=Sampling.make(3), width=None,
+        sampling=SamplingArrays.make(3), width=None,
     )  # fmt: skip
     assert texts(specjax.run(decoder, params(), again)) == texts(
         specjax.run(decoder, params(), begin(decoder, (0, 1, 2)))

@@ -149,7 +149,7 @@ def test_a_pass_over_everything_writes_the_caches_of_a_fresh_pass():
 @pytest.mark.parametrize("together", (1, 2 * 32, 5 * 32))
 def test_rows_that_ask_for_everything_are_read_apart(monkeypatch, together):
     """One by one, two at a time (of three: a place is left) or all at once; another row reads a part, and one nothing."""
-    monkeypatch.setattr(diffusion.reading, "TOGETHER", together)
+    monkeypatch.setattr(diffusion.partial_pass, "TOGETHER", together)
     tokens = jax.random.randint(jax.random.key(0), (5, 1, 32), 0, MASK)
     seen = jnp.asarray([20, 20, 32, 7, 26])
     wide = jnp.asarray([True, False, True, False, True])
@@ -157,10 +157,10 @@ def test_rows_that_ask_for_everything_are_read_apart(monkeypatch, together):
     active = jnp.where(wide[:, None], at < seen[:, None], (at > 9) & (at < 14) & (jnp.arange(5) == 1)[:, None])[:, None]
     source = jnp.broadcast_to(jnp.arange(10, 14), (5, 4))
     weights = params()["target"]
-    whole = jax.jit(functools.partial(diffusion.reading.read_whole, LM))
+    whole = jax.jit(functools.partial(diffusion.partial_pass.read_whole, LM))
     old = whole(weights, jnp.flip(tokens[:, 0], 1), seen)
     cache = LM.commit(LM.init_cache(5, 32), old.delta, None, jnp.zeros(5, jnp.int32))
-    read = jax.jit(lambda *given: diffusion.reading.read_drafts(LM, weights, *given, sizes=(9, 32), wide=wide))
+    read = jax.jit(lambda *given: diffusion.partial_pass.read_drafts(LM, weights, *given, sizes=(9, 32), wide=wide))
     features, after = read(cache, tokens, active, seen, source)
 
     fresh = whole(weights, tokens[:, 0], seen)

@@ -14,6 +14,7 @@ from support.small_gemma import IMAGE, V, W, saved, theirs
 import specjax
 from specjax import cli, models
 from specjax import decoder as decoding
+from specjax.assembly.assemble import Plan
 from specjax.bench.engines import engines_of
 from specjax.bench.options import BenchOptions
 from specjax.diffusion import CanvasDiffusion, EntropyRenoise, Prefix, Threshold
@@ -23,11 +24,10 @@ from specjax.models import hub
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
 from specjax.plan import step as planned
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.sampling.noise import gumbel
 from specjax.serve.engine import Engine
 from specjax.sharding import make_mesh
-from specjax.spec.assemble import Plan
 from specjax.state import Finish
 
 PROMPTS = ((3, 1, 4, 15, 9, 26, 5, 35, 8), (9, 7), (9, 3, 2, 38, 4, 6))
@@ -61,7 +61,7 @@ def begin(decoder, model, rows=(0, 1, 2), temperature=0.0, counts=COUNTS, eos=1,
     return decoding.insert(
         decoder, params, state, jnp.arange(len(rows)), jnp.asarray(prompts), lengths,
         row_keys(0, [str(row) for row in rows]), limit=lengths + jnp.asarray([counts[row] for row in rows]),
-        sampling=Sampling.make(len(rows), temperature=temperature), eos=jnp.full((len(rows), 1), eos), width=4,
+        sampling=SamplingArrays.make(len(rows), temperature=temperature), eos=jnp.full((len(rows), 1), eos), width=4,
     )  # fmt: skip
 
 

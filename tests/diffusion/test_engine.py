@@ -8,10 +8,10 @@ import jax
 import pytest
 
 from specjax import cli, models
+from specjax.assembly.assemble import Plan, assemble
+from specjax.assembly.registry import CACHES, UNMASKS, make_cache, make_unmask
 from specjax.models import LlamaConfig, LlamaLM, Masked
 from specjax.serve.engine import Engine
-from specjax.spec.assemble import Plan, assemble
-from specjax.spec.registry import CACHES, UNMASKS, make_cache, make_unmask
 
 MASK = 23
 CONFIG = LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=64)

@@ -7,7 +7,7 @@ from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, begin, make, para
 
 import specjax
 from specjax.diffusion import Dual, Fixed, FreeDave, Prefix, diffusion, free_dave
-from specjax.diffusion.reading import read_drafts
+from specjax.diffusion.partial_pass import read_drafts
 from specjax.state import Finish
 
 

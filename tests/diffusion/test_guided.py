@@ -11,11 +11,11 @@ from support.small_diffusion import GUIDE, LIMITS, LM, MASK, PROMPTS, begin, eve
 
 import specjax
 from specjax import models
+from specjax.assembly import registry
 from specjax.diffusion import Dual, Guided, Prefix, diffusion
 from specjax.lm import Block, Wants
 from specjax.models import LlamaLM, Masked
 from specjax.serve.engine import Engine
-from specjax.spec import registry
 from specjax.state import Finish
 
 ROWS = (0, 1, 2)  # a guide does not fill in

@@ -21,8 +21,8 @@ from support.small_diffusion import (
 
 import specjax
 from specjax import decoder as decoding
+from specjax.assembly.registry import CACHES, UNMASKS
 from specjax.diffusion import Threshold, diffusion
-from specjax.spec.registry import CACHES, UNMASKS
 from specjax.state import Finish
 
 ROWS = (0, 1, 2)

@@ -12,12 +12,12 @@ import pytest
 from support.conformance import DRAFTERS, MIXED, TARGET, complete, params, plain, same, start
 
 import specjax
+from specjax.assembly import registry
+from specjax.assembly.companions import LONGEST, Ruled
 from specjax.draft import DFlash, Eagle, Kangaroo, Medusa, PEagle, View
 from specjax.draft.adaptive import Acceptance, Confidence, Online, accept_log_prob, adaptive
 from specjax.expand import Chain
 from specjax.sampling import Sampler
-from specjax.spec import registry
-from specjax.spec.companions import LONGEST, Ruled
 from specjax.tree import Topology, Tree
 from specjax.verify import Rejection
 

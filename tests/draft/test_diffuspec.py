@@ -12,12 +12,12 @@ from support.head_start import proposed, running
 
 import specjax
 from specjax import models
+from specjax.assembly import registry
 from specjax.draft import DiffuSpec, Verdict
 from specjax.draft.diffuspec import followers
 from specjax.expand import Chain
 from specjax.lm import Block, Wants
 from specjax.models import Masked
-from specjax.spec import registry
 
 MASK = 95
 ROWS = dataclasses.replace(MIXED.pick(1, 4, 6), options=({"temperature": 0.0},) * 3)

@@ -13,6 +13,8 @@ from safetensors.numpy import load_file, save_file
 from support.conformance import TARGET, params
 
 import specjax
+from specjax.assembly.heads import drafter_of, named_head
+from specjax.assembly.registry import build_drafter
 from specjax.draft import Gemma4Assistant, adaptive
 from specjax.draft.heads.folder import read_head
 from specjax.expand import Chain, TopK
@@ -21,8 +23,6 @@ from specjax.models import ModelError
 from specjax.models.kv import KVCache
 from specjax.models.llama import LlamaLM
 from specjax.serve.engine import Engine
-from specjax.spec.heads import drafter_of, named_head
-from specjax.spec.registry import build_drafter
 from specjax.train.heads.gemma4_assistant import TrainGemma4Assistant
 from specjax.train.objective import Batch, read
 

@@ -10,10 +10,10 @@ from support.conformance import DRAFT, MIXED, TARGET, params, plain, same, start
 
 import specjax
 from specjax import decoder as decoding
+from specjax.assembly.registry import DRAFTERS as REGISTRY
+from specjax.assembly.registry import build_drafter, parse
 from specjax.draft import Goodput, ModelDrafter, Online, View, adaptive
 from specjax.models.llama import LlamaLM
-from specjax.spec.registry import DRAFTERS as REGISTRY
-from specjax.spec.registry import build_drafter, parse
 from specjax.tree import Topology, Tree
 from specjax.verify import Rejection
 

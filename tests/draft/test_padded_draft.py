@@ -10,10 +10,10 @@ from support.conformance import CONFIG, complete, params, plain, same
 from support.published import toy
 
 import specjax
+from specjax.assembly.registry import build_drafter
 from specjax.draft.padded import PaddedLM
 from specjax.expand import TopK
 from specjax.models.llama import LlamaLM
-from specjax.spec.registry import build_drafter
 
 V = CONFIG.vocab_size
 WORDS = {f"w{i}": i for i in range(V - 6)}  # the target's last rows are padding as well

@@ -14,7 +14,7 @@ from specjax.draft.ppd_trees import parse, search_states, tables, tokens_per_ste
 from specjax.lm import Block, Output, Wants
 from specjax.models.tabular import TabularLM
 from specjax.reference import trees
-from specjax.sampling import Sampler, Sampling, row_keys
+from specjax.sampling import Sampler, SamplingArrays, row_keys
 
 TREES = "3 @ 3 1x2 0; 2 | 1 @ 2x2 1 3; 1 | 2 | 1 @ 0 2 1 3 2"
 PAIR = PPD(TREES, ensembles=2).bind(TARGET)
@@ -27,7 +27,9 @@ def view_and_sampler(temperature=0.0):
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 96, (B, SIZE)), jnp.int32)
     length, live = jnp.asarray([5, 1, 9, 7]), jnp.ones(B, bool)
     view = View(tokens, length, live, (), max_depth=3)
-    return view, Sampler(row_keys(0, "abcd"), tokens, length, live, Sampling.make(B, temperature=[temperature] * B))
+    return view, Sampler(
+        row_keys(0, "abcd"), tokens, length, live, SamplingArrays.make(B, temperature=[temperature] * B)
+    )
 
 
 def state_of(seed=0, states=(0, 1, 2, 3)):

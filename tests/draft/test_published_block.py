@@ -10,6 +10,9 @@ import pytest
 from support.published import E, V, decoder_layer, draw, llama, speculators, toy, vocabulary, write
 from support.steps_seen import read_text
 
+from specjax.assembly.companions import Stored
+from specjax.assembly.heads import drafter_of
+from specjax.assembly.registry import DRAFTERS, parse
 from specjax.draft import DFlash, DSpark, PEagle, Scored, View, adaptive
 from specjax.draft.feature import FeatureDraft
 from specjax.draft.heads.folder import read_head, save_head
@@ -19,10 +22,7 @@ from specjax.expand.base import Level
 from specjax.lm import Block
 from specjax.models import ModelError
 from specjax.models.kv import commit_kv, init_kv
-from specjax.sampling import Sampler, Sampling, row_keys
-from specjax.spec.companions import Stored
-from specjax.spec.heads import drafter_of
-from specjax.spec.registry import DRAFTERS, parse
+from specjax.sampling import Sampler, SamplingArrays, row_keys
 from specjax.train.heads.dflash import Blocks, TrainDSpark, outputs
 from specjax.train.objective import Batch
 
@@ -437,7 +437,7 @@ def test_the_confidence_head_ends_a_chain():
         drafter = adaptive(DSpark(block=3, rank=4), Scored(threshold), 3).bind(toy().lm)
         own = drafter.drafter.init_params(jax.random.key(8), toy().params)
         own = {"target": toy().params, "draft": {"drafter": own, "rule": None}}
-        view, greedy = view_of(TEXT[:1]), Sampling.make(1, temperature=0.0)
+        view, greedy = view_of(TEXT[:1]), SamplingArrays.make(1, temperature=0.0)
         sampler = Sampler(row_keys(0, ["a"]), view.tokens, view.length, view.live, greedy)
         tree = drafter.propose(own, drafter.init(own, 1, 32), view, sampler).tree
         counts.append(int(tree.valid.sum()))

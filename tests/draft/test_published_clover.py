@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from support.published import E, V, decoder_layer, draw, llama, toy, write
 
+from specjax.assembly.companions import Stored
+from specjax.assembly.heads import drafter_of
+from specjax.assembly.registry import DRAFTERS, parse
 from specjax.draft import Clover2
 from specjax.draft.heads.folder import read_head
 from specjax.expand import Static
 from specjax.lm import Block
 from specjax.models import LlamaLM, ModelError
-from specjax.spec.companions import Stored
-from specjax.spec.heads import drafter_of
-from specjax.spec.registry import DRAFTERS, parse
 
 TARGET = LlamaLM(dataclasses.replace(toy().lm.config, tie_word_embeddings=False, rope_theta=500.0))
 TEXT = np.random.default_rng(3).integers(1, V, 9)

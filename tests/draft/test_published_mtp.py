@@ -9,14 +9,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import specjax
+from specjax.assembly.heads import drafter_of, named_head
+from specjax.assembly.registry import build_drafter
 from specjax.draft import MTP
 from specjax.draft.heads.folder import read_head
 from specjax.expand import Chain
 from specjax.lm import Block
 from specjax.models import ModelError
 from specjax.serve.engine import Engine
-from specjax.spec.heads import drafter_of, named_head
-from specjax.spec.registry import build_drafter
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -11,6 +11,7 @@ from support.conformance import TARGET, complete, params, plain, same
 from support.published import BF16, E, V, decoder_layer, draw, llama, toy, write
 
 import specjax
+from specjax.assembly.heads import drafter_of
 from specjax.draft import PPD, Kangaroo, Medusa
 from specjax.draft.heads import kangaroo as adapter
 from specjax.draft.heads.folder import read_head
@@ -18,7 +19,6 @@ from specjax.draft.heads.published_ppd import PAPER_TREES
 from specjax.draft.ppd_trees import parse
 from specjax.lm import Block
 from specjax.models import ModelError
-from specjax.spec.heads import drafter_of
 
 SMALL = "2 @ 3x3; 2 | 1 @ 3 2x3; 1 | 1 | 1 @ 3 2x3"
 

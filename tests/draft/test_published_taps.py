@@ -13,12 +13,12 @@ from support.published import specforge, toy, write
 
 import specjax
 from specjax import cli
+from specjax.assembly.assemble import Plan, assemble
+from specjax.assembly.heads import named_head, record
 from specjax.draft import Eagle3
 from specjax.draft.heads.folder import load_head, read_head
 from specjax.draft.heads.taps import read_taps
 from specjax.models import ModelError
-from specjax.spec.assemble import Plan, assemble
-from specjax.spec.heads import named_head, record
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 

@@ -26,7 +26,7 @@ from specjax.draft.rasd import pruned
 from specjax.expand import Chain
 from specjax.models.tabular import TabularLM, random
 from specjax.reference import retrieval as oracle
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.tree import Tree
 
 ROOT = 9
@@ -133,7 +133,7 @@ def run(drafter):
         "draft": (random(jax.random.key(1), 12, 2, concentration=0.2), None),
     }
     decoder = specjax.speculative(LM, drafter)
-    keys, sampling = row_keys(0, "abc"), Sampling.make(3, temperature=[0.0, 1.0, 0.7])
+    keys, sampling = row_keys(0, "abc"), SamplingArrays.make(3, temperature=[0.0, 1.0, 0.7])
     prompts = jnp.asarray([[1, 2], [3, 4], [5, 6]])
     begin = jax.jit(
         lambda params: decoder.init(

@@ -13,7 +13,7 @@ from specjax.draft.datastore import build
 from specjax.draft.rest import frequent, longest, search
 from specjax.models.tabular import TabularLM, random
 from specjax.reference import retrieval as oracle
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 
 V, B, L = 7, 16, 40
 DRAFTER = Rest(nodes=9, length=4, matches=2048).bind(TabularLM(V))
@@ -186,7 +186,7 @@ def begin(params):
         jnp.asarray([2, 2]),
         row_keys(0, "ab"),
         limit=jnp.full(2, 42),
-        sampling=Sampling.make(2, temperature=[0.0, 1.0]),
+        sampling=SamplingArrays.make(2, temperature=[0.0, 1.0]),
         capacity=50,
     )
 

@@ -8,10 +8,10 @@ from support.conformance import TARGET, Rows, complete, plain
 from support.table_lm import Table
 
 import specjax
+from specjax.assembly.registry import build_drafter
 from specjax.draft import SmallCache
 from specjax.expand import Chain
 from specjax.models.caches import EMS
-from specjax.spec.registry import build_drafter
 
 ROWS = Rows(((5, 9, 2, 5, 9), (7, 7, 1)), ("a", "b"), ({"temperature": 0.0}, {"temperature": 1.0}), new_tokens=32)
 

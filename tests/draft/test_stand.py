@@ -17,7 +17,7 @@ from specjax.lm import Block, Output
 from specjax.models.tabular import TabularLM, random
 from specjax.reference import stand as oracle
 from specjax.reference import statistics
-from specjax.sampling import Sampler, Sampling, row_keys
+from specjax.sampling import Sampler, SamplingArrays, row_keys
 from specjax.sampling.noise import gumbel
 from specjax.verify import Rejection
 
@@ -34,7 +34,9 @@ def world(rng, temperature=0.0, vocab=V):
     """A view of three rows, two of them shorter than the longest context, and their sampler."""
     tokens = jnp.asarray(rng.integers(0, vocab, (B, L)), jnp.int32)
     view = View(tokens, jnp.asarray(LENGTHS), jnp.ones(B, bool), (), max_depth=DRAFTER.depth)
-    return view, Sampler(row_keys(0, "abc"), tokens, view.length, view.live, Sampling.make(B, temperature=temperature))
+    return view, Sampler(
+        row_keys(0, "abc"), tokens, view.length, view.live, SamplingArrays.make(B, temperature=temperature)
+    )
 
 
 def texts(view):
@@ -253,7 +255,7 @@ def begin(decoder, params, prompts, keys, limit, sampling):
 def decode(lm, params, drafter, temperature, memory=None, rows=4, length=48):
     decoder = specjax.speculative(lm, drafter)
     keys = row_keys(0, [str(i) for i in range(rows)])
-    sampling = Sampling.make(rows, temperature=temperature)
+    sampling = SamplingArrays.make(rows, temperature=temperature)
     state = begin(decoder, params, jnp.asarray([[1, 2]] * rows), keys, jnp.full(rows, length), sampling)
     if memory is not None:
         state = dataclasses.replace(state, draft=dataclasses.replace(memory, tail=state.draft.tail))
@@ -312,7 +314,7 @@ def test_rejection_with_its_law_keeps_the_targets_law_detects_tv_003_with_power_
     ):  # the memory is of all rows: the law stays, a row's text not
         specjax.speculative(lm, drafter, Rejection())
     decoder = dataclasses.replace(specjax.speculative(lm, drafter), verifier=Rejection())
-    sampling = Sampling.make(rows, temperature=np.repeat(temperatures, each))
+    sampling = SamplingArrays.make(rows, temperature=np.repeat(temperatures, each))
     keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), rows)
     state = begin(decoder, params, jnp.full((rows, 2), 1), keys, jnp.full(rows, 20), sampling)
     rng = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from specjax.draft.token_recycling import PUBLISHED_TREE, refresh
 from specjax.lm import Output
 from specjax.models.tabular import TabularLM, random
 from specjax.reference import drafting as oracle
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 
 V, K, B = 12, 4, 3
 DRAFTER = TokenRecycling(k=K, tree="3 | 2 1 1 | 1x3").bind(TabularLM(V))
@@ -97,7 +97,7 @@ def test_the_table_changes_speed_and_never_text():
     params = {"target": random(jax.random.key(0), V, 1, concentration=0.1)}
     decoder = specjax.speculative(lm, TokenRecycling(k=K, tree="3 | 2 1 1 | 1x3"))
     prompts = jnp.asarray([[1, 2], [3, 4], [5, 0]])
-    options = {"limit": jnp.full(B, 26), "sampling": Sampling.make(B, temperature=[0.0, 0.0, 1.0])}
+    options = {"limit": jnp.full(B, 26), "sampling": SamplingArrays.make(B, temperature=[0.0, 0.0, 1.0])}
 
     start = jax.jit(lambda **more: decoder.init(params, prompts, jnp.asarray([2, 2, 1]), capacity=32, **more))
 

@@ -9,7 +9,7 @@ import pytest
 
 from specjax.expand import Chain
 from specjax.expand.early_stop import EarlyStop
-from specjax.sampling import Sampler, Sampling
+from specjax.sampling import Sampler, SamplingArrays
 from specjax.sampling.noise import gumbel
 
 V, B, LENGTH = 7, 4, 5
@@ -21,7 +21,7 @@ SETTINGS = {"greedy": {}, "sampled": {"temperature": [1.0, 0.6, 0.0, 1.5]}}
 
 def sampler_of(setting, live=(True,) * B):
     keys = jax.vmap(lambda i: jax.random.key(i, impl="threefry2x32"))(jnp.arange(B))
-    return Sampler(keys, TEXT, LENGTHS, jnp.asarray(live), Sampling.make(B, **SETTINGS[setting]))
+    return Sampler(keys, TEXT, LENGTHS, jnp.asarray(live), SamplingArrays.make(B, **SETTINGS[setting]))
 
 
 def laws(seed):

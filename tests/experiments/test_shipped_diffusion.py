@@ -99,4 +99,4 @@ def test_it_drafts_for_the_target():
 
 def test_a_diffusion_model_is_no_autoregressive_draft():
     with pytest.raises(ValueError, match="is a diffusion model: pick an autoregressive one"):
-        specjax.spec.registry.build_drafter("draft:model=tiny-diffusion", models.load("tiny"))
+        specjax.assembly.registry.build_drafter("draft:model=tiny-diffusion", models.load("tiny"))

@@ -16,11 +16,11 @@ from support.small_target import FORM, TARGET, weights
 
 import specjax
 from specjax import decoder as decoding
+from specjax.assembly.registry import CACHES, OLDS
 from specjax.diffusion import Fixed, NoCache
 from specjax.lm import Block, Wants
 from specjax.reference import diffusion as oracle
-from specjax.sampling import Sampling, row_keys
-from specjax.spec.registry import CACHES, OLDS
+from specjax.sampling import SamplingArrays, row_keys
 
 SHORT = {"vicinity": {"before": 1, "after": 1, "warmup": 1}}
 """Fields for canvases on which the defaults lose nothing."""
@@ -100,7 +100,7 @@ def of_a_text(old=None):
     state = decoding.empty(decoder, model, 3, 40, jnp.float32, 1, form=FORM)
     state = decoding.insert(
         decoder, model, state, jnp.arange(3), jnp.asarray(TEXTS), jnp.asarray(LENGTHS), row_keys(0, "abc"),
-        limit=jnp.asarray(LENGTHS + 16), sampling=Sampling({"temperature": jnp.asarray(MIXED)}), width=8,
+        limit=jnp.asarray(LENGTHS + 16), sampling=SamplingArrays({"temperature": jnp.asarray(MIXED)}), width=8,
     )  # fmt: skip
     return texts(decoding.run(decoder, model, state))
 

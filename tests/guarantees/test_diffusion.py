@@ -11,11 +11,11 @@ from support.oracles import ORACLES
 from support.small_diffusion import LM, MASK, PROMPTS, begin, params, texts
 
 import specjax
+from specjax.assembly.companions import Stored
+from specjax.assembly.registry import UNMASKS
 from specjax.diffusion import Fixed, diffusion
 from specjax.diffusion.unmask import Wrapper
 from specjax.models import LlamaLM
-from specjax.spec.companions import Stored
-from specjax.spec.registry import UNMASKS
 
 FIELDS = {
     "guided": {"guide": LlamaLM(dataclasses.replace(LM.config, num_hidden_layers=1))},

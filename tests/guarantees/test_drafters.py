@@ -24,8 +24,8 @@ from support.small_target import (
 
 import specjax
 from specjax import decoder as decoding
+from specjax.assembly.registry import EXPANDERS
 from specjax.draft import PPD, Lookahead
-from specjax.spec.registry import EXPANDERS
 from specjax.state import Finish
 
 FAST = {*first_lines(), *(f"draft-{name}" for name in EXPANDERS)}

@@ -19,7 +19,7 @@ from specjax.expand import Chain
 from specjax.lm import Block, Wants
 from specjax.reference import rejection as oracle
 from specjax.reference import statistics
-from specjax.sampling import Sampling
+from specjax.sampling import SamplingArrays
 from specjax.verify import Best, Rejection
 
 V, NEW, ROWS = 5, 3, 20_000
@@ -73,7 +73,7 @@ def counted(drafter, lm):
     state = decoding.insert(
         decoder, model, state, jnp.arange(ROWS), jnp.broadcast_to(jnp.asarray(PROMPT), (ROWS, len(PROMPT))),
         many(len(PROMPT)), jax.random.split(jax.random.key(0, impl="threefry2x32"), ROWS),
-        limit=many(len(PROMPT) + NEW), sampling=Sampling({"temperature": jnp.ones((ROWS,))}), width=len(PROMPT) - 1,
+        limit=many(len(PROMPT) + NEW), sampling=SamplingArrays({"temperature": jnp.ones((ROWS,))}), width=len(PROMPT) - 1,
     )  # fmt: skip
     state = decoding.run(decoder, model, state)
     text = np.asarray(state.tokens)[:, len(PROMPT) : len(PROMPT) + NEW]

@@ -7,7 +7,7 @@ import pytest
 from support.chains import ALPHA, MODEL, generate, p_value
 from support.conformance import but_slow
 
-from specjax.spec.registry import EXPANDERS
+from specjax.assembly.registry import EXPANDERS
 from specjax.verify import Best, Recursive
 
 SMALL = {"k": 2, "depth": 2, "nodes": 4, "length": 2, "tree": "2 | 1 2"}

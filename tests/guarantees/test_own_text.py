@@ -5,8 +5,8 @@ from support.collected import not_in_the_fast_set
 from support.guarantees import held
 from support.oracles import ORACLES
 
-from specjax.spec import registry
-from specjax.spec.registry import Entry
+from specjax.assembly import registry
+from specjax.assembly.registry import Entry
 
 HERE = ("SEARCHES", "STEPWISE", "SELECTIONS", "MIXERS", "SAMPLERS")
 """Tables of methods whose text is their own."""

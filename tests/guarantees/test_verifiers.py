@@ -11,13 +11,13 @@ from support.chains import ALPHA, MODEL, NEW, OPTIONS, PARAMS, PROMPT, ROWS, TAR
 from support.guarantees import held
 
 import specjax
+from specjax.assembly import line
+from specjax.assembly.companions import Stored
+from specjax.assembly.registry import EXPANDERS, VERIFIERS, tree_of
 from specjax.draft import NoDrafter
 from specjax.reference import rejection as oracle
 from specjax.reference import statistics
-from specjax.sampling import Sampling
-from specjax.spec import line
-from specjax.spec.companions import Stored
-from specjax.spec.registry import EXPANDERS, VERIFIERS, tree_of
+from specjax.sampling import SamplingArrays
 from specjax.verify import Coupled
 
 FIELDS = {"fly": {"window": 1}, "lantern": {"neighbours": 1}, "reflective": {"prompt": (1, 2, 3)}}
@@ -65,7 +65,7 @@ def texts_of(drafter, verifier=None, count=ROWS):
     state = start(
         dataclasses.replace(decoder, verifier=Coupled()), jnp.asarray(prompts), jnp.full((count,), len(PROMPT)),
         jax.random.split(jax.random.key(0, impl="threefry2x32"), count)[keys], limit=jnp.full((count,), len(PROMPT) + NEW),
-        sampling=Sampling({"temperature": jnp.asarray(heats), "min_p": jnp.full((count,), OPTIONS["min_p"])}),
+        sampling=SamplingArrays({"temperature": jnp.asarray(heats), "min_p": jnp.full((count,), OPTIONS["min_p"])}),
     )  # fmt: skip
     own = decoder.verifier.init_params(jax.random.key(9), PARAMS["target"])
     state = specjax.run(decoder, PARAMS if own is None else PARAMS | {"verify": own}, state)

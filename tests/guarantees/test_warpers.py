@@ -11,10 +11,10 @@ from support.conformance import CAPACITY, DRAFTERS, MIXED, TARGET, but_slow, par
 from support.guarantees import held
 
 import specjax
+from specjax.assembly import registry
 from specjax.draft import NoDrafter
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.sampling_params import SamplingOptions, form_of, is_set
-from specjax.spec import registry
 from specjax.warpers import WARPERS
 
 MIROSTAT = {"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.5}
@@ -50,7 +50,7 @@ def written(drafter, rows=ROWS, new_tokens=24):
     decoder = specjax.speculative(TARGET, drafter)
     state = decoder.init(
         params_of(drafter), jnp.asarray(prompts), lengths, row_keys(0, MIXED.names), limit=lengths + new_tokens,
-        sampling=jax.tree.map(jnp.asarray, Sampling.of_rows(rows, form_of(ROWS))), capacity=CAPACITY,
+        sampling=jax.tree.map(jnp.asarray, SamplingArrays.of_rows(rows, form_of(ROWS))), capacity=CAPACITY,
         eos=jnp.full((count, 1), EOS),
     )  # fmt: skip
     return texts(specjax.run(decoder, params_of(drafter), state))

@@ -13,7 +13,7 @@ from specjax.draft import PromptLookup
 from specjax.kernels.tree_attention import blocked, shares, tree_attention
 from specjax.kernels.tree_attention.reference import reference
 from specjax.models.llama import LlamaConfig, LlamaLM
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.sharding import make_mesh
 from specjax.speculative import speculative
 
@@ -245,7 +245,7 @@ def test_a_decoder_writes_the_same_with_kernels():
         decoder = speculative(lm := LlamaLM(config, kind), PromptLookup(length=3).bind(lm))
         both = {"target": params, "draft": None}
         state = decoder.init(
-            both, prompts, lengths, keys, limit=limit, sampling=Sampling.make(2, temperature=0.0), capacity=24
+            both, prompts, lengths, keys, limit=limit, sampling=SamplingArrays.make(2, temperature=0.0), capacity=24
         )
         return jax.lax.fori_loop(0, 6, lambda _, state: decoder.step(both, state)[0], state).tokens
 

@@ -15,7 +15,7 @@ from specjax.kernels.verify.api import partial_argmax
 from specjax.kernels.verify.gumbel import gumbel_noise, threefry2x32
 from specjax.kernels.verify.reference import argmax
 from specjax.kernels.verify.xla import merge
-from specjax.sampling import Sampler, Sampling, row_keys
+from specjax.sampling import Sampler, SamplingArrays, row_keys
 from specjax.sampling.noise import GUMBEL, RESIDUAL, gumbel, keys_at
 from specjax.sampling.sampler import best
 
@@ -156,7 +156,7 @@ def test_the_sampler_draws_the_argmax_of_its_scores():
         jnp.asarray(rng.integers(0, vocab, (rows, 20))),
         jnp.asarray([3, 9, 4, 7]),
         jnp.ones(rows, bool),
-        Sampling.make(
+        SamplingArrays.make(
             rows, temperature=[1.0, 0.0, 0.6, 2.0], top_p=[0.9, 1, 1, 1], top_k=[0, 0, 7, 0],
             repetition_penalty=[1, 1.3, 1, 1.2],
         ),

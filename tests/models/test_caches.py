@@ -10,11 +10,11 @@ from support.conformance import DRAFTERS, TARGET, but_slow, ended, params, plain
 from support.conformance import Rows as Batch
 
 import specjax
+from specjax.assembly.registry import OLDS, make_old
 from specjax.models.caches import EMS, GEAR, Layer, OldCache, SpAtten
 from specjax.models.kv import KVDelta
 from specjax.serve.engine import Engine
 from specjax.sharding import make_mesh
-from specjax.spec.registry import OLDS, make_old
 
 B, K, G, H = 2, 2, 2, 4
 RNG = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import specjax
 from specjax.draft import NoDrafter
 from specjax.models.contrastive import Contrastive
 from specjax.models.tabular import TabularLM
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.serve.engine import Engine
 
 ALPHA, BETA, NEW = 0.3, 0.8, 12
@@ -30,7 +30,7 @@ def written(drafter):
     decoder = specjax.speculative(MODEL, drafter)
     state = decoder.init(
         params, jnp.asarray(prompts), lengths, row_keys(0, MIXED.names), limit=lengths + NEW, capacity=CAPACITY,
-        sampling=Sampling.make(rows, temperature=[0.0, 0.8] * (rows // 2)),
+        sampling=SamplingArrays.make(rows, temperature=[0.0, 0.8] * (rows // 2)),
     )  # fmt: skip
     return texts(specjax.run(decoder, params, state))
 

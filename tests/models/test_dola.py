@@ -13,7 +13,7 @@ import specjax
 from specjax.draft import NoDrafter
 from specjax.lm import Block, Wants
 from specjax.models.dola import Dola, contrasted, layers_of
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.serve.engine import Engine
 
 EARLY, ALPHA, NEW = (-1, 0, 1), 0.2, 12
@@ -28,7 +28,7 @@ def written(drafter):
     decoder, params = specjax.speculative(Dola(TARGET, EARLY, ALPHA), drafter), params_of(drafter)
     state = decoder.init(
         params, jnp.asarray(prompts), lengths, row_keys(0, MIXED.names), limit=lengths + NEW, capacity=CAPACITY,
-        sampling=Sampling.make(rows, temperature=[0.0, 0.8] * (rows // 2)),
+        sampling=SamplingArrays.make(rows, temperature=[0.0, 0.8] * (rows // 2)),
     )  # fmt: skip
     return texts(specjax.run(decoder, params, state))
 

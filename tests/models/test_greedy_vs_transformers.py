@@ -15,7 +15,7 @@ import specjax
 from specjax.draft import ModelDrafter, NoDrafter, PromptLookup, TokenRecycling, fuse
 from specjax.expand import Chain, Static, TopK
 from specjax.models.llama import LlamaLM
-from specjax.sampling import Sampling
+from specjax.sampling import SamplingArrays
 
 STORIES = Path(__file__).parents[2].parent / "shared" / "data" / "stories260K"
 FAMILIES = (
@@ -112,7 +112,7 @@ def oracle(references):
 @functools.partial(jax.jit, static_argnums=0)
 def finished(decoder, params, state):
     """Steps to the end; the compiler knows that nothing is sampled, which halves its work."""
-    greedy = Sampling.make(state.length.shape[0])
+    greedy = SamplingArrays.make(state.length.shape[0])
     step = lambda state: decoder.step(params, dataclasses.replace(state, sampling=greedy))[0]
     return jax.lax.while_loop(lambda state: ~state.done.all(), step, dataclasses.replace(state, sampling=greedy))
 

@@ -11,7 +11,7 @@ from support.margin import teacher_forced
 import specjax
 from specjax.draft import NoDrafter
 from specjax.models.guided import Guided
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.serve.engine import Engine
 
 NEGATIVE, SCALE, NEW = (7, 30, 2, 41), 1.5, 12
@@ -26,7 +26,7 @@ def written(drafter, negative):
     decoder = specjax.speculative(Guided(TARGET, SCALE, negative), drafter)
     state = decoder.init(
         params_of(drafter), jnp.asarray(prompts), lengths, row_keys(0, MIXED.names), limit=lengths + NEW,
-        sampling=Sampling.make(rows, temperature=[0.0, 0.8] * (rows // 2)), capacity=CAPACITY,
+        sampling=SamplingArrays.make(rows, temperature=[0.0, 0.8] * (rows // 2)), capacity=CAPACITY,
     )  # fmt: skip
     return texts(specjax.run(decoder, params_of(drafter), state))
 

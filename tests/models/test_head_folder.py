@@ -11,11 +11,11 @@ from safetensors.numpy import load_file, save_file
 from support.conformance import TARGET, params
 
 import specjax
+from specjax.assembly.registry import build_drafter
 from specjax.draft import MTP, Clover2, DFlash, DSpark, Eagle, Eagle3, Gemma4Assistant, Hydra, Medusa, PEagle
 from specjax.draft.heads.folder import load_head, save_head
 from specjax.expand import Chain
 from specjax.models import ModelError
-from specjax.spec.registry import build_drafter
 
 KINDS = {
     "medusa": (Medusa(layers=2), {"heads": 3, "layers": 2}),

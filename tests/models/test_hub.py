@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from specjax import models
+from specjax.assembly.registry import DRAFTERS, parse
 from specjax.draft.heads.files import STEMS
 from specjax.lm import Block, Wants
 from specjax.models import LlamaConfig, LlamaLM, ModelError, RopeScaling, hf_config, hub, tensors
-from specjax.spec.registry import DRAFTERS, parse
 
 IDS = np.random.default_rng(0).integers(0, 128, (2, 12))
 TINY = LlamaConfig(

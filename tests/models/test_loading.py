@@ -17,7 +17,7 @@ import pytest
 from support import big_folder
 
 from specjax import models
-from specjax.models import LlamaConfig, LlamaLM, ModelError, progress, reading
+from specjax.models import LlamaConfig, LlamaLM, ModelError, byte_ranges, loading_bar
 from specjax.models.kv_heads import copied
 from specjax.models.tensors import FLOATS, read_header
 from specjax.sharding import make_mesh
@@ -32,10 +32,10 @@ SMALL = LlamaConfig(
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Pieces of some rows, and not of whole matrices; and what was asked of files, in bytes."""
-    asked, exactly = [], reading._read_exactly
-    monkeypatch.setattr(reading, "PIECE", 100)
+    asked, exactly = [], byte_ranges._read_exactly
+    monkeypatch.setattr(byte_ranges, "PIECE", 100)
     monkeypatch.setattr(
-        reading, "_read_exactly", lambda *args: (asked.append(args[-1].nbytes), exactly(*args))[1]
+        byte_ranges, "_read_exactly", lambda *args: (asked.append(args[-1].nbytes), exactly(*args))[1]
     )  # fmt: skip
     return asked
 
@@ -69,7 +69,7 @@ def test_boxes_are_read_as_numpy_slices_them(tmp_path, shape, small_pieces):
         boxes = [whole, *some]
         got = [np.full([b - a for a, b in box], np.nan, into) for box in boxes]
         turned = [np.full(own.shape[::-1], np.nan, into) for own in got]  # a parameter that is stored transposed
-        reading.fill(tensor, [*zip(boxes, got, strict=True), *zip(boxes, [own.T for own in turned], strict=True)])
+        byte_ranges.fill(tensor, [*zip(boxes, got, strict=True), *zip(boxes, [own.T for own in turned], strict=True)])
         for box, own, other in zip(boxes, got, turned, strict=True):
             np.testing.assert_array_equal(own, sliced(array, box).astype(into))
             np.testing.assert_array_equal(other.T, own)
@@ -78,8 +78,8 @@ def test_boxes_are_read_as_numpy_slices_them(tmp_path, shape, small_pieces):
 def test_only_what_is_asked_for_is_read_and_once(tmp_path, small_pieces):
     tensor, array = stored(tmp_path, (40, 30), ml_dtypes.bfloat16)
     own = [np.empty((40, 4), np.float32) for _ in range(3)]
-    reading.fill(tensor, list(zip([((0, 40), (a, a + 4)) for a in (2, 20, 6)], own, strict=True)))
-    assert sum(small_pieces) == 40 * 12 * 2 and max(small_pieces) <= reading.PIECE
+    byte_ranges.fill(tensor, list(zip([((0, 40), (a, a + 4)) for a in (2, 20, 6)], own, strict=True)))
+    assert sum(small_pieces) == 40 * 12 * 2 and max(small_pieces) <= byte_ranges.PIECE
     np.testing.assert_array_equal(own[2], array[:, 6:10].astype(np.float32))
 
 
@@ -103,23 +103,23 @@ def test_shards_are_those_of_the_whole(tmp_path, spec, small_pieces):
 
 
 def test_what_is_stored_twice_is_compared_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "PIECE", 8 * 10)
+    monkeypatch.setattr(byte_ranges, "PIECE", 8 * 10)
     one, other = stored(tmp_path, (9, 7))[0], stored(tmp_path, (9, 7), seed=1)[0]
     half = stored(tmp_path, (9, 7), ml_dtypes.bfloat16)[0]
-    assert reading.equal(one, one) and not reading.equal(one, other) and not reading.equal(one, half)
+    assert byte_ranges.equal(one, one) and not byte_ranges.equal(one, other) and not byte_ranges.equal(one, half)
     content = bytearray(one.file.read_bytes())
     content[-1] ^= 1  # its last number, in the seventh piece of ten numbers
     spoilt = dataclasses.replace(one, file=one.file.with_name("spoilt"))
     spoilt.file.write_bytes(content)
-    assert [reading.equal(one, spoilt, (i, 3)) for i in range(3)] == [False, True, True]
-    assert not reading.equal(one, dataclasses.replace(one, shape=(7, 9)))
+    assert [byte_ranges.equal(one, spoilt, (i, 3)) for i in range(3)] == [False, True, True]
+    assert not byte_ranges.equal(one, dataclasses.replace(one, shape=(7, 9)))
 
 
 def test_a_file_that_was_cut_meanwhile(tmp_path):
     tensor, _ = stored(tmp_path, (9, 7))
     tensor.file.write_bytes(tensor.file.read_bytes()[:-5])
     with pytest.raises(ModelError, match=r"F32-2-0.safetensors is truncated: it lies outside it"):
-        reading.read(reading.Source(tensor, True), np.float32)
+        byte_ranges.read(byte_ranges.Source(tensor, True), np.float32)
 
 
 @pytest.mark.parametrize("layout", ["safetensors", "orbax"])
@@ -143,8 +143,8 @@ def test_a_bar_comes_after_a_while_and_on_a_terminal_only(monkeypatch, total):
 
     def shown(stream, patience, wait=0.0):
         monkeypatch.setattr(sys, "stderr", stream)
-        monkeypatch.setattr(progress, "PATIENCE", patience)
-        with progress.bar("loading it", total) as advance:
+        monkeypatch.setattr(loading_bar, "PATIENCE", patience)
+        with loading_bar.bar("loading it", total) as advance:
             time.sleep(wait)
             advance(3)
             time.sleep(wait)

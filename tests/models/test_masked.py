@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from specjax import models
+from specjax.assembly.assemble import Plan, assemble
 from specjax.lm import Block, Wants
 from specjax.models import LlamaConfig, LlamaLM, Masked, ModelError, masked, tensors, weights
-from specjax.spec.assemble import Plan, assemble
 
 LLADA = LlamaConfig(24, 16, 20, 2, 2, 2, 8, max_position_embeddings=32, rms_norm_eps=1e-5, rope_theta=5e5)
 DREAM = dataclasses.replace(LLADA, num_key_value_heads=1, rms_norm_eps=1e-6, rope_theta=1e6, qkv_bias=True)

@@ -15,7 +15,7 @@ import pytest
 from support import packing
 
 from specjax import models
-from specjax.models import ModelError, hf_config, reading, weights
+from specjax.models import ModelError, byte_ranges, hf_config, weights
 from specjax.models.experts import ExpertsConfig
 from specjax.models.packed import base, table
 from specjax.models.tensors import read_header
@@ -212,11 +212,11 @@ def test_any_box_is_that_of_the_whole(tmp_path, case, monkeypatch):
     monkeypatch.setattr(base, "PIECE", 700)
     boxes = [tuple(tuple(sorted(rng.choice(size + 1, 2, replace=False))) for size in shape) for _ in range(8)]
     got = [np.full([b - a for a, b in box], np.nan, np.float32) for box in boxes]
-    reading.fill(tensor, [*zip(boxes, got, strict=True)])
+    byte_ranges.fill(tensor, [*zip(boxes, got, strict=True)])
     for box, own in zip(boxes, got, strict=True):
         np.testing.assert_array_equal(own, whole[tuple(slice(*span) for span in box)])
     some = np.empty((9, shape[1]), np.float32)
-    reading.fill(tensor.rows(30, 60), [(((5, 14), (0, shape[1])), some)])
+    byte_ranges.fill(tensor.rows(30, 60), [(((5, 14), (0, shape[1])), some)])
     np.testing.assert_array_equal(some, whole[35:44])
 
 
@@ -372,10 +372,10 @@ def test_some_numbers_are_made_at_a_time(tmp_path, case, monkeypatch):
     packing.write_file(tmp_path / "it.safetensors", {f"it.{name}": x for name, x in parts.items()})
     tensor = table.unpacked({"quantization_config": config}, read_header(tmp_path / "it.safetensors"))["it.weight"]
     monkeypatch.setattr(base, "PIECE", 1 << 14)
-    monkeypatch.setattr(reading, "PIECE", 1 << 14)
+    monkeypatch.setattr(byte_ranges, "PIECE", 1 << 14)
     own = np.empty(tensor.shape, np.float32)
     tracemalloc.start()
-    reading.fill(tensor, [(((0, 512), (0, 1024)), own)])
+    byte_ranges.fill(tensor, [(((0, 512), (0, 1024)), own)])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert 1 << 14 < peak < own.nbytes / 4
@@ -391,7 +391,7 @@ def test_a_packed_head_is_compared_with_the_table_it_is_tied_to(tmp_path):
         own = {f"it.{name}": x for name, x in parts.items()} | {"that": numbers}
         packing.write_file(tmp_path / str(i), own)
         tensors = table.unpacked({"quantization_config": config}, read_header(tmp_path / str(i)))
-        assert reading.equal(tensors["it.weight"], tensors["that"]) is (not wrong)
+        assert byte_ranges.equal(tensors["it.weight"], tensors["that"]) is (not wrong)
 
 
 def test_published_words():

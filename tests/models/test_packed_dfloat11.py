@@ -11,7 +11,7 @@ import pytest
 from support import packing
 
 from specjax import models
-from specjax.models import ModelError, reading, weights
+from specjax.models import ModelError, byte_ranges, weights
 from specjax.models.packed import table
 from specjax.models.tensors import read_header, shaped
 from specjax.sharding import make_mesh
@@ -169,7 +169,7 @@ def test_every_number_there_is_and_any_box(tmp_path):
     tensor = shaped(table.unpacked(config, read_header(tmp_path / "it.safetensors"))["it.weight"], every.shape)
     for (a, b), (c, d) in (((0, 240), (0, 256)), ((100, 133), (7, 250)), ((239, 240), (255, 256)), ((5, 5), (0, 3))):
         own = np.zeros((b - a, d - c), ml_dtypes.bfloat16)
-        reading.fill(tensor, [(((a, b), (c, d)), own)])
+        byte_ranges.fill(tensor, [(((a, b), (c, d)), own)])
         np.testing.assert_array_equal(own.view(np.uint16), every[a:b, c:d].view(np.uint16))
 
 
@@ -181,7 +181,7 @@ def test_gaps_may_end_with_the_codes_and_a_code_must_be_in_a_table(tmp_path):
     def read(changed):
         packing.write_file(tmp_path / "it.safetensors", parts | changed)
         tensor = shaped(table.unpacked(config, read_header(tmp_path / "it.safetensors"))["it.weight"], matrix.shape)
-        reading.fill(tensor, [(((0, 8), (0, 8)), own := np.zeros_like(matrix))])
+        byte_ranges.fill(tensor, [(((0, 8), (0, 8)), own := np.zeros_like(matrix))])
         return own
 
     np.testing.assert_array_equal(read({"it.gaps": parts["it.gaps"][:1]}), matrix)

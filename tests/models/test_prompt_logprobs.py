@@ -11,9 +11,9 @@ import specjax
 from specjax import cli, models
 from specjax.models import LlamaConfig, LlamaLM, Masked
 from specjax.serve.prompt_logprobs import with_prompt_logprobs
-from specjax.serve.reading import Found
 from specjax.serve.request import Record, Request
 from specjax.serve.slots import Turn
+from specjax.serve.text_reader import Found
 
 PROMPTS = [np.random.default_rng(0).integers(0, 128, size).tolist() for size in (9, 1, 16, 5, 2)]
 

@@ -11,6 +11,8 @@ from support.conformance import Rows, but_slow, start, texts
 from support.table_lm import Table
 
 import specjax
+from specjax.assembly import assemble as assembling
+from specjax.assembly.assemble import Plan, assemble
 from specjax.draft import (
     Confidence,
     Gemma4Assistant,
@@ -29,8 +31,6 @@ from specjax.models.experts import ExpertsConfig
 from specjax.models.kv import KVDelta
 from specjax.models.llama_config import FullAttention
 from specjax.serve.engine import Engine
-from specjax.spec import assemble as assembling
-from specjax.spec.assemble import Plan, assemble
 
 SIZES = (64, 32, 48, 4, 4, 2, 8, 256)
 OSS = ExpertsConfig(4, 2, 16, scoring="chosen", swiglu_limit=1.0)

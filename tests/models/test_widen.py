@@ -40,7 +40,7 @@ from specjax.draft.trim import trimmed_model
 from specjax.expand import Chain, TopK
 from specjax.models import LlamaConfig, LlamaLM, Masked, Model, ModelError, TabularLM
 from specjax.models.widening import tiled, wider_lm
-from specjax.sampling import Sampler, Sampling, row_keys
+from specjax.sampling import Sampler, SamplingArrays, row_keys
 
 PLAIN = LlamaConfig(
     vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -179,7 +179,7 @@ def begun(decoder, params, insert):
     """Two greedy rows, prefilled."""
     return insert(
         decoder, params, decoding.empty(decoder, params, 2, 32, None, 1), jnp.arange(2), PROMPTS, LENGTHS,
-        row_keys(0, ["a", "b"]), limit=ROOM, sampling=Sampling.make(2, temperature=0.0), eos=None, width=None,
+        row_keys(0, ["a", "b"]), limit=ROOM, sampling=SamplingArrays.make(2, temperature=0.0), eos=None, width=None,
     )  # fmt: skip
 
 

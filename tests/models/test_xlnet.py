@@ -10,7 +10,7 @@ import pytest
 import specjax
 from specjax.diffusion.assd import Assd
 from specjax.models import ModelError, xlnet
-from specjax.sampling import Sampling
+from specjax.sampling import SamplingArrays
 
 V, L = 40, 9
 
@@ -86,7 +86,7 @@ def test_drafts_are_sequential_decodings_text(temperature):
 
     def complete(drafts):
         decoder = Assd(lm, drafts)
-        sampling = Sampling.make(2, temperature=temperature)
+        sampling = SamplingArrays.make(2, temperature=temperature)
         state = decoder.init({"target": params}, prompts, limit, keys, limit=limit, sampling=sampling, capacity=L)
         return specjax.run(decoder, {"target": params}, state)
 

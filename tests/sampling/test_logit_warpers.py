@@ -9,7 +9,7 @@ import pytest
 
 from specjax.reference import trees
 from specjax.reference import warpers as oracle
-from specjax.sampling import Sampler, Sampling
+from specjax.sampling import Sampler, SamplingArrays
 from specjax.sampling.noise import COIN, uniform
 from specjax.sampling_params import SamplingOptions, form_of
 from specjax.tree import Topology, Tree
@@ -70,7 +70,7 @@ def sampler(rng, options, lengths=LENGTHS, begin=BEGIN, live=True, vocab=V):
     drafted[:, 0] = text[np.arange(rows), lengths - 1]
     tree = Tree.of(TOPOLOGY, jnp.asarray(drafted), jnp.asarray(rng.random((rows, NODES)) < 0.9))
     filled = [SamplingOptions(**{"temperature": 1.0, **own}) for own in options]
-    params = Sampling.of_rows(filled, form_of(filled))
+    params = SamplingArrays.of_rows(filled, form_of(filled))
     keys = jax.random.split(jax.random.key(0), rows)
     eos = jnp.broadcast_to(jnp.asarray([*EOS, -1]), (rows, 3))
     made = Sampler(
@@ -115,13 +115,13 @@ def test_forms():
     rows = [SamplingOptions(**own) for own in EACH]
     form = dict(form_of(rows))
     assert (form["logit_bias"], form["bad_words_ids"], form["suppress_tokens"]) == ((4,), (16, 8), (4,))
-    assert "typical_p" not in form and Sampling.of_rows(rows, tuple(form.items())).form == tuple(form.items())
+    assert "typical_p" not in form and SamplingArrays.of_rows(rows, tuple(form.items())).form == tuple(form.items())
     for bare in (rows[6], rows[8]):
         with pytest.raises(ValueError, match="no column that holds (bad_words_ids|suppress_tokens)"):
-            Sampling.of_rows([bare], form_of([SamplingOptions(suppress_tokens=[1])]))
+            SamplingArrays.of_rows([bare], form_of([SamplingOptions(suppress_tokens=[1])]))
     with pytest.raises(ValueError, match="suppress_tokens of 3 rows is as many values"):
-        Sampling.make(3, suppress_tokens=[[1]])
-    assert Sampling.make(2, suppress_tokens=[[1], []])["suppress_tokens"].tolist() == [[1], [-1]]
+        SamplingArrays.make(3, suppress_tokens=[[1]])
+    assert SamplingArrays.make(2, suppress_tokens=[[1], []])["suppress_tokens"].tolist() == [[1], [-1]]
 
 
 DRY = [
@@ -160,7 +160,7 @@ def test_dry_is_its_definition_at_every_node():
 )
 def test_dry_is_the_source_of_it(text, breakers, penalties):
     """What the class of text-generation-webui subtracts, at a multiplier of 0.8."""
-    params = Sampling.make(1, dry_multiplier=0.8, dry_sequence_breakers=[breakers])
+    params = SamplingArrays.make(1, dry_multiplier=0.8, dry_sequence_breakers=[breakers])
     made = Sampler(
         jax.random.split(jax.random.key(0), 1), jnp.asarray([text]), jnp.asarray([len(text)]), jnp.ones(1, bool), params
     )
@@ -179,7 +179,9 @@ XTC = [
 def test_xtc_is_the_source_of_it(threshold, special, eos, removed):
     """What the class of text-generation-webui removes where its coin lets it, by tokens that must not be removed."""
     scores = np.log(np.float32([0.4, 0.3, 0.15, 0.1, 0.05]))
-    params = Sampling.make(1, 1.0, xtc_probability=1.0, xtc_threshold=threshold, xtc_special_tokens=[list(special)])
+    params = SamplingArrays.make(
+        1, 1.0, xtc_probability=1.0, xtc_threshold=threshold, xtc_special_tokens=[list(special)]
+    )
     made = Sampler(
         jax.random.split(jax.random.key(0), 1), jnp.zeros((1, 4), jnp.int32), jnp.ones(1, jnp.int32), jnp.ones(1, bool), params,
         eos=jnp.asarray([eos], jnp.int32) if eos else None,
@@ -194,7 +196,7 @@ def test_xtc_keeps_the_last_of_equal_ones():
     np.testing.assert_array_equal(oracle.xtc(scores, 0.1), [-np.inf] * 3 + [scores[3]])
     made = Sampler(
         jax.random.split(jax.random.key(0), 1), jnp.zeros((1, 4), jnp.int32), jnp.ones(1, jnp.int32), jnp.ones(1, bool),
-        Sampling.make(1, 1.0, xtc_probability=1.0),
+        SamplingArrays.make(1, 1.0, xtc_probability=1.0),
     )  # fmt: skip
     np.testing.assert_array_equal(made.warped(jnp.asarray(scores)[None, None])[0, 0], oracle.xtc(scores, 0.1))
 

@@ -8,7 +8,7 @@ from support.margin import teacher_forced
 
 import specjax
 from specjax.draft import NoDrafter
-from specjax.sampling import Sampling, row_keys, warp
+from specjax.sampling import SamplingArrays, row_keys, warp
 from specjax.warpers import Text
 from specjax.warpers.mirostat import Mirostat, rank
 
@@ -34,7 +34,7 @@ def test_cuts_as_the_paper_says(version):
     rng = np.random.default_rng(version)
     logits = (rng.normal(size=(12, V)) * np.linspace(0.3, 3, 12)[:, None]).astype(np.float32)
     spent = rng.uniform(-9, 9, size=12).astype(np.float32)
-    params = Sampling.make(12, temperature=0.8, mirostat=version, mirostat_tau=TAU, mirostat_eta=ETA)
+    params = SamplingArrays.make(12, temperature=0.8, mirostat=version, mirostat_tau=TAU, mirostat_eta=ETA)
     text = Text(jnp.zeros((12, 4), jnp.int32), jnp.ones(12, jnp.int32), carried={"mirostat": jnp.asarray(spent)})
     got = np.asarray(warp(jnp.asarray(logits)[:, None], params, jnp.ones(12, bool), text))[:, 0]
     sizes = []
@@ -64,7 +64,7 @@ def test_ranks_are_those_of_the_authors_program(exponent, mu, k):
 def test_defaults_are_those_of_the_version(version, tau, eta):
     logits = np.random.default_rng(3).normal(size=(1, 1, V)).astype(np.float32) * 2
     text = Text(jnp.zeros((1, 4), jnp.int32), jnp.ones(1, jnp.int32), carried={"mirostat": jnp.asarray([2.5])})
-    of = lambda **own: warp(logits, Sampling.make(1, 1.0, mirostat=version, **own), jnp.ones(1, bool), text)
+    of = lambda **own: warp(logits, SamplingArrays.make(1, 1.0, mirostat=version, **own), jnp.ones(1, bool), text)
     np.testing.assert_array_equal(of(), of(mirostat_tau=tau, mirostat_eta=eta))
     assert (of() != of(mirostat_tau=tau + 1)).any() and (of() != of(mirostat_eta=0.5)).any()
 
@@ -99,7 +99,7 @@ def test_a_text_follows_its_own_surprise(version):
     state = decoder.init(
         params, jnp.asarray([prompt]), jnp.asarray([len(prompt)]), row_keys(7, ["a"]),
         limit=jnp.asarray([len(prompt) + count]), capacity=CAPACITY,
-        sampling=Sampling.make(1, temperature=0.6, mirostat=version, mirostat_tau=TAU, mirostat_eta=ETA),
+        sampling=SamplingArrays.make(1, temperature=0.6, mirostat=version, mirostat_tau=TAU, mirostat_eta=ETA),
     )  # fmt: skip
     state = specjax.run(decoder, params, state)
     ids = np.asarray(state.tokens)[0, : len(prompt) + count].tolist()

@@ -6,7 +6,7 @@ import pytest
 from support.conformance import TARGET, params_of
 
 from specjax.draft import NoDrafter
-from specjax.sampling import Sampling
+from specjax.sampling import SamplingArrays
 from specjax.sampling.warp import penalise
 from specjax.serve.engine import Engine
 from specjax.warpers import Text
@@ -34,7 +34,7 @@ def test_takes_what_the_released_rule_takes(k):
     tokens = rng.integers(0, 3, size=(rows, 24))  # few ids, so that much repeats
     logits = rng.normal(size=(rows, V)).astype(np.float32)
     logits[:, :3] += 1
-    params = Sampling.make(rows, momentum_alpha=ALPHA, momentum_k=k)
+    params = SamplingArrays.make(rows, momentum_alpha=ALPHA, momentum_k=k)
     text = Text(jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths, jnp.int32))
     got = np.asarray(penalise(jnp.asarray(logits)[:, None], params, jnp.ones(rows, bool), text))[:, 0]
     want = [chosen(tokens[row, : lengths[row]].tolist(), logits[row].astype(float), ALPHA, k) for row in range(rows)]

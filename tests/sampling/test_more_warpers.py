@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.reference import warpers as oracle
-from specjax.sampling import Sampling, warp
+from specjax.sampling import SamplingArrays, warp
 from specjax.sampling.warp import penalise
 from specjax.warpers import Cut, Text, Warper
 from specjax.warpers.min_p import MinP
@@ -46,7 +46,9 @@ warped = jax.jit(lambda logits, params: warp(logits[:, None], params, jnp.ones(l
 
 
 def sampling(options, **more):
-    return Sampling.make(len(options), **{name: [o.get(name, OFF[name]) for o in options] for name in OFF}, **more)
+    return SamplingArrays.make(
+        len(options), **{name: [o.get(name, OFF[name]) for o in options] for name in OFF}, **more
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,7 +108,7 @@ def test_a_cut_of_logits(monkeypatch):
     logits = np.random.default_rng(7).normal(size=(4, V)).astype(np.float32)
     logits[2, 3] = np.nan
     shares, text = np.float32([0.2, 0.3, 0.2, 0.0]), Text(jnp.zeros((4, 1), jnp.int32), jnp.ones(4, jnp.int32))
-    params, live = Sampling.make(4, temperature=[0.0, 3.0, 1.0, 0.0], min_p=shares), jnp.ones(4, bool)
+    params, live = SamplingArrays.make(4, temperature=[0.0, 3.0, 1.0, 0.0], min_p=shares), jnp.ones(4, bool)
     got = np.asarray(penalise(jnp.asarray(logits)[:, None], params, live, text))[:, 0]
     want = logits.copy()
     for row in (0, 1):
@@ -123,7 +125,7 @@ def test_what_no_one_uses_is_no_part_of_a_program(name):
     """Without a column nothing is traced; with one, rows that do not use it take the cheap branch."""
     logits, live = jnp.zeros((2, 1, V)), jnp.ones(2, bool)
     text = lambda params: str(jax.make_jaxpr(warp)(logits, params, live))
-    usual, more = text(Sampling.make(2)), text(Sampling.make(2, **{name: OFF[name]}))
+    usual, more = text(SamplingArrays.make(2)), text(SamplingArrays.make(2, **{name: OFF[name]}))
     assert more.count("cond[") == usual.count("cond[") + 1
 
 
@@ -133,4 +135,4 @@ def test_what_no_one_uses_is_no_part_of_a_program(name):
 )
 def test_bad_options_are_named(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
-        Sampling.make(2, **bad)
+        SamplingArrays.make(2, **bad)

@@ -9,7 +9,7 @@ import pytest
 
 from specjax.reference import statistics
 from specjax.reference import warpers as oracle
-from specjax.sampling import Sampler, Sampling
+from specjax.sampling import Sampler, SamplingArrays
 from specjax.tree import Topology, Tree
 
 draw = jax.jit(lambda sampler, logits: sampler.draw(logits, 0))
@@ -21,7 +21,7 @@ def make(rows, lengths=3, live=True, seed=0, **options):
         jnp.zeros((rows, 8), jnp.int32),
         jnp.full((rows,), lengths),
         jnp.full((rows,), live),
-        Sampling.make(rows, **options),
+        SamplingArrays.make(rows, **options),
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specjax.reference import trees
 from specjax.reference import warpers as oracle
-from specjax.sampling import Sampler, Sampling, warp
+from specjax.sampling import Sampler, SamplingArrays, warp
 from specjax.tree import Topology, Tree
 from specjax.warpers import top_k_top_p
 
@@ -63,7 +63,7 @@ def doubtful(logits, temperature, top_k, top_p, min_p):
 
 def check(logits, options):
     """`warp` of rows [B, V], each with its own options, equals transformers and the oracle; counts the doubtful."""
-    params = Sampling.make(len(logits), **{name: [o[name] for o in options] for name in WARPERS})
+    params = SamplingArrays.make(len(logits), **{name: [o[name] for o in options] for name in WARPERS})
     got = np.asarray(warped_jit(jnp.asarray(logits)[:, None], params))[:, 0]
     skipped = 0
     for row, o in enumerate(options):
@@ -153,7 +153,7 @@ def test_full_sort_only_where_the_cut_lies_beyond_the_ranked(kind, options, sort
     fresh = jax.jit(lambda *arguments: warp(*arguments))
 
     def run(live, temperature):
-        params = Sampling.make(2, temperature=temperature, **options)
+        params = SamplingArrays.make(2, temperature=temperature, **options)
         out = fresh(jnp.asarray(logits)[:, None], params, jnp.asarray(live))
         jax.effects_barrier()
         return np.asarray(out)[:, 0]
@@ -171,7 +171,7 @@ def test_full_sort_only_where_the_cut_lies_beyond_the_ranked(kind, options, sort
 
 def test_greedy_rows_are_unchanged_beside_sampled_ones():
     logits = np.stack([logits_of(kind, np.random.default_rng(1)) for kind in KINDS])
-    params = Sampling.make(5, temperature=[0, 1, 0, 1, 0], top_k=3, top_p=0.5, min_p=0.2)
+    params = SamplingArrays.make(5, temperature=[0, 1, 0, 1, 0], top_k=3, top_p=0.5, min_p=0.2)
     got = np.asarray(warped_jit(jnp.asarray(logits)[:, None], params))[:, 0]
     np.testing.assert_array_equal(got[::2], logits[::2])
     assert (np.isfinite(got[1::2]).sum(axis=1) <= 3).all() and (got[1::2] == -np.inf).any()
@@ -179,7 +179,7 @@ def test_greedy_rows_are_unchanged_beside_sampled_ones():
 
 def test_ties_at_the_cut_are_all_kept():
     logits = jnp.zeros((3, 1, V)).at[:, 0, 7].set(1.0)
-    params = Sampling.make(3, temperature=1.0, top_k=[3, 0, 1], top_p=[1.0, 0.5, 1.0])
+    params = SamplingArrays.make(3, temperature=1.0, top_k=[3, 0, 1], top_p=[1.0, 0.5, 1.0])
     kept = np.isfinite(np.asarray(warped_jit(logits, params))[:, 0]).sum(axis=1)
     assert kept.tolist() == [V, V, 1]
 
@@ -192,7 +192,7 @@ def test_repetition_penalty_equals_transformers(penalty):
     tokens, lengths = rng.integers(0, V, (4, 30)), np.array([1, 30, 12, 5])
     logits = np.stack([logits_of(kind, rng) for kind in KINDS[:4]])
     logits[3, tokens[3, :3]] = -np.inf
-    params, keys = Sampling.make(4, repetition_penalty=penalty), jax.random.split(jax.random.key(0), 4)
+    params, keys = SamplingArrays.make(4, repetition_penalty=penalty), jax.random.split(jax.random.key(0), 4)
     sampler = Sampler(keys, jnp.asarray(tokens), jnp.asarray(lengths), jnp.ones(4, bool), params)
     got = np.asarray(sampler.penalised(jnp.asarray(logits)[:, None]))[:, 0]
     for row in range(4):
@@ -221,7 +221,7 @@ def test_in_a_tree_every_node_pays_for_its_own_path():
         jnp.asarray(text),
         jnp.asarray(lengths),
         jnp.ones(3, bool),
-        Sampling.make(3, repetition_penalty=penalties),
+        SamplingArrays.make(3, repetition_penalty=penalties),
     )
     got = np.asarray(sampler.penalised(jnp.asarray(logits), tree.path_tokens))
     for row in range(3):
@@ -250,4 +250,4 @@ def test_in_a_tree_every_node_pays_for_its_own_path():
 )
 def test_bad_options_are_named(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
-        Sampling.make(2, **bad)
+        SamplingArrays.make(2, **bad)

@@ -167,7 +167,7 @@ def test_it_is_listed(capsys):
 def test_the_shipped_models_take_turns():
     """On a question: the ends are what `generate` writes with either model, and between them both write."""
     from specjax import models
-    from specjax.sampling import Sampling, row_keys
+    from specjax.sampling import SamplingArrays, row_keys
 
     large, small = (models.load(name, dtype="float32") for name in ("tiny", "tiny-draft"))
     said = "A counter shows 24. Subtract 17. Add 9. What does the counter show? Work it out, then say the answer."
@@ -184,7 +184,7 @@ def test_the_shipped_models_take_turns():
         jnp.asarray([len(prompt)] * 3),
         row_keys([0] * 3, ["a", "b", "c"]),
         limit=jnp.asarray([len(prompt) + 64] * 3),
-        sampling=Sampling.make(3),
+        sampling=SamplingArrays.make(3),
         capacity=192,
         eos=jnp.asarray([large.eos_ids] * 3),
     )

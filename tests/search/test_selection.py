@@ -14,12 +14,12 @@ from support.conformance import MIXED, TARGET, Rows, params, start
 import specjax
 from specjax import cli, models
 from specjax import decoder as decoding
+from specjax.assembly.registry import make_selection
 from specjax.draft import PromptLookup
 from specjax.models import LlamaConfig, LlamaLM, Model
 from specjax.search import Borda, Candidate, Majority, SelfCertainty
 from specjax.serve.engine import Engine
 from specjax.serve.request import several
-from specjax.spec.registry import make_selection
 
 ANSWER = r"answer is ([0-9]+)"
 

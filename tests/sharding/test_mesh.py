@@ -25,7 +25,7 @@ from support.conformance import (
 from support.mesh_law import SHALLOW, placed, weights
 
 import specjax
-from specjax.diffusion import NoCache, Prefix, Threshold, reading
+from specjax.diffusion import NoCache, Prefix, Threshold, partial_pass
 from specjax.draft import Clover2, Kangaroo, ModelDrafter
 from specjax.draft.heads.folder import save_head
 from specjax.models.kv_heads import merged
@@ -213,7 +213,7 @@ def test_mesh_keeps_a_diffusion_models_text(cache):
 @pytest.mark.parametrize("line", ("model=2", "context=2"))
 def test_mesh_keeps_the_text_where_rows_are_read_apart(line, monkeypatch):
     """Rows that enter a block are read one by one, where the mesh does not split rows."""
-    monkeypatch.setattr(reading, "TOGETHER", 1)
+    monkeypatch.setattr(partial_pass, "TOGETHER", 1)
     mesh, weights = make_mesh(line, jax.devices()[:2]), small.params()["target"]
     decoder = dataclasses.replace(small.make(Threshold(0.5)), cache=Prefix())
     want = small.texts(specjax.run(decoder, small.params(), small.begin(decoder)))
@@ -227,7 +227,7 @@ def test_mesh_keeps_the_text_where_rows_are_read_apart(line, monkeypatch):
 def test_a_loaded_head_lies_where_its_drafter_says():
     mesh = make_mesh("data=2,model=4")
     target = specjax.models.load("tiny", mesh=mesh)
-    drafter, loaded = specjax.spec.registry.build_drafter("eagle3", target, mesh=mesh)
+    drafter, loaded = specjax.assembly.registry.build_drafter("eagle3", target, mesh=mesh)
     places = drafter.param_shardings(mesh, loaded)
     assert loaded["mlp"]["down"]["kernel"].sharding.spec == P("model", None)
     jax.tree.map(lambda x, place: np.testing.assert_(x.sharding == place), loaded, places)
@@ -240,7 +240,7 @@ def test_heads_made_of_target_layers_have_no_copies(name, kind, tmp_path):
     narrow, wide = specjax.models.load("tiny"), specjax.models.load("tiny", mesh=make_mesh("model=8"))
     own = kind().bind(narrow.lm).init_params(jax.random.key(0), narrow.params)
     save_head(tmp_path, name, {}, own, narrow)
-    drafter, loaded = specjax.spec.registry.build_drafter(f"{name}:model={tmp_path}", wide)
+    drafter, loaded = specjax.assembly.registry.build_drafter(f"{name}:model={tmp_path}", wide)
     start = drafter.init_params(jax.random.key(0), wide.params)
     assert wide.lm.kv_copies > 1
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.shape, b.shape), start, loaded)

@@ -18,7 +18,7 @@ from specjax import decoder as decoding
 from specjax.decoder import Needs
 from specjax.lm import Block, Wants
 from specjax.models.guided import Guided
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.sampling.noise import gumbel
 from specjax.sampling.sampler import Sampler
 from specjax.serve.engine import Engine
@@ -137,7 +137,9 @@ def moments(mixer, law):
     count = 4096
     logits = jnp.broadcast_to(jnp.log(jnp.asarray(law)), (count, 1, len(law)))
     zeros = jnp.zeros((count,), jnp.int32)
-    sampler = Sampler(row_keys(0, map(str, range(count))), zeros[:, None], zeros, zeros == 0, Sampling.make(count, 1.0))
+    sampler = Sampler(
+        row_keys(0, map(str, range(count))), zeros[:, None], zeros, zeros == 0, SamplingArrays.make(count, 1.0)
+    )
     mixed = jax.jit(mixer.mix)(logits, sampler)
     weights = np.zeros((count, len(law)))
     np.put_along_axis(weights, np.asarray(mixed.ids), np.asarray(mixed.weights), axis=1)

@@ -30,7 +30,7 @@ def pattern(dtype):
 def write(folder, dtype, layers):
     """Writes the folder; every tensor goes on with the pattern where the one before it stopped."""
     from specjax.models import LlamaLM, hf_config, weights
-    from specjax.models.reading import stored_shape
+    from specjax.models.byte_ranges import stored_shape
 
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(SHAPE | {"num_hidden_layers": layers}))

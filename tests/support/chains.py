@@ -15,7 +15,7 @@ from specjax.expand import Chain
 from specjax.models.tabular import TabularLM, random
 from specjax.reference import rejection as oracle
 from specjax.reference import statistics, warpers
-from specjax.sampling import Sampling
+from specjax.sampling import SamplingArrays
 from specjax.verify import Coupled
 
 V = 4
@@ -59,8 +59,8 @@ optimised_run = jax.jit(specjax.run, static_argnums=0, compiler_options=OPTIMISE
 
 def drawn_by(options):
     """Columns of what is asked for, and of no other warper."""
-    made = Sampling.make(ROWS, **options)
-    return Sampling({name: made[name] for name in ("temperature", *options)})
+    made = SamplingArrays.make(ROWS, **options)
+    return SamplingArrays({name: made[name] for name in ("temperature", *options)})
 
 
 def generate(drafter, verifier, seed=0, steps=NEW, optimise=False, **options):

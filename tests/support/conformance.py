@@ -57,7 +57,7 @@ from specjax.expand import (
 from specjax.models.experts import ExpertsConfig
 from specjax.models.llama import LlamaConfig, LlamaLM
 from specjax.models.llama_config import FullAttention
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.verify import (
     Best,
     Block,
@@ -420,7 +420,7 @@ def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY,
     lengths = jnp.asarray([len(p) for p in rows.prompts] + [1] * spare, jnp.int32)
     off = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     options = (*rows.options, *[{}] * spare)
-    sampling = Sampling.make(count, **{n: [o.get(n, none) for o in options] for n, none in off.items()})
+    sampling = SamplingArrays.make(count, **{n: [o.get(n, none) for o in options] for n, none in off.items()})
     model = params_of(decoder.drafter) if model is None else model
     state = specjax.decoder.empty(decoder, model, count, capacity, jnp.float32, max(len(eos), 1))
     shared = {}

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 
 from specjax import models
+from specjax.assembly.assemble import Plan
+from specjax.assembly.registry import make_cache, make_unmask
 from specjax.models import ModelError
 from specjax.serve.engine import Engine
-from specjax.spec.assemble import Plan
-from specjax.spec.registry import make_cache, make_unmask
 
 FOLDER = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "diffusion_traces"
 REQUEST = ("temperature", "top_p", "top_k")  # arguments of a request; the others are those of an engine

@@ -21,7 +21,7 @@ from specjax.diffusion.assd import Assd
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
 from specjax.models.joint import JointLaw
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.search import (
     AStar,
     BeamSearch,
@@ -68,7 +68,7 @@ class Line:
             "limit": lengths + self.new,
             "eos": np.ones((len(prompts), 1), int),
         }
-        sampling = Sampling.make(len(prompts), temperature=self.heats)
+        sampling = SamplingArrays.make(len(prompts), temperature=self.heats)
         return {**jax.device_put(given), "row_keys": row_keys(3, ["a", "b"]), "sampling": sampling}
 
     def written(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.reference import trees, warpers
-from specjax.sampling import Sampler, Sampling
+from specjax.sampling import Sampler, SamplingArrays
 from specjax.sampling.noise import gumbel
 
 V, B, DEEPEST = 6, 3, 4
@@ -63,7 +63,7 @@ def sampler_of(name):
         jnp.asarray(TEXT),
         jnp.asarray(LENGTHS),
         jnp.ones(B, bool),
-        Sampling.make(B, **SETTINGS[name]),
+        SamplingArrays.make(B, **SETTINGS[name]),
     )
 
 

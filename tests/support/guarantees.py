@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specjax.spec.registry import Entry
+from specjax.assembly.registry import Entry
 
 
 def held(kind: str, name: str, entry: Entry, tests: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:

@@ -8,13 +8,13 @@ import numpy as np
 
 from specjax.lm import Output
 from specjax.reference import trees, warpers
-from specjax.sampling import Sampler, Sampling
+from specjax.sampling import Sampler, SamplingArrays
 from specjax.tree import Topology, Tree
 
 TOPOLOGY = Topology.from_counts("3 | 2 0 1 | 1 1 1")
 B, V, HEAT = 32, 6, 0.8
 GREEDY = np.arange(B) % 4 == 0
-SAMPLING = Sampling.make(B, temperature=np.where(GREEDY, 0.0, HEAT).tolist())
+SAMPLING = SamplingArrays.make(B, temperature=np.where(GREEDY, 0.0, HEAT).tolist())
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -19,7 +19,7 @@ from specjax.draft.datastore import build
 from specjax.draft.fuse import Fused
 from specjax.models.llama import LlamaLM
 from specjax.plan.moved import moved_weights
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.sharding import make_mesh, shardings
 
 MESHES = {"2x4": "data=2,model=4", "1x8": "data=1,model=8", "8x1": "data=8,model=1", "4x2": "data=4,model=2"}
@@ -103,7 +103,7 @@ def begun(decoder, model):
 
     def init(params, prompts, lengths, keys):
         state = decoder.init(
-            params, prompts, lengths, keys, limit=lengths + HOT.new_tokens, sampling=Sampling.make(len(HEATS), HEATS),
+            params, prompts, lengths, keys, limit=lengths + HOT.new_tokens, sampling=SamplingArrays.make(len(HEATS), HEATS),
             capacity=CAPACITY,
         )  # fmt: skip
         return dataclasses.replace(state, key=jax.random.key_data(state.key))
@@ -116,7 +116,7 @@ def run(decoder, params, state):
     """Steps until all rows are done; filters and penalties are off."""
 
     def step(state):
-        hot = Sampling.make(len(HEATS)).replace(temperature=state.sampling.temperature)
+        hot = SamplingArrays.make(len(HEATS)).replace(temperature=state.sampling.temperature)
         new, _ = decoder.step(params, dataclasses.replace(state, sampling=hot))
         return dataclasses.replace(new, sampling=state.sampling)
 

@@ -1,7 +1,7 @@
 """The names of all methods and families that there are."""
 
+from specjax.assembly import registry
 from specjax.models.families.table import FAMILIES as TABLE
-from specjax.spec import registry
 
 FAMILIES = frozenset(TABLE)
 METHODS = frozenset(

@@ -5,11 +5,11 @@ import importlib.util
 import pytest
 
 from specjax import models
+from specjax.assembly.assemble import Plan
 from specjax.draft import PromptLookup
 from specjax.models import hub
 from specjax.plan import step
 from specjax.sharding import aot, make_mesh
-from specjax.spec.assemble import Plan
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="compiles for a TPU: pip install 'specjax[aot]'"

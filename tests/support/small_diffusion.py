@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decoder as decoding
+from specjax.assembly.companions import Stored
+from specjax.assembly.registry import CACHES, UNMASKS
 from specjax.diffusion import diffusion
 from specjax.diffusion.common import CHOOSE
 from specjax.diffusion.unmask import Learn2PD
 from specjax.lm import Block, Wants
 from specjax.models import LlamaConfig, LlamaLM
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.sampling.noise import uniform
-from specjax.spec.companions import Stored
-from specjax.spec.registry import CACHES, UNMASKS
 
 MASK, V, L = 23, 24, 32
 LM = LlamaLM(LlamaConfig(V, 32, 48, 2, 4, 2, 8, max_position_embeddings=64, tie_word_embeddings=True))
@@ -88,7 +88,7 @@ def begin(decoder, rows=range(4), temperature=0.0, eos=None, limits=LIMITS, capa
         decoder, model, state, jnp.asarray([*range(own), *[count] * len(free)]), jnp.asarray(prompts),
         jnp.asarray([*(len(PROMPTS[row]) for row in rows), *free]),
         row_keys(0, [*map(str, rows), *[""] * len(free)]), limit=jnp.asarray([*(limits[row] for row in rows), *free]),
-        sampling=Sampling.make(count, temperature=temperature),
+        sampling=SamplingArrays.make(count, temperature=temperature),
         eos=None if eos is None else jnp.full((count, 1), eos), width=None,
     )  # fmt: skip
 

@@ -10,16 +10,16 @@ from support.conformance import DRAFTERS as LINES
 from support.conformance import drawn
 
 from specjax import decoder as decoding
+from specjax.assembly.companions import Stored
+from specjax.assembly.registry import DRAFTERS, EXPANDERS
 from specjax.draft import Clover2, DiffuSpec, Drafter, ModelDrafter, Rasd, Rest, Trained
 from specjax.draft.adaptive import Adaptive
 from specjax.draft.datastore import build
 from specjax.draft.fuse import Fused
 from specjax.lm import Block, Wants
 from specjax.models.llama import LlamaConfig, LlamaLM
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.sampling.noise import gumbel
-from specjax.spec.companions import Stored
-from specjax.spec.registry import DRAFTERS, EXPANDERS
 from specjax.state import Finish
 
 TARGET = LlamaLM(LlamaConfig(24, 32, 48, 2, 4, 2, 8, max_position_embeddings=64, tie_word_embeddings=True))
@@ -191,5 +191,5 @@ def begin(decoder, model, rows=(0, 1, 2), prompts=PROMPTS, eos=-1, state=None, s
     return decoding.insert(
         decoder, model, state, jnp.asarray([*(slots or range(len(rows))), *[count] * spare]), jnp.asarray(tokens),
         jnp.asarray(lengths), row_keys(0, [*(NAMES[row] for row in rows), *[""] * spare]), limit=jnp.asarray(limit),
-        sampling=Sampling({"temperature": jnp.asarray(heats)}), eos=jnp.full((count, 1), eos), width=WIDTH, **shared,
+        sampling=SamplingArrays({"temperature": jnp.asarray(heats)}), eos=jnp.full((count, 1), eos), width=WIDTH, **shared,
     )  # fmt: skip

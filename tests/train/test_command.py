@@ -13,10 +13,10 @@ import pytest
 from support import slow_disk
 
 from specjax import cli, models
+from specjax.assembly.companions import Ruled, Stored
+from specjax.assembly.registry import build_drafter
 from specjax.draft import Acceptance, Eagle
 from specjax.jobs import hosts
-from specjax.spec.companions import Ruled, Stored
-from specjax.spec.registry import build_drafter
 from specjax.train import several
 from specjax.train.command import as_published
 from specjax.train.heads.eagle import TrainEagle, TrainEagle3

@@ -14,7 +14,7 @@ from specjax.draft import ModelDrafter
 from specjax.expand import Chain
 from specjax.lm import Wants
 from specjax.models import TabularLM
-from specjax.sampling import Sampling
+from specjax.sampling import SamplingArrays
 from specjax.train.data import Rows, batches
 from specjax.train.distill import Distill, continuations
 from specjax.train.loop import Run, Settings, fit
@@ -180,7 +180,7 @@ def speed(params, prompts) -> float:
     make = jax.jit(
         lambda models: decoder.init(
             models, prompts, lengths, jax.random.split(KEY, count), limit=lengths + 12,
-            sampling=Sampling.make(count), capacity=24,
+            sampling=SamplingArrays.make(count), capacity=24,
         )
     )  # fmt: skip
     state = specjax.run(decoder, models, make(models))

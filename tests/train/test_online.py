@@ -13,7 +13,7 @@ from specjax import decoder as decoding
 from specjax.expand import Chain, TopK
 from specjax.lm import Wants
 from specjax.models import TabularLM
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import SamplingArrays, row_keys
 from specjax.serve.engine import Engine
 from specjax.train import online
 from specjax.train.losses import TVD, ForwardKL
@@ -79,7 +79,7 @@ def test_missed_tokens_are_those_that_end_a_step_too_early():
     make = jax.jit(
         lambda keys: decoder.init(
             models, prompts, lengths, keys, limit=lengths + jnp.asarray([17, 20]), capacity=32,
-            sampling=Sampling.make(2, temperature=1.0), eos=jnp.full((2, 1), eos, jnp.int32),
+            sampling=SamplingArrays.make(2, temperature=1.0), eos=jnp.full((2, 1), eos, jnp.int32),
         )
     )  # fmt: skip
     step = jax.jit(decoder.step)

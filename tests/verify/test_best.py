@@ -8,7 +8,7 @@ import pytest
 from support.chains import V
 
 from specjax.lm import Output
-from specjax.sampling import Sampler, Sampling
+from specjax.sampling import Sampler, SamplingArrays
 from specjax.tree import DRAWN, Children, Topology, Tree
 from specjax.verify import Best, Block, GreedyMulti, Optimal, Recursive, RecursiveWOR, Traversal
 from specjax.verify.best import RULES
@@ -28,7 +28,11 @@ def judged(verifier, tree):
     logits = jax.random.normal(jax.random.key(2), (*tree.tokens.shape, V))
     keys = jax.random.split(jax.random.key(0), ROWS)
     sampler = Sampler(
-        keys, jnp.zeros((ROWS, 8), int), jnp.full(ROWS, 2), jnp.ones(ROWS, bool), Sampling.make(ROWS, temperature=1.0)
+        keys,
+        jnp.zeros((ROWS, 8), int),
+        jnp.full(ROWS, 2),
+        jnp.ones(ROWS, bool),
+        SamplingArrays.make(ROWS, temperature=1.0),
     )
     return jax.jit(lambda tree: verifier(Output(delta=(), logits=logits), tree, sampler))(tree)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from specjax.lm import Output
 from specjax.reference import trees as oracle
 from specjax.reference import warpers
-from specjax.sampling import Sampler, Sampling
+from specjax.sampling import Sampler, SamplingArrays
 from specjax.sampling.noise import gumbel
 from specjax.tree import Topology, Tree, root_only
 from specjax.verify import Coupled
@@ -100,7 +100,7 @@ def test_from_logits_to_verdict():
         jnp.zeros((rows, 16), int),
         lengths,
         jnp.ones(rows, bool),
-        Sampling.make(rows, temperature=[0.0, 1.0] * 8, top_k=2),
+        SamplingArrays.make(rows, temperature=[0.0, 1.0] * 8, top_k=2),
     )
 
     @jax.jit

@@ -5,7 +5,7 @@ import pytest
 from support.conformance import DRAFTERS, MIXED, complete, same
 from support.judging import V, cases, down, ordinary
 
-from specjax.spec import registry
+from specjax.assembly import registry
 from specjax.verify import Ears, Recursive
 
 

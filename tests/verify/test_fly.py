@@ -9,9 +9,9 @@ import pytest
 from support.conformance import DRAFTERS, MIXED, complete, plain, same
 from support.judging import HEAT, TOPOLOGY, cases, likeliest, paths
 
+from specjax.assembly import registry
 from specjax.lm import Output
-from specjax.sampling import Sampler, Sampling
-from specjax.spec import registry
+from specjax.sampling import Sampler, SamplingArrays
 from specjax.tree import Topology, Tree
 from specjax.verify import Fly
 
@@ -72,7 +72,7 @@ def test_chains_are_kept_as_the_authors_program_keeps_them(matches, sure, accept
     """What it accepts of a draft by where it matches the target, at its own settings: windows of 6, a threshold of 0.3."""
     logits = jnp.asarray([[SURE if place in sure else UNSURE for place in range(LENGTH + 1)]])
     tokens = jnp.asarray([[0 if match == "1" else 2 for match in matches]])
-    assert int(kept(Fly(), len(matches), tokens, logits, Sampling.make(1))) == accepted
+    assert int(kept(Fly(), len(matches), tokens, logits, SamplingArrays.make(1))) == accepted
 
 
 @pytest.mark.parametrize(("law", "passes"), [((0.9, 0.05, 0.03, 0.02), True), ((0.92, 0.04, 0.02, 0.02), False)])
@@ -81,14 +81,14 @@ def test_the_entropy_is_of_the_three_likeliest_tokens_of_the_models_own_law(law,
     """Of the first law it is 0.3498, of the second 0.2837, whose whole entropy is 0.362."""
     logits = jnp.broadcast_to(jnp.log(jnp.asarray(law)), (1, LENGTH + 1, 4))
     tokens = jnp.zeros((1, LENGTH), jnp.int32).at[0, 3].set(1)
-    assert int(kept(Fly(), LENGTH, tokens, logits, Sampling.make(1, temperature))) == (LENGTH if passes else 3)
+    assert int(kept(Fly(), LENGTH, tokens, logits, SamplingArrays.make(1, temperature))) == (LENGTH if passes else 3)
 
 
 def test_what_the_target_may_not_write_does_not_stand():
     logits = jnp.broadcast_to(jnp.asarray(UNSURE), (1, LENGTH + 1, 4))
     for token, accepted in ((2, LENGTH), (3, 3)):
         tokens = jnp.zeros((1, LENGTH), jnp.int32).at[0, 3].set(token)
-        assert int(kept(Fly(), LENGTH, tokens, logits, Sampling.make(1, suppress_tokens=[[3]]))) == accepted
+        assert int(kept(Fly(), LENGTH, tokens, logits, SamplingArrays.make(1, suppress_tokens=[[3]]))) == accepted
 
 
 @pytest.mark.slow

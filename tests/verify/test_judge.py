@@ -12,8 +12,8 @@ from support.judging import TOPOLOGY, V, cases, likeliest, paths
 from support.judging import judge as verdict_of
 
 from specjax import models
-from specjax.spec import registry
-from specjax.spec.assemble import Plan, assemble
+from specjax.assembly import registry
+from specjax.assembly.assemble import Plan, assemble
 from specjax.verify import Judge
 
 HEAD = {"kernel": jnp.asarray([0.8, -0.5, 0.3]), "bias": jnp.asarray([-0.4])}

@@ -10,7 +10,7 @@ import pytest
 from support.conformance import CONFIG, DRAFTERS, MIXED, TARGET, but_slow, complete, params, same
 from support.judging import V, cases, down, judge, ordinary
 
-from specjax.spec import registry
+from specjax.assembly import registry
 from specjax.verify import Lantern, Recursive
 from specjax.verify.lantern import _Pooling, nearest
 

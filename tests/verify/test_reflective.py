@@ -10,8 +10,8 @@ from support.conformance import CAPACITY, DRAFTERS, MIXED, TARGET, but_slow, com
 
 import specjax
 from specjax import models
+from specjax.assembly import registry
 from specjax.lm import Block, Wants
-from specjax.spec import registry
 from specjax.verify import Reflective
 from specjax.verify.reflective import mixed
 

@@ -32,7 +32,7 @@ from specjax.expand import Chain, Static, TopK
 from specjax.lm import Output
 from specjax.reference import rejection as oracle
 from specjax.reference import statistics
-from specjax.sampling import Sampler, Sampling
+from specjax.sampling import Sampler, SamplingArrays
 from specjax.tree import Topology, Tree
 from specjax.verify import Coupled, Rejection, rejection
 
@@ -249,7 +249,7 @@ def test_broken_rows_fail_alone_and_invalid_proposals_are_plain_draws():
     logits[1, 0, 0] = np.nan
     logits[2, 1] = -np.inf
     logits[3, 2, 0] = np.inf
-    verdict = judge(tree, jnp.asarray(logits), Sampling.make(5, temperature=[1.0, 1.0, 0.0, 1.0, 0.0]))
+    verdict = judge(tree, jnp.asarray(logits), SamplingArrays.make(5, temperature=[1.0, 1.0, 0.0, 1.0, 0.0]))
     assert verdict.accepted.tolist() == [2, 0, 1, 2, 0]
     assert verdict.next_token.tolist() == [3, -1, -1, -1, 1]
     assert verdict.path.tolist() == [[0, 1, 2], [0, -1, -1], [0, 1, -1], [0, 1, 2], [0, -1, -1]]

@@ -5,7 +5,7 @@ import pytest
 from support.conformance import DRAFTERS, MIXED, complete, plain, same
 from support.judging import TOPOLOGY, cases, likeliest, paths
 
-from specjax.spec import registry
+from specjax.assembly import registry
 from specjax.verify import Reverse
 
 

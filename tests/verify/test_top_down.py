@@ -14,7 +14,7 @@ import specjax
 from specjax.draft import ModelDrafter, PromptLookup, TokenRecycling
 from specjax.expand import IID, Chain, GreedyDraft, Static, TopK, WithoutReplacement
 from specjax.lm import Output
-from specjax.sampling import Sampler, Sampling
+from specjax.sampling import Sampler, SamplingArrays
 from specjax.tree import Topology, Tree
 from specjax.verify import GreedyMulti, KSeq, MultiStep, Recursive, RecursiveWOR, Rejection, Traversal, k_seq, traversal
 from specjax.verify.bounds import greedy_acceptance, optimal_acceptance
@@ -292,7 +292,7 @@ def test_broken_rows_fail_alone_and_what_is_not_offered_is_not_taken():
     logits[1, 0, 0] = np.nan
     logits[2, 2] = -np.inf
     logits[3, 3, 0] = np.inf
-    for verdict in both(tree, jnp.asarray(logits), Sampling.make(5, temperature=[1.0, 1.0, 0.0, 1.0, 0.0])):
+    for verdict in both(tree, jnp.asarray(logits), SamplingArrays.make(5, temperature=[1.0, 1.0, 0.0, 1.0, 0.0])):
         assert verdict.accepted.tolist() == [2, 0, 1, 2, 0]
         assert verdict.next_token.tolist() == [3, -1, -1, -1, 1]
         assert verdict.path.tolist() == [[0, 2, 3], [0, -1, -1], [0, 2, -1], [0, 2, 3], [0, -1, -1]]

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from support.conformance import DRAFTERS, MIXED, complete, plain, same
 
+from specjax.assembly import registry
 from specjax.lm import Output
 from specjax.reference import trees, warpers
-from specjax.sampling import Sampler, Sampling
-from specjax.spec import registry
+from specjax.sampling import Sampler, SamplingArrays
 from specjax.tree import Topology, Tree
 from specjax.verify import Typical
 
 TOPOLOGY = Topology.from_counts("3 | 2 0 1 | 1 1 1")
 B, V = 32, 6
-SAMPLING = Sampling.make(B, temperature=[0.0, 0.8, 0.8, 0.8] * (B // 4))
+SAMPLING = SamplingArrays.make(B, temperature=[0.0, 0.8, 0.8, 0.8] * (B // 4))
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -29,13 +29,13 @@ from experiments.chip.base import (
     table,
 )
 from specjax import models
+from specjax.assembly.assemble import Plan, assemble
 from specjax.bench.profile import events_of
 from specjax.bench.step_parts import PARTS as SCOPES
 from specjax.bench.step_parts import REST, by_part, parts_of
 from specjax.decoder import Needs, run_program
 from specjax.models.dfloat11 import Coded, encoded
-from specjax.sampling import Sampling
-from specjax.spec.assemble import Plan, assemble
+from specjax.sampling import SamplingArrays
 from specjax.state import Finish
 
 PLANS = Path(__file__).parents[1] / "plans.json"
@@ -89,7 +89,7 @@ class Prepared:
 
     def step(self, params: Any, state: Any) -> Any:
         """That of a greedy batch, which a plan counts too."""
-        plain = dataclasses.replace(state, sampling=Sampling.make(state.tokens.shape[0]))
+        plain = dataclasses.replace(state, sampling=SamplingArrays.make(state.tokens.shape[0]))
         new, _ = self.decoder.step(params, plain)
         return dataclasses.replace(new, sampling=state.sampling)
 

@@ -2,13 +2,13 @@
 
 import pytest
 
+from specjax.assembly import line
+from specjax.assembly.heads import head_line
+from specjax.assembly.registry import DRAFTERS, parse
 from specjax.bench.verify_cost import VerifyOptions, measure
 from specjax.draft.heads.folder import shipped_heads
 from specjax.jobs.manifest import named_folders
 from specjax.models import hub
-from specjax.spec import line
-from specjax.spec.heads import head_line
-from specjax.spec.registry import DRAFTERS, parse
 
 NAMES = ("a+b", "a,b", "a, k=2", "a=b", "a b", "a;b", "it's+one", "+", '"a"+b')
 

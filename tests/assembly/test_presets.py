@@ -3,8 +3,8 @@
 import pytest
 from support.published import E, V, draw, specforge, toy, write
 
+from specjax.assembly.registry import DRAFTERS, build_drafter, parse
 from specjax.expand import Chain, Static, TopK
-from specjax.spec.registry import DRAFTERS, build_drafter, parse
 
 TAPS = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
 

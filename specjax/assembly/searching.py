@@ -5,11 +5,11 @@ from typing import Any
 
 import jax
 
+from specjax.assembly.passes import SETTINGS, target_of
+from specjax.assembly.registry import make_mixer
 from specjax.sampling.processors import checked
 from specjax.search import BeamSearch, Search, StochasticBeamSearch, Superposed
 from specjax.soft import Mixer, soft_thinking
-from specjax.spec.passes import SETTINGS, target_of
-from specjax.spec.registry import make_mixer
 
 OF_BEAMS = ("num_beam_groups", "diversity_penalty", "length_penalty", "early_stopping")
 OF_SUPERPOSED = ("superposed_tokens", "superposed_temperature", "superposed_alpha", "superposed_ngrams")

@@ -18,14 +18,14 @@ import jax
 
 from specjax import diffusion, draft, expand, search, soft, verify, warpers
 from specjax.about import About, abouts
+from specjax.assembly import line
+from specjax.assembly.companions import LOADERS, LONGEST, Ruled, Stored, of_several_passes, ready, stacked
 from specjax.diffusion import EntropyRenoise, cache, unmask
 from specjax.draft import Drafter, fuse
 from specjax.draft.adaptive import Rule
 from specjax.expand import Chain, Expander
 from specjax.models import caches
 from specjax.search import Search, Selection, Stepwise
-from specjax.spec import line
-from specjax.spec.companions import LOADERS, LONGEST, Ruled, Stored, of_several_passes, ready, stacked
 from specjax.verify import Verifier
 from specjax.warpers import Warper
 
@@ -42,7 +42,7 @@ class Entry:
       guarantee: see `specjax.about.GUARANTEES`.
       expander: the default line of its `expander`; empty where it grows no tree with one.
       paper: the fields of `preset=paper`, as a line has them; empty where there is no such preset.
-      loads: what is loaded for it, a key of `specjax.spec.companions.LOADERS`; empty: nothing.
+      loads: what is loaded for it, a key of `specjax.assembly.companions.LOADERS`; empty: nothing.
     """
 
     make: Callable[..., Any]

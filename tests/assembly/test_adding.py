@@ -18,6 +18,8 @@ from support.conformance import TARGET, Rows, same, start, texts
 import specjax
 from specjax import about, cli, diffusion, draft, expand, models, verify
 from specjax.about import About
+from specjax.assembly import registry
+from specjax.assembly.companions import DEFAULT_MODEL, beside
 from specjax.diffusion import Credit, Unmask, cache, unmask
 from specjax.diffusion.unmask import Choice
 from specjax.draft import Drafter, NoDrafter, Verdict
@@ -25,8 +27,6 @@ from specjax.draft.heads import folder as folder_of_heads
 from specjax.expand import Chain, Expander
 from specjax.lm import Wants
 from specjax.models import LlamaConfig, LlamaLM, hub
-from specjax.spec import registry
-from specjax.spec.companions import DEFAULT_MODEL, beside
 from specjax.verify import Rejection, Verifier
 
 ROOT = Path(__file__).parents[2]
@@ -197,14 +197,14 @@ import inspect, jax.numpy as jnp, numpy as np, specjax
 from specjax import cli
 from specjax.jobs import jsonl
 from specjax.jobs.options import JobOptions
-from specjax.sampling import Sampling, warp
+from specjax.sampling import SamplingArrays, warp
 from specjax.sampling_params import SamplingOptions, form_of
 
 assert inspect.signature(specjax.generate).parameters["favour"].default is None
 assert jsonl.from_object(1, {"prompt": "a", "favour": 2.5}).options == {"favour": 2.5}
 assert JobOptions(favour=1.0).favour == 1.0
 assert "favour" in dict(form_of([SamplingOptions(temperature=1.0, favour=1.0)]))
-params = Sampling.make(3, temperature=[1, 0, 1], favour=[2, 2, 0])
+params = SamplingArrays.make(3, temperature=[1, 0, 1], favour=[2, 2, 0])
 got = warp(jnp.zeros((3, 1, 5)), params, jnp.ones(3, bool))
 np.testing.assert_array_equal(got[:, 0], [[0, 0, 0, 2, 0], [0] * 5, [0] * 5])
 assert cli.main(["samplers"]) == 0

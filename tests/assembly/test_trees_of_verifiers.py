@@ -2,10 +2,10 @@
 
 import pytest
 
+from specjax.assembly import registry
+from specjax.assembly.registry import build_drafter, make_verifier, tree_of
 from specjax.draft import PromptLookup
 from specjax.expand import IID, Chain, GreedyDraft, Static, TopK, WithoutReplacement
-from specjax.spec import registry
-from specjax.spec.registry import build_drafter, make_verifier, tree_of
 from specjax.verify import Recursive
 
 

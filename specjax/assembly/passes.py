@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from specjax.assembly.companions import check_vocabulary, companion
 from specjax.models.contrastive import Contrastive
 from specjax.models.dola import Dola, layers_of
 from specjax.models.guided import Guided
-from specjax.spec.companions import check_vocabulary, companion
 from specjax.warpers.lists import tokens
 
 SETTINGS = ("guidance_scale", "negative_prompt", "amateur", "contrast_alpha", "contrast_beta", "dola_layers")
@@ -17,7 +17,7 @@ def target_of(model: Any, plan: Any, mesh: Any = None) -> tuple[Any, Any]:
 
     Args:
       model: what `specjax.models.load` returned.
-      plan: a `specjax.spec.assemble.Plan`.
+      plan: a `specjax.assembly.assemble.Plan`.
       mesh: where parameters lie.
 
     Raises:

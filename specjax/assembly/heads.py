@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from specjax.about import abouts
+from specjax.assembly.companions import Stored, asked_of
+from specjax.assembly.line import spelt
+from specjax.assembly.registry import DRAFTERS, parse
 from specjax.draft.heads.files import STEMS, TORCH_FILES, config_file, read_tensors
 from specjax.draft.heads.folder import Head, read_head, shipped_heads
 from specjax.draft.heads.taps import IDS
@@ -12,9 +15,6 @@ from specjax.models import hub
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object, is_size
 from specjax.models.json_file import read_json
-from specjax.spec.companions import Stored, asked_of
-from specjax.spec.line import spelt
-from specjax.spec.registry import DRAFTERS, parse
 
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 

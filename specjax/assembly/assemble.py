@@ -6,15 +6,9 @@ from typing import Any
 
 import jax
 
-from specjax.draft import Drafter
-from specjax.models.caches import Old
-from specjax.models.kv_bits import LARGEST
-from specjax.models.masked import LLADA_EOT, LLADA_MASK, published_threshold
-from specjax.sampling import Processor
-from specjax.soft import Mixer
-from specjax.spec.companions import Stored, shipped_name
-from specjax.spec.passes import SETTINGS, target_of
-from specjax.spec.registry import (
+from specjax.assembly.companions import Stored, shipped_name
+from specjax.assembly.passes import SETTINGS, target_of
+from specjax.assembly.registry import (
     build_drafter,
     build_verifier,
     make_cache,
@@ -23,7 +17,13 @@ from specjax.spec.registry import (
     make_unmask,
     tree_of,
 )
-from specjax.spec.searching import NAMES, asked, searching, thinking, way_of
+from specjax.assembly.searching import NAMES, asked, searching, thinking, way_of
+from specjax.draft import Drafter
+from specjax.models.caches import Old
+from specjax.models.kv_bits import LARGEST
+from specjax.models.masked import LLADA_EOT, LLADA_MASK, published_threshold
+from specjax.sampling import Processor
+from specjax.soft import Mixer
 from specjax.speculative import has_rings, speculative
 from specjax.verify import Verifier
 

@@ -15,6 +15,7 @@ import specjax
 from specjax import viz
 from specjax.bench.order import Row
 from specjax.bench.order import unmask_order as written
+from specjax.decode import Diffusion
 from specjax.serve.engine import DEFAULT_MODEL, Engine
 from specjax.serve.text import user_turn
 from specjax.sharding import make_mesh
@@ -36,7 +37,7 @@ SHOWN = ("none", "prompt_lookup", "token_recycling", "draft", "medusa", "eagle2"
 
 def tree() -> tuple[Any, str]:
     """The step of a text that accepted most."""
-    engine = Engine(None, TREE)
+    engine = Engine(None, drafter=TREE)
     state = engine.start([engine.request(PROMPT, max_new_tokens=64)], ignore_eos=True)
     step, infos, words = jax.jit(engine.decoder.step), [], engine.model.tokenizer
     while not state.done.all():
@@ -51,7 +52,7 @@ def order() -> tuple[tuple[Any, str], tuple[Any, str]]:
     rows, name = [], f"{DEFAULT_MODEL}-diffusion"
     model = specjax.models.load(name)
     for policy in POLICIES:
-        engine = Engine(model, unmask=policy, cache="prefix")
+        engine = Engine(model, decode=Diffusion(unmask=policy, cache="prefix"))
         request = engine.request(user_turn(WANTED, chat=True), max_new_tokens=32)
         found, state = written(engine.decoder, engine.params, engine.start([request], ignore_eos=True))
         begin, end = len(request.ids), len(request.ids) + request.max_new_tokens
@@ -85,7 +86,7 @@ def times() -> dict[str, dict[str, float]]:
 
 def cache() -> tuple[Any, Any]:
     """A decoder of the shipped target on a mesh, and its state as shapes."""
-    engine, mesh = Engine(None, "none"), make_mesh(MESH)
+    engine, mesh = Engine(None, drafter="none"), make_mesh(MESH)
     shapes = jax.eval_shape(lambda params: engine.decoder.empty(params, 4, 256), engine.params)
     decoder = specjax.speculative(engine.model.lm, mesh=mesh)
     return decoder, placed(shapes, shardings(mesh, decoder.axes(shapes), shapes))

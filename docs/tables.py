@@ -1,5 +1,5 @@
-"""`python docs/tables.py` writes the tables into the pages, between `<!-- table: NAME -->` and `<!-- end -->`, and the flags of
-the commands into `specjax/flags.py`.
+"""`python docs/tables.py` writes the tables into the pages, between `<!-- table: NAME -->` and `<!-- end -->`, the parameters
+of the warpers into `specjax/sampling_fields.py`, and the flags of the commands into `specjax/flags.py`.
 
 Those of methods have a row each, in the registry's order; the measured figures are those that the folders of experiments hold.
 """
@@ -24,11 +24,13 @@ from specjax.models.families.unsupported import UNSUPPORTED
 from specjax.models.packed.table import FIELDS, FORMATS
 from specjax.models.published_configs import CONFIGS
 from specjax.plan.held import chip_bytes
+from specjax.sampling_params import FIELDS as OF_WARPERS
 from specjax.speculative import speculative
 from specjax.warpers import WARPERS
 
 FOLDER = Path(__file__).resolve().parent
 FLAGS = FOLDER.parent / "specjax" / "flags.py"
+SAMPLING = FOLDER.parent / "specjax" / "sampling_fields.py"
 NEEDS = {
     "model": "a model of the same vocabulary",
     "diffusion_model": "a diffusion model of the same vocabulary",
@@ -336,8 +338,8 @@ TABLES = {
     "expanders": lambda: listed(registry.EXPANDERS, "grows"),
     "warpers": warpers,
     "searches": lambda: listed(registry.SEARCHES, "finds"),
-    "mixers": lambda: listed(registry.MIXERS, "a thinking row reads"),
     "stepwise": lambda: listed(registry.STEPWISE, "writes"),
+    "mixers": lambda: listed(registry.MIXERS, "a thinking row reads"),
     "selections": lambda: listed(registry.SELECTIONS, "takes"),
     "verifiers": lambda: listed(registry.VERIFIERS, "keeps"),
     "unmask": lambda: listed(registry.UNMASKS, "commits"),
@@ -383,9 +385,20 @@ def flags() -> str:
     return "".join((begin, 'WORDS = """\\\n', *(f"{line}\n" for line in lines), quotes, end))
 
 
+def sampling_fields() -> str:
+    """`specjax/sampling_fields.py` with a typed field for every parameter of a warper."""
+    begin, mark, _ = SAMPLING.read_text().partition('    """\n\n')
+    lines = []
+    for field in OF_WARPERS.values():
+        kind = "Any" if "shape" in field.metadata else f"{'int' if field.type is int else 'float'} | None"
+        lines.append(f"    {field.name}: {kind} = None\n")
+    return "".join((begin, mark, *lines))
+
+
 def main() -> None:
-    FLAGS.write_text(flags())
     """Writes the tables of all pages."""
+    SAMPLING.write_text(sampling_fields())
+    FLAGS.write_text(flags())
     for page in sorted(FOLDER.glob("*.md")):
         page.write_text(filled(page.read_text()))
 

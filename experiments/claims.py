@@ -112,7 +112,7 @@ def contestants_of(
     contestants = prepare(dataclasses.replace(options, drafter=known))[0] if known else {"none": plain}
     for line in lines:
         if line in own:
-            engine = Engine(plain.engine.model, own[line])
+            engine = Engine(plain.engine.model, drafter=own[line])
             contestants[line] = dataclasses.replace(plain, engine=engine, capacity=engine.capacity(plain.requests))
     return contestants, own
 

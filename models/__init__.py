@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from specjax.models.tabular import TabularLM
     from specjax.models.widening import widen
 
+DEFAULT_MODEL = "tiny"
+"""The shipped target that is meant where none is named; what is shipped beside a target has its name in front."""
+
 _HOME = {
     "Canvas": "masked",
     "DiffusionGemmaConfig": "gemma_config",
@@ -47,6 +50,7 @@ _HOME = {
 }
 
 __all__ = [
+    "DEFAULT_MODEL",
     "Canvas",
     "DiffusionGemmaConfig",
     "DiffusionGemmaLM",

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.models import (
+    DEFAULT_MODEL,
     adapters,
     byte_ranges,
     formats,
@@ -40,7 +41,7 @@ from specjax.models.placement import share_of, stored_places, widened, with_copi
 from specjax.models.published_configs import CONFIGS
 from specjax.models.tensors import INDEX, read_folder, shards_of, unread
 from specjax.names import named
-from specjax.sharding import rules
+from specjax.sharding import make_mesh, rules
 
 NO_LIMIT = 2**31 - 1
 _PRETRAINED = Path(__file__).resolve().parent / "pretrained"
@@ -262,22 +263,24 @@ def _checked(weights: Any, lm: Any) -> formats.Format | None:
 
 @named
 def load(
-    folder_or_hub_id: str | os.PathLike[str],
+    model: str | os.PathLike[str] | Model | tuple[Any, Any] | None = None,
     dtype: Any = None,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: jax.sharding.Mesh | str | None = None,
     *,
     adapter: str | os.PathLike[str] | None = None,
     longest: int | None = None,
     weights: str | formats.Format | None = None,
     cache_dtype: Any = None,
     reduce_dtype: Any = None,
+    revision: str | None = None,
     layers: bool = True,
 ) -> Model:
     """Reads a model: a folder, of Hugging Face or of `save`, the name of a shipped model, or a Hugging Face hub id.
 
     Args:
-      folder_or_hub_id: a folder goes before a shipped name, and that before the hub, where `owner/name@revision` is a branch,
-        tag or commit.
+      model: a folder goes before a shipped name, and that before the hub, where `owner/name@revision` is a branch, tag or
+        commit; None is the shipped target. A `Model`, or a pair of an LM (`specjax.lm.BaseLM`) and its parameters, is made into
+        what the other arguments say.
       dtype: the type of the parameters; None is float32 on a CPU and bfloat16 elsewhere. `layercast` stores them in bfloat16
         and computes with them in float32.
       mesh: places every parameter by `specjax.sharding.rules`, reading only the byte ranges of this host's shards.
@@ -292,6 +295,7 @@ def load(
         which have a scale for each slot and head. None: that of the parameters.
       reduce_dtype: the type in which parts of attention's and MLPs' products are summed over a mesh's axis `model`: bfloat16
         halves what chips exchange, and texts are then another mesh's no more. None: float32.
+      revision: of a hub id: a branch, tag or commit.
       layers: whether there are parameters of its layers. Without them it embeds, norms and unembeds; of a folder with
         safetensors, and no adapter, they are not read either.
 
@@ -300,9 +304,17 @@ def load(
         supported, weights and `config.json` disagree, the adapter is of another kind or model, matrices do not have
         the groups that `weights` asks for, or numbers that `dfloat11` holds, or its caches or sums cannot have that type.
     """
+    if isinstance(model, (Model, tuple)):
+        if adapter is not None or longest is not None or revision is not None:
+            raise ModelError(
+                "adapter, longest and revision are for a model that is read: leave them out, or name its folder"
+            )
+        return _remade(Model(*model) if isinstance(model, tuple) else model, dtype, weights, cache_dtype, reduce_dtype)
+    mesh = make_mesh(mesh)
     resolve_dtype(None if dtype == LAYER_CAST else dtype)  # before anything is looked for
     form = formats.read_format(weights)
-    name, folder = find(folder_or_hub_id, shipped(), "model")
+    asked = DEFAULT_MODEL if model is None else model
+    name, folder = find(asked if revision is None else f"{asked}@{revision}", shipped(), "model")
     config_file = folder / "config.json"
     if not config_file.is_file():
         orbax_folder.check_whole(folder)
@@ -320,9 +332,9 @@ def load(
     said = generation.fields(folder, raw)  # our own checks come before those of transformers
     eos_ids = generation.eos_ids(folder, raw, lambda: getattr(words(), "eos_token_id", None))
     of = None if added is None else added.folder
-    model = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion, adapter=of, generation=said)
-    model = cached(dataclasses.replace(model, weights=None if form is None else str(form)), cache_dtype)
-    model = reduced(model, reduce_dtype)
+    made = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion, adapter=of, generation=said)
+    made = cached(dataclasses.replace(made, weights=None if form is None else str(form)), cache_dtype)
+    made = reduced(made, reduce_dtype)
     shapes, later = lm.abstract(dtype), added is not None or orbax_folder.is_one(folder)
     final = shapes if form is None else form.shapes(shapes)
     places = None if mesh is None else stored_places(wide, mesh, shapes if later else final)
@@ -343,8 +355,16 @@ def load(
         params = form.params(params)
         params = params if mesh is None else jax.device_put(params, stored_places(wide, mesh, final))
     if not layers:
-        return dataclasses.replace(model, params=outer(params))
-    return dataclasses.replace(model, params=by_rows(params if mesh is None else with_copies(wide, params, mesh)))
+        return dataclasses.replace(made, params=outer(params))
+    return dataclasses.replace(made, params=by_rows(params if mesh is None else with_copies(wide, params, mesh)))
+
+
+def _remade(model: Model, dtype: Any, weights: Any, cache_dtype: Any, reduce_dtype: Any) -> Model:
+    """A model with parameters, caches and sums of other types."""
+    model = model if dtype is None else retyped(model, dtype)
+    model = model if weights is None else quantised(model, weights)
+    model = model if cache_dtype is None else cached(model, cache_dtype)
+    return model if reduce_dtype is None else reduced(model, reduce_dtype)
 
 
 def outer(params: dict[str, Any]) -> dict[str, Any]:

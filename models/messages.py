@@ -83,7 +83,7 @@ def _reads_parts(tokenizer: Any) -> bool:
     return said[0] == said[1]
 
 
-def rendered(tokenizer: Any, messages: Messages, model: str) -> str:
+def rendered(tokenizer: Any, messages: Messages, model: str, continue_last: bool | None = None, **options: Any) -> str:
     """Messages in the chat template, up to where the assistant is to write. A last message of the assistant's is continued, as
     `continue_final_message` of transformers does.
 
@@ -91,24 +91,27 @@ def rendered(tokenizer: Any, messages: Messages, model: str) -> str:
       tokenizer: a transformers tokenizer.
       messages: see `checked`.
       model: the model's name, for errors.
+      continue_last: whether the last message goes on; None: where it is the assistant's.
+      **options: what else `apply_chat_template` takes, such as tools.
 
     Raises:
       ValueError: where the template cannot render them, or does not write the last message's end.
     """
     given = checked(tokenizer, messages, model)
-    if given[-1]["role"] != "assistant":
-        return render(tokenizer, given, model, add_generation_prompt=True)
+    continue_last = given[-1]["role"] == "assistant" if continue_last is None else continue_last
+    if not continue_last:
+        return render(tokenizer, given, model, add_generation_prompt=True, **options)
     last = given[-1]
     own = last["content"] or ""
     marked = (
         f"{own}{_OPEN} " if isinstance(own, str) else [*own[:-1], {**own[-1], "text": f"{own[-1]['text']}{_OPEN} "}]
     )
-    text = render(tokenizer, [*given[:-1], {**last, "content": marked}], model)
+    text = render(tokenizer, [*given[:-1], {**last, "content": marked}], model, **options)
     before, found, after = text.rpartition(_OPEN)
     if not found or (content_text(last) or "").strip() not in before:
         raise ValueError(
-            f"the last message is the assistant's, and the chat template of {model} does not write it so that it can go on: "
-            "end with another role's"
+            f"the last message is to go on, and the chat template of {model} does not write it so that it can: end with the "
+            "user's"
         )
     return before if after.startswith(" ") else before.rstrip()  # a template that trims ends it so
 

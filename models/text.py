@@ -1,15 +1,37 @@
 """From text and chat messages to token ids, and from token ids to new text."""
 
+import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specjax.models.messages import rendered
 from specjax.models.token_ids import one
 
 
-def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt") -> tuple[int, ...]:
+@dataclasses.dataclass(frozen=True)
+class Chat:
+    """How chat messages are written, beyond the messages.
+
+    Attributes:
+      tools: what the model may call, as `apply_chat_template` of transformers takes them: JSON schemas or functions.
+      template_kwargs: what else the template reads, such as `{"enable_thinking": False}`.
+      continue_last: whether the last message goes on, as `continue_final_message` of transformers has it; None: where it is the
+        assistant's.
+    """
+
+    tools: Sequence[Any] | None = None
+    template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    continue_last: bool | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of `apply_chat_template`."""
+        return {**({} if self.tools is None else {"tools": list(self.tools)}), **self.template_kwargs}
+
+
+def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt", chat: Chat | None = None) -> tuple[int, ...]:
     """A prompt's token ids, special tokens added as the tokenizer does.
 
     Args:
@@ -17,6 +39,7 @@ def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt") -> tu
       prompt: text, token ids (see `specjax.models.token_ids`), or chat messages (`{"role": ..., "content": ...}`) for the
         tokenizer's chat template, see `specjax.models.messages`.
       what: its name in errors.
+      chat: how messages are written.
 
     Raises:
       ValueError: on an empty prompt, ids outside the vocabulary, text without a tokenizer, messages without a chat
@@ -28,7 +51,7 @@ def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt") -> tu
     if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
         if model.tokenizer is None:
             raise ValueError(f"{model.name} has no tokenizer: give prompts as lists of token ids")
-        ids = encode_text(model.tokenizer, prompt, model.name)
+        ids = encode_text(model.tokenizer, prompt, model.name, chat)
     else:
         try:
             ids = [operator.index(i) for i in prompt]
@@ -58,13 +81,16 @@ def encoded(model: Any, prompt: str | Sequence[Any], what: str = "prompt") -> tu
     return tuple(ids)
 
 
-def encode_text(tokenizer: Any, prompt: str | Sequence[dict[str, Any]], model: str) -> list[int]:
+def encode_text(
+    tokenizer: Any, prompt: str | Sequence[dict[str, Any]], model: str, chat: Chat | None = None
+) -> list[int]:
     """Token ids of a text, or of chat messages through the tokenizer's chat template.
 
     Args:
       tokenizer: a transformers tokenizer.
       prompt: text, or messages.
       model: the model's name, for errors.
+      chat: how messages are written.
 
     Raises:
       ValueError: on text that is not Unicode, or messages that there is no template for, or that cannot be written with it.
@@ -72,7 +98,8 @@ def encode_text(tokenizer: Any, prompt: str | Sequence[dict[str, Any]], model: s
     if isinstance(prompt, str):
         check_unicode(prompt, "prompt")
         return tokenizer.encode(prompt, verbose=False) if prompt else []
-    text = rendered(tokenizer, prompt, model)
+    chat = chat or Chat()
+    text = rendered(tokenizer, prompt, model, chat.continue_last, **chat.options)
     # the template writes special tokens itself
     return tokenizer.encode(text, add_special_tokens=False, verbose=False) if text else []
 

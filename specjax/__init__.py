@@ -21,14 +21,24 @@ from specjax.state import DecodeState, Finish
 from specjax.tree import Topology, Tree
 
 if TYPE_CHECKING:
+    from specjax import decode as decode
     from specjax import models as models
     from specjax import viz as viz
+    from specjax.models import load as load
+    from specjax.models.text import Chat as Chat
+    from specjax.serve.engine import Engine as Engine
     from specjax.serve.engine import generate as generate
+    from specjax.serve.sampling import Sampling as Sampling
     from specjax.serve.score import score as score
 
     __version__: str
 
 __all__ = [
+    "Chat",
+    "Engine",
+    "Sampling",
+    "decode",
+    "load",
     "DecodeState",
     "Finish",
     "Speculative",
@@ -50,19 +60,27 @@ __all__ = [
 ]
 
 
+_MODULES = ("decode", "models", "viz")
+_HOME = {
+    "Chat": "models.text",
+    "Engine": "serve.engine",
+    "Sampling": "serve.sampling",
+    "generate": "serve.engine",
+    "load": "models",
+    "score": "serve.score",
+}
+"""Where names are found that are imported when they are used."""
+
+
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, "__version__"})
 
 
 def __getattr__(name: str):
-    if name == "generate":
-        return importlib.import_module("specjax.serve.engine").generate
-    if name == "score":
-        return importlib.import_module("specjax.serve.score").score
-    if name == "models":
-        return importlib.import_module("specjax.models")
     if name == "__version__":
         return importlib.metadata.version(__name__)  # pyproject.toml's
-    if name == "viz":
-        return importlib.import_module("specjax.viz")
+    if name in _MODULES:
+        return importlib.import_module(f"specjax.{name}")
+    if name in _HOME:
+        return getattr(importlib.import_module(f"specjax.{_HOME[name]}"), name)
     raise AttributeError(f"module 'specjax' has no attribute {name!r}")

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -34,7 +33,7 @@ from specjax.plan import training as plan_training
 from specjax.plan.command import PlanOptions
 from specjax.plan.training import PlanTrainOptions
 from specjax.serve.options import option
-from specjax.terminal import BadInput, Parser, add_fields, bad_input, flag, from_args, run_command, write
+from specjax.terminal import BadInput, Parser, add_fields, bad_input, from_args, run_command, write
 from specjax.train.losses import LOSSES
 from specjax.train.options import CaptureOptions, TrainOptions
 from specjax.train.tasks import OBJECTIVES
@@ -87,25 +86,30 @@ def samplers(options: NoOptions) -> int:
     from specjax.assembly.registry import MIXERS, WARPERS
 
     _list_entries(WARPERS, flags=True)
-    write("--soft-thinking, what is read in a token's place\n")
+    write("--decode, what is read in a token's place while a row thinks (soft thinking)\n")
     return _list_entries(MIXERS)
 
 
 def searches(options: NoOptions) -> int:
     """`specjax searches`."""
     from specjax.assembly.registry import SEARCHES, SELECTIONS, STEPWISE
+    from specjax.decode.lines import DECODES
+    from specjax.decode.steer import STEERS
 
-    _list_entries(SEARCHES, flags=True)
-    write("specjax.search, in Python: step by step, or between two models\n")
-    _list_entries(STEPWISE)
+    write("--decode\n")
+    _list_entries({name: DECODES[name] for name in ("plain", "speculate", "diffusion", "soft_thinking")})
+    _list_entries({**SEARCHES, **STEPWISE})
+    write("steer=(NAME:FIELD=VALUE,...) of plain, speculate, soft_thinking, and of every drafter\n")
+    _list_entries(STEERS)
     write("--select, of several completions\n")
     return _list_entries(SELECTIONS)
 
 
 def _list_entries(table: dict[str, Any], flags: bool = False) -> int:
-    """A line a method; below it, indented, the line that sets each of its fields to the default, or the flags that do.
+    """A line a method; below it, indented, the line that sets each of its fields to the default, or what sets them in
+    --sampling.
 
-    A flag whose default is no value is shown in brackets.
+    A flag or field whose default is no value is shown in brackets.
     """
     rows, guaranteed = [], any(entry.guarantee for entry in table.values())
     for name, entry in table.items():
@@ -113,10 +117,11 @@ def _list_entries(table: dict[str, Any], flags: bool = False) -> int:
         rows.append((name, *worth, f"{entry.summary} [{entry.source}]"))
     for (name, entry), line in zip(table.items(), _aligned(rows), strict=True):
         if flags:
-            shown = lambda own, value: f"[{own} ...]" if value is None else f"{own} {shlex.quote(json.dumps(value))}"
-            fields = " ".join(shown(flag(field), value) for field, value in entry.listed.items())
+            shown = lambda own, value: f"[{own}=...]" if value is None else f"{own}={json.dumps(value)}"
+            fields = ",".join(shown(field, value) for field, value in entry.listed.items())
         else:
-            fields = f"{name}:" + ",".join(f"{field}={spelt(value)}" for field, value in entry.listed.items())
+            shown = lambda own, value: f"[{own}=...]" if value is None else f"{own}={spelt(value)}"
+            fields = f"{name}:" + ",".join(shown(*own) for own in entry.listed.items())
         write(f"{line}\n" + (f"    {fields}\n" if entry.listed else ""))
     return 0
 
@@ -125,13 +130,13 @@ def policies(options: NoOptions) -> int:
     """`specjax policies`."""
     from specjax.assembly.registry import CACHES, OLDS, SAMPLERS, UNMASKS
 
-    write("--unmask\n")
+    write("--decode NAME:...,cache=NAME\n")
     _list_entries(UNMASKS)
-    write("--unmask, of models without a mask\n")
+    write("--decode, of models without a mask\n")
     _list_entries(SAMPLERS)
-    write("--cache, of diffusion models\n")
+    write("cache=NAME, of diffusion models\n")
     _list_entries(CACHES)
-    write("--cache, of autoregressive models\n")
+    write("cache=NAME, of autoregressive models\n")
     return _list_entries(OLDS)
 
 

@@ -1,15 +1,18 @@
-"""What a decoder is, and running any: the protocol, a whole generation in one program, and a stream of short calls."""
+"""What a decoder and a way to decode are, and running any decoder: the protocol, a whole generation in one program, and a
+stream of short calls."""
 
+import abc
 import dataclasses
 import functools
 import inspect
 from collections.abc import Iterator
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.about import Named
 from specjax.names import check_keywords, named
 from specjax.sampling import SamplingArrays
 from specjax.sampling_params import USUAL, Form
@@ -149,6 +152,30 @@ class Decoder(Protocol):
         return _put_in(
             self, params, state, rows, prompts, lengths, row_keys, limit=limit, sampling=sampling, eos=eos, width=None
         )
+
+
+class Decode(abc.ABC):
+    """A way to decode: settings alone, without a model or arrays. Implementations are frozen dataclasses.
+
+    `specjax.generate(decode=...)`, `specjax.Engine` and every command take one, or its line of text.
+    """
+
+    about: ClassVar[Named] = None
+    """Its names in a line of text, and what its text is worth."""
+
+    @abc.abstractmethod
+    def bind(self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False) -> tuple[Any, PyTree]:
+        """The decoder of a model, and its parameters.
+
+        Args:
+          model: what `specjax.load` returned.
+          mesh: where parameters lie.
+          rows: how many texts are decoded together, where something that is left open follows from that.
+          logprobs: whether the log-probabilities of tokens are kept.
+
+        Raises:
+          ValueError: one line that says what cannot be used with this model, and what can.
+        """
 
 
 def formed(decoder: Decoder, state: Any, form: Form) -> Any:

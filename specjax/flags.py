@@ -6,35 +6,19 @@
 from collections.abc import Mapping, Sequence
 
 WORDS = """\
-generate: -h --help --drafter --verifier --unmask --cache --block-length --cfg-scale --sub-block --align --shift
-    --filter --logits-eos-inf --confidence-eos-eot-inf --num-beams --num-beam-groups --diversity-penalty
-    --length-penalty --early-stopping --guidance-scale --negative-prompt --amateur --contrast-alpha --contrast-beta
-    --dola-layers --stochastic-beams --superposed-drafts --superposed-tokens --superposed-temperature
-    --superposed-alpha --superposed-ngrams --soft-thinking --end-of-think --logprobs --model --dtype --mesh --adapter
-    --longest --weights --cache-dtype --reduce-dtype --temperature --top-k --top-p --min-p --repetition-penalty
-    --logit-bias --frequency-penalty --presence-penalty --dry-multiplier --dry-base --dry-allowed-length
-    --dry-sequence-breakers --bad-words-ids --min-length --min-new-tokens --suppress-tokens --momentum-alpha
-    --momentum-k --mirostat --mirostat-tau --mirostat-eta --top-h --typical-p --epsilon-cutoff --eta-cutoff
-    --xtc-probability --xtc-threshold --xtc-special-tokens --max-new-tokens --seed --chat --suffix
-    --num-return-sequences --select --answer --stop --ignore-eos --batch-size --shared-prefix --prompt-logprobs
-    prompts --input --output --unordered --progress --strict --verbose --json --distributed --coordinator
-    --num-processes --process-id --ray --ray-workers
+generate: -h --help --model --dtype --mesh --adapter --longest --weights --cache-dtype --reduce-dtype --decode
+    --drafter --temperature --top-k --top-p --max-new-tokens --seed --stop --ignore-eos --sampling --chat
+    --num-return-sequences --select --batch-size --shared-prefix --logprobs --prompt-logprobs prompts --suffix --input
+    --output --unordered --progress --strict --verbose --json --distributed --coordinator --num-processes --process-id
+    --ray --ray-workers
 score: -h --help --model --dtype --mesh --adapter --weights --input --output --batch-size --strict
 bench: -h --help suite --model --dtype --mesh --adapter --weights --cache-dtype --reduce-dtype --temperature --seed
-    --max-new-tokens --tasks --ignore-eos --samples --answers --drafter --unmask --cache --block-length --widen
-    --prompts --input --peer --repeats --batch-size --json --plot
-eval: -h --help --drafter --verifier --unmask --cache --block-length --cfg-scale --sub-block --align --shift --filter
-    --logits-eos-inf --confidence-eos-eot-inf --num-beams --num-beam-groups --diversity-penalty --length-penalty
-    --early-stopping --guidance-scale --negative-prompt --amateur --contrast-alpha --contrast-beta --dola-layers
-    --stochastic-beams --superposed-drafts --superposed-tokens --superposed-temperature --superposed-alpha
-    --superposed-ngrams --soft-thinking --end-of-think --model --dtype --mesh --adapter --longest --weights
-    --cache-dtype --reduce-dtype --temperature --top-k --top-p --min-p --repetition-penalty --logit-bias
-    --frequency-penalty --presence-penalty --dry-multiplier --dry-base --dry-allowed-length --dry-sequence-breakers
-    --bad-words-ids --min-length --min-new-tokens --suppress-tokens --momentum-alpha --momentum-k --mirostat
-    --mirostat-tau --mirostat-eta --top-h --typical-p --epsilon-cutoff --eta-cutoff --xtc-probability --xtc-threshold
-    --xtc-special-tokens --max-new-tokens --seed --num-return-sequences --select --answer --families --level --limit
-    --questions --samples --infill --uncertainty --stop --batch-size --compare --baseline --margin --answers --plot
-    --json
+    --max-new-tokens --tasks --ignore-eos --samples --answers --drafter --decode --widen --prompts --input --peer
+    --repeats --batch-size --json --plot
+eval: -h --help --model --dtype --mesh --adapter --longest --weights --cache-dtype --reduce-dtype --decode --drafter
+    --temperature --top-k --top-p --max-new-tokens --seed --stop --ignore-eos --sampling --num-return-sequences
+    --select --families --level --limit --questions --samples --infill --uncertainty --batch-size --compare --baseline
+    --margin --answers --plot --json
 check-head: -h --help model head prompts --max-new-tokens --batch-size --dtype --adapter --json --strict
 train: -h --help --distributed --coordinator --num-processes --process-id drafter --target --adapter --data --prompts
     --max-new-tokens --features --held-out --patience --output --draft --draft-config --reference --draft-vocabulary
@@ -45,9 +29,8 @@ capture: -h --help --distributed --coordinator --num-processes --process-id draf
     --save-dtype --mesh
 datastore: -h --help action files --model --output
 convert: -h --help model output --layout --format --target --dtype --adapter --mesh
-plan: -h --help --model --config --topology --mesh --batch --context --drafter --verifier --unmask --cache
-    --block-length --dtype --weights --cache-dtype --rates --reduce-dtype --tokens-per-step --sampled --whole --json
-    --plot
+plan: -h --help --model --config --topology --mesh --batch --context --decode --drafter --dtype --weights
+    --cache-dtype --rates --reduce-dtype --tokens-per-step --sampled --whole --json --plot
 plan train: -h --help drafter --target --config --topology --mesh --batch-size --accumulate --length --features
     --draft-vocabulary --loss --dtype --compute-dtype --weights --rates --whole --json
 drafters: -h --help --model --drafter

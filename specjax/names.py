@@ -1,6 +1,6 @@
 """Names that a function or a command does not have: what another system's name is called here, or which name is near.
 
-Imports nothing but the standard library, since the command line is looked at before jax comes in.
+Imports nothing but the standard library and names, since the command line is looked at before jax comes in.
 """
 
 import difflib
@@ -9,6 +9,8 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
+
+from specjax.sampling_fields import SamplingFields
 
 Function = TypeVar("Function", bound=Callable)
 
@@ -61,12 +63,45 @@ MEANT: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("apply_chat_template", "conversation", "chat_template"), ("chat", "")),
     **dict.fromkeys(("prompt", "inputs", "input_ids", "prompt_token_ids", "text", "messages", "-p"), ("prompts", "")),
     "target_model": ("target", ""),
+    # what was, or is elsewhere, an option of its own, and is part of a way to decode, of sampling or of loading
+    "verifier": ("drafter", "such as eagle3:verifier=typical"),
+    "unmask": ("decode", "such as threshold:threshold=0.9"),
+    "remasking": ("decode", "such as threshold:threshold=0.9"),
+    "cache": ("decode", "such as threshold:cache=dual"),
+    **dict.fromkeys(
+        ("block_length", "sub_block", "align", "shift", "block_size"), ("decode", "such as diffusion:block_length=32")
+    ),
+    "cfg_scale": ("decode", "such as diffusion:guidance=1.5"),
+    **dict.fromkeys(("logits_eos_inf", "confidence_eos_eot_inf"), ("decode", "such as diffusion:ends=never")),
+    "filter": ("decode", "such as learn2pd:model=FOLDER"),
+    **dict.fromkeys(("num_beams", "beam_width", "use_beam_search"), ("decode", "such as beam:num_beams=4")),
+    **dict.fromkeys(("length_penalty", "early_stopping"), ("decode", "such as beam:num_beams=4,length_penalty=0.8")),
+    **dict.fromkeys(("num_beam_groups", "diversity_penalty"), ("decode", "such as diverse_beam:num_beam_groups=2")),
+    **dict.fromkeys(("guidance_scale", "negative_prompt"), ("decode", "such as plain:steer=(guidance:scale=1.5)")),
+    **dict.fromkeys(
+        ("amateur", "contrast_alpha", "contrast_beta", "penalty_alpha"),
+        ("decode", "such as plain:steer=(contrastive:amateur=MODEL)"),
+    ),
+    "dola_layers": ("decode", "such as plain:steer=(dola:layers=low)"),
+    "stochastic_beams": ("decode", "such as stochastic_beam:stochastic_beams=4"),
+    **dict.fromkeys(
+        ("superposed_drafts", "superposed_tokens", "superposed_temperature", "superposed_alpha", "superposed_ngrams"),
+        ("decode", "such as superposed:superposed_drafts=3"),
+    ),
+    **dict.fromkeys(("soft_thinking", "end_of_think"), ("decode", "such as gumbel:n=8")),
+    **dict.fromkeys(("logits_processors", "logits_processor"), ("decode", "such as specjax.decode.Plain(processors=...)")),
+    **dict.fromkeys(
+        ("adapter", "longest", "weights", "cache_dtype", "reduce_dtype", "revision"),
+        ("model", "such as specjax.load(..., {name}=...)"),
+    ),
+    "suffix": ("prompts", 'such as {"prompt": ..., "suffix": ...}'),
+    "answer": ("select", "such as majority:answer=REGEX"),
+    "prompt_logprobs": ("logprobs", 'as logprobs="prompt"'),
+    "ignore_eos": ("sampling", "such as Sampling(ignore_eos=True)"),
     **dict.fromkeys(("file", "input_file", "prompt_file", "-f"), ("input", "")),
     **dict.fromkeys(("output_file", "out", "-o"), ("output", "")),
 }  # fmt: skip
 """By a name of transformers, vLLM, SGLang, llama.cpp, MLX or Ollama: ours, and what to add. Not every function has ours."""
-_OTHERWISE = {"model": ("folder_or_hub_id",)}
-"""What a function without such a name may call it."""
 
 
 def hint(name: str, known: Mapping[str, str]) -> str:
@@ -78,9 +113,14 @@ def hint(name: str, known: Mapping[str, str]) -> str:
     """
     plain = name.lstrip("-").replace("-", "_")
     ours, more = MEANT.get(name if name in MEANT else plain, ("", ""))
-    for own in (ours, *_OTHERWISE.get(ours, ())):
-        if own in known:
-            return f"it is {known[own]} here" + (f", {more}" if more else "")
+    more = more.replace("{name}", plain)
+    if ours in known:
+        return f"it is {known[ours]} here" + (f", {more}" if more else "")
+    if "sampling" in known and plain in SamplingFields.__dataclass_fields__:
+        own = known["sampling"]
+        return f"it is in {own} here, such as " + (
+            f"{own} {plain}=..." if own.startswith("-") else f"Sampling({plain}=...)"
+        )
     near = difflib.get_close_matches(plain, known, 1)
     return f"did you mean {known[near[0]]}?" if near else ""
 

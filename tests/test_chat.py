@@ -122,7 +122,7 @@ def test_every_reader_of_messages_reads_parts(tmp_path, monkeypatch):
         [said("user", "Say ", "yes."), said("assistant", " y")],
         [said("user", "Say yes."), said("assistant", " y")],
     )
-    engine = Engine(model, "none")
+    engine = Engine(model, drafter="none")
     ids = model.tokenizer.encode("<|user|> Say yes.<|end|><|assistant|> y", add_special_tokens=False)
     read = []
     for name, messages in (("parts", parts), ("whole", whole)):

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from specjax.assembly.assemble import usual_drafter
 from support.conformance import DRAFT, TARGET, params
 
 import specjax
 from specjax import models
-from specjax.assembly.assemble import usual_drafter
+from specjax.decode import Speculate
 from specjax.draft import ModelDrafter
 from specjax.models import tokenizer
 from specjax.models.text import encoded
@@ -89,7 +90,7 @@ def test_prompts_in_every_form(model, monkeypatch):
         assert [r.tokens for r in go([[1, 2, 3], [4, 5]], temperature=0.5)] == [r.tokens for r in alone]
     assert repr(alone[0]).startswith(f"Record([1, 2, 3] -> {alone[0].tokens!r}, length, 4 tokens in ")
     assert repr(Record.failed("x" * 100, "no")) == "Record('xxxxxxxxxxxxxxxxxxx...xxxxxxxxx' -> [], no)"
-    assert repr(engine_module.Engine(model, "none")) == "Engine('toy', NoDrafter, float32)"
+    assert repr(engine_module.Engine(model, drafter="none")) == "Engine('toy', NoDrafter, float32)"
 
 
 class Pieces:
@@ -105,7 +106,7 @@ class Pieces:
 
 def test_text_comes_from_a_stream(model):
     """What `generate` gives, with stop strings in special tokens, and prompts that end within a character."""
-    engine = Engine(dataclasses.replace(model, tokenizer=Pieces()), "none")
+    engine = Engine(dataclasses.replace(model, tokenizer=Pieces()), drafter="none")
     options = {"max_new_tokens": 40, "temperature": 3.0, "seed": 1}
     (record,) = specjax.generate(engine.model, [[3, 6]], drafter="none", **options)
     stream = engine.stream([3, 6], **options)
@@ -126,10 +127,10 @@ def test_text_comes_from_a_stream(model):
     with pytest.raises(ValueError, match="a stop string must not be empty"):  # before a piece is asked for
         engine.stream([3, 6], stop="")
     with pytest.raises(ValueError, match="toy has no tokenizer, so there is no text to stream"):
-        Engine(model, "none").stream([1])
+        Engine(model, drafter="none").stream([1])
     bad = dataclasses.replace(engine.model, params=jax.tree.map(lambda x: x * np.nan, model.params))
     with pytest.raises(RuntimeError, match="not finite"):
-        list(Engine(bad, "none").stream([3, 6], **options))
+        list(Engine(bad, drafter="none").stream([3, 6], **options))
 
 
 def bar_into(shown):
@@ -273,13 +274,13 @@ def test_a_mesh_of_other_axes_is_refused(model):
 def test_rejection_refuses_every_dynamic_tree(model):
     small = ModelDrafter(DRAFT, specjax.expand.TopK(k=1, depth=3, nodes=4))
     with pytest.raises(ValueError, match="takes chains"):
-        specjax.generate(model, [[1, 2]], drafter=(small, params()["draft"]), verifier="rejection")
+        specjax.generate(model, [[1, 2]], decode=Speculate((small, params()["draft"]), verifier="rejection"))
 
 
 @pytest.mark.slow
 def test_a_capacity_that_is_too_small_is_refused(model):
     """With the drafter's slack: the text must not depend on it. What is needed is enough."""
-    engine = Engine(model, "prompt_lookup:length=4")
+    engine = Engine(model, drafter="prompt_lookup:length=4")
     requests = [engine.request([1, 2, 3], max_new_tokens=6), engine.request([4], max_new_tokens=6)]
     with pytest.raises(
         ValueError, match="a capacity of 13 does not hold these requests: the longest one needs 14, 5 of"
@@ -290,14 +291,14 @@ def test_a_capacity_that_is_too_small_is_refused(model):
 
 def test_lists_that_nobody_sets_are_the_tokenizers(model):
     """The last token of each text, as text-generation-webui has it; an empty list is none, and so is no tokenizer."""
-    with_words = Engine("tiny", "none")
+    with_words = Engine("tiny", drafter="none")
     options = {"dry_multiplier": 0.8, "xtc_probability": 0.5, "temperature": 1.0}
     request, words = with_words.request("a", **options), with_words.model.tokenizer
     assert [words.decode([token]) for token in request.dry_sequence_breakers] == ["\n", ":", '"', "*"]
     assert [words.decode([token]) for token in request.xtc_special_tokens] == ["\n"]
     assert with_words.request("a", **options, dry_sequence_breakers=[]).dry_sequence_breakers == []
     assert with_words.request("a").dry_sequence_breakers is None
-    assert Engine(model, "none").request([1], **options).dry_sequence_breakers is None
+    assert Engine(model, drafter="none").request([1], **options).dry_sequence_breakers is None
     asked = Asked.of([with_words.model], ["a"], 4, 0, options)
     assert asked.sampling["dry_sequence_breakers"] == request.dry_sequence_breakers
 
@@ -308,7 +309,9 @@ def test_the_usual_drafter_goes_by_the_rows():
     assert [usual_drafter(ours, rows) for rows in (1, 2, 8)] == ["prompt_lookup", "draft", "draft"]
     assert [usual_drafter(other, rows) for rows in (1, 2, 8)] == ["prompt_lookup", "none", "none"]
     assert Engine(ours, rows=8).drafter == "draft"
-    assert Engine(ours, verifier="rejection", rows=8).drafter == Engine(ours).drafter == "prompt_lookup"
+    assert (
+        Engine(ours, rows=8, decode=Speculate(verifier="rejection")).drafter == Engine(ours).drafter == "prompt_lookup"
+    )
 
 
 def test_calls_of_few_prompts_share_their_programs(model, caplog):
@@ -326,7 +329,7 @@ def test_calls_of_few_prompts_share_their_programs(model, caplog):
 
 
 def test_rows_and_buffers_come_in_few_sizes(model):
-    engine = Engine(model, "none")
+    engine = Engine(model, drafter="none")
     requests = [engine.request([1], max_new_tokens=1)] * 40
     slots = lambda batch_size: [engine.slots(requests[:count], batch_size) for count in (1, 2, 4, 5, 9, 40)]
     assert slots(8) == [1, 4, 4, 8, 8, 8]  # one prompt is alone, and no batch is larger than the user says

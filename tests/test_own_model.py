@@ -11,6 +11,7 @@ from support.conformance import DRAFTERS, MIXED, TARGET, but_slow, params_of, sa
 
 import specjax
 from specjax import decoder as decoding
+from specjax.decode import Speculate
 from specjax.lm import LM
 from specjax.models import Model
 from specjax.sampling import Sampler, SamplingArrays
@@ -155,7 +156,7 @@ def test_logprobs_are_those_of_the_processed_logits():
 def test_bad_processors_are_refused(wrong, message):
     model = Model(TARGET, params_of(DRAFTERS["none"])["target"])
     with pytest.raises(ValueError, match=message):
-        specjax.generate(model, [[1, 2, 3]], logits_processors=[wrong])
+        specjax.generate(model, [[1, 2, 3]], decode=Speculate(processors=[wrong]))
 
 
 def test_diffusion_models_take_no_processors():
@@ -166,4 +167,4 @@ def test_diffusion_models_take_no_processors():
 
     model = Model(MASKED, params()["target"], masked=Masked(MASK, False))
     with pytest.raises(ValueError, match="logits_processors is a setting of an autoregressive one"):
-        specjax.generate(model, [[1, 2, 3]], logits_processors=[no_repeat])
+        specjax.generate(model, [[1, 2, 3]], decode=Speculate(processors=[no_repeat]))

@@ -124,7 +124,7 @@ def candidate(record):
 
 def check(model, prompts, groups, options, asked):
     """First-finish search itself takes what is taken of full completions here, in the passes that are counted."""
-    engine, count = Engine(model, "none"), max(COUNTS)
+    engine, count = Engine(model, drafter="none"), max(COUNTS)
     own = {"temperature": options.temperature, "max_new_tokens": asked["max_new_tokens"], "seed": options.seed}
     for prompt, full in zip(prompts, groups, strict=False):
         requests = several(engine.request(prompt["messages"], id=prompt["id"], **own), count)

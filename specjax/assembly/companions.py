@@ -13,9 +13,8 @@ from specjax.diffusion.unmask.learned import read_filter
 from specjax.draft import Drafter, ModelDrafter, adaptive
 from specjax.draft.adaptive import Rule
 from specjax.draft.padded import PaddedLM
+from specjax.models import DEFAULT_MODEL
 
-DEFAULT_MODEL = "tiny"
-"""The shipped target that is meant where none is named; what is shipped beside a target has its name in front."""
 LONGEST = 8
 """Tokens of a chain that ends by a rule, at most."""
 _TARGET = "TARGET"

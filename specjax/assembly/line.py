@@ -4,11 +4,14 @@
 rule) stand flat among the method's own. In a comma list of lines, an item with a `=` and no name in front belongs to the line
 before it. `OPTION=VALUE;OPTION=VALUE` sets options of a command, whose values may be such lines.
 
-A value in quotes, `FIELD="VALUE"` or `FIELD='VALUE'`, is taken as it stands between them. So is the path of a file or folder
-that exists, without quotes: of several such paths the longest.
+A value in quotes, `FIELD="VALUE"` or `FIELD='VALUE'`, is taken as it stands between them. So is a line of its own in
+parentheses, `FIELD=(NAME:FIELD=VALUE,...)`, and the path of a file or folder that exists, without quotes: of several such paths
+the longest. A JSON object says the same as a line: `{"name": NAME, FIELD: VALUE, ...}`, where a value may be such an object,
+and a list of objects is `a+b`.
 """
 
 import dataclasses
+import json
 import os
 import re
 from collections.abc import Iterable
@@ -33,13 +36,15 @@ def read_line(text: str, kind: str = "line") -> Line:
 
     >>> read_line("prompt_lookup: length=8, ngram=3")
     Line(name='prompt_lookup', fields={'length': '8', 'ngram': '3'})
-    >>> read_line("none")
-    Line(name='none', fields={})
+    >>> read_line("none"), read_line("none,length=1")
+    (Line(name='none', fields={}), Line(name='none', fields={'length': '1'}))
     >>> read_line('draft:model="runs/a+b, c",k=2').fields
     {'model': 'runs/a+b, c', 'k': '2'}
+    >>> read_line("eagle3:verifier=(typical:epsilon=0.3,delta=0.1),taps=1 2").fields
+    {'verifier': 'typical:epsilon=0.3,delta=0.1', 'taps': '1 2'}
 
     Raises:
-      ValueError: where a field has no value, or a quote no end.
+      ValueError: where a field has no value, or a quote or parenthesis no end.
     """
     name, items = _items(text)
     for item in items:
@@ -67,12 +72,52 @@ def spelt(value: Any) -> str:
       ValueError: on a text that needs quotes and has both kinds.
     """
     text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    if text == text.strip() and text[:1] not in _QUOTES and not any(mark in text for mark in _ENDS):
+    if text == text.strip() and text[:1] not in _QUOTES and not any(mark in text for mark in (*_ENDS, "(", ")")):
         return text
     for quote in _QUOTES:
         if quote not in text:
             return f"{quote}{text}{quote}"
     raise ValueError(f"{text!r} cannot stand in a line: it has quotes of both kinds")
+
+
+def of_json(text: str) -> str:
+    """The line that says what a JSON object or a list of them says; other text as it is.
+
+    >>> of_json('{"name": "draft", "model": "runs/a+b", "verifier": {"name": "typical", "epsilon": 0.3}}')
+    'draft:model="runs/a+b",verifier=(typical:epsilon=0.3)'
+    >>> of_json('[{"name": "credit"}, {"name": "threshold"}]')
+    'credit+threshold'
+
+    Raises:
+      ValueError: on what is no such object.
+    """
+    if text.lstrip()[:1] not in ("{", "["):
+        return text
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r:.60} begins as JSON and is none: {error}") from error
+    return line_of(content)
+
+
+def line_of(content: Any) -> str:
+    """The line of an object of JSON, or of a list of them; see `of_json`."""
+    if isinstance(content, list) and content:
+        return "+".join(map(line_of, content))
+    if not isinstance(content, dict) or not isinstance(content.get("name"), str):
+        raise ValueError(
+            f'a method in JSON is an object with a "name", as {{"name": "prompt_lookup", "length": 8}}: {content!r:.40}'
+        )
+    fields = [f"{name}={_json_value(value)}" for name, value in content.items() if name != "name"]
+    return content["name"] + (":" + ",".join(fields) if fields else "")
+
+
+def _json_value(value: Any) -> str:
+    if isinstance(value, dict) or isinstance(value, list) and value and isinstance(value[0], dict):
+        return f"({line_of(value)})"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return spelt(tuple(value) if isinstance(value, list) else value)
 
 
 def parts(text: str) -> list[str]:
@@ -109,9 +154,12 @@ def values(text: str) -> list[str]:
 
     >>> values("prompt_lookup:length=3+draft:model=my/draft,expander=top_k")
     ['3', 'my/draft', 'top_k']
+    >>> values("none:verifier=(judge:model=my/head)")
+    ['my/head']
     """
-    items = [item for part in parts(text) for item in _items(part)[1]]
-    return [_field(item)[1] for item in items if "=" in item]
+    items = [item for part in parts(text) for item in _items(part)[1] if "=" in item]
+    found = [(item.partition("=")[2].strip()[:1], _field(item)[1]) for item in items]
+    return [one for mark, value in found for one in (values(value) if mark == "(" else [value])]
 
 
 def settings(text: str) -> dict[str, str]:
@@ -131,14 +179,16 @@ def settings(text: str) -> dict[str, str]:
 
 
 def _items(text: str) -> tuple[str, list[str]]:
-    name, _, rest = text.strip().partition(":")
+    name = re.split(r"[:,]", text.strip(), maxsplit=1)[0]
+    rest = text.strip()[len(name) + 1 :]
     return name.strip(), [item.strip() for item in _split(rest, ",") if item.strip()]
 
 
 def _field(item: str) -> tuple[str, str]:
     field, _, value = item.partition("=")
     value = value.strip()
-    return field.strip(), value[1:-1] if value[:1] in _QUOTES else value
+    whole = value[:1] in _QUOTES or value[:1] == "("
+    return field.strip(), value[1:-1] if whole else value
 
 
 _QUOTES = ('"', "'")
@@ -164,11 +214,28 @@ def _end_of_value(text: str, start: int) -> int:
     """Where a value ends that is taken as a whole; where it begins, of another."""
     begin = start + len(text[start:]) - len(text[start:].lstrip())
     ends = [found.start() for found in re.finditer(r"[,+;]|\Z", text) if found.start() > begin]
-    if text[begin : begin + 1] in _QUOTES:
-        close = text.find(text[begin], begin + 1)
+    if (mark := text[begin : begin + 1]) in (*_QUOTES, "("):
+        close = _closing(text, begin) if mark == "(" else text.find(mark, begin + 1)
+        called = "parenthesis" if mark == "(" else "quote"
         if close < 0:
-            raise ValueError(f"{text!r}: the quote before {text[begin + 1 :]!r} has no end")
+            raise ValueError(f"{text!r}: the {called} before {text[begin + 1 :]!r} has no end")
         if (rest := text[close + 1 :].lstrip()) and rest[0] not in _ENDS:
-            raise ValueError(f"{text!r}: {rest!r} follows a quote's end: a comma, plus or semicolon does")
+            raise ValueError(f"{text!r}: {rest!r} follows a {called}'s end: a comma, plus or semicolon does")
         return close + 1
     return next((end for end in reversed(ends) if os.path.exists(text[begin:end].rstrip())), start)
+
+
+def _closing(text: str, begin: int) -> int:
+    """Where the parenthesis that opens at `begin` is closed, quoted text apart; -1: nowhere."""
+    depth, at = 0, begin
+    while at < len(text):
+        mark = text[at]
+        if mark in _QUOTES and text[at - 1] == "=":
+            at = text.find(mark, at + 1)
+            if at < 0:
+                return -1
+        depth += (mark == "(") - (mark == ")")
+        if not depth:
+            return at
+        at += 1
+    return -1

@@ -20,12 +20,13 @@ from specjax import diffusion, draft, expand, search, soft, verify, warpers
 from specjax.about import About, abouts
 from specjax.assembly import line
 from specjax.assembly.companions import LOADERS, LONGEST, Ruled, Stored, of_several_passes, ready, stacked
+from specjax.decoder import Decode
 from specjax.diffusion import EntropyRenoise, cache, unmask
 from specjax.draft import Drafter, fuse
 from specjax.draft.adaptive import Rule
 from specjax.expand import Chain, Expander
 from specjax.models import caches
-from specjax.search import Search, Selection, Stepwise
+from specjax.search import SearchSettings, Selection
 from specjax.verify import Verifier
 from specjax.warpers import Warper
 
@@ -43,6 +44,7 @@ class Entry:
       expander: the default line of its `expander`; empty where it grows no tree with one.
       paper: the fields of `preset=paper`, as a line has them; empty where there is no such preset.
       loads: what is loaded for it, a key of `specjax.assembly.companions.LOADERS`; empty: nothing.
+      worded: the fields that may be words too, whatever their default is.
     """
 
     make: Callable[..., Any]
@@ -53,6 +55,7 @@ class Entry:
     expander: str = ""
     paper: str = ""
     loads: str = ""
+    worded: frozenset[str] = frozenset()
 
     @property
     def listed(self) -> dict[str, Any]:
@@ -84,7 +87,8 @@ def entry_of(kind: type, about: About) -> Entry:
     if about.fields is not None:
         given = inspect.signature(make).parameters
         fields = {name: fields.get(name, given[name].default) for name in about.fields}
-    words = (about.summary, about.source, about.guarantee, about.expander, about.paper, about.loads)
+    worded = frozenset(name for name in fields if _has_words(inspect.signature(make).parameters.get(name)))
+    words = (about.summary, about.source, about.guarantee, about.expander, about.paper, about.loads, worded)
     if not about.loads:
         return Entry(lambda **chosen: make(**{**about.defaults, **chosen}), fields, *words)
     loader = LOADERS[about.loads]
@@ -94,6 +98,12 @@ def entry_of(kind: type, about: About) -> Entry:
         return Stored(kind, chosen.pop(loader.option, default), {**about.defaults, **chosen})
 
     return Entry(stored, {loader.option: default, **fields}, *words)
+
+
+def _has_words(parameter: inspect.Parameter | None) -> bool:
+    """Whether what a parameter is annotated with admits a word."""
+    annotation = str(getattr(parameter, "annotation", ""))
+    return "str" in annotation or "Literal" in annotation
 
 
 def listed(kind: type, *packages: ModuleType) -> dict[str, Entry]:
@@ -118,11 +128,11 @@ RULES = listed(Rule, draft)
 """Rules for a chain's length."""
 VERIFIERS = listed(Verifier, verify)
 WARPERS = listed(Warper, warpers)
-SEARCHES = listed(Search, search)
+SEARCHES = listed(SearchSettings, search)
+STEPWISE = {name: entry for name, entry in listed(Decode, search).items() if name not in SEARCHES}
+"""Step by step, or between two models."""
 SELECTIONS = listed(Selection, search)
 MIXERS = listed(soft.Mixer, soft)
-STEPWISE = listed(Stepwise, search)
-"""For Python alone."""
 UNMASKS = listed(unmask.Unmask, diffusion, unmask)
 SAMPLERS = listed(EntropyRenoise, diffusion)
 CACHES = listed(cache.Cache, cache)
@@ -294,7 +304,7 @@ def parse(kind: str, table: dict[str, Entry], spec: str) -> Any:
     Raises:
       ValueError: on an unknown name or field, naming those there are, or a value that a field cannot take.
     """
-    asked = line.read_line(spec, kind)
+    asked = line.read_line(line.of_json(spec), kind)
     return _make(kind, table, asked.name, asked.fields)
 
 
@@ -325,7 +335,7 @@ def _preset(what: str, entry: Entry, fields: dict[str, str]) -> dict[str, str]:
 
 def _built(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Any:
     if not entry.expander:
-        return entry.make(**_values(kind, name, entry.fields, fields))
+        return entry.make(**_values(kind, name, entry.fields, fields, entry.worded))
     if "rule" in fields:
         return _ruled(kind, entry, name, dict(fields))
     default = line.read_line(entry.expander)
@@ -356,21 +366,27 @@ def _ruled(kind: str, entry: Entry, name: str, fields: dict[str, str]) -> Ruled:
     return Ruled(entry.make(expander=Chain(1), **values), RULES[chosen].make(**rule), length)
 
 
-def _values(kind: str, name: str, known: dict[str, Any], fields: dict[str, str]) -> dict[str, Any]:
+def _values(
+    kind: str, name: str, known: dict[str, Any], fields: dict[str, str], worded: frozenset[str] = frozenset()
+) -> dict[str, Any]:
     values = {}
     for key, value in fields.items():
         if key not in known:
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise ValueError(f"{kind} {name!r} has no field {key!r}; {has}")
-        values[key] = _convert(f"{kind} {name!r}: {key}", value, known[key])
+        values[key] = _convert(f"{kind} {name!r}: {key}", value, known[key], key in worded)
     return values
 
 
-def _convert(what: str, value: str, default: Any) -> Any:
+def _convert(what: str, value: str, default: Any, worded: bool) -> Any:
     kind = type(default)
+    if default is None:
+        return int(value) if value.isdecimal() else value
     if kind is bool:
         if value.lower() in ("true", "1", "false", "0"):
             return value.lower() in ("true", "1")
+        if worded:
+            return value
         raise ValueError(f"{what} must be true or false, got {value!r}")
     if kind is tuple:
         try:

@@ -11,7 +11,7 @@ from specjax.jobs import jsonl
 from specjax.jobs.files import read_lines
 from specjax.jobs.work import check_lines
 from specjax.serve.engine import Engine
-from specjax.serve.options import DecodeOptions, RunOptions, check_least, option, same
+from specjax.serve.options import ModelOptions, RunOptions, check_least, option, same
 from specjax.serve.record_bar import bar_fits, record_bar
 from specjax.serve.request import Record, Request
 from specjax.terminal import bad_input, flag, note, write
@@ -46,8 +46,8 @@ class CheckHeadOptions:
     )
     max_new_tokens: int = option(64, "new tokens a prompt", metavar="N", least=1)
     batch_size: int = same(RunOptions, "batch_size")
-    dtype: str | None = same(DecodeOptions, "dtype")
-    adapter: str | None = same(DecodeOptions, "adapter")
+    dtype: str | None = same(ModelOptions, "dtype")
+    adapter: str | None = same(ModelOptions, "adapter")
     json: bool = option(False, "print one JSON object")
     strict: bool = option(False, "stop at the first bad line of PROMPTS, before any work")
     input: str = option("the prompts", "", hidden=True)

@@ -13,7 +13,7 @@ from specjax.bench.peers import PEERS
 from specjax.bench.prompts import prompts_of, read_input
 from specjax.bench.run import Contestant, Ours, measure, progress, summarise
 from specjax.jobs import jsonl
-from specjax.serve.engine import DEFAULT_MODEL
+from specjax.models import DEFAULT_MODEL
 from specjax.serve.options import check_least
 from specjax.terminal import bad_input, flag, note, write
 from specjax.viz.files import check_plot

@@ -1,20 +1,21 @@
 """The engines that a bench compares, and what they are asked."""
 
 import dataclasses
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specjax import models
-from specjax.assembly.assemble import DEFAULT_SAMPLER
 from specjax.assembly.companions import Stored
 from specjax.assembly.line import lines as lines_of
-from specjax.assembly.registry import CACHES, DRAFTERS, OLDS, SAMPLERS, UNMASKS, build_drafter, make_unmask
+from specjax.assembly.registry import DRAFTERS, SAMPLERS, UNMASKS, build_drafter, make_unmask
 from specjax.bench.options import BenchOptions
+from specjax.decode import Decode, Diffusion, Speculate
+from specjax.decode.diffusion import DEFAULT_SAMPLER
+from specjax.decode.lines import read_decode
 from specjax.diffusion.guided import Guided
 from specjax.models.generation import left_out
-from specjax.serve.engine import DEFAULT_MODEL, Engine
-from specjax.serve.options import check_options
+from specjax.serve.engine import Engine
+from specjax.serve.sampling import check_options
 from specjax.sharding import make_mesh
 from specjax.terminal import flag
 
@@ -55,15 +56,11 @@ def engines_of(options: BenchOptions, baseline: bool = True) -> tuple[dict[str, 
         raise ValueError("--adapter: other engines would read the model without it; convert the model with it first")
     if options.weights is not None and options.peer:
         raise ValueError("--weights: other engines would read the model as it is stored; leave --peer or --weights out")
-    name = DEFAULT_MODEL if options.model is None else options.model
     how = {name: getattr(options, name) for name in ("adapter", "weights", "cache_dtype", "reduce_dtype")}
-    model = models.load(name, options.dtype, make_mesh(options.mesh), **how)
-    foreign = ("drafter", "peer") if model.masked else ("unmask", "block_length")
-    foreign += ("cache",) if model.canvas else ()
-    wrong = [name for name in foreign if getattr(options, name) not in (None, ())]
+    model = models.load(options.model, options.dtype, make_mesh(options.mesh), **how)
+    wrong = [name for name in ("drafter", "peer") if model.masked and getattr(options, name)]
     if wrong:
-        kind = "a diffusion" if model.masked else "an autoregressive"
-        raise ValueError(f"{model.name} is {kind} model: {flag(wrong[0])} is not for it")
+        raise ValueError(f"{model.name} is a diffusion model: {flag(wrong[0])} is not for it")
     make = _canvas_engines if model.canvas else _masked_engines if model.masked else _drafting_engines
     engines, skipped = make(options, model, baseline)
     sampled = bool(options.temperature)
@@ -72,81 +69,66 @@ def engines_of(options: BenchOptions, baseline: bool = True) -> tuple[dict[str, 
 
 
 def _drafting_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
-    first = [("none", None)] if baseline else []
-    wide = models.widen(model, options.widen or 1)
-    engines, skipped = {}, []
-    needed = ["none", *lines_of(options.drafter or [])]  # plain decoding takes every cache that the model does
-    chosen = itertools.product(_every(options.drafter or ["all"], DRAFTERS), _every(options.cache, OLDS) or [None])
-    for drafter, cache in dict.fromkeys([*first, *chosen]):
-        name = drafter if cache is None else f"{drafter}/{cache}"
-        try:
-            engines[name] = Engine(wide, _drafter(drafter, model, options), cache=cache, mesh=options.mesh)
-        except ValueError as error:
-            if drafter in needed:
-                raise
-            skipped.append(f"left out {name}: {error}")
-    return engines, skipped
-
-
-def _drafter(line: str, model: Any, options: BenchOptions) -> Any:
-    """A drafter's line, or what it says, widened as the model will be."""
-    if options.widen is None:
-        return line
-    from specjax.draft.heads.widening import widen_head
-
-    return widen_head(*build_drafter(line, model, mesh=make_mesh(options.mesh)), options.widen)
-
-
-def _policy(line: str, model: Any, options: BenchOptions) -> Any:
-    """An unmask policy's line, or what it says, loaded for the model as it is and widened as that will be."""
-    policy = None if options.widen is None else make_unmask(line)
-    if not isinstance(policy, Stored):
-        return line
-    loaded, params = policy.load(model, make_mesh(options.mesh))
-    if isinstance(loaded, Guided):
-        guide = models.widen(models.Model(loaded.guide, params, name=policy.found(model)), options.widen or 1)
-        loaded, params = dataclasses.replace(loaded, guide=guide.lm), guide.params
-    return loaded, dict.fromkeys(loaded.needs, params)
+    first = ["none"] if baseline else []
+    asked = [*options.drafter, *options.decode] or ["all"]
+    return _made(options, model, dict.fromkeys([*first, *_every(asked, list(DRAFTERS))]), ["none", *lines_of(asked)])
 
 
 def _masked_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
-    chosen = [
-        (unmask, cache)
-        for unmask in _every(options.unmask or ["threshold"], UNMASKS)
-        for cache in _every(options.cache or ["none", "prefix", "dual"], CACHES)
-    ]
-    first = [("fixed", "none")] if baseline else []
-    wide = models.widen(model, options.widen or 1)
-    engines, skipped = {}, []
-    failed: dict[str, ValueError] = {}
-    for unmask, cache in dict.fromkeys([*first, *chosen]):
-        try:
-            engines[f"{unmask}/{cache}"] = Engine(
-                wide,
-                unmask=_policy(unmask, model, options),
-                cache=cache,
-                block_length=options.block_length,
-                mesh=options.mesh,
-            )
-        except ValueError as error:
-            if options.cache and "all" not in [*options.cache, *(options.unmask or [])]:
-                raise
-            skipped.append(f"left out {unmask}/{cache}: {error}")
-            failed.setdefault(unmask, error)
-    useless = [error for unmask, error in failed.items() if not any(name.startswith(f"{unmask}/") for name in engines)]
-    if useless and (not engines or "all" not in (options.unmask or [])):
-        raise useless[0]
+    caches = ("none", "prefix", "dual")
+    with_caches = lambda name: [f"{name}:cache={cache}" for cache in caches]
+    asked = options.decode or with_caches("threshold")
+    every = [line for name in UNMASKS for line in with_caches(name)]
+    first = ["fixed:cache=none"] if baseline else []
+    engines, skipped = _made(
+        options, model, dict.fromkeys([*first, *_every(asked, every)]), [*first, *lines_of(options.decode)]
+    )
+    if not engines:
+        raise ValueError(skipped[0])
     return engines, skipped
 
 
 def _canvas_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
     """The sampler as published, and those that were asked for: such a model has no mask, and no choice of caches."""
-    wide = model if options.widen is None else models.widen(model, options.widen)
-    named = _every(options.unmask, SAMPLERS)
+    named = _every(options.decode, list(SAMPLERS))
     first = [DEFAULT_SAMPLER] if baseline or not named else []
-    make = lambda line: Engine(wide, unmask=line, block_length=options.block_length, mesh=options.mesh)
-    return {line: make(line) for line in dict.fromkeys([*first, *named])}, []
+    lines = dict.fromkeys([*first, *named])
+    return _made(options, model, lines, lines)
 
 
-def _every(lines: Sequence[str], table: dict[str, Any]) -> list[str]:
-    return [name for line in lines_of(lines) for name in (table if line == "all" else [line])]
+def _made(
+    options: BenchOptions, model: Any, lines: Iterable[str], needed: Iterable[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """An engine a line, and why those that nobody asked for by name were left out."""
+    wide, needed = models.widen(model, options.widen) if options.widen else model, set(needed)
+    engines, skipped = {}, []
+    for line in lines:
+        try:
+            engines[line] = Engine(wide, _widened(read_decode(line), model, options), mesh=options.mesh)
+        except ValueError as error:
+            if line in needed:
+                raise
+            skipped.append(f"left out {line}: {error}")
+    return engines, skipped
+
+
+def _widened(way: Decode, model: Any, options: BenchOptions) -> Decode:
+    """A way whose drafter or policy is loaded for the model as it is, and widened as that will be."""
+    if options.widen is None:
+        return way
+    if isinstance(way, Speculate):
+        from specjax.draft.heads.widening import widen_head
+
+        drafter = build_drafter(way.drafter or "none", model, mesh=make_mesh(options.mesh))
+        return dataclasses.replace(way, drafter=widen_head(*drafter, options.widen))
+    if not isinstance(way, Diffusion) or not isinstance(policy := make_unmask(way.unmask or "threshold"), Stored):
+        return way
+    loaded, params = policy.load(model, make_mesh(options.mesh))
+    if isinstance(loaded, Guided):
+        guide = models.widen(models.Model(loaded.guide, params, name=policy.found(model)), options.widen)
+        loaded, params = dataclasses.replace(loaded, guide=guide.lm), guide.params
+    return dataclasses.replace(way, unmask=(loaded, dict.fromkeys(loaded.needs, params)))
+
+
+def _every(lines: Sequence[str], every: Sequence[str]) -> list[str]:
+    return [name for line in lines_of(lines) for name in (every if line == "all" else [line])]

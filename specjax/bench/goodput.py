@@ -26,9 +26,9 @@ from specjax.assembly.registry import DRAFTERS as REGISTRY
 from specjax.assembly.registry import parse
 from specjax.draft.adaptive import Rule
 from specjax.jobs import jsonl
+from specjax.models import DEFAULT_MODEL
 from specjax.sampling import SamplingArrays, row_keys
-from specjax.serve.engine import DEFAULT_MODEL
-from specjax.serve.options import DecodeOptions, check_least, option, same
+from specjax.serve.options import ModelOptions, check_least, option, same
 from specjax.speculative import prefill_width, speculative
 from specjax.terminal import bad_input, flag, run_program, write
 
@@ -139,7 +139,7 @@ class GoodputOptions:
     """See the help of each."""
 
     model: str | None = option(None, "default: the shipped target")
-    adapter: str | None = same(DecodeOptions, "adapter")
+    adapter: str | None = same(ModelOptions, "adapter")
     drafter: str = option("draft", "with an expander (default: draft)", metavar="LINE")
     length: int = option(8, "the longest chain", least=1)
     batch: str = option("1,4,16", "batch sizes", metavar="B,...")

@@ -22,8 +22,9 @@ from specjax.bench.peers.with_transformers import TransformersPeer
 from specjax.bench.run import Lap, measure
 from specjax.bench.stdlib import heldout_functions
 from specjax.jobs import jsonl
-from specjax.serve.engine import DEFAULT_MODEL, SHORTEST_PREFIX, Engine
-from specjax.serve.options import DecodeOptions, check_least, option, same
+from specjax.models import DEFAULT_MODEL
+from specjax.serve.engine import SHORTEST_PREFIX, Engine
+from specjax.serve.options import ModelOptions, check_least, option, same
 from specjax.terminal import bad_input, flag, run_program
 
 LEAST, MOST = 8, 256
@@ -64,9 +65,8 @@ class Ours:
         tokens, steps, passes = [], 0, 0
         for start in range(0, len(requests), size):
             records = {}
-            for turn in self.engine.turns(
-                requests[start : start + size], slots=self.slots, capacity=capacity, ignore_eos=True, prefix=self.prefix
-            ):
+            part = [dataclasses.replace(request, ignore_eos=True) for request in requests[start : start + size]]
+            for turn in self.engine.turns(part, slots=self.slots, capacity=capacity, prefix=self.prefix):
                 records.update(turn.finished)
                 steps, passes = steps + turn.steps, passes + turn.passes
             tokens += [records[i].tokens for i in range(len(records))]
@@ -145,7 +145,7 @@ class RefillOptions:
     """See the help of each."""
 
     model: str | None = option(None, "default: the shipped target")
-    adapter: str | None = same(DecodeOptions, "adapter")
+    adapter: str | None = same(ModelOptions, "adapter")
     drafter: str | None = option(None, "of an autoregressive model (default: none)")
     records: int = option(128, "prompts", least=1)
     most: int = option(MOST, "the most new tokens of a record", metavar="N", least=LEAST)
@@ -169,7 +169,7 @@ def command(options: RefillOptions) -> int:
             raise ValueError(f"--shared-prefix must be 0 or at least {SHORTEST_PREFIX}, got {options.shared_prefix}")
         model = models.load(options.model or DEFAULT_MODEL, adapter=options.adapter)
         plain = options.drafter or (None if model.masked else "none")
-        engine = Engine(model, plain)
+        engine = Engine(model, plain if model.masked else None, drafter=None if model.masked else plain)
         peer = importlib.util.find_spec("torch") is not None and model.masked is None
         prompts, prefix = heldout_functions(options.records), ()
         if options.shared_prefix:

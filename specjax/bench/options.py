@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from specjax.serve.options import DecodeOptions, PromptOptions, option, same
+from specjax.serve.options import ModelOptions, PromptOptions, option, same
 
 TOKENS, SPEC_TOKENS = 128, 1024
 SUITES = (
@@ -19,13 +19,13 @@ class BenchOptions:
     suite: str = option(
         "speed", SUITES, choices=("speed", "parallel", "order", "profile", "spec"), nargs="?", positional=True
     )
-    model: str | None = same(DecodeOptions, "model")
-    dtype: str | None = same(DecodeOptions, "dtype")
-    mesh: str | None = same(DecodeOptions, "mesh")
-    adapter: str | None = same(DecodeOptions, "adapter")
-    weights: str | None = same(DecodeOptions, "weights")
-    cache_dtype: str | None = same(DecodeOptions, "cache_dtype")
-    reduce_dtype: str | None = same(DecodeOptions, "reduce_dtype")
+    model: str | None = same(ModelOptions, "model")
+    dtype: str | None = same(ModelOptions, "dtype")
+    mesh: str | None = same(ModelOptions, "mesh")
+    adapter: str | None = same(ModelOptions, "adapter")
+    weights: str | None = same(ModelOptions, "weights")
+    cache_dtype: str | None = same(ModelOptions, "cache_dtype")
+    reduce_dtype: str | None = same(ModelOptions, "reduce_dtype")
     temperature: float | None = same(PromptOptions, "temperature")
     seed: int = same(PromptOptions, "seed")
     max_new_tokens: int | None = option(
@@ -39,12 +39,16 @@ class BenchOptions:
     answers: str | None = option(
         None, "of the suite spec: where to write a file a decoder, as its own scripts read them", metavar="FOLDER"
     )
-    drafter: tuple[str, ...] = option((), "may be repeated or a comma list; plain is always run", metavar="NAME")
-    unmask: tuple[str, ...] = option((), "of a diffusion model; likewise (default: threshold)", metavar="POLICY")
-    cache: tuple[str, ...] = option(
-        (), "likewise (default of a diffusion model: none, prefix and dual; else the whole one)", metavar="POLICY"
+    drafter: tuple[str, ...] = option(
+        (), "may be repeated or a comma list; all: every one; plain is always run", metavar="LINE"
     )
-    block_length: int | None = option(None, "of a diffusion model (default: 32)", metavar="N")
+    decode: tuple[str, ...] = option(
+        (),
+        "likewise other ways to decode, such as threshold:cache=dual; all: every policy (default of a diffusion model: "
+        "threshold "
+        "with the caches none, prefix and dual)",
+        metavar="LINE",
+    )
     widen: int | None = option(
         None, "model, drafts and heads so many times as wide, with the same text (default: 1)", metavar="K", least=1
     )

@@ -68,7 +68,7 @@ def command(options: BenchOptions) -> int:
         for name in requests:
             engine = engines[name]
             (request,) = requests[name]
-            state = engine.start([request], ignore_eos=True)
+            state = engine.start([dataclasses.replace(request, ignore_eos=True)])
             order, state = unmask_order(engine.decoder, engine.params, state)
             behind = order[0, len(request.ids) :][: request.max_new_tokens + len(request.suffix_ids)]
             rows.append(Row(name, int(state.stats.steps[0]), tuple(behind.tolist())))

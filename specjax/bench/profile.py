@@ -109,7 +109,7 @@ def profile(name: str, engine: Any, requests: list[Any], repeats: int) -> Profil
       RuntimeError: where the profiler has no operation of the program.
     """
     decoder = engine.decoder.fitted(dataclasses.replace(needs_of(requests), brief=False))
-    state = engine.start(requests, ignore_eos=True)
+    state = engine.start([dataclasses.replace(request, ignore_eos=True) for request in requests])
     numbers = np.int32(decoding.NO_LIMIT), np.int32(len(requests))
     program = decoding.run_program.lower(decoder, engine.params, state, *numbers).compile()
 

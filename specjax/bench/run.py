@@ -76,8 +76,8 @@ class Ours:
         return Lap([record.tokens for record in records], seconds, spent, sum(each), accepted, each)
 
     def _run(self, requests):
-        how = {"batch_size": self.batch_size, "capacity": self.capacity, "ignore_eos": self.ignore_eos}
-        return list(self.engine.run(requests, **how))
+        own = [dataclasses.replace(request, ignore_eos=self.ignore_eos) for request in requests]
+        return list(self.engine.run(own, batch_size=self.batch_size, capacity=self.capacity))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from specjax.bench.options import BenchOptions
 from specjax.bench.run import progress
 from specjax.bench.spec import Answer, Question, Turn
 from specjax.jobs import jsonl
-from specjax.serve.options import check_options
+from specjax.serve.sampling import check_options
 from specjax.terminal import bad_input, note, write
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"

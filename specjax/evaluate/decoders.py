@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from specjax import models
-from specjax.assembly.assemble import Plan, usual_unmask
 from specjax.assembly.line import settings
+from specjax.decode.diffusion import usual_unmask
 from specjax.evaluate.options import DecoderOptions, EvalOptions
-from specjax.sampling_params import SamplingOptions
-from specjax.serve.engine import DEFAULT_MODEL, Engine
-from specjax.serve.options import DecodeOptions, check_least, check_options, take
+from specjax.serve.engine import Engine
+from specjax.serve.options import DecodeOptions, PromptOptions, check_least, take
 from specjax.serve.selecting import Chooser
 from specjax.sharding import make_mesh
 from specjax.terminal import BadInput, Parser, add_fields, flag, from_args
@@ -38,7 +37,7 @@ class Decoder:
     @property
     def of_prompts(self) -> dict[str, Any]:
         """Options of every prompt."""
-        return self.options.given
+        return self.options.of_prompts.given
 
 
 def decoders_of(options: EvalOptions) -> list[Decoder]:
@@ -52,17 +51,14 @@ def decoders_of(options: EvalOptions) -> list[Decoder]:
     chosen = [base, *(changed(base, line) for line in lines)]
     for own in chosen:
         check_least(own)
-        check_options(own.given)
+        _ = own.of_prompts, own.way  # what is wrong with them is said before a model is loaded
     choosers = [_chooser(own, options) for own in chosen]
     if options.samples > 1 and not options.temperature:
         raise ValueError(
             "several samples of a greedy answer are all the same: set a temperature, or ask for one sample"
         )
-    keep = lambda own: dataclasses.replace(own, logprobs=options.uncertainty)
-    engines = _engines(
-        [keep(own) if chooser is None else chooser.kept_by(own) for own, chooser in zip(chosen, choosers, strict=True)],
-        options.batch_size,
-    )
+    keeps = [options.uncertainty or chooser is not None and chooser.selection.reads_certainty for chooser in choosers]
+    engines = _engines(chosen, keeps, options.batch_size)
     names = [_named(base, engines[0]), *lines]
     if len(set(names)) < len(names):
         raise ValueError(f"compare names {names[0]!r}, which is what the others are compared with: leave it out")
@@ -71,7 +67,7 @@ def decoders_of(options: EvalOptions) -> list[Decoder]:
 
 def _chooser(own: DecoderOptions, options: EvalOptions) -> Chooser | None:
     """What takes one of a decoder's completions; None where it writes one answer."""
-    chooser = Chooser.of(own, options.uncertainty)
+    chooser = Chooser.of(own.select, own.num_return_sequences)
     if chooser is None and own.num_return_sequences > 1:
         raise ValueError(
             "num_return_sequences is for select, which takes one of them; ask for several answers by samples"
@@ -97,38 +93,44 @@ def changed(base: DecoderOptions, line: str) -> DecoderOptions:
         found = from_args(DecoderOptions, parser.parse_args([f"{flag(name)}={value}" for name, value in given.items()]))
     except BadInput as error:
         raise ValueError(f"compare {line!r}: {error}") from error
-    methods = [field.name for field in dataclasses.fields(Plan)] if "model" in given else []
-    fresh = {name: Plan.__dataclass_fields__[name].default for name in methods}
+    ways = [field.name for field in dataclasses.fields(DecodeOptions)]
+    fresh: dict[str, Any] = dict.fromkeys(ways) if {"model", *ways} & given.keys() else {}
     return dataclasses.replace(base, **(fresh | {name: getattr(found, name) for name in given}))
 
 
-def _engines(chosen: Sequence[DecoderOptions], rows: int) -> list[Engine]:
+def _engines(chosen: Sequence[DecoderOptions], keeps: Sequence[bool], rows: int) -> list[Engine]:
     """An engine for each; those of one model share its parameters."""
-    loaded: dict[tuple[Any, ...], Any] = {}
+    loaded: dict[Any, Any] = {}
     engines = []
-    for own in chosen:
-        given, key = own.model, (str(own.dtype), str(own.mesh), str(own.adapter), own.longest, own.weights)
-        how = {"adapter": own.adapter, "longest": own.longest, "weights": own.weights}
-        key = (given if given is None or isinstance(given, str) else id(given), *key)
-        ready = isinstance(given, (models.Model, tuple))
+    for own, logprobs in zip(chosen, keeps, strict=True):
+        how: dict[str, Any] = own.of_model
+        how["mesh"] = mesh = make_mesh(own.mesh)
+        given = how.pop("model")
+        key = tuple(map(str, own.of_model.values())), given if given is None or isinstance(given, str) else id(given)
         if key not in loaded:
-            name = DEFAULT_MODEL if given is None else given
-            loaded[key] = given if ready else models.load(name, own.dtype, make_mesh(own.mesh), **how)
-        done: dict[str, Any] = {"model": loaded[key]} | ({} if ready else dict.fromkeys(how))
-        engines.append(Engine(**{**vars(take(DecodeOptions, vars(own))), **done}, rows=rows))
+            loaded[key] = models.load(given, **how)
+        engines.append(Engine(loaded[key], own.way, mesh=mesh, logprobs=logprobs, rows=rows))
     return engines
 
 
 def _named(own: DecoderOptions, engine: Engine) -> str:
     """What a decoder differs from the defaults in, or its method where it does not."""
-    fields = [*dataclasses.fields(Plan), *dataclasses.fields(SamplingOptions)]
+    fields = [*dataclasses.fields(DecodeOptions), *dataclasses.fields(PromptOptions)]
     fields += [OPTIONS[name] for name in ("num_return_sequences", "select")]
-    shown = {field.name: getattr(own, field.name) for field in fields if field.name in OPTIONS}
+    shown = {
+        field.name: getattr(own, field.name) for field in fields if field.name not in ("seed", "stop", "max_new_tokens")
+    }
     words = [
-        f"{field.name}={shown[field.name]}" for field in fields if shown.get(field.name) not in (None, field.default)
+        f"{field.name}={_spelt(shown[field.name])}"
+        for field in fields
+        if shown.get(field.name) not in (None, field.default)
     ]
     if words:
         return ";".join(words)
     if engine.model.masked:
-        return f"unmask={usual_unmask(engine.model)}"
+        return f"decode={usual_unmask(engine.model)}"
     return f"drafter={engine.drafter}"
+
+
+def _spelt(value: Any) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)

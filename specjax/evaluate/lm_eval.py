@@ -15,7 +15,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from specjax.models.messages import checked
-from specjax.sampling_params import SamplingOptions
+from specjax.sampling_fields import SamplingFields
 from specjax.serve.engine import Engine
 from specjax.serve.request import Request
 from specjax.serve.score import Pair, Scorer
@@ -150,10 +150,10 @@ class SpecjaxLM(TemplateLM):
             _LOG.warning(line)
         texts = [""] * len(made)
         keys = self.engine.keys(made) if made else None
-        for stop, group in asked.items():
+        for group in asked.values():
             some = [made[index] for index in group]
             rows = min(self.batch_size, len(some))
-            turns = self.engine.turns(some, slots=rows, stop=stop, keys=None if keys is None else keys[group])
+            turns = self.engine.turns(some, slots=rows, keys=None if keys is None else keys[group])
             for index, record in zip(group, in_order(turns), strict=True):
                 texts[index] = record.text or ""
                 self.cache_hook.add_partial("generate_until", requests[index].args, texts[index])
@@ -163,7 +163,7 @@ class SpecjaxLM(TemplateLM):
         options: dict[str, Any] = dict(normalize_gen_kwargs(given, self.max_gen_toks))
         count, stop = options["max_gen_toks"], tuple(s for s in options["until"] if s)
         sampling = {name: value for name, value in options.items() if name not in _TOLD}
-        unknown = [name for name in sampling if name not in SamplingOptions.__dataclass_fields__]
+        unknown = [name for name in sampling if name not in SamplingFields.__dataclass_fields__]
         if unknown:
             raise ValueError(
                 f"generate_until has no option {unknown[0]!r}; take it out of the task's generation_kwargs"
@@ -175,7 +175,7 @@ class SpecjaxLM(TemplateLM):
                 f"{self.engine.model.name}: lower the task's max_gen_toks"
             )
         ids = (self.tok_encode(context) or [self.prefix_token_id])[-room:]
-        return self.engine.request(ids, max_new_tokens=count, seed=self.seed, **sampling), stop
+        return self.engine.request(ids, max_new_tokens=count, seed=self.seed, stop=stop, **sampling), stop
 
 
 if __name__ == "__main__":

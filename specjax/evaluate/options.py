@@ -3,23 +3,21 @@
 import dataclasses
 from typing import Any
 
-from specjax.serve.options import DecodeOptions, PromptOptions, RunOptions, option, same
+from specjax.serve.options import DecodeOptions, ModelOptions, PromptOptions, RunOptions, option, same
 from specjax.tasks import FAMILIES, LEVELS
 
 LIMIT = 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecoderOptions(PromptOptions, DecodeOptions):
+class DecoderOptions(PromptOptions, DecodeOptions, ModelOptions):
     """A model and how it answers: what two decoders may differ in."""
 
     seed: int = option(0, "", hidden=True)
-    logprobs: bool = option(False, "", hidden=True)
     num_return_sequences: int = option(
         1, "completions of a question that --select takes one of, which is the answer", metavar="N", least=1
     )
     select: str | None = same(RunOptions, "select")
-    answer: str | None = same(RunOptions, "answer")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +39,6 @@ class EvalOptions(DecoderOptions):
         False, "a diffusion model fills gaps of the length of their answers, where a question has one"
     )
     uncertainty: bool = option(False, "also how well an answer's negative log-likelihood says that it is wrong (AUROC)")
-    stop: tuple[str, ...] = same(RunOptions, "stop")
     batch_size: int = same(RunOptions, "batch_size")
     compare: tuple[str, ...] = option(
         (), "another decoder for the same questions, by what is different; may be repeated", metavar="OPTION=VALUE;..."

@@ -18,6 +18,7 @@ from specjax.evaluate.decoders import Decoder, decoders_of
 from specjax.evaluate.options import EvalOptions
 from specjax.evaluate.questions import Item, items_of
 from specjax.evaluate.results import Answer, Comparison, Cost, Evaluation, Row, compared, read_answers, row_of
+from specjax.serve.call import joined
 from specjax.serve.options import check_least
 from specjax.serve.record_bar import record_bar
 from specjax.serve.request import Record, Request, several
@@ -83,7 +84,7 @@ class Contestant:
         def choose(records: Sequence[Record]) -> Record:
             assert chooser is not None
             written.extend(records)
-            return dataclasses.replace(chooser(records), steps=sum(record.steps for record in records))
+            return dataclasses.replace(chooser.shown(True)(records), steps=sum(record.steps for record in records))
 
         count = 1 if chooser is None else chooser.count
         part = range(part.start * count, part.stop * count)
@@ -102,7 +103,6 @@ class Contestant:
         turns = self.decoder.engine.turns(
             requests,
             slots=self.batch_size,
-            stop=self.stop,
             keys=keys,
             capacity=self.capacity,
             race=choose is not None and chooser is not None and chooser.races,
@@ -184,7 +184,8 @@ def _contestant(options: EvalOptions, decoder: Decoder, items: list[Item]) -> Co
 
 
 def _request(decoder: Decoder, item: Item, infill: bool) -> Request:
-    engine, options = decoder.engine, {**decoder.of_prompts, "id": item.id, **item.options}
+    engine = decoder.engine
+    options: dict[str, Any] = joined(decoder.of_prompts, {"id": item.id, **item.options})
     if not infill or item.gap is None:
         return engine.request(item.prompt, suffix=item.suffix, **options)
     left, answer, right = item.gap

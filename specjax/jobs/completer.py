@@ -13,6 +13,7 @@ from specjax.serve.engine import Engine, Timing
 from specjax.serve.request import Request, needs_of, several
 from specjax.serve.selecting import Chooser, selected
 from specjax.serve.slots import OnText, Turn
+from specjax.speculative import Speculative
 
 
 class Completer(Protocol):
@@ -125,8 +126,10 @@ class OnEngine:
         """See `Completer.turns`."""
         requests, keys = self.whole.part(left)
         turns = turns_of(self.engine, self.options, self.whole.shapes, requests, keys, on_text)
-        chooser = Chooser.of(self.options, self.options.logprobs)
-        for turn in turns if chooser is None else selected(turns, requests, chooser):
+        chooser = Chooser.of(self.options.select, self.options.num_return_sequences)
+        if chooser is not None:
+            turns = selected(turns, requests, chooser.shown(self.options.logprobs))
+        for turn in turns:
             yield dataclasses.replace(turn, finished=[(left[at], record) for at, record in turn.finished])
 
 
@@ -142,15 +145,13 @@ def turns_of(
     return engine.turns(
         requests,
         slots=shapes.slots,
-        stop=options.stop,
-        ignore_eos=options.ignore_eos,
         on_text=on_text,
         capacity=shapes.capacity,
         keys=keys,
         prefix=shapes.prefix,
         needs=shapes.needs,
         prompt_logprobs=options.prompt_logprobs,
-        race=(chooser := Chooser.of(options, options.logprobs)) is not None and chooser.races,
+        race=(chooser := Chooser.of(options.select, options.num_return_sequences)) is not None and chooser.races,
     )
 
 
@@ -158,7 +159,7 @@ def decoding_of(engine: Engine) -> str:
     """See `Completer.decoding`."""
     if engine.model.masked:
         return "masked"
-    if engine.searches:
+    if engine.searches or engine.writes_steps or not isinstance(engine.decoder, Speculative):
         return "searched"
     if engine.thinks:
         return "soft"

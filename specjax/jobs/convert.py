@@ -6,7 +6,7 @@ from pathlib import Path
 
 from specjax import models
 from specjax.models.loading_bar import bar
-from specjax.serve.options import DecodeOptions, option, same
+from specjax.serve.options import ModelOptions, option, same
 from specjax.sharding import make_mesh
 from specjax.terminal import bad_input, note
 
@@ -32,8 +32,8 @@ class ConvertOptions:
     target: str | None = option(
         None, "with --format: folder, shipped name or hub id (default: the target that the head names)"
     )
-    dtype: str | None = same(DecodeOptions, "dtype")
-    adapter: str | None = same(DecodeOptions, "adapter")
+    dtype: str | None = same(ModelOptions, "dtype")
+    adapter: str | None = same(ModelOptions, "adapter")
     mesh: str | None = option(
         None, "devices by axis that hold it meanwhile, such as data=2,model=4 (default: one device)"
     )

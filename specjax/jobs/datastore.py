@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specjax.draft import datastore
-from specjax.serve.engine import DEFAULT_MODEL
+from specjax.models import DEFAULT_MODEL
 from specjax.serve.options import option
 from specjax.terminal import bad_input, note
 

@@ -178,7 +178,7 @@ def _plan(options: JobOptions, lines: list[Any]) -> Plan:
     engine = make_engine(options, len(lines))
     items = make_items(options, engine, lines)
     manifest, whole = make_manifest(options, engine, lines), Whole.of(options, engine, items)
-    return Plan(items, manifest, whole, decoding_of(engine), engine.left_out(options.given, items))
+    return Plan(items, manifest, whole, decoding_of(engine), engine.left_out(options.of_prompts.given, items))
 
 
 def _connect(address: str) -> Any:

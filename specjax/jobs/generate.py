@@ -48,7 +48,7 @@ def _here(options: JobOptions, several: bool = False, first: bool = True) -> int
         if several:
             hosts.check_same(manifest)
         output = _open(options, manifest, items) if first else None
-    if first and (line := engine.left_out(options.given, items)):
+    if first and (line := engine.left_out(options.of_prompts.given, items)):
         note(line)
     status = _write(options, completer, items, output) if first else follow(options, completer, items)
     return int(from_first(np.asarray(status, np.int32)))  # JAX would not wait so long at its end as a table may take

@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from specjax.decode import Decode
+from specjax.decode.lines import read_decode
+from specjax.serve.call import joined
 from specjax.serve.engine import Engine
 from specjax.serve.fields import under_own_names
-from specjax.serve.options import PROMPT_OPTIONS
 from specjax.serve.request import Record, Request
+from specjax.serve.sampling import OPTIONS
 
 DEEPEST = 64
 """Levels that what a line holds may be nested."""
 _NAMES = {int: "an integer", float: "a number"}
-_FIELDS = ("prompt", "messages", "id", "suffix", "stop")
+_FIELDS = ("prompt", "messages", "id", "suffix", "stop", "decode", "drafter")
 
 
 class LineError(ValueError):
@@ -35,6 +38,7 @@ class Line:
       suffix: what follows the new text: a string or token ids, or None.
       unknown: fields that mean nothing here.
       error: what is wrong with it, or None.
+      decode: a way to decode, which must be the job's; None: it names none.
     """
 
     number: int
@@ -44,6 +48,7 @@ class Line:
     unknown: tuple[str, ...] = ()
     error: str | None = None
     suffix: Any = None
+    decode: str | None = None
 
 
 Form = Callable[[int, dict[str, Any]], Line]
@@ -107,14 +112,15 @@ def from_object(number: int, content: dict[str, Any]) -> Line:
     unknown: tuple[str, ...] = ()
     try:
         content = under_own_names(content)
-        unknown = tuple(key for key in content if key not in (*_FIELDS, *PROMPT_OPTIONS))
+        unknown = tuple(key for key in content if key not in (*_FIELDS, *OPTIONS))
         _check(content)
-        options = {key: _option(key, content[key]) for key in PROMPT_OPTIONS if content.get(key) is not None}
+        options = {key: _option(key, content[key]) for key in OPTIONS if content.get(key) is not None}
     except ValueError as error:
         return Line(number, prompt, name, unknown=unknown, error=str(error))
     if content.get("stop") is not None:
         options["stop"] = content["stop"]
-    return Line(number, prompt, name, options, unknown, suffix=content.get("suffix"))
+    way = content.get("decode") or content.get("drafter")
+    return Line(number, prompt, name, options, unknown, suffix=content.get("suffix"), decode=way)
 
 
 def _check(content: dict[str, Any]) -> None:
@@ -194,7 +200,11 @@ def _unicode(text: str) -> bool:
 
 
 def _option(key: str, value: Any) -> Any:
-    kind = PROMPT_OPTIONS[key]
+    kind = OPTIONS[key]
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise LineError(f"{key} must be true or false, got {_kind(value)}")
+        return value
     if kind not in _NAMES:  # a list, which is read where it becomes a request
         return value
     if kind is int and isinstance(value, float) and value.is_integer():  # as tables and other languages write them
@@ -231,7 +241,8 @@ def to_requests(lines: Sequence[Line], engine: Engine, defaults: dict[str, Any])
     for line in lines:
         if line.error is None:
             try:
-                options = {**defaults, **line.options}
+                check_way(line.decode, engine.decode)
+                options = joined(defaults, line.options)
                 yield engine.request(line.prompt, suffix=line.suffix, id=line.id, line=line.number, **options)
                 continue
             except ValueError as error:
@@ -239,6 +250,17 @@ def to_requests(lines: Sequence[Line], engine: Engine, defaults: dict[str, Any])
         else:
             reason = line.error
         yield Record.failed(line.prompt, reason, id=line.id, line=line.number)
+
+
+def check_way(asked: Any, way: Decode) -> None:
+    """Raises ValueError where a line asks for another way to decode than its job has."""
+    if asked is None:
+        return
+    said = asked if isinstance(asked, str) else json.dumps(asked)
+    if read_decode(said) != way:
+        raise ValueError(
+            f"it asks for decode {said!r}, and a job decodes all of its lines in one way: take it out, or give --decode"
+        )
 
 
 def dumps(content: Any) -> str:

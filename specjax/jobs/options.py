@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from specjax.serve.options import DecodeOptions, PromptOptions, RunOptions, option
+from specjax.serve.options import DecodeOptions, ModelOptions, PromptOptions, RunOptions, option
 
 PIPE = "-"
 """Names standard input as `--input`, and standard output as `--output`."""
@@ -52,6 +52,7 @@ class FileOptions:
 
     Attributes:
       prompts: given as words.
+      suffix: of a diffusion model: what follows the new text; `max_new_tokens` are filled in before it.
       input: a file of prompts, or `-`.
       output: a file for records, or `-`.
       unordered: whether records come as they finish.
@@ -64,6 +65,7 @@ class FileOptions:
     prompts: tuple[str, ...] = option(
         (), "text to complete (default: stdin, where that is no terminal)", metavar="PROMPT", nargs="*", positional=True
     )
+    suffix: str | None = option(None, "a diffusion model fills in --max-new-tokens tokens before it", metavar="TEXT")
     input: str | None = option(
         None,
         "lines of {prompt or messages, optionally id, suffix, stop and generation options}; FILE.jsonl.gz, a table "
@@ -101,5 +103,5 @@ class FileOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class JobOptions(RayOptions, HostOptions, FileOptions, RunOptions, PromptOptions, DecodeOptions):
+class JobOptions(RayOptions, HostOptions, FileOptions, RunOptions, PromptOptions, DecodeOptions, ModelOptions):
     """All of `specjax generate`."""

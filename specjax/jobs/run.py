@@ -12,6 +12,7 @@ import numpy as np
 from specjax.about import abouts
 from specjax.assembly.companions import Stored
 from specjax.assembly.registry import make_old, make_verifier
+from specjax.decode import Beam, Decode, StochasticBeam, Superposed
 from specjax.jobs import jsonl
 from specjax.jobs.completer import Completer
 from specjax.jobs.options import JobOptions
@@ -197,26 +198,30 @@ def _summary(options: JobOptions, completer: Completer, totals: Totals) -> None:
     if not steps:
         return
     speed = f"{completer.timing.tokens_per_second:.0f} tokens/s"
-    cache = "" if completer.decoding == "masked" else _lossy("cache", options.cache, make_old)
+    way = options.way
+    cache = "" if completer.decoding == "masked" else _lossy("cache", getattr(way, "cache", None), make_old)
     if completer.decoding == "masked":
         note(f"{tokens} new tokens in {steps} forward passes: {tokens / steps:.2f} tokens a pass, {speed}")
     elif completer.decoding == "searched":
-        note(f"{tokens} new tokens of the best texts, {_step(options)} for each, {speed}")
+        note(f"{tokens} new tokens of the best texts, {_step(way)} for each, {speed}")
     elif completer.decoding == "soft":
         note(f"{tokens} new tokens in {steps} steps: soft thinking, 1.00 tokens a step, {speed}")
     elif completer.decoding == "plain":
         note(f"{tokens} new tokens in {steps} steps: plain decoding, 1.00 tokens a step, {speed}{cache}")
     else:
         gain = f"{totals.decoded / steps:.2f} tokens a step against 1.00 of plain decoding"
-        parts = f"drafter {options.drafter or completer.decoding}{_lossy('verifier', options.verifier, make_verifier)}{cache}"
+        verifier = _lossy("verifier", getattr(way, "verifier", None), make_verifier)
+        parts = f"drafter {getattr(way, 'drafter', None) or completer.decoding}{verifier}{cache}"
         note(f"{tokens} new tokens in {steps} steps: {gain}, {speed}, {parts}")
 
 
-def _step(options: JobOptions) -> str:
+def _step(way: Decode | None) -> str:
     """What a search computes for a token."""
-    if options.superposed_drafts:
-        return f"a step that reads all {options.superposed_drafts} drafts as one"
-    return f"a step of all {options.stochastic_beams or options.num_beams} beams"
+    if isinstance(way, Superposed):
+        return f"a step that reads all {way.superposed_drafts} drafts as one"
+    if isinstance(way, Beam | StochasticBeam):
+        return f"a step of all {way.num_beams if isinstance(way, Beam) else way.stochastic_beams} beams"
+    return "steps of its own"
 
 
 def _lossy(what: str, part: Any, make: Callable[[str], Any]) -> str:

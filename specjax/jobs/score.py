@@ -6,15 +6,17 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from specjax import models
 from specjax.jobs import jsonl
 from specjax.jobs.files import check_output, finish, journal, read_lines
 from specjax.jobs.options import PIPE, FileOptions
 from specjax.jobs.output import Output, OutputError
 from specjax.jobs.work import check_lines, score_manifest
 from specjax.serve.engine import Engine
-from specjax.serve.options import DecodeOptions, check_least, option, same
+from specjax.serve.options import ModelOptions, check_least, option, same
 from specjax.serve.record_bar import bar_fits, record_bar
 from specjax.serve.score import Pair, Score, Scorer
+from specjax.sharding import make_mesh
 from specjax.terminal import BadInput, bad_input, complain, flag, note, write
 
 FIELDS = ("prompt", "messages", "continuation", "id")
@@ -26,11 +28,11 @@ Item = Pair | Score
 class ScoreOptions:
     """What `specjax score` was asked for; see the help of each."""
 
-    model: str | None = same(DecodeOptions, "model")
-    dtype: str | None = same(DecodeOptions, "dtype")
-    mesh: str | None = same(DecodeOptions, "mesh")
-    adapter: str | None = same(DecodeOptions, "adapter")
-    weights: str | None = same(DecodeOptions, "weights")
+    model: str | None = same(ModelOptions, "model")
+    dtype: str | None = same(ModelOptions, "dtype")
+    mesh: str | None = same(ModelOptions, "mesh")
+    adapter: str | None = same(ModelOptions, "adapter")
+    weights: str | None = same(ModelOptions, "weights")
     input: str = option(
         dataclasses.MISSING,
         "lines of {prompt or messages, continuation, optionally id}; FILE.jsonl.gz, a table FILE.parquet, or - for lines on "
@@ -70,13 +72,9 @@ def command(options: ScoreOptions) -> int:
         if options.file:
             check_output(options.file, options.input)
         lines = read_lines(options, options.input, line_of)
-        engine = Engine(
-            options.model,
-            dtype=options.dtype,
-            mesh=options.mesh,
-            adapter=options.adapter,
-            weights=options.weights,
-        )
+        mesh = make_mesh(options.mesh)
+        how = {"adapter": options.adapter, "weights": options.weights}
+        engine = Engine(models.load(options.model, options.dtype, mesh, **how), mesh=mesh)
         scorer = Scorer(engine)
         items = [item_of(scorer, line) for line in lines]
         check_lines(options, [(item.line, item.error) for item in items if isinstance(item, Score)], len(items))

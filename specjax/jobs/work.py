@@ -4,6 +4,9 @@ import dataclasses
 import json
 from typing import Any, Protocol
 
+import jax
+
+from specjax import models
 from specjax.jobs import jsonl
 from specjax.jobs.manifest import fingerprint, hash_json, named_folders
 from specjax.jobs.options import JobOptions
@@ -11,35 +14,11 @@ from specjax.jobs.output import Item
 from specjax.models import generation
 from specjax.sampling_params import FIELDS, USUAL, is_set
 from specjax.serve.engine import Engine
-from specjax.serve.options import MAX_NEW_TOKENS, DecodeOptions, check_options, take
 from specjax.serve.request import Record, Request, several
+from specjax.serve.sampling import MAX_NEW_TOKENS
 from specjax.serve.selecting import Chooser
 from specjax.serve.text import user_turn
-
-_DECODING = ("drafter", "verifier", "unmask", "cache", "block_length", "cfg_scale")
-_LATER = (
-    "longest",
-    "sub_block",
-    "align",
-    "shift",
-    "filter",
-    "logits_eos_inf",
-    "confidence_eos_eot_inf",
-    "num_beams",
-    "num_beam_groups",
-    "diversity_penalty",
-    "length_penalty",
-    "early_stopping",
-    "stochastic_beams",
-    "superposed_drafts",
-    "superposed_tokens",
-    "superposed_temperature",
-    "superposed_alpha",
-    "superposed_ngrams",
-    "soft_thinking",
-    "end_of_think",
-)
-"""Settings that are left out at their defaults, as older manifests did not have them."""
+from specjax.sharding import distributed, make_mesh
 
 
 class FromLines(Protocol):
@@ -63,11 +42,16 @@ def make_engine(options: JobOptions, texts: int) -> Engine:
     Raises:
       ValueError: where its options cannot be used.
     """
-    check_options(options.given)
-    chooser = Chooser.of(options, options.logprobs)
-    decode = take(DecodeOptions, vars(options))
+    chooser = Chooser.of(options.select, options.num_return_sequences)
+    way, _ = options.way, options.of_prompts  # what is wrong with them is said before a model is loaded
     rows = min(options.batch_size, texts * options.num_return_sequences)
-    engine = Engine(**vars(decode if chooser is None else chooser.kept_by(decode)), rows=rows)
+    keeps = options.logprobs or chooser is not None and chooser.selection.reads_certainty
+    mesh = make_mesh(options.mesh)
+    if mesh is not None and jax.process_count() > 1:
+        distributed.meet(mesh)  # before one of them reads for longer than the others wait
+    how: dict[str, Any] = options.of_model | {"mesh": mesh}
+    model = models.load(**how)
+    engine = Engine(model, way, mesh=mesh, logprobs=keeps, rows=rows)
     engine.check_stop(options.stop)
     engine.check_completions(options.num_return_sequences)
     if options.prompt_logprobs:
@@ -81,7 +65,7 @@ def make_items(options: JobOptions, engine: Engine, given: list[Any]) -> list[It
     Raises:
       ValueError: where no line can, or with `strict` where one cannot.
     """
-    defaults = options.given
+    defaults = options.of_prompts.given
     if not options.input:
         items: list[Item] = [
             engine.request(user_turn(prompt, options.chat), suffix=options.suffix, **defaults) for prompt in given
@@ -90,7 +74,7 @@ def make_items(options: JobOptions, engine: Engine, given: list[Any]) -> list[It
         lines = [dataclasses.replace(line, prompt=user_turn(line.prompt, options.chat)) for line in given]
         items = list(jsonl.to_requests(lines, engine, defaults))
         check_lines(options, [(item.line, item.error) for item in items if isinstance(item, Record)], len(items))
-    if (chooser := Chooser.of(options, options.logprobs)) is not None:
+    if (chooser := Chooser.of(options.select, options.num_return_sequences)) is not None:
         chooser.check(engine, [item for item in items if isinstance(item, Request)])
         return items
     return [one for item in items for one in several(item, options.num_return_sequences)]
@@ -107,32 +91,26 @@ def check_lines(options: FromLines, bad: list[tuple[int | None, str | None]], co
 
 def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict[str, Any]:
     """What must be equal for a job to go on. Batch size and mesh change no text."""
-    decoding = {name: getattr(options, name) for name in _DECODING}
+    given_options = options.of_prompts.given
     # with a shared prefix programs have other shapes, and near-ties may fall otherwise
-    shared = {"shared_prefix": True} if options.shared_prefix else {}
-    prompts = {"prompt_logprobs": True} if options.prompt_logprobs else {}
-    chat = {"chat": True} if options.chat else {}
-    select = {"select": options.select, "answer": options.answer} if options.select is not None else {}
-    usual_plan = {name: DecodeOptions.__dataclass_fields__[name].default for name in _LATER}
-    later = {name: getattr(options, name) for name in _LATER if getattr(options, name) != usual_plan[name]}
-    stores = {"learn2pd:model": options.filter, "rest:datastore": options.superposed_ngrams}
-    stored = [f"{field}={folder}" for field, folder in stores.items() if folder is not None]
-    usual = [name for name, _ in USUAL]  # the others were left out of older manifests
+    flags = {name: True for name in ("shared_prefix", "chat") if getattr(options, name)}
+    flags |= {} if options.select is None else {"select": options.select}
+    flags |= {} if options.longest is None else {"longest": options.longest}
+    usual = [name for name, _ in USUAL]
     every = {name: field.default for name, field in FIELDS.items()} | {"max_new_tokens": MAX_NEW_TOKENS}
-    every |= generation.defaults(engine.model) | options.given
+    every |= generation.defaults(engine.model) | given_options
     rare = {name: every[name] for name in FIELDS if name not in usual and is_set(name, every[name])}
-    run = ("ignore_eos", "num_return_sequences", "logprobs", "suffix")
+    run = ("num_return_sequences", "logprobs", "suffix", "prompt_logprobs")
     return {
-        "version": 1,
+        "version": 2,
         "model": _model(engine),
-        "decoding": decoding | shared | chat | later | select,
-        "folders": named_folders([*decoding.values(), *stored]),
+        "decoding": {"decode": options.decode, "drafter": options.drafter} | flags,
+        "folders": named_folders([options.decode, options.drafter]),
         "sampling": {name: every[name] for name in ("max_new_tokens", *usual)}
         | json.loads(json.dumps(rare))
-        | {"stop": list(options.stop)}
-        | {name: getattr(options, name) for name in run}
-        | prompts,
-        "seed": options.seed,
+        | {"stop": list(given_options.get("stop", ())), "ignore_eos": given_options.get("ignore_eos", False)}
+        | {name: getattr(options, name) for name in run},
+        "seed": given_options["seed"],
         "input": _input(given),
         "output": {"order": "as finished" if options.unordered else "of the input"},
     }
@@ -140,7 +118,7 @@ def make_manifest(options: JobOptions, engine: Engine, given: list[Any]) -> dict
 
 def score_manifest(engine: Engine, given: list[Any]) -> dict[str, Any]:
     """The same of `specjax score`."""
-    return {"version": 1, "command": "score", "model": _model(engine), "input": _input(given)}
+    return {"version": 2, "command": "score", "model": _model(engine), "input": _input(given)}
 
 
 def _model(engine: Engine) -> dict[str, Any]:

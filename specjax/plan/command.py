@@ -7,7 +7,9 @@ from typing import Any
 import jax
 
 from specjax import models
-from specjax.assembly.assemble import DEFAULT_DRAFTER, Plan, usual_unmask
+from specjax.decode.diffusion import usual_unmask
+from specjax.decode.lines import decode_of, usual_decode
+from specjax.decode.speculate import DEFAULT_DRAFTER
 from specjax.plan.rates import rated
 from specjax.serve.options import option
 from specjax.sharding import aot, make_mesh
@@ -27,11 +29,8 @@ class PlanOptions:
     context: int | None = option(
         None, "slots of text and cache a row (default: 8192, or all that the model was made for)"
     )
-    drafter: tuple[str, ...] = option((), "as of generate; several make a table")
-    verifier: str | None = option(None, "as of generate")
-    unmask: str | None = option(None, "of a diffusion model, as of generate")
-    cache: str | None = option(None, "what of the cache is kept or computed anew, as of generate")
-    block_length: int | None = option(None, "of a diffusion model")
+    decode: tuple[str, ...] = option((), "as of generate; several make a table", metavar="LINE")
+    drafter: tuple[str, ...] = option((), "likewise", metavar="LINE")
     dtype: str | None = option(None, "of weights and cache (default: bfloat16, or float16 on a t4)")
     weights: str | None = option(None, "of the model's matrices, as of generate: int8, int4, fp8 or dfloat11")
     cache_dtype: str | None = option(None, "of the cache alone, as of generate: int8, float8_e4m3fn, ...")
@@ -59,9 +58,9 @@ def command(options: PlanOptions) -> int:
         if options.plot:
             check_plot(options.plot)
     records = []
-    for drafter in options.drafter or [None]:
+    for line in (*options.decode, *options.drafter) or (None,):
         for batch in batches:
-            records.append(_one(options, chip, drafter, batch))
+            records.append(_one(options, chip, line, batch))
             if options.json:
                 write(json.dumps(records[-1]) + "\n")
     if not options.json:
@@ -89,14 +88,14 @@ def read_batches(name: str, line: str) -> list[int]:
     return [int(part) for part in line.split(",")]
 
 
-def _one(options: PlanOptions, chip: Any, drafter: str | None, batch: int) -> dict[str, Any]:
-    """The record of one batch size and drafter."""
+def _one(options: PlanOptions, chip: Any, line: str | None, batch: int) -> dict[str, Any]:
+    """The record of one batch size and way to decode."""
     from specjax.plan import fit, report, step
 
     config = None if options.config == "builtin" else options.config
     dtype = options.dtype or chip.dtype
-    plan = Plan(drafter, options.verifier, options.unmask, options.cache, options.block_length)
     with bad_input():
+        way = decode_of(line, None)
         how: dict[str, Any] = {name: getattr(options, name) for name in ("weights", "cache_dtype", "reduce_dtype")}
         how["config"] = config
         model = models.abstract(options.model, dtype, **how)
@@ -107,19 +106,20 @@ def _one(options: PlanOptions, chip: Any, drafter: str | None, batch: int) -> di
         )
         mesh = make_mesh(spec, devices)
         model = models.abstract(options.model, dtype, mesh, **how)
-        setup = step.prepare(model, plan, mesh, batch, context)
+        way = way or usual_decode(model)
+        setup = step.prepare(model, way, mesh, batch, context)
     asked = {
         "model": options.model, "dtype": dtype, "weights": model.weights, "cache_dtype": model.cache_dtype,
         "reduce_dtype": model.reduce_dtype,
         "topology": options.topology, "batch": batch, "context": context,
-        "decoding": _decoding(model, setup.decoder, drafter, options),
+        "decoding": _decoding(model, setup.decoder, line),
     }  # fmt: skip
     held = step.sizes(setup)
     cost, layers, spare = None, (), 0.0
     if chip.compilers and held.arguments <= chip.hbm_bytes:
         try:
             cost, layers = step.model_cost(
-                model, plan, mesh, chip, options.topology, setup, options.whole, options.sampled
+                model, way, mesh, chip, options.topology, setup, options.whole, options.sampled
             )
             spare = cost.temporaries + cost.padding
         except jax.errors.JaxRuntimeError as error:
@@ -135,8 +135,8 @@ def _one(options: PlanOptions, chip: Any, drafter: str | None, batch: int) -> di
     return report.record(asked, chip, mesh, setup, held, cost, options.tokens_per_step, layers, reason)
 
 
-def _decoding(model: models.Model, decoder: Any, drafter: str | None, options: PlanOptions) -> str:
+def _decoding(model: models.Model, decoder: Any, line: str | None) -> str:
     if hasattr(decoder, "drafter"):
-        return drafter or DEFAULT_DRAFTER
-    unmask = options.unmask or usual_unmask(model)
+        return line or DEFAULT_DRAFTER
+    unmask = line or usual_unmask(model)
     return f"{unmask}, {type(decoder.cache).__name__}" if hasattr(decoder, "cache") else unmask

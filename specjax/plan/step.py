@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.assembly import assemble as assembly
+from specjax.decoder import Decode
 from specjax.models import hub
 from specjax.plan.cached import through
 from specjax.plan.experts import Chosen, chosen, grouped
@@ -36,7 +36,7 @@ class Setup:
     """A decoder with the shapes and shardings of its parameters and state.
 
     Attributes:
-      decoder: what `specjax.assembly.assemble.assemble` made.
+      decoder: what a way to decode made (`specjax.decode`).
       params: `ShapeDtypeStruct`s.
       state: likewise.
       live: the committed tokens of a full row, L less what a step writes beyond them.
@@ -93,12 +93,12 @@ class Cost:
     halved: float = 0.0
 
 
-def prepare(model: Any, plan: assembly.Plan, mesh: Any, batch: int, context: int) -> Setup:
+def prepare(model: Any, way: Decode, mesh: Any, batch: int, context: int) -> Setup:
     """A decoder over B = `batch` rows of L = `context` slots.
 
     Args:
       model: what `specjax.models.abstract` returned for this mesh.
-      plan: how to decode.
+      way: how to decode.
       mesh: of devices that need not exist.
       batch: B.
       context: L, rounded up to what the mesh splits the cache into.
@@ -106,7 +106,7 @@ def prepare(model: Any, plan: assembly.Plan, mesh: Any, batch: int, context: int
     Raises:
       ValueError: where the model cannot be decoded like this.
     """
-    decoder, params = assembly.assemble(model, plan, mesh)
+    decoder, params = way.bind(model, mesh=mesh)
     decoder = decoder.costliest
     context = rounded(mesh, "slots", context)
     live = context - decoder.slack
@@ -240,7 +240,7 @@ def extrapolated(costs: list[Cost], at: tuple[int, ...], layers: int) -> Cost:
 
 
 def model_cost(
-    model: Any, plan: assembly.Plan, mesh: Any, chip: Chip, topology: str, setup: Setup, whole: bool, sampled: bool
+    model: Any, way: Decode, mesh: Any, chip: Chip, topology: str, setup: Setup, whole: bool, sampled: bool
 ) -> tuple[Cost, tuple[int, ...]]:
     """The cost of a model's step, and the layers of the programs that were compiled for it.
 
@@ -255,7 +255,7 @@ def model_cost(
     batch, context = setup.state.tokens.shape
 
     def of(count):
-        part = prepare(hub.with_layers(model, count, mesh), plan, mesh, batch, context) if count < layers else setup
+        part = prepare(hub.with_layers(model, count, mesh), way, mesh, batch, context) if count < layers else setup
         return measured(part, chip, topology, sampled)
 
     return from_few_layers(of, at, layers)

@@ -4,8 +4,8 @@ A line a method, in the order in which they are listed.
 """
 # isort: skip_file
 
-from specjax.search.beam import BeamSearch as BeamSearch
-from specjax.search.stochastic_beam import StochasticBeamSearch as StochasticBeamSearch
+from specjax.search.beam import Beam as Beam
+from specjax.search.stochastic_beam import StochasticBeam as StochasticBeam
 from specjax.search.superposed import Superposed as Superposed
 
 # selections
@@ -14,19 +14,26 @@ from specjax.search.self_certainty import SelfCertainty as SelfCertainty
 from specjax.search.borda import Borda as Borda
 from specjax.search.first_finish import FirstFinish as FirstFinish
 
-# step by step, or between two models: for Python alone
+# step by step, or between two models
 from specjax.search.entropy_adaptive import EntropyAdaptive as EntropyAdaptive
 from specjax.search.astar import AStar as AStar
 from specjax.search.spec_reason import SpecReason as SpecReason
 from specjax.search.speculative_thinking import SpeculativeThinking as SpeculativeThinking
 from specjax.search.self_agreement import SelfAgreement as SelfAgreement
 
-# for Python alone
+# over any text, without decoding
 from specjax.search.exact_extract import exact_extract as exact_extract
 from specjax.search.exact_extract import Span as Span
 
+# the decoders
+from specjax.search.beam import BeamSearch as BeamSearch
+from specjax.search.stochastic_beam import StochasticBeamSearch as StochasticBeamSearch
+from specjax.search.superposed import SuperposedSearch as SuperposedSearch
+from specjax.search.entropy_adaptive import EntropyAdaptiveDecoder as EntropyAdaptiveDecoder
+
 # the contracts
 from specjax.search.base import Search as Search
+from specjax.search.base import SearchSettings as SearchSettings
 from specjax.search.base import SearchState as SearchState
 from specjax.search.base import Beams as Beams
 from specjax.search.base import Found as Found

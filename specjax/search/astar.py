@@ -91,7 +91,7 @@ class AStar(Stepwise):
 
     about = About(
         "astar", "partial solutions in steps, the best goes on; uniform-cost search without a heuristic", "arXiv:2505.13672",
-        "own text", fields=(),
+        "own text",
     )  # fmt: skip
 
     samples: int = 4

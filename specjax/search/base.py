@@ -10,12 +10,11 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from specjax.about import Named
-from specjax.decoder import Decoder, Needs, formed
+from specjax.decoder import Decode, Decoder, Needs, formed
 from specjax.lm import LM, Block, Wants
 from specjax.pretty import Pretty
 from specjax.sampling import Sampler
-from specjax.sampling.processors import Processor
+from specjax.sampling.processors import Processor, checked
 from specjax.sampling_params import SamplingArrays
 from specjax.search.fork import chosen, fork, forked_axes, merged, parted, spread
 from specjax.sharding.ambient import on_mesh
@@ -96,6 +95,46 @@ class SearchState(Rows):
 
 
 @dataclasses.dataclass(frozen=True)
+class SearchSettings(Decode):
+    """What a search is set to. Implementations stand beside their decoder, whose field `how` they are.
+
+    Attributes:
+      processors: the user's own warpers (`specjax.sampling.Processor`), of log-probabilities.
+    """
+
+    called: ClassVar[str] = "a beam search"
+    """What an error calls it."""
+
+    _: dataclasses.KW_ONLY
+    processors: tuple[Processor, ...] = ()
+
+    @abc.abstractmethod
+    def decoder(self, target: LM, mesh: jax.sharding.Mesh | None) -> "Search":
+        """The search in a model."""
+
+    def params(self, model: Any, mesh: jax.sharding.Mesh | None) -> PyTree:
+        """What it reads; see `Decode.bind`."""
+        return {"target": model.params}
+
+    def bind(self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False) -> tuple["Search", PyTree]:
+        """See `Decode.bind`."""
+        if model.masked or model.canvas:
+            raise ValueError(f"{model.name} is a diffusion model, and {self.called} writes from left to right")
+        if logprobs:
+            raise ValueError(
+                f"records of {self.called} carry a score, of the whole text: leave logprobs out, or ask `specjax score` for "
+                f"the "
+                "log-probabilities of its tokens"
+            )
+        processors = checked(self.processors, model.lm.vocab_size)
+        search = dataclasses.replace(self, processors=processors).decoder(model.lm, mesh)
+        params = self.params(model, mesh)
+        if mesh is not None and not model.abstract:
+            params = jax.device_put(params, search.param_shardings(params))
+        return search, params
+
+
+@dataclasses.dataclass(frozen=True)
 class Search(Decoder, abc.ABC):
     """A decoder of several texts a row. Implementations are frozen dataclasses, and write `step`.
 
@@ -104,27 +143,26 @@ class Search(Decoder, abc.ABC):
 
     Attributes:
       target: the model.
+      how: what it is set to.
       mesh: the device mesh that params and state are laid out on, or None.
-      processors: the user's own warpers (`specjax.sampling.Processor`), of log-probabilities.
       greedy: whether no row uses a warper, so that nothing is compiled for them.
     """
 
-    about: ClassVar[Named] = None
-    """Its names in the registry, and what its text is worth beside plain decoding's."""
     draws: ClassVar[bool] = False
     """Whether it draws its texts, so that rows need a temperature; else none may have one."""
-    called: ClassVar[str] = "a beam search"
-    """What an error calls it."""
-    off: ClassVar[str] = "num_beams at 1"
-    """How it is left out, for errors."""
     growing: ClassVar[type[Beams]] = Beams
     ended: ClassVar[type[Found]] = Found
 
     target: LM
-    _: dataclasses.KW_ONLY
+    how: Any
     mesh: jax.sharding.Mesh | None = None
-    processors: tuple[Processor, ...] = ()
+    _: dataclasses.KW_ONLY
     greedy: bool = False
+
+    @property
+    def called(self) -> str:
+        """What an error calls it."""
+        return self.how.called
 
     @property
     @abc.abstractmethod
@@ -305,7 +343,7 @@ class Search(Decoder, abc.ABC):
             repeat(length),
             repeat(live),
             repeat(state.sampling),
-            processors=self.processors,
+            processors=self.how.processors,
             greedy=self.greedy,
             begin=repeat(state.prompt_length),
             eos=repeat(state.eos),

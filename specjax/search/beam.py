@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.search.base import Beams, Found, Search, SearchState
+from specjax.lm import LM
+from specjax.search.base import Beams, Found, Search, SearchSettings, SearchState
 from specjax.search.fork import chosen, merged, parted
 from specjax.sharding.ambient import on_mesh
 from specjax.state import Finish
@@ -21,7 +22,7 @@ PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class BeamSearch(Search):
+class Beam(SearchSettings):
     """`transformers`' beam search: sequences, scores and the meanings of all options are its own.
 
     Every step continues the beams of a group in all ways and keeps the likeliest. What ends among the `W` likeliest
@@ -74,13 +75,23 @@ class BeamSearch(Search):
         if not abs(self.length_penalty) < float("inf"):
             raise ValueError(f"length_penalty must be a finite number, got {self.length_penalty}")
 
+    def decoder(self, target: LM, mesh: Any) -> "BeamSearch":
+        return BeamSearch(target, self, mesh)
+
+
+@dataclasses.dataclass(frozen=True)
+class BeamSearch(Search):
+    """The decoder of `Beam`."""
+
+    how: Beam
+
     @property
     def num_texts(self) -> int:
-        return self.num_beams
+        return self.how.num_beams
 
     @property
     def num_groups(self) -> int:
-        return self.num_beam_groups
+        return self.how.num_beam_groups
 
     @on_mesh
     def step(self, params: PyTree, state: SearchState) -> tuple[SearchState, None]:
@@ -90,7 +101,7 @@ class BeamSearch(Search):
         logits, delta = self._read(params, state, length)
         log_probs = jax.nn.log_softmax(logits, axis=-1)
         groups, taken = [], jnp.zeros((state.length.shape[0], log_probs.shape[-1]))
-        for index in range(self.num_beam_groups):
+        for index in range(self.how.num_beam_groups):
             open = state.open[:, index] & live
             group = self._advance(state, index, log_probs, taken, length, open)
             groups.append(group)
@@ -103,12 +114,12 @@ class BeamSearch(Search):
 
     def _advance(self, state, index, log_probs, taken, length, open) -> "_Group":
         """A step of one group, from the log-probabilities of all beams and the tokens `[B, V]` that earlier groups chose."""
-        width = self.num_beams // self.num_beam_groups
+        width = self.how.num_beams // self.how.num_beam_groups
         own = slice(index * width, (index + 1) * width)
         beams, found = jax.tree.map(lambda x: x[:, own], (state.beams, state.found))
         batch, _, capacity = beams.tokens.shape
         vocab = log_probs.shape[-1]
-        scores = log_probs[:, own] - self.diversity_penalty * taken[:, None]
+        scores = log_probs[:, own] - self.how.diversity_penalty * taken[:, None]
         scores = self._warped(state, scores, beams.tokens, length, open) + beams.scores[:, :, None]
         # so many that W of them do not end, however many do
         count = min((1 + state.eos.shape[1]) * width, width * vocab)
@@ -120,7 +131,7 @@ class BeamSearch(Search):
         eos = (token[:, :, None] == state.eos[:, None, :]).any(axis=2)
         ends = eos | (length + 1 >= state.limit)[:, None]
 
-        power = lambda tokens: tokens.astype(jnp.float32) ** self.length_penalty
+        power = lambda tokens: tokens.astype(jnp.float32) ** self.how.length_penalty
         # computed once: what is found now and is the best candidate too must be worth the same in both places below
         worth = jax.lax.optimization_barrier(top[:, :width] / power(length + 1 - state.prompt_length)[:, None])
         ended = jnp.where(ends[:, :width] & open[:, None], worth, -jnp.inf)
@@ -131,16 +142,16 @@ class BeamSearch(Search):
         found = jax.tree.map(lambda x: chosen(x, best), both)
 
         going, picked = jax.lax.top_k(jnp.where(eos, -jnp.inf, top), width)
-        patient = self.early_stopping == "never" and self.length_penalty > 0
+        patient = self.how.early_stopping == "never" and self.how.length_penalty > 0
         most = power((state.limit if patient else length + 1) - state.prompt_length)
         if (
-            self.num_beam_groups == 1
+            self.how.num_beam_groups == 1
         ):  # transformers 5 looks at the best that goes on, transformers 4 at the best candidate
             hope = going[:, 0] / most
         else:
             hope = top[:, 0] / most if patient else worth[:, 0]
         worst = found.scores.min(axis=1)
-        better = (self.early_stopping is not True) & (hope > worst)
+        better = (self.how.early_stopping is not True) & (hope > worst)
         still = open & jnp.isfinite(going[:, 0]) & (better | ~jnp.isfinite(worst))
         return _Group(
             Beams(chosen(texts, picked), going),

@@ -23,6 +23,7 @@ class Borda(Selection):
     power: float = 0.5
 
     def __post_init__(self):
+        super().__post_init__()
         if not 0 <= self.power < float("inf"):
             raise ValueError(f"the power of borda must be 0 or more, got {self.power}")
 

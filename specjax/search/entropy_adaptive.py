@@ -14,10 +14,10 @@ from specjax.about import About
 from specjax.decoder import Decoder, Needs, check_rows, formed
 from specjax.lm import LM, Block, Wants
 from specjax.sampling import Sampler
-from specjax.sampling.processors import Processor
+from specjax.sampling.processors import Processor, checked
 from specjax.sampling.warp import carries
 from specjax.sampling_params import SamplingArrays
-from specjax.search.stepwise import Stepwise
+from specjax.search.stepwise import PairSettings
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.rules import constrain, rounded
 from specjax.speculative import Speculative, speculative, write
@@ -68,7 +68,7 @@ class AdaptiveState(Rows):
 
 
 @dataclasses.dataclass(frozen=True)
-class EntropyAdaptive(Decoder, Stepwise):
+class EntropyAdaptive(PairSettings):
     """The large model writes where the mean entropy of the laws before is at the threshold or above, else the small one.
 
     Both models draw with the row's own noise, so a threshold of 0 gives the large model's text and an infinite one the small
@@ -76,37 +76,69 @@ class EntropyAdaptive(Decoder, Stepwise):
     by blocks of `block` tokens, the last of which is its step. In a batch a model runs where any row needs it, so what rows
     save (`Memory.passes`) is a batch's time only where they agree.
 
-    `params` is `{"target": ..., "small": ...}`.
-
     Attributes:
-      target: the large model.
-      small: the small one, of the same vocabulary.
+      small: the small model, of the same vocabulary: what `specjax.load` returned or takes.
       threshold: nats, of which a bit, as the paper has entropies, is 0.693. Before the first token the mean is taken to be 0.
       window: R, over so many tokens the mean is taken, or over those that there are.
       least: a model writes at least so many tokens before the other takes over.
       block: C.
-      mesh: the device mesh that params and state are laid out on, or None.
       processors: the user's own warpers (`specjax.sampling.Processor`).
-      greedy: whether no row uses a warper, so that nothing is compiled for them.
 
     Raises:
-      ValueError: on models of two vocabularies, a threshold below 0, or counts below 1.
+      ValueError: on a threshold below 0, or counts below 1.
     """
 
     about = About(
         "entropy_adaptive", "two models take turns: the large one where laws are uncertain", "arXiv:2502.06833",
-        "own text", fields=(),
+        "own text", fields=("small", "threshold", "window", "least", "block"),
     )  # fmt: skip
 
-    target: LM
-    small: LM
     threshold: float = 0.5
     window: int = 8
     least: int = 4
     block: int = 16
-    _: dataclasses.KW_ONLY
-    mesh: jax.sharding.Mesh | None = None
     processors: tuple[Processor, ...] = ()
+
+    def __post_init__(self):
+        if not self.threshold >= 0:
+            raise ValueError(f"threshold is an entropy of 0 nats or more, got {self.threshold}")
+        for name in ("window", "least", "block"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    def bind(
+        self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False
+    ) -> tuple["EntropyAdaptiveDecoder", PyTree]:
+        """See `Decode.bind`; `params` is `{"target": ..., "small": ...}`."""
+        small = self.partner_of(model, mesh, logprobs)
+        how = dataclasses.replace(self, small=None, processors=checked(self.processors, model.lm.vocab_size))
+        decoder, params = EntropyAdaptiveDecoder(model.lm, small.lm, how, mesh), {"target": model.params}
+        params["small"] = small.params
+        if mesh is not None and not model.abstract:
+            params = jax.device_put(params, decoder.param_shardings(params))
+        return decoder, params
+
+
+@dataclasses.dataclass(frozen=True)
+class EntropyAdaptiveDecoder(Decoder):
+    """The decoder of `EntropyAdaptive`. `params` is `{"target": ..., "small": ...}`.
+
+    Attributes:
+      target: the large model.
+      small: the small one.
+      how: what it is set to.
+      mesh: the device mesh that params and state are laid out on, or None.
+      greedy: whether no row uses a warper, so that nothing is compiled for them.
+
+    Raises:
+      ValueError: on models of two vocabularies.
+    """
+
+    target: LM
+    small: LM
+    how: EntropyAdaptive = EntropyAdaptive()
+    mesh: jax.sharding.Mesh | None = None
+    _: dataclasses.KW_ONLY
     greedy: bool = False
 
     def __post_init__(self):
@@ -115,16 +147,11 @@ class EntropyAdaptive(Decoder, Stepwise):
             raise ValueError(
                 f"two models of one text have one vocabulary: the large one has {large} tokens, the small one {small}"
             )
-        if not self.threshold >= 0:
-            raise ValueError(f"threshold is an entropy of 0 nats or more, got {self.threshold}")
-        for name in ("window", "least", "block"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     @property
     def slack(self) -> int:
         """See `Decoder.slack`: a block is written whole."""
-        return self.block
+        return self.how.block
 
     def fitted(self, needs: Needs) -> Self:
         """See `Decoder.fitted`."""
@@ -166,8 +193,8 @@ class EntropyAdaptive(Decoder, Stepwise):
             small=memory(self.small, params["small"]),
             on_large=zeros() > 0,
             since=zeros(),
-            recent=jnp.zeros((batch, self.window)),
-            threshold=jnp.full((batch,), self.threshold, jnp.float32),
+            recent=jnp.zeros((batch, self.how.window)),
+            threshold=jnp.full((batch,), self.how.threshold, jnp.float32),
             by_large=zeros(capacity) > 0,
         )
         return self._constrain(state)
@@ -205,7 +232,7 @@ class EntropyAdaptive(Decoder, Stepwise):
             )
             memories[name] = Memory(read.cache, lengths - 1, jnp.zeros_like(lengths))
         shared = {field.name: getattr(read, field.name) for field in dataclasses.fields(Rows)}
-        threshold = jnp.full((count,), self.threshold, jnp.float32)
+        threshold = jnp.full((count,), self.how.threshold, jnp.float32)
         new = dataclasses.replace(
             fresh,
             **(shared | {"limit": jnp.clip(limit, lengths, capacity - self.slack)}),
@@ -232,7 +259,7 @@ class EntropyAdaptive(Decoder, Stepwise):
             state.length,
             live,
             state.sampling,
-            processors=self.processors,
+            processors=self.how.processors,
             greedy=self.greedy,
             begin=state.prompt_length,
             eos=state.eos,
@@ -263,10 +290,10 @@ class EntropyAdaptive(Decoder, Stepwise):
         law = jax.nn.log_softmax(logits, axis=-1)
         entropy = -jnp.sum(jnp.where(law > -jnp.inf, jnp.exp(law) * law, 0.0), axis=1)
         recent = jnp.concatenate([state.recent[:, 1:], entropy[:, None]], axis=1)
-        count = jnp.minimum(length - state.prompt_length, self.window)
+        count = jnp.minimum(length - state.prompt_length, self.how.window)
         mean = jnp.sum(recent, axis=1) / jnp.maximum(count, 1)  # places without a token hold 0
         wanted, since = mean >= state.threshold, state.since + 1
-        changes = moves & (wanted != state.on_large) & (since >= self.least)
+        changes = moves & (wanted != state.on_large) & (since >= self.how.least)
         return {
             "recent": jnp.where(moves[:, None], recent, state.recent),
             "on_large": state.on_large ^ changes,
@@ -286,7 +313,7 @@ class EntropyAdaptive(Decoder, Stepwise):
             return Memory(cache, known, memory.passes + rows), output.logits
 
         def behind(memory):
-            return turn & (state.length - memory.known > self.block)
+            return turn & (state.length - memory.known > self.how.block)
 
         def last(width):
             def run(memory):
@@ -300,10 +327,10 @@ class EntropyAdaptive(Decoder, Stepwise):
         def go(memory):
             memory = jax.lax.while_loop(
                 lambda memory: jnp.any(behind(memory)),
-                lambda memory: read(memory, self.block, behind(memory), Wants())[0],
+                lambda memory: read(memory, self.how.block, behind(memory), Wants())[0],
                 memory,
             )
             lags = jnp.any(turn & (state.length - memory.known > 1))
-            return jax.lax.cond(lags, last(self.block), last(1), memory)
+            return jax.lax.cond(lags, last(self.how.block), last(1), memory)
 
         return jax.lax.cond(jnp.any(turn), go, lambda memory: (logits, memory), memory)

@@ -27,10 +27,13 @@ class Candidate:
     ended: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
 class Selection(abc.ABC):
     """Says what each of several completions is worth; the best one is taken. Implementations are frozen dataclasses.
 
     Attributes:
+      answer: a regular expression, whose last match (its first group, where it has one) is what a completion says; empty: all
+        of its text.
       reads_certainty: whether completions need their self-certainty.
       stops_others: whether the shortest one that ends is taken, so that the others are written no further than that.
     """
@@ -39,6 +42,15 @@ class Selection(abc.ABC):
     """Its names in the registry, and what its text is worth beside plain decoding's."""
     reads_certainty: ClassVar[bool] = False
     stops_others: ClassVar[bool] = False
+
+    _: dataclasses.KW_ONLY
+    answer: str = ""
+
+    def __post_init__(self):
+        try:
+            re.compile(self.answer)
+        except re.error as error:
+            raise ValueError(f"answer must be a regular expression, got {self.answer!r}: {error}") from error
 
     @abc.abstractmethod
     def scores(self, candidates: Sequence[Candidate]) -> list[float]:

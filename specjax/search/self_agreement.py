@@ -38,7 +38,7 @@ class SelfAgreement(Stepwise):
     """
 
     about = About(
-        "self_agreement", "asks the model for the answer of most of its completions", "arXiv:2311.08154", "own text", fields=(),
+        "self_agreement", "asks the model for the answer of most of its completions", "arXiv:2311.08154", "own text",
     )  # fmt: skip
 
     samples: int = 8

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from specjax.about import About
 from specjax.models.messages import next_turn
 from specjax.search.pair import Pair, writers
-from specjax.search.stepwise import Asked, Step, Stepwise, Written, published, step_ends, words_of
+from specjax.search.stepwise import Asked, Step, StepwisePair, Written, step_ends, words_of
 from specjax.search.writer import Writer
 
 DIGITS = ("digit", "mean_digit")
@@ -41,7 +42,7 @@ Score = Callable[[Sequence[Proposed]], Sequence[float]]
 
 
 @dataclasses.dataclass(frozen=True)
-class SpecReason(Stepwise):
+class SpecReason(StepwisePair):
     """Step by step: the small model writes, the base model reads that in one pass, and takes it or writes the step itself.
 
     Both keep their caches: what is not taken is taken back, and the small model reads the base model's step in one pass. A step
@@ -54,6 +55,7 @@ class SpecReason(Stepwise):
     with one that says what the step before it said.
 
     Attributes:
+      small: the one that proposes, see `PairSettings`.
       threshold: a step is taken from this score on.
       score: one of `SCORES`, or a function. The likelihood is between 0 and 1, digits between 0 and 9.
       question: what the base model is asked behind a step. Where the prompt is a chat it is a user's turn; else it goes on in
@@ -70,8 +72,9 @@ class SpecReason(Stepwise):
 
     about = About(
         "spec_reason", "a small model's steps, where the base model scores them high enough", "arXiv:2504.07891",
-        "own text", fields=(),
+        "own text", fields=("small", "threshold", "score", "first", "separator", "step_tokens"),
     )  # fmt: skip
+    usual = MappingProxyType({"temperature": 0.6, "top_p": 0.95})
 
     threshold: float = 7.0
     score: str | Score = "digit"
@@ -97,7 +100,6 @@ class SpecReason(Stepwise):
     def __call__(
         self,
         model: Any,
-        small: Any,
         prompts: Sequence[Any],
         *,
         max_new_tokens: int = 8192,
@@ -109,7 +111,6 @@ class SpecReason(Stepwise):
 
         Args:
           model: the base model, of `specjax.models.load`.
-          small: the one that proposes, of the same vocabulary.
           prompts: a list of texts, lists of token ids or chats.
           max_new_tokens: at most so many for each.
           seed: with a prompt it decides the noise, which both models share.
@@ -119,8 +120,8 @@ class SpecReason(Stepwise):
         Raises:
           ValueError: see `Asked.of` and `step_ends`; on digits without a tokenizer, or where no token is one.
         """
-        sampling = published(sampling, temperature=0.6, top_p=0.95)
-        asked = Asked.of([model, small], prompts, max_new_tokens, seed, sampling)
+        sampling = self.published(sampling)
+        asked = Asked.of([model, self.small], prompts, max_new_tokens, seed, sampling)
         stops = step_ends(model, self.separator)
         behind = words_of(model, self.separator) if isinstance(self.separator, str) else ()
         digits = _digits(model) if self.score in DIGITS else {}
@@ -129,7 +130,7 @@ class SpecReason(Stepwise):
         if not parts:
             return []
         room = len(behind) + max(map(len, questions))
-        both = writers(model, small, len(parts[0].ids), asked, stops, room)
+        both = writers(model, self.small, len(parts[0].ids), asked, stops, room)
         found, questions = [], iter(questions)
         for part in parts:
             own = [next(questions) for _ in part.ids]

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,12 @@ import numpy as np
 from specjax.about import About
 from specjax.models.text import new_text
 from specjax.search.pair import Pair, writers
-from specjax.search.stepwise import Asked, Stepwise, Written, published, step_ends, words_of
+from specjax.search.stepwise import Asked, StepwisePair, Written, step_ends, words_of
 from specjax.search.writer import Writer
 
 
 @dataclasses.dataclass(frozen=True)
-class SpeculativeThinking(Stepwise):
+class SpeculativeThinking(StepwisePair):
     """The small model writes to a trigger and a little beyond. That is taken back; where it held a cue the large model writes.
 
     What the large model wrote counts as a doubt where its `reflect` and `verify` cues are at least as many as its `affirm`
@@ -26,6 +27,7 @@ class SpeculativeThinking(Stepwise):
     the words of `help` are this library's.
 
     Attributes:
+      small: the one that writes, see `PairSettings`.
       trigger: what a token holds that ends a step, or the ids of such tokens.
       reflect: cues of doubt.
       affirm: cues of agreement.
@@ -46,8 +48,9 @@ class SpeculativeThinking(Stepwise):
 
     about = About(
         "speculative_thinking", "a small model writes; the large one where a step begins with a cue", "arXiv:2504.12329",
-        "own text", fields=(),
+        "own text", fields=("small", "trigger", "peek", "turn", "long_turn", "patience", "help", "begin", "always"),
     )  # fmt: skip
+    usual = MappingProxyType({"temperature": 0.6, "top_k": 50, "top_p": 0.95})
 
     trigger: str | tuple[int, ...] = "\n\n"
     reflect: tuple[str, ...] = ("wait", "alternatively", "hold on", "another")
@@ -73,7 +76,6 @@ class SpeculativeThinking(Stepwise):
     def __call__(
         self,
         model: Any,
-        small: Any,
         prompts: Sequence[Any],
         *,
         max_new_tokens: int = 128,
@@ -85,7 +87,6 @@ class SpeculativeThinking(Stepwise):
 
         Args:
           model: the large model, of `specjax.models.load`.
-          small: the small one, of the same vocabulary.
           prompts: a list of texts, lists of token ids or chats.
           max_new_tokens: at most so many for each.
           seed: with a prompt it decides the noise, which both models share.
@@ -96,13 +97,13 @@ class SpeculativeThinking(Stepwise):
         Raises:
           ValueError: see `Asked.of` and `step_ends`; without a tokenizer, which cues are found with.
         """
-        sampling = published(sampling, temperature=0.6, top_k=50, top_p=0.95)
-        asked = Asked.of([model, small], prompts, max_new_tokens, seed, sampling)
+        sampling = self.published(sampling)
+        asked = Asked.of([model, self.small], prompts, max_new_tokens, seed, sampling)
         stops, help = step_ends(model, self.trigger), words_of(model, self.help)
         parts = asked.parts(batch_size)
         if not parts:
             return []
-        both = writers(model, small, len(parts[0].ids), asked, stops, len(help))
+        both = writers(model, self.small, len(parts[0].ids), asked, stops, len(help))
         return [found for part in parts for found in _Rows(self, *both, part, help).run()]
 
 

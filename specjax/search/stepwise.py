@@ -3,17 +3,20 @@
 In the shape descriptions `B` denotes rows, `W` tokens that are read together, `V` the vocabulary.
 """
 
+import abc
 import dataclasses
 import functools
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
-from specjax.about import Named
+from specjax.about import abouts
+from specjax.decoder import Decode
 from specjax.models.generation import defaults, left_out
 from specjax.models.text import encoded
 from specjax.pretty import short
@@ -21,14 +24,100 @@ from specjax.sampling import row_keys
 from specjax.sampling.warp import carries
 from specjax.sampling_params import FIELDS, SamplingArrays, SamplingOptions, worded
 
+PyTree = Any
 _LOG = logging.getLogger(__name__)
 
 
-class Stepwise:
-    """Goes on from what a step of a text turned out to be: with the same model in several ways, or with another one."""
+class Stepwise(Decode):
+    """Goes on from what a step of a text turned out to be: with the same model in several ways, or with another one.
 
-    about: ClassVar[Named] = None
-    """Its names in the registry, without fields since no line of text makes it, and what its text is worth."""
+    Called with a model and prompts, it returns what it `Written`. Its steps are on the host: what `bind` returns in the place
+    of a decoder is the method itself, ready for its model.
+    """
+
+    num_texts: ClassVar[int] = 1
+    fills_in: ClassVar[bool] = False
+    slack: ClassVar[int] = 0
+    usual: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """What its authors draw with, where no temperature is given."""
+
+    def published(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
+        """The user's options on top of `usual`, which are left out where a temperature is given."""
+        return dict(sampling) if "temperature" in sampling else {**self.usual, **sampling}
+
+    def bind(self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False) -> tuple["Stepwise", PyTree]:
+        """See `Decode.bind`."""
+        check_alone(self, model, mesh, logprobs)
+        return self, {"target": model.params}
+
+    @abc.abstractmethod
+    def __call__(
+        self, model: Any, prompts: Sequence[Any], *, max_new_tokens: int, seed: int, batch_size: int, **sampling: Any
+    ) -> "list[Written]":
+        """What is written after every prompt, in order.
+
+        Args:
+          model: of `specjax.load`.
+          prompts: a list of texts, lists of token ids or lists of chat messages.
+          max_new_tokens: at most so many for each.
+          seed: with a prompt it decides the noise.
+          batch_size: prompts side by side.
+          **sampling: as of `specjax.Sampling`.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class PairSettings(Decode):
+    """A way to decode of two models.
+
+    Attributes:
+      small: the small model, of the same vocabulary: what `specjax.load` returned or takes.
+    """
+
+    small: Any = None
+
+    def partner_of(self, model: Any, mesh: Any, logprobs: bool) -> Any:
+        """The small model, loaded as the large one was.
+
+        Raises:
+          ValueError: where none is named; see `check_pair` and `check_alone`.
+        """
+        from specjax import models
+
+        if self.small is None:
+            raise ValueError(f"{_name(self)} is of two models: name the small one with small=MODEL")
+        check_alone(self, model, mesh, logprobs)
+        small = models.Model(*self.small) if isinstance(self.small, tuple) else self.small
+        if not isinstance(small, models.Model):
+            small = (models.abstract if model.abstract else models.load)(small, model.dtype, mesh)
+        check_pair([model, small])
+        return small
+
+
+class StepwisePair(PairSettings, Stepwise):
+    """A stepwise method of two models."""
+
+    def bind(
+        self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False
+    ) -> tuple["StepwisePair", PyTree]:
+        """See `Decode.bind`."""
+        return dataclasses.replace(self, small=self.partner_of(model, mesh, logprobs)), {"target": model.params}
+
+
+def check_alone(method: Decode, model: Any, mesh: Any, logprobs: bool) -> None:
+    """Raises ValueError on what a method that goes step by step does not go with: a mesh, log-probabilities, a diffusion
+    model."""
+    check_pair([model])
+    if mesh is not None and isinstance(method, Stepwise):
+        raise ValueError(f"{_name(method)} goes step by step on one device: leave the mesh out, or decode otherwise")
+    if logprobs:
+        raise ValueError(
+            f"records of {_name(method)} carry no log-probabilities: leave logprobs out, or decode otherwise"
+        )
+
+
+def _name(method: Decode) -> str:
+    return next((about.name for about in abouts(type(method))), type(method).__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,11 +262,6 @@ class Asked:
         return [
             dataclasses.replace(self, prompts=self.prompts[cut], ids=self.ids[cut], keys=self.keys[cut]) for cut in cuts
         ]
-
-
-def published(sampling: Mapping[str, Any], **own: Any) -> dict[str, Any]:
-    """The user's options on top of those that a method's authors draw with; these are left out where a temperature is given."""
-    return dict(sampling) if "temperature" in sampling else {**own, **sampling}
 
 
 def check_pair(models: Sequence[Any]) -> None:

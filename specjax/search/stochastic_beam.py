@@ -11,8 +11,9 @@ import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.expand.stochastic_beam import lowered
+from specjax.lm import LM
 from specjax.sampling.noise import gumbel_at
-from specjax.search.base import Beams, Found, Search, SearchState
+from specjax.search.base import Beams, Found, Search, SearchSettings, SearchState
 from specjax.search.fork import chosen, merged, parted
 from specjax.sharding.ambient import on_mesh
 from specjax.state import Finish
@@ -56,7 +57,7 @@ class DrawnFound(Found):
 
 
 @dataclasses.dataclass(frozen=True)
-class StochasticBeamSearch(Search):
+class StochasticBeam(SearchSettings):
     """K different texts, as if texts were drawn one after the other and what came before were left out.
 
     A text's score is its log-probability with Gumbel noise; the best of its continuations has its own score, so the K best
@@ -72,12 +73,9 @@ class StochasticBeamSearch(Search):
 
     about = About(
         "stochastic_beam", "K texts drawn without replacement; the first is plain decoding's", "arXiv:1903.06059",
-        "own text",
+        "own text", fields=("stochastic_beams",),
     )  # fmt: skip
-    draws = True
-    called, off = "a stochastic beam search", "stochastic_beams at 0"
-    growing = Drawn
-    ended = DrawnFound
+    called = "a stochastic beam search"
 
     stochastic_beams: int = 4
 
@@ -85,9 +83,23 @@ class StochasticBeamSearch(Search):
         if not isinstance(self.stochastic_beams, int) or self.stochastic_beams < 1:
             raise ValueError(f"stochastic_beams must be a whole number from 1 on, got {self.stochastic_beams}")
 
+    def decoder(self, target: LM, mesh: Any) -> "StochasticBeamSearch":
+        return StochasticBeamSearch(target, self, mesh)
+
+
+@dataclasses.dataclass(frozen=True)
+class StochasticBeamSearch(Search):
+    """The decoder of `StochasticBeam`."""
+
+    draws = True
+    growing = Drawn
+    ended = DrawnFound
+
+    how: StochasticBeam
+
     @property
     def num_texts(self) -> int:
-        return self.stochastic_beams
+        return self.how.stochastic_beams
 
     @on_mesh
     def step(self, params: PyTree, state: SearchState) -> tuple[SearchState, None]:

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.lm import Block, Mixture, Wants, check_mixtures
-from specjax.search.base import Beams, Found, Search, SearchState
+from specjax.draft.heads.datastore import load_datastore
+from specjax.lm import LM, Block, Mixture, Wants, check_mixtures
+from specjax.search.base import Beams, Found, Search, SearchSettings, SearchState
 from specjax.search.fork import chosen, merged, parted, spread
 from specjax.search.ngrams import WEIGHTS, shares
 from specjax.sharding.ambient import on_mesh
@@ -28,7 +29,7 @@ PENALTY = 200.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Superposed(Search):
+class Superposed(SearchSettings):
     """K drafts, of which one pass reads all: its input is the mean of their last tokens' embeddings, by the drafts' weights.
 
     All drafts are continued by the m likeliest tokens of that one law; the K best candidates grow on, and what ends is kept
@@ -45,26 +46,25 @@ class Superposed(Search):
       superposed_tokens: m.
       superposed_temperature: what logits are divided by; the released value is small.
       superposed_alpha: the share of n-grams.
-      ngrams: whether there are any.
+      superposed_ngrams: the datastore of n-grams: a folder, a shipped name or a hub id; None: none.
 
     Raises:
-      ValueError: on numbers out of range, or a target that reads no mixtures.
+      ValueError: on numbers out of range.
     """
 
     about = About(
         "superposed", "K drafts from one pass, which reads the mean of their last tokens", "arXiv:2405.18400", "own text",
-        fields=("superposed_drafts", "superposed_tokens", "superposed_temperature", "superposed_alpha"),
+        fields=("superposed_drafts", "superposed_tokens", "superposed_temperature", "superposed_alpha", "superposed_ngrams"),
     )  # fmt: skip
-    called, off = "superposed decoding", "superposed_drafts at 0"
+    called = "superposed decoding"
 
     superposed_drafts: int = 3
     superposed_tokens: int = 9
     superposed_temperature: float = 0.06
     superposed_alpha: float = 0.54
-    ngrams: bool = False
+    superposed_ngrams: str | None = None
 
     def __post_init__(self):
-        check_mixtures(self.target)
         counts = self.superposed_drafts, self.superposed_tokens
         if not all(isinstance(count, int) and count >= 1 for count in counts):
             raise ValueError(
@@ -77,9 +77,37 @@ class Superposed(Search):
         if not 0 <= self.superposed_alpha < 1:
             raise ValueError(f"superposed_alpha must be in [0, 1), got {self.superposed_alpha}")
 
+    def decoder(self, target: LM, mesh: Any) -> "SuperposedSearch":
+        return SuperposedSearch(target, self, mesh)
+
+    def params(self, model: Any, mesh: Any) -> PyTree:
+        own = super().params(model, mesh)
+        if self.superposed_ngrams is None:
+            return own
+        return own | {"ngrams": load_datastore(self.superposed_ngrams, model, mesh)}
+
+
+@dataclasses.dataclass(frozen=True)
+class SuperposedSearch(Search):
+    """The decoder of `Superposed`.
+
+    Raises:
+      ValueError: of a target that reads no mixtures.
+    """
+
+    how: Superposed
+
+    def __post_init__(self):
+        check_mixtures(self.target)
+
     @property
     def num_texts(self) -> int:
-        return self.superposed_drafts
+        return self.how.superposed_drafts
+
+    @property
+    def has_ngrams(self) -> bool:
+        """Whether `params` has a datastore of n-grams."""
+        return self.how.superposed_ngrams is not None
 
     @property
     def num_caches(self) -> int:
@@ -88,7 +116,7 @@ class Superposed(Search):
     def param_shardings(self, params: PyTree) -> PyTree:
         """See `Search.param_shardings`; n-grams lie on every device."""
         own = super().param_shardings(params)
-        if not self.ngrams or self.mesh is None:
+        if not self.has_ngrams or self.mesh is None:
             return own
         return own | {"ngrams": replicated(self.mesh, params["ngrams"])}
 
@@ -140,23 +168,23 @@ class Superposed(Search):
     def _kept(self, state, logits, length, live) -> tuple[Array, Array]:
         """The m likeliest tokens of logits `[B, V]` and their log-probabilities, `[B, K, m]` each. One law for all drafts, but
         where warpers read what each of them says."""
-        count, size = self.num_texts, min(self.superposed_tokens, logits.shape[1])
-        if self.greedy and not self.processors:
+        count, size = self.num_texts, min(self.how.superposed_tokens, logits.shape[1])
+        if self.greedy and not self.how.processors:
             scores = logits[:, None]
         else:
             sampler = self._sampler(state, state.beams.tokens, length, live)
             scores = parted(sampler.penalised(merged(spread(logits, count))[:, None])[:, 0], count)
         top, ids = jax.lax.top_k(scores, size)
         some = top[..., :1] > -jnp.inf
-        log_p = jax.nn.log_softmax(jnp.where(some, top / self.superposed_temperature, 0.0), axis=-1)
+        log_p = jax.nn.log_softmax(jnp.where(some, top / self.how.superposed_temperature, 0.0), axis=-1)
         shape = (logits.shape[0], count, size)
         return jnp.broadcast_to(ids, shape), jnp.broadcast_to(jnp.where(some, log_p, -jnp.inf), shape)
 
     def _smoothed(self, params, texts, length, ids, log_p, is_eos) -> Array:
         """What every candidate adds to its draft's score, `[B, K, m]`, none above 0."""
-        if not self.ngrams:
+        if not self.has_ngrams:
             return log_p
-        alpha = self.superposed_alpha
+        alpha = self.how.superposed_alpha
         flat = merged(texts), jnp.repeat(length, self.num_texts), merged(ids)
         share = parted(shares(params["ngrams"], *flat), self.num_texts)
         known = (share > 0) & (log_p > -jnp.inf) & ~is_eos

@@ -1,132 +1,100 @@
 """Text in, text out: `generate` for notebooks, and the engine under it and under the command line."""
 
 import dataclasses
-import logging
 import os.path
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specjax import programs
 from specjax.about import abouts
-from specjax.assembly.assemble import Plan, assemble
-from specjax.assembly.companions import DEFAULT_MODEL
+from specjax.decode import Decode, Diffusion, Plain, SoftThinking, Speculate
+from specjax.decode.lines import decode_of, usual_decode
 from specjax.decoder import Needs
 from specjax.draft import Drafter
 from specjax.models.generation import defaults, left_out
 from specjax.models.paired import Paired
-from specjax.models.text import check_unicode, encoded
+from specjax.models.text import Chat, check_unicode, encoded
 from specjax.models.token_ids import one
 from specjax.names import check_keywords, named
 from specjax.sampling import row_keys
 from specjax.sampling_params import FIELDS, form_of, in_use, is_set, listed_ids, worded
-from specjax.search import Search
-from specjax.serve.options import (
-    DecodeOptions,
-    PromptOptions,
-    RunOptions,
-    check_least,
-    check_options,
-    take,
-    with_keywords,
-)
+from specjax.search import Search, Selection, Stepwise
+from specjax.serve.call import Call
 from specjax.serve.prompt_logprobs import with_prompt_logprobs
-from specjax.serve.prompts import read_prompts
-from specjax.serve.record_bar import Speed, bar_fits, in_notebook, record_bar
-from specjax.serve.request import Record, Request, needs_of, rows_of, several
-from specjax.serve.selecting import Chooser, selected
+from specjax.serve.prompts import check_there
+from specjax.serve.request import Record, Request, needs_of, rows_of
+from specjax.serve.sampling import Sampling, check_options, check_stop
 from specjax.serve.slots import OnText, Served, Slots, Timing, Turn, in_order, serve
+from specjax.serve.stepwise import stepwise_turns
 from specjax.serve.stream import TextStream
-from specjax.serve.text import user_turn
 from specjax.serve.text_reader import Reader, power_of_two
 from specjax.sharding import distributed, make_mesh
-from specjax.soft import SoftThinking
-from specjax.verify import Verifier
 from specjax.warpers import WARPERS
 
-_LOG = logging.getLogger(__name__)
 _OF_REQUESTS = [field.name for field in dataclasses.fields(Request) if field.name not in ("prompt", "ids")]
 SHORTEST_PREFIX = 16  # tokens: a shorter prefix is a chunk or less of prefill, and not worth its own
 
 
-@with_keywords("plan", Plan)
 class Engine:
-    """A model and how to decode with it, ready to complete requests.
-
-    Drafter, verifier and log-probabilities are for autoregressive models; unmask and cache policy and the block length for
-    diffusion models. What is None takes its default (`specjax.assembly.assemble`).
+    """A model and how to decode with it, ready to complete requests: loaded once, it answers as often as it is asked.
 
     Args:
-      model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target; a model of
-        your own as a `specjax.models.Model`, or as a pair of an LM (`specjax.lm.BaseLM`) and its parameters.
-      **plan:
-      dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere; see `specjax.models.load` for "layercast".
+      model: what `specjax.load` returned, or what it takes; None is the shipped target.
+      decode: a way to decode (`specjax.decode`) or its line, such as `"beam:num_beams=4"`; None: by a drafter, or by the policy
+        of a diffusion model.
+      drafter: in the place of `decode`: a drafter's line such as `"eagle3:verifier=typical"`, a drafter, or a pair of a drafter
+        and its parameters; None: the usual one (`specjax.decode.speculate.usual_drafter`).
+      dtype: of the parameters; see `specjax.load`.
       mesh: a mesh, or a line such as `"data=2,model=4"`.
-      adapter: the folder of a PEFT LoRA adapter, or its hub id, for a model that is loaded; see `specjax.models.load`.
-      longest: how many positions a model that is loaded is used for; see `specjax.models.load`.
-      weights: a format that the model's matrices are kept in, such as "int8" or "int4:group=32"; see `specjax.models.load`.
-      cache_dtype: the type of its caches, such as "int8" or "float8_e4m3fn"; see `specjax.models.load`.
-      reduce_dtype: in which products are summed over a mesh, such as "bfloat16"; see `specjax.models.load`.
-      rows: how many texts are decoded together, where no drafter is named: see `specjax.assembly.assemble.usual_drafter`.
+      logprobs: whether records carry log-probabilities of their tokens.
+      rows: how many texts are decoded together, where no drafter is named.
 
     Raises:
       ValueError: one line that says what cannot be used, and what can.
     """
 
+    @named
     def __init__(
         self,
         model: Any = None,
-        drafter: str | Drafter | tuple[Drafter, Any] | None = None,
-        verifier: str | Verifier | tuple[Verifier, Any] | None = None,
+        decode: str | Decode | None = None,
         *,
+        drafter: str | Drafter | tuple[Drafter, Any] | None = None,
         dtype: Any = None,
         mesh: Any = None,
-        adapter: Any = None,
-        longest: int | None = None,
-        weights: str | None = None,
-        cache_dtype: Any = None,
-        reduce_dtype: Any = None,
+        logprobs: bool = False,
         rows: int = 1,
-        **plan: Any,
     ):
         from specjax import models
 
         programs.keep()
+        asked = decode_of(decode, drafter)
         self.mesh = make_mesh(mesh)
-        if isinstance(model, tuple):
-            model = models.Model(*model)
         if self.mesh is not None and jax.process_count() > 1:
             distributed.meet(self.mesh)  # before one of them compiles for longer than the others wait
-        if not isinstance(model, models.Model):
-            name = DEFAULT_MODEL if model is None else model
-            how: dict[str, Any] = {"adapter": adapter, "longest": longest, "weights": weights}
-            how |= {"cache_dtype": cache_dtype, "reduce_dtype": reduce_dtype}
-            model = models.load(name, dtype=dtype, mesh=self.mesh, **how)
-        elif adapter is not None or longest is not None:
-            raise ValueError(
-                "adapter and longest are for a model that is loaded here: give them to specjax.models.load"
-            )
-        else:
-            model = model if dtype is None else models.retyped(model, dtype)
-            model = model if weights is None else models.quantised(model, weights)
-            model = model if cache_dtype is None else models.cached(model, cache_dtype)
-            model = model if reduce_dtype is None else models.reduced(model, reduce_dtype)
+        model = models.load(model, dtype, self.mesh)
         if self.mesh is not None:
             lm, params = models.spread(model.lm, model.params, self.mesh)
             model = dataclasses.replace(model, lm=lm, params=params)
         self.model = model
-        plan["logits_processors"] = tuple(plan["logits_processors"])
-        asked = Plan(drafter=drafter, verifier=verifier, **plan)
-        self._chosen = {f.name for f in dataclasses.fields(Plan) if getattr(asked, f.name) != f.default}
-        self.decoder, self.params = assemble(model, asked, self.mesh, rows)
+        self.decode = usual_decode(model) if asked is None else asked
+        self.decoder, self.params = self.decode.bind(model, mesh=self.mesh, rows=rows, logprobs=logprobs)
         self.timing = Timing()
 
     def __repr__(self) -> str:
         own = self.decoder
-        how = own if self.searches or self.thinks else own.policy if self.model.masked else own.drafter
+        drafts = isinstance(self.decode, (Speculate, Plain))
+        how = own.drafter if drafts else own.policy if isinstance(self.decode, Diffusion) else own
         return f"Engine({self.model.name!r}, {type(how).__name__}, {self.model.dtype_name})"
+
+    @property
+    def writes_steps(self) -> bool:
+        """Whether its way to decode goes step by step on the host."""
+        return isinstance(self.decoder, Stepwise)
 
     @property
     def searches(self) -> bool:
@@ -136,7 +104,7 @@ class Engine:
     @property
     def thinks(self) -> bool:
         """Whether its rows think softly."""
-        return isinstance(self.decoder, SoftThinking)
+        return isinstance(self.decode, SoftThinking)
 
     @property
     def drafter(self) -> str:
@@ -164,42 +132,47 @@ class Engine:
           options: of prompts, as the user gave them.
           requests: made with these.
         """
-        chosen = {name for name, value in options.items() if value is not None} | self._chosen
+        chosen = {name for name, value in options.items() if value is not None}
+        chosen |= set(vars(self.decode)) if self.searches else set()
+        chosen |= {"guidance_scale", "dola_layers"} if getattr(self.decode, "steer", None) is not None else set()
         sampled = all(request.temperature for request in requests if isinstance(request, Request))
         return left_out(self.model, chosen, sampled)
 
-    def request(self, prompt: str | Sequence[Any], *, suffix: Any = None, **options: Any) -> Request:
+    def request(
+        self, prompt: str | Sequence[Any], *, suffix: Any = None, chat: bool | Chat = False, **options: Any
+    ) -> Request:
         """A checked request; options are the fields of `Request`.
 
         Args:
           prompt: see `encode`.
           suffix: what follows the new text: a string or token ids. Diffusion models fill in between.
+          chat: how messages are written; see `specjax.models.text.Chat`.
           **options: of `Request`; one that is None, or not there, is what the model's `generation_config.json` says.
 
         Raises:
           ValueError: on an unusable prompt, suffix or option.
         """
-        check_keywords("Engine.request", options, ["suffix", *_OF_REQUESTS])
+        check_keywords("Engine.request", options, ["suffix", "chat", *_OF_REQUESTS])
         check_options(options)
-        options = self.filled(options)
+        usual = self.decoder.usual if self.writes_steps and options.get("temperature") is None else {}
+        options = self.filled({**usual, **options} if usual else options)
         vocab = self.model.lm.vocab_size
         for name, ids in listed_ids(options).items():
             if outside := [token for token in ids if token >= vocab]:
                 raise ValueError(f"{name} holds the token {outside[0]}, outside the vocabulary of {vocab} tokens")
-        options["stop"] = self._own_stop(options.get("stop", ()))
+        options["stop"] = self.check_stop(options.get("stop", ()))
         prompt = one(prompt)
-        request = Request(prompt, self.encode(prompt), **options)
+        request = Request(prompt, encoded(self.model, prompt, chat=chat if isinstance(chat, Chat) else None), **options)
         request = dataclasses.replace(request, **worded(request, self.model.tokenizer))
         if self.model.masked:
             return self._masked_request(request, suffix)
         if self.searches and self.decoder.draws and not request.temperature:
-            raise ValueError(
-                "a stochastic beam search draws its texts: set a temperature, or leave stochastic_beams out"
-            )
+            raise ValueError(f"{self.decoder.called} draws its texts: set a temperature, or decode otherwise")
         if self.thinks and not request.temperature:
             raise ValueError(
-                "soft thinking mixes the tokens of a law, and a greedy row's is one token: set a temperature, or leave "
-                "soft_thinking out"
+                "soft thinking mixes the tokens of a distribution, and a greedy row's is one token: set a temperature, or "
+                "decode "
+                "otherwise"
             )
         if (
             self.searches
@@ -207,11 +180,15 @@ class Engine:
             and (drawn := [each for each in WARPERS if not each.of_logits and in_use(each, request)])
         ):
             how = self.decoder
-            raise ValueError(f"{how.called} draws no token: leave {drawn[0].switches[0]} out, or {how.off}")
+            raise ValueError(f"{how.called} draws no token: leave {drawn[0].switches[0]} out, or decode otherwise")
         if choosing := [each for each in WARPERS if each.chooses and in_use(each, request)]:
-            wrong = self.decoder.off if self.searches else "the temperature at 0" if request.temperature else ""
-            if wrong:
-                raise ValueError(f"{choosing[0].switches[0]} chooses the token itself: leave {wrong}, or it out")
+            name = choosing[0].switches[0]
+            if self.searches:
+                raise ValueError(
+                    f"{name} chooses the token itself: leave it out, or decode otherwise than by {self.decoder.called}"
+                )
+            if request.temperature:
+                raise ValueError(f"{name} chooses the token itself: leave the temperature at 0, or it out")
         if suffix is not None:
             raise ValueError(f"{self.model.name} is an autoregressive model, which cannot fill in before a suffix")
         return request
@@ -247,15 +224,15 @@ class Engine:
         self.decoder.check_row(np.asarray(request.ids), total)
         return dataclasses.replace(request, suffix=suffix, suffix_ids=after)
 
-    def served(self, ignore_eos: bool = False) -> Served:
+    def served(self) -> Served:
         """What `specjax.serve.slots` needs of this engine."""
-        eos = () if ignore_eos else self.model.eos_ids
+        eos = self.model.eos_ids
         mask_id = None if self.model.masked is None else self.model.masked.mask_id
         return Served(self.decoder, self.params, self.max_length, self.model.tokenizer, eos, mask_id, self.mesh)
 
     def capacity(self, requests: Sequence[Request]) -> int:
         """Text buffer slots that hold the longest of these requests: one of few sizes, see `Decoder.buffer`."""
-        return self.decoder.buffer(self._needed(requests))
+        return 0 if self.writes_steps else self.decoder.buffer(self._needed(requests))
 
     def _needed(self, requests: Sequence[Request]) -> int:
         longest = max(min(len(r.ids) + r.max_new_tokens + len(r.suffix_ids), self.max_length) for r in requests)
@@ -267,6 +244,8 @@ class Engine:
         Raises:
           ValueError: for a diffusion model.
         """
+        if self.writes_steps:
+            raise ValueError(f"{type(self.decoder).__name__} reads every prompt by itself: leave the shared prefix out")
         if self.model.masked:
             if self.model.canvas or self.model.masked.block:
                 why = "only the prompts of autoregressive models can share one"
@@ -285,23 +264,23 @@ class Engine:
         params, target = self.params["target"], getattr(self.decoder, "target", None)
         return Reader(self.model, target.own(params) if isinstance(target, Paired) else params, self.mesh)
 
-    def _own_stop(self, stop: Any) -> tuple[str, ...]:
-        stop = (stop,) if isinstance(stop, str) else stop
-        if not isinstance(stop, (list, tuple)) or not all(isinstance(own, str) for own in stop):
-            raise ValueError(f"stop must be a string or a list of strings, got {stop!r:.40}")
-        self.check_stop(stop)
-        return tuple(stop)
+    def check_stop(self, stop: Sequence[str]) -> tuple[str, ...]:
+        """The stop strings of a prompt.
 
-    def check_stop(self, stop: Sequence[str]) -> None:
-        """Raises ValueError on stop strings without a tokenizer, of a search, or empty ones."""
-        if stop and self.searches:
+        Raises:
+          ValueError: where they are none, without a tokenizer, and of a search or a stepwise method.
+        """
+        if not stop:
+            return ()
+        check_stop(stop)
+        if self.searches or self.writes_steps:
+            called = self.decoder.called if self.searches else type(self.decoder).__name__
             raise ValueError(
-                f"{self.decoder.called} ranks texts that end by themselves: leave the stop strings out, or {self.decoder.off}"
+                f"{called} has texts that end by themselves: leave the stop strings out, or decode otherwise"
             )
-        if stop and self.model.tokenizer is None:
+        if self.model.tokenizer is None:
             raise ValueError(f"{self.model.name} has no tokenizer, so stop strings cannot be found in its output")
-        if "" in stop:
-            raise ValueError("a stop string must not be empty")
+        return (stop,) if isinstance(stop, str) else tuple(stop)
 
     @named
     def run(
@@ -309,8 +288,6 @@ class Engine:
         requests: Sequence[Request],
         *,
         batch_size: int = 8,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
         on_text: OnText | None = None,
         capacity: int | None = None,
         shared_prefix: bool = False,
@@ -323,15 +300,13 @@ class Engine:
         Args:
           requests: what to complete.
           batch_size: rows decoded together.
-          stop: strings that end a text; they are left out of it.
-          ignore_eos: whether to go on after EOS.
           on_text: called with a request's index and new text, every few steps.
           capacity: at least `self.capacity(requests)`; equal capacities share one compiled program.
           shared_prefix: whether to prefill what all prompts begin with once, see `shared_prefix`.
           prompt_logprobs: whether records carry log-probabilities of their prompts, for which these are read once more.
 
         Raises:
-          ValueError: see `check_stop`, `shared_prefix` and `reader`; on a capacity that does not hold every request.
+          ValueError: see `shared_prefix` and `reader`; on a capacity that does not hold every request.
         """
         slots = self.slots(requests, batch_size)
         prefix = self.shared_prefix(requests) if shared_prefix else ()
@@ -339,8 +314,6 @@ class Engine:
             self.turns(
                 requests,
                 slots=slots,
-                stop=stop,
-                ignore_eos=ignore_eos,
                 on_text=on_text,
                 capacity=capacity,
                 prefix=prefix,
@@ -354,8 +327,6 @@ class Engine:
         requests: Sequence[Request],
         *,
         slots: int = 8,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
         on_text: OnText | None = None,
         capacity: int | None = None,
         keys: np.ndarray | None = None,
@@ -369,8 +340,6 @@ class Engine:
         Args:
           requests: see `run`.
           slots: rows of the batch, however few requests there are.
-          stop: see `run`.
-          ignore_eos: see `run`.
           on_text: see `run`.
           capacity: see `run`.
           keys: `self.keys` of these requests. Those of a part of a longer list are that part of the list's keys, so that
@@ -383,30 +352,32 @@ class Engine:
             are then written no further than that.
 
         Raises:
-          ValueError: see `check_stop` and `reader`; on fewer than one row, a capacity that does not hold every request, or a
+          ValueError: see `reader`; on fewer than one row, a capacity that does not hold every request, or a
             prompt that does not begin with the prefix.
         """
-        self.check_stop(stop)
         if any(request.ids[: len(prefix)] != tuple(prefix) for request in requests):
             raise ValueError(f"a prompt does not begin with the shared prefix of {len(prefix)} tokens")
         if not requests:
             return iter(())
         if slots < 1:
             raise ValueError(f"at least one row must decode, got {slots}")
-        if capacity is not None and capacity < self._needed(requests):
+        if not self.writes_steps and capacity is not None and capacity < self._needed(requests):
             raise ValueError(
                 f"a capacity of {capacity} does not hold these requests: the longest one needs {self._needed(requests)}, "
                 f"{self.decoder.slack} of them for what a step writes ahead; leave it out, or give at least that"
             )
         reader = self.reader() if prompt_logprobs else None
+        if self.writes_steps:
+            if prompt_logprobs or on_text is not None:
+                raise ValueError(f"{type(self.decoder).__name__} has its text at the end: ask for the records alone")
+            return stepwise_turns(self.decoder, self.model, requests, self.timing, slots=slots)
         turns = serve(
-            self.served(ignore_eos),
+            self.served(),
             list(requests),
             self.keys(requests) if keys is None else keys,
             self.timing,
             slots=slots,
             capacity=capacity or self.capacity(requests),
-            stop=tuple(stop),
             on_text=on_text,
             on_end=self._ended,
             prefix=prefix,
@@ -415,30 +386,22 @@ class Engine:
         )
         return turns if reader is None else with_prompt_logprobs(turns, reader, requests, slots)
 
+    @named
     def stream(
-        self,
-        prompt: str | Sequence[Any],
-        *,
-        chat: bool = False,
-        suffix: Any = None,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
-        **options: Any,
+        self, prompt: Any, *, sampling: Sampling | None = None, chat: bool | Chat = False, **options: Any
     ) -> TextStream:
-        """Completes one prompt, and yields its text as it comes: what `specjax.generate` gives with the same options, every few
-        steps a piece. No piece ends within a character, or within what may become a stop string. A search has its text at the
-        end, as one piece.
+        """Completes one prompt, and yields its text as it comes: what `generate` gives with the same options, every few steps a
+        piece. No piece ends within a character, or within what may become a stop string. A search has its text at the end, as
+        one piece.
 
         Args:
-          prompt: see `encode`.
-          chat: whether a prompt that is a text is a user's turn of the model's chat template.
-          suffix: see `request`.
-          stop: a string or several that end the text; they are left out of it.
-          ignore_eos: whether to go on after EOS.
-          **options: see `request`.
+          prompt: one of those that `generate` takes.
+          sampling: see `generate`.
+          chat: likewise.
+          **options: of `specjax.Sampling`, which replace its own.
 
         Raises:
-          ValueError: on what `request` and `check_stop` refuse, and without a tokenizer, before any work is done.
+          ValueError: as `generate` does, and without a tokenizer, before any work is done.
 
         >>> from specjax.serve.engine import Engine
         >>> stream = Engine().stream("Repeat the list. [ hen, dog, deer, olive, mouse, mango ]", chat=True)
@@ -449,26 +412,81 @@ class Engine:
             raise ValueError(
                 f"{self.model.name} has no tokenizer, so there is no text to stream: specjax.generate has ids"
             )
-        request = self.request(user_turn(prompt, chat), suffix=suffix, **options)
-        if line := self.left_out(options, [request]):
-            _LOG.warning(line)
+        call = Call.of(prompt, sampling=sampling, chat=chat, options=options)
+        if len(call.prompts) != 1:
+            raise ValueError(f"stream completes one prompt, and these are {len(call.prompts)}: generate takes several")
+        requests = call.requests(self)
         pieces: list[str] = []
-        turns = self.turns(
-            [request],
-            slots=1,
-            stop=(stop,) if isinstance(stop, str) else stop,
-            ignore_eos=ignore_eos,
-            on_text=lambda _, text: pieces.append(text),
-            needs=needs_of([request]),
-        )
+        on_text = lambda _, text: pieces.append(text)
+        turns = self.turns(requests, slots=1, on_text=on_text, needs=needs_of(requests))
         return TextStream(turns, pieces)
+
+    @named
+    def generate(
+        self,
+        prompts: Any,
+        *,
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        max_new_tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        num_return_sequences: int = 1,
+        select: str | Selection | None = None,
+        chat: bool | Chat = False,
+        prompt_logprobs: bool = False,
+        batch_size: int = 8,
+        progress: bool | None = None,
+    ) -> list[Record]:
+        """Completes prompts and returns a record for each, in order; see `specjax.generate`."""
+        options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+        options |= {"max_new_tokens": max_new_tokens, "stop": stop}
+        how = {"num_return_sequences": num_return_sequences, "select": select, "chat": chat}
+        call = Call.of(prompts, sampling=sampling, options=options, **how)
+        return call.records(self, batch_size=batch_size, prompt_logprobs=prompt_logprobs, progress=progress)
+
+    def score(self, prompts: Any, continuations: Any, *, batch_size: int = 8) -> list[Any]:
+        """What the model gives continuations of prompts; see `specjax.score`."""
+        from specjax.serve.score import score_with
+
+        return score_with(self, prompts, continuations, batch_size)
+
+    def update(self, params: Any) -> None:
+        """Goes on with other parameters of the model, such as those that training has come to; what is compiled stays.
+
+        Args:
+          params: as `engine.model.params`, of the same shapes and types.
+
+        Raises:
+          ValueError: where they are others, or the model's matrices or those of a second model are not plain.
+        """
+        own = self.params["target"]
+        shapes = lambda tree: jax.tree.map(lambda x: (x.shape, jnp.dtype(x.dtype).name), tree)
+        if isinstance(getattr(self.decoder, "target", None), Paired) or jax.tree.structure(
+            params
+        ) != jax.tree.structure(own):
+            raise ValueError("these parameters have not the structure of those that this engine decodes with")
+        if wrong := [
+            a
+            for a, b in zip(*(jax.tree.leaves(shapes(each), is_leaf=_is_shape) for each in (params, own)), strict=True)
+            if a != b
+        ]:
+            raise ValueError(
+                f"a parameter of shape and type {wrong[0]} has another place: give those of {self.model.name}"
+            )
+        places = jax.tree.map(lambda x: x.sharding, own)
+        params = jax.device_put(params, places)
+        self.model = dataclasses.replace(self.model, params=params)
+        self.params = {**self.params, "target": params}
 
     def check_completions(self, count: int) -> None:
         """Raises ValueError where a search has fewer texts of a prompt than are asked for."""
         if self.searches and count > self.decoder.num_texts:
             raise ValueError(
                 f"num_return_sequences is {count}, and {self.decoder.called} of {self.decoder.num_texts} finds no more texts "
-                f"than these: raise {self.decoder.off.split()[0]}, or lower num_return_sequences"
+                f"than these: let decode find more, or lower num_return_sequences"
             )
 
     def rows(self, requests: Sequence[Request]) -> int:
@@ -483,10 +501,9 @@ class Engine:
         count = self.rows(requests)
         return min(batch_size, 1 if count == 1 else max(4, power_of_two(count)))
 
-    @named
-    def start(self, requests: Sequence[Request], *, ignore_eos: bool = False) -> Any:
+    def start(self, requests: Sequence[Request]) -> Any:
         """A state that holds these requests, one a row: for programs that step it themselves."""
-        slots = Slots(self.served(ignore_eos), len(requests), self.capacity(requests), form_of(requests))
+        slots = Slots(self.served(), len(requests), self.capacity(requests), form_of(requests))
         return slots.insert(slots.empty(), range(len(requests)), list(requests), self.keys(requests))
 
     def keys(self, requests: Sequence[Request]) -> np.ndarray:
@@ -504,22 +521,63 @@ class Engine:
         return self.params
 
 
-@with_keywords("options", DecodeOptions, PromptOptions, RunOptions)
-def generate(model: Any = None, prompts: Any = None, *, progress: bool | None = None, **options: Any) -> list[Record]:
+@named
+def generate(
+    model: Any = None,
+    prompts: Any = None,
+    *,
+    decode: str | Decode | None = None,
+    drafter: str | Drafter | tuple[Drafter, Any] | None = None,
+    sampling: Sampling | Sequence[Sampling] | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    max_new_tokens: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    num_return_sequences: int = 1,
+    select: str | Selection | None = None,
+    chat: bool | Chat = False,
+    logprobs: bool | Literal["prompt"] = False,
+    dtype: Any = None,
+    mesh: Any = None,
+    batch_size: int = 8,
+    progress: bool | None = None,
+) -> list[Record]:
     """Completes prompts and returns a record for each, in order.
 
-    With the default verifier the same seed gives the same text, whatever the drafter, the batch or the mesh. Beside the options
-    below there are the parameters of the warpers, such as `temperature` (0, the default, is greedy), `top_k` or `top_p`: see
-    `specjax samplers`. Those that are not given are what the model's `generation_config.json` says, all but the temperature; a
-    warning of the logger `specjax` says what else of that file is not applied.
+    With the default verifier the same seed gives the same text, whatever the drafter, the batch or the mesh. Options of prompts
+    that are not given are what the model's `generation_config.json` says, all but the temperature; a warning of the logger
+    `specjax` says what else of that file is not applied.
 
     Args:
-      model: what `specjax.models.load` returned, a folder, a shipped name or hub id, or None for the shipped target; a model of
-        your own as a `specjax.models.Model`, or as a pair of an LM (`specjax.lm.BaseLM`) and its parameters.
+      model: what `specjax.load` returned, which has the options of loading; or a folder, a shipped name or hub id, or None for
+        the shipped target; a model of your own as a `specjax.models.Model`, or as a pair of an LM (`specjax.lm.BaseLM`) and its
+        parameters.
       prompts: a string, token ids (a list, an array, or what a tokenizer returns, whose padding is left out), chat messages, or
         an iterable of such. A dict instead, like a line of an input file, has `prompt` or `messages`, and may set `id`,
-        `suffix`, `stop`, `max_new_tokens`, `seed` and parameters of the warpers for itself.
-      **options:
+        `suffix` (what follows the new text; a diffusion model fills in `max_new_tokens` tokens before it) and options of
+        `specjax.Sampling` for itself.
+      decode: a way to decode (`specjax.decode`) or its line: `"beam:num_beams=4"`, `"threshold:threshold=0.9,cache=dual"`;
+        None: by a drafter, or by the policy of a diffusion model.
+      drafter: in the place of `decode`: a drafter's line such as `"eagle3:verifier=typical"`, a drafter, or a pair of a drafter
+        and its parameters.
+      sampling: every option of a prompt (`specjax.Sampling`), or one for each prompt.
+      temperature: 0 is greedy; this and the next five go before what `sampling` says.
+      top_k: keeps the k likeliest tokens; 0 is off.
+      top_p: keeps the smallest likeliest set of this mass; 1 is off.
+      seed: with the prompt it decides the noise.
+      max_new_tokens: new tokens, at most; None: 128.
+      stop: a string or several that end a text; they are left out of it.
+      num_return_sequences: independent completions of each prompt, one after the other; of a search its best texts.
+      select: takes one of these completions: a `specjax.search.Selection`, or a line such as `"majority"` or
+        `"borda:power=0.7"`, see `specjax searches`; None: all.
+      chat: whether a prompt that is a text is a user's turn of the model's chat template; a `Chat` says more.
+      logprobs: whether records carry log-probabilities of their tokens; "prompt": and of their prompts' tokens, for which every
+        prompt is read once more.
+      dtype: of the parameters of a model that is loaded here; see `specjax.load`.
+      mesh: a mesh, or a line such as `"data=2,model=4"`.
+      batch_size: rows decoded together; changes speed, never text.
       progress: whether a bar of records is shown on stderr; None: for several prompts on a terminal or in a notebook.
 
     Raises:
@@ -530,50 +588,24 @@ def generate(model: Any = None, prompts: Any = None, *, progress: bool | None = 
     >>> record.text, record.finish_reason
     (' [ hen, dog, deer, olive, mouse, mango ]', 'eos')
     """
-    stop = options["stop"]
-    given = options | {"model": model, "stop": (stop,) if isinstance(stop, str) else tuple(stop)}
-    run, common = take(RunOptions, given), take(PromptOptions, given).given
-    check_least(run)
-    check_options(common)
-    chooser = Chooser.of(run, options["logprobs"])
-    asked = read_prompts(model, prompts)
-    decode = take(DecodeOptions, given)
-    rows = min(run.batch_size, len(asked) * run.num_return_sequences)
-    engine = Engine(**vars(decode if chooser is None else chooser.kept_by(decode)), rows=rows)
-    engine.check_completions(run.num_return_sequences)
-    requests: Any = [
-        one
-        for prompt, own in asked
-        for one in several(
-            engine.request(user_turn(prompt, run.chat), **{"suffix": run.suffix, **common, **own}),
-            run.num_return_sequences,
-        )
-    ]
-    if chooser is not None:
-        chooser.check(engine, requests)
-    if line := engine.left_out(common, requests):
-        _LOG.warning(line)
-    turns = engine.turns(
-        requests,
-        slots=engine.slots(requests, run.batch_size),
-        stop=run.stop,
-        ignore_eos=run.ignore_eos,
-        prefix=engine.shared_prefix(requests) if run.shared_prefix else (),
-        prompt_logprobs=run.prompt_logprobs,
-        needs=needs_of(requests),
-        race=chooser is not None and chooser.races,
+    if prompts is None:
+        check_there(model)
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    options |= {"max_new_tokens": max_new_tokens, "stop": stop}
+    how = {"num_return_sequences": num_return_sequences, "select": select, "chat": chat}
+    call = Call.of(prompts, sampling=sampling, options=options, **how)
+    engine = Engine(
+        model,
+        decode,
+        drafter=drafter,
+        dtype=dtype,
+        mesh=mesh,
+        logprobs=call.keeps(bool(logprobs)),
+        rows=min(batch_size, len(call.prompts) * num_return_sequences),
     )
-    count = len(requests)
-    if chooser is not None:
-        turns, count = selected(turns, requests, chooser), len(asked)
-    if progress is None:
-        progress = count > 1 and (bar_fits() or in_notebook())
-    return list(in_order(_with_bar(turns, count, engine.timing) if progress else turns))
+    call = dataclasses.replace(call, logprobs=bool(logprobs))
+    return call.records(engine, batch_size=batch_size, prompt_logprobs=logprobs == "prompt", progress=progress)
 
 
-def _with_bar(turns: Iterator[Turn], total: int, timing: Timing) -> Iterator[Turn]:
-    speed = Speed(timing)
-    with record_bar(total) as advance:
-        for turn in turns:
-            advance(len(turn.finished), speed(turn))
-            yield turn
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple)

@@ -1,19 +1,17 @@
 """Fields of a prompt under the names of other systems: what has an option here is that option, and what has none is refused."""
 
-import dataclasses
 import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from specjax.assembly.assemble import Plan
 from specjax.models import generation
 from specjax.names import MEANT
-from specjax.serve.options import PROMPT_OPTIONS
+from specjax.serve.sampling import OPTIONS
 
 _NO_CHANGE: dict[str, Any] = {
     "n": 1, "best_of": 1, "num_return_sequences": 1, "top_logprobs": 0, "logprobs": False, "prompt_logprobs": False,
-    "ignore_eos": False, "echo": False, "stream": False, "stream_options": None, "use_beam_search": False, "beam_width": 1,
+    "echo": False, "stream": False, "stream_options": None, "use_beam_search": False, "beam_width": 1,
     "stop_token_ids": (), "include_stop_str_in_output": False, "skip_special_tokens": True, "return_full_text": False,
     "spaces_between_special_tokens": True, "min_tokens_to_keep": 1, "repeat_penalty": 1, "rep_pen": 1, "repeat_last_n": 64,
     "tfs_z": 1, "top_a": 0, "top_n_sigma": -1, "dynatemp_range": 0, "penalty_decay": None, "truncate_prompt_tokens": None,
@@ -23,13 +21,16 @@ _NO_CHANGE: dict[str, Any] = {
     "guided_choice": None, "guided_grammar": None, "regex": None, "ebnf": None, "watermark": False, "reasoning_effort": None,
     "enable_thinking": None, "chat_template": None, "chat_template_kwargs": None, "allowed_token_ids": None, "bad_words": (),
     "system": None, "thinking": None, "prefix_allowed_tokens_fn": None, "assistant_model": None,
-    **{field.name: field.default for field in dataclasses.fields(Plan)},
+    "verifier": None, "unmask": None, "cache": None, "block_length": None, "sub_block": None, "align": None, "shift": False,
+    "cfg_scale": 0, "filter": None, "logits_eos_inf": False, "confidence_eos_eot_inf": False, "guidance_scale": 1,
+    "negative_prompt": None, "amateur": None, "contrast_alpha": None, "contrast_beta": None, "stochastic_beams": 0,
+    "superposed_drafts": 0, "soft_thinking": None, "logits_processors": (), "num_beams": 1,
     **generation.ELSEWHERE,
 }  # fmt: skip
 """Options that a prompt has none of its own for, and the value at which they change nothing."""
 _OF_ALL = {
     "n": "num_return_sequences", "logprobs": "logprobs", "top_logprobs": "logprobs", "best_of": "select",
-    **{name: name for name in ("num_return_sequences", "prompt_logprobs", "ignore_eos", *Plan.__dataclass_fields__)},
+    **{name: name for name in ("num_return_sequences", "prompt_logprobs")},
 }  # fmt: skip
 """Those of them that a run has."""
 _LIKE = 0.94
@@ -55,7 +56,7 @@ def under_own_names(given: Mapping[str, Any]) -> dict[str, Any]:
             _check_do_sample(value, given)
             if not value:
                 found["temperature"] = 0
-        elif own in _NO_CHANGE and own not in PROMPT_OPTIONS:
+        elif own in _NO_CHANGE and own not in OPTIONS:
             _check_no_change(name, own, value)
         elif found.get(own) is not None and found[own] != value:
             raise ValueError(f"it has {name} and another field that says {own} otherwise: leave one out")
@@ -84,10 +85,12 @@ def _check_no_change(name: str, own: str, value: Any) -> None:
     usual = _NO_CHANGE[own]
     if value == usual or usual in (None, ()) and value in ("", [], {}) or own in _LISTED and isinstance(value, list):
         return
-    if own in _OF_ALL:
-        what = _OF_ALL[own]
+    what, more = (_OF_ALL[own], "") if own in _OF_ALL else MEANT.get(own, ("", ""))
+    if what in ("decode", "drafter", *_OF_ALL.values()):
+        said = f", {more}" if more else ""
         raise ValueError(
-            f"{name} is an option of all prompts together: take it out, and give --{what.replace('_', '-')}, in Python {what}"
+            f"{name} is an option of all prompts together: take it out, and give --{what.replace('_', '-')}, in Python "
+            f"{what}{said}"
         )
     raise ValueError(f"there is no option {name} here, and it would not be applied: take it out")
 
@@ -98,9 +101,9 @@ def _plain(name: str) -> str:
 
 _LISTED = ("logprobs", "prompt_logprobs")
 """Fields of records too, which say what was found."""
-_ALIKE = {"stop", *PROMPT_OPTIONS} - {"repetition_penalty"}
+_ALIKE = {"stop", *OPTIONS} - {"repetition_penalty"}
 """Options that are the same under other systems' names: their penalties look at the newest tokens only."""
-_KNOWN = {_plain(name): name for name in (*_NO_CHANGE, "stop", *PROMPT_OPTIONS)} | {
+_KNOWN = {_plain(name): name for name in (*_NO_CHANGE, "stop", *OPTIONS)} | {
     _plain(name): own
     for name, (own, beside) in MEANT.items()
     if own in _ALIKE and not beside and not name.startswith("-")

@@ -7,17 +7,26 @@ import numpy as np
 
 from specjax.models.token_ids import is_array, is_encoding, several
 from specjax.serve.fields import under_own_names
-from specjax.serve.options import PROMPT_OPTIONS
+from specjax.serve.sampling import OPTIONS
 
 KINDS = ("prompt", "messages")
 """Fields that hold what is to be completed."""
 
 
-def read_prompts(model: Any, prompts: Any) -> list[tuple[Any, dict[str, Any]]]:
+def check_there(model: Any) -> None:
+    """Raises ValueError, since there are no prompts; `model` is the argument before them."""
+    said = (
+        f"generate(None, {model!r}) completes that text with the shipped model, and generate({model!r}, TEXT) another"
+    )
+    raise ValueError(
+        f"there are no prompts: they come second, after the model{'; ' + said if isinstance(model, str) else ''}"
+    )
+
+
+def read_prompts(prompts: Any) -> list[tuple[Any, dict[str, Any]]]:
     """Prompts, each with the options that it sets itself.
 
     Args:
-      model: the argument before them, for the error where there are none.
       prompts: a string, token ids (a list, an array or what a tokenizer returns, see `specjax.models.token_ids`), chat
         messages, a dict like a line of an input file (`prompt` or `messages`, and optionally `id`, `suffix`, `stop` and options
         of a prompt), or an iterable of such.
@@ -25,11 +34,6 @@ def read_prompts(model: Any, prompts: Any) -> list[tuple[Any, dict[str, Any]]]:
     Raises:
       ValueError: where that is something else.
     """
-    if prompts is None:
-        said = f"generate(None, {model!r}) completes that text with the shipped model, and generate({model!r}, TEXT) another"
-        raise ValueError(
-            f"there are no prompts: they come second, after the model{'; ' + said if isinstance(model, str) else ''}"
-        )
     if isinstance(prompts, str) or isinstance(prompts, Mapping) and not is_encoding(prompts):
         prompts = [prompts]
     elif not isinstance(prompts, Iterable):
@@ -54,7 +58,7 @@ def _fields(given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     kinds = [kind for kind in KINDS if kind in given]
     if len(kinds) != 1:
         raise ValueError("a prompt that is a dict has one of prompt and messages, and not both")
-    known = (*KINDS, "id", "suffix", "stop", *PROMPT_OPTIONS)
+    known = (*KINDS, "id", "suffix", "stop", *OPTIONS)
     unknown = [name for name in given if name not in known]
     if unknown:
         raise ValueError(f"a prompt has no field {unknown[0]!r}; it may have {', '.join(known)}")

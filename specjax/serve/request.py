@@ -7,7 +7,7 @@ from typing import Any
 from specjax.decoder import Needs
 from specjax.pretty import short
 from specjax.sampling_params import SamplingOptions, form_of, in_use
-from specjax.serve.options import MAX_NEW_TOKENS
+from specjax.serve.sampling import MAX_NEW_TOKENS
 from specjax.warpers import WARPERS
 
 
@@ -20,7 +20,8 @@ class Request(SamplingOptions):
       ids: the prompt's token ids.
       id: the caller's name for it, or None; with the seed it decides the noise.
       line: where it came from in an input file (from 1), or None.
-      stop: strings that end its text, beside those of the run.
+      stop: strings that end its text.
+      ignore_eos: whether it goes on after an end of text.
       suffix: what follows the new text, as given, or None.
       suffix_ids: its token ids.
       sample: which of several completions of its prompt (from 0), or None where there is one.
@@ -33,6 +34,7 @@ class Request(SamplingOptions):
     id: str | int | None = None
     line: int | None = None
     stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
     suffix: Any = None
     suffix_ids: tuple[int, ...] = ()
     sample: int | None = None

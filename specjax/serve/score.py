@@ -218,10 +218,22 @@ def score(
     >>> near.logprob > far.logprob
     True
     """
+    check_batch(batch_size)
+    pair_up(prompts, continuations)  # what is wrong with them is said before the model is loaded
+    return score_with(Engine(model, dtype=dtype, mesh=mesh), prompts, continuations, batch_size)
+
+
+def check_batch(batch_size: int) -> None:
+    """Raises ValueError on a batch of no rows."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+
+
+def score_with(engine: Engine, prompts: Any, continuations: Any, batch_size: int) -> list[Score]:
+    """`score` with the model of an engine."""
+    check_batch(batch_size)
     asked = pair_up(prompts, continuations)
-    scorer = Scorer(Engine(model, dtype=dtype, mesh=mesh))
+    scorer = Scorer(engine)
     pairs = []
     for number, (prompt, continuation) in enumerate(asked, start=1):
         try:

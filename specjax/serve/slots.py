@@ -214,7 +214,8 @@ class Slots:
         prompts = np.zeros((self.share, size), np.int32)
         for row, ids in enumerate(given):
             prompts[row, : len(ids)] = ids
-        eos = self.served.eos or (-1,)
+        eos = np.asarray(self.served.eos or (-1,), np.int32)
+        goes_on = np.asarray([request.ignore_eos for request in requests])
         ends = [len(r.ids) + r.max_new_tokens + len(r.suffix_ids) for r in requests]
         return decoding.insert(
             self.served.decoder,
@@ -226,7 +227,7 @@ class Slots:
             keys_of(jax.device_put(keys)),  # `jnp.asarray` would compile a program
             limit=np.minimum(ends, self.served.max_length).astype(np.int32),
             sampling=SamplingArrays.of_rows(requests, self.form),
-            eos=np.broadcast_to(np.asarray(eos, np.int32), (self.share, len(eos))),
+            eos=np.where(goes_on[:, None], np.int32(-1), eos[None]),
             width=width,
             **({} if prefix is None else {"prefix": prefix}),
         )

@@ -10,7 +10,7 @@ _LONGEST = 3  # tokens that may be read and leave a character open: it has 4 byt
 _SHORTEST = 8  # tokens of a prompt that are read with what follows it, where they are enough
 
 
-def user_turn(prompt: Any, chat: bool) -> Any:
+def user_turn(prompt: Any, chat: Any) -> Any:
     """A prompt, as chat messages where it is a text and `chat` is set.
 
     >>> user_turn("Sort it.", chat=True)

@@ -9,7 +9,7 @@ from specjax.soft.dirichlet import Dirichlet as Dirichlet
 from specjax.soft.mean import Mean as Mean
 
 # the decoder
-from specjax.soft.decoder import SoftThinking as SoftThinking
+from specjax.soft.decoder import SoftThinkingDecoder as SoftThinkingDecoder
 from specjax.soft.decoder import SoftState as SoftState
 from specjax.soft.decoder import soft_thinking as soft_thinking
 

@@ -51,7 +51,7 @@ class SoftState(DecodeState):
 
 
 @dataclasses.dataclass(frozen=True)
-class SoftThinking(Speculative):
+class SoftThinkingDecoder(Speculative):
     """Plain decoding whose rows begin by thinking. Make one with `soft_thinking`; `params` is `{"target": ..., "draft": None}`.
 
     Rows at temperature 0 do not think. A row has thought when its heaviest token is `end_of_think`, or by `Mixer.cold_stop`,
@@ -129,7 +129,7 @@ def soft_thinking(
     logprobs: bool = False,
     mesh: jax.sharding.Mesh | None = None,
     logits_processors: Sequence[Processor] = (),
-) -> SoftThinking:
+) -> SoftThinkingDecoder:
     """A decoder whose rows think in mixtures of tokens. `mesh` is one that `specjax.sharding.make_mesh` takes.
 
     Args:
@@ -148,7 +148,7 @@ def soft_thinking(
         raise ValueError(f"end_of_think {end_of_think} is outside the vocabulary of {target.vocab_size} tokens")
     processors = checked(logits_processors, target.vocab_size)
     plain = NoDrafter().bind(target), Coupled()
-    return SoftThinking(
+    return SoftThinkingDecoder(
         target,
         *plain,
         logprobs,

@@ -17,8 +17,8 @@ from specjax.assembly.line import read_line
 from specjax.jobs import hosts
 from specjax.kernels.chunks import chunked
 from specjax.lm import LM, Output, Wants
+from specjax.models import DEFAULT_MODEL
 from specjax.models.loading_bar import bar
-from specjax.serve.engine import DEFAULT_MODEL
 from specjax.serve.options import check_least
 from specjax.settings import settled
 from specjax.sharding import distributed, make_mesh

@@ -13,8 +13,8 @@ import jax
 from specjax import models, programs
 from specjax.assembly.line import read_line
 from specjax.jobs import hosts
+from specjax.models import DEFAULT_MODEL
 from specjax.models.hub import outer
-from specjax.serve.engine import DEFAULT_MODEL
 from specjax.serve.options import check_least
 from specjax.settings import settled
 from specjax.sharding import distributed, make_mesh

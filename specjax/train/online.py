@@ -149,7 +149,7 @@ class OnlineEngine(Engine):
                 f"online: interval must be at least 1, length at least 2 and learning_rate positive, got {interval}, {length} "
                 f"and {learning_rate}"
             )
-        super().__init__(model, (Watching(draft.lm, expander or Chain()), draft.params), **options)
+        super().__init__(model, drafter=(Watching(draft.lm, expander or Chain()), draft.params), **options)
         self.draft, self.divergence = draft.lm, divergence or ForwardKL()
         self.interval, self.learning_rate, self.length = interval, learning_rate, length
         self.losses: list[float] = []

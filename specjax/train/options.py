@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from specjax.jobs.options import HostOptions
-from specjax.serve.options import DecodeOptions, option, same
+from specjax.serve.options import ModelOptions, option, same
 
 LENGTH = 256
 COMPUTE_DTYPES = ("float32", "bfloat16")
@@ -19,7 +19,7 @@ class TrainOptions(HostOptions):
         dataclasses.MISSING, "name:field=value,... of {objectives}", metavar="DRAFTER", positional=True
     )
     target: str | None = option(None, "folder, shipped name or hub id (default: the shipped target)")
-    adapter: str | None = same(DecodeOptions, "adapter")
+    adapter: str | None = same(ModelOptions, "adapter")
     data: tuple[str, ...] = option((), ".jsonl, .txt or .py files, or folders of them", nargs="+", metavar="FILE")
     prompts: str | None = option(
         None, "in place of --data: lines as of generate --input, which the target answers first, by its own law",

@@ -15,7 +15,7 @@ from specjax.serve.engine import Engine
 def test_refill_fills_slots_and_changes_no_text():
     lm = LlamaLM(LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=320))
     model = models.Model(lm, lm.init(jax.random.key(0)), None, (), "toy", None, np.dtype("float32"))
-    engine = Engine(model, "none")
+    engine = Engine(model, drafter="none")
     report = jobs.compare(engine, [[1 + i] for i in range(8)], slots=2, repeats=1, peer=False)
     refill, static = report["rows"]
     assert report["tokens"] == sum(jobs.lengths(8)) and refill["equal_texts"] == static["equal_texts"] == 8
@@ -24,7 +24,9 @@ def test_refill_fills_slots_and_changes_no_text():
     assert static["occupancy"] == round(pairs.sum() / (2 * pairs.max(axis=1).sum()), 4) < refill["occupancy"] <= 1
     short = LlamaLM(dataclasses.replace(lm.config, max_position_embeddings=64))
     with pytest.raises(ValueError, match="longer than the 64"):
-        jobs.compare(Engine(dataclasses.replace(model, lm=short), "none"), [[1]], slots=1, repeats=1, peer=False)
+        jobs.compare(
+            Engine(dataclasses.replace(model, lm=short), drafter="none"), [[1]], slots=1, repeats=1, peer=False
+        )
 
 
 def test_lengths_are_in_their_range():

@@ -8,7 +8,7 @@ import pytest
 from support.planned import needs_libtpu
 
 from specjax import models
-from specjax.assembly.assemble import Plan
+from specjax.decode import Plain, Speculate
 from specjax.kernels.layouts import slots_last
 from specjax.plan import step
 from specjax.sharding import aot, make_mesh
@@ -38,7 +38,7 @@ def test_a_step_writes_the_cache_in_one_call(topology, mesh, drafter, cache_dtyp
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"head_dim": width}))
     mesh = make_mesh(mesh, aot.devices(topology))
     model = models.abstract(str(tmp_path), "bfloat16", mesh, cache_dtype=cache_dtype)
-    setup = step.prepare(model, Plan(drafter), mesh, batch=4, context=512)
+    setup = step.prepare(model, Speculate(drafter), mesh, batch=4, context=512)
     program, traffic = step.compiled(setup)
     text = program.as_text()
     assert len(re.findall(r"%kv_commit[\w.]* = .*custom-call\(", text)) == 1
@@ -61,7 +61,7 @@ def test_one_row_is_multiplied_by_the_matrix_unit(tied, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"tie_word_embeddings": tied}))
     mesh = make_mesh("model=1", aot.devices("v5e:1x1"))
     model = models.abstract(str(tmp_path), "bfloat16", mesh)
-    program, _ = step.compiled(step.prepare(model, Plan("none"), mesh, batch=1, context=512))
+    program, _ = step.compiled(step.prepare(model, Plain(), mesh, batch=1, context=512))
     text = program.as_text()
     assert len(re.findall(r" convolution\(.*dot_general", text)) == 2 * 7 + 1
     assert not re.findall(r"multiply_reduce_fusion.*dot_general", text)

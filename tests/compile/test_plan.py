@@ -6,10 +6,11 @@ import json
 
 import jax
 import pytest
+from specjax.assembly.assemble import Plan
 from support.planned import needs_libtpu
 
 from specjax import cli, models
-from specjax.assembly.assemble import Plan, assemble
+from specjax.decode import Speculate
 from specjax.models import gemma_config, hub
 from specjax.models.diffusion_gemma import DiffusionGemmaConfig
 from specjax.models.gemma_heads import Heads
@@ -79,7 +80,7 @@ def test_an_accelerator_compiles_fewer_rungs():
     for devices in (aot.devices("v5e:1x1"), jax.devices()[:1]):
         mesh = make_mesh("model=1", devices)
         for line in ("none", "prompt_lookup:length=15", goodput):
-            rungs[line, devices[0].platform] = assemble(model, Plan(line), mesh)[0].rungs
+            rungs[line, devices[0].platform] = Speculate(line).bind(model, mesh=mesh)[0].rungs
     assert rungs["none", "tpu"] == rungs["none", "cpu"] == (1,)
     assert rungs["prompt_lookup:length=15", "cpu"] == (1, 4, 8, 16)
     assert rungs["prompt_lookup:length=15", "tpu"] == (1, 16)

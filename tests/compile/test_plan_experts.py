@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import models
-from specjax.assembly.assemble import Plan
+from specjax.decode import Plain, Speculate
 from specjax.plan import hlo, report, step
 from specjax.plan.experts import Chosen, grouped, touched
 from specjax.plan.held import chip_bytes
@@ -39,7 +39,7 @@ def records(tmp_path_factory):
     model = models.abstract("any", mesh=mesh, config=file)
     made = {}
     for drafter in ("none", "prompt_lookup:length=7"):
-        setup = step.prepare(model, Plan(drafter), mesh, 4, 256)
+        setup = step.prepare(model, Speculate(drafter), mesh, 4, 256)
         asked = {
             "model": "any",
             "dtype": "bfloat16",
@@ -85,7 +85,7 @@ def test_the_tables_say_so(records):
 
 def test_without_experts_nothing_is_said():
     mesh = make_mesh("data=1,model=1", jax.devices()[:1])
-    setup = step.prepare(models.abstract("tiny-draft", mesh=mesh), Plan("none"), mesh, 1, 256)
+    setup = step.prepare(models.abstract("tiny-draft", mesh=mesh), Plain(), mesh, 1, 256)
     held = step.sizes(setup)
     record = report.record({}, CHIP, mesh, setup, held, None, 1.0, (), None)
     assert setup.experts is None and "experts" not in record and "head" not in setup.params["target"]
@@ -136,7 +136,7 @@ def test_a_grouped_product_reads_touched_experts():
 def test_published_sizes(name, layers, parameters):
     """In billions, all of them and those that a token reads."""
     mesh = make_mesh("data=1,model=1", jax.devices()[:1])
-    setup = step.prepare(models.abstract(name, mesh=mesh), Plan("none" if "Qwen" in name else None), mesh, 1, 256)
+    setup = step.prepare(models.abstract(name, mesh=mesh), Speculate("none" if "Qwen" in name else None), mesh, 1, 256)
     held, own = step.sizes(setup), setup.experts
     assert own is not None and own.layers == layers
     count = (held.weights / 2e9, (held.weights - own.bytes + own.read(1)) / 2e9)

@@ -12,6 +12,7 @@ from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, begin, params, te
 
 import specjax
 from specjax import models
+from specjax.decode import Diffusion
 from specjax.diffusion import (
     Fixed,
     FreeDave,
@@ -319,7 +320,7 @@ def test_a_folder_says_how_it_is_decoded(folder):
     assert model.masked == Masked(MASK, False, 4)
     assert engine.decoder.policy == Threshold(0.85) and engine.decoder.warped  # SDAR's own threshold and law
     from_prompt = dataclasses.replace(model, masked=Masked(MASK, False, 4, align="prompt_end"))
-    for other in (Engine(from_prompt), Engine(model, align="prompt_end", unmask="threshold")):
+    for other in (Engine(from_prompt), Engine(model, decode=Diffusion(unmask="threshold", align="prompt_end"))):
         assert (other.decoder.align, other.decoder.policy) == ("prompt_end", Threshold(0.9))
     assert (type(engine.decoder).__name__, engine.decoder.block_length) == ("BlockDiffusion", 4)
     together = list(engine.run([engine.request([1, 2, 5], max_new_tokens=9), engine.request([7], max_new_tokens=6)]))

@@ -14,9 +14,9 @@ from support.small_gemma import IMAGE, V, W, saved, theirs
 import specjax
 from specjax import cli, models
 from specjax import decoder as decoding
-from specjax.assembly.assemble import Plan
 from specjax.bench.engines import engines_of
 from specjax.bench.options import BenchOptions
+from specjax.decode import Speculate
 from specjax.diffusion import CanvasDiffusion, EntropyRenoise, Prefix, Threshold
 from specjax.diffusion.common import DRAW
 from specjax.evaluate.run import evaluate
@@ -311,7 +311,7 @@ def test_it_is_asked_questions(tmp_path):
 def test_it_can_be_planned(folder):
     """Shapes alone: a step of every layer, since they are of two kinds."""
     model = models.abstract(folder, "bfloat16", make_mesh("data=1,model=1", jax.devices()[:1]))
-    setup = planned.prepare(model, Plan(), make_mesh("data=1,model=1", jax.devices()[:1]), batch=2, context=64)
+    setup = planned.prepare(model, Speculate(), make_mesh("data=1,model=1", jax.devices()[:1]), batch=2, context=64)
     assert setup.decoder.block_length == W and setup.state.cache.key[0].shape == (2, 2, 64, 8)
     sizes = planned.sizes(setup)
     assert sizes.weights == sum(2 * leaf.size for leaf in jax.tree.leaves(model.params)) and sizes.cache > 0

@@ -8,8 +8,8 @@ import jax
 import pytest
 
 from specjax import cli, models
-from specjax.assembly.assemble import Plan, assemble
 from specjax.assembly.registry import CACHES, UNMASKS, make_cache, make_unmask
+from specjax.decode import Diffusion
 from specjax.models import LlamaConfig, LlamaLM, Masked
 from specjax.serve.engine import Engine
 
@@ -37,7 +37,7 @@ def plain(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(tiny):
-    return Engine(str(tiny), unmask="threshold:threshold=0.5", cache="dual", block_length=8)
+    return Engine(str(tiny), decode=Diffusion(unmask="threshold:threshold=0.5", block_length=8, cache="dual"))
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_a_bad_request_is_one_clear_error(engine, prompt, options, said):
 
 
 def test_an_answer_beyond_the_canvas_is_one_clear_error(tiny):
-    engine = Engine(str(tiny), unmask="prophet:answer=12,length=5+fixed", block_length=8)
+    engine = Engine(str(tiny), decode=Diffusion(unmask="prophet:answer=12,length=5+fixed", block_length=8))
     with pytest.raises(
         ValueError, match="up to place 16 of the new text, which has 16 places: ask for at least 17 new tokens"
     ):
@@ -116,9 +116,9 @@ def test_the_end_of_a_turn_is_doubted_too(tiny):
     """LLaDA's own ids, without a tokenizer; the id of the token of that name, where there is one; and once only."""
     how = Masked(126336, False)
     model = models.Model(LlamaLM(dataclasses.replace(CONFIG, vocab_size=126464)), None, None, (126081,), masked=how)
-    doubted = lambda model, **options: assemble(model, Plan(confidence_eos_eot_inf=True, **options))[0].doubted
+    doubted = lambda model, **options: Diffusion(ends="doubted").bind(model)[0].doubted
     assert doubted(model) == (126081, 126348)
-    assert assemble(model, Plan(logits_eos_inf=True))[0].never == (126081,)
+    assert Diffusion(ends="never").bind(model)[0].never == (126081,)
     words = {"a": 0, "<|eot_id|>": 7}
     named = dataclasses.replace(
         models.load(tiny), tokenizer=types.SimpleNamespace(get_vocab=lambda: words), eos_ids=(3,)
@@ -158,12 +158,12 @@ def test_settings_of_the_other_kind_of_model(request, which, options, said):
 
 def test_a_diffusion_model_is_no_draft(tiny, plain):
     with pytest.raises(ValueError, match="is a diffusion model: pick an autoregressive one"):
-        Engine(str(plain), f"draft:model={tiny}")
+        Engine(str(plain), drafter=f"draft:model={tiny}")
 
 
 def test_a_suffix_needs_a_diffusion_model(plain):
     with pytest.raises(ValueError, match="cannot fill in before a suffix"):
-        Engine(str(plain), "none").request([1], suffix=[2])
+        Engine(str(plain), drafter="none").request([1], suffix=[2])
 
 
 def test_the_registry_makes_every_policy():

@@ -12,6 +12,7 @@ from support.small_diffusion import GUIDE, LIMITS, LM, MASK, PROMPTS, begin, eve
 import specjax
 from specjax import models
 from specjax.assembly import registry
+from specjax.decode import Diffusion
 from specjax.diffusion import Dual, Guided, Prefix, diffusion
 from specjax.lm import Block, Wants
 from specjax.models import LlamaLM, Masked
@@ -121,19 +122,19 @@ def folders(tmp_path_factory):
 @pytest.mark.slow
 def test_a_line_of_text_names_the_guide(folders):
     model = models.load(folders / "diffusion", dtype="float32")
-    engine = Engine(model, unmask=f"guided:model={folders / 'guide'},top=4", block_length=8)
+    engine = Engine(model, decode=Diffusion(unmask=f"guided:model={folders / 'guide'},top=4", block_length=8))
     assert isinstance(engine.decoder.policy, Guided) and engine.decoder.policy.top == 4
     (record,) = engine.run([engine.request(list(PROMPTS[0]), max_new_tokens=16)], ignore_eos=True)
     assert [*PROMPTS[0], *record.tokens] == slow(0, 4)[0]
-    given = Engine(model, unmask=(Guided(GUIDE, 4), {"guide": everything()["guide"]}), block_length=8)
+    given = Engine(model, decode=Diffusion(unmask=(Guided(GUIDE, 4), {"guide": everything()["guide"]}), block_length=8))
     (again,) = given.run([given.request(list(PROMPTS[0]), max_new_tokens=16)], ignore_eos=True)
     assert again.tokens == record.tokens
     with pytest.raises(ValueError, match="Guided needs parameters of its own"):
-        Engine(model, unmask=Guided(GUIDE))
+        Engine(model, decode=Diffusion(unmask=Guided(GUIDE)))
     with pytest.raises(ValueError, match="writes from left to right"):
         engine.request([1, 2], suffix=[3], max_new_tokens=8)
     with pytest.raises(ValueError, match="is a diffusion model: pick an autoregressive one"):
-        Engine(model, unmask=f"guided:model={folders / 'diffusion'}")
+        Engine(model, decode=Diffusion(unmask=f"guided:model={folders / 'diffusion'}"))
     with pytest.raises(ValueError, match="nothing stands before"):
         registry.make_unmask("credit+guided")
 

@@ -11,6 +11,7 @@ from support.small_diffusion import LIMITS, PROMPTS, begin, make, params, texts
 
 import specjax
 from specjax import cli, models
+from specjax.decode import Diffusion
 from specjax.diffusion import Credit, EndOfText, Fixed, Learn2PD
 from specjax.diffusion.unmask.learned import judge, read_filter
 from specjax.models import LlamaConfig, LlamaLM, Masked
@@ -108,24 +109,30 @@ def test_a_filter_is_trained_written_and_read(tmp_path, capsys):
     assert train("learn2pd:block_length=4,hidden=8", tmp_path / "taught", tmp_path / "filter", 150) == 0
     capsys.readouterr()
     engine = Engine(
-        str(tmp_path / "taught"), unmask=f"learn2pd:model={tmp_path / 'filter'},threshold=0.8", block_length=4
+        str(tmp_path / "taught"),
+        decode=Diffusion(unmask=f"learn2pd:model={tmp_path / 'filter'},threshold=0.8", block_length=4),
     )
     (record,) = engine.run([engine.request([1, 2], max_new_tokens=8)], ignore_eos=True)
     assert record.tokens == [3, 4, 5, 6, 3, 4, 5, 6] and record.steps == 2
-    stacked = Engine(str(tmp_path / "taught"), unmask=f"end_of_text+learn2pd:model={tmp_path / 'filter'},threshold=0.8")
+    stacked = Engine(
+        str(tmp_path / "taught"),
+        decode=Diffusion(unmask=f"end_of_text+learn2pd:model={tmp_path / 'filter'},threshold=0.8"),
+    )
     assert isinstance(stacked.decoder.policy, EndOfText) and stacked.decoder.block_length == 4
     (again,) = stacked.run([stacked.request([1, 2], max_new_tokens=8)], ignore_eos=True)
     assert again.tokens == record.tokens
     with pytest.raises(ValueError, match="was trained for the target"):
-        Engine(str(tmp_path / "model"), unmask=f"learn2pd:model={tmp_path / 'filter'}")
-    usual = Engine(str(tmp_path / "taught"), unmask=f"learn2pd:model={tmp_path / 'filter'}")
+        Engine(str(tmp_path / "model"), decode=Diffusion(unmask=f"learn2pd:model={tmp_path / 'filter'}"))
+    usual = Engine(str(tmp_path / "taught"), decode=Diffusion(unmask=f"learn2pd:model={tmp_path / 'filter'}"))
     assert usual.decoder.block_length == 4
     with pytest.raises(ValueError, match="for blocks of 4, not of 32"):
-        Engine(str(tmp_path / "taught"), unmask=f"learn2pd:model={tmp_path / 'filter'}", block_length=32)
+        Engine(
+            str(tmp_path / "taught"), decode=Diffusion(unmask=f"learn2pd:model={tmp_path / 'filter'}", block_length=32)
+        )
     with pytest.raises(ValueError, match="Learn2PD needs parameters of its own"):
-        Engine(str(tmp_path / "taught"), unmask=Learn2PD(block_length=4))
+        Engine(str(tmp_path / "taught"), decode=Diffusion(unmask=Learn2PD(block_length=4)))
 
 
 def test_a_filter_has_to_be_named():
     with pytest.raises(ValueError, match="name it with model=FOLDER"):
-        Engine("tiny-diffusion", unmask="learn2pd")
+        Engine("tiny-diffusion", decode=Diffusion(unmask="learn2pd"))

@@ -13,8 +13,8 @@ from support.published import specforge, toy, write
 
 import specjax
 from specjax import cli
-from specjax.assembly.assemble import Plan, assemble
 from specjax.assembly.heads import named_head, record
+from specjax.decode import Speculate
 from specjax.draft import Eagle3
 from specjax.draft.heads.folder import load_head, read_head
 from specjax.draft.heads.taps import read_taps
@@ -162,7 +162,7 @@ def test_a_poisoned_tap_is_seen_in_the_drafts_of_generate(tmp_path):
     """The taps that a record names are those whose layers reach the drafts: of the others NaN changes no token of them."""
     line = f"eagle3:model={write(tmp_path, *specforge(taps=2, **nested(1, 2)))},length=2"
     target = toy(Poisoned(), {"lm": toy().params, "poison": jnp.zeros((3,))})
-    decoder, model = assemble(target, Plan(drafter=line))
+    decoder, model = Speculate(line).bind(target)
     taps = record(*named_head(line, toy()))["taps"]
     rows = MIXED.pick(1, 3)
 

@@ -21,7 +21,7 @@ def test_shipped_heads_draft_for_the_target(name):
     target = models.load("tiny", dtype="float32")
     found = []
     for drafter in ("none", name):
-        engine = Engine(target, drafter)
+        engine = Engine(target, drafter=drafter)
         found.append(
             list(engine.run([engine.request(p, max_new_tokens=24) for p in questions(3, ["json", "code", "edit"])]))
         )

@@ -534,7 +534,7 @@ class Letters:
 @pytest.mark.slow
 def test_text_comes_as_it_is_written_and_stops_free_a_slot(folders):
     model = dataclasses.replace(models.load(folders["plain"]), tokenizer=Letters())
-    engine = Engine(model, "none")
+    engine = Engine(model, drafter="none")
     requests = [engine.request([i], max_new_tokens=n, temperature=1.0) for i, n in enumerate((30, 12, 30, 20))]
     free = [record.text for record in engine.run(requests, batch_size=2)]
     stop = free[0][5:8]

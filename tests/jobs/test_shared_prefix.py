@@ -10,6 +10,7 @@ import pytest
 
 import specjax
 from specjax import cli, models
+from specjax.decode import Diffusion
 from specjax.models import LlamaConfig, LlamaLM, Masked
 from specjax.serve.engine import Engine
 
@@ -59,7 +60,7 @@ def test_the_prefix_is_prefilled_once():
 
 
 def test_what_is_too_short_is_not_shared():
-    engine = Engine(toy(), "none")
+    engine = Engine(toy(), drafter="none")
     ask = lambda *prompts: [engine.request(list(prompt), max_new_tokens=2) for prompt in prompts]
     assert engine.shared_prefix(ask(COMMON, COMMON[:20], [*COMMON, 1])) == COMMON[:20]
     assert engine.shared_prefix(ask(COMMON, COMMON[:15])) == ()
@@ -72,7 +73,11 @@ def test_what_is_too_short_is_not_shared():
 def test_diffusion_models_share_none(block, why):
     with pytest.raises(ValueError, match=why):
         specjax.generate(
-            toy(Masked(23, False, block)), PROMPTS, unmask="threshold", max_new_tokens=8, shared_prefix=True
+            toy(Masked(23, False, block)),
+            PROMPTS,
+            max_new_tokens=8,
+            shared_prefix=True,
+            decode=Diffusion(unmask="threshold"),
         )
 
 

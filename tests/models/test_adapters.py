@@ -116,10 +116,10 @@ def test_it_writes_as_the_model_does_that_has_it(references, tmp_path):
     pairs = adapter(tmp_path / "lora", shapes)
     whole = summed(folder, tmp_path / "sum", stored, pairs, 2.0)
     ask = dict(prompts=[[5, 6, 7, 8]], max_new_tokens=12, drafter="none", ignore_eos=True)
-    (got,) = specjax.generate(str(folder), adapter=tmp_path / "lora", **ask)
+    (got,) = specjax.generate(models.load(str(folder), adapter=tmp_path / "lora"), **ask)
     assert got.tokens == specjax.generate(str(whole), **ask)[0].tokens != specjax.generate(str(folder), **ask)[0].tokens
     with pytest.raises(ValueError, match="adapter and longest are for a model that is loaded here"):
-        specjax.generate(models.load(folder), adapter=tmp_path / "lora", **ask)
+        specjax.generate(models.load(models.load(folder), adapter=tmp_path / "lora"), **ask)
 
 
 @pytest.mark.slow

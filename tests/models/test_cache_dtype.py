@@ -145,7 +145,7 @@ def test_bytes():
 
 def test_who_has_such_caches(tmp_path):
     """The engine's model and a draft beside it; a model that is loaded says so."""
-    engine = Engine("tiny", "draft", cache_dtype="int8")
+    engine = Engine(models.load("tiny", cache_dtype="int8"), drafter="draft")
     assert engine.decoder.target.cache_dtype == engine.decoder.drafter.lm.cache_dtype == "int8"
     assert "cache in int8" in repr(engine.model)
     assert models.cached(engine.model, "bfloat16").cache_dtype == "bfloat16"
@@ -157,6 +157,6 @@ def test_who_has_such_caches(tmp_path):
     with pytest.raises(
         ValueError, match="cache_dtype 'int8' is for autoregressive .* not for tiny-diffusion, a diffusion model"
     ):
-        Engine("tiny-diffusion", cache_dtype="int8")
+        Engine(models.load("tiny-diffusion", cache_dtype="int8"))
     with pytest.raises(ValueError, match="not for your model, a Table: leave it out"):
-        Engine((Table(), {"table": jnp.zeros((3, 3))}), cache_dtype="int8")
+        Engine(models.load((Table(), {"table": jnp.zeros((3, 3))}), cache_dtype="int8"))

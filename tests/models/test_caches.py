@@ -11,6 +11,7 @@ from support.conformance import Rows as Batch
 
 import specjax
 from specjax.assembly.registry import OLDS, make_old
+from specjax.decode import Plain, Speculate
 from specjax.models.caches import EMS, GEAR, Layer, OldCache, SpAtten
 from specjax.models.kv import KVDelta
 from specjax.serve.engine import Engine
@@ -231,7 +232,7 @@ def test_a_small_budget_is_lossy_and_drafts_still_help():
 
 def test_who_may_have_one():
     assert make_old("ems:budget=64,threshold=0.5") == EMS(budget=64, threshold=0.5) and "ems" in OLDS
-    engine = Engine("tiny", "none", cache="ems:budget=64,chunk=16")
+    engine = Engine("tiny", decode=Plain(cache="ems:budget=64,chunk=16"))
     assert engine.decoder.target.old == EMS(chunk=16, budget=64) and engine.decoder.target.ahead == 16
     assert engine.model.lm.old is None  # prompts are scored by the whole cache
     for plan, error in (
@@ -242,7 +243,7 @@ def test_who_may_have_one():
         ({"cache": "ems:budget=65"}, "ems needs a chunk of at least 1, a budget of some chunks"),
     ):
         with pytest.raises(ValueError, match=error):
-            Engine(engine.model, "none", **plan)
+            Engine(engine.model, drafter="none", **plan)
     windows = dataclasses.replace(TARGET.config, sliding_window=4, sliding_layers=(True, False, True))
     forgetful = dataclasses.replace(TARGET, old=EMS())
     for make, error in (
@@ -254,13 +255,13 @@ def test_who_may_have_one():
         ),
         (lambda: specjax.speculative(forgetful), "EMS forgets: set rings"),
         (
-            lambda: Engine(engine.model, "swift:first=true", cache="ems"),
+            lambda: Engine(engine.model, decode=Speculate("swift:first=true", cache="ems")),
             "the drafter Swift reads all of .* EMS forgets",
         ),
     ):
         with pytest.raises(ValueError, match=error):
             make()
-    swift = Engine(engine.model, "swift", cache="ems").decoder
+    swift = Engine(engine.model, decode=Speculate("swift", cache="ems")).decoder
     assert swift._width(400) == 32 < swift.target.ahead
     assert isinstance(
         jax.eval_shape(lambda: dataclasses.replace(TARGET, old=EMS(), ahead=4).init_cache(1, 64)), OldCache

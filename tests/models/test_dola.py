@@ -10,6 +10,7 @@ import pytest
 from support.conformance import CAPACITY, DRAFTERS, MIXED, TARGET, params_of, same, texts
 
 import specjax
+from specjax.decode import LayerContrast, Plain
 from specjax.draft import NoDrafter
 from specjax.lm import Block, Wants
 from specjax.models.dola import Dola, contrasted, layers_of
@@ -84,9 +85,9 @@ def test_refused():
     model = TARGET, params_of(NoDrafter())["target"]
     for layers in ([3], [], "middle"):
         with pytest.raises(ValueError, match="dola_layers must be low, high or counts of layers"):
-            Engine(model, "none", dola_layers=layers)
+            Engine(model, decode=Plain(steer=LayerContrast(layers)))
     with pytest.raises(ValueError, match="leave guidance_scale out, or dola_layers"):
-        Engine(model, "none", dola_layers="low", guidance_scale=2.0)
+        Engine(model, guidance_scale=2.0, decode=Plain(steer=LayerContrast("low")))
 
 
 def test_layers_by_name():

@@ -12,8 +12,10 @@ from support.small_experts import blocks, decoded, edited, ours, theirs
 
 import specjax
 from specjax import models
+from specjax.decode import Diffusion
 from specjax.models import LlamaLM, Masked, ModelError, masked, tensors
 from specjax.models.experts import ExpertsConfig, Router, route
+from specjax.serve.sampling import Sampling
 from specjax.sharding import make_mesh
 
 torch = pytest.importorskip("torch")
@@ -92,7 +94,9 @@ def test_qwen3_moe_is_transformers(qwen, tmp_path):
 def test_qwen3_moe_decodes_token_by_token_as_transformers(qwen):
     reference, folder = qwen
     prompts = [IDS[0, :5].tolist(), IDS[1, :9].tolist()]
-    records = specjax.generate(models.load(folder, dtype="float32"), prompts, max_new_tokens=8, ignore_eos=True)
+    records = specjax.generate(
+        models.load(folder, dtype="float32"), prompts, max_new_tokens=8, sampling=Sampling(ignore_eos=True)
+    )
     for prompt, record in zip(prompts, records, strict=True):
         text = list(prompt)
         for _ in range(8):
@@ -118,7 +122,11 @@ def test_sdar_moe_decodes_as_whole_passes_of_transformers(qwen, sdar):
     """A token a pass, with the block cache, against passes over the whole text without one."""
     prompt, new = IDS[0, :6].tolist(), 6
     (record,) = specjax.generate(
-        models.load(sdar, dtype="float32"), [prompt], max_new_tokens=new, unmask="fixed", ignore_eos=True
+        models.load(sdar, dtype="float32"),
+        [prompt],
+        max_new_tokens=new,
+        sampling=Sampling(ignore_eos=True),
+        decode=Diffusion(unmask="fixed"),
     )
     assert record.tokens == decoded(qwen[0], prompt, new, BLOCK, MASK)
 

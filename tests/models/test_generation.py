@@ -10,6 +10,7 @@ import pytest
 
 import specjax
 from specjax import cli, models
+from specjax.decode import Beam, Diffusion
 from specjax.models import LlamaConfig, LlamaLM, Masked, ModelError, generation
 from specjax.search.stepwise import Asked
 from specjax.serve.engine import Engine
@@ -129,7 +130,9 @@ LINES = {
 def test_a_line_says_what_is_not_applied(folder, caplog, line):
     """And nothing of what is, of what the user sets, and of what changes nothing."""
     options, fields = LINES[line]
-    engine = Engine(models.load(says(folder, **fields), dtype="float32"), num_beams=options.pop("num_beams", 1))
+    engine = Engine(
+        models.load(says(folder, **fields), dtype="float32"), decode=Beam(num_beams=options.pop("num_beams", 1))
+    )
     left_out = engine.left_out(options, [engine.request(PROMPTS[0], **options)])
     why = "; texts are greedy where no temperature is given" if line and "do_sample" in line else ""
     said = line and f"own: its generation_config.json says {line}, which is not applied{why}"
@@ -176,7 +179,7 @@ def test_a_diffusion_model_has_what_it_can_have(tmp_path):
     models.save(
         tmp_path / "own", lm, lm.init(jax.random.key(0)), diffusion=Masked(23, False), generation=QWEN | {"top_k": 2}
     )
-    engine = Engine(models.load(tmp_path / "own", dtype="float32"), block_length=8)
+    engine = Engine(models.load(tmp_path / "own", dtype="float32"), decode=Diffusion(block_length=8))
     request = engine.request([5, 6], max_new_tokens=8, temperature=0.7)
     assert (request.top_k, request.top_p, request.repetition_penalty) == (2, 0.8, 1.0)
     assert engine.left_out({"temperature": 0.7}, [request]).endswith(

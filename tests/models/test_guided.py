@@ -89,4 +89,4 @@ BAD = {
 @pytest.mark.parametrize("message", BAD)
 def test_refused(message):
     with pytest.raises(ValueError, match=message):
-        Engine((TARGET, params_of(NoDrafter())["target"]), "none", **BAD[message])
+        Engine((TARGET, params_of(NoDrafter())["target"]), drafter="none", **BAD[message])

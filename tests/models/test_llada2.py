@@ -10,7 +10,9 @@ from support.small_experts import blocks, decoded, edited, ours, theirs
 
 import specjax
 from specjax import models
+from specjax.decode import Diffusion
 from specjax.models import Masked, ModelError, tensors
+from specjax.serve.sampling import Sampling
 from specjax.sharding import make_mesh
 
 torch = pytest.importorskip("torch")
@@ -109,7 +111,9 @@ def test_logits_are_those_of_the_same_layers(llada2, model):
 def test_it_decodes_as_whole_passes_of_the_same_layers(llada2, model):
     """A token a pass, with the block cache, against passes over the whole text without one."""
     prompt = IDS[0, :6].tolist()
-    (record,) = specjax.generate(model, [prompt], max_new_tokens=6, unmask="fixed", ignore_eos=True)
+    (record,) = specjax.generate(
+        model, [prompt], max_new_tokens=6, sampling=Sampling(ignore_eos=True), decode=Diffusion(unmask="fixed")
+    )
     assert record.tokens == decoded(llada2[0], prompt, 6, BLOCK, MASK)
 
 

@@ -30,7 +30,7 @@ def test_records_have_those_of_score_and_of_transformers(references):
     reference = references("llama3")
     model = models.load(reference.folder, dtype="float32")
     options = {"drafter": "none", "max_new_tokens": 3, "batch_size": 2, "num_return_sequences": 2}
-    records = specjax.generate(model, PROMPTS, prompt_logprobs=True, **options)
+    records = specjax.generate(model, PROMPTS, logprobs="prompt", **options)
     plain = specjax.generate(model, PROMPTS, **options)
     assert [record.tokens for record in records] == [record.tokens for record in plain]
     assert plain[0].prompt_logprobs is None and "prompt_logprobs" not in plain[0].to_json()
@@ -64,7 +64,7 @@ def test_diffusion_models_are_refused_before_any_work(tmp_path, capsys):
     lm = LlamaLM(LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=64))
     models.save(tmp_path / "masked", lm, lm.init(jax.random.key(0)), diffusion=Masked(23, False))
     with pytest.raises(ValueError, match="masked is a diffusion model, .* ask an autoregressive model"):
-        specjax.generate(str(tmp_path / "masked"), [[1, 2]], prompt_logprobs=True)
+        specjax.generate(str(tmp_path / "masked"), [[1, 2]], logprobs="prompt")
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": [1, 2]}\n')
     words = ["generate", "--model", str(tmp_path / "masked"), "--input", str(source), "--output", str(target)]

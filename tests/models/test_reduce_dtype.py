@@ -14,7 +14,7 @@ def test_products_over_the_split_inputs_have_the_type():
     assert half.reduce_dtype == half.lm.reduce_dtype == "bfloat16" and model.reduce_dtype is None
     counts = []
     for each in (model, half):
-        engine = Engine(each, "none")
+        engine = Engine(each, drafter="none")
         state = engine.decoder.empty(engine.params, 2, 64)
         text = str(jax.make_jaxpr(engine.decoder.step)(engine.params, state))
         counts.append(text.count("preferred_element_type=bfloat16"))

@@ -12,7 +12,7 @@ from support.table_lm import Table
 
 import specjax
 from specjax.assembly import assemble as assembling
-from specjax.assembly.assemble import Plan, assemble
+from specjax.decode import Speculate
 from specjax.draft import (
     Confidence,
     Gemma4Assistant,
@@ -168,7 +168,7 @@ def test_who_has_rings():
     """What commands assemble where rows only go on, and not what forks rows or reads a second text."""
     lm, params = made("mistral")
     model = specjax.models.Model(lm, params)
-    ahead = lambda **plan: getattr(assemble(model, Plan(**plan))[0].target, "ahead", None)
+    ahead = lambda **plan: getattr(Speculate().bind(model)[0].target, "ahead", None)
     assert ahead(drafter="prompt_lookup") == ahead() == 256
     assert ahead(num_beams=2) is None and ahead(guidance_scale=2.0) is None
 
@@ -245,7 +245,7 @@ def test_an_engine_beyond_the_rings(monkeypatch):
     for rings in (True, False):
         monkeypatch.setattr(assembling, "has_rings", lambda target, rings=rings: rings)
         line = "prompt_lookup:length=4,min_ngram=1"
-        assert Engine(model, line).decoder.target.ahead == (256 if rings else None)
+        assert Engine(model, drafter=line).decoder.target.ahead == (256 if rings else None)
         options = {"max_new_tokens": 60, "temperature": 0.8, "seed": 3, "num_return_sequences": 2}
         records = specjax.generate(model, prompts, drafter=line, batch_size=3, progress=False, **options)
         found.append([record.tokens for record in records])

@@ -33,7 +33,7 @@ def theirs(model, prompts):
 
     torch_model = transformers.AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32).eval()
     wanted, logits, eps, spread = [], [], 0.0, 1.0
-    engine = Engine(model, "none")
+    engine = Engine(model, drafter="none")
     for prompt in prompts[:5]:
         ids = torch.as_tensor([engine.request(prompt, max_new_tokens=NEW).ids])
         out = torch_model.generate(
@@ -57,7 +57,7 @@ def theirs(model, prompts):
 
 def greedy(model, prompts, drafter, theirs):
     wanted, logits, margin = theirs
-    engine = Engine(model, drafter)
+    engine = Engine(model, drafter=drafter)
     requests = [engine.request(p, max_new_tokens=NEW) for p in prompts[:5]]
     for i, record in enumerate(engine.run(requests, batch_size=5, ignore_eos=True)):
         margin.compare(record.tokens, wanted[i], logits[i], len(requests[i].ids))
@@ -73,7 +73,7 @@ def test_greedy_equals_transformers(model, prompts, theirs, drafter):
 @pytest.fixture(scope="module")
 def sampled(model, prompts):
     """Plain sampling at temperature 1, half of the rows with top-p, one row at a time."""
-    engine = Engine(model, "none")
+    engine = Engine(model, drafter="none")
     return [next(iter(engine.run([r], ignore_eos=True))).tokens for r in _requests(engine, prompts)]
 
 
@@ -87,7 +87,7 @@ def _requests(engine, prompts):
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", SAMPLED)
 def test_sampled_text_is_the_same_in_any_batch(model, prompts, sampled, drafter):
-    engine = Engine(model, drafter)
+    engine = Engine(model, drafter=drafter)
     requests = _requests(engine, prompts)
     together = [r.tokens for r in engine.run(requests, batch_size=8, ignore_eos=True)]
     assert together == sampled

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from support.conformance import TARGET, params_of
 
+from specjax.decode import Beam
 from specjax.draft import NoDrafter
 from specjax.sampling import SamplingArrays
 from specjax.sampling.warp import penalise
@@ -48,6 +49,6 @@ def test_of_greedy_rows_alone():
     with pytest.raises(
         ValueError, match="^momentum_alpha chooses the token itself: leave the temperature at 0, or it out"
     ):
-        Engine(model, "none").request([1], momentum_alpha=0.2, temperature=0.5)
+        Engine(model, drafter="none").request([1], momentum_alpha=0.2, temperature=0.5)
     with pytest.raises(ValueError, match="^momentum_alpha chooses the token itself: leave num_beams at 1, or it out"):
-        Engine(model, num_beams=2).request([1], momentum_alpha=0.2)
+        Engine(model, decode=Beam(num_beams=2)).request([1], momentum_alpha=0.2)

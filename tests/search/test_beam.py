@@ -15,6 +15,7 @@ from support.table_lm import Table
 import specjax
 from specjax import cli, models
 from specjax import decoder as decoding
+from specjax.decode import Beam
 from specjax.search import BeamSearch
 from specjax.search.base import fork
 from specjax.sharding import make_mesh
@@ -255,7 +256,13 @@ def test_the_command_line_goes_on_where_it_was(tiny, tmp_path, capsys):
     assert cli.main(words) == 0
     whole = out.read_text().splitlines(keepends=True)
     wanted = specjax.generate(
-        tiny, prompts, early_stopping="never", num_return_sequences=3, max_new_tokens=NEW, progress=False, **options
+        tiny,
+        prompts,
+        num_return_sequences=3,
+        max_new_tokens=NEW,
+        progress=False,
+        decode=Beam(early_stopping="never"),
+        **options,
     )
     records = [json.loads(line) for line in whole]
     check([[(r["tokens"], r["score"])] for r in records], [[(r.tokens, r.score)] for r in wanted])

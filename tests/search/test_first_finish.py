@@ -55,7 +55,7 @@ def test_it_is_the_shortest_of_full_completions(toy, full, drafter, batch_size):
 
 def written(toy, batch_size, race):
     """Steps of every completion of every prompt."""
-    engine = Engine(toy, "none")
+    engine = Engine(toy, drafter="none")
     requests = [one for prompt in PROMPTS for one in several(engine.request(prompt, **OPTIONS), COUNT)]
     turns = engine.turns(requests, slots=batch_size, needs=needs_of(requests), race=race)
     steps = [record.steps for record in in_order(turns)]

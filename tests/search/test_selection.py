@@ -173,7 +173,7 @@ def test_completions_of_a_prompt_read_it_once(batch_size):
     jax.effects_barrier()
     assert sum(map(int, SEEN)) == 3 * 64
     assert len({record.new_tokens for record in records}) > 1
-    engine = Engine(model, "none")
+    engine = Engine(model, drafter="none")
     own = {name: value for name, value in options.items() if name != "num_return_sequences"}
     requests = [one for prompt in prompts for one in several(engine.request(prompt, **own), 3)]
     state = decoding.run(engine.decoder, engine.params, engine.start(requests))

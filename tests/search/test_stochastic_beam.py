@@ -13,6 +13,7 @@ from support.table_lm import Table
 import specjax
 from specjax import cli
 from specjax import decoder as decoding
+from specjax.decode import StochasticBeam
 from specjax.search import StochasticBeamSearch
 
 EOS, NEW, HEAT = 3, 2, 0.7
@@ -109,7 +110,7 @@ def test_the_first_text_is_plain_decodings():
 @pytest.mark.slow
 def test_generate_and_the_command_line(capsys):
     options = {"temperature": 1.0, "max_new_tokens": 8, "seed": 5}
-    several = specjax.generate("tiny", "Once upon", stochastic_beams=3, num_return_sequences=3, **options)
+    several = specjax.generate("tiny", "Once upon", num_return_sequences=3, decode=StochasticBeam(3), **options)
     one = specjax.generate("tiny", "Once upon", drafter="none", **options)
     assert several[0].tokens == one[0].tokens and len({tuple(record.tokens) for record in several}) == 3
     assert several[0].score > several[1].score > several[2].score

@@ -16,6 +16,7 @@ from support.mesh_law import SMALLER as TARGET
 import specjax
 from specjax import cli
 from specjax import decoder as decoding
+from specjax.decode import Superposed
 from specjax.draft.datastore import build
 from specjax.lm import Block, Wants
 from specjax.models.tabular import TabularLM
@@ -254,7 +255,7 @@ def test_rows_are_refilled_and_nothing_is_traced_twice():
     wanted = [record.tokens for prompt in prompts for record in specjax.generate(model, [prompt], batch_size=1, **own)]
     got = specjax.generate(model, prompts, batch_size=2, progress=False, **own)
     assert [record.tokens for record in got] == wanted and [record.sample for record in got] == [0, 1, 2] * 5
-    engine = Engine(model, superposed_drafts=3)
+    engine = Engine(model, decode=Superposed(superposed_drafts=3))
     ask = lambda some: [engine.request(prompt, max_new_tokens=9) for prompt in some]
     first = list(engine.run(ask(prompts), batch_size=2))
     compiled = decoding.run_program._cache_size(), decoding.insert_program._cache_size()

@@ -155,7 +155,7 @@ def test_a_drafts_cache_goes_by_its_own_heads():
 
 def test_an_engine_places_a_drafter_that_it_is_given():
     model = specjax.models.Model(TARGET, params()["target"], None, (), "toy", None, np.dtype("float32"))
-    engine = Engine(model, (DRAFTERS["medusa"], params("medusa")["draft"]), mesh="data=2,model=4")
+    engine = Engine(model, mesh="data=2,model=4", drafter=(DRAFTERS["medusa"], params("medusa")["draft"]))
     assert engine.params["draft"]["heads"][0]["kernel"].sharding.spec == P(None, "model")
     with pytest.raises(ValueError, match="this decoder has no mesh"):
         Engine(model).decoder.param_shardings(engine.params)
@@ -250,8 +250,8 @@ def test_heads_made_of_target_layers_have_no_copies(name, kind, tmp_path):
 def test_kv_heads_are_copied_for_a_wider_mesh():
     """Every chip holds the one kv-head that its query heads share, and the text stays."""
     model = specjax.models.Model(SHALLOW, weights("none")["target"], None, (), "toy", None, np.dtype("float32"))
-    one = Engine(model, "prompt_lookup:length=1")
-    wide = Engine(model, "prompt_lookup:length=1", mesh="model=8")
+    one = Engine(model, drafter="prompt_lookup:length=1")
+    wide = Engine(model, mesh="model=8", drafter="prompt_lookup:length=1")
     assert (SHALLOW.config.num_key_value_heads, wide.model.lm.kv_copies) == (4, 2)
     asked = [one.request(prompt, max_new_tokens=12) for prompt in ([3, 1, 4, 1, 5, 9, 2, 6], [5, 6, 7])]
     cache = wide.start(asked).cache.key[0]

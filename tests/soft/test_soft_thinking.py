@@ -15,6 +15,7 @@ from support.mesh_law import begun, checked, placed, run
 import specjax
 from specjax import cli
 from specjax import decoder as decoding
+from specjax.decode import SoftThinking
 from specjax.decoder import Needs
 from specjax.lm import Block, Wants
 from specjax.models.guided import Guided
@@ -202,7 +203,7 @@ def test_rows_are_their_own_and_nothing_is_traced_twice():
     options = {"temperature": 1.0, "max_new_tokens": 9, "soft_thinking": "gumbel:n=4", "progress": False}
     model = TARGET, MODEL["target"]
     wanted = [specjax.generate(model, [prompt], batch_size=1, **options)[0].tokens for prompt in prompts]
-    engine = Engine(model, soft_thinking="gumbel:n=4")
+    engine = Engine(model, decode=SoftThinking("gumbel:n=4"))
     asked = lambda heat: [engine.request(prompt, temperature=heat, max_new_tokens=9) for prompt in prompts]
     assert [record.tokens for record in engine.run(asked(1.0), batch_size=2)] == wanted
     compiled = decoding.run_program._cache_size(), decoding.insert_program._cache_size()

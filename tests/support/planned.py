@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 
 from specjax import models
-from specjax.assembly.assemble import Plan
+from specjax.decode import Speculate
 from specjax.draft import PromptLookup
 from specjax.models import hub
 from specjax.plan import step
@@ -36,7 +36,7 @@ def setup_of(name, topology, layers):
     mesh = make_mesh(f"model={len(devices)}", devices)
     model = models.abstract(name, "bfloat16", mesh)
     model = hub.with_layers(model, layers, mesh)
-    return step.prepare(model, Plan(FullChain(length=15)), mesh, batch=8, context=8192)
+    return step.prepare(model, Speculate(FullChain(length=15)), mesh, batch=8, context=8192)
 
 
 def check(setup):

@@ -10,6 +10,7 @@ import pytest
 from support.conformance import but_slow
 
 from specjax import cli, models
+from specjax.decode import Diffusion
 from specjax.lm import Output
 from specjax.models import LlamaConfig, LlamaLM, Masked
 from specjax.train.masked import CertaintyForcing, MaskedDiffusion, surprise
@@ -139,7 +140,7 @@ def test_training_makes_a_model_that_is_read_back(files, tmp_path, capsys, name)
     assert np.mean(losses[-10:]) < 0.6 * np.mean(losses[:5])
     from specjax.serve.engine import Engine
 
-    engine = Engine(str(tmp_path / "out"), unmask="fixed", block_length=4)
+    engine = Engine(str(tmp_path / "out"), decode=Diffusion(unmask="fixed", block_length=4))
     (record,) = engine.run([engine.request([1, 2], max_new_tokens=8)])
     assert engine.model.masked == Masked(MASK, False) and record.tokens == [3, 4, 5, 6, 3, 4, 5, 6]
     capsys.readouterr()

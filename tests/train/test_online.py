@@ -38,7 +38,7 @@ def serve(engine, temperature=0.0, **options):
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
 @pytest.mark.slow
 def test_text_stays_while_the_draft_gets_better_and_nothing_is_compiled_again(temperature):
-    plain, _ = serve(Engine(TARGET, "none"), temperature)
+    plain, _ = serve(Engine(TARGET, drafter="none"), temperature)
     engine = OnlineEngine(TARGET, DRAFT, Chain(3), interval=2, learning_rate=2e-2, length=32)
     speeds = []
     for turn in range(16):

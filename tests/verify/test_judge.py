@@ -13,7 +13,7 @@ from support.judging import judge as verdict_of
 
 from specjax import models
 from specjax.assembly import registry
-from specjax.assembly.assemble import Plan, assemble
+from specjax.decode import Speculate
 from specjax.verify import Judge
 
 HEAD = {"kernel": jnp.asarray([0.8, -0.5, 0.3]), "bias": jnp.asarray([-0.4])}
@@ -86,7 +86,7 @@ def test_its_head_is_loaded_or_given():
     assert (
         head["kernel"].shape == (tiny.lm.config.hidden_size,) and np.any(head["kernel"]) and head["bias"].shape == (1,)
     )
-    decoder, own = assemble(tiny, Plan("none", verifier=(Judge(), HEAD)))
+    decoder, own = Speculate("none", verifier=(Judge(), HEAD)).bind(tiny)
     assert decoder.verifier == Judge(target=tiny.lm) and own["verify"] is HEAD
     model = SimpleNamespace(lm=TARGET, params=params()["target"], abstract=False)
     with pytest.raises(ValueError, match="a Judge needs its parameters: give verifier="):

@@ -29,10 +29,10 @@ from experiments.chip.base import (
     table,
 )
 from specjax import models
-from specjax.assembly.assemble import Plan, assemble
 from specjax.bench.profile import events_of
 from specjax.bench.step_parts import PARTS as SCOPES
 from specjax.bench.step_parts import REST, by_part, parts_of
+from specjax.decode import Speculate
 from specjax.decoder import Needs, run_program
 from specjax.models.dfloat11 import Coded, encoded
 from specjax.sampling import SamplingArrays
@@ -136,7 +136,7 @@ def _holds_8b(setting: Setting) -> bool:
 
 def prepared(setting: Setting, step: Step) -> Prepared:
     model = models.abstract(MODELS.get(step.model, step.model), "bfloat16", weights=step.weights)
-    decoder, params = assemble(model, Plan(step.drafter))
+    decoder, params = Speculate(step.drafter).bind(model)
     return Prepared(decoder, params, setting.pick(CONTEXT, 256))
 
 

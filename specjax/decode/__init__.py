@@ -1,0 +1,29 @@
+"""Ways to decode, as objects: frozen settings without a model or arrays, which `specjax.generate(decode=...)` takes.
+
+A line a way, in the order in which they are listed.
+"""
+# isort: skip_file
+
+from specjax.decode.speculate import Plain as Plain
+from specjax.decode.speculate import Speculate as Speculate
+from specjax.decode.diffusion import Diffusion as Diffusion
+from specjax.decode.soft_thinking import SoftThinking as SoftThinking
+
+# searches, each beside its decoder
+from specjax.search.beam import Beam as Beam
+from specjax.search.stochastic_beam import StochasticBeam as StochasticBeam
+from specjax.search.superposed import Superposed as Superposed
+from specjax.search.entropy_adaptive import EntropyAdaptive as EntropyAdaptive
+from specjax.search.astar import AStar as AStar
+from specjax.search.spec_reason import SpecReason as SpecReason
+from specjax.search.speculative_thinking import SpeculativeThinking as SpeculativeThinking
+from specjax.search.self_agreement import SelfAgreement as SelfAgreement
+
+# what leads a model's distribution elsewhere
+from specjax.decode.steer import Guidance as Guidance
+from specjax.decode.steer import Contrast as Contrast
+from specjax.decode.steer import LayerContrast as LayerContrast
+
+# the contracts
+from specjax.decoder import Decode as Decode
+from specjax.decode.steer import Steer as Steer

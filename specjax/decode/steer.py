@@ -1,0 +1,151 @@
+"""What leads a model's distribution elsewhere: guidance, contrastive decoding and DoLa, settings that make another target."""
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from specjax.about import About, Named, abouts
+from specjax.assembly.companions import check_vocabulary, companion
+from specjax.assembly.registry import entry_of, parse
+from specjax.models.contrastive import Contrastive
+from specjax.models.dola import Dola, layers_of
+from specjax.models.guided import Guided
+from specjax.warpers.lists import tokens
+
+PyTree = Any
+
+
+class Steer(abc.ABC):
+    """Settings that make a target of a model. Implementations are frozen dataclasses."""
+
+    about: ClassVar[Named] = None
+    """Its names in a line of text."""
+
+    @abc.abstractmethod
+    def target(self, model: Any, mesh: Any) -> tuple[Any, PyTree]:
+        """The LM and its parameters.
+
+        Args:
+          model: what `specjax.load` returned.
+          mesh: where parameters lie.
+
+        Raises:
+          ValueError: one line that says what cannot be used, and what can.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Guidance(Steer):
+    """Classifier-free guidance of text, as in `transformers`: a second pass a step. Log-probabilities of new tokens are then of
+    the guided distribution, those of prompts of the model's own.
+
+    Attributes:
+      scale: transformers' `guidance_scale`; 1 is off.
+      negative_prompt: a text or token ids, what it leads away from; None: a prompt's last token.
+
+    Raises:
+      ValueError: on a negative prompt where nothing is guided.
+    """
+
+    about = About(
+        "guidance", "away from what follows without the prompt, or after another", "arXiv:2306.17806", "own text",
+        fields=("scale", "negative_prompt"),
+    )  # fmt: skip
+
+    scale: float = 1.5
+    negative_prompt: "str | Sequence[int] | None" = None
+
+    def __post_init__(self):
+        if self.scale == 1 and self.negative_prompt is not None:
+            raise ValueError("negative_prompt is what guidance leads away from: set scale (1 is off), or leave it out")
+
+    def target(self, model, mesh):
+        if self.scale == 1:
+            return model.lm, model.params
+        return Guided(model.lm, self.scale, _ids(model, self.negative_prompt)), model.params
+
+
+@dataclasses.dataclass(frozen=True)
+class Contrast(Steer):
+    """Contrastive decoding: away from what a weaker model says as well.
+
+    Attributes:
+      amateur: the weaker model, of the same vocabulary: a folder, a shipped name or a hub id.
+      alpha: the share of the likeliest token's probability that a token needs.
+      beta: how much of what the amateur says is taken away.
+    """
+
+    about = About(
+        "contrastive", "away from what a weaker model says as well", "arXiv:2210.15097, arXiv:2309.09117", "own text",
+        fields=("amateur", "alpha", "beta"),
+    )  # fmt: skip
+
+    amateur: str | None = None
+    alpha: float = 0.1
+    beta: float = 0.5
+
+    def target(self, model, mesh):
+        if self.amateur is None:
+            raise ValueError("contrastive decoding has an amateur, a weaker model: name it with amateur=MODEL")
+        if mesh is not None:
+            raise ValueError("a model and its amateur lie on one device: leave the mesh out, or the amateur")
+        amateur = companion(self.amateur, model, None)
+        if amateur.masked is not None:
+            raise ValueError(f"the amateur {amateur.name!r} is a diffusion model: pick an autoregressive one")
+        check_vocabulary(amateur, model, what="amateur")
+        lm = Contrastive(model.lm, amateur.lm, self.alpha, self.beta)
+        return lm, {"lm": model.params, "amateur": amateur.params}
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerContrast(Steer):
+    """DoLa: away from what an early layer says.
+
+    Attributes:
+      layers: transformers' `dola_layers`: "low", "high" or counts of layers.
+    """
+
+    about = About(
+        "dola", "away from what the model's own early layers say", "arXiv:2309.03883", "own text", fields=("layers",)
+    )
+
+    layers: "str | Sequence[int]" = "low"
+
+    def target(self, model, mesh):
+        asked = self.layers.split() if isinstance(self.layers, str) and self.layers[:1].isdigit() else self.layers
+        return Dola(model.lm, layers_of(asked, model.lm)), model.params
+
+
+STEERS = {about.name: entry_of(kind, about) for kind in (Guidance, Contrast, LayerContrast) for about in abouts(kind)}
+
+
+def steered(model: Any, steer: "str | Steer | None", mesh: Any) -> tuple[Any, PyTree]:
+    """The target of a model and its parameters, led elsewhere where something is asked to.
+
+    Raises:
+      ValueError: one line that says what cannot be used, and what can.
+    """
+    if steer is None:
+        return model.lm, model.params
+    made = parse("steer", STEERS, steer) if isinstance(steer, str) else steer
+    if not isinstance(made, Steer):
+        raise ValueError(f"steer is one of {', '.join(STEERS)} as an object or a line, not {steer!r:.60}")
+    return made.target(model, mesh)
+
+
+def _ids(model, prompt):
+    if prompt is None:
+        return ()
+    if isinstance(prompt, str):
+        if model.tokenizer is None:
+            raise ValueError(f"{model.name} has no tokenizer: give negative_prompt as a list of token ids")
+        prompt = model.tokenizer.encode(prompt, verbose=False) if prompt else []
+    try:
+        ids = tokens(prompt)
+    except (TypeError, ValueError) as error:
+        raise ValueError("negative_prompt is a string or a list of token ids") from error
+    if not ids or max(ids) >= model.lm.vocab_size:
+        what = "is empty: give at least one token" if not ids else f"has a token that {model.name} does not know"
+        raise ValueError(f"negative_prompt {what}")
+    return ids

@@ -110,7 +110,8 @@ def rendered(tokenizer: Any, messages: Messages, model: str, continue_last: bool
     before, found, after = text.rpartition(_OPEN)
     if not found or (content_text(last) or "").strip() not in before:
         raise ValueError(
-            f"the last message is to go on, and the chat template of {model} does not write it so that it can: end with the "
+            f"the last message is to go on, and the chat template of {model} does not write it so that it can go on: end with "
+            f"the "
             "user's"
         )
     return before if after.startswith(" ") else before.rstrip()  # a template that trims ends it so

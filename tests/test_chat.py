@@ -101,7 +101,10 @@ IMAGE = {"type": "image_url", "image_url": {"url": "a.png"}}
         ([{"role": "user", "content": [{"type": "text"}]}], "part 1 of message 1 has no text"),
         ([{"role": "user", "content": {"text": "a"}}], "the content of message 1 must be text or a list of parts"),
         ([{"role": "user", "content": None}], "the content of message 1 must be text or a list of parts, not None"),
-        ([said("user", "a"), said("assistant", "<think>b</think>c")], "does not write it so that it can go on"),
+        (
+            [said("user", "a"), said("assistant", "<think>b</think>c")],
+            "does not write it so that it can go on",
+        ),
     ),
 )
 def test_content_that_no_template_is_given(messages, error):
@@ -134,7 +137,7 @@ def test_every_reader_of_messages_reads_parts(tmp_path, monkeypatch):
         file.write_text(json.dumps({"messages": [*messages[:1], said("assistant", "yes")]}) + "\n")
         rows = read_rows([file], model, 16)
         assert not rows.skipped
-        prompts = [prompt for prompt, _ in read_prompts(None, messages)]
+        prompts = [prompt for prompt, _ in read_prompts(messages)]
         read.append([request.ids, engine.encode(question.prompt), pair.ids[: pair.first], rows.tokens.tolist()])
         assert [list(engine.encode(prompt)) for prompt in prompts] == [ids] == [list(own) for own in read[-1][:1]]
     assert read[0] == read[1]

@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from specjax.assembly.assemble import usual_drafter
 from support.conformance import DRAFT, TARGET, params
 
 import specjax
 from specjax import models
 from specjax.decode import Speculate
+from specjax.decode.speculate import usual_drafter
 from specjax.draft import ModelDrafter
 from specjax.models import tokenizer
 from specjax.models.text import encoded
 from specjax.search.stepwise import Asked
-from specjax.serve import engine as engine_module
+from specjax.serve import call as call_module
 from specjax.serve.engine import Engine
 from specjax.serve.prompts import read_prompts
 from specjax.serve.request import Record
@@ -77,20 +77,20 @@ def test_prompts_in_every_form(model, monkeypatch):
     assert [r.sample for r in two] == [0, 1] and alone[0].sample is None
     assert two[0].tokens == alone[0].tokens != two[1].tokens
     shown = []
-    monkeypatch.setattr(engine_module, "record_bar", bar_into(shown))
-    monkeypatch.setattr(engine_module, "bar_fits", lambda: True)
+    monkeypatch.setattr(call_module, "record_bar", bar_into(shown))
+    monkeypatch.setattr(call_module, "bar_fits", lambda: True)
     go([[1, 2, 3]])
     go([[1, 2, 3], [4, 5]], progress=False)
     assert shown == []
     go([[1, 2, 3], [4, 5]])
     assert shown[0] == 2 and sum(count for count, _ in shown[1:]) == 2 and "tokens a step" in shown[-1][1]
     monkeypatch.undo()
-    assert engine_module.bar_fits() is False
+    assert call_module.bar_fits() is False
     with jax.default_prng_impl("rbg"):  # the user's own choice is not ours
         assert [r.tokens for r in go([[1, 2, 3], [4, 5]], temperature=0.5)] == [r.tokens for r in alone]
     assert repr(alone[0]).startswith(f"Record([1, 2, 3] -> {alone[0].tokens!r}, length, 4 tokens in ")
     assert repr(Record.failed("x" * 100, "no")) == "Record('xxxxxxxxxxxxxxxxxxx...xxxxxxxxx' -> [], no)"
-    assert repr(engine_module.Engine(model, drafter="none")) == "Engine('toy', NoDrafter, float32)"
+    assert repr(Engine(model, drafter="none")) == "Engine('toy', NoDrafter, float32)"
 
 
 class Pieces:
@@ -147,11 +147,11 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 def test_what_is_one_prompt_and_what_several():
     one = ("def f():", [1, 2], np.arange(2), MESSAGES, {"prompt": "a"}, {"messages": MESSAGES})
-    assert [len(read_prompts(None, prompt)) for prompt in one] == [1] * len(one)
+    assert [len(read_prompts(prompt)) for prompt in one] == [1] * len(one)
     several = (["a", "b"], [[1], [2]], np.ones((2, 3), int), [MESSAGES, "a"], [{"prompt": "a"}, "b"], (p for p in "ab"))
-    assert [len(read_prompts(None, prompts)) for prompts in several] == [2] * len(several)
-    assert read_prompts(None, MESSAGES) == [(MESSAGES, {})] == read_prompts(None, {"messages": MESSAGES})
-    assert read_prompts(None, []) == []
+    assert [len(read_prompts(prompts)) for prompts in several] == [2] * len(several)
+    assert read_prompts(MESSAGES) == [(MESSAGES, {})] == read_prompts({"messages": MESSAGES})
+    assert read_prompts([]) == []
 
 
 class Tensor:
@@ -181,7 +181,7 @@ RIGHT = {"input_ids": [[5, 0, 0], [6, 7, 0]], "attention_mask": [[1, 0, 0], [1, 
 @pytest.mark.parametrize("array", (np.asarray, jnp.asarray, Tensor, list))
 def test_prompts_of_arrays_and_of_a_tokenizer(array, model):
     """Padding on either side is none of a prompt, and a real token that is the same id is."""
-    ids = lambda prompts: [prompt for prompt, _ in read_prompts(None, prompts)]
+    ids = lambda prompts: [prompt for prompt, _ in read_prompts(prompts)]
     for given in (LEFT, RIGHT):
         encoding = collections.UserDict({name: array(rows) for name, rows in given.items()})  # as transformers' is one
         assert ids(encoding) == ids([{name: array(rows[i]) for name, rows in given.items()} for i in range(2)])
@@ -198,8 +198,8 @@ def test_prompts_of_torch_and_transformers(model):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     encoding = transformers.BatchEncoding(LEFT, tensor_type="pt")
     assert isinstance(encoding["input_ids"], torch.Tensor)
-    assert [prompt for prompt, _ in read_prompts(None, encoding)] == [[5], [6, 7, 0]]
-    assert [prompt for prompt, _ in read_prompts(None, torch.tensor([[1, 2], [3, 4]]))] == [[1, 2], [3, 4]]
+    assert [prompt for prompt, _ in read_prompts(encoding)] == [[5], [6, 7, 0]]
+    assert [prompt for prompt, _ in read_prompts(torch.tensor([[1, 2], [3, 4]]))] == [[1, 2], [3, 4]]
     assert encoded(model, torch.tensor([1, 2], dtype=torch.int32)) == (1, 2)
 
 

@@ -166,5 +166,5 @@ def test_diffusion_models_take_no_processors():
     from specjax.models import Masked
 
     model = Model(MASKED, params()["target"], masked=Masked(MASK, False))
-    with pytest.raises(ValueError, match="logits_processors is a setting of an autoregressive one"):
+    with pytest.raises(ValueError, match="is a diffusion model, and drafts are verified by an autoregressive one"):
         specjax.generate(model, [[1, 2, 3]], decode=Speculate(processors=[no_repeat]))

@@ -6,6 +6,7 @@ from typing import Any
 
 from specjax import models
 from specjax.assembly.companions import Stored
+from specjax.assembly.line import line_of
 from specjax.assembly.line import lines as lines_of
 from specjax.assembly.registry import DRAFTERS, SAMPLERS, UNMASKS, build_drafter, make_unmask
 from specjax.bench.options import BenchOptions
@@ -79,13 +80,24 @@ def _masked_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[
     with_caches = lambda name: [f"{name}:cache={cache}" for cache in caches]
     asked = options.decode or with_caches("threshold")
     every = [line for name in UNMASKS for line in with_caches(name)]
-    first = ["fixed:cache=none"] if baseline else []
+    first = [_fixed(lines_of(asked))] if baseline else []
     engines, skipped = _made(
         options, model, dict.fromkeys([*first, *_every(asked, every)]), [*first, *lines_of(options.decode)]
     )
     if not engines:
         raise ValueError(skipped[0])
     return engines, skipped
+
+
+def _fixed(lines: Sequence[str]) -> str:
+    """The line of plain diffusion decoding, with what else the first of the others sets."""
+    own = next(
+        (way for way in map(read_decode, (line for line in lines if line != "all")) if isinstance(way, Diffusion)), None
+    )
+    usual = vars(Diffusion())
+    more = {} if own is None else {name: value for name, value in vars(own).items() if value != usual[name]}
+    more = {name: value for name, value in more.items() if name not in ("unmask", "cache")}
+    return line_of({"name": "fixed", "cache": "none", **more})
 
 
 def _canvas_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:

@@ -386,7 +386,6 @@ class Engine:
         )
         return turns if reader is None else with_prompt_logprobs(turns, reader, requests, slots)
 
-    @named
     def stream(
         self, prompt: Any, *, sampling: Sampling | None = None, chat: bool | Chat = False, **options: Any
     ) -> TextStream:

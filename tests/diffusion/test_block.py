@@ -324,7 +324,7 @@ def test_a_folder_says_how_it_is_decoded(folder):
         assert (other.decoder.align, other.decoder.policy) == ("prompt_end", Threshold(0.9))
     assert (type(engine.decoder).__name__, engine.decoder.block_length) == ("BlockDiffusion", 4)
     together = list(engine.run([engine.request([1, 2, 5], max_new_tokens=9), engine.request([7], max_new_tokens=6)]))
-    assert [r.new_tokens for r in engine.run([engine.request([1, 2, 5], max_new_tokens=9)], ignore_eos=True)] == [9]
+    assert [r.new_tokens for r in engine.run([engine.request([1, 2, 5], max_new_tokens=9, ignore_eos=True)])] == [9]
     (alone,) = engine.run([engine.request([7], max_new_tokens=6)])
     assert alone.tokens == together[1].tokens
 

@@ -16,7 +16,7 @@ from specjax import cli, models
 from specjax import decoder as decoding
 from specjax.bench.engines import engines_of
 from specjax.bench.options import BenchOptions
-from specjax.decode import Speculate
+from specjax.decode import Diffusion
 from specjax.diffusion import CanvasDiffusion, EntropyRenoise, Prefix, Threshold
 from specjax.diffusion.common import DRAW
 from specjax.evaluate.run import evaluate
@@ -210,18 +210,20 @@ def engine(model):
 @pytest.mark.slow
 def test_an_engine_completes(engine):
     assert engine.decoder.policy == EntropyRenoise(steps=3)
-    requests = [engine.request(list(ids), max_new_tokens=n) for ids, n in zip(PROMPTS, (7, 3, 13), strict=True)]
-    together = list(engine.run(requests, ignore_eos=True))
+    requests = [
+        engine.request(list(ids), max_new_tokens=n, ignore_eos=True) for ids, n in zip(PROMPTS, (7, 3, 13), strict=True)
+    ]
+    together = list(engine.run(requests))
     assert [r.new_tokens for r in together] == [7, 3, 13] and [r.finish_reason for r in together] == ["length"] * 3
-    assert [r.tokens for r in engine.run(requests, batch_size=1, ignore_eos=True)] == [r.tokens for r in together]
+    assert [r.tokens for r in engine.run(requests, batch_size=1)] == [r.tokens for r in together]
 
 
 @pytest.mark.slow
 def test_a_mesh_changes_nothing(engine):
     """Rows over `data`, heads, experts and vocabulary over `model`."""
     spread = Engine(engine.model, mesh="data=4,model=2")
-    requests = [engine.request(list(ids), max_new_tokens=8) for ids in PROMPTS]
-    alone, together = (list(one.run(requests, ignore_eos=True)) for one in (engine, spread))
+    requests = [engine.request(list(ids), max_new_tokens=8, ignore_eos=True) for ids in PROMPTS]
+    alone, together = (list(one.run(requests)) for one in (engine, spread))
     assert [r.tokens for r in alone] == [r.tokens for r in together]
 
 
@@ -238,10 +240,10 @@ def test_the_command_line_generates(model, folder, capsys, tmp_path):
         "8",
         "--json",
     ]
-    assert cli.main([*words, "--unmask", "entropy_renoise:steps=2"]) == 0
+    assert cli.main([*words, "--decode", "entropy_renoise:steps=2"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["new_tokens"] == 8 or record["finish_reason"] == "eos"
-    assert cli.main([*words, "--unmask", "threshold"]) == 2
+    assert cli.main([*words, "--decode", "threshold"]) == 2
     assert "choose entropy_renoise" in capsys.readouterr().err
 
 
@@ -250,18 +252,22 @@ def test_the_command_line_generates(model, folder, capsys, tmp_path):
     (
         ({"cache": "prefix"}, "exact cache of its text"),
         ({"cache": Prefix()}, "exact cache of its text"),
-        ({"cfg_scale": 1.0}, "exact cache of its text"),
+        ({"guidance": 1.0}, "exact cache of its text"),
         ({"block_length": 4}, f"canvases of {W} tokens, not of 4"),
         ({"unmask": Threshold()}, "no mask: unmask must be an EntropyRenoise"),
         ({"unmask": "entropy_renoise:bound=0"}, "bound > 0"),
         ({"unmask": "entropy_renoise:t_min=2"}, "t_min <= t_max"),
         ({"unmask": "entropy_renoise:margin=2"}, "has no field 'margin'"),
-        ({"drafter": "none"}, "drafter is a setting of an autoregressive one"),
     ),
 )
 def test_bad_settings(model, settings, said):
     with pytest.raises(ValueError, match=said):
-        Engine(model, **settings)
+        Engine(model, Diffusion(**settings))
+
+
+def test_a_drafter_is_not_for_it(model):
+    with pytest.raises(ValueError, match="drafts are verified by an autoregressive one: decode with a policy"):
+        Engine(model, drafter="none")
 
 
 @pytest.mark.parametrize(
@@ -283,12 +289,12 @@ def test_the_bench_compares_samplers(folder, tmp_path, capsys):
     (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": [5, 6, 7]}) + "\n")
     words = ["bench", "--model", str(folder), "--input", str(tmp_path / "in.jsonl"), "--max-new-tokens", "12", "--json"]
     words += ["--repeats", "1", "--ignore-eos"]
-    assert cli.main([*words, "--unmask", "entropy_renoise:steps=2"]) == 0
+    assert cli.main([*words, "--decode", "entropy_renoise:steps=2"]) == 0
     published, short = json.loads(capsys.readouterr().out)["rows"]
     assert (published["decoder"], short["decoder"]) == ("entropy_renoise", "entropy_renoise:steps=2")
     assert published["ratio_to_plain"] == 1 and short["tokens_per_step"] == 12 / 5  # two canvases, one of them stored
-    with pytest.raises(ValueError, match="is a diffusion model: --cache is not for it"):
-        engines_of(BenchOptions(model=str(folder), cache=("none",)))
+    with pytest.raises(ValueError, match="exact cache of its text"):
+        engines_of(BenchOptions(model=str(folder), decode=("entropy_renoise:cache=prefix",)))
     assert cli.main([words[0], "order", *words[1:-1]]) == 2
     assert "is text only once all of it is final" in capsys.readouterr().err
 
@@ -303,15 +309,15 @@ def test_it_is_asked_questions(tmp_path):
     canvas = models.Canvas(-1, False, 8, sampling=(("steps", 2),))
     model = models.Model(lm, params, tokenizer, (5,), "canvases", tmp_path, jnp.dtype("float32"), canvas)
     options = {"families": ("fill",), "limit": 2, "max_new_tokens": 8, "batch_size": 2}
-    found = evaluate(model, compare=("unmask=entropy_renoise:steps=3",), **options)
-    assert [row.decoder for row in found.rows] == ["unmask=entropy_renoise", "unmask=entropy_renoise:steps=3"]
+    found = evaluate(model, compare=("decode=entropy_renoise:steps=3",), **options)
+    assert [row.decoder for row in found.rows] == ["decode=entropy_renoise", "decode=entropy_renoise:steps=3"]
     assert [row.steps_per_answer for row in found.rows] == [2, 3]
 
 
 def test_it_can_be_planned(folder):
     """Shapes alone: a step of every layer, since they are of two kinds."""
     model = models.abstract(folder, "bfloat16", make_mesh("data=1,model=1", jax.devices()[:1]))
-    setup = planned.prepare(model, Speculate(), make_mesh("data=1,model=1", jax.devices()[:1]), batch=2, context=64)
+    setup = planned.prepare(model, Diffusion(), make_mesh("data=1,model=1", jax.devices()[:1]), batch=2, context=64)
     assert setup.decoder.block_length == W and setup.state.cache.key[0].shape == (2, 2, 64, 8)
     sizes = planned.sizes(setup)
     assert sizes.weights == sum(2 * leaf.size for leaf in jax.tree.leaves(model.params)) and sizes.cache > 0

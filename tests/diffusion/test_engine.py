@@ -9,7 +9,7 @@ import pytest
 
 from specjax import cli, models
 from specjax.assembly.registry import CACHES, UNMASKS, make_cache, make_unmask
-from specjax.decode import Diffusion
+from specjax.decode import Beam, Decode, Diffusion, SoftThinking, Speculate
 from specjax.models import LlamaConfig, LlamaLM, Masked
 from specjax.serve.engine import Engine
 
@@ -42,9 +42,11 @@ def engine(tiny):
 
 @pytest.mark.slow
 def test_completing_does_not_depend_on_the_batch(engine):
-    requests = [engine.request(ids, max_new_tokens=16) for ids in ([1, 2, 3], [4], [5, 6], [7, 8, 9, 10])]
-    together = list(engine.run(requests, batch_size=4, ignore_eos=True))
-    assert [r.tokens for r in engine.run(requests, batch_size=1, ignore_eos=True)] == [r.tokens for r in together]
+    requests = [
+        engine.request(ids, max_new_tokens=16, ignore_eos=True) for ids in ([1, 2, 3], [4], [5, 6], [7, 8, 9, 10])
+    ]
+    together = list(engine.run(requests, batch_size=4))
+    assert [r.tokens for r in engine.run(requests, batch_size=1)] == [r.tokens for r in together]
     for record in together:
         assert record.new_tokens == 16 and MASK not in record.tokens and record.finish_reason == "length"
         assert sum(n * count for n, count in enumerate(record.accepted)) == 16
@@ -55,27 +57,27 @@ def test_completing_does_not_depend_on_the_batch(engine):
 def test_any_number_of_new_tokens(engine):
     """The last block of a text is cut; what comes before it is of blocks from the prompt's end, as in Python."""
     for count in (3, 20):
-        (record,) = engine.run([engine.request([1, 2, 3], max_new_tokens=count)], ignore_eos=True)
+        (record,) = engine.run([engine.request([1, 2, 3], max_new_tokens=count, ignore_eos=True)])
         assert record.new_tokens == count and MASK not in record.tokens and record.finish_reason == "length"
         assert sum(n * times for n, times in enumerate(record.accepted)) == count
 
 
 def test_filling_in_before_a_suffix(engine):
-    request = engine.request([1, 2], suffix=[9, 8, 7], max_new_tokens=5)
-    (record,) = engine.run([request], ignore_eos=True)
+    request = engine.request([1, 2], suffix=[9, 8, 7], max_new_tokens=5, ignore_eos=True)
+    (record,) = engine.run([request])
     assert record.new_tokens == len(record.tokens) == 5 and record.suffix == [9, 8, 7]
-    (other,) = engine.run([engine.request([1, 2], suffix=[3, 3, 3], max_new_tokens=5)], ignore_eos=True)
-    (open_end,) = engine.run([engine.request([1, 2], max_new_tokens=5)], ignore_eos=True)
+    (other,) = engine.run([engine.request([1, 2], suffix=[3, 3, 3], max_new_tokens=5, ignore_eos=True)])
+    (open_end,) = engine.run([engine.request([1, 2], max_new_tokens=5, ignore_eos=True)])
     assert record.tokens != other.tokens != open_end.tokens  # the suffix is seen
 
 
 def test_a_stream_brings_the_new_text_alone(engine):
     from specjax.decoder import stream
 
-    request = engine.request([1, 2], suffix=[9, 8, 7], max_new_tokens=5)
-    state = engine.start([request], ignore_eos=True)
+    request = engine.request([1, 2], suffix=[9, 8, 7], max_new_tokens=5, ignore_eos=True)
+    state = engine.start([request])
     tokens = [t for progress in stream(engine.decoder, engine.params, state, 1) for t in progress.tokens[0]]
-    (record,) = engine.run([request], ignore_eos=True)
+    (record,) = engine.run([request])
     assert tokens[:5] == record.tokens and tokens[5:] == [9, 8, 7]
 
 
@@ -116,7 +118,7 @@ def test_the_end_of_a_turn_is_doubted_too(tiny):
     """LLaDA's own ids, without a tokenizer; the id of the token of that name, where there is one; and once only."""
     how = Masked(126336, False)
     model = models.Model(LlamaLM(dataclasses.replace(CONFIG, vocab_size=126464)), None, None, (126081,), masked=how)
-    doubted = lambda model, **options: Diffusion(ends="doubted").bind(model)[0].doubted
+    doubted = lambda model: Diffusion(ends="doubted").bind(model)[0].doubted
     assert doubted(model) == (126081, 126348)
     assert Diffusion(ends="never").bind(model)[0].never == (126081,)
     words = {"a": 0, "<|eot_id|>": 7}
@@ -133,27 +135,35 @@ def test_the_end_of_a_turn_is_doubted_too(tiny):
     (
         (
             "tiny",
-            {"drafter": "prompt_lookup"},
-            "tiny is a diffusion model: drafter is a setting of an autoregressive one",
+            Speculate("prompt_lookup"),
+            "tiny is a diffusion model, and drafts are verified by an autoregressive one",
         ),
-        ("tiny", {"logprobs": True}, "logprobs is a setting of an autoregressive one"),
-        ("plain", {"unmask": "threshold"}, "plain is an autoregressive model: unmask is a setting of a diffusion one"),
-        ("plain", {"block_length": 8}, "it takes drafter, verifier, cache, logprobs"),
+        ("tiny", SoftThinking(), "tiny is a diffusion model, and soft thinking is of autoregressive ones"),
+        ("tiny", Beam(2), "tiny is a diffusion model, and a beam search writes from left to right"),
+        ("plain", Diffusion("threshold"), "plain is an autoregressive model, which has no canvas to unmask"),
         ("tiny", {"unmask": "frob"}, "unknown unmask policy 'frob'; choose threshold"),
         ("tiny", {"unmask": "fixed+threshold"}, "'fixed' cannot stand before another"),
         ("tiny", {"cache": "frob"}, "unknown cache 'frob'; choose none"),
         ("tiny", {"block_length": 0}, "block_length must be at least 1"),
-        ("plain", {"cfg_scale": 0.0}, "cfg_scale is a setting of a diffusion one"),
         ("tiny", {"unmask": "credit+free_dave"}, "Credit cannot stand before FreeDave"),
         ("tiny", {"unmask": "credit+rcr"}, "Credit cannot stand before RunningConfidence"),
         ("tiny", {"unmask": "end_of_text+rcr"}, "EndOfText cannot stand before RunningConfidence"),
-        ("plain", {"logits_eos_inf": True}, "logits_eos_inf is a setting of a diffusion one"),
         ("tiny", {"sub_block": 3}, "sub_block is for models whose blocks do not see later ones"),
     ),
 )
 def test_settings_of_the_other_kind_of_model(request, which, options, said):
     with pytest.raises(ValueError, match=said):
-        Engine(str(request.getfixturevalue(which)), **options)
+        Engine(str(request.getfixturevalue(which)), options if isinstance(options, Decode) else Diffusion(**options))
+
+
+def test_log_probabilities_are_of_autoregressive_models(tiny):
+    with pytest.raises(ValueError, match="tiny is a diffusion model, whose records have no log-probabilities"):
+        Engine(str(tiny), logprobs=True)
+
+
+def test_ends_of_texts_have_two_words():
+    with pytest.raises(ValueError, match="ends has words of never and doubted, not 'maybe'"):
+        Diffusion(ends="never maybe")
 
 
 def test_a_diffusion_model_is_no_draft(tiny, plain):
@@ -190,7 +200,16 @@ def test_generate_takes_a_file_with_suffixes(tiny, tmp_path, capsys):
     ]
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    words = ("--input", str(source), "--json", "--max-new-tokens", "8", "--block-length", "4", "--ignore-eos")
+    words = (
+        "--input",
+        str(source),
+        "--json",
+        "--max-new-tokens",
+        "8",
+        "--decode",
+        "diffusion:block_length=4",
+        "--ignore-eos",
+    )
     status, out, err = run(capsys, "generate", "--model", str(tiny), *words)
     records = [json.loads(line) for line in out.splitlines()]
     assert status == 1 and "suffix must be a string or a list of token ids" in err
@@ -203,31 +222,54 @@ def test_generate_takes_a_file_with_suffixes(tiny, tmp_path, capsys):
 def test_the_command_line_says_what_does_not_go_together(tiny, plain, capsys):
     status, _, err = run(capsys, "generate", "--model", str(tiny), "--drafter", "none", "x")
     assert status == 2 and "diffusion model" in err
-    status, _, err = run(capsys, "bench", "--model", str(plain), "--unmask", "fixed")
-    assert status == 2 and "--unmask is not for it" in err
+    status, _, err = run(capsys, "bench", "--model", str(plain), "--decode", "fixed")
+    assert status == 2 and "has no canvas to unmask" in err
+
+
+POLICIES = ("fixed:", "threshold:threshold=0.3,")
 
 
 @pytest.mark.slow
 def test_bench_compares_policies_and_caches(tiny, tmp_path, capsys):
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": [1, 2]}\n{"prompt": [3]}\n')
-    words = ("--input", str(source), "--json", "--max-new-tokens", "8", "--block-length", "4", "--repeats", "1")
-    policies = ("--unmask", "fixed,threshold:threshold=0.3", "--cache", "none,dual:refresh=1")
+    words = (
+        "--input",
+        str(source),
+        "--json",
+        "--max-new-tokens",
+        "8",
+        "--repeats",
+        "1",
+    )
+    lines = [f"{policy}cache={cache},block_length=4" for policy in POLICIES for cache in ("none", "(dual:refresh=1)")]
+    policies = ("--decode", ",".join(lines))
     status, out, _ = run(capsys, "bench", "--model", str(tiny), *words, *policies)
     rows = {row["decoder"]: row for row in json.loads(out)["rows"]}
-    assert status == 0 and list(rows)[0] == "fixed/none" and len(rows) == 4
-    assert rows["fixed/none"]["tokens_per_step"] == 1.0 and rows["fixed/dual:refresh=1"]["identical_text"]
-    assert rows["threshold:threshold=0.3/none"]["tokens_per_step"] > 1
+    assert status == 0 and list(rows) == lines
+    assert rows[lines[0]]["tokens_per_step"] == 1.0 and rows[lines[1]]["identical_text"]
+    assert rows[lines[2]]["tokens_per_step"] > 1
 
 
 @pytest.mark.slow
 def test_bench_leaves_out_pairs_that_do_not_go_together(tiny, tmp_path, capsys):
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": [1, 2], "suffix": [3]}\n')
-    words = ("--input", str(source), "--json", "--max-new-tokens", "4", "--block-length", "4", "--repeats", "1")
-    status, out, err = run(capsys, "bench", "--model", str(tiny), *words, "--unmask", "wino")
+    words = (
+        "--input",
+        str(source),
+        "--json",
+        "--max-new-tokens",
+        "4",
+        "--repeats",
+        "1",
+        "--decode",
+        "wino:block_length=4,all",
+    )
+    status, out, err = run(capsys, "bench", "--model", str(tiny), *words)
     rows = [row["decoder"] for row in json.loads(out)["rows"]]
-    assert status == 0 and rows == ["fixed/none", "wino/none"] and err.count("left out") == 2
+    assert status == 0 and rows[:2] == ["fixed:cache=none,block_length=4", "wino:block_length=4"]
+    assert "left out wino:cache=prefix" in err and "threshold:cache=dual" in rows
 
 
 def test_policies_are_listed(capsys):

@@ -124,10 +124,10 @@ def test_a_line_of_text_names_the_guide(folders):
     model = models.load(folders / "diffusion", dtype="float32")
     engine = Engine(model, decode=Diffusion(unmask=f"guided:model={folders / 'guide'},top=4", block_length=8))
     assert isinstance(engine.decoder.policy, Guided) and engine.decoder.policy.top == 4
-    (record,) = engine.run([engine.request(list(PROMPTS[0]), max_new_tokens=16)], ignore_eos=True)
+    (record,) = engine.run([engine.request(list(PROMPTS[0]), max_new_tokens=16, ignore_eos=True)])
     assert [*PROMPTS[0], *record.tokens] == slow(0, 4)[0]
     given = Engine(model, decode=Diffusion(unmask=(Guided(GUIDE, 4), {"guide": everything()["guide"]}), block_length=8))
-    (again,) = given.run([given.request(list(PROMPTS[0]), max_new_tokens=16)], ignore_eos=True)
+    (again,) = given.run([given.request(list(PROMPTS[0]), max_new_tokens=16, ignore_eos=True)])
     assert again.tokens == record.tokens
     with pytest.raises(ValueError, match="Guided needs parameters of its own"):
         Engine(model, decode=Diffusion(unmask=Guided(GUIDE)))

@@ -112,14 +112,14 @@ def test_a_filter_is_trained_written_and_read(tmp_path, capsys):
         str(tmp_path / "taught"),
         decode=Diffusion(unmask=f"learn2pd:model={tmp_path / 'filter'},threshold=0.8", block_length=4),
     )
-    (record,) = engine.run([engine.request([1, 2], max_new_tokens=8)], ignore_eos=True)
+    (record,) = engine.run([engine.request([1, 2], max_new_tokens=8, ignore_eos=True)])
     assert record.tokens == [3, 4, 5, 6, 3, 4, 5, 6] and record.steps == 2
     stacked = Engine(
         str(tmp_path / "taught"),
         decode=Diffusion(unmask=f"end_of_text+learn2pd:model={tmp_path / 'filter'},threshold=0.8"),
     )
     assert isinstance(stacked.decoder.policy, EndOfText) and stacked.decoder.block_length == 4
-    (again,) = stacked.run([stacked.request([1, 2], max_new_tokens=8)], ignore_eos=True)
+    (again,) = stacked.run([stacked.request([1, 2], max_new_tokens=8, ignore_eos=True)])
     assert again.tokens == record.tokens
     with pytest.raises(ValueError, match="was trained for the target"):
         Engine(str(tmp_path / "model"), decode=Diffusion(unmask=f"learn2pd:model={tmp_path / 'filter'}"))

@@ -10,6 +10,7 @@ import specjax
 from specjax import models
 from specjax.bench import goodput, jobs
 from specjax.models import ModelError
+from specjax.serve.sampling import Sampling
 from specjax.sharding import make_mesh
 from specjax.train.command import prepare
 from specjax.train.options import TrainOptions
@@ -110,16 +111,16 @@ def test_sums_are_rounded_once(references, tmp_path):
 
 @pytest.mark.slow
 def test_it_writes_as_the_model_does_that_has_it(references, tmp_path):
-    """By the engine's option too."""
+    """As `load` merges it."""
     folder = references("llama3").folder
     shapes, stored = shapes_of(folder, MODULES["llama3"])
     pairs = adapter(tmp_path / "lora", shapes)
     whole = summed(folder, tmp_path / "sum", stored, pairs, 2.0)
-    ask = dict(prompts=[[5, 6, 7, 8]], max_new_tokens=12, drafter="none", ignore_eos=True)
+    ask = dict(prompts=[[5, 6, 7, 8]], max_new_tokens=12, drafter="none", sampling=Sampling(ignore_eos=True))
     (got,) = specjax.generate(models.load(str(folder), adapter=tmp_path / "lora"), **ask)
     assert got.tokens == specjax.generate(str(whole), **ask)[0].tokens != specjax.generate(str(folder), **ask)[0].tokens
-    with pytest.raises(ValueError, match="adapter and longest are for a model that is loaded here"):
-        specjax.generate(models.load(models.load(folder), adapter=tmp_path / "lora"), **ask)
+    with pytest.raises(ValueError, match="adapter, longest and revision are for a model that is read"):
+        models.load(models.load(folder), adapter=tmp_path / "lora")
 
 
 @pytest.mark.slow

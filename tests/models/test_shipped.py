@@ -58,8 +58,8 @@ def theirs(model, prompts):
 def greedy(model, prompts, drafter, theirs):
     wanted, logits, margin = theirs
     engine = Engine(model, drafter=drafter)
-    requests = [engine.request(p, max_new_tokens=NEW) for p in prompts[:5]]
-    for i, record in enumerate(engine.run(requests, batch_size=5, ignore_eos=True)):
+    requests = [engine.request(p, max_new_tokens=NEW, ignore_eos=True) for p in prompts[:5]]
+    for i, record in enumerate(engine.run(requests, batch_size=5)):
         margin.compare(record.tokens, wanted[i], logits[i], len(requests[i].ids))
     margin.close()
 
@@ -74,12 +74,12 @@ def test_greedy_equals_transformers(model, prompts, theirs, drafter):
 def sampled(model, prompts):
     """Plain sampling at temperature 1, half of the rows with top-p, one row at a time."""
     engine = Engine(model, drafter="none")
-    return [next(iter(engine.run([r], ignore_eos=True))).tokens for r in _requests(engine, prompts)]
+    return [next(iter(engine.run([r]))).tokens for r in _requests(engine, prompts)]
 
 
 def _requests(engine, prompts):
     return [
-        engine.request(p, max_new_tokens=NEW, temperature=1.0, top_p=0.9 if i % 2 else 1.0, seed=11)
+        engine.request(p, max_new_tokens=NEW, temperature=1.0, top_p=0.9 if i % 2 else 1.0, seed=11, ignore_eos=True)
         for i, p in enumerate(prompts)
     ]
 
@@ -89,10 +89,10 @@ def _requests(engine, prompts):
 def test_sampled_text_is_the_same_in_any_batch(model, prompts, sampled, drafter):
     engine = Engine(model, drafter=drafter)
     requests = _requests(engine, prompts)
-    together = [r.tokens for r in engine.run(requests, batch_size=8, ignore_eos=True)]
+    together = [r.tokens for r in engine.run(requests, batch_size=8)]
     assert together == sampled
     if drafter == SAMPLED[-1]:
-        assert [next(iter(engine.run(requests[:1], ignore_eos=True))).tokens] == sampled[:1]
+        assert [next(iter(engine.run(requests[:1]))).tokens] == sampled[:1]
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from support.mesh_law import SMALLER as TARGET
 import specjax
 from specjax import cli
 from specjax import decoder as decoding
-from specjax.decode import Superposed
 from specjax.draft.datastore import build
 from specjax.lm import Block, Wants
 from specjax.models.tabular import TabularLM

@@ -1,7 +1,6 @@
 """What published diffusion samplers wrote on tiny models, and how this library's runs are compared with it."""
 
 import contextlib
-import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -11,8 +10,9 @@ import jax
 import numpy as np
 
 from specjax import models
-from specjax.assembly.assemble import Plan
+from specjax.assembly.line import extended
 from specjax.assembly.registry import make_cache, make_unmask
+from specjax.decode import Diffusion
 from specjax.models import ModelError
 from specjax.serve.engine import Engine
 
@@ -24,6 +24,12 @@ REQUEST = ("temperature", "top_p", "top_k")  # arguments of a request; the other
 def _every_line():
     files = sorted(FOLDER.glob("traces*.jsonl"))
     return [json.loads(text) for file in files for text in file.read_text().splitlines()]
+
+
+ENDS = {"logits_eos_inf": "never", "confidence_eos_eot_inf": "doubted"}
+NAMES = {"cfg_scale": "guidance"}
+KNOWN = (*Diffusion.__dataclass_fields__, *ENDS, *NAMES, "filter")
+"""What lines of the folder call the settings of a diffusion model."""
 
 
 @functools.cache
@@ -39,8 +45,8 @@ def lines():
 @functools.cache
 def _can_be_said(name, call):
     """Whether there are the model's kind, the policies and the arguments of a call."""
-    call, known = json.loads(call), {field.name for field in dataclasses.fields(Plan)}
-    if not call.keys() <= {*known, *REQUEST, "ignore_eos"} or "unmask" not in call:
+    call = json.loads(call)
+    if not call.keys() <= {*KNOWN, *REQUEST, "ignore_eos"} or "unmask" not in call:
         return False
     try:
         make_unmask(call["unmask"]), make_cache(call["cache"])
@@ -65,8 +71,10 @@ def engine_of(line):
     """The engine that a line asks for."""
     call = {k: v for k, v in line["call"].items() if k not in (*REQUEST, "ignore_eos")}
     if "filter" in call:
-        call["filter"] = str(FOLDER / call["filter"])
-    return Engine(model(line["model"]), **call)
+        call["unmask"] = extended(call["unmask"], f"model={FOLDER / call.pop('filter')}")
+    ends = [word for name, word in ENDS.items() if call.pop(name, False)]
+    named = {NAMES.get(name, name): value for name, value in call.items() if value is not None}
+    return Engine(model(line["model"]), Diffusion(**named, ends=" ".join(ends)))
 
 
 @contextlib.contextmanager
@@ -90,8 +98,9 @@ def start(lines):
     """The engine of these lines, and a state that holds them."""
     engine = engine_of(lines[0])
     sampling = {k: v for k, v in lines[0]["call"].items() if k in REQUEST}
+    sampling["ignore_eos"] = lines[0]["call"].get("ignore_eos", True)
     requests = [engine.request(line["prompt"], max_new_tokens=line["gen_length"], **sampling) for line in lines]
-    return engine, engine.start(requests, ignore_eos=lines[0]["call"].get("ignore_eos", True))
+    return engine, engine.start(requests)
 
 
 @small_programs()

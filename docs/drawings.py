@@ -35,7 +35,7 @@ WAY = (
     Stop(
         "prefill",
         "target and drafter read all but the prompt's last token",
-        (("specjax.speculative", "Speculative.insert"), ("specjax.draft.base", "Drafter.prefill")),
+        (("specjax.speculative", "Speculative.prefill"), ("specjax.draft.base", "Drafter.prefill")),
     ),
     Stop("loop", "steps until a row ends, without the host", (("specjax.decoder", "run_program"),)),
     Stop(

@@ -16,6 +16,7 @@ with startup.without_remarks():
 
 from specjax import decoder, draft, expand, sampling, verify
 from specjax.decoder import run, stream
+from specjax.prompts import Prompts
 from specjax.speculative import Speculative, StepInfo, speculative
 from specjax.state import DecodeState, Finish
 from specjax.tree import Topology, Tree
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DecodeState",
     "Finish",
+    "Prompts",
     "Speculative",
     "StepInfo",
     "Topology",

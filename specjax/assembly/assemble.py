@@ -277,9 +277,9 @@ def _autoregressive(model, plan, mesh, rows):
         verifier,
         logprobs=plan.logprobs,
         mesh=mesh,
-        logits_processors=plan.logits_processors,
-        rings=has_rings(target),
+        processors=plan.logits_processors,
     )
+    decoder = decoder.with_rings() if has_rings(target) else decoder
     params = {"target": target_params, "draft": draft_params}
     params |= {} if verify_params is None else {"verify": verify_params}
     if mesh is not None and not model.abstract:

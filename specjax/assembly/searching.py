@@ -123,7 +123,7 @@ def thinking(model: Any, plan: Any, mesh: Any) -> tuple[Any, Any]:
         end_of_think=_end(model, plan.end_of_think),
         logprobs=plan.logprobs,
         mesh=mesh,
-        logits_processors=plan.logits_processors,
+        processors=plan.logits_processors,
     )
     params = {"target": target_params, "draft": None}
     if mesh is not None and not model.abstract:

@@ -15,6 +15,7 @@ import numpy as np
 
 from specjax import decoder as decoding
 from specjax.decoder import Decoder, Needs
+from specjax.prompts import Prompts
 from specjax.sampling.noise import keys_of
 from specjax.sampling_params import USUAL, Form, SamplingArrays
 from specjax.serve.race import Race
@@ -211,25 +212,22 @@ class Slots:
         given = [self.served.given(request) for request in requests]
         begin = 1 if prefix is None else prefix.length
         size = begin + -(-(max(map(len, given)) - begin) // width) * width
-        prompts = np.zeros((self.share, size), np.int32)
+        tokens = np.zeros((self.share, size), np.int32)
         for row, ids in enumerate(given):
-            prompts[row, : len(ids)] = ids
+            tokens[row, : len(ids)] = ids
         eos = self.served.eos or (-1,)
         ends = [len(r.ids) + r.max_new_tokens + len(r.suffix_ids) for r in requests]
-        return decoding.insert(
-            self.served.decoder,
-            self.served.params,
-            state,
-            np.asarray(rows),
-            prompts,
+        prompts = Prompts(
+            tokens,
             np.asarray([len(ids) for ids in given], np.int32),
             keys_of(jax.device_put(keys)),  # `jnp.asarray` would compile a program
-            limit=np.minimum(ends, self.served.max_length).astype(np.int32),
-            sampling=SamplingArrays.of_rows(requests, self.form),
-            eos=np.broadcast_to(np.asarray(eos, np.int32), (self.share, len(eos))),
-            width=width,
-            **({} if prefix is None else {"prefix": prefix}),
+            np.minimum(ends, self.served.max_length).astype(np.int32),
+            SamplingArrays.of_rows(requests, self.form),
+            np.broadcast_to(np.asarray(eos, np.int32), (self.share, len(eos))),
+            width,
         )
+        decoder, params = self.served.decoder, self.served.params
+        return decoding.insert(decoder, params, state, np.asarray(rows), prompts, prefix=prefix)
 
 
 def serve(

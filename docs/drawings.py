@@ -30,7 +30,7 @@ WAY = (
     Stop(
         "rows",
         "a free row takes the next request",
-        (("specjax.serve.slots", "serve"), ("specjax.serve.slots", "Slots.insert")),
+        (("specjax.serve.slots", "Loop"), ("specjax.serve.slots", "Slots.insert")),
     ),
     Stop(
         "prefill",

@@ -24,6 +24,7 @@ from specjax.tree import Topology, Tree
 if TYPE_CHECKING:
     from specjax import models as models
     from specjax import viz as viz
+    from specjax.serve.engine import Engine as Engine
     from specjax.serve.engine import generate as generate
     from specjax.serve.score import score as score
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DecodeState",
+    "Engine",
     "Finish",
     "Prompts",
     "Speculative",
@@ -57,8 +59,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str):
-    if name == "generate":
-        return importlib.import_module("specjax.serve.engine").generate
+    if name in ("Engine", "generate"):
+        return getattr(importlib.import_module("specjax.serve.engine"), name)
     if name == "score":
         return importlib.import_module("specjax.serve.score").score
     if name == "models":

@@ -34,13 +34,15 @@ from specjax.serve.options import (
 )
 from specjax.serve.prompt_logprobs import with_prompt_logprobs
 from specjax.serve.prompts import read_prompts
+from specjax.serve.race import Race
 from specjax.serve.record_bar import Speed, bar_fits, in_notebook, record_bar
 from specjax.serve.request import Record, Request, needs_of, rows_of, several
 from specjax.serve.selecting import Chooser, selected
-from specjax.serve.slots import OnText, Served, Slots, Timing, Turn, in_order, serve
+from specjax.serve.slots import Loop, Served, Slots, Timing, Turn, in_order
 from specjax.serve.stream import TextStream
 from specjax.serve.text import user_turn
 from specjax.serve.text_reader import Reader, power_of_two
+from specjax.serve.watch import OnText, Watch
 from specjax.sharding import distributed, make_mesh
 from specjax.soft import SoftThinking
 from specjax.verify import Verifier
@@ -399,20 +401,19 @@ class Engine:
                 f"{self.decoder.slack} of them for what a step writes ahead; leave it out, or give at least that"
             )
         reader = self.reader() if prompt_logprobs else None
-        turns = serve(
-            self.served(ignore_eos),
+        needs = dataclasses.replace(needs_of(requests), brief=False) if needs is None else needs
+        loop = Loop(
+            Slots(self.served(ignore_eos), slots, capacity or self.capacity(requests), needs.form),
             list(requests),
             self.keys(requests) if keys is None else keys,
-            self.timing,
-            slots=slots,
-            capacity=capacity or self.capacity(requests),
-            stop=tuple(stop),
-            on_text=on_text,
-            on_end=self._ended,
+            needs,
+            timing=self.timing,
             prefix=prefix,
-            needs=dataclasses.replace(needs_of(requests), brief=False) if needs is None else needs,
-            race=race,
+            watch=Watch.of(self.model.tokenizer, requests, tuple(stop), on_text),
+            race=Race(requests) if race else None,
+            on_end=self._ended,
         )
+        turns = loop.turns()
         return turns if reader is None else with_prompt_logprobs(turns, reader, requests, slots)
 
     def stream(

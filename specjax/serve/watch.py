@@ -1,6 +1,6 @@
 """The texts of running rows: handed out as they come, and ended where a stop string is complete."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from specjax.models.text import new_text
@@ -20,6 +20,14 @@ class Watch:
         self.tokenizer, self.stop, self.on_text = tokenizer, stop, on_text
         self._texts: dict[int, _Text] = {}
         self._ends: dict[int, End] = {}
+
+    @classmethod
+    def of(
+        cls, tokenizer: Any, requests: Sequence[Request], stop: tuple[str, ...], on_text: OnText | None
+    ) -> "Watch | None":
+        """What watches these requests; None where nothing is to be found or handed out."""
+        watched = stop or on_text or any(request.stop for request in requests)
+        return cls(tokenizer, stop, on_text) if watched else None
 
     def __call__(self, host: Any, held: dict[int, tuple[int, Request]]) -> list[int]:
         """The running rows that wrote a stop string."""

@@ -1,5 +1,0 @@
-"""Another name of `specjax.serve.engine`."""
-
-from specjax.serve.engine import Engine, generate
-
-__all__ = ["Engine", "generate"]

@@ -30,12 +30,12 @@ WAY = (
     Stop(
         "rows",
         "a free row takes the next request",
-        (("specjax.serve.slots", "serve"), ("specjax.serve.slots", "Slots.insert")),
+        (("specjax.serve.slots", "Loop"), ("specjax.serve.slots", "Slots.insert")),
     ),
     Stop(
         "prefill",
         "target and drafter read all but the prompt's last token",
-        (("specjax.speculative", "Speculative.insert"), ("specjax.draft.base", "Drafter.prefill")),
+        (("specjax.speculative", "Speculative.prefill"), ("specjax.draft.base", "Drafter.prefill")),
     ),
     Stop("loop", "steps until a row ends, without the host", (("specjax.decoder", "run_program"),)),
     Stop(

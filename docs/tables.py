@@ -266,7 +266,7 @@ def rings() -> Iterator[tuple[str, ...]]:
         windows = [lm.config.window(i) for i in range(lm.num_layers)]
         sizes = []
         for rings in (False, True):
-            target = speculative(lm, rings=rings).target
+            target = speculative(lm).with_rings().target if rings else lm
             cache = jax.eval_shape(lambda target=target: target.init_cache(1, tokens, dtype))
             sizes.append(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache)))
         several = f"{sum(window is not None for window in windows)} of {len(windows)}"

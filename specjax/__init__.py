@@ -16,6 +16,7 @@ with startup.without_remarks():
 
 from specjax import decoder, draft, expand, sampling, verify
 from specjax.decoder import run, stream
+from specjax.prompts import Prompts
 from specjax.speculative import Speculative, StepInfo, speculative
 from specjax.state import DecodeState, Finish
 from specjax.tree import Topology, Tree
@@ -41,6 +42,7 @@ __all__ = [
     "load",
     "DecodeState",
     "Finish",
+    "Prompts",
     "Speculative",
     "StepInfo",
     "Topology",

@@ -4,7 +4,6 @@ stream of short calls."""
 import abc
 import dataclasses
 import functools
-import inspect
 from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol, Self
 
@@ -13,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.about import Named
-from specjax.names import check_keywords, named
-from specjax.sampling import SamplingArrays
-from specjax.sampling_params import USUAL, Form
+from specjax.names import named
+from specjax.prompts import OPEN, Prompts, check_padding
+from specjax.sampling_params import USUAL, Form, SamplingArrays
 from specjax.settings import settle, settled
+from specjax.sharding.ambient import under
 from specjax.sharding.rules import constrain
 from specjax.state import Finish, Rows
 
@@ -42,13 +42,13 @@ class Decoder(Protocol):
     """What every decoder is: pure functions over a state whose leading fields are those of `Rows`. Hashable.
 
     `params` is `{"target": ...}` and what else the decoder names. None of these functions is jitted; those of this module are.
-    A decoder extends this class, which gives it `init` and the defaults of the rest, and whose methods are traced under
-    settings of their own (`specjax.settings`), whatever those of the caller are.
+    A decoder extends this class, which gives it `init`, `insert` and the defaults of the rest, and whose methods are traced
+    under settings of their own (`specjax.settings`), whatever those of the caller are.
     """
 
     def __init_subclass__(cls, **more: Any):
         super().__init_subclass__(**more)
-        settle(cls, frozenset(("empty", "insert", "read_prefix", "step")))
+        settle(cls, frozenset(("empty", "prefill", "read_prefix", "step")))
 
     @property
     def fills_in(self) -> bool:
@@ -57,7 +57,7 @@ class Decoder(Protocol):
 
     @property
     def reads_prefix(self) -> bool:
-        """Whether it has `read_prefix`, its `insert` takes a `prefix`, and reading a prompt has no use for the row's key."""
+        """Whether it has `read_prefix`, its `prefill` takes a `prefix`, and reading a prompt has no use for the row's key."""
         return False
 
     @property
@@ -106,26 +106,15 @@ class Decoder(Protocol):
         """
         ...
 
-    def insert(
-        self, params: PyTree, state: Any, rows: jax.Array, prompts: jax.Array, lengths: jax.Array, row_keys: jax.Array, *,
-        limit: jax.Array, sampling: SamplingArrays, eos: jax.Array | None = None, width: int | None = None,
-    ) -> Any:  # fmt: skip
-        """Puts new prompts into rows, whatever those held.
+    def prefill(self, params: PyTree, state: Any, prompts: Prompts) -> Any:
+        """R rows of their own that hold these prompts, and what is computed of them before their first step: for `insert`.
+
+        One that `reads_prefix` takes a `prefix` besides.
 
         Args:
           params: the parameters.
-          state: of B rows.
-          rows: `[R]` int32, where they go; B or more drops one (padding).
-          prompts: `[R, P]` int32, right-padded.
-          lengths: `[R]` int32, at least 1.
-          row_keys: `[R]` typed keys (`specjax.sampling.row_keys`, or `jax.random.split`): one a row, whose noise is its own.
-          limit: `[R]` int32, the text length at which a row stops, at most L - `slack`.
-          sampling: of R rows.
-          eos: `[R, K]` int32, -1 padded, or None.
-          width: tokens of the prompt that are read together.
-
-        Raises:
-          ValueError: outside jit, where a row does not fit, see `check_rows`.
+          state: of B rows, which are like those to make.
+          prompts: of R rows.
         """
         ...
 
@@ -135,23 +124,48 @@ class Decoder(Protocol):
 
     @named
     @settled
-    def init(
-        self, params: PyTree, prompts: jax.Array, lengths: jax.Array, row_keys: jax.Array, *, limit: jax.Array,
-        sampling: SamplingArrays, capacity: int, eos: jax.Array | None = None, cache_dtype: Any = None,
-    ) -> Any:  # fmt: skip
+    def init(self, params: PyTree, prompts: Prompts, *, capacity: int, cache_dtype: Any = None) -> Any:
         """`empty` and `insert` in one, each under jit: a state whose rows are these prompts.
+
+        Args:
+          params: the parameters.
+          prompts: of B rows.
+          capacity: see `empty`.
+          cache_dtype: likewise.
 
         Raises:
           ValueError: outside jit, where a row does not fit, see `check_rows`.
         """
-        batch = prompts.shape[0]
-        check_rows(self, capacity, prompts, lengths, row_keys, limit, sampling, eos)
-        eos_width = 1 if eos is None else eos.shape[1]
-        state = empty(self, params, batch, capacity, cache_dtype, eos_width, form=sampling.form)
-        rows = np.arange(batch, dtype=np.int32)
-        return _put_in(
-            self, params, state, rows, prompts, lengths, row_keys, limit=limit, sampling=sampling, eos=eos, width=None
-        )
+        batch = prompts.tokens.shape[0]
+        check_rows(self, capacity, prompts)
+        eos_width = 1 if prompts.eos is None else prompts.eos.shape[1]
+        state = empty(self, params, batch, capacity, cache_dtype, eos_width, form=prompts.sampling.form)
+        return _put_in(self, params, state, np.arange(batch, dtype=np.int32), prompts, None)
+
+    @named
+    @settled
+    def insert(self, params: PyTree, state: Any, rows: jax.Array, prompts: Prompts, *, prefix: Any = None) -> Any:
+        """Puts new prompts into rows, whatever those held.
+
+        Args:
+          params: the parameters.
+          state: of B rows.
+          rows: `[R]` int32, where they go; B or more drops one (padding).
+          prompts: of R rows, with limits of at most L - `slack`.
+          prefix: from `read_prefix`, of a decoder that `reads_prefix`: every prompt begins with its tokens, or is just them;
+            only the rest is read.
+
+        Raises:
+          ValueError: outside jit, where a row does not fit, see `check_rows`; on a prefix where none is read.
+        """
+        batch, capacity = state.tokens.shape
+        check_rows(self, capacity, prompts, rows, batch)
+        if prefix is not None and not self.reads_prefix:
+            raise ValueError(f"a {type(self).__name__} reads no prefix for many prompts: leave it out")
+        mesh, axes = getattr(self, "mesh", None), self.axes(state)
+        with under(mesh):
+            fresh = self.prefill(params, state, prompts, **({} if prefix is None else {"prefix": prefix}))
+            return constrain(mesh, axes, state.place(rows, fresh, axes))
 
 
 class Decode(abc.ABC):
@@ -191,36 +205,28 @@ def on_host(*arrays: Any) -> bool:
     return all(not isinstance(x, jax.core.Tracer) and getattr(x, "is_fully_addressable", True) for x in arrays)
 
 
-def check_rows(
-    decoder: Decoder, capacity: int, prompts: Any, lengths: Any, row_keys: Any, limit: Any, sampling: SamplingArrays,
-    eos: Any = None, rows: Any = None, batch: int = 0,
-) -> None:  # fmt: skip
+def check_rows(decoder: Decoder, capacity: int, prompts: Prompts, rows: Any = None, batch: int = 0) -> None:
     """Checks shapes and the kind of keys, and on the host rows one by one; under jit limits are cut to the capacity instead.
 
     Args:
       decoder: that is to hold them.
       capacity: L.
-      prompts: see `Decoder.insert`.
-      lengths: likewise.
-      row_keys: likewise.
-      limit: likewise.
-      sampling: likewise.
-      eos: likewise.
-      rows: likewise; those of `batch` and more are padding, and not looked at. None: all count.
+      prompts: that are to enter.
+      rows: see `Decoder.insert`; those of `batch` and more are padding, and not looked at. None: all count.
       batch: B.
 
     Raises:
       ValueError: on another shape or kind, and where rows do not fit: naming the first of them, and what it needs.
     """
-    _check_shapes(prompts, lengths, row_keys, limit, sampling, eos)
-    if not on_host(lengths, limit, rows):
+    prompts.check()
+    if not on_host(prompts.lengths, prompts.limit, rows):
         return
-    lengths, limit, rows = jax.device_get((lengths, limit, rows))
-    lengths, limit = np.asarray(lengths), np.broadcast_to(limit, np.shape(lengths))
+    lengths, limit, rows = jax.device_get((prompts.lengths, prompts.limit, rows))
+    lengths, limit = np.asarray(lengths), np.asarray(limit)
     counts = np.ones(lengths.shape, bool) if rows is None else np.asarray(rows) < batch
-    least = lengths if decoder.fills_in else lengths + 1
-    for row in np.flatnonzero(counts & ((lengths < 1) | (lengths > prompts.shape[1]))):
-        raise ValueError(f"prompt {row} is said to have {lengths[row]} tokens: give 1 to {prompts.shape[1]}")
+    least, size = lengths if decoder.fills_in else lengths + 1, prompts.tokens.shape[1]
+    for row in np.flatnonzero(counts & ((lengths < 1) | (lengths > size))):
+        raise ValueError(f"prompt {row} is said to have {lengths[row]} tokens: give 1 to {size}")
     for row in np.flatnonzero(counts & (limit < least)):
         raise ValueError(
             f"prompt {row} has {lengths[row]} tokens: its limit must be at least {least[row]}, got {limit[row]}"
@@ -231,58 +237,15 @@ def check_rows(
             f"prompt {row} has a limit of {limit[row]} tokens, and this decoder writes up to {decoder.slack} beyond it: that "
             f"does not fit a capacity of {capacity}, give at least {needed}"
         )
-    if not on_host(prompts):
+    if not on_host(prompts.tokens):
         return
-    prompts = np.asarray(jax.device_get(prompts))
-    _check_padding(prompts, lengths, np.flatnonzero(counts & (lengths < prompts.shape[1])))
+    tokens = np.asarray(jax.device_get(prompts.tokens))
+    check_padding(tokens, lengths, np.flatnonzero(counts & (lengths < size)))
     for row in np.flatnonzero(counts):
-        decoder.check_row(prompts[row, : lengths[row]], int(limit[row]))
-
-
-def _check_shapes(prompts, lengths, row_keys, limit, sampling, eos):
-    """That arrays are of the prompts' rows; a single key would be broadcast, and all rows have the same noise."""
-    if np.ndim(prompts) != 2:
-        raise ValueError(f"prompts are of shape {np.shape(prompts)}: give [R, P], a row each")
-    count = len(prompts)
-    if not jnp.issubdtype(getattr(row_keys, "dtype", np.dtype(int)), jax.dtypes.prng_key):
-        raise ValueError(
-            "row_keys are not typed keys: make them with specjax.sampling.row_keys(seed, ids) or "
-            "jax.random.split(jax.random.key(seed), rows); old ones of jax.random.PRNGKey go through jax.random.wrap_key_data"
-        )
-    if str(jax.random.key_impl(row_keys)) != "threefry2x32":
-        raise ValueError(
-            f"row_keys are {jax.random.key_impl(row_keys)} keys: jax.random.key(seed, impl='threefry2x32') makes one that fits"
-        )
-    if row_keys.shape != (count,):
-        raise ValueError(
-            f"row_keys are of shape {row_keys.shape}, and there are {count} prompts: give a key a row, since each has noise "
-            f"of its own: specjax.sampling.row_keys(seed, ids), or jax.random.split(key, {count})"
-        )
-    if np.shape(lengths) != (count,):
-        raise ValueError(f"lengths are of shape {np.shape(lengths)}: give one a prompt, [{count}]")
-    if np.shape(limit) not in ((), (1,), (count,)):
-        raise ValueError(f"limit is of shape {np.shape(limit)}: give one a prompt, [{count}]")
-    if len(sampling.temperature) not in (1, count):
-        raise ValueError(
-            f"sampling is of {len(sampling.temperature)} rows: specjax.sampling.SamplingArrays.make({count}) fits"
-        )
-    if eos is not None and (np.ndim(eos) != 2 or len(eos) not in (1, count)):
-        raise ValueError(
-            f"eos is of shape {np.shape(eos)}: give [{count}, K], the ids of each row, -1 where it has fewer"
-        )
-
-
-def _check_padding(prompts, lengths, short):
-    """That prompts are not padded on the left: shorter ones all begin with so many times one id, and do not end with one."""
-    if not short.size:
-        return
-    pads = prompts.shape[1] - lengths
-    begin = {token for row in short for token in prompts[row, : pads[row]]}
-    more = any(prompts[row, pads[row]] in begin for row in short)
-    if len(begin) == 1 and not more and any(len(set(prompts[row, lengths[row] :])) > 1 for row in short):
-        raise ValueError(
-            f"prompt {short[0]} is padded on the left with the id {begin.pop()}: pad on the right (padding_side='right')"
-        )
+        given = tokens[row, : lengths[row]]
+        if not decoder.fills_in and (given == OPEN).any():
+            raise ValueError(f"prompt {row} holds {OPEN}, an open position, and this decoder writes from left to right")
+        decoder.check_row(given, int(limit[row]))
 
 
 NO_LIMIT = 2**31 - 1
@@ -324,45 +287,27 @@ def run_program(
     return jax.lax.while_loop(more, body, (jnp.int32(0), state))[1]
 
 
+@named
 @settled
-def insert(
-    decoder: Decoder, params: PyTree, state: Any, rows: Any, prompts: Any, lengths: Any, row_keys: Any, *, limit: Any,
-    sampling: SamplingArrays, width: int | None, eos: Any = None, **more: Any,
-) -> Any:  # fmt: skip
+def insert(decoder: Decoder, params: PyTree, state: Any, rows: Any, prompts: Prompts, *, prefix: Any = None) -> Any:
     """`decoder.insert` under jit, with the state donated; `insert_program` is the jitted function.
 
     Raises:
       ValueError: where a row does not fit, see `check_rows`.
     """
-    if more:
-        check_keywords("insert", more, inspect.signature(decoder.insert).parameters)
     batch, capacity = state.tokens.shape
-    check_rows(decoder, capacity, prompts, lengths, row_keys, limit, sampling, eos, rows, batch)
-    if sampling.form != state.sampling.form:
+    check_rows(decoder, capacity, prompts, rows, batch)
+    if prompts.sampling.form != state.sampling.form:
         raise ValueError(
-            f"rows with the sampling parameters {_named(sampling.form)} do not fit a state with {_named(state.sampling.form)}: "
-            "make it with specjax.decoder.empty(..., form=sampling.form)"
+            f"rows with the sampling parameters {_named(prompts.sampling.form)} do not fit a state with "
+            f"{_named(state.sampling.form)}: make it with specjax.decoder.empty(..., form=prompts.sampling.form)"
         )
-    return _put_in(
-        decoder,
-        params,
-        state,
-        rows,
-        prompts,
-        lengths,
-        row_keys,
-        limit=limit,
-        sampling=sampling,
-        eos=eos,
-        width=width,
-        **more,
-    )
+    return _put_in(decoder, params, state, rows, prompts, prefix)
 
 
-def _put_in(decoder, params, state, *rows, limit, sampling, eos, width, **more):
+def _put_in(decoder, params, state, rows, prompts, prefix):
     """`insert_program` of what a host has too: it is sent before, which `jax_transfer_guard` allows."""
-    rows, limit, sampling, eos = jax.device_put((rows, limit, sampling, eos))
-    return insert_program(decoder, params, state, *rows, limit=limit, sampling=sampling, eos=eos, width=width, **more)
+    return insert_program(decoder, params, state, *jax.device_put((rows, prompts)), prefix)
 
 
 def _named(form: Form) -> str:
@@ -370,9 +315,10 @@ def _named(form: Form) -> str:
 
 
 insert_program = jax.jit(
-    lambda decoder, params, state, *args, width, **kwargs: decoder.insert(params, state, *args, width=width, **kwargs),
+    lambda decoder, params, state, rows, prompts, prefix=None: decoder.insert(
+        params, state, rows, prompts, prefix=prefix
+    ),
     static_argnums=(0,),
-    static_argnames=("width",),
     donate_argnums=(2,),
 )
 """`insert` without its check of the rows."""

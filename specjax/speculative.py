@@ -12,13 +12,14 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from specjax.decoder import Decoder, Needs, check_rows
+from specjax.decoder import Decoder, Needs
 from specjax.draft.base import Chunk, Drafter, Proposal, View
 from specjax.draft.none import NoDrafter
 from specjax.kernels.kv_commit.xla import SHORT, laid_over
 from specjax.lm import LM, Block, Output, Wants
 from specjax.names import named
 from specjax.pretty import Pretty
+from specjax.prompts import Prompts
 from specjax.sampling import Sampler
 from specjax.sampling.processors import Processor, checked
 from specjax.sampling.warp import carries
@@ -95,6 +96,31 @@ class Speculative(Decoder):
         """See `Decoder.fitted`."""
         return dataclasses.replace(self, greedy=needs.greedy, whole=needs.brief and len(self.rungs) > 1)
 
+    def with_rings(self) -> Self:
+        """This decoder for rows that go on only: layers of the target that have a window keep in the cache what a step sees of
+        the text, and not all of it, and a cache that forgets (`specjax.models.caches`) has what it needs.
+
+        The text is the same. Where a caller sets a row's `length` back, the window is lost.
+
+        Raises:
+          ValueError: where the target has no rings; with a drafter that goes back in a text and a cache that forgets.
+        """
+        target: Any = self.target
+        if not has_rings(target):
+            raise ValueError(f"a {type(target).__name__} keeps all of every layer's cache: leave rings out")
+        if math.isinf(self.drafter.looks_back):
+            if target.old is not None:
+                raise ValueError(
+                    f"the drafter {type(self.drafter).__name__} reads all of its target's cache, and "
+                    f"{type(target.old).__name__} forgets: leave one out"
+                )
+            return self
+        if not (target.has_windows or target.old):
+            return self
+        width = parts(self.mesh, "tokens") * PREFILL_WIDTHS[-1] if target.old is None else target.old.chunk
+        ahead = max(self.drafter.depth + 1, width) + int(self.drafter.looks_back)
+        return dataclasses.replace(self, target=dataclasses.replace(target, ahead=ahead))
+
     @property
     def rungs(self) -> tuple[int, ...]:
         """Static: how many nodes the target may read, ascending; it is compiled once for each.
@@ -164,61 +190,32 @@ class Speculative(Decoder):
         )
         return self._constrain(state)
 
-    @on_mesh
-    def insert(
-        self,
-        params: PyTree,
-        state: DecodeState,
-        rows: Array,
-        prompts: Array,
-        lengths: Array,
-        row_keys: Array,
-        *,
-        limit: Array,
-        sampling: SamplingArrays,
-        eos: Array | None = None,
-        width: int | None = None,
-        prefix: Prefix | None = None,
+    def prefill(
+        self, params: PyTree, state: DecodeState, prompts: Prompts, prefix: Prefix | None = None
     ) -> DecodeState:
-        """Puts new prompts into rows, whatever those held, and prefills all but each prompt's last token.
+        """See `Decoder.prefill`: all but each prompt's last token is read, behind the prefix where there is one.
 
-        Args:
-          params: the parameters.
-          state: of B rows.
-          rows: `[R]` int32, where they go; B or more drops one (padding).
-          prompts: `[R, P]` int32, right-padded.
-          lengths: `[R]` int32, at least 1.
-          row_keys: `[R]` typed keys (`specjax.sampling.row_keys`).
-          limit: `[R]` int32, the text length at which a row stops; more than its prompt's, at most L - `slack`.
-          sampling: of R rows.
-          eos: `[R, K]` int32, -1 padded, or None.
-          width: tokens a prefill chunk; None: that of P. Rows of one `prefill_width` belong together.
-          prefix: from `read_prefix`: every prompt begins with its tokens, or is just them; only the rest is prefilled.
-
-        Raises:
-          ValueError: outside jit, where a row does not fit, see `check_rows`.
+        Rows of one `prefill_width` belong together.
         """
-        count, size = prompts.shape
-        batch, capacity = state.tokens.shape
-        check_rows(self, capacity, prompts, lengths, row_keys, limit, sampling, eos, rows, batch)
+        count, size = prompts.tokens.shape
+        capacity, lengths = state.tokens.shape[1], jnp.asarray(prompts.lengths)
         begin = 1 if prefix is None else prefix.length
-        width = min(self._width(size - begin + 1, width), capacity)
+        width = min(self._width(size - begin + 1, prompts.width), capacity)
         fresh = self._fresh(params, state, count, prefix)
         kept = min(size, capacity)
         fresh = dataclasses.replace(
             fresh,
-            tokens=fresh.tokens.at[:, :kept].set(prompts[:, :kept]),
+            tokens=fresh.tokens.at[:, :kept].set(prompts.tokens[:, :kept]),
             length=lengths,
             finish=jnp.zeros((count,), jnp.int32),
-            key=row_keys,
+            key=prompts.keys,
             prompt_length=lengths,
-            limit=jnp.clip(limit, lengths, capacity - self.slack),  # slice updates clamp silently beyond the buffer
-            eos=fresh.eos if eos is None else eos,
-            sampling=sampling,
+            limit=jnp.clip(prompts.limit, lengths, capacity - self.slack),  # slice updates clamp silently beyond it
+            eos=prompts.ends(state.eos.shape[1]),
+            sampling=prompts.sampling,
         )
-        fresh = self._prefill(params, fresh, begin, size, width)
-        fresh = dataclasses.replace(fresh, cache=self.target.begin(params["target"], fresh.cache, lengths))
-        return self._constrain(state.place(rows, fresh, self.axes(state)))
+        fresh = self._read_parts(params, fresh, begin, size, width)
+        return dataclasses.replace(fresh, cache=self.target.begin(params["target"], fresh.cache, lengths))
 
     @on_mesh
     def read_prefix(self, params: PyTree, state: DecodeState, tokens: Array) -> tuple[DecodeState, Prefix]:
@@ -239,7 +236,7 @@ class Speculative(Decoder):
         row = dataclasses.replace(
             row, tokens=row.tokens.at[:, :size].set(tokens[None]), length=jnp.full((1,), size, jnp.int32)
         )
-        row = self._constrain(self._prefill(params, row, 1, size, min(self._width(size), row.tokens.shape[1])))
+        row = self._constrain(self._read_parts(params, row, 1, size, min(self._width(size), row.tokens.shape[1])))
         axes = self.axes(state).draft
         learnt = jax.tree.map(lambda old, new, axes: old if axes[0] == "batch" else new, state.draft, row.draft, axes)
         own = jax.tree.map(lambda new, axes: new if axes[0] == "batch" else jnp.zeros((), new.dtype), row.draft, axes)
@@ -265,7 +262,7 @@ class Speculative(Decoder):
         draft = jax.tree.map(shared, state.draft, fresh.draft, self.axes(state).draft)
         return dataclasses.replace(fresh, draft=draft)
 
-    def _prefill(self, params, state, begin, size, width):
+    def _read_parts(self, params, state, begin, size, width):
         """Runs the target over columns `begin` - 1 to `size` - 2 in chunks. Makes no logits."""
         first, capacity = begin - 1, state.tokens.shape[1]
 
@@ -430,59 +427,26 @@ def speculative(
     *,
     logprobs: bool = False,
     mesh: jax.sharding.Mesh | None = None,
-    logits_processors: Sequence[Processor] = (),
-    rings: bool = False,
+    processors: Sequence[Processor] = (),
 ) -> Speculative:
     """A decoder from its parts; plain decoding without a drafter. `mesh` is one that `specjax.sharding.make_mesh` takes.
 
-    With `rings`, layers of the target that have a window keep in the cache what a step sees of the text, and not all of it;
-    the text is the same. It is for rows that go on only: where a caller sets a row's `length` back, the window is lost.
+    Layers of the target that have a window keep all of the text in the cache, so that rows may go back in it;
+    `Speculative.with_rings` is for rows that go on only.
 
     Raises:
       ValueError: if the drafter cannot serve the target, or the verifier cannot judge the drafter; on a mesh of other axes, or
-        processors that return no logits; on `rings` of a target that has none; of a target whose cache forgets without `rings`,
-        or with a drafter that goes back in a text.
+        processors that return no logits.
     """
     drafter = (drafter or NoDrafter()).bind(target)
-    mesh = make_mesh(mesh)
-    if rings:
-        target = _with_rings(target, drafter, parts(mesh, "tokens") * PREFILL_WIDTHS[-1])
-    if getattr(target, "old", None) is not None:
-        _check_old(target, drafter)
     verifier = (verifier or Coupled()).bind(target)
     verifier.check(drafter)
-    processors = checked(logits_processors, target.vocab_size)
-    return Speculative(target, drafter, verifier, logprobs, mesh, processors)
+    return Speculative(target, drafter, verifier, logprobs, make_mesh(mesh), checked(processors, target.vocab_size))
 
 
 def has_rings(target: LM) -> bool:
-    """Whether `speculative(rings=True)` takes a target; one that reads another text beside its own keeps everything."""
+    """Whether `Speculative.with_rings` takes a target; one that reads another text beside its own keeps everything."""
     return dataclasses.is_dataclass(target) and "ahead" in {field.name for field in dataclasses.fields(target)}
-
-
-def _with_rings(target: Any, drafter: Drafter, width: int) -> Any:
-    """The target with caches for the drafter's steps, and parts of a prompt of `width` tokens."""
-    if not has_rings(target):
-        raise ValueError(f"a {type(target).__name__} keeps all of every layer's cache: leave rings out")
-    if not (target.has_windows or target.old) or math.isinf(drafter.looks_back):
-        return target
-    width = width if target.old is None else target.old.chunk
-    return dataclasses.replace(target, ahead=max(drafter.depth + 1, width) + int(drafter.looks_back))
-
-
-def _check_old(target: Any, drafter: Drafter) -> None:
-    """That steps do not go back behind what the target's cache forgets.
-
-    Raises:
-      ValueError: where they do.
-    """
-    name = type(target.old).__name__
-    if math.isinf(drafter.looks_back):
-        raise ValueError(
-            f"the drafter {type(drafter).__name__} reads all of its target's cache, and {name} forgets: leave one out"
-        )
-    if target.ahead is None:
-        raise ValueError(f"the cache {name} forgets: set rings, for rows that go on only, or leave the cache out")
 
 
 def output_is_tree(output: Output, nodes: int) -> bool:

@@ -30,6 +30,7 @@ from specjax.decoder import Needs
 from specjax.draft import Drafter, Extra, ModelDrafter, NoDrafter, PromptLookup, Proposal
 from specjax.expand import TopK
 from specjax.lm import Block, Partial, Wants
+from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.state import Finish
 from specjax.tree import Topology, Tree
@@ -103,19 +104,10 @@ def test_insert_into_finished_rows(name):
     again = MIXED.pick(1, 3, 5, 7)  # the odd rows' prompts once more, now in the even rows
     fresh = start(specjax.speculative(TARGET), again)  # what every drafter is asked for alike
     size = max(len(p) for p in again.prompts)
-    state = decoding.insert(
-        decoder,
-        params(name),
-        state,
-        jnp.asarray([0, 2, 4, 6]),
-        fresh.tokens[:, :size],
-        fresh.length,
-        row_keys(0, again.names),
-        limit=fresh.limit,
-        sampling=fresh.sampling,
-        eos=fresh.eos,
-        width=16,
+    prompts = Prompts(
+        fresh.tokens[:, :size], fresh.length, row_keys(0, again.names), fresh.limit, fresh.sampling, fresh.eos, 16
     )
+    state = decoding.insert(decoder, params(name), state, jnp.asarray([0, 2, 4, 6]), prompts)
     got = texts(decoding.run(decoder, params(name), state))
     same(got, [plain()[i] for i in (1, 1, 3, 3, 5, 5, 7, 7)])
 
@@ -224,10 +216,8 @@ def test_drafter_and_target_must_share_a_vocabulary():
 
 
 def test_init_refuses_what_does_not_fit(decoder):
-    prompts, lengths = jnp.ones((1, 4), jnp.int32), jnp.asarray([4])
-    options = {"limit": jnp.asarray([44]), "sampling": SamplingArrays.make(1)}
     with pytest.raises(ValueError, match="capacity"):
-        decoder.init(params(), prompts, lengths, row_keys(0, ["a"]), capacity=32, **options)
+        decoder.init(params(), Prompts.of([[1] * 4], 40), capacity=32)
 
 
 def test_expanders_must_fit_the_vocabulary():

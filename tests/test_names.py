@@ -11,6 +11,7 @@ import pytest
 
 import specjax
 from specjax import decoder, flags, models, names
+from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays
 from specjax.serve.engine import Engine
 from specjax.serve.options import option
@@ -53,8 +54,12 @@ WRONG = {
         "stream() has no keyword 'step_per_call': did you mean steps_per_call?",
     ),
     "init": (
-        lambda: decoder.Decoder.init(None, {}, None, None, None, limits=1),
-        "Decoder.init() has no keyword 'limits': did you mean limit?",
+        lambda: decoder.Decoder.init(None, {}, None, capacitiy=1),
+        "Decoder.init() has no keyword 'capacitiy': did you mean capacity?",
+    ),
+    "Prompts.of": (
+        lambda: Prompts.of([[1]], 4, temp=1.0),
+        "Prompts.of() has no keyword 'temp': it is temperature here",
     ),
     "SamplingArrays.make": (
         lambda: SamplingArrays.make(2, repeat_penalty=1.1),

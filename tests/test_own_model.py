@@ -91,11 +91,11 @@ def test_processors_keep_the_text_whatever_the_drafter(name):
     rows = MIXED.pick(0, 1, 3, 4, 5)
 
     def run(drafter):
-        decoder = specjax.speculative(TARGET, drafter, logits_processors=[odd_behind_even, no_repeat])
+        decoder = specjax.speculative(TARGET, drafter, processors=[odd_behind_even, no_repeat])
         model = params_of(drafter)
         first = decoding.run(decoder, model, start(decoder, rows, model=model))
         compiled = decoding.run_program._cache_size()
-        again = specjax.speculative(TARGET, drafter, logits_processors=[odd_behind_even, no_repeat])
+        again = specjax.speculative(TARGET, drafter, processors=[odd_behind_even, no_repeat])
         decoding.run(again, model, start(again, rows, model=model, seed=1))
         assert decoding.run_program._cache_size() == compiled
         return texts(first), first
@@ -136,7 +136,7 @@ def test_processors_of_a_head_over_fewer_tokens_see_the_whole_vocabulary():
 
 @pytest.mark.slow
 def test_logprobs_are_those_of_the_processed_logits():
-    decoder = specjax.speculative(TARGET, None, logprobs=True, logits_processors=[odd_behind_even])
+    decoder = specjax.speculative(TARGET, None, logprobs=True, processors=[odd_behind_even])
     rows = MIXED.pick(4)
     state = decoding.run(decoder, params_of(DRAFTERS["none"]), start(decoder, rows))
     begin, end = int(state.prompt_length[0]), int(state.length[0])

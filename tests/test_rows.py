@@ -19,6 +19,7 @@ from specjax.draft import Drafter, Verdict
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
 from specjax.models.joint import JointLaw
+from specjax.prompts import OPEN, Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.search import BeamSearch, EntropyAdaptive, StochasticBeamSearch, Superposed
 from specjax.soft import soft_thinking
@@ -70,12 +71,15 @@ def test_the_table_holds_every_decoder():
 
 @pytest.mark.parametrize("name", KINDS)
 def test_decoders_keep_the_protocol(name):
-    """The protocol's parameters first, by the same names, kinds and defaults; what a decoder adds is optional."""
+    """The protocol's parameters first, by the same names, kinds and defaults; what a decoder adds is optional. There is one
+    `init` and one `insert`."""
     decoder = KINDS[name]
     assert hash(decoder) == hash(dataclasses.replace(decoder))
     assert isinstance(decoder.slack, int) and isinstance(decoder.fills_in, bool)
     assert decoder.reads_prefix == hasattr(decoder, "read_prefix")
-    for method in ("init", "empty", "insert", "step", "axes"):
+    for method in ("init", "insert"):
+        assert getattr(type(decoder), method) is getattr(decoding.Decoder, method)
+    for method in ("empty", "prefill", "step", "axes"):
         wanted = inspect.signature(getattr(decoding.Decoder, method)).parameters.values()
         own = inspect.signature(getattr(type(decoder), method)).parameters.values()
         plain = lambda p: (p.name, p.kind, p.default)
@@ -205,14 +209,11 @@ def test_a_canvas_step_ends_for_the_same_reasons():
         assert (int(got.length[row]) - 1, int(got.finish[row])) == (len(kept), reason), cases[row]
 
 
-def rows_of(decoder, lengths, limits, capacity):
-    """A state of rows with these lengths and limits, made outside jit."""
+def prompts_of(lengths, limits, size):
+    """Rows with these lengths and limits."""
     count = len(lengths)
-    prompts = np.ones((count, max(lengths)), np.int32)
-    return decoder.init(
-        params(), prompts, np.asarray(lengths), row_keys(0, ["a"] * count), limit=np.asarray(limits),
-        sampling=SamplingArrays.make(count), capacity=capacity,
-    )  # fmt: skip
+    tokens, keys = np.ones((count, size), np.int32), row_keys(0, ["a"] * count)
+    return Prompts(tokens, np.asarray(lengths), keys, np.asarray(limits), SamplingArrays.make(count))
 
 
 @pytest.mark.parametrize(
@@ -225,42 +226,39 @@ def rows_of(decoder, lengths, limits, capacity):
 )
 def test_rows_that_do_not_fit_are_refused(lengths, limits, message):
     """One by one: a row is not covered by another's limit. Both in `init` and where prompts enter rows."""
-    decoder = KINDS["speculative"]
+    decoder, prompts = KINDS["speculative"], prompts_of(lengths, limits, max(lengths))
     with pytest.raises(ValueError, match=message):
-        rows_of(decoder, lengths, limits, 64)
-    state, prompts = decoder.empty(params(), 4, 64), np.ones((2, 62 if 62 in lengths else 30), np.int32)
-    args = state, np.asarray([0, 2]), prompts, np.asarray(lengths), row_keys(0, ["a", "b"])
-    options = {"limit": np.asarray(limits), "sampling": SamplingArrays.make(2)}
+        decoder.init(params(), prompts, capacity=64)
+    state, rows = decoder.empty(params(), 4, 64), np.asarray([0, 2])
     with pytest.raises(ValueError, match=message):
-        decoder.insert(params(), *args, **options)
+        decoder.insert(params(), state, rows, prompts)
     with pytest.raises(ValueError, match=message):
-        decoding.insert(decoder, params(), *args, **options, width=16)
+        decoding.insert(decoder, params(), state, rows, prompts)
 
 
 @pytest.mark.parametrize("name", ("diffusion", "canvas", "assd"))
 def test_every_decoder_refuses_them(name):
     decoder = KINDS[name]
     state = jax.eval_shape(lambda of: decoder.empty(of, 2, 4), weights(name))
-    args = state, np.asarray([0, 1]), np.ones((2, 3), np.int32), np.asarray([2, 3]), row_keys(0, ["a", "b"])
+    prompts = prompts_of((2, 3), (4, 5), 3)
     with pytest.raises(ValueError, match="prompt 1 has a limit of 5 tokens.* capacity of 4, give at least 5"):
-        decoder.insert({}, *args, limit=np.asarray([4, 5]), sampling=SamplingArrays.make(2))
-    dropped = np.asarray([0, 2])  # row 2 of two, whatever it says
-    decoding.check_rows(decoder, 4, *args[2:], np.asarray([4, 5]), SamplingArrays.make(2), None, dropped, 2)
+        decoder.insert({}, state, np.asarray([0, 1]), prompts)
+    decoding.check_rows(decoder, 4, prompts, np.asarray([0, 2]), 2)  # row 2 of two is dropped, whatever it says
 
 
-PROMPTS = np.asarray([[7, 3, 4, 0, 0], [7, 5, 6, 2, 1]])
+ROWS = Prompts.of([[7, 3, 4], [7, 5, 6, 2, 1]], [6, 4], seed=0)
 LEFT = np.asarray([[0, 0, 7, 3, 4], [7, 5, 6, 2, 1]])
 KEY = jax.random.key(0)
 MISTAKES = {  # what a row needs, and what is given instead
-    "one key": ({"row_keys": KEY}, r"row_keys are of shape \(\), and there are 2 prompts: give a key a row"),
-    "a key for both": ({"row_keys": KEY[None]}, r"row_keys are of shape \(1,\), and there are 2 prompts"),
-    "an old key": ({"row_keys": jax.random.PRNGKey(0)}, "row_keys are not typed keys.* jax.random.wrap_key_data"),
-    "old keys": ({"row_keys": jax.random.split(jax.random.PRNGKey(0))}, "row_keys are not typed keys"),
-    "a seed": ({"row_keys": 0}, "row_keys are not typed keys"),
-    "other keys": ({"row_keys": jax.random.split(jax.random.key(0, impl="rbg"))}, "row_keys are rbg keys"),
-    "left padding": ({"prompts": LEFT}, "prompt 0 is padded on the left with the id 0: pad on the right"),
+    "one key": ({"keys": KEY}, r"keys are of shape \(\), and there are 2 prompts: give a key a row"),
+    "a key for both": ({"keys": KEY[None]}, r"keys are of shape \(1,\), and there are 2 prompts"),
+    "an old key": ({"keys": jax.random.PRNGKey(0)}, "keys are not typed.* jax.random.wrap_key_data"),
+    "old keys": ({"keys": jax.random.split(jax.random.PRNGKey(0))}, "keys are not typed"),
+    "a seed": ({"keys": 0}, "keys are not typed"),
+    "other keys": ({"keys": jax.random.split(jax.random.key(0, impl="rbg"))}, "keys are rbg keys"),
+    "left padding": ({"tokens": LEFT}, "prompt 0 is padded on the left with the id 0: pad on the right"),
     "one length": ({"lengths": 3}, r"lengths are of shape \(\): give one a prompt, \[2\]"),
-    "one prompt": ({"prompts": PROMPTS[0]}, r"prompts are of shape \(5,\): give \[R, P\]"),
+    "one prompt": ({"tokens": LEFT[0]}, r"tokens are of shape \(5,\): give \[R, P\]"),
     "ends of one row": ({"eos": np.asarray([5])}, r"eos is of shape \(1,\): give \[2, K\]"),
     "more samplers": ({"sampling": SamplingArrays.make(3)}, r"sampling is of 3 rows: .*SamplingArrays.make\(2\)"),
     "more limits": ({"limit": np.asarray([9, 9, 9])}, r"limit is of shape \(3,\): give one a prompt"),
@@ -272,53 +270,91 @@ def test_one_key_a_row_and_padding_on_the_right(mistake):
     """In `init`, in `insert`, and where the shapes alone are known, under jit: an array of one row is not spread over all."""
     decoder = KINDS["speculative"]
     given, message = MISTAKES[mistake]
-    keys = row_keys(0, ["a", "b"])
-    rows = {"prompts": PROMPTS, "lengths": np.asarray([3, 5]), "row_keys": keys, "limit": np.asarray([9, 9])}
-    rows |= {"sampling": SamplingArrays.make(2)} | given
+    prompts = dataclasses.replace(ROWS, **given)
     with pytest.raises(ValueError, match=message):
-        decoder.init(params(), capacity=64, **rows)
+        decoder.init(params(), prompts, capacity=64)
     with pytest.raises(ValueError, match=message):
-        state = decoder.empty(params(), 2, 64)
-        decoding.insert(decoder, params(), state, np.arange(2), width=16, **rows)
+        decoding.insert(decoder, params(), decoder.empty(params(), 2, 64), np.arange(2), prompts)
     if "padding" not in message and "padded" not in message:
         with pytest.raises(ValueError, match=message):
-            jax.eval_shape(lambda of: decoder.init(of, capacity=64, **rows), params())
+            jax.eval_shape(lambda of: decoder.init(of, prompts, capacity=64), params())
 
 
 @pytest.mark.parametrize("name", ("diffusion", "canvas", "assd", "beam", "entropy_adaptive", "soft_thinking"))
 def test_every_decoder_wants_a_key_a_row(name):
     decoder, of = KINDS[name], jax.eval_shape(lambda: weights(name))
     state = jax.eval_shape(lambda of: decoder.empty(of, 2, 64), of)
-    rows = {"limit": np.asarray([9, 9]), "sampling": SamplingArrays.make(2)}
+    prompts = dataclasses.replace(ROWS, keys=KEY)
     with pytest.raises(ValueError, match="give a key a row"):
-        jax.eval_shape(
-            lambda of, state: decoder.insert(of, state, np.arange(2), PROMPTS, np.asarray([3, 5]), KEY, **rows),
-            of,
-            state,
-        )
+        jax.eval_shape(lambda of, state: decoder.insert(of, state, np.arange(2), prompts), of, state)
 
 
 @pytest.mark.slow
 def test_keys_of_a_single_key_give_each_row_noise_of_its_own():
     """`jax.random.split` is another way to one key a row: two rows of one prompt are two draws."""
-    decoder, prompts, lengths = specjax.speculative(TARGET), np.asarray([[7, 3, 4]] * 2), np.asarray([3, 3])
-    state = decoder.init(
-        params(), prompts, lengths, jax.random.split(KEY, 2), limit=lengths + 12,
-        sampling=SamplingArrays.make(2, temperature=1.0), capacity=64,
-    )  # fmt: skip
+    decoder, prompts = (
+        specjax.speculative(TARGET),
+        Prompts.of([[7, 3, 4]] * 2, 12, keys=jax.random.split(KEY, 2), temperature=1.0),
+    )
+    state = decoder.init(params(), prompts, capacity=64)
     first, second = np.asarray(specjax.run(decoder, params(), state).tokens)[:, 3:15].tolist()
     assert first != second
 
 
 @pytest.mark.parametrize(
-    ("prompts", "lengths"),
+    ("tokens", "lengths"),
     (
         ([[0, 0, 7, 0, 0], [7, 5, 6, 2, 1]], [3, 5]),  # begins as padding does
         ([[7, 7, 7, 1, 2], [7, 5, 6, 2, 1]], [3, 4]),  # anything may lie behind a prompt
         ([[7, 3, 4, 1, 2], [8, 5, 6, 2, 1]], [3, 4]),
     ),
 )
-def test_prompts_that_are_padded_on_the_right(prompts, lengths):
-    decoder = KINDS["speculative"]
-    args = np.asarray(prompts), np.asarray(lengths), row_keys(0, ["a", "b"]), np.asarray([9, 9])
-    decoding.check_rows(decoder, 64, *args, SamplingArrays.make(2))
+def test_prompts_that_are_padded_on_the_right(tokens, lengths):
+    prompts = dataclasses.replace(ROWS, tokens=np.asarray(tokens), lengths=np.asarray(lengths))
+    decoding.check_rows(KINDS["speculative"], 64, prompts)
+
+
+def test_prompts_of_lists():
+    """Padded, with the noise of `row_keys`, and each row's own number of new tokens."""
+    made = Prompts.of([[7, 3, 4], np.asarray([5])], [2, 0], seed=[3, 3], eos=(1, 2), temperature=[0.0, 1.0], top_k=2)
+    assert made.tokens.tolist() == [[7, 3, 4], [5, 0, 0]] and made.lengths.tolist() == [3, 1]
+    assert made.limit.tolist() == [5, 1] and made.eos.tolist() == [[1, 2]] * 2 and made.width is None
+    assert made.sampling.temperature.tolist() == [0, 1] and made.sampling["top_k"].tolist() == [2, 2]
+    wanted = jax.random.key_data(row_keys(3, [(7, 3, 4), (5,)]))
+    np.testing.assert_array_equal(jax.random.key_data(made.keys), wanted)
+    for wrong in ("abc", [7, 3, 4], [["a"]], [[0.5]]):
+        with pytest.raises(ValueError, match="prompts are lists of token ids, one a row"):
+            Prompts.of(wrong, 4)
+
+
+def test_ends_of_a_text_for_a_state_with_room_for_more():
+    assert Prompts.of([[7], [5]], 1, eos=(1, 2)).ends(3).tolist() == [[1, 2, -1]] * 2
+    assert dataclasses.replace(ROWS, eos=None).ends(1).tolist() == [[-1]] * 2
+    with pytest.raises(ValueError, match=r"2 ids end a text, and the state has room for 1: .*eos_width=2"):
+        Prompts.of([[7]], 1, eos=(1, 2)).ends(1)
+
+
+def test_only_who_fills_in_takes_open_positions():
+    """Whatever its mask id is; those of the prompt are open as those behind it."""
+    prompts, masked = (Prompts.of([[3, mark, 4]], 2, seed=0) for mark in (OPEN, MASK))
+    begin = lambda prompts: KINDS["diffusion"].init(small_diffusion.params(), prompts, capacity=32)
+    got, wanted = begin(prompts), begin(masked)
+    assert got.tokens.tolist() == wanted.tokens.tolist()
+    assert got.opened[0, :6].tolist() == [False, True, False, True, True, False]
+    with pytest.raises(ValueError, match="prompt 0 holds -1, an open position, and this decoder writes from left to"):
+        KINDS["speculative"].init(params(), prompts, capacity=32)
+
+
+@pytest.mark.parametrize("name", ("speculative", "beam", "entropy_adaptive"))
+def test_a_row_may_fill_its_buffer(name):
+    """Up to the slots that its own steps need, and not those of what reads its prompt."""
+    decoder = KINDS[name]
+    state = decoder.init(weights(name), Prompts.of([[1, 2, 3]], 5), capacity=8 + decoder.slack)
+    assert state.limit.tolist() == [8]
+
+
+def test_a_prefix_where_none_is_read():
+    decoder = KINDS["diffusion"]
+    state = jax.eval_shape(lambda of: decoder.empty(of, 2, 64), weights("diffusion"))
+    with pytest.raises(ValueError, match="a Diffusion reads no prefix for many prompts: leave it out"):
+        decoder.insert({}, state, np.arange(2), ROWS, prefix=object())

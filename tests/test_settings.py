@@ -84,7 +84,7 @@ def test_parameters_of_64_bits_are_read_in_32():
 
 def streamed():
     own = line("tree")
-    state = own.decoder.init(own.model, **own.rows(), capacity=own.capacity)
+    state = own.decoder.init(own.model, own.rows(), capacity=own.capacity)
     return [progress.tokens for progress in specjax.stream(own.decoder, own.model, state, 2)]
 
 

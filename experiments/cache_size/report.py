@@ -25,7 +25,7 @@ def kilobytes(decoder: str, tokens: int) -> float:
     made = models.cached(models.Model(lm, None), given.get("cache_dtype")).lm
     if "cache" in given:
         made = type(lm)(lm.config, old=make_old(given["cache"]))
-    target = speculative(made, rings=True).target
+    target = speculative(made).with_rings().target
     return chip_bytes(jax.eval_shape(lambda: target.init_cache(1, tokens, jnp.float32))) / 1e3
 
 

@@ -20,7 +20,6 @@ from specjax.models import LlamaConfig, LlamaLM
 from specjax.models.few_bits import is_quantised, plain
 from specjax.models.formats import read_format
 from specjax.plan.held import chip_bytes
-from specjax.sampling_params import SamplingArrays
 
 FILE = Path(__file__).resolve().parent / "exact.json"
 LINES = "dfloat11", "dfloat11:group=0", "dfloat11:vocab=true"
@@ -67,14 +66,11 @@ def added(parts: list[dict[str, Any]]) -> dict[str, Any]:
 def timed(lm: LlamaLM, params: Any, lines: tuple[str, ...], steps: int) -> dict[str, Any]:
     """Tokens a second of one greedy row, the best of some runs by turns, and what a program has besides its arguments."""
     decoder, rows = specjax.speculative(lm), {}
+    prompts = specjax.Prompts.of([range(3, 11)], steps, keys=jax.random.split(jax.random.key(0), 1))
     known = {"plain": params} | {line: read_format(line).params(params) for line in lines}
     for line, own in known.items():
         given = {"target": own}
-        begin = lambda given=given: decoding.insert(
-            decoder, given, decoding.empty(decoder, given, 1, 128, jnp.bfloat16, 1), jnp.zeros(1, jnp.int32),
-            jnp.arange(3, 11, dtype=jnp.int32)[None], jnp.full(1, 8), jax.random.split(jax.random.key(0), 1),
-            limit=jnp.full(1, 8 + steps), sampling=SamplingArrays.make(1), width=16,
-        )  # fmt: skip
+        begin = lambda given=given: decoder.init(given, prompts, capacity=128, cache_dtype=jnp.bfloat16)
         program = decoding.run_program.lower(decoder, given, begin(), np.int32(steps), np.int32(1)).compile()
         memory = program.memory_analysis()
         rows[line] = (

@@ -19,7 +19,6 @@ from specjax import decoder as decoding
 from specjax import models, tasks
 from specjax.evaluate.statistics import paired, wilson
 from specjax.models.text import encoded
-from specjax.sampling import SamplingArrays, row_keys
 from specjax.search import AStar, EntropyAdaptive, SelfAgreement, SpecReason, Written, steps_ahead
 
 FILE = Path(__file__).parent / "steps.json"
@@ -68,20 +67,12 @@ def turns(threshold):
         params = {"target": LARGE.params, "small": SMALL.params}
         for at in range(0, len(prompts), 25):
             ids = [encoded(LARGE, prompt) for prompt in prompts[at : at + 25]]
-            lengths = np.asarray([len(own) for own in ids], np.int32)
-            table = np.zeros((len(ids), 256), np.int32)
-            for row, own in enumerate(ids):
-                table[row, : len(own)] = own
-            eos = jnp.asarray([LARGE.eos_ids] * len(ids), jnp.int32)
-            state = decoding.empty(decoder, params, len(ids), 512, jnp.float32, eos.shape[1])
-            state = decoding.insert(
-                decoder, params, state, np.arange(len(ids)), table, lengths, row_keys(seed, ids), limit=lengths + NEW,
-                sampling=SamplingArrays.make(len(ids)), eos=eos, width=256,
-            )  # fmt: skip
+            given = specjax.Prompts.of(ids, NEW, seed=seed, eos=LARGE.eos_ids)
+            state = decoder.init(params, given, capacity=512, cache_dtype=jnp.float32)
             state = decoding.run(decoder, params, state)
             tokens, length = np.asarray(state.tokens), np.asarray(state.length)
-            for row in range(len(ids)):
-                new = tokens[row, lengths[row] : length[row]].tolist()
+            for row, own in enumerate(ids):
+                new = tokens[row, len(own) : length[row]].tolist()
                 text = LARGE.tokenizer.decode(new, skip_special_tokens=True)
                 passes = int(state.large.passes[row]), int(state.small.passes[row])
                 reason = "eos" if new[-1] in LARGE.eos_ids else "length"

@@ -27,9 +27,10 @@ from specjax.assembly.registry import parse
 from specjax.draft.adaptive import Rule
 from specjax.jobs import jsonl
 from specjax.models import DEFAULT_MODEL
-from specjax.sampling import SamplingArrays, row_keys
+from specjax.prompts import Prompts
+from specjax.sampling import row_keys
 from specjax.serve.options import ModelOptions, check_least, option, same
-from specjax.speculative import prefill_width, speculative
+from specjax.speculative import speculative
 from specjax.terminal import bad_input, flag, run_program, write
 
 TIMES = ("draft_pass", "draft_row", "target_pass", "target_context", "target_token")
@@ -113,13 +114,10 @@ def measure(
     rng = np.random.default_rng(0)
     steps = []
     for rows, context in itertools.product(batches, contexts):
-        prompts = rng.integers(0, model.lm.vocab_size, (rows, context), dtype=np.int32)
-        lengths = np.full(rows, context, np.int32)
-        state = decoding.insert(
-            decoder, params, decoding.empty(decoder, params, rows, capacity, model.dtype, 1), np.arange(rows), prompts,
-            lengths, row_keys(0, [str(row) for row in range(rows)]), limit=np.full(rows, capacity - decoder.slack),
-            sampling=SamplingArrays.make(rows), width=prefill_width(context),
-        )  # fmt: skip
+        ids = rng.integers(0, model.lm.vocab_size, (rows, context), dtype=np.int32)
+        keys = row_keys(0, map(str, range(rows)))
+        prompts = Prompts.of(list(ids), capacity - decoder.slack - context, keys=keys)
+        state = decoder.init(params, prompts, capacity=capacity, cache_dtype=model.dtype)
         for drafted in drafter.rule.lengths(drafter.length):
             ready = dataclasses.replace(state, draft=(state.draft[0], jnp.full((rows,), drafted, jnp.int32)))
             seconds, seen = [], 0.0

@@ -21,7 +21,8 @@ from specjax import decoder as decoding
 from specjax.draft import Drafter
 from specjax.draft.base import Proposal
 from specjax.jobs import jsonl
-from specjax.sampling import SamplingArrays, row_keys
+from specjax.prompts import Prompts
+from specjax.sampling import row_keys
 from specjax.serve.options import check_least, option, take
 from specjax.speculative import speculative
 from specjax.terminal import bad_input, flag, run_program
@@ -94,12 +95,9 @@ def ours(shape: Shape, nodes: Sequence[int], steps: int) -> dict[int, Callable[[
 
     def timer(size: int) -> Callable[[], float]:
         decoder = speculative(lm, FreeChain(size, shape.vocab) if size > 1 else None)
-        empty = decoding.empty(decoder, params, 1, shape.capacity, jnp.dtype(jnp.float32), 1)
-        state = decoding.insert(
-            decoder, params, empty, jnp.asarray([0]), jnp.arange(shape.prefix, dtype=jnp.int32)[None] % shape.vocab,
-            jnp.asarray([shape.prefix], jnp.int32), row_keys(0, ["step cost"]),
-            limit=jnp.asarray([shape.prefix + steps], jnp.int32), sampling=SamplingArrays.make(1), width=None,
-        )  # fmt: skip
+        ids = jnp.arange(shape.prefix, dtype=jnp.int32) % shape.vocab
+        prompts = Prompts.of([ids], steps, keys=row_keys(0, ["step cost"]))
+        state = decoder.init(params, prompts, capacity=shape.capacity, cache_dtype=jnp.dtype(jnp.float32))
 
         def once() -> float:
             mine = jax.block_until_ready(jax.tree.map(jnp.copy, state))  # `run` consumes its state

@@ -56,7 +56,7 @@ class SoftThinking(Decode):
             end_of_think=_end(model, self.end_of_think),
             logprobs=logprobs,
             mesh=mesh,
-            logits_processors=self.processors,
+            processors=self.processors,
         )
         params = {"target": target_params, "draft": None}
         if mesh is not None and not model.abstract:

@@ -73,9 +73,9 @@ class Speculate(Decode):
             verifier,
             logprobs=logprobs,
             mesh=mesh,
-            logits_processors=self.processors,
-            rings=has_rings(target),
+            processors=self.processors,
         )
+        decoder = decoder.with_rings() if has_rings(target) else decoder
         params = {"target": target_params, "draft": draft_params}
         params |= {} if verify_params is None else {"verify": verify_params}
         if mesh is not None and not model.abstract:

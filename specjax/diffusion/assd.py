@@ -13,10 +13,10 @@ from typing import Any, Literal, Protocol
 import jax
 import jax.numpy as jnp
 
-from specjax.decoder import Decoder, check_rows
+from specjax.decoder import Decoder
 from specjax.diffusion.common import ends_at
 from specjax.pretty import Pretty
-from specjax.sampling import SamplingArrays
+from specjax.prompts import OPEN, Prompts
 from specjax.sampling.noise import ACCEPT, GUMBEL, RESIDUAL, gumbel, uniform
 from specjax.sampling.sampler import best
 from specjax.sampling.warp import warp
@@ -107,38 +107,31 @@ class Assd(Decoder):
         own = {"opened": zeros(capacity) > 0, "rank": zeros(capacity), "known": zeros()}
         return AssdState.blank(batch, capacity, self.drafts + 1, eos_width, **own)
 
-    def insert(
-        self, params: PyTree, state: AssdState, rows: Array, prompts: Array, lengths: Array, row_keys: Array, *,
-        limit: Array, sampling: SamplingArrays, eos: Array | None = None, width: int | None = None,
-    ) -> AssdState:  # fmt: skip
-        """See `Decoder.insert`. Positions of a prompt that hold -1 are filled in, as those up to the limit are."""
-        batch, capacity = state.tokens.shape
-        check_rows(self, capacity, prompts, lengths, row_keys, limit, sampling, eos, rows, batch)
-        at = jnp.arange(capacity)[None]
-        size = min(prompts.shape[1], capacity)
-        tokens = jnp.pad(prompts[:, :size], ((0, 0), (0, capacity - size)))
-        limit = jnp.clip(limit, lengths, capacity)
-        given = (at < lengths[:, None]) & (tokens >= 0)
+    def prefill(self, params: PyTree, state: AssdState, prompts: Prompts) -> AssdState:
+        """See `Decoder.prefill`: open positions of a prompt are filled in, as those up to the limit are."""
+        (count, size), capacity = prompts.tokens.shape, state.tokens.shape[1]
+        at, size = jnp.arange(capacity)[None], min(size, capacity)
+        tokens = jnp.pad(prompts.tokens[:, :size], ((0, 0), (0, capacity - size)))
+        limit = jnp.clip(prompts.limit, prompts.lengths, capacity)
+        given = (at < prompts.lengths[:, None]) & (tokens != OPEN)
         opened = ~given & (at < limit[:, None])
         known = given.sum(axis=1, dtype=jnp.int32)
         behind = jnp.where(opened, known[:, None] + jnp.cumsum(opened, axis=1), at + 1)
         first = jnp.min(jnp.where(opened, at, limit[:, None]), axis=1).astype(jnp.int32)
-        fresh = self.empty(params, prompts.shape[0], capacity, None, state.eos.shape[1])
-        fresh = dataclasses.replace(
-            fresh,
+        return dataclasses.replace(
+            self.empty(params, count, capacity, None, state.eos.shape[1]),
             tokens=jnp.where(given, tokens, 0),
             length=first,
             finish=jnp.where(first < limit, Finish.RUNNING, Finish.LENGTH).astype(jnp.int32),
-            key=row_keys,
+            key=prompts.keys,
             prompt_length=first,
             limit=limit.astype(jnp.int32),
-            eos=fresh.eos if eos is None else eos,
-            sampling=sampling,
+            eos=prompts.ends(state.eos.shape[1]),
+            sampling=prompts.sampling,
             opened=opened,
             rank=(jnp.where(given, jnp.cumsum(given, axis=1), behind) - 1).astype(jnp.int32),
             known=known,
         )
-        return state.place(rows, fresh, self.axes(state))
 
     def step(self, params: PyTree, state: AssdState) -> tuple[AssdState, AssdInfo]:
         """One round: every live row fills in one position at least, two where two are open and K is at least 2."""

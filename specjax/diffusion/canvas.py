@@ -15,12 +15,12 @@ from typing import Any, Protocol, Self
 import jax
 import jax.numpy as jnp
 
-from specjax.decoder import Decoder, check_rows
+from specjax.decoder import Decoder
 from specjax.diffusion.common import draws
 from specjax.diffusion.renoise import EntropyRenoise
 from specjax.lm import LM, Block, Output, Wants
 from specjax.pretty import Pretty
-from specjax.sampling import SamplingArrays
+from specjax.prompts import Prompts
 from specjax.sampling.noise import keys_at
 from specjax.sampling.sampler import best
 from specjax.sampling.warp import warp
@@ -97,7 +97,7 @@ class CanvasInfo(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class CanvasDiffusion(Decoder):
-    """A decoder of canvases. Static and hashable: pure functions `empty`, `insert` and `step`, see `Decoder`.
+    """A decoder of canvases. Static and hashable: pure functions `empty`, `prefill` and `step`, see `Decoder`.
 
     A step is a pass over one block a row: its canvas, or a final one that is not stored yet. Canvases follow the prompt,
     wherever it ends; the last one is read whole, and cut at the row's limit.
@@ -151,69 +151,39 @@ class CanvasDiffusion(Decoder):
         )
         return self._constrain(state)
 
-    @on_mesh
-    def insert(
-        self,
-        params: PyTree,
-        state: CanvasState,
-        rows: Array,
-        prompts: Array,
-        lengths: Array,
-        row_keys: Array,
-        *,
-        limit: Array,
-        sampling: SamplingArrays,
-        eos: Array | None = None,
-        width: int | None = None,
-    ) -> CanvasState:
-        """Puts new prompts into rows, whatever those held, and stores their keys and values.
-
-        Args:
-          params: the parameters.
-          state: of B rows.
-          rows: `[R]` int32, where they go; B or more drops one (padding).
-          prompts: `[R, P]` int32, right-padded.
-          lengths: `[R]` int32, at least 1.
-          row_keys: `[R]` typed keys (`specjax.sampling.row_keys`).
-          limit: `[R]` int32, the text length at which a row stops, at most L.
-          sampling: of R rows; of the options temperature, top-k, top-p and min-p are used.
-          eos: `[R, K]` int32, -1 padded, or None.
-          width: tokens of the prompt that are read together; None: all.
-
-        Raises:
-          ValueError: outside jit, where a row does not fit, see `check_rows`.
-        """
-        count, size = prompts.shape
-        batch, capacity = state.tokens.shape
-        check_rows(self, capacity, prompts, lengths, row_keys, limit, sampling, eos, rows, batch)
+    def prefill(self, params: PyTree, state: CanvasState, prompts: Prompts) -> CanvasState:
+        """See `Decoder.prefill`: the prompts' keys and values are stored. Of a row's sampling options temperature, top-k, top-p
+        and min-p are used."""
+        count, size = prompts.tokens.shape
+        capacity, lengths = state.tokens.shape[1], jnp.asarray(prompts.lengths)
         dtype = jax.tree.leaves(state.cache)[0].dtype
         fresh = self.empty(params, count, capacity, dtype, state.eos.shape[1])
         kept = min(size, capacity)
-        limit = jnp.clip(limit, lengths, capacity)
-        fresh = dataclasses.replace(
+        limit = jnp.clip(prompts.limit, lengths, capacity)
+        width = min(prompts.width or size, size)
+        return dataclasses.replace(
             fresh,
-            tokens=fresh.tokens.at[:, :kept].set(prompts[:, :kept]),
+            tokens=fresh.tokens.at[:, :kept].set(prompts.tokens[:, :kept]),
             length=lengths,
             finish=jnp.where(lengths < limit, Finish.RUNNING, Finish.LENGTH).astype(jnp.int32),
-            key=row_keys,
+            key=prompts.keys,
             prompt_length=lengths,
             limit=limit,
-            eos=fresh.eos if eos is None else eos,
-            sampling=sampling,
+            eos=prompts.ends(state.eos.shape[1]),
+            sampling=prompts.sampling,
             stored=lengths,
-            canvas=self._noise(row_keys, fresh.step, self._positions(lengths)),
-            cache=self._prefill(params["target"], fresh.cache, prompts, lengths, min(width or size, size), capacity),
+            canvas=self._noise(prompts.keys, fresh.step, self._positions(lengths)),
+            cache=self._read(params["target"], fresh.cache, prompts.tokens, lengths, width, capacity),
         )
-        return self._constrain(state.place(rows, fresh, self.axes(state)))
 
-    def _prefill(self, weights, cache, prompts, lengths, width, capacity):
+    def _read(self, weights, cache, tokens, lengths, width, capacity):
         """A cache that holds the prompts, read `width` tokens at a time."""
-        padded = jnp.pad(prompts, ((0, 0), (0, width)))
+        padded = jnp.pad(tokens, ((0, 0), (0, width)))
 
         def read(i, cache):
-            tokens = jax.lax.dynamic_slice_in_dim(padded, i * width, width, axis=1)
-            at = jnp.broadcast_to(i * width + jnp.arange(width, dtype=jnp.int32)[None], tokens.shape)
-            delta = self.target(weights, Block(tokens, at, at[:, 0]), cache, wants=Wants()).delta
+            part = jax.lax.dynamic_slice_in_dim(padded, i * width, width, axis=1)
+            at = jnp.broadcast_to(i * width + jnp.arange(width, dtype=jnp.int32)[None], part.shape)
+            delta = self.target(weights, Block(part, at, at[:, 0]), cache, wants=Wants()).delta
             return self.target.commit(cache, delta, None, jnp.where(at < lengths[:, None], at, capacity))
 
         return jax.lax.fori_loop(0, -(-jnp.max(lengths) // width), read, cache)

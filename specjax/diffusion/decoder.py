@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.decoder import Decoder, check_rows
+from specjax.decoder import Decoder
 from specjax.diffusion import layerwise
 from specjax.diffusion.cache.base import Cache, Canvas, widths
 from specjax.diffusion.cache.none import NoCache
@@ -28,7 +28,7 @@ from specjax.diffusion.state import DiffusionInfo, DiffusionState
 from specjax.diffusion.unmask.base import Guess, Overview, Unmask
 from specjax.diffusion.unmask.threshold import Threshold
 from specjax.lm import LM
-from specjax.sampling import SamplingArrays
+from specjax.prompts import OPEN, Prompts
 from specjax.sampling.noise import uniform
 from specjax.sampling.sampler import best
 from specjax.sampling.warp import warp
@@ -45,7 +45,7 @@ State = TypeVar("State", bound=DiffusionState)
 
 @dataclasses.dataclass(frozen=True)
 class Diffusion(Decoder):
-    """A masked-diffusion decoder. Static and hashable: pure functions `empty`, `insert` and `step`, see `Decoder`.
+    """A masked-diffusion decoder. Static and hashable: pure functions `empty`, `prefill` and `step`, see `Decoder`.
 
     Blocks are finished from left to right (semi-autoregressive); one block as long as the canvas has no order. Blocks count
     from the end of a row's prompt; open positions may lie anywhere after it, between known ones too.
@@ -141,7 +141,7 @@ class Diffusion(Decoder):
 
     def check_row(self, prompt: np.ndarray, limit: int) -> None:
         """See `Decoder.check_row` and `Unmask.room`."""
-        opened = np.flatnonzero(np.asarray(prompt) == self.mask_id)
+        opened = np.flatnonzero(np.isin(prompt, (self.mask_id, OPEN)))
         count = limit - int(opened[0] if len(opened) else len(prompt))
         if count < self.policy.room:
             raise ValueError(
@@ -199,46 +199,20 @@ class Diffusion(Decoder):
             return layerwise.begin(self.target, params["target"], batch, capacity, dtype)
         return self.target.init_cache(batch, capacity, dtype)
 
-    @on_mesh
-    def insert(
-        self,
-        params: PyTree,
-        state: DiffusionState,
-        rows: Array,
-        prompts: Array,
-        lengths: Array,
-        row_keys: Array,
-        *,
-        limit: Array,
-        sampling: SamplingArrays,
-        eos: Array | None = None,
-        width: int | None = None,
-    ) -> DiffusionState:
-        """Puts new prompts into rows, whatever those held, and opens every position from a prompt's end to its limit.
+    def prefill(self, params: PyTree, state: DiffusionState, prompts: Prompts) -> DiffusionState:
+        """See `Decoder.prefill`: every position from a prompt's end to its limit is open, and so are open spans of the prompt.
 
-        Args:
-          params: the parameters.
-          state: of B rows.
-          rows: `[R]` int32, where they go; B or more drops one (padding).
-          prompts: `[R, P]` int32. Mask ids in them, and those only, are filled in as well: open spans.
-          lengths: `[R]` int32, how much of a prompt is given; blocks begin at its first open position.
-          row_keys: `[R]` typed keys (`specjax.sampling.row_keys`).
-          limit: `[R]` int32, where the canvas ends, at most L.
-          sampling: of R rows; of the options temperature, top-k, top-p and min-p are used.
-          eos: `[R, K]` int32, -1 padded, or None.
-          width: not used: what is read of a prompt, if anything, is read in one pass.
-
-        Raises:
-          ValueError: outside jit, where a row does not fit, see `check_rows`.
+        Blocks begin at a prompt's first open position. What is read of a prompt, if anything, is read in one pass. Of a row's
+        sampling options temperature, top-k, top-p and min-p are used.
         """
-        size = prompts.shape[1]
-        batch, capacity = state.tokens.shape
-        check_rows(self, capacity, prompts, lengths, row_keys, limit, sampling, eos, rows, batch)
+        count, size = prompts.tokens.shape
+        capacity, lengths = state.tokens.shape[1], jnp.asarray(prompts.lengths)
+        tokens = jnp.where(prompts.tokens == OPEN, self.mask_id, prompts.tokens)
         dtype = next((leaf.dtype for leaf in jax.tree.leaves(state.cache)), None)
-        fresh = self.empty(params, len(prompts), capacity, dtype, state.eos.shape[1])
+        fresh = self.empty(params, count, capacity, dtype, state.eos.shape[1])
         given = jnp.arange(min(size, capacity))[None] < lengths[:, None]
-        canvas = fresh.tokens.at[:, : given.shape[1]].set(jnp.where(given, prompts[:, : given.shape[1]], self.mask_id))
-        fresh = self._limited(fresh, jnp.clip(limit, lengths, capacity))
+        canvas = fresh.tokens.at[:, : given.shape[1]].set(jnp.where(given, tokens[:, : given.shape[1]], self.mask_id))
+        fresh = self._limited(fresh, jnp.clip(prompts.limit, lengths, capacity))
         first = first_open(canvas, fresh.limit, self.mask_id)
         fresh = dataclasses.replace(
             fresh,
@@ -246,15 +220,14 @@ class Diffusion(Decoder):
             length=first,
             reached=first,
             finish=jnp.where(first < fresh.limit, Finish.RUNNING, Finish.LENGTH).astype(jnp.int32),
-            key=row_keys,
+            key=prompts.keys,
             prompt_length=first,
-            eos=fresh.eos if eos is None else eos,
-            sampling=sampling,
+            eos=prompts.ends(state.eos.shape[1]),
+            sampling=prompts.sampling,
             opened=(canvas == self.mask_id) & (jnp.arange(capacity)[None] < fresh.limit[:, None]),
         )
         fresh = dataclasses.replace(fresh, entry=self._entry(fresh))
-        fresh = self._read_prompts(params, fresh, prompts, lengths)
-        return self._constrain(state.place(rows, fresh, self.axes(state)))
+        return self._read_prompts(params, fresh, tokens, lengths)
 
     def _limited(self, state: State, limit: Array) -> State:
         """Rows whose texts end at `limit` `[B]`."""

@@ -188,7 +188,7 @@ class Drafter(abc.ABC):
     @property
     def looks_back(self) -> float:
         """Static: of the target's cache, how many positions it reads before those that a step of the target's own sees; where
-        it may read any, `math.inf`. Layers with a window keep so many more (`specjax.speculative(rings=True)`)."""
+        it may read any, `math.inf`. Layers with a window keep so many more (`specjax.Speculative.with_rings`)."""
         return 0
 
     @property

@@ -12,7 +12,8 @@ from specjax.jobs.output import Item
 from specjax.serve.engine import Engine, Timing
 from specjax.serve.request import Request, needs_of, several
 from specjax.serve.selecting import Chooser, selected
-from specjax.serve.slots import OnText, Turn
+from specjax.serve.slots import Turn
+from specjax.serve.watch import OnText
 from specjax.speculative import Speculative
 
 

@@ -22,7 +22,8 @@ from specjax.jobs.options import JobOptions, RayOptions
 from specjax.jobs.output import Item
 from specjax.jobs.work import make_engine, make_items, make_manifest
 from specjax.serve.engine import Timing
-from specjax.serve.slots import OnText, Turn
+from specjax.serve.slots import Turn
+from specjax.serve.watch import OnText
 from specjax.sharding.mesh import axis_sizes
 
 _QUIET = {

@@ -21,7 +21,8 @@ from specjax.jobs.progress import interruptible, progress
 from specjax.models.text import text_before
 from specjax.serve.record_bar import bar_fits
 from specjax.serve.request import Record, Request
-from specjax.serve.slots import OnText, Turn
+from specjax.serve.slots import Turn
+from specjax.serve.watch import OnText
 from specjax.sharding.distributed import from_first, largest
 from specjax.terminal import ENDS, BadInput, complain, note, write
 

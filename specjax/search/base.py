@@ -10,17 +10,17 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from specjax.decoder import Decode, Decoder, Needs, formed
+from specjax.decoder import Decode, Decoder, Needs
 from specjax.lm import LM, Block, Wants
 from specjax.pretty import Pretty
+from specjax.prompts import Prompts
 from specjax.sampling import Sampler
 from specjax.sampling.processors import Processor, checked
-from specjax.sampling_params import SamplingArrays
 from specjax.search.fork import chosen, fork, forked_axes, merged, parted, spread
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.rules import constrain, rounded
 from specjax.speculative import Speculative, speculative
-from specjax.state import DecodeState, Finish, Prefix, Rows, Stats
+from specjax.state import Finish, Prefix, Rows, Stats
 
 Array = jax.Array
 PyTree = Any
@@ -225,12 +225,18 @@ class Search(Decoder, abc.ABC):
         )
         return self.constrained(state)
 
-    def _searched(self, plain: DecodeState) -> SearchState:
-        """Rows after their prefill, as those of a search that begins."""
+    def prefill(
+        self, params: PyTree, state: SearchState, prompts: Prompts, prefix: Prefix | None = None
+    ) -> SearchState:
+        """See `Decoder.prefill`: plain decoding reads the prompt, and each text begins with a copy of its cache."""
+        plain = self._plain.prefill(params | {"draft": None}, self._blank(params, state), prompts, prefix)
         batch, capacity = plain.tokens.shape
         rows = {field.name: getattr(plain, field.name) for field in dataclasses.fields(Rows)}
+        limit = jnp.clip(
+            prompts.limit, prompts.lengths, capacity - self.slack
+        )  # its own: plain decoding writes further
         return SearchState(
-            **rows,
+            **rows | {"limit": limit},
             beams=self.growing.of(plain.tokens, self.num_texts, self.num_groups),
             found=self.ended.nothing(batch, self.num_texts, capacity),
             open=jnp.ones((batch, self.num_groups), bool),
@@ -238,49 +244,15 @@ class Search(Decoder, abc.ABC):
         )
 
     @on_mesh
-    def insert(
-        self,
-        params: PyTree,
-        state: SearchState,
-        rows: Array,
-        prompts: Array,
-        lengths: Array,
-        row_keys: Array,
-        *,
-        limit: Array,
-        sampling: SamplingArrays,
-        eos: Array | None = None,
-        width: int | None = None,
-        prefix: Prefix | None = None,
-    ) -> SearchState:
-        """See `Decoder.insert`; `prefix` is from `read_prefix`."""
-        plain = self._plain.insert(
-            params | {"draft": None},
-            self._rows(params, state, prompts.shape[0], sampling),
-            jnp.arange(prompts.shape[0]),
-            prompts,
-            lengths,
-            row_keys,
-            limit=limit,
-            sampling=sampling,
-            eos=eos,
-            width=width,
-            prefix=prefix,
-        )
-        return self.constrained(state.place(rows, self._searched(plain), self.axes(state)))
-
-    @on_mesh
     def read_prefix(self, params: PyTree, state: SearchState, tokens: Array) -> tuple[SearchState, Prefix]:
         """See `specjax.speculative.Speculative.read_prefix`."""
-        plain = self._rows(params, state, 1, state.sampling)
-        return state, self._plain.read_prefix(params | {"draft": None}, plain, tokens)[1]
+        return state, self._plain.read_prefix(params | {"draft": None}, self._blank(params, state), tokens)[1]
 
-    def _rows(self, params, state, count, sampling):
-        """So many rows of plain decoding, with room for what the state has."""
+    def _blank(self, params, state):
+        """A row of plain decoding, with room for what the state has."""
         dtype = jax.tree.leaves(state.cache)[0].dtype
         capacity, eos_width = state.tokens.shape[1], state.eos.shape[1]
-        plain = self._plain.empty(params | {"draft": None}, count, capacity, dtype, eos_width)
-        return formed(self._plain, plain, sampling.form)
+        return self._plain.empty(params | {"draft": None}, 1, capacity, dtype, eos_width)
 
     def _read(self, params, state, length):
         """Logits `[B, K, V]` of what follows every text, and what the pass adds to the cache."""

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import About
-from specjax.decoder import Decoder, Needs, check_rows, formed
+from specjax.decoder import Decoder, Needs
 from specjax.lm import LM, Block, Wants
+from specjax.prompts import Prompts
 from specjax.sampling import Sampler
 from specjax.sampling.processors import Processor, checked
 from specjax.sampling.warp import carries
-from specjax.sampling_params import SamplingArrays
 from specjax.search.stepwise import PairSettings
 from specjax.sharding.ambient import on_mesh
 from specjax.sharding.rules import constrain, rounded
@@ -199,48 +199,31 @@ class EntropyAdaptiveDecoder(Decoder):
         )
         return self._constrain(state)
 
-    @on_mesh
-    def insert(
-        self, params, state, rows, prompts, lengths, row_keys, *, limit, sampling: SamplingArrays, eos=None, width=None
-    ):  # fmt: skip
-        """See `Decoder.insert`; both models read the prompt.
+    def prefill(self, params: PyTree, state: AdaptiveState, prompts: Prompts) -> AdaptiveState:
+        """See `Decoder.prefill`; both models read the prompt.
 
         Raises:
-          ValueError: outside jit, where a row does not fit; on a sampler that carries a sum (mirostat).
+          ValueError: on a sampler that carries a sum (mirostat).
         """
-        batch, capacity = state.tokens.shape
-        check_rows(self, capacity, prompts, lengths, row_keys, limit, sampling, eos, rows, batch)
-        if carries(sampling) and not self.greedy:
+        if carries(prompts.sampling) and not self.greedy:
             raise ValueError("entropy-adaptive decoding keeps no sum over a text: leave mirostat out")
-        count = prompts.shape[0]
-        fresh = formed(self, self.empty(params, count, capacity, None, state.eos.shape[1]), sampling.form)
+        count, lengths = prompts.tokens.shape[0], jnp.asarray(prompts.lengths)
+        capacity, eos_width = state.tokens.shape[1], state.eos.shape[1]
         memories = {}
         for name, lm, own in (("large", self.target, "target"), ("small", self.small, "small")):
             plain, model = self._plain(lm), {"target": params[own], "draft": None}
             dtype = jax.tree.leaves(getattr(state, name).cache)[0].dtype
-            read = plain.insert(
-                model,
-                formed(plain, plain.empty(model, count, capacity, dtype, state.eos.shape[1]), sampling.form),
-                jnp.arange(count),
-                prompts,
-                lengths,
-                row_keys,
-                limit=limit,
-                sampling=sampling,
-                eos=eos,
-                width=width,
-            )
+            read = plain.prefill(model, plain.empty(model, 1, capacity, dtype, eos_width), prompts)
             memories[name] = Memory(read.cache, lengths - 1, jnp.zeros_like(lengths))
         shared = {field.name: getattr(read, field.name) for field in dataclasses.fields(Rows)}
         threshold = jnp.full((count,), self.how.threshold, jnp.float32)
-        new = dataclasses.replace(
-            fresh,
-            **(shared | {"limit": jnp.clip(limit, lengths, capacity - self.slack)}),
+        return dataclasses.replace(
+            self.empty(params, count, capacity, None, eos_width),
+            **(shared | {"limit": jnp.clip(prompts.limit, lengths, capacity - self.slack)}),
             **memories,
             threshold=threshold,
             on_large=threshold <= 0,
         )
-        return self._constrain(state.place(rows, new, self.axes(state)))
 
     @on_mesh
     def step(self, params: PyTree, state: AdaptiveState) -> tuple[AdaptiveState, None]:

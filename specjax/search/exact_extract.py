@@ -13,6 +13,7 @@ import numpy as np
 
 from specjax import decoder as decoding
 from specjax.lm import LM, Block, Wants
+from specjax.prompts import Prompts
 from specjax.sampling import row_keys
 from specjax.sampling_params import SamplingArrays
 from specjax.settings import settled
@@ -92,18 +93,11 @@ def _prefilled(lm, params, prompt, room):
     size = 1 + max(1, -(-(length - 1) // width)) * width
     capacity = -(-(size + room + plain.slack) // 128) * 128
     every = {"target": params, "draft": None}
-    state = decoding.insert(
-        plain,
-        every,
-        decoding.empty(plain, every, 1, capacity, jax.tree.leaves(params)[0].dtype, 1),
-        np.zeros(1, np.int32),
-        np.pad(np.asarray([prompt], np.int32), ((0, 0), (0, size - length))),
-        np.full(1, length, np.int32),
-        row_keys(0, [""]),
-        limit=np.full(1, length + 1, np.int32),
-        sampling=SamplingArrays.make(1),
-        width=width,
-    )
+    tokens = np.pad(np.asarray([prompt], np.int32), ((0, 0), (0, size - length)))
+    given = np.full(1, length, np.int32)
+    prompts = Prompts(tokens, given, row_keys(0, [""]), given + 1, SamplingArrays.make(1), width=width)
+    state = decoding.empty(plain, every, 1, capacity, jax.tree.leaves(params)[0].dtype, 1)
+    state = decoding.insert(plain, every, state, np.zeros(1, np.int32), prompts)
     return state.cache
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from specjax import decoder as decoding
 from specjax.decoder import Needs
 from specjax.lm import Block, Wants
+from specjax.prompts import Prompts
 from specjax.sampling.noise import keys_of
 from specjax.search.stepwise import Asked
 from specjax.settings import settled
@@ -92,24 +93,21 @@ class Writer:
         for width in sorted(set(widths)):
             own = [row for row in range(count) if widths[row] == width]
             size = 1 + -(-(max(len(asked.ids[row]) for row in own) - 1) // width) * width
-            prompts, lengths = np.zeros((self.rows, max(size, 2)), np.int32), np.ones(self.rows, np.int32)
+            tokens, lengths = np.zeros((self.rows, max(size, 2)), np.int32), np.ones(self.rows, np.int32)
             keys, places = np.zeros((self.rows, 2), np.uint32), np.full(self.rows, self.rows)
             for row in own:
-                prompts[row, : len(asked.ids[row])], lengths[row] = asked.ids[row], len(asked.ids[row])
+                tokens[row, : len(asked.ids[row])], lengths[row] = asked.ids[row], len(asked.ids[row])
                 keys[row], places[row] = asked.keys[row], row
-            self.state = decoding.insert(
-                self.plain,
-                self.params,
-                self.state,
-                places,
-                prompts,
+            prompts = Prompts(
+                tokens,
                 lengths,
                 keys_of(jax.device_put(keys)),
-                limit=np.where(places < self.rows, self.most, 2).astype(np.int32),
-                sampling=self.asked.sampling_of(self.rows),
-                eos=self._eos(False),
-                width=width,
+                np.where(places < self.rows, self.most, 2).astype(np.int32),
+                self.asked.sampling_of(self.rows),
+                self._eos(False),
+                width,
             )
+            self.state = decoding.insert(self.plain, self.params, self.state, places, prompts)
         self.passes[:], self.failed[:] = 0, False
         self.length[:] = self.begin[:] = 1
         self.length[:count] = self.begin[:count] = [len(own) for own in asked.ids]

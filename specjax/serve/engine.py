@@ -26,12 +26,14 @@ from specjax.search import Search, Selection, Stepwise
 from specjax.serve.call import Call
 from specjax.serve.prompt_logprobs import with_prompt_logprobs
 from specjax.serve.prompts import check_there
+from specjax.serve.race import Race
 from specjax.serve.request import Record, Request, needs_of, rows_of
 from specjax.serve.sampling import Sampling, check_options, check_stop
-from specjax.serve.slots import OnText, Served, Slots, Timing, Turn, in_order, serve
+from specjax.serve.slots import Loop, Served, Slots, Timing, Turn, in_order
 from specjax.serve.stepwise import stepwise_turns
 from specjax.serve.stream import TextStream
 from specjax.serve.text_reader import Reader, power_of_two
+from specjax.serve.watch import OnText, Watch
 from specjax.sharding import distributed, make_mesh
 from specjax.warpers import WARPERS
 
@@ -371,19 +373,19 @@ class Engine:
             if prompt_logprobs or on_text is not None:
                 raise ValueError(f"{type(self.decoder).__name__} has its text at the end: ask for the records alone")
             return stepwise_turns(self.decoder, self.model, requests, self.timing, slots=slots)
-        turns = serve(
-            self.served(),
+        needs = dataclasses.replace(needs_of(requests), brief=False) if needs is None else needs
+        loop = Loop(
+            Slots(self.served(), slots, capacity or self.capacity(requests), needs.form),
             list(requests),
             self.keys(requests) if keys is None else keys,
-            self.timing,
-            slots=slots,
-            capacity=capacity or self.capacity(requests),
-            on_text=on_text,
-            on_end=self._ended,
+            needs,
+            timing=self.timing,
             prefix=prefix,
-            needs=dataclasses.replace(needs_of(requests), brief=False) if needs is None else needs,
-            race=race,
+            watch=Watch.of(self.model.tokenizer, requests, on_text),
+            race=Race(requests) if race else None,
+            on_end=self._ended,
         )
+        turns = loop.turns()
         return turns if reader is None else with_prompt_logprobs(turns, reader, requests, slots)
 
     def stream(

@@ -4,6 +4,7 @@ In the shape descriptions `B` denotes rows (slots), `R` inserted rows, `P` promp
 """
 
 import collections
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +16,12 @@ import numpy as np
 
 from specjax import decoder as decoding
 from specjax.decoder import Decoder, Needs
+from specjax.prompts import Prompts
 from specjax.sampling.noise import keys_of
 from specjax.sampling_params import USUAL, Form, SamplingArrays
 from specjax.serve.race import Race
 from specjax.serve.request import Record, Request, follows, rows_of
-from specjax.serve.watch import End, OnText, Watch, new_tokens, text_of
+from specjax.serve.watch import End, Watch, new_tokens, text_of
 from specjax.sharding.distributed import to_devices, to_host
 from specjax.sharding.rules import parts, rounded
 from specjax.speculative import prefill_width
@@ -80,6 +82,13 @@ class Timing:
     new_tokens: int = 0
     steps: int = 0
 
+    @contextlib.contextmanager
+    def spent(self, name: str) -> Iterator[None]:
+        """Adds what a block takes to the seconds of this name."""
+        began = time.perf_counter()
+        yield
+        setattr(self, name, getattr(self, name) + time.perf_counter() - began)
+
     @property
     def tokens_per_second(self) -> float:
         return self.new_tokens / self.decode_seconds if self.decode_seconds else 0.0
@@ -139,6 +148,10 @@ class Slots:
     def share(self) -> int:
         """How many rows enter together."""
         return max(1, self.rows // REFILL_SHARE)
+
+    def with_params(self, params: Any) -> "Slots":
+        """The same rows of a model with other parameters."""
+        return dataclasses.replace(self, served=dataclasses.replace(self.served, params=params))
 
     def empty(self) -> Any:
         """A state of free rows."""
@@ -211,127 +224,169 @@ class Slots:
         given = [self.served.given(request) for request in requests]
         begin = 1 if prefix is None else prefix.length
         size = begin + -(-(max(map(len, given)) - begin) // width) * width
-        prompts = np.zeros((self.share, size), np.int32)
+        tokens = np.zeros((self.share, size), np.int32)
         for row, ids in enumerate(given):
-            prompts[row, : len(ids)] = ids
+            tokens[row, : len(ids)] = ids
         eos = np.asarray(self.served.eos or (-1,), np.int32)
         goes_on = np.asarray([request.ignore_eos for request in requests])
         ends = [len(r.ids) + r.max_new_tokens + len(r.suffix_ids) for r in requests]
-        return decoding.insert(
-            self.served.decoder,
-            self.served.params,
-            state,
-            np.asarray(rows),
-            prompts,
+        prompts = Prompts(
+            tokens,
             np.asarray([len(ids) for ids in given], np.int32),
             keys_of(jax.device_put(keys)),  # `jnp.asarray` would compile a program
-            limit=np.minimum(ends, self.served.max_length).astype(np.int32),
-            sampling=SamplingArrays.of_rows(requests, self.form),
-            eos=np.where(goes_on[:, None], np.int32(-1), eos[None]),
-            width=width,
-            **({} if prefix is None else {"prefix": prefix}),
+            np.minimum(ends, self.served.max_length).astype(np.int32),
+            SamplingArrays.of_rows(requests, self.form),
+            np.where(goes_on[:, None], np.int32(-1), eos[None]),
+            width,
         )
+        decoder, params = self.served.decoder, self.served.params
+        return decoding.insert(decoder, params, state, np.asarray(rows), prompts, prefix=prefix)
 
 
-def serve(
-    served: Served,
-    requests: Sequence[Request],
-    keys: np.ndarray,
-    timing: Timing,
-    *,
-    slots: int,
-    capacity: int,
-    needs: Needs,
-    stop: tuple[str, ...] = (),
-    on_text: OnText | None = None,
-    on_end: OnEnd | None = None,
-    prefix: Sequence[int] = (),
-    race: bool = False,
-) -> Iterator[Turn]:
-    """Completes requests in a fixed number of rows. The device runs on its own until a row ends or a number of steps is over.
+class Loop:
+    """Rows of a batch that are refilled as their requests end. The device runs on its own until a row ends or a number of steps
+    is over; in between the host takes the records of rows that ended, and puts the next requests into these.
 
-    Args:
-      served: the model.
-      requests: at least one; they enter in this order.
-      keys: key data `[R, 2]`, one a request.
-      timing: what is spent is added to it.
-      slots: B.
-      capacity: text buffer slots of a row, enough for every request.
-      needs: of these requests, or of a longer list that they are part of.
-      stop: strings that end a text.
-      on_text: see `Engine.run`.
-      on_end: called with the rows that have just ended and the state; returns the parameters to go on with.
-      prefix: ids that every prompt begins with, which are prefilled once.
-      race: whether of several completions of a prompt the shortest is wanted, so that the others go no further than it.
+    Attributes:
+      state: the rows.
+      waiting: of requests that have no row yet, those that share one.
+      held: of every row that has some, the indices of its requests: one but of a search.
+      length: `[B]`, tokens of every row that turns were told of.
+      steps: `[B]`, passes likewise.
+      shared: what all prompts begin with, from `Slots.read_prefix`.
+      kept: what `Slots.enter` returned last.
     """
-    of = Slots(served, slots, capacity, needs.form)
-    decoder, params = served.decoder.fitted(needs), served.params
-    began = time.perf_counter()
-    state = decoding.run(decoder, params, of.empty(), 0)  # compiles: the timing sees only decoding
-    jax.block_until_ready(state)
-    timing.compile_seconds += time.perf_counter() - began
-    began = time.perf_counter()
-    state, shared = jax.block_until_ready(of.read_prefix(state, prefix))
-    timing.prefill_seconds += time.perf_counter() - began
-    waiting = collections.deque(rows_of(requests, decoder.num_texts))
-    held: dict[int, list[int]] = {}  # row: the indices of its requests, one but of a search
-    first = lambda row: requests[held[row][0]]
-    kept = None
-    length, steps = np.zeros(of.rows, np.int64), np.zeros(of.rows, np.int64)
-    watched = stop or on_text or any(request.stop for request in requests)
-    watch = Watch(served.tokenizer, stop, on_text) if watched else None
-    end = watch.end if watch is not None and decoder.num_texts == 1 else lambda _: None
-    racing = Race(requests) if race else None
-    while waiting or held:
-        free = [row for row in range(of.rows) if row not in held][: len(waiting)]
-        if free:
-            began = time.perf_counter()
-            new = [waiting.popleft() for _ in free]
+
+    def __init__(
+        self,
+        slots: Slots,
+        requests: Sequence[Request],
+        keys: np.ndarray,
+        needs: Needs,
+        *,
+        timing: Timing | None = None,
+        prefix: Sequence[int] = (),
+        watch: Watch | None = None,
+        race: Race | None = None,
+        on_end: OnEnd | None = None,
+    ):
+        """
+        Args:
+          slots: rows with enough room for every request.
+          requests: at least one; they enter in this order.
+          keys: key data `[R, 2]`, one a request.
+          needs: of these requests, or of a longer list that they are part of.
+          timing: what is spent is added to it.
+          prefix: ids that every prompt begins with, which are prefilled once.
+          watch: what looks at texts as they come.
+          race: of several completions of a prompt the shortest is wanted, so that the others go no further than it.
+          on_end: called with the rows that have just ended and the state; returns the parameters to go on with.
+        """
+        self.slots, self.requests, self.keys, self.prefix = slots, requests, keys, prefix
+        self.decoder = slots.served.decoder.fitted(needs)
+        self.timing, self.watch, self.race, self.on_end = timing or Timing(), watch, race, on_end
+        self.waiting = collections.deque(rows_of(requests, self.decoder.num_texts))
+        self.held: dict[int, list[int]] = {}
+        self.length, self.steps = np.zeros(slots.rows, np.int64), np.zeros(slots.rows, np.int64)
+        self.state: Any = None
+        self.shared: Any = None
+        self.kept: Any = None
+
+    def turns(self) -> Iterator[Turn]:
+        """What each call on the device brought, until every request has ended."""
+        self.begin()
+        while self.waiting or self.held:
+            self.enter()
+            yield self.harvest(self.step())
+
+    def begin(self) -> None:
+        """Compiles, so that the timing sees only decoding, and reads the prefix."""
+        with self.timing.spent("compile_seconds"):
+            self.state = decoding.run(self.decoder, self.slots.served.params, self.slots.empty(), 0)
+            jax.block_until_ready(self.state)
+        with self.timing.spent("prefill_seconds"):
+            self.state, self.shared = jax.block_until_ready(self.slots.read_prefix(self.state, self.prefix))
+
+    def enter(self) -> None:
+        """The next requests into the rows that are free."""
+        free = [row for row in range(self.slots.rows) if row not in self.held][: len(self.waiting)]
+        if not free:
+            return
+        with self.timing.spent("prefill_seconds"):
+            new = [self.waiting.popleft() for _ in free]
             lead = [indices[0] for indices in new]
-            state, kept = of.enter(state, free, [requests[i] for i in lead], keys[lead], shared, kept)
-            jax.block_until_ready(state)
-            held |= zip(free, new, strict=True)
-            if racing is not None:
-                state, _ = racing.bound(state, held)
-            length[free], steps[free] = to_host(state.length)[free], 0
-            timing.prefill_seconds += time.perf_counter() - began
-        began = time.perf_counter()
-        count = STEPS_PER_CALL if watch is None else WATCHED_STEPS
-        state = decoding.run(decoder, params, state, count, len(held) - of.share + 1)
-        host = SimpleNamespace(**to_host({name: getattr(state, name, None) for name in _RECORDED}))
-        timing.decode_seconds += time.perf_counter() - began
-        rows = list(held)
-        ended = [row for row in rows if host.finish[row] != Finish.RUNNING]
-        if watch is not None:
-            stopped = watch(host, {row: (held[row][0], first(row)) for row in rows})
-            if stopped:
-                host.finish = host.finish.copy()
-                host.finish[stopped] = Finish.STOP
-                state = dataclasses.replace(state, finish=to_devices(host.finish, state.finish.sharding))
-                ended += stopped
-        pairs = [(index, row) for row in ended for index in held[row]]
-        finished = [(i, record_of(served.tokenizer, requests[i], host, row, end(i))) for i, row in pairs]
-        if racing is not None:
-            racing.hear(finished)
-            state, over = racing.bound(state, {row: own for row, own in held.items() if row not in ended})
-            host.finish = to_host(state.finish)
-            lost = [held[row][0] for row in over]
-            finished += [
-                (i, record_of(served.tokenizer, requests[i], host, row)) for i, row in zip(lost, over, strict=True)
-            ]
-            ended += over
-        if ended and on_end is not None:
-            params = on_end(ended, state)
-            of = dataclasses.replace(of, served=dataclasses.replace(served, params=params))
-        timing.new_tokens += sum(record.new_tokens for _, record in finished)
-        timing.steps += sum(int(host.stats.steps[row]) for row in ended)
-        ends = [host.prompt_length[row] + first(row).max_new_tokens for row in rows]  # a suffix follows
-        known = np.minimum(host.length[rows], ends)
-        moved, took = known - length[rows], host.stats.steps[rows] - steps[rows]
-        length[rows], steps[rows] = known, host.stats.steps[rows]
+            requests = [self.requests[i] for i in lead]
+            self.state, self.kept = self.slots.enter(
+                self.state, free, requests, self.keys[lead], self.shared, self.kept
+            )
+            jax.block_until_ready(self.state)
+            self.held |= zip(free, new, strict=True)
+            if self.race is not None:
+                self.state, _ = self.race.bound(self.state, self.held)
+            self.length[free], self.steps[free] = to_host(self.state.length)[free], 0
+
+    def step(self) -> SimpleNamespace:
+        """One call on the device; returns the fields of the state that records need, on the host."""
+        with self.timing.spent("decode_seconds"):
+            count = STEPS_PER_CALL if self.watch is None else WATCHED_STEPS
+            least = len(self.held) - self.slots.share + 1
+            self.state = decoding.run(self.decoder, self.slots.served.params, self.state, count, least)
+            return SimpleNamespace(**to_host({name: getattr(self.state, name, None) for name in _RECORDED}))
+
+    def harvest(self, host: SimpleNamespace) -> Turn:
+        """The records of rows that ended, which are free then.
+
+        Args:
+          host: from `step`.
+        """
+        rows = list(self.held)
+        ended = [row for row in rows if host.finish[row] != Finish.RUNNING] + self._stopped(host)
+        finished = [(index, self._record(host, row, index)) for row in ended for index in self.held[row]]
+        for row in self._outrun(host, ended, finished):
+            ended.append(row)
+            finished.append((self.held[row][0], self._record(host, row, self.held[row][0])))
+        if ended and self.on_end is not None:
+            self.slots = self.slots.with_params(self.on_end(ended, self.state))
+        self.timing.new_tokens += sum(record.new_tokens for _, record in finished)
+        self.timing.steps += sum(int(host.stats.steps[row]) for row in ended)
+        new_tokens, steps = self._moved(host, rows)
         for row in ended:
-            del held[row]
-        yield Turn(finished, int(moved.sum()), int(took.sum()), int(took.max()))
+            del self.held[row]
+        return Turn(finished, int(new_tokens.sum()), int(steps.sum()), int(steps.max()))
+
+    def _stopped(self, host) -> list[int]:
+        """The rows that wrote a stop string, which ends them."""
+        if self.watch is None:
+            return []
+        stopped = self.watch(host, {row: (own[0], self.requests[own[0]]) for row, own in self.held.items()})
+        if stopped:
+            host.finish = host.finish.copy()
+            host.finish[stopped] = Finish.STOP
+            finish = to_devices(host.finish, self.state.finish.sharding)
+            self.state = dataclasses.replace(self.state, finish=finish)
+        return stopped
+
+    def _outrun(self, host, ended, finished) -> list[int]:
+        """The rows that end since another completion of their prompt was shorter."""
+        if self.race is None:
+            return []
+        self.race.hear(finished)
+        self.state, over = self.race.bound(self.state, {row: own for row, own in self.held.items() if row not in ended})
+        host.finish = to_host(self.state.finish)
+        return over
+
+    def _record(self, host, row, index) -> Record:
+        end = None if self.watch is None or self.decoder.num_texts > 1 else self.watch.end(index)
+        return record_of(self.slots.served.tokenizer, self.requests[index], host, row, end)
+
+    def _moved(self, host, rows) -> tuple[np.ndarray, np.ndarray]:
+        """How many tokens the last call brought to these rows, and how many passes they took part in."""
+        most = [self.requests[self.held[row][0]].max_new_tokens for row in rows]
+        known = np.minimum(host.length[rows], host.prompt_length[rows] + most)  # a suffix follows
+        steps = host.stats.steps[rows]
+        moved = known - self.length[rows], steps - self.steps[rows]
+        self.length[rows], self.steps[rows] = known, steps
+        return moved
 
 
 def record_of(tokenizer: Any, request: Request, host: Any, row: int, end: End | None = None) -> Record:

@@ -1,6 +1,6 @@
 """The texts of running rows: handed out as they come, and ended where a stop string is complete."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from specjax.models.text import new_text
@@ -16,16 +16,21 @@ End = tuple[str | None, int | None]
 class Watch:
     """Finds stop strings in running rows, and hands out text as it comes."""
 
-    def __init__(self, tokenizer: Any, stop: tuple[str, ...], on_text: OnText | None):
-        self.tokenizer, self.stop, self.on_text = tokenizer, stop, on_text
+    def __init__(self, tokenizer: Any, on_text: OnText | None):
+        self.tokenizer, self.on_text = tokenizer, on_text
         self._texts: dict[int, _Text] = {}
         self._ends: dict[int, End] = {}
+
+    @classmethod
+    def of(cls, tokenizer: Any, requests: Sequence[Request], on_text: OnText | None) -> "Watch | None":
+        """What watches these requests; None where nothing is to be found or handed out."""
+        return cls(tokenizer, on_text) if on_text or any(request.stop for request in requests) else None
 
     def __call__(self, host: Any, held: dict[int, tuple[int, Request]]) -> list[int]:
         """The running rows that wrote a stop string."""
         stopped = []
         for row, (index, request) in held.items() if self.tokenizer is not None else ():
-            stop = (*self.stop, *request.stop)
+            stop = request.stop
             if index not in self._texts:
                 self._texts[index] = _Text(self.tokenizer, request, stop, self.on_text is not None)
             text, running = self._texts[index], host.finish[row] == Finish.RUNNING

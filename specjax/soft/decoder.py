@@ -128,7 +128,7 @@ def soft_thinking(
     end_of_think: int = -1,
     logprobs: bool = False,
     mesh: jax.sharding.Mesh | None = None,
-    logits_processors: Sequence[Processor] = (),
+    processors: Sequence[Processor] = (),
 ) -> SoftThinkingDecoder:
     """A decoder whose rows think in mixtures of tokens. `mesh` is one that `specjax.sharding.make_mesh` takes.
 
@@ -138,7 +138,7 @@ def soft_thinking(
       end_of_think: the id of the token that ends it; -1: none.
       logprobs: whether to keep log-probabilities of the emitted tokens, behind the mixtures that were read.
       mesh: where parameters and state lie.
-      logits_processors: see `specjax.sampling.Processor`.
+      processors: see `specjax.sampling.Processor`.
 
     Raises:
       ValueError: where the target reads no mixtures, or has no such token; on a mesh of other axes.
@@ -146,14 +146,13 @@ def soft_thinking(
     check_mixtures(target)
     if not -1 <= end_of_think < target.vocab_size:
         raise ValueError(f"end_of_think {end_of_think} is outside the vocabulary of {target.vocab_size} tokens")
-    processors = checked(logits_processors, target.vocab_size)
     plain = NoDrafter().bind(target), Coupled()
     return SoftThinkingDecoder(
         target,
         *plain,
         logprobs,
         make_mesh(mesh),
-        processors,
+        checked(processors, target.vocab_size),
         mixer=mixer or GumbelSoftmax(),
         end_of_think=end_of_think,
     )

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from specjax import decoder as decoding
 from specjax.lm import LM, Wants
+from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays
 from specjax.sharding import shardings
 from specjax.speculative import speculative
@@ -139,16 +140,15 @@ def continuations(
     start = jnp.clip(start, 1, length - 1).astype(jnp.int32)
     decoder = speculative(lm)
     models = {"target": params, "draft": None}
-    state = decoder.init(
-        models,
+    prompts = Prompts(
         jnp.where(slots < start[:, None], batch.tokens, 0),
         start,
         key if key.ndim else jax.random.split(key, rows),
-        limit=jnp.full((rows,), length, jnp.int32),
-        sampling=SamplingArrays.make(rows, temperature=1.0),
-        capacity=length + decoder.slack,
-        eos=jnp.tile(jnp.asarray(eos_ids, jnp.int32)[None], (rows, 1)) if eos_ids else None,
+        jnp.full((rows,), length, jnp.int32),
+        SamplingArrays.make(rows, temperature=1.0),
+        jnp.tile(jnp.asarray(eos_ids, jnp.int32)[None], (rows, 1)) if eos_ids else None,
     )
+    state = decoder.init(models, prompts, capacity=length + decoder.slack)
     state = decoding.run(decoder, models, state)
     written = slots < state.length[:, None]
     return Batch(

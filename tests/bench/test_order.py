@@ -3,14 +3,14 @@
 import json
 
 import jax
-import jax.numpy as jnp
 import pytest
 
-from specjax import cli, decoder, models
+from specjax import cli, models
 from specjax.bench.order import unmask_order
 from specjax.diffusion import Fixed, ReMDM, diffusion
 from specjax.models import LlamaConfig, LlamaLM, Masked
-from specjax.sampling import SamplingArrays, row_keys
+from specjax.prompts import Prompts
+from specjax.sampling import row_keys
 
 LM = LlamaLM(LlamaConfig(16, 16, 16, 1, 2, 1, 8, max_position_embeddings=64, tie_word_embeddings=True))
 
@@ -19,10 +19,7 @@ LM = LlamaLM(LlamaConfig(16, 16, 16, 1, 2, 1, 8, max_position_embeddings=64, tie
 def test_every_open_position_has_the_pass_that_wrote_it_last(policy):
     made = diffusion(LM, 15, policy, block_length=4)
     params = {"target": LM.init(jax.random.key(0))}
-    state = decoder.insert(
-        made, params, decoder.empty(made, params, 1, 16, None, 1), jnp.arange(1), jnp.asarray([[3, 4, 5]]), jnp.asarray([3]),
-        row_keys(0, ["a"]), limit=jnp.asarray([11]), sampling=SamplingArrays.make(1), width=None,
-    )  # fmt: skip
+    state = made.init(params, Prompts.of([[3, 4, 5]], 8, keys=row_keys(0, ["a"])), capacity=16)
     order, end = unmask_order(made, params, state)
     passes = int(end.stats.steps[0])
     assert (

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from specjax.assembly.assemble import Plan
 from support.planned import FullChain, skip_without_compiler
 
 from specjax import models
-from specjax.assembly.assemble import Plan
 from specjax.models import hub
 from specjax.models.few_bits import is_quantised
 from specjax.plan import step

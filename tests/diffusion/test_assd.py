@@ -11,6 +11,7 @@ from support.compiled import optimised
 import specjax
 from specjax.diffusion.assd import Assd
 from specjax.models.joint import JointLaw
+from specjax.prompts import Prompts
 from specjax.reference import statistics
 from specjax.sampling import SamplingArrays
 from specjax.state import Finish
@@ -39,9 +40,7 @@ def start(decoder, tokens, given, temperature=1.0, seed=5, eos=None, limit=None)
     keys = jax.random.split(jax.random.key(seed, impl="threefry2x32"), rows)
     prompts, limit = jnp.where(given, tokens, -1), jnp.full((rows,), size) if limit is None else limit
     sampling = SamplingArrays.make(rows, temperature=temperature)
-    return decoder.init(
-        params(size), prompts, limit, keys, limit=limit, sampling=sampling, capacity=size, eos=eos
-    )  # fmt: skip
+    return decoder.init(params(size), Prompts(prompts, limit, keys, limit, sampling, eos), capacity=size)
 
 
 @functools.partial(jax.jit, static_argnums=(0,))

@@ -27,6 +27,7 @@ from specjax.diffusion import (
 from specjax.diffusion.unmask.base import scheduled_in
 from specjax.lm import Block, Wants
 from specjax.models import LlamaLM, Masked, ModelError
+from specjax.prompts import Prompts
 from specjax.reference import diffusion as oracle
 from specjax.sampling import SamplingArrays
 from specjax.serve.engine import Engine
@@ -281,10 +282,8 @@ def test_a_failed_row_can_be_refilled():
     state = specjax.run(decoder, spoilt, begin(decoder, (0, 1, 2)))
     assert (state.finish == Finish.ERROR).all()
     fresh = begin(decoder, (0, 1, 2))
-    again = specjax.decoder.insert(
-        decoder, params(), state, jnp.arange(3), fresh.tokens[:, :8], fresh.prompt_length, fresh.key, limit=fresh.limit,
-        sampling=SamplingArrays.make(3), width=None,
-    )  # fmt: skip
+    again = Prompts(fresh.tokens[:, :8], fresh.prompt_length, fresh.key, fresh.limit, SamplingArrays.make(3))
+    again = specjax.decoder.insert(decoder, params(), state, jnp.arange(3), again)
     assert texts(specjax.run(decoder, params(), again)) == texts(
         specjax.run(decoder, params(), begin(decoder, (0, 1, 2)))
     )

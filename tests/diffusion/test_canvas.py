@@ -24,6 +24,7 @@ from specjax.models import hub
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
 from specjax.plan import step as planned
+from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.sampling.noise import gumbel
 from specjax.serve.engine import Engine
@@ -53,16 +54,17 @@ def decoder(model):
 
 def begin(decoder, model, rows=(0, 1, 2), temperature=0.0, counts=COUNTS, eos=1, params=None, state=None):
     params = params or {"target": model.params}
-    prompts = np.zeros((len(rows), 10), np.int32)
+    tokens = np.zeros((len(rows), 10), np.int32)
     for i, row in enumerate(rows):
-        prompts[i, : len(PROMPTS[row])] = PROMPTS[row]
+        tokens[i, : len(PROMPTS[row])] = PROMPTS[row]
     lengths = jnp.asarray([len(PROMPTS[row]) for row in rows])
     state = state or decoding.empty(decoder, params, len(rows), CAPACITY, None, 1)
-    return decoding.insert(
-        decoder, params, state, jnp.arange(len(rows)), jnp.asarray(prompts), lengths,
-        row_keys(0, [str(row) for row in rows]), limit=lengths + jnp.asarray([counts[row] for row in rows]),
-        sampling=SamplingArrays.make(len(rows), temperature=temperature), eos=jnp.full((len(rows), 1), eos), width=4,
+    prompts = Prompts(
+        jnp.asarray(tokens), lengths, row_keys(0, [str(row) for row in rows]),
+        lengths + jnp.asarray([counts[row] for row in rows]), SamplingArrays.make(len(rows), temperature=temperature),
+        jnp.full((len(rows), 1), eos), 4,
     )  # fmt: skip
+    return decoding.insert(decoder, params, state, jnp.arange(len(rows)), prompts)
 
 
 def finish(decoder, model, **settings):

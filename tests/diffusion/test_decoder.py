@@ -15,6 +15,7 @@ from specjax.diffusion import Dual, EntropyBound, Factor, Fixed, LocalLeap, Thre
 from specjax.kernels import chunks
 from specjax.kernels.tree_attention import api
 from specjax.models import LlamaLM
+from specjax.prompts import Prompts
 from specjax.reference import diffusion as oracle
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.state import Finish
@@ -100,11 +101,9 @@ def test_a_canvas_whose_queries_are_met_some_at_a_time(monkeypatch, size):
     decoder, found = make(Threshold(0.3)), []
     for queries, capacity in ((chunks.QUERIES, size), (2 * size, size + 32)):  # another capacity is another program
         monkeypatch.setattr(api, "QUERIES", queries)
-        state = decoding.empty(decoder, params(), 3, capacity, None, 1)
-        state = decoding.insert(
-            decoder, params(), state, jnp.arange(3), jnp.asarray(prompts), lengths, row_keys(0, ["0", "1", "2"]),
-            limit=jnp.asarray([size, size - 40, 151]), sampling=SamplingArrays.make(3), eos=None, width=None,
-        )  # fmt: skip
+        keys, limit = row_keys(0, ["0", "1", "2"]), jnp.asarray([size, size - 40, 151])
+        given = Prompts(jnp.asarray(prompts), lengths, keys, limit, SamplingArrays.make(3))
+        state = decoder.init(params(), given, capacity=capacity)
         found.append(texts(specjax.run(decoder, params(), state)))
     assert found[0] == found[1] and [len(text) for text in found[0]] == [size, size - 40, 151]
     assert not any(MASK in text for text in found[0])
@@ -132,11 +131,8 @@ def test_a_row_can_be_refilled_after_it_failed():
     step = jax.jit(decoder.step)
     state = step(weights, step(weights, begin(decoder, (0, 1)))[0])[0]
     assert state.finish.tolist() == [Finish.ERROR, Finish.RUNNING]
-    fresh = dict(limit=jnp.asarray([22]), sampling=SamplingArrays.make(1), width=None)
-    key = row_keys(0, ["2"])
-    state = decoding.insert(
-        decoder, weights, state, jnp.asarray([0]), jnp.asarray([[9, 2, 6]]), jnp.asarray([3]), key, **fresh
-    )
+    fresh = Prompts.of([[9, 2, 6]], 19, keys=row_keys(0, ["2"]))
+    state = decoding.insert(decoder, weights, state, jnp.asarray([0]), fresh)
     assert specjax.run(decoder, weights, state).finish.tolist() == [Finish.LENGTH] * 2
 
 

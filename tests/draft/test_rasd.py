@@ -25,8 +25,9 @@ from specjax.draft.fuse import union
 from specjax.draft.rasd import pruned
 from specjax.expand import Chain
 from specjax.models.tabular import TabularLM, random
+from specjax.prompts import Prompts
 from specjax.reference import retrieval as oracle
-from specjax.sampling import SamplingArrays, row_keys
+from specjax.sampling import row_keys
 from specjax.tree import Tree
 
 ROOT = 9
@@ -133,13 +134,8 @@ def run(drafter):
         "draft": (random(jax.random.key(1), 12, 2, concentration=0.2), None),
     }
     decoder = specjax.speculative(LM, drafter)
-    keys, sampling = row_keys(0, "abc"), SamplingArrays.make(3, temperature=[0.0, 1.0, 0.7])
-    prompts = jnp.asarray([[1, 2], [3, 4], [5, 6]])
-    begin = jax.jit(
-        lambda params: decoder.init(
-            params, prompts, jnp.asarray([2, 2, 1]), keys, limit=jnp.full(3, 40), sampling=sampling, capacity=48
-        )
-    )
+    prompts = Prompts.of([[1, 2], [3, 4], [5]], [38, 38, 39], keys=row_keys(0, "abc"), temperature=[0.0, 1.0, 0.7])
+    begin = jax.jit(lambda params: decoder.init(params, prompts, capacity=48))
     state = specjax.run(decoder, params, begin(params))
     return np.asarray(state.tokens)[:, :40], np.asarray(state.stats.steps)
 

@@ -12,8 +12,9 @@ from specjax.draft import Rest, View
 from specjax.draft.datastore import build
 from specjax.draft.rest import frequent, longest, search
 from specjax.models.tabular import TabularLM, random
+from specjax.prompts import Prompts
 from specjax.reference import retrieval as oracle
-from specjax.sampling import SamplingArrays, row_keys
+from specjax.sampling import row_keys
 
 V, B, L = 7, 16, 40
 DRAFTER = Rest(nodes=9, length=4, matches=2048).bind(TabularLM(V))
@@ -180,15 +181,8 @@ def test_a_store_of_two_tokens():
 
 @jax.jit
 def begin(params):
-    return DECODER.init(
-        params,
-        jnp.asarray([[1, 2], [3, 4]]),
-        jnp.asarray([2, 2]),
-        row_keys(0, "ab"),
-        limit=jnp.full(2, 42),
-        sampling=SamplingArrays.make(2, temperature=[0.0, 1.0]),
-        capacity=50,
-    )
+    prompts = Prompts.of([[1, 2], [3, 4]], 40, keys=row_keys(0, "ab"), temperature=[0.0, 1.0])
+    return DECODER.init(params, prompts, capacity=50)
 
 
 LM = TabularLM(12, order=2)

@@ -15,6 +15,7 @@ from specjax.draft import Chunk, Stand, TokenRecycling, Verdict, View, fuse
 from specjax.draft.stand import average
 from specjax.lm import Block, Output
 from specjax.models.tabular import TabularLM, random
+from specjax.prompts import Prompts
 from specjax.reference import stand as oracle
 from specjax.reference import statistics
 from specjax.sampling import Sampler, SamplingArrays, row_keys
@@ -247,9 +248,9 @@ def test_the_least_seen_context_gives_way():
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def begin(decoder, params, prompts, keys, limit, sampling):
-    lengths = jnp.full(prompts.shape[:1], prompts.shape[1])
-    return decoder.init(params, prompts, lengths, keys, limit=limit, sampling=sampling, capacity=56)
+def begin(decoder, params, tokens, keys, limit, sampling):
+    lengths = jnp.full(tokens.shape[:1], tokens.shape[1])
+    return decoder.init(params, Prompts(tokens, lengths, keys, limit, sampling), capacity=56)
 
 
 def decode(lm, params, drafter, temperature, memory=None, rows=4, length=48):

@@ -14,8 +14,9 @@ from specjax.draft import Proposal, TokenRecycling, Verdict, View
 from specjax.draft.token_recycling import PUBLISHED_TREE, refresh
 from specjax.lm import Output
 from specjax.models.tabular import TabularLM, random
+from specjax.prompts import Prompts
 from specjax.reference import drafting as oracle
-from specjax.sampling import SamplingArrays, row_keys
+from specjax.sampling import row_keys
 
 V, K, B = 12, 4, 3
 DRAFTER = TokenRecycling(k=K, tree="3 | 2 1 1 | 1x3").bind(TabularLM(V))
@@ -96,13 +97,11 @@ def test_the_table_changes_speed_and_never_text():
     lm = TabularLM(V, order=1)
     params = {"target": random(jax.random.key(0), V, 1, concentration=0.1)}
     decoder = specjax.speculative(lm, TokenRecycling(k=K, tree="3 | 2 1 1 | 1x3"))
-    prompts = jnp.asarray([[1, 2], [3, 4], [5, 0]])
-    options = {"limit": jnp.full(B, 26), "sampling": SamplingArrays.make(B, temperature=[0.0, 0.0, 1.0])}
-
-    start = jax.jit(lambda **more: decoder.init(params, prompts, jnp.asarray([2, 2, 1]), capacity=32, **more))
+    prompts = Prompts.of([[1, 2], [3, 4], [5]], [24, 24, 25], keys=row_keys(0, "abc"), temperature=[0.0, 0.0, 1.0])
+    start = jax.jit(lambda prompts: decoder.init(params, prompts, capacity=32))
 
     def run(table):
-        state = start(row_keys=row_keys(0, "abc"), **options)
+        state = start(prompts)
         if table is not None:
             state = dataclasses.replace(state, draft=jnp.asarray(table))
         state = specjax.run(decoder, params, state)

@@ -84,8 +84,8 @@ FAULTS = {
     "row key": Fault(
         "all rows have the first one's key",
         "specjax/speculative.py",
-        "key=row_keys,",
-        "key=jnp.broadcast_to(row_keys[:1], row_keys.shape),",
+        "key=prompts.keys,",
+        "key=jnp.broadcast_to(prompts.keys[:1], prompts.keys.shape),",
         _of(DRAFTERS, f"{SAME_TEXT}[none]"),
     ),
     "position key": Fault(

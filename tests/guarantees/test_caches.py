@@ -12,13 +12,14 @@ from support import small_diffusion
 from support.conformance import texts
 from support.guarantees import held
 from support.small_diffusion import LIMITS, MASK, PROMPTS
-from support.small_target import FORM, TARGET, weights
+from support.small_target import TARGET, weights
 
 import specjax
 from specjax import decoder as decoding
 from specjax.assembly.registry import CACHES, OLDS
 from specjax.diffusion import Fixed, NoCache
 from specjax.lm import Block, Wants
+from specjax.prompts import Prompts
 from specjax.reference import diffusion as oracle
 from specjax.sampling import SamplingArrays, row_keys
 
@@ -96,12 +97,14 @@ LENGTHS = np.asarray((21, 17, 20), np.int32)
 def of_a_text(old=None):
     """Plain decoding's texts, greedy and drawn."""
     lm = dataclasses.replace(TARGET, old=old)
-    decoder, model = specjax.speculative(lm, rings=old is not None), {"target": weights(TARGET), "draft": None}
-    state = decoding.empty(decoder, model, 3, 40, jnp.float32, 1, form=FORM)
-    state = decoding.insert(
-        decoder, model, state, jnp.arange(3), jnp.asarray(TEXTS), jnp.asarray(LENGTHS), row_keys(0, "abc"),
-        limit=jnp.asarray(LENGTHS + 16), sampling=SamplingArrays({"temperature": jnp.asarray(MIXED)}), width=8,
-    )  # fmt: skip
+    decoder, model = specjax.speculative(lm), {"target": weights(TARGET), "draft": None}
+    decoder = decoder if old is None else decoder.with_rings()
+    given, sampling = (
+        jax.device_put((TEXTS, LENGTHS, LENGTHS + 16)),
+        SamplingArrays({"temperature": jnp.asarray(MIXED)}),
+    )
+    prompts = Prompts(*given[:2], row_keys(0, "abc"), given[2], sampling, width=8)
+    state = decoder.init(model, prompts, capacity=40, cache_dtype=jnp.float32)
     return texts(decoding.run(decoder, model, state))
 
 

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from support.chains import ALPHA
 from support.conformance import but_slow
-from support.small_target import FORM, TARGET, first_lines, line_of, params_of, target_of, weights
+from support.small_target import TARGET, first_lines, line_of, params_of, target_of, weights
 
 import specjax
 from specjax import decoder as decoding
 from specjax.expand import Chain
 from specjax.lm import Block, Wants
+from specjax.prompts import Prompts
 from specjax.reference import rejection as oracle
 from specjax.reference import statistics
 from specjax.sampling import SamplingArrays
@@ -68,13 +69,12 @@ def counted(drafter, lm):
     verifier = Rejection() if drafter.bind(lm).is_chain else Best()
     decoder, model = specjax.speculative(lm, drafter, verifier), params_of(drafter, lm, STORED)
     decoder = dataclasses.replace(decoder, whole=True)
-    many = lambda number: jnp.full((ROWS,), number, jnp.int32)
-    state = decoding.empty(decoder, model, ROWS, CAPACITY, jnp.float32, 1, form=FORM)
-    state = decoding.insert(
-        decoder, model, state, jnp.arange(ROWS), jnp.broadcast_to(jnp.asarray(PROMPT), (ROWS, len(PROMPT))),
-        many(len(PROMPT)), jax.random.split(jax.random.key(0, impl="threefry2x32"), ROWS),
-        limit=many(len(PROMPT) + NEW), sampling=SamplingArrays({"temperature": jnp.ones((ROWS,))}), width=len(PROMPT) - 1,
-    )  # fmt: skip
+    many, size = lambda number: jnp.full((ROWS,), number, jnp.int32), len(PROMPT)
+    tokens = jnp.broadcast_to(jnp.asarray(PROMPT), (ROWS, size))
+    keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), ROWS)
+    sampling = SamplingArrays({"temperature": jnp.ones((ROWS,))})
+    prompts = Prompts(tokens, many(size), keys, many(size + NEW), sampling, width=size - 1)
+    state = decoder.init(model, prompts, capacity=CAPACITY, cache_dtype=jnp.float32)
     state = decoding.run(decoder, model, state)
     text = np.asarray(state.tokens)[:, len(PROMPT) : len(PROMPT) + NEW]
     counts = np.zeros((V,) * NEW)

@@ -15,6 +15,7 @@ from specjax.assembly import line
 from specjax.assembly.companions import Stored
 from specjax.assembly.registry import EXPANDERS, VERIFIERS, tree_of
 from specjax.draft import NoDrafter
+from specjax.prompts import Prompts
 from specjax.reference import rejection as oracle
 from specjax.reference import statistics
 from specjax.sampling import SamplingArrays
@@ -54,19 +55,22 @@ def drafter_for(verifier):
 def texts_of(drafter, verifier=None, count=ROWS):
     """New tokens `[count, NEW]`, and how many were accepted in how many steps `[D + 1]` of the counted rows."""
     rng = np.random.default_rng(0)
-    prompts = np.broadcast_to(PROMPT, (count, len(PROMPT))).copy()
-    prompts[: 2 * OWN] = rng.integers(0, V, (2 * OWN, len(PROMPT)))
+    tokens = np.broadcast_to(PROMPT, (count, len(PROMPT))).copy()
+    tokens[: 2 * OWN] = rng.integers(0, V, (2 * OWN, len(PROMPT)))
     heats = np.full(count, OPTIONS["temperature"], np.float32)
     heats[GREEDY] = 0
     keys = np.arange(count)
-    for rows in (prompts, heats, keys):
+    for rows in (tokens, heats, keys):
         rows[COPIES] = rows[: 2 * OWN][::-1]
     decoder = specjax.speculative(TARGET, drafter, verifier)
-    state = start(
-        dataclasses.replace(decoder, verifier=Coupled()), jnp.asarray(prompts), jnp.full((count,), len(PROMPT)),
-        jax.random.split(jax.random.key(0, impl="threefry2x32"), count)[keys], limit=jnp.full((count,), len(PROMPT) + NEW),
-        sampling=SamplingArrays({"temperature": jnp.asarray(heats), "min_p": jnp.full((count,), OPTIONS["min_p"])}),
-    )  # fmt: skip
+    prompts = Prompts(
+        jnp.asarray(tokens),
+        jnp.full((count,), len(PROMPT)),
+        jax.random.split(jax.random.key(0, impl="threefry2x32"), count)[keys],
+        jnp.full((count,), len(PROMPT) + NEW),
+        SamplingArrays({"temperature": jnp.asarray(heats), "min_p": jnp.full((count,), OPTIONS["min_p"])}),
+    )
+    state = start(dataclasses.replace(decoder, verifier=Coupled()), prompts)
     own = decoder.verifier.init_params(jax.random.key(9), PARAMS["target"])
     state = specjax.run(decoder, PARAMS if own is None else PARAMS | {"verify": own}, state)
     assert (np.asarray(state.length) == len(PROMPT) + NEW).all()

@@ -1,11 +1,11 @@
 """Every warper that is exported writes the same text under speculation, at every node of a tree, as in plain decoding, and
 leaves out none of its rows."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from support.conformance import CAPACITY, DRAFTERS, MIXED, TARGET, but_slow, params_of, same, texts
 from support.guarantees import held
@@ -13,6 +13,7 @@ from support.guarantees import held
 import specjax
 from specjax.assembly import registry
 from specjax.draft import NoDrafter
+from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.sampling_params import SamplingOptions, form_of, is_set
 from specjax.warpers import WARPERS
@@ -42,17 +43,10 @@ EOS = 11
 
 
 def written(drafter, rows=ROWS, new_tokens=24):
-    count = len(MIXED.prompts)
-    prompts = np.zeros((count, max(map(len, MIXED.prompts))), np.int32)
-    for row, prompt in enumerate(MIXED.prompts):
-        prompts[row, : len(prompt)] = prompt
-    lengths = jnp.asarray([len(prompt) for prompt in MIXED.prompts])
+    prompts = Prompts.of(MIXED.prompts, new_tokens, keys=row_keys(0, MIXED.names), eos=[EOS])
+    sampling = jax.tree.map(jnp.asarray, SamplingArrays.of_rows(rows, form_of(ROWS)))
     decoder = specjax.speculative(TARGET, drafter)
-    state = decoder.init(
-        params_of(drafter), jnp.asarray(prompts), lengths, row_keys(0, MIXED.names), limit=lengths + new_tokens,
-        sampling=jax.tree.map(jnp.asarray, SamplingArrays.of_rows(rows, form_of(ROWS))), capacity=CAPACITY,
-        eos=jnp.full((count, 1), EOS),
-    )  # fmt: skip
+    state = decoder.init(params_of(drafter), dataclasses.replace(prompts, sampling=sampling), capacity=CAPACITY)
     return texts(specjax.run(decoder, params_of(drafter), state))
 
 

@@ -13,6 +13,7 @@ from specjax.draft import PromptLookup
 from specjax.kernels.tree_attention import blocked, shares, tree_attention
 from specjax.kernels.tree_attention.reference import reference
 from specjax.models.llama import LlamaConfig, LlamaLM
+from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.sharding import make_mesh
 from specjax.speculative import speculative
@@ -244,9 +245,8 @@ def test_a_decoder_writes_the_same_with_kernels():
     def generate(kind, params, lengths, limit):
         decoder = speculative(lm := LlamaLM(config, kind), PromptLookup(length=3).bind(lm))
         both = {"target": params, "draft": None}
-        state = decoder.init(
-            both, prompts, lengths, keys, limit=limit, sampling=SamplingArrays.make(2, temperature=0.0), capacity=24
-        )
+        given = Prompts(prompts, lengths, keys, limit, SamplingArrays.make(2, temperature=0.0))
+        state = decoder.init(both, given, capacity=24)
         return jax.lax.fori_loop(0, 6, lambda _, state: decoder.step(both, state)[0], state).tokens
 
     want = generate("xla", params, lengths, limit)

@@ -2,7 +2,6 @@
 
 import functools
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.conformance import CAPACITY, DRAFT, DRAFTERS, MIXED, TARGET, draft_model, params_of, same, texts
@@ -13,7 +12,8 @@ from specjax.decode import Beam, Contrast, Guidance, Plain
 from specjax.draft import NoDrafter
 from specjax.models.contrastive import Contrastive
 from specjax.models.tabular import TabularLM
-from specjax.sampling import SamplingArrays, row_keys
+from specjax.prompts import Prompts
+from specjax.sampling import row_keys
 from specjax.serve.engine import Engine
 
 ALPHA, BETA, NEW = 0.3, 0.8, 12
@@ -21,18 +21,12 @@ MODEL = Contrastive(TARGET, DRAFT, ALPHA, BETA)
 
 
 def written(drafter):
-    rows = len(MIXED.prompts)
-    prompts = np.zeros((rows, max(map(len, MIXED.prompts))), np.int32)
-    for row, prompt in enumerate(MIXED.prompts):
-        prompts[row, : len(prompt)] = prompt
-    lengths = jnp.asarray([len(prompt) for prompt in MIXED.prompts])
+    heats = [0.0, 0.8] * (len(MIXED.prompts) // 2)
+    prompts = Prompts.of(MIXED.prompts, NEW, keys=row_keys(0, MIXED.names), temperature=heats)
     own = params_of(drafter)
     params = {**own, "target": {"lm": own["target"], "amateur": draft_model(own["target"])}}
     decoder = specjax.speculative(MODEL, drafter)
-    state = decoder.init(
-        params, jnp.asarray(prompts), lengths, row_keys(0, MIXED.names), limit=lengths + NEW, capacity=CAPACITY,
-        sampling=SamplingArrays.make(rows, temperature=[0.0, 0.8] * (rows // 2)),
-    )  # fmt: skip
+    state = decoder.init(params, prompts, capacity=CAPACITY)
     return texts(specjax.run(decoder, params, state))
 
 

@@ -14,23 +14,18 @@ from specjax.decode import LayerContrast, Plain
 from specjax.draft import NoDrafter
 from specjax.lm import Block, Wants
 from specjax.models.dola import Dola, contrasted, layers_of
-from specjax.sampling import SamplingArrays, row_keys
+from specjax.prompts import Prompts
+from specjax.sampling import row_keys
 from specjax.serve.engine import Engine
 
 EARLY, ALPHA, NEW = (-1, 0, 1), 0.2, 12
 
 
 def written(drafter):
-    rows = len(MIXED.prompts)
-    prompts = np.zeros((rows, max(map(len, MIXED.prompts))), np.int32)
-    for row, prompt in enumerate(MIXED.prompts):
-        prompts[row, : len(prompt)] = prompt
-    lengths = jnp.asarray([len(prompt) for prompt in MIXED.prompts])
+    heats = [0.0, 0.8] * (len(MIXED.prompts) // 2)
+    prompts = Prompts.of(MIXED.prompts, NEW, keys=row_keys(0, MIXED.names), temperature=heats)
     decoder, params = specjax.speculative(Dola(TARGET, EARLY, ALPHA), drafter), params_of(drafter)
-    state = decoder.init(
-        params, jnp.asarray(prompts), lengths, row_keys(0, MIXED.names), limit=lengths + NEW, capacity=CAPACITY,
-        sampling=SamplingArrays.make(rows, temperature=[0.0, 0.8] * (rows // 2)),
-    )  # fmt: skip
+    state = decoder.init(params, prompts, capacity=CAPACITY)
     return texts(specjax.run(decoder, params, state))
 
 

@@ -2,7 +2,6 @@
 
 import functools
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.conformance import CAPACITY, DRAFTERS, MIXED, TARGET, params_of, same, texts
@@ -11,23 +10,18 @@ from support.margin import teacher_forced
 import specjax
 from specjax.draft import NoDrafter
 from specjax.models.guided import Guided
-from specjax.sampling import SamplingArrays, row_keys
+from specjax.prompts import Prompts
+from specjax.sampling import row_keys
 from specjax.serve.engine import Engine
 
 NEGATIVE, SCALE, NEW = (7, 30, 2, 41), 1.5, 12
 
 
 def written(drafter, negative):
-    rows = len(MIXED.prompts)
-    prompts = np.zeros((rows, max(map(len, MIXED.prompts))), np.int32)
-    for row, prompt in enumerate(MIXED.prompts):
-        prompts[row, : len(prompt)] = prompt
-    lengths = jnp.asarray([len(prompt) for prompt in MIXED.prompts])
+    heats = [0.0, 0.8] * (len(MIXED.prompts) // 2)
+    prompts = Prompts.of(MIXED.prompts, NEW, keys=row_keys(0, MIXED.names), temperature=heats)
     decoder = specjax.speculative(Guided(TARGET, SCALE, negative), drafter)
-    state = decoder.init(
-        params_of(drafter), jnp.asarray(prompts), lengths, row_keys(0, MIXED.names), limit=lengths + NEW,
-        sampling=SamplingArrays.make(rows, temperature=[0.0, 0.8] * (rows // 2)), capacity=CAPACITY,
-    )  # fmt: skip
+    state = decoder.init(params_of(drafter), prompts, capacity=CAPACITY)
     return texts(specjax.run(decoder, params_of(drafter), state))
 
 

@@ -161,7 +161,7 @@ def test_it_writes_no_further_ahead_than_it_keeps():
 
 def test_a_model_without_rings_says_so():
     with pytest.raises(ValueError, match="a Table keeps all of every layer's cache: leave rings out"):
-        specjax.speculative(Table(), rings=True)
+        specjax.speculative(Table()).with_rings()
 
 
 def test_who_has_rings():
@@ -171,6 +171,10 @@ def test_who_has_rings():
     ahead = lambda **plan: getattr(Speculate().bind(model)[0].target, "ahead", None)
     assert ahead(drafter="prompt_lookup") == ahead() == 256
     assert ahead(num_beams=2) is None and ahead(guidance_scale=2.0) is None
+
+
+def ringed(decoder, rings):
+    return decoder.with_rings() if rings else decoder
 
 
 @pytest.mark.parametrize(
@@ -186,7 +190,7 @@ def test_bytes_at_32k(kind, given, window):
     lm = LlamaLM(hf_config.from_hf({"model_type": kind} | given))
     sizes = []
     for rings in (False, True):
-        decoder = specjax.speculative(lm, PromptLookup(length=6), rings=rings)
+        decoder = ringed(specjax.speculative(lm, PromptLookup(length=6)), rings)
         cache = jax.eval_shape(lambda decoder=decoder: decoder.target.init_cache(1, 32768, jnp.bfloat16))
         sizes.append(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache)))
         want = 0
@@ -214,7 +218,7 @@ def test_rings_hold_what_a_drafter_looks_back_for(name, monkeypatch):
     lm = LlamaLM(LlamaConfig(*SIZES, sliding_window=5, sliding_layers=(True, False) * 2))
     both, found = {"target": lm.init(jax.random.key(1)), "draft": None}, []
     for rings in (False, True):
-        decoder = specjax.speculative(lm, FAR[name], rings=rings)
+        decoder = ringed(specjax.speculative(lm, FAR[name]), rings)
         if isinstance(decoder.drafter, Trained):
             both["draft"] = decoder.drafter.init_params(jax.random.key(2), both["target"])
         state, step = start(decoder, batch(), model=both, capacity=96, width=WIDTH), jax.jit(decoder.step)
@@ -228,7 +232,7 @@ def test_rings_hold_what_a_drafter_looks_back_for(name, monkeypatch):
 
 def test_who_may_look_anywhere_has_no_rings():
     """The first generated tokens stay where they are, however long a text becomes."""
-    lm, bound = LlamaLM(MODELS["mistral"]), lambda drafter: specjax.speculative(lm, drafter, rings=True).target.ahead
+    lm, bound = LlamaLM(MODELS["mistral"]), lambda drafter: specjax.speculative(lm, drafter).with_rings().target.ahead
     assert bound(Swift(first=True)) is None and bound(Swift(window=40)) == 296
     assert bound(Gemma4Assistant()) == bound(fuse(PromptLookup(), Gemma4Assistant())) == 258
     assert bound(adaptive(Gemma4Assistant(), Confidence(0.1))) == 258

@@ -40,6 +40,7 @@ from specjax.draft.trim import trimmed_model
 from specjax.expand import Chain, TopK
 from specjax.models import LlamaConfig, LlamaLM, Masked, Model, ModelError, TabularLM
 from specjax.models.widening import tiled, wider_lm
+from specjax.prompts import Prompts
 from specjax.sampling import Sampler, SamplingArrays, row_keys
 
 PLAIN = LlamaConfig(
@@ -177,10 +178,8 @@ ROOM = LENGTHS + 12
 
 def begun(decoder, params, insert):
     """Two greedy rows, prefilled."""
-    return insert(
-        decoder, params, decoding.empty(decoder, params, 2, 32, None, 1), jnp.arange(2), PROMPTS, LENGTHS,
-        row_keys(0, ["a", "b"]), limit=ROOM, sampling=SamplingArrays.make(2, temperature=0.0), eos=None, width=None,
-    )  # fmt: skip
+    prompts = Prompts(PROMPTS, LENGTHS, row_keys(0, ["a", "b"]), ROOM, SamplingArrays.make(2, temperature=0.0))
+    return insert(decoder, params, decoding.empty(decoder, params, 2, 32, None, 1), jnp.arange(2), prompts)
 
 
 def drafted(model, drafter, own):
@@ -188,7 +187,7 @@ def drafted(model, drafter, own):
     decoder = specjax.speculative(model.lm, drafter)
 
     def program(params):
-        state = begun(decoder, params, lambda decoder, *args, **more: decoder.insert(*args, **more))
+        state = begun(decoder, params, lambda decoder, *args: decoder.insert(*args))
         view = View(state.tokens, state.length, ~state.done, state.cache, max_depth=decoder.drafter.depth)
         sampler = Sampler(state.key, state.tokens, state.length, ~state.done, state.sampling)
         tree = decoder.drafter.propose(params, state.draft, view, sampler).tree

@@ -10,6 +10,7 @@ import pytest
 import specjax
 from specjax.diffusion.assd import Assd
 from specjax.models import ModelError, xlnet
+from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays
 
 V, L = 40, 9
@@ -86,8 +87,8 @@ def test_drafts_are_sequential_decodings_text(temperature):
 
     def complete(drafts):
         decoder = Assd(lm, drafts)
-        sampling = SamplingArrays.make(2, temperature=temperature)
-        state = decoder.init({"target": params}, prompts, limit, keys, limit=limit, sampling=sampling, capacity=L)
+        given = Prompts(prompts, limit, keys, limit, SamplingArrays.make(2, temperature=temperature))
+        state = decoder.init({"target": params}, given, capacity=L)
         return specjax.run(decoder, {"target": params}, state)
 
     drafted, alone = complete(4), complete(1)

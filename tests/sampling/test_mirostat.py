@@ -8,6 +8,7 @@ from support.margin import teacher_forced
 
 import specjax
 from specjax.draft import NoDrafter
+from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys, warp
 from specjax.warpers import Text
 from specjax.warpers.mirostat import Mirostat, rank
@@ -96,11 +97,9 @@ def test_a_text_follows_its_own_surprise(version):
     count = 24
     decoder = specjax.speculative(TARGET, NoDrafter())
     params = params_of(NoDrafter())
-    state = decoder.init(
-        params, jnp.asarray([prompt]), jnp.asarray([len(prompt)]), row_keys(7, ["a"]),
-        limit=jnp.asarray([len(prompt) + count]), capacity=CAPACITY,
-        sampling=SamplingArrays.make(1, temperature=0.6, mirostat=version, mirostat_tau=TAU, mirostat_eta=ETA),
-    )  # fmt: skip
+    options = {"temperature": 0.6, "mirostat": version, "mirostat_tau": TAU, "mirostat_eta": ETA}
+    prompts = Prompts.of([prompt], count, keys=row_keys(7, ["a"]), **options)
+    state = decoder.init(params, prompts, capacity=CAPACITY)
     state = specjax.run(decoder, params, state)
     ids = np.asarray(state.tokens)[0, : len(prompt) + count].tolist()
     logits = teacher_forced(TARGET, params["target"], ids).astype(np.float64) / 0.6

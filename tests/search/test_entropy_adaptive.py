@@ -167,7 +167,8 @@ def test_it_is_listed(capsys):
 def test_the_shipped_models_take_turns():
     """On a question: the ends are what `generate` writes with either model, and between them both write."""
     from specjax import models
-    from specjax.sampling import SamplingArrays, row_keys
+    from specjax.prompts import Prompts
+    from specjax.sampling import row_keys
 
     large, small = (models.load(name, dtype="float32") for name in ("tiny", "tiny-draft"))
     said = "A counter shows 24. Subtract 17. Add 9. What does the counter show? Work it out, then say the answer."
@@ -178,16 +179,8 @@ def test_the_shipped_models_take_turns():
     )
     decoder = EntropyAdaptive(large.lm, small.lm, 0.2)
     weights = {"target": large.params, "small": small.params}
-    state = decoder.init(
-        weights,
-        jnp.asarray([prompt] * 3),
-        jnp.asarray([len(prompt)] * 3),
-        row_keys([0] * 3, ["a", "b", "c"]),
-        limit=jnp.asarray([len(prompt) + 64] * 3),
-        sampling=SamplingArrays.make(3),
-        capacity=192,
-        eos=jnp.asarray([large.eos_ids] * 3),
-    )
+    prompts = Prompts.of([prompt] * 3, 64, keys=row_keys([0] * 3, ["a", "b", "c"]), eos=large.eos_ids)
+    state = decoder.init(weights, prompts, capacity=192)
     given = jnp.asarray([0.0, np.inf, 0.2], jnp.float32)
     state = decoding.run(decoder, weights, dataclasses.replace(state, threshold=given, on_large=given <= 0))
     got = texts(state)

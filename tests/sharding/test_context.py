@@ -114,7 +114,7 @@ def filled(decoder, model):
     def watched(*args, **kwargs):
         program = insert.lower(*args, **kwargs).compile()
         seen.append(program.memory_analysis().temp_size_in_bytes)
-        return program(*args[1:], **{k: v for k, v in kwargs.items() if k != "width"})
+        return program(*args[1:], **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(specjax.decoder, "insert_program", watched)

@@ -13,6 +13,7 @@ import specjax
 from specjax.draft import ModelDrafter
 from specjax.expand import Chain
 from specjax.models.tabular import TabularLM, random
+from specjax.prompts import Prompts
 from specjax.reference import rejection as oracle
 from specjax.reference import statistics, warpers
 from specjax.sampling import SamplingArrays
@@ -49,8 +50,7 @@ OPTIONS = {"temperature": 1.4, "min_p": 0.06}
 """A filter that sorts nothing, which a program compiled in a hurry would do slowly."""
 MODEL = ModelDrafter(TabularLM(V, order=2), Chain(2))
 start = jax.jit(
-    lambda decoder, *args, **kwargs: decoder.init(PARAMS, *args, capacity=len(PROMPT) + NEW + decoder.slack, **kwargs),
-    static_argnums=0,
+    lambda decoder, prompts: decoder.init(PARAMS, prompts, capacity=len(PROMPT) + NEW + decoder.slack), static_argnums=0
 )
 
 
@@ -66,14 +66,15 @@ def drawn_by(options):
 def generate(drafter, verifier, seed=0, steps=NEW, optimise=False, **options):
     """`ROWS` texts; one shape throughout, so that a decoder is compiled once: `optimise` where its steps run for longer."""
     decoder = specjax.speculative(TARGET, drafter, verifier)
-    state = start(
-        dataclasses.replace(decoder, verifier=Coupled()),
+    many = lambda number: jnp.full((ROWS,), number)
+    prompts = Prompts(
         jnp.broadcast_to(jnp.asarray(PROMPT), (ROWS, len(PROMPT))),
-        jnp.full((ROWS,), len(PROMPT)),
+        many(len(PROMPT)),
         jax.random.split(jax.random.key(seed, impl="threefry2x32"), ROWS),
-        limit=jnp.full((ROWS,), len(PROMPT) + NEW),
-        sampling=drawn_by(options or OPTIONS),
+        many(len(PROMPT) + NEW),
+        drawn_by(options or OPTIONS),
     )
+    state = start(dataclasses.replace(decoder, verifier=Coupled()), prompts)
     return (optimised_run if optimise else specjax.run)(decoder, PARAMS, state, steps)
 
 

@@ -57,6 +57,7 @@ from specjax.expand import (
 from specjax.models.experts import ExpertsConfig
 from specjax.models.llama import LlamaConfig, LlamaLM
 from specjax.models.llama_config import FullAttention
+from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.verify import (
     Best,
@@ -413,9 +414,9 @@ def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY,
     """
     own, whole = len(rows.prompts), among or rows
     count = len(whole.prompts)
-    prompts = np.zeros((count, max(map(len, whole.prompts))), np.int32)
+    tokens = np.zeros((count, max(map(len, whole.prompts))), np.int32)
     for i, prompt in enumerate(rows.prompts):
-        prompts[i, : len(prompt)] = prompt
+        tokens[i, : len(prompt)] = prompt
     spare = count - own
     lengths = jnp.asarray([len(p) for p in rows.prompts] + [1] * spare, jnp.int32)
     off = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -423,23 +424,20 @@ def start(decoder, rows: Rows, *, model=None, eos=(), seed=0, capacity=CAPACITY,
     sampling = SamplingArrays.make(count, **{n: [o.get(n, none) for o in options] for n, none in off.items()})
     model = params_of(decoder.drafter) if model is None else model
     state = specjax.decoder.empty(decoder, model, count, capacity, jnp.float32, max(len(eos), 1))
-    shared = {}
+    shared = None
     if prefix:
-        state, shared["prefix"] = specjax.decoder.read_prefix(decoder, model, state, jnp.asarray(prompts[0, :prefix]))
-    return specjax.decoder.insert(
-        decoder,
-        model,
-        state,
-        jnp.where(jnp.arange(count) < own, jnp.arange(count), count),
-        jnp.asarray(prompts),
+        state, shared = specjax.decoder.read_prefix(decoder, model, state, jnp.asarray(tokens[0, :prefix]))
+    prompts = Prompts(
+        jnp.asarray(tokens),
         lengths,
         row_keys(seed, (*rows.names, *[""] * spare)),
-        limit=lengths + rows.new_tokens,
-        sampling=sampling,
-        eos=jnp.broadcast_to(jnp.asarray(eos or (-1,), jnp.int32)[None], (count, max(len(eos), 1))),
-        width=width,
-        **shared,
+        lengths + rows.new_tokens,
+        sampling,
+        jnp.broadcast_to(jnp.asarray(eos or (-1,), jnp.int32)[None], (count, max(len(eos), 1))),
+        width,
     )
+    slots = jnp.where(jnp.arange(count) < own, jnp.arange(count), count)
+    return specjax.decoder.insert(decoder, model, state, slots, prompts, prefix=shared)
 
 
 def texts(state) -> list[list[int]]:

@@ -81,9 +81,7 @@ def engine_of(line):
 def small_programs():
     """Rows are put in op by op, so that all settings share those ops, and a pass over a part of a canvas has one width in place
     of several, each of which would be a program of its own: a setting is nearly all compiling."""
-    put_in = lambda decoder, params, state, *args, width, **more: decoder.insert(
-        params, state, *args, width=width, **more
-    )
+    put_in = lambda decoder, params, state, rows, prompts, prefix: decoder.insert(params, state, rows, prompts)
     widths = lambda *_: ()
     with (
         mock.patch("specjax.decoder.insert_program", put_in),

@@ -21,6 +21,7 @@ from specjax.diffusion.assd import Assd
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
 from specjax.models.joint import JointLaw
+from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.search import (
     AStar,
@@ -56,31 +57,27 @@ class Line:
     heats: tuple[float, ...] = (0.0, 0.8)
     capacity: int = 32
 
-    def rows(self) -> dict[str, Any]:
+    def rows(self) -> Prompts:
         """What a caller gives `init`, on the device; integers are as wide as JAX makes them."""
-        prompts = np.zeros((len(self.prompts), max(map(len, self.prompts))), int)
-        for row, prompt in zip(prompts, self.prompts, strict=True):
+        tokens = np.zeros((len(self.prompts), max(map(len, self.prompts))), int)
+        for row, prompt in zip(tokens, self.prompts, strict=True):
             row[: len(prompt)] = prompt
         lengths = np.asarray([len(prompt) for prompt in self.prompts])
-        given = {
-            "prompts": prompts,
-            "lengths": lengths,
-            "limit": lengths + self.new,
-            "eos": np.ones((len(prompts), 1), int),
-        }
-        sampling = SamplingArrays.make(len(prompts), temperature=self.heats)
-        return {**jax.device_put(given), "row_keys": row_keys(3, ["a", "b"]), "sampling": sampling}
+        given = tokens, lengths, lengths + self.new, np.ones((len(tokens), 1), int)
+        tokens, lengths, limit, eos = jax.device_put(given)
+        sampling = SamplingArrays.make(len(tokens), temperature=self.heats)
+        return Prompts(tokens, lengths, row_keys(3, ["a", "b"]), limit, sampling, eos)
 
     def written(self) -> dict[str, Any]:
         """What its rows hold when they are done, by the programs of the package."""
-        state = self.decoder.init(self.model, **self.rows(), capacity=self.capacity)
+        state = self.decoder.init(self.model, self.rows(), capacity=self.capacity)
         return held(decoding.run(self.decoder, self.model, state))
 
     def by_hand(self) -> dict[str, Any]:
         """The same in a program of the caller's own."""
 
         def whole(model, rows):
-            state = self.decoder.init(model, **rows, capacity=self.capacity)
+            state = self.decoder.init(model, rows, capacity=self.capacity)
             return jax.lax.while_loop(
                 lambda state: ~jnp.all(state.done), lambda state: self.decoder.step(model, state)[0], state
             )

@@ -19,6 +19,7 @@ from specjax.draft.datastore import build
 from specjax.draft.fuse import Fused
 from specjax.models.llama import LlamaLM
 from specjax.plan.moved import moved_weights
+from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.sharding import make_mesh, shardings
 
@@ -102,10 +103,8 @@ def begun(decoder, model):
         row[: len(prompt)] = prompt
 
     def init(params, prompts, lengths, keys):
-        state = decoder.init(
-            params, prompts, lengths, keys, limit=lengths + HOT.new_tokens, sampling=SamplingArrays.make(len(HEATS), HEATS),
-            capacity=CAPACITY,
-        )  # fmt: skip
+        given = Prompts(prompts, lengths, keys, lengths + HOT.new_tokens, SamplingArrays.make(len(HEATS), HEATS))
+        state = decoder.init(params, given, capacity=CAPACITY)
         return dataclasses.replace(state, key=jax.random.key_data(state.key))
 
     given = jnp.asarray(prompts), jnp.asarray(lengths), row_keys(0, HOT.names)

@@ -15,6 +15,7 @@ from specjax.diffusion.common import CHOOSE
 from specjax.diffusion.unmask import Learn2PD
 from specjax.lm import Block, Wants
 from specjax.models import LlamaConfig, LlamaLM
+from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.sampling.noise import uniform
 
@@ -79,18 +80,19 @@ def begin(decoder, rows=range(4), temperature=0.0, eos=None, limits=LIMITS, capa
     """A state of these rows; with `slots` one of so many, of which the others stay free."""
     model, own = model or params(), len(rows)
     count = slots or own
-    prompts = np.full((count, 8), 0, np.int32)
+    tokens, free = np.full((count, 8), 0, np.int32), [1] * (count - own)
     for i, row in enumerate(rows):
-        prompts[i, : len(PROMPTS[row])] = PROMPTS[row]
-    free = [1] * (count - own)
-    state = decoding.empty(decoder, model, count, capacity, None, 1)
-    return decoding.insert(
-        decoder, model, state, jnp.asarray([*range(own), *[count] * len(free)]), jnp.asarray(prompts),
+        tokens[i, : len(PROMPTS[row])] = PROMPTS[row]
+    prompts = Prompts(
+        jnp.asarray(tokens),
         jnp.asarray([*(len(PROMPTS[row]) for row in rows), *free]),
-        row_keys(0, [*map(str, rows), *[""] * len(free)]), limit=jnp.asarray([*(limits[row] for row in rows), *free]),
-        sampling=SamplingArrays.make(count, temperature=temperature),
-        eos=None if eos is None else jnp.full((count, 1), eos), width=None,
-    )  # fmt: skip
+        row_keys(0, [*map(str, rows), *[""] * len(free)]),
+        jnp.asarray([*(limits[row] for row in rows), *free]),
+        SamplingArrays.make(count, temperature=temperature),
+        None if eos is None else jnp.full((count, 1), eos),
+    )
+    state = decoding.empty(decoder, model, count, capacity, None, 1)
+    return decoding.insert(decoder, model, state, jnp.asarray([*range(own), *[count] * len(free)]), prompts)
 
 
 def texts(state):

@@ -18,6 +18,7 @@ from specjax.draft.datastore import build
 from specjax.draft.fuse import Fused
 from specjax.lm import Block, Wants
 from specjax.models.llama import LlamaConfig, LlamaLM
+from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.sampling.noise import gumbel
 from specjax.state import Finish
@@ -185,11 +186,11 @@ def begin(decoder, model, rows=(0, 1, 2), prompts=PROMPTS, eos=-1, state=None, s
         lengths[at], limit[at], heats[at] = len(prompts[row]), len(PROMPTS[row]) + NEW, HEATS[row]
     if state is None:
         state = decoding.empty(decoder, model, count, CAPACITY, jnp.float32, 1, form=FORM)
-    shared = {}
+    keys = row_keys(0, [*(NAMES[row] for row in rows), *[""] * spare])
+    given, sampling = jax.device_put((tokens, lengths)), SamplingArrays({"temperature": jnp.asarray(heats)})
+    entering = Prompts(*given, keys, jnp.asarray(limit), sampling, jnp.full((count, 1), eos), WIDTH)
+    shared = None
     if prefix:
-        state, shared["prefix"] = decoding.read_prefix(decoder, model, state, jnp.asarray(prompts[0][:prefix]))
-    return decoding.insert(
-        decoder, model, state, jnp.asarray([*(slots or range(len(rows))), *[count] * spare]), jnp.asarray(tokens),
-        jnp.asarray(lengths), row_keys(0, [*(NAMES[row] for row in rows), *[""] * spare]), limit=jnp.asarray(limit),
-        sampling=SamplingArrays({"temperature": jnp.asarray(heats)}), eos=jnp.full((count, 1), eos), width=WIDTH, **shared,
-    )  # fmt: skip
+        state, shared = decoding.read_prefix(decoder, model, state, jnp.asarray(prompts[0][:prefix]))
+    at = jnp.asarray([*(slots or range(len(rows))), *[count] * spare])
+    return decoding.insert(decoder, model, state, at, entering, prefix=shared)

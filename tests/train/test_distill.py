@@ -14,6 +14,7 @@ from specjax.draft import ModelDrafter
 from specjax.expand import Chain
 from specjax.lm import Wants
 from specjax.models import TabularLM
+from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays
 from specjax.train.data import Rows, batches
 from specjax.train.distill import Distill, continuations
@@ -177,12 +178,8 @@ def speed(params, prompts) -> float:
     models = {"target": TABLE, "draft": params}
     count, length = prompts.shape
     lengths = jnp.full((count,), length, jnp.int32)
-    make = jax.jit(
-        lambda models: decoder.init(
-            models, prompts, lengths, jax.random.split(KEY, count), limit=lengths + 12,
-            sampling=SamplingArrays.make(count), capacity=24,
-        )
-    )  # fmt: skip
+    prompts = Prompts(prompts, lengths, jax.random.split(KEY, count), lengths + 12, SamplingArrays.make(count))
+    make = jax.jit(lambda models: decoder.init(models, prompts, capacity=24))
     state = specjax.run(decoder, models, make(models))
     return float((state.length - state.prompt_length).sum() / state.stats.steps.sum())
 

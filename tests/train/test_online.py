@@ -13,7 +13,8 @@ from specjax import decoder as decoding
 from specjax.expand import Chain, TopK
 from specjax.lm import Wants
 from specjax.models import TabularLM
-from specjax.sampling import SamplingArrays, row_keys
+from specjax.prompts import Prompts
+from specjax.sampling import row_keys
 from specjax.serve.engine import Engine
 from specjax.train import online
 from specjax.train.losses import TVD, ForwardKL
@@ -73,15 +74,10 @@ def test_missed_tokens_are_those_that_end_a_step_too_early():
     markov = TabularLM(32)
     decoder = specjax.speculative(markov, Watching(tiny.DRAFT, TopK(k=3, depth=2, nodes=6)))
     models = {"target": markov.init(jax.random.key(0), 3.0), "draft": tiny.draft_params()}
-    prompts = jnp.asarray([[1, 2, 3, 4], [5, 6, 0, 0]])
-    lengths = jnp.asarray([4, 2])
-    eos = 11
+    prompts = Prompts.of([[1, 2, 3, 4], [5, 6]], [17, 20], eos=[11], temperature=1.0)
     make = jax.jit(
-        lambda keys: decoder.init(
-            models, prompts, lengths, keys, limit=lengths + jnp.asarray([17, 20]), capacity=32,
-            sampling=SamplingArrays.make(2, temperature=1.0), eos=jnp.full((2, 1), eos, jnp.int32),
-        )
-    )  # fmt: skip
+        lambda keys: decoder.init(models, dataclasses.replace(prompts, keys=keys), capacity=32),
+    )
     step = jax.jit(decoder.step)
     missed = 0
     for seed in range(4):

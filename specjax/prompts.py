@@ -1,0 +1,179 @@
+"""What decoders take: prompts, one a row, and how each of them is completed.
+
+In the shape descriptions `R` denotes rows, `P` prompt columns, `K` ids that end a text.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.names import check_keywords
+from specjax.pretty import Pretty
+from specjax.sampling import SamplingArrays, row_keys
+from specjax.sampling_params import FIELDS
+
+Array = jax.Array | np.ndarray
+"""On a device, or on the host."""
+
+OPEN = -1
+"""In the place of a token that is to be filled in."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prompts(Pretty):
+    """Prompts, one a row, and how each of them is completed: what `init` and `insert` of every decoder take.
+
+    `Prompts.of` makes them from lists of token ids. Arrays that there are already, traced ones too, are fields as they are.
+
+    Attributes:
+      tokens: `[R, P]` int32, padded on the right. A decoder that fills in (`Decoder.fills_in`) also writes the positions of a
+        prompt that hold `OPEN`, -1, or its own mask id.
+      lengths: `[R]` int32, tokens of each prompt, at least 1.
+      keys: `[R]` typed keys (`specjax.sampling.row_keys`, or `jax.random.split`): one a row, whose noise is its own.
+      limit: `[R]` int32, the length of the text, prompt and output, at which a row stops.
+      sampling: how the rows draw their tokens.
+      eos: `[R, K]` int32, ids that end a row's text, -1 padded; None: there are none.
+      width: static, tokens of the prompts that are read together; None: as many as P asks for.
+    """
+
+    tokens: Array
+    lengths: Array
+    keys: jax.Array
+    limit: Array
+    sampling: SamplingArrays
+    eos: Array | None = None
+    width: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+    @classmethod
+    def of(
+        cls,
+        prompts: Sequence[Sequence[int] | Array],
+        max_new_tokens: int | Sequence[int],
+        *,
+        seed: int | Sequence[int] = 0,
+        keys: jax.Array | None = None,
+        eos: Sequence[int] = (),
+        **sampling: Any,
+    ) -> Self:
+        """Prompts from lists of token ids, on the device.
+
+        Args:
+          prompts: R lists or arrays `[n]` of token ids.
+          max_new_tokens: new tokens behind a prompt, at most: one number, or one a row. 0 where a prompt holds all positions
+            that are to be filled in.
+          seed: one, or one a row: with a prompt's ids it decides the noise, which is that of `specjax.generate`.
+          keys: `[R]` typed keys, in place of those of the seed.
+          eos: ids that end a text.
+          **sampling: parameters of the warpers such as `temperature`, one value or one a row: see `SamplingArrays.make`.
+
+        Raises:
+          ValueError: on something else than lists of token ids, and on an option that is out of range.
+
+        >>> Prompts.of([[5, 6, 7], [8]], max_new_tokens=4, eos=[2], temperature=[0.0, 1.0]).limit.tolist()
+        [7, 5]
+        """
+        check_keywords("Prompts.of", sampling, ["max_new_tokens", "seed", "keys", "eos", *FIELDS])
+        rows = [_ids(prompt) for prompt in prompts]
+        lengths = np.asarray([len(ids) for ids in rows], np.int32)
+        tokens = np.zeros((len(rows), max(lengths, default=0)), np.int32)
+        for row, ids in zip(tokens, rows, strict=True):
+            row[: len(ids)] = ids
+        new = np.broadcast_to(np.asarray(max_new_tokens, np.int32), lengths.shape)
+        ends = np.broadcast_to(np.asarray([*eos] or [-1], np.int32), (len(rows), len(eos) or 1))
+        keys = row_keys(seed, [ids.tolist() for ids in rows]) if keys is None else keys
+        tokens, lengths, limit, ends = jax.device_put((tokens, lengths, lengths + new, ends))
+        return cls(tokens, lengths, keys, limit, SamplingArrays.make(len(rows), **sampling), ends)
+
+    def ends(self, width: int) -> jax.Array:
+        """The ids that end a text `[R, width]`, for a state with room for so many.
+
+        Raises:
+          ValueError: where there are more.
+        """
+        if self.eos is None:
+            return jnp.full((self.tokens.shape[0], width), -1, jnp.int32)
+        more = width - self.eos.shape[1]
+        if more < 0:
+            raise ValueError(
+                f"{self.eos.shape[1]} ids end a text, and the state has room for {width}: make it with "
+                f"specjax.decoder.empty(..., eos_width={self.eos.shape[1]})"
+            )
+        return jnp.pad(self.eos, ((0, 0), (0, more)), constant_values=-1)
+
+    def check(self) -> None:
+        """Checks shapes and the kind of keys, which a program that is traced has too.
+
+        A single key would be broadcast, and all rows have the same noise.
+
+        Raises:
+          ValueError: on another shape or kind.
+        """
+        if np.ndim(self.tokens) != 2:
+            raise ValueError(f"tokens are of shape {np.shape(self.tokens)}: give [R, P], a row each")
+        count = len(self.tokens)
+        _check_keys(self.keys, count)
+        if np.shape(self.lengths) != (count,):
+            raise ValueError(f"lengths are of shape {np.shape(self.lengths)}: give one a prompt, [{count}]")
+        if np.shape(self.limit) != (count,):
+            raise ValueError(f"limit is of shape {np.shape(self.limit)}: give one a prompt, [{count}]")
+        if len(self.sampling.temperature) != count:
+            raise ValueError(
+                f"sampling is of {len(self.sampling.temperature)} rows: specjax.sampling.SamplingArrays.make({count}) fits"
+            )
+        if self.eos is not None and (np.ndim(self.eos) != 2 or len(self.eos) != count):
+            raise ValueError(
+                f"eos is of shape {np.shape(self.eos)}: give [{count}, K], the ids of each row, -1 where it has fewer"
+            )
+
+
+def _ids(prompt: Any) -> np.ndarray:
+    """A prompt's token ids `[n]`."""
+    ids = np.asarray(prompt)
+    if ids.ndim != 1 or ids.size and not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f"prompts are lists of token ids, one a row, and one of these is {prompt!r:.60}")
+    return ids.astype(np.int32)
+
+
+def _check_keys(keys, count):
+    if not jnp.issubdtype(getattr(keys, "dtype", np.dtype(int)), jax.dtypes.prng_key):
+        raise ValueError(
+            "keys are not typed: make them with specjax.sampling.row_keys(seed, ids) or "
+            "jax.random.split(jax.random.key(seed), rows); old ones of jax.random.PRNGKey go through jax.random.wrap_key_data"
+        )
+    if str(jax.random.key_impl(keys)) != "threefry2x32":
+        raise ValueError(
+            f"keys are {jax.random.key_impl(keys)} keys: jax.random.key(seed, impl='threefry2x32') makes one that fits"
+        )
+    if keys.shape != (count,):
+        raise ValueError(
+            f"keys are of shape {keys.shape}, and there are {count} prompts: give a key a row, since each has noise "
+            f"of its own: specjax.sampling.row_keys(seed, ids), or jax.random.split(key, {count})"
+        )
+
+
+def check_padding(tokens: np.ndarray, lengths: np.ndarray, short: np.ndarray) -> None:
+    """Checks that prompts are not padded on the left: that shorter ones do not all begin with so many times one id, behind
+    which something else comes.
+
+    Args:
+      tokens: `[R, P]`.
+      lengths: `[R]`.
+      short: rows that are shorter than P.
+
+    Raises:
+      ValueError: where they are.
+    """
+    if not short.size:
+        return
+    pads = tokens.shape[1] - lengths
+    begin = {token for row in short for token in tokens[row, : pads[row]]}
+    more = any(tokens[row, pads[row]] in begin for row in short)
+    if len(begin) == 1 and not more and any(len(set(tokens[row, lengths[row] :])) > 1 for row in short):
+        raise ValueError(
+            f"prompt {short[0]} is padded on the left with the id {begin.pop()}: pad on the right (padding_side='right')"
+        )

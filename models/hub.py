@@ -347,7 +347,7 @@ def load(
 
 def _said(folder: Path) -> tuple[dict[str, Any], Callable[[], Any], Path]:
     """The fields of a folder's `config.json`, what makes its tokenizer, and where they are from; of a GGUF file likewise."""
-    if gguf.is_one(folder):
+    if finding.is_gguf(folder):
         return *gguf.described(folder), folder
     config_file = folder / "config.json"
     if not config_file.is_file():
@@ -404,7 +404,7 @@ def _sources(
 
 def _stored(lm: LlamaLM, raw: dict[str, Any], folder: Path) -> tuple[dict[str, Any], weights.Names, list[str]]:
     """The tensors of a folder's text model, how it calls them, and the scales of a cache that are left out."""
-    if gguf.is_one(folder):
+    if finding.is_gguf(folder):
         return gguf.read_tensors(folder, raw), _naming(lm, raw)[0], []
     tensors, scales = weights.without_cache_scales(read_folder(folder))
     tensors = _text_of(lm, raw, packed.unpacked(raw, tensors))

@@ -97,31 +97,46 @@ def _shared(fields: Fields) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_READ = {
+_COMMON = {
     *"""
     block_count context_length embedding_length feed_forward_length vocab_size attention.head_count attention.head_count_kv
-    attention.key_length attention.value_length attention.layer_norm_rms_epsilon attention.sliding_window
-    attention.sliding_window_pattern attention.scale embedding_scale residual_scale logit_scale attn_logit_softcapping
-    final_logit_softcapping expert_count expert_used_count expert_feed_forward_length expert_shared_count
-    expert_weights_scale expert_weights_norm expert_gating_func expert_group_count expert_group_used_count
-    leading_dense_block_count nextn_predict_layers
+    attention.key_length attention.value_length attention.layer_norm_rms_epsilon
     """.split(),
     *ropes.KEYS,
 }
+_WINDOWS = "attention.sliding_window attention.sliding_window_pattern rope.freq_base_swa "
+_EXPERTS = "expert_count expert_used_count expert_feed_forward_length "
+_OWN = {
+    "llama": _EXPERTS + "attention.sliding_window",
+    "qwen3moe": _EXPERTS,
+    "gemma2": _WINDOWS + "attn_logit_softcapping final_logit_softcapping",
+    "gemma3": _WINDOWS + "final_logit_softcapping",
+    "phi3": "attention.sliding_window",
+    "granite": "attention.scale embedding_scale residual_scale logit_scale",
+    "olmo2": _WINDOWS,
+    "glm4moe": _EXPERTS + """
+        expert_shared_count expert_weights_scale expert_weights_norm expert_gating_func expert_group_count
+        expert_group_used_count leading_dense_block_count nextn_predict_layers
+    """,
+    "gpt-oss": _EXPERTS + _WINDOWS,
+}  # fmt: skip
+"""Keys that some architectures have beyond those that all have."""
 _IDLE: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,), "rope.scaling.finetuned": (True, False), "use_parallel_residual": (False,),
     "attention.layer_norm_epsilon": (), "tensor_data_layout": (), "expert_shared_feed_forward_length": (),
-    "interleave_moe_layer_step": (1,), "pooling_type": (0,), "attention.max_alibi_bias": (0.0,), "attention.clamp_kqv": (0.0,),
+    "expert_gating_func": (1,), "expert_weights_scale": (1.0,), "interleave_moe_layer_step": (1,),
 }  # fmt: skip
 """Keys that change nothing of what is computed, with the values of which that is so; none: of all."""
 
 
 def _check_known(fields: Fields) -> None:
-    """Raises ModelError where the file says something of its architecture that is not read."""
-    prefix = f"{fields.header.architecture}."
+    """Raises ModelError where the file says something of its architecture that is not read. What is 0 is off."""
+    architecture = fields.header.architecture
+    read = _COMMON | {*_OWN.get(architecture, "").split()}
     for key, value in fields.header.metadata.items():
-        name = key.removeprefix(prefix)
-        if name == key or name in _READ or (name in _IDLE and (not _IDLE[name] or value in _IDLE[name])):
+        name = key.removeprefix(f"{architecture}.")
+        off = value == 0 and not isinstance(value, bool)
+        if name == key or name in read or off or (name in _IDLE and (not _IDLE[name] or value in _IDLE[name])):
             continue
         raise ModelError(f"{fields.header.file}: {key} is {shown(value)}, which is not read: texts might be others")
 
@@ -131,14 +146,17 @@ def _named(architecture: str, kind: str) -> dict[str, Any]:
 
 
 def _llama(fields: Fields, shared: dict[str, Any]) -> dict[str, Any]:
-    """Llama, Mistral, and with experts Mixtral. Windows of Mistral's first model are in no file."""
-    if not fields.get("expert_count"):
-        biases = {"attention_bias": fields.has("blk.0.attn_q.bias"), "mlp_bias": fields.has("blk.0.ffn_gate.bias")}
-        return _named("LlamaForCausalLM", "llama") | biases | {"intermediate_size": fields.size("feed_forward_length")}
-    return _named("MixtralForCausalLM", "mixtral") | {
-        "intermediate_size": fields.size("feed_forward_length"), "num_local_experts": fields.size("expert_count"),
-        "num_experts_per_tok": fields.size("expert_used_count"), "sliding_window": None,
-    }  # fmt: skip
+    """Llama, Mistral, and with experts Mixtral. The window of Mistral's first model is in no file of llama.cpp's conversion."""
+    width, window = fields.size("feed_forward_length"), fields.get("attention.sliding_window") or None
+    if fields.get("expert_count"):
+        return _named("MixtralForCausalLM", "mixtral") | {
+            "intermediate_size": fields.size("expert_feed_forward_length", width), "sliding_window": window,
+            "num_local_experts": fields.size("expert_count"), "num_experts_per_tok": fields.size("expert_used_count"),
+        }  # fmt: skip
+    if window is not None:
+        return _named("MistralForCausalLM", "mistral") | {"intermediate_size": width, "sliding_window": window}
+    biases = {"attention_bias": fields.has("blk.0.attn_q.bias"), "mlp_bias": fields.has("blk.0.ffn_gate.bias")}
+    return _named("LlamaForCausalLM", "llama") | biases | {"intermediate_size": width}
 
 
 def _qwen2(fields: Fields, shared: dict[str, Any]) -> dict[str, Any]:

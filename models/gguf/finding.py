@@ -63,6 +63,11 @@ PACKAGES = {
 """By the names that `load` takes."""
 
 
+def is_gguf(file: Path) -> bool:
+    """Whether a model's path is that of a GGUF file, and not of a folder."""
+    return file.suffix.lower() == ".gguf" and file.is_file()
+
+
 def located(asked: str | os.PathLike[str]) -> tuple[str, Path] | None:
     """Name and file of what was asked for, where it is a GGUF file, a folder with one and no safetensors, or a name of
     `PACKAGES`; None where it is anything else.

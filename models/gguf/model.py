@@ -16,11 +16,6 @@ _SAMPLING = {
 """Of `general.sampling.` what `generation_config.json` has, under its names."""
 
 
-def is_one(file: Path) -> bool:
-    """Whether a model's path is that of a GGUF file, and not of a folder."""
-    return file.suffix.lower() == ".gguf" and file.is_file()
-
-
 def described(file: Path) -> tuple[dict[str, Any], Callable[[], Any]]:
     """What a `config.json` and a `generation_config.json` would say, and what makes the tokenizer.
 

@@ -46,7 +46,7 @@ _MODULES: dict[str, dict[str, str]] = {
 _BARE = ("self_attn.sinks", "mlp.gate.e_score_correction_bias")
 """Names without `.weight` or `.bias`."""
 
-INTERLEAVED = ("llama", "mixtral", "granite", "smollm3")
+INTERLEAVED = ("llama", "mistral", "mixtral", "granite", "smollm3")
 """Types of model whose files have the rows of q and k in the order of llama.cpp's first rope: two that are rotated together
 lie side by side. In a Hugging Face folder they are half a head apart."""
 PLUS_ONE = ("gemma2", "gemma3_text")
@@ -65,6 +65,8 @@ def hf_name(name: str, kind: str) -> tuple[str, int | None]:
 
     >>> hf_name("blk.3.ffn_up.weight", "llama")
     ('model.layers.3.mlp.up_proj.weight', 3)
+    >>> hf_name("blk.3.ffn_up.5.weight", "mixtral")  # as old files have experts
+    ('model.layers.3.block_sparse_moe.experts.5.w3.weight', 3)
     """
     found = _LAYER.fullmatch(name)
     if found is None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from specjax.models.gguf.config import Fields
 
 KEYS = (
-    "rope.freq_base", "rope.freq_base_swa", "rope.dimension_count", "rope.scale_linear", "rope.scaling.type",
+    "rope.freq_base", "rope.dimension_count", "rope.scale_linear", "rope.scaling.type",
     "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.attn_factor",
     "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",

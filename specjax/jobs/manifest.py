@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax.assembly.line import values
-from specjax.models.gguf.finding import shards
+from specjax.models.gguf.finding import is_gguf, shards
 
 _SAMPLES, _SAMPLE_BYTES = 16, 4096
 _GGUF_HEADER = 1 << 23  # bytes, among which a vocabulary of 262,144 tokens has room
@@ -50,9 +50,9 @@ def _stretches(file: Path, start: int) -> bytes:
 
 
 def named_folders(lines: Sequence[Any]) -> dict[str, str]:
-    """A fingerprint of every folder that a line such as `eagle1:model=FOLDER` names."""
+    """A fingerprint of every folder, or GGUF file, that a line such as `eagle1:model=FOLDER` names."""
     named = [value for line in lines if isinstance(line, str) for value in values(line)]
-    return {value: fingerprint(Path(value)) for value in named if Path(value).is_dir()}
+    return {value: fingerprint(Path(value)) for value in named if Path(value).is_dir() or is_gguf(Path(value))}
 
 
 def hash_json(content: Any) -> str:

@@ -126,6 +126,10 @@ WRONG = {
         {"keys": (ARCHITECTURE, key("llama.attention.frob", 6, struct.pack("<f", 2)))},
         "llama.attention.frob is 2.0, which is not read",
     ),
+    "window": (
+        {"keys": (key("general.architecture", 8, text("qwen2")), key("qwen2.attention.sliding_window", 0, bytes([9])))},
+        "qwen2.attention.sliding_window is 9, which is not read",
+    ),
     "shards": ({"keys": (ARCHITECTURE, key("split.count", 2, struct.pack("<H", 3)))}, "must end in -00001-of-00003.gguf"),
 }  # fmt: skip
 

@@ -147,13 +147,8 @@ def asked():
 
 def test_texts_and_log_probabilities_are_those_of_transformers():
     """Of a greedy text every token is the likeliest after those before it, to transformers' own reader of the file."""
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
-    pytest.importorskip("accelerate", reason="transformers reads GGUF with accelerate: pip install accelerate")
-    from transformers import AutoModelForCausalLM
-
     own, prompts = model("smollm2"), asked()
-    options = {"gguf_file": own.path.name, "dtype": torch.float32}
-    theirs = AutoModelForCausalLM.from_pretrained(own.path.parent, **options).eval()
+    torch, theirs = of_transformers(own.path)
     records = specjax.generate(own, prompts, chat=True, max_new_tokens=16, logprobs=True)
     for prompt, record in zip(prompts, records, strict=True):
         ids = [*own_ids(own, prompt), *record.tokens]
@@ -162,6 +157,29 @@ def test_texts_and_log_probabilities_are_those_of_transformers():
         assert logits.argmax(-1).tolist() == list(record.tokens)
         wanted = logits.log_softmax(-1).max(-1).values.numpy()
         np.testing.assert_allclose(record.logprobs, wanted, atol=2e-3)
+
+
+def of_transformers(file):
+    """torch, and transformers' own reading of a file."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    pytest.importorskip("accelerate", reason="transformers reads GGUF with accelerate: pip install accelerate")
+    from transformers import AutoModelForCausalLM
+
+    options = {"gguf_file": file.name, "dtype": torch.float32}
+    return torch, AutoModelForCausalLM.from_pretrained(file.parent, **options).eval()
+
+
+def test_gemma_reads_on_past_its_window():
+    """Of 512 tokens."""
+    own = model("gemma3-270m")
+    torch, theirs = of_transformers(own.path)
+    ids = own.tokenizer.encode(" ".join(f"{i} times {i} is {i * i}." for i in range(1, 90)))[:700]
+    assert len(ids) == 700
+    with torch.no_grad():
+        logits = theirs(torch.tensor([ids])).logits[0].float()
+    wanted = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
+    (found,) = specjax.score(own, [ids[:1]], [ids[1:]])
+    np.testing.assert_allclose(found.logprobs, wanted, atol=2e-3)
 
 
 def own_ids(own, prompt):

@@ -69,7 +69,7 @@ CASES = {
         },
         {"rope.scaling.type": "linear", "rope.scaling.factor": 3.0},
     ),
-    "mistral": Case("Mistral", "llama", {"sliding_window": None}),
+    "mistral": Case("Mistral", "llama", {"sliding_window": 8}, {"attention.sliding_window": 8}),
     "mixtral": Case(
         "Mixtral", "llama", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None},
         {"expert_count": 5, "expert_used_count": 2},

@@ -453,8 +453,7 @@ def abstract(
     ours, folder = shipped(), None
     path = Path(asked if config is None else config)
     if found := finding.located(path):
-        folder = path = found[1]
-        raw = gguf.described(path)[0]
+        folder, path, raw = found[1], found[1], gguf.described(found[1])[0]
     elif config is None and not path.exists() and str(asked) in CONFIGS:
         raw, path = CONFIGS[str(asked)], Path("config.json")
     else:
@@ -562,10 +561,7 @@ def find(
     if isinstance(asked, str) and _HUB_ID.fullmatch(name):
         return name, _download(name, what, stems, besides)
     known = f", one of the shipped ones ({', '.join(ours)})" if ours else ""
-    file = ", a GGUF file" if what == "model" else ""
-    raise ModelError(
-        f"unknown {what} {name!r}: no such folder; give a folder{file}{known} or a hub id such as owner/name"
-    )
+    raise ModelError(f"unknown {what} {name!r}: no such folder; give a folder{known} or a hub id such as owner/name")
 
 
 def _download(hub_id: str, what: str, stems: tuple[str, ...], besides: tuple[str, ...]) -> Path:

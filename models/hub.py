@@ -1,4 +1,4 @@
-"""`load`: Hugging Face folders, folders with an Orbax checkpoint, shipped models and hub ids."""
+"""`load`: Hugging Face folders, folders with an Orbax checkpoint, GGUF files, shipped models and hub ids."""
 
 import dataclasses
 import functools
@@ -30,6 +30,8 @@ from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
 from specjax.models.few_bits import is_quantised
 from specjax.models.fields import is_size, shown
+from specjax.models.gguf import finding
+from specjax.models.gguf import model as gguf
 from specjax.models.json_file import read_json
 from specjax.models.kv_bits import CACHE_DTYPES
 from specjax.models.kv_heads import copies_for
@@ -275,12 +277,13 @@ def load(
     revision: str | None = None,
     layers: bool = True,
 ) -> Model:
-    """Reads a model: a folder, of Hugging Face or of `save`, the name of a shipped model, or a Hugging Face hub id.
+    """Reads a model: a folder, of Hugging Face or of `save`, a GGUF file, the name of a shipped model or of one in a package
+    (`specjax.models.gguf.finding.PACKAGES`), or a Hugging Face hub id.
 
     Args:
-      model: a folder goes before a shipped name, and that before the hub, where `owner/name@revision` is a branch, tag or
-        commit; None is the shipped target. A `Model`, or a pair of an LM (`specjax.lm.BaseLM`) and its parameters, is made into
-        what the other arguments say.
+      model: a folder or a GGUF file goes before a name, and that before the hub, where `owner/name@revision` is a branch, tag or
+        commit; None is the shipped target. A folder without safetensors may hold one GGUF file, or the shards of one. A `Model`,
+        or a pair of an LM (`specjax.lm.BaseLM`) and its parameters, is made into what the other arguments say.
       dtype: the type of the parameters; None is float32 on a CPU and bfloat16 elsewhere. `layercast` stores them in bfloat16
         and computes with them in float32.
       mesh: places every parameter by `specjax.sharding.rules`, reading only the byte ranges of this host's shards.
@@ -314,13 +317,9 @@ def load(
     resolve_dtype(None if dtype == LAYER_CAST else dtype)  # before anything is looked for
     form = formats.read_format(weights)
     asked = DEFAULT_MODEL if model is None else model
-    name, folder = find(asked if revision is None else f"{asked}@{revision}", shipped(), "model")
-    config_file = folder / "config.json"
-    if not config_file.is_file():
-        orbax_folder.check_whole(folder)
-        raise ModelError(f"{folder} has no config.json; give a Hugging Face model folder{unread(folder)}")
-    raw = read_json(config_file)
-    words = functools.cache(lambda: tokenizer.load(folder))
+    asked = asked if revision is None else f"{asked}@{revision}"
+    name, folder = finding.located(asked) or find(asked, shipped(), "model")
+    raw, words, config_file = _said(folder)
     lm, diffusion = architecture(raw, config_file, lambda: getattr(words(), "mask_token_id", None))
     lm = _with_own_head(lm, raw, folder, name)
     lm, dtype = _typed(lm if longest is None else _shortened(lm, longest), dtype)
@@ -365,6 +364,17 @@ def _remade(model: Model, dtype: Any, weights: Any, cache_dtype: Any, reduce_dty
     model = model if weights is None else quantised(model, weights)
     model = model if cache_dtype is None else cached(model, cache_dtype)
     return model if reduce_dtype is None else reduced(model, reduce_dtype)
+
+
+def _said(folder: Path) -> tuple[dict[str, Any], Callable[[], Any], Path]:
+    """The fields of a folder's `config.json`, what makes its tokenizer, and where they are from; of a GGUF file likewise."""
+    if finding.is_gguf(folder):
+        return *gguf.described(folder), folder
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        orbax_folder.check_whole(folder)
+        raise ModelError(f"{folder} has no config.json; give a Hugging Face model folder{unread(folder)}")
+    return read_json(config_file), functools.cache(lambda: tokenizer.load(folder)), config_file
 
 
 def outer(params: dict[str, Any]) -> dict[str, Any]:
@@ -415,6 +425,8 @@ def _sources(
 
 def _stored(lm: LlamaLM, raw: dict[str, Any], folder: Path) -> tuple[dict[str, Any], weights.Names, list[str]]:
     """The tensors of a folder's text model, how it calls them, and the scales of a cache that are left out."""
+    if finding.is_gguf(folder):
+        return gguf.read_tensors(folder, raw), _naming(lm, raw)[0], []
     tensors, scales = weights.without_cache_scales(read_folder(folder))
     tensors = _text_of(lm, raw, packed.unpacked(raw, tensors))
     renamed = masked_config.kind_of(raw) == "llada" and "model.embed_tokens.weight" in tensors
@@ -447,7 +459,8 @@ def abstract(
     only the tokenizer says which token is the mask, `masked.mask_id` is 0.
 
     Args:
-      asked: a folder with a `config.json`, a shipped name, or a hub name of `published_configs`; with `config`, any name.
+      asked: a folder with a `config.json`, a GGUF file, a name that `load` knows, or a hub name of `published_configs`; with
+        `config`, any name.
       dtype: see `load`; None is bfloat16.
       mesh: see `load`. Its devices need not exist.
       config: a `config.json`, or its folder.
@@ -460,7 +473,9 @@ def abstract(
     """
     ours, folder = shipped(), None
     path = Path(asked if config is None else config)
-    if config is None and not path.exists() and str(asked) in CONFIGS:
+    if found := finding.located(path):
+        folder, path, raw = found[1], found[1], gguf.described(found[1])[0]
+    elif config is None and not path.exists() and str(asked) in CONFIGS:
         raw, path = CONFIGS[str(asked)], Path("config.json")
     else:
         path = ours[str(asked)] if config is None and not path.exists() and str(asked) in ours else path

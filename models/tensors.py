@@ -145,7 +145,7 @@ def _check_order(file: Path, tensors: dict[str, Tensor], start: int, stop: int) 
 
 def unread(folder: Path) -> str:
     """What an error says of files in a folder that hold a model in another format; nothing where there are none."""
-    found = sorted(file.name for file in (*folder.glob("*.gguf"), *folder.glob("consolidated*.safetensors")))
+    found = sorted(file.name for file in folder.glob("consolidated*.safetensors"))
     if not found:
         return ""
     return f"; it holds {found[0]}, a format that is not read: fetch the folder with safetensors that it was made from"

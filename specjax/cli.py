@@ -28,6 +28,7 @@ from specjax.jobs.datastore import DatastoreOptions
 from specjax.jobs.options import JobOptions
 from specjax.jobs.score import ScoreOptions
 from specjax.models import tensors
+from specjax.models.gguf.finding import PACKAGES
 from specjax.plan import command as plan
 from specjax.plan import training as plan_training
 from specjax.plan.command import PlanOptions
@@ -150,6 +151,8 @@ def models(options: NoOptions) -> int:
             shape = f"{config['num_hidden_layers']} layers of width {config['hidden_size']}"
             about = f"{config['model_type']}, {shape}, vocabulary {config['vocab_size']}"
             rows.append((name, f"{count / 1e6:.2f}M parameters", f"{about} [{folder}]"))
+        for name, package in PACKAGES.items():
+            rows.append((name, "in a package", f"{package.about} [{(package.parts() or [package.command])[0]}]"))
     write("".join(f"{line}\n" for line in _aligned(rows)))
     return 0
 
@@ -221,7 +224,7 @@ COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
     ),
     "searches": ("list the searches and selections: options, what they do, source", NoOptions, searches),
     "policies": ("list the unmask and cache policies of diffusion models", NoOptions, policies),
-    "models": ("list the shipped models", NoOptions, models),
+    "models": ("list the models that have a name", NoOptions, models),
 }
 
 

@@ -14,6 +14,7 @@ import pytest
 from support import cuda_plugin
 
 from specjax import cli, models, terminal
+from specjax.models.gguf.finding import PACKAGES
 from specjax.models.llama import LlamaConfig, LlamaLM
 from specjax.tasks.chat import render
 
@@ -347,7 +348,7 @@ def test_options_may_stand_between_prompts(records):
 def test_lists_are_one_line_each_and_one_of_fields(run, command):
     from specjax.assembly.registry import DRAFTERS, RULES, VERIFIERS, parse
 
-    names = {"drafters": [*DRAFTERS, *RULES], "verifiers": VERIFIERS, "models": models.shipped()}[command]
+    names = {"drafters": [*DRAFTERS, *RULES], "verifiers": VERIFIERS, "models": [*models.shipped(), *PACKAGES]}[command]
     status, out, err = run(command)
     assert (status, err) == (0, "")
     lines = [line for line in out.splitlines() if not line.startswith(("rule=", "    "))]

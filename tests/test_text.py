@@ -41,8 +41,8 @@ def lengths(count, width):
 def streamed(pieces, stop, width, reason=Finish.LENGTH, prompt=PROMPT, tokenizer=None):
     """What a stream brings in calls of `width` tokens, and the record of the row as it then is."""
     tokenizer = tokenizer or Bytes(pieces)
-    request = Request("p" if prompt is PROMPT else prompt, prompt, max_new_tokens=len(pieces))
-    text, watch = [], Watch(tokenizer, stop, lambda index, new: text.append(new))
+    request = Request("p" if prompt is PROMPT else prompt, prompt, max_new_tokens=len(pieces), stop=tuple(stop))
+    text, watch = [], Watch(tokenizer, lambda index, new: text.append(new))
     tokens = np.asarray([[*prompt, *range(1, len(pieces) + 1)]])
     for count in lengths(len(pieces), width):
         finish = np.asarray([reason if count == len(pieces) else Finish.RUNNING])

@@ -7,20 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from specjax.assembly.line import values
+from specjax.models.gguf.finding import is_gguf, shards
 
 _SAMPLES, _SAMPLE_BYTES = 16, 4096
+_GGUF_HEADER = 1 << 23  # bytes, among which a vocabulary of 262,144 tokens has room
 _NOT_IN_WORDS = object()
 
 
 def fingerprint(folder: Path) -> str:
-    """A cheap hash of a model folder: its configuration and tokenizer whole; of every weights file (safetensors, or those of an
-    Orbax checkpoint) the size, the beginning and a few stretches, so that two trainings of one architecture differ."""
+    """A cheap hash of a model folder, or of a GGUF file with its shards: configuration and tokenizer whole; of every weights
+    file (safetensors, GGUF, or those of an Orbax checkpoint) the size, the beginning and a few stretches, so that two
+    trainings of one architecture differ."""
     digest = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
+    for file in sorted(folder.iterdir() if folder.is_dir() else shards(folder)):
         if file.suffix in (".json", ".jinja", ".txt", ".model"):
             digest.update(f"{file.name}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
         elif file.suffix == ".safetensors":
             digest.update(f"{file.name}\n".encode() + _stretches(file, _header_bytes(file)))
+        elif not folder.is_dir():
+            digest.update(_stretches(file, _GGUF_HEADER))
         elif file.name == "params" and file.is_dir():
             for part in sorted(part for part in file.rglob("*") if part.is_file()):
                 digest.update(f"{part.relative_to(folder)}\n".encode() + _stretches(part, _SAMPLE_BYTES))
@@ -45,9 +50,9 @@ def _stretches(file: Path, start: int) -> bytes:
 
 
 def named_folders(lines: Sequence[Any]) -> dict[str, str]:
-    """A fingerprint of every folder that a line such as `eagle1:model=FOLDER` names."""
+    """A fingerprint of every folder, or GGUF file, that a line such as `eagle1:model=FOLDER` names."""
     named = [value for line in lines if isinstance(line, str) for value in values(line)]
-    return {value: fingerprint(Path(value)) for value in named if Path(value).is_dir()}
+    return {value: fingerprint(Path(value)) for value in named if Path(value).is_dir() or is_gguf(Path(value))}
 
 
 def hash_json(content: Any) -> str:

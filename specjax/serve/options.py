@@ -61,7 +61,7 @@ class ModelOptions:
       reduce_dtype: in which products are summed over a mesh, such as "bfloat16".
     """
 
-    model: Any = option(None, "folder, shipped name or hub id (default: the shipped target)")
+    model: Any = option(None, "folder, GGUF file, name or hub id (default: the shipped target)")
     dtype: Any = option(None, "float32, bfloat16, float16 or layercast (default: float32 on a CPU, else bfloat16)")
     mesh: Any = option(None, "devices by axis, such as data=2,model=2,context=2 (default: one device)")
     adapter: Any = option(None, "folder or hub id of a PEFT LoRA adapter, merged into the model", metavar="FOLDER")

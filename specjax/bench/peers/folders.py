@@ -11,8 +11,9 @@ from specjax.models.widening import untied
 
 
 def target_folder(engine: Any, options: BenchOptions, scratch: Path) -> Path:
-    """Where the target's weights lie: its own folder, or where it was widened a new one."""
-    return engine.model.path if options.widen is None else written(engine.model.lm, engine.model.params, scratch)
+    """Where the target's weights lie: its own folder, or where it was widened or is no folder (GGUF) a new one."""
+    own = options.widen is None and engine.model.path.is_dir()
+    return engine.model.path if own else written(engine.model.lm, engine.model.params, scratch)
 
 
 def draft_of(engine: Any) -> tuple[LlamaLM, Any] | None:

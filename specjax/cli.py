@@ -29,13 +29,13 @@ from specjax.jobs.datastore import DatastoreOptions
 from specjax.jobs.options import JobOptions
 from specjax.jobs.score import ScoreOptions
 from specjax.models import tensors
+from specjax.objectives.losses import LOSSES
 from specjax.plan import command as plan
 from specjax.plan import training as plan_training
 from specjax.plan.command import PlanOptions
 from specjax.plan.training import PlanTrainOptions
 from specjax.serve.options import option
 from specjax.terminal import BadInput, Parser, add_fields, bad_input, flag, from_args, run_command, write
-from specjax.train.losses import LOSSES
 from specjax.train.options import CaptureOptions, TrainOptions
 from specjax.train.tasks import OBJECTIVES
 

@@ -123,11 +123,11 @@ def prepare(options: PlanTrainOptions, model: models.Model, mesh: Any, rows: int
     """
     from specjax.assembly.line import read_line
     from specjax.models.hub import outer
+    from specjax.objectives.base import Batch
     from specjax.train.capture import said_of
     from specjax.train.data import Rows
     from specjax.train.features import wanted
     from specjax.train.loop import Settings, TrainState
-    from specjax.train.objective import Batch
     from specjax.train.tasks import OBJECTIVES, HeadTask
 
     name = read_line(options.drafter, "drafter").name

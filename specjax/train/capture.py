@@ -18,18 +18,18 @@ from specjax.jobs import hosts
 from specjax.kernels.chunks import chunked
 from specjax.lm import LM, Output, Wants
 from specjax.models.loading_bar import bar
+from specjax.objectives.base import Batch, read
+from specjax.objectives.teacher import CHUNK
 from specjax.serve.engine import DEFAULT_MODEL
 from specjax.serve.options import check_least
 from specjax.settings import settled
 from specjax.sharding import distributed, make_mesh
+from specjax.sharding.rows import own_rows
 from specjax.terminal import BadInput, bad_input, flag
 from specjax.terminal import note as tell
 from specjax.train import data, prompts
 from specjax.train.features import INDEX, Index, named, said_by, wanted, write_rows
-from specjax.train.heads.teacher import CHUNK
-from specjax.train.objective import Batch, read
 from specjax.train.options import CaptureOptions, TrainOptions
-from specjax.train.placing import own_rows
 from specjax.train.several import check as check_several
 from specjax.train.tasks import OBJECTIVES, HeadTask
 

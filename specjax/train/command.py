@@ -14,6 +14,7 @@ from specjax import models, programs
 from specjax.assembly.line import read_line
 from specjax.jobs import hosts
 from specjax.models.hub import outer
+from specjax.objectives.base import Objective, Recipe
 from specjax.serve.engine import DEFAULT_MODEL
 from specjax.serve.options import check_least
 from specjax.settings import settled
@@ -23,7 +24,6 @@ from specjax.terminal import note as tell
 from specjax.train import data, loop, prompts
 from specjax.train.features import Features, Index
 from specjax.train.held_out import HeldOut
-from specjax.train.objective import Objective, Recipe
 from specjax.train.options import TrainOptions, length_of
 from specjax.train.several import check as check_several
 from specjax.train.tasks import OBJECTIVES, Task

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import optax
 
 from specjax.diffusion.unmask.learned import Learn2PD, judge
-from specjax.train.masked import MaskedObjective, seen
-from specjax.train.means import MEAN
-from specjax.train.objective import each_row
+from specjax.objectives.base import each_row
+from specjax.objectives.masked import MaskedObjective, seen
+from specjax.objectives.means import MEAN
 
 Array = jax.Array
 

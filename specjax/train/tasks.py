@@ -19,10 +19,10 @@ from specjax.diffusion import Learn2PD
 from specjax.draft import Acceptance, ModelDrafter
 from specjax.draft.head import most_frequent
 from specjax.expand import Chain
+from specjax.objectives.base import Objective
+from specjax.objectives.losses import LOSSES, Loss
 from specjax.sharding.distributed import is_first
 from specjax.train.distill import Distill
-from specjax.train.losses import LOSSES, Loss
-from specjax.train.objective import Objective
 from specjax.train.options import TrainOptions, length_of
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class HeadTask:
 
 
 def masked(name: str, objective: str) -> Make:
-    """A diffusion model's own parameters; the objective is a `specjax.train.masked.MaskedObjective`."""
+    """A diffusion model's own parameters; the objective is a `specjax.objectives.masked.MaskedObjective`."""
 
     def make(target: Any, options: TrainOptions, read: Callable[[], "Rows"]) -> Task:
         _check_masked(name, target, options)
@@ -344,9 +344,9 @@ OBJECTIVES: dict[str, Make] = {
     "ppd": HeadTask("ppd", "specjax.draft:PPD", "specjax.train.heads.ppd:TrainPPD"),
     "clover2": HeadTask("clover2", "specjax.draft:Clover2", "specjax.train.heads.clover2:TrainClover2"),
     "acceptance": _acceptance,
-    "diffusion": masked("diffusion", "specjax.train.masked:MaskedDiffusion"),
+    "diffusion": masked("diffusion", "specjax.objectives.masked:MaskedDiffusion"),
     "learn2pd": _learn2pd,
-    "dparallel": masked("dparallel", "specjax.train.masked:CertaintyForcing"),
+    "dparallel": masked("dparallel", "specjax.objectives.masked:CertaintyForcing"),
     "kangaroo": HeadTask("kangaroo", "specjax.draft:Kangaroo", "specjax.train.heads.kangaroo:TrainKangaroo"),
 }
 """Makes the task from a loaded target, the command's options and the data; for heads see `HeadTask`."""

@@ -14,9 +14,9 @@ from specjax import cli, models
 from specjax.diffusion import Credit, EndOfText, Fixed, Learn2PD
 from specjax.diffusion.unmask.learned import judge, read_filter
 from specjax.models import LlamaConfig, LlamaLM, Masked
+from specjax.objectives.base import Batch
 from specjax.serve.engine import Engine
 from specjax.train.filter import TrainFilter
-from specjax.train.objective import Batch
 
 
 def constant(value, width=8, hidden=4):

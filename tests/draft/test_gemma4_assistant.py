@@ -22,9 +22,9 @@ from specjax.lm import Block, Wants
 from specjax.models import ModelError
 from specjax.models.kv import KVCache
 from specjax.models.llama import LlamaLM
+from specjax.objectives.base import Batch, read
 from specjax.serve.engine import Engine
 from specjax.train.heads.gemma4_assistant import TrainGemma4Assistant
-from specjax.train.objective import Batch, read
 
 SIZES = {
     "vocab_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16,

@@ -22,9 +22,9 @@ from specjax.expand.base import Level
 from specjax.lm import Block
 from specjax.models import ModelError
 from specjax.models.kv import commit_kv, init_kv
+from specjax.objectives.base import Batch
 from specjax.sampling import Sampler, SamplingArrays, row_keys
 from specjax.train.heads.dflash import Blocks, TrainDSpark, outputs
-from specjax.train.objective import Batch
 
 MASK = 7
 TEXT = tuple(np.random.default_rng(2).integers(1, V, 12).tolist())

@@ -21,6 +21,7 @@ from specjax.draft import (
 )
 from specjax.draft.adaptive import Acceptance
 from specjax.expand import Chain
+from specjax.objectives.base import Batch
 from specjax.train.distill import Distill
 from specjax.train.heads.acceptance import TrainAcceptance
 from specjax.train.heads.clover2 import TrainClover2
@@ -31,7 +32,6 @@ from specjax.train.heads.hydra import TrainHydra
 from specjax.train.heads.kangaroo import TrainKangaroo
 from specjax.train.heads.medusa import TrainMedusa
 from specjax.train.heads.ppd import TrainPPD
-from specjax.train.objective import Batch
 
 SIZES = (6, 5), (8, 6)
 """Of the documents in each row of 14."""

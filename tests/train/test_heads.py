@@ -20,17 +20,17 @@ from specjax.draft.heads.dspark import MarkovHead
 from specjax.draft.medusa import head_law
 from specjax.expand import Chain
 from specjax.kernels.chunks import chunked
-from specjax.train.heads import teacher as of_teacher
+from specjax.objectives import teacher as of_teacher
+from specjax.objectives.base import Batch, drawn_places
+from specjax.objectives.losses import LK, TVD, CrossEntropy, ForwardKL
+from specjax.objectives.means import MEAN
+from specjax.objectives.teacher import Guess, score, teach
 from specjax.train.heads.clover2 import TrainClover2
 from specjax.train.heads.dflash import Blocks, TrainDFlash, TrainDSpark
 from specjax.train.heads.eagle import TrainEagle, TrainEagle3, TrainMTP, TrainPEagle
 from specjax.train.heads.gemma4_assistant import TrainGemma4Assistant
 from specjax.train.heads.hydra import TrainHydra
 from specjax.train.heads.medusa import TrainMedusa
-from specjax.train.heads.teacher import Guess, score, teach
-from specjax.train.losses import LK, TVD, CrossEntropy, ForwardKL
-from specjax.train.means import MEAN
-from specjax.train.objective import Batch, drawn_places
 from specjax.train.options import TrainOptions
 from specjax.train.tasks import OBJECTIVES as OBJECTIVES_OF_LINES
 

@@ -12,8 +12,8 @@ from support import small_training as tiny
 from specjax.draft import Kangaroo
 from specjax.draft.heads import kangaroo as head
 from specjax.lm import Block, Wants
+from specjax.objectives.base import Batch, read
 from specjax.train.heads.kangaroo import TrainKangaroo
-from specjax.train.objective import Batch, read
 
 OBJECTIVE = TrainKangaroo(Kangaroo(exit_layer=1).bind(tiny.TARGET))
 

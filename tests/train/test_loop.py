@@ -22,6 +22,8 @@ from support.objectives import DRAWN, FIXED
 from specjax.draft import Eagle3, Medusa
 from specjax.expand import Chain
 from specjax.models import ExpertsConfig, LlamaLM
+from specjax.objectives.base import Batch, Objective, each_row
+from specjax.objectives.means import MEAN
 from specjax.plan.held import chip_bytes
 from specjax.sharding import make_mesh
 from specjax.sharding.rules import placed
@@ -29,8 +31,6 @@ from specjax.train.data import batches
 from specjax.train.heads.medusa import TrainMedusa
 from specjax.train.held_out import Best, HeldOut
 from specjax.train.loop import Kept, NotFinite, NotSaved, Run, Settings, TrainState, fit, update
-from specjax.train.means import MEAN
-from specjax.train.objective import Batch, Objective, each_row
 
 SETTINGS = Settings(steps=9, learning_rate=0.1, warmup=3, weight_decay=0.01, clip=0.5)
 

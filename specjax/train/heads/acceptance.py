@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from specjax.draft.adaptive import Acceptance, accept_log_prob
 from specjax.lm import LM, Block, Wants
-from specjax.train.means import MEAN
-from specjax.train.objective import Batch, Objective, of_target, read
+from specjax.objectives.base import Batch, Objective, of_target, read
+from specjax.objectives.means import MEAN
 
 
 @dataclasses.dataclass(frozen=True)

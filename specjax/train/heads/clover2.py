@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
-from specjax.train.means import MEAN
-from specjax.train.objective import check_not_negative
+from specjax.objectives.base import check_not_negative
+from specjax.objectives.means import MEAN
+from specjax.objectives.teacher import Guess, HeadObjective, score, teach
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,10 +12,10 @@ from specjax.draft.heads.dspark import sureness
 from specjax.kernels.chunks import chunked
 from specjax.lm import Block
 from specjax.models.kv import KVDelta
-from specjax.train.heads.teacher import HeadObjective, of_depth, positions_at_a_time, teach
-from specjax.train.losses import TVD, CrossEntropy, Loss, acceptance, agreement
-from specjax.train.means import MEAN, Mean
-from specjax.train.objective import Batch, check_not_negative, drawn_places
+from specjax.objectives.base import Batch, check_not_negative, drawn_places
+from specjax.objectives.losses import TVD, CrossEntropy, Loss, acceptance, agreement
+from specjax.objectives.means import MEAN, Mean
+from specjax.objectives.teacher import HeadObjective, of_depth, positions_at_a_time, teach
 
 Array = jax.Array
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from specjax.draft.feature import SIZES
 from specjax.models.kv import stack_past
-from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
-from specjax.train.means import MEAN
-from specjax.train.objective import Recipe, each_row
+from specjax.objectives.base import Recipe, each_row
+from specjax.objectives.means import MEAN
+from specjax.objectives.teacher import Guess, HeadObjective, score, teach
 
 Array = jax.Array
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from specjax.lm import Block, Output
-from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
-from specjax.train.means import MEAN
-from specjax.train.objective import Batch, check_not_negative
+from specjax.objectives.base import Batch, check_not_negative
+from specjax.objectives.means import MEAN
+from specjax.objectives.teacher import Guess, HeadObjective, score, teach
 
 Array = jax.Array
 

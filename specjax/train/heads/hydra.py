@@ -6,9 +6,9 @@ import functools
 import jax.numpy as jnp
 
 from specjax.draft.hydra import head_law
-from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
-from specjax.train.means import MEAN
-from specjax.train.objective import Recipe, check_not_negative
+from specjax.objectives.base import Recipe, check_not_negative
+from specjax.objectives.means import MEAN
+from specjax.objectives.teacher import Guess, HeadObjective, score, teach
 
 
 @dataclasses.dataclass(frozen=True)

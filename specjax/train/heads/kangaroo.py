@@ -5,9 +5,9 @@ import dataclasses
 from specjax.draft.heads import kangaroo as head
 from specjax.draft.kangaroo import Kangaroo
 from specjax.lm import Wants
-from specjax.train.losses import ForwardKL, Loss, acceptance, agreement
-from specjax.train.means import MEAN
-from specjax.train.objective import Objective, Recipe, of_target
+from specjax.objectives.base import Objective, Recipe, of_target
+from specjax.objectives.losses import ForwardKL, Loss, acceptance, agreement
+from specjax.objectives.means import MEAN
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,10 +4,10 @@ import dataclasses
 import functools
 
 from specjax.draft.medusa import head_law
-from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
-from specjax.train.losses import CrossEntropy
-from specjax.train.means import MEAN
-from specjax.train.objective import check_not_negative
+from specjax.objectives.base import check_not_negative
+from specjax.objectives.losses import CrossEntropy
+from specjax.objectives.means import MEAN
+from specjax.objectives.teacher import Guess, HeadObjective, score, teach
 
 
 @dataclasses.dataclass(frozen=True)

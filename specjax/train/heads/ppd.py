@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from specjax.draft.ppd import PPD
 from specjax.lm import Block, Wants
-from specjax.train.heads.teacher import of_depth
-from specjax.train.losses import ForwardKL, Loss, acceptance, agreement
-from specjax.train.means import MEAN
-from specjax.train.objective import Batch, Objective, drawn_places, read
+from specjax.objectives.base import Batch, Objective, drawn_places, read
+from specjax.objectives.losses import ForwardKL, Loss, acceptance, agreement
+from specjax.objectives.means import MEAN
+from specjax.objectives.teacher import of_depth
 
 Array = jax.Array
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from specjax.kernels.chunks import chunked
 from specjax.lm import Output, Wants
-from specjax.train.losses import TINY, ForwardKL, Loss, acceptance, agreement
-from specjax.train.means import Mean
-from specjax.train.objective import Batch, Objective, of_target
+from specjax.objectives.base import Batch, Objective, of_target
+from specjax.objectives.losses import TINY, ForwardKL, Loss, acceptance, agreement
+from specjax.objectives.means import Mean
 
 Array = jax.Array
 PyTree = Any

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from specjax.kernels.tree_attention import Unrolled
 from specjax.lm import LM, Block, Output, Wants
 from specjax.models.param_axes import head_shardings
+from specjax.objectives.means import MEAN, Mean
 from specjax.settings import settle
-from specjax.train.means import MEAN, Mean
-from specjax.train.placing import placed_rows
+from specjax.sharding.rows import placed_rows
 
 Array = jax.Array
 PyTree = Any

@@ -14,7 +14,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from specjax.train.means import MEAN, Mean
+from specjax.objectives.means import MEAN, Mean
 
 Array = jax.Array
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from specjax.lm import Block, Wants
+from specjax.objectives.base import Objective, each_row
+from specjax.objectives.means import MEAN
 from specjax.sharding import shardings
-from specjax.train.means import MEAN
-from specjax.train.objective import Objective, each_row
 
 if TYPE_CHECKING:
     from specjax.models import LlamaLM

@@ -37,7 +37,7 @@ from specjax.plan.training import PlanTrainOptions
 from specjax.serve.options import option
 from specjax.terminal import BadInput, Parser, add_fields, bad_input, flag, from_args, run_command, write
 from specjax.train.options import CaptureOptions, TrainOptions
-from specjax.train.tasks import OBJECTIVES
+from specjax.train.trainable import trainable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +168,7 @@ def capture(options: CaptureOptions) -> int:
     return command(options)
 
 
-WORDS = {"objectives": ", ".join(OBJECTIVES), "losses": ", ".join(LOSSES)}
+WORDS = {"objectives": ", ".join(trainable()), "losses": ", ".join(LOSSES)}
 """What help texts name."""
 
 COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {

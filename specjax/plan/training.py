@@ -128,10 +128,10 @@ def prepare(options: PlanTrainOptions, model: models.Model, mesh: Any, rows: int
     from specjax.train.data import Rows
     from specjax.train.features import wanted
     from specjax.train.loop import Settings, TrainState
-    from specjax.train.tasks import OBJECTIVES, HeadTask
+    from specjax.train.trainable import heads as trained_heads
 
     name = read_line(options.drafter, "drafter").name
-    heads = {known: make for known, make in OBJECTIVES.items() if isinstance(make, HeadTask)}
+    heads = trained_heads()
     if name not in heads:
         raise ValueError(f"cannot plan the training of {name!r}; choose {', '.join(heads)}")
     if rows % options.accumulate:

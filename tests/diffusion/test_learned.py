@@ -12,11 +12,11 @@ from support.small_diffusion import LIMITS, PROMPTS, begin, make, params, texts
 import specjax
 from specjax import cli, models
 from specjax.diffusion import Credit, EndOfText, Fixed, Learn2PD
-from specjax.diffusion.unmask.learned import judge, read_filter
+from specjax.diffusion.unmask.learn2pd import judge, read_filter
+from specjax.diffusion.unmask.learn2pd.objective import TrainFilter
 from specjax.models import LlamaConfig, LlamaLM, Masked
 from specjax.objectives.base import Batch
 from specjax.serve.engine import Engine
-from specjax.train.filter import TrainFilter
 
 
 def constant(value, width=8, hidden=4):

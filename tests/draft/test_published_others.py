@@ -11,12 +11,12 @@ from support.conformance import TARGET, complete, params, plain, same
 from support.published import BF16, E, V, decoder_layer, draw, llama, toy, write
 
 import specjax
-from specjax.assembly.heads import drafter_of
 from specjax.draft import PPD, Kangaroo, Medusa
-from specjax.draft.heads import kangaroo as adapter
 from specjax.draft.heads.folder import read_head
-from specjax.draft.heads.published_ppd import PAPER_TREES
-from specjax.draft.ppd_trees import parse
+from specjax.draft.heads.published import drafter_of
+from specjax.draft.kangaroo import network as adapter
+from specjax.draft.ppd.published import PAPER_TREES
+from specjax.draft.ppd.trees import parse
 from specjax.lm import Block
 from specjax.models import ModelError
 

@@ -7,10 +7,10 @@ import optax
 import pytest
 from support import small_training as tiny
 
-from specjax.draft.adaptive import Acceptance
+from specjax.draft.acceptance import Acceptance
+from specjax.draft.acceptance.objective import TrainAcceptance
 from specjax.lm import Block, Wants
 from specjax.objectives.base import Batch
-from specjax.train.heads.acceptance import TrainAcceptance
 
 OBJECTIVE = TrainAcceptance(tiny.TARGET, tiny.DRAFT, Acceptance(layers=1))
 

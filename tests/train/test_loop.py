@@ -20,6 +20,7 @@ from support import small_training as tiny
 from support.objectives import DRAWN, FIXED
 
 from specjax.draft import Eagle3, Medusa
+from specjax.draft.medusa.objective import TrainMedusa
 from specjax.expand import Chain
 from specjax.models import ExpertsConfig, LlamaLM
 from specjax.objectives.base import Batch, Objective, each_row
@@ -28,7 +29,6 @@ from specjax.plan.held import chip_bytes
 from specjax.sharding import make_mesh
 from specjax.sharding.rules import placed
 from specjax.train.data import batches
-from specjax.train.heads.medusa import TrainMedusa
 from specjax.train.held_out import Best, HeldOut
 from specjax.train.loop import Kept, NotFinite, NotSaved, Run, Settings, TrainState, fit, update
 

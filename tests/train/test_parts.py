@@ -11,6 +11,7 @@ from support import small_training as tiny
 from support.objectives import DRAWN, FIXED, alone, frozen, packed
 
 from specjax.diffusion import Learn2PD
+from specjax.diffusion.unmask.learn2pd.objective import TrainFilter
 from specjax.draft import Medusa
 from specjax.expand import Chain
 from specjax.objectives.losses import LK, TVD, TVDPP, CrossEntropy, ForwardKL, acceptance
@@ -18,7 +19,6 @@ from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion
 from specjax.objectives.means import MEAN, Counted, Parts, counts
 from specjax.objectives.teacher import Guess, HeadObjective, score, teach
 from specjax.train.distill import Distill
-from specjax.train.filter import TrainFilter
 from specjax.train.loop import gradients
 
 IDS = tuple(range(1, 32, 2))

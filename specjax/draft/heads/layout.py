@@ -58,8 +58,8 @@ class Layout:
       read: from a head's tensors, its `config.json` and its target to fields and parameters of the drafter.
       said: how surely a `config.json` without the name of one of our drafters is such a head's.
       held: whether tensors of these names are such a head's, where no `config.json` says it.
-      what: a word on it for who reads its files as another head, which are known by the drafter's name in `architectures`;
-        empty: these are not looked for.
+      what: what an error says of such a head where its files are read as those of another drafter; they are known by their
+        drafter's name in `architectures`. Empty: nothing is looked for.
       beside: what else its own `architectures` may name, of other heads or of layers.
       keep: given the target, which tensors of a folder are the head's, by name; None: all.
       stems: what its files are called, beside `specjax.draft.heads.files.STEMS`.

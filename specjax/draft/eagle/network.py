@@ -17,8 +17,6 @@ from specjax.models.kv import KVCache, KVDelta
 from specjax.models.llama import MLP, Attention, LlamaConfig, RMSNorm, rope_tables
 
 Array = jax.Array
-_BESIDES = ("head", "ids", "embed", "mask", "mask_feature")
-"""Parameters of drafters that are not their module's."""
 
 
 class EagleLayer(nnx.Module):
@@ -55,9 +53,11 @@ class EagleHead:
 
     Attributes:
       config: of its layers; their width is the target's. EAGLE-1 and 2 have one.
+      besides: the drafter's parameters that are not the module's.
     """
 
     config: LlamaConfig
+    besides: tuple[str, ...] = dataclasses.field(default=("head", "ids", "embed"), kw_only=True)
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
         """Random parameters."""
@@ -82,7 +82,7 @@ class EagleHead:
           cache: of committed pairs.
           past: uncommitted pairs before this block.
         """
-        own = {name: value for name, value in params.items() if name not in _BESIDES}
+        own = {name: value for name, value in params.items() if name not in self.besides}
         dtype = params_dtype(own)
         module = nnx.merge(self._graph(dtype), own)
         positions = block.positions

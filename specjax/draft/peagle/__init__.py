@@ -40,6 +40,11 @@ class PEagle(Eagle3):
     hidden = None  # pyrefly: ignore[bad-override]
     """No law follows from one that was drafted, so that no rule can read the features between them."""
 
+    @property
+    def head(self):
+        head = super().head
+        return dataclasses.replace(head, besides=(*head.besides, "mask", "mask_feature"))
+
     def init_params(self, key, target_params):
         """The feature of masks starts as zeros, and the head as EAGLE-3's."""
         start = mask_embedding(self.target, target_params, self.mask)

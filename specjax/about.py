@@ -1,9 +1,11 @@
 """What a method says of itself, as an attribute of its class: the registry is made of it."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 GUARANTEES = {
     "same text": "what plain decoding writes at the same seed (of a diffusion model: `fixed` without a cache)",
     "same distribution": "another text at the same seed, of plain decoding's distribution",
@@ -65,3 +67,9 @@ def abouts(kind: type) -> tuple[About, ...]:
     """What a class says of itself, once for each of its names; nothing where it has none of its own."""
     own = vars(kind).get("about")
     return () if own is None else own if isinstance(own, tuple) else (own,)
+
+
+def exported(kind: type[T], *packages: ModuleType) -> Iterator[type[T]]:
+    """Every class of a kind that packages export and that says what it is, once each, in their order."""
+    values = [value for package in packages for value in vars(package).values() if isinstance(value, type)]
+    return (value for value in dict.fromkeys(values) if issubclass(value, kind) and abouts(value))

@@ -29,15 +29,15 @@ from specjax.jobs.options import JobOptions
 from specjax.jobs.score import ScoreOptions
 from specjax.models import tensors
 from specjax.models.gguf.finding import PACKAGES
+from specjax.objectives.losses import LOSSES
 from specjax.plan import command as plan
 from specjax.plan import training as plan_training
 from specjax.plan.command import PlanOptions
 from specjax.plan.training import PlanTrainOptions
 from specjax.serve.options import option
 from specjax.terminal import BadInput, Parser, add_fields, bad_input, from_args, run_command, write
-from specjax.train.losses import LOSSES
 from specjax.train.options import CaptureOptions, TrainOptions
-from specjax.train.tasks import OBJECTIVES
+from specjax.train.trainable import trainable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,7 @@ def capture(options: CaptureOptions) -> int:
     return command(options)
 
 
-WORDS = {"objectives": ", ".join(OBJECTIVES), "losses": ", ".join(LOSSES)}
+WORDS = {"objectives": ", ".join(trainable()), "losses": ", ".join(LOSSES)}
 """What help texts name."""
 
 COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {

@@ -55,7 +55,7 @@ def item(test, *covers):
 
 def test_what_changed_is_run_by_name():
     names = turns.names_of(
-        ["specjax/draft/eagle3.py", "models/families/qwen.py", "docs/train.md", "specjax/draft/base.py",
+        ["specjax/draft/eagle3/network.py", "models/families/qwen.py", "docs/train.md", "specjax/draft/base.py",
          "tests/draft/test_mtp.py", "experiments/chip/README.md", "specjax/plan/__init__.py", "pyproject.toml"]
     )  # fmt: skip
     assert names == {"eagle3", "qwen", "train", "chip", "plan"}

@@ -55,8 +55,8 @@ UP = {
 
 @pytest.mark.parametrize("source", UP.values(), ids=UP.keys())
 def test_an_arrow_up_is_seen(source):
-    (fault,) = planted(draft__medusa=source)
-    assert fault.startswith("specjax.draft.medusa:") and "imports specjax.serve" in fault and "above" in fault
+    (fault,) = planted(draft__model=source)
+    assert fault.startswith("specjax.draft.model:") and "imports specjax.serve" in fault and "above" in fault
     assert planted(serve__text=source.replace("..serve", "")) == []  # the same layer
 
 

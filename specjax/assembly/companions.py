@@ -9,7 +9,7 @@ import jax
 
 from specjax.about import abouts
 from specjax.diffusion.unmask import Unmask, Wrapper
-from specjax.diffusion.unmask.learned import read_filter
+from specjax.diffusion.unmask.learn2pd import read_filter
 from specjax.draft import Drafter, ModelDrafter, adaptive
 from specjax.draft.adaptive import Rule
 from specjax.draft.padded import PaddedLM

@@ -8,12 +8,10 @@ from specjax.about import abouts
 from specjax.assembly.companions import Stored, asked_of
 from specjax.assembly.line import spelt
 from specjax.assembly.registry import DRAFTERS, parse
-from specjax.draft.heads.files import STEMS, TORCH_FILES, config_file, read_tensors
+from specjax.draft.heads import published
+from specjax.draft.heads.files import config_file, torch_files
 from specjax.draft.heads.folder import Head, read_head, shipped_heads
-from specjax.draft.heads.taps import IDS
 from specjax.models import hub
-from specjax.models.errors import ModelError
-from specjax.models.fields import an_object, is_size
 from specjax.models.json_file import read_json
 
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -48,7 +46,7 @@ def head_line(asked: str) -> str:
     """
     if _name(asked) in DRAFTERS and not Path(asked).exists():
         return asked
-    return f"{drafter_of(_folder(asked))}:model={spelt(asked)}"
+    return f"{published.drafter_of(_folder(asked))}:model={spelt(asked)}"
 
 
 def _name(line: str) -> str:
@@ -56,7 +54,8 @@ def _name(line: str) -> str:
 
 
 def _folder(asked: str) -> Path:
-    return hub.find(asked, shipped_heads(), "head", STEMS, TORCH_FILES)[1]
+    stems = published.stems_of(*published.layouts().values())
+    return hub.find(asked, shipped_heads(), "head", stems, torch_files(stems))[1]
 
 
 def target_of(asked: str) -> str | None:
@@ -76,13 +75,11 @@ def target_of(asked: str) -> str | None:
 
 def check_format(asked: str, layout: str) -> None:
     """Raises ValueError where there is no such head, or the format is unknown or has no place for it; see `write`."""
-    from specjax.draft.heads.writing import check_format
-
-    check_format(layout, _name(head_line(asked)))
+    published.writer(layout, _name(head_line(asked)))
 
 
 def write(asked: str, folder: str | os.PathLike[str], layout: str, target: Any, dtype: Any = None) -> tuple[str, ...]:
-    """Writes a head in a published format, one of `specjax.draft.heads.writing.FORMATS`.
+    """Writes a head in a published format, one of those that its drafter's layout has (`specjax.draft.heads.layout`).
 
     Args:
       asked: see `head_line`.
@@ -97,54 +94,10 @@ def write(asked: str, folder: str | os.PathLike[str], layout: str, target: Any, 
     Raises:
       ValueError: where the head cannot be loaded for this target, or the format has no place for it.
     """
-    from specjax.draft.heads.writing import write_head
-
-    check_format(asked, layout)
-    _, head = named_head(head_line(asked), target)
-    return write_head(folder, layout, head.drafter, head.params, target, dtype)
-
-
-def drafter_of(folder: Path) -> str:
-    """Which drafter a head's folder is for, by its `config.json` and, where that says nothing, by the names of its tensors.
-
-    Raises:
-      ModelError: where neither says it.
-    """
-    config = read_json(config_file(folder))
-    if "drafter" in config:
-        return str(config["drafter"])
-    for name in ("medusa", "hydra"):
-        if f"{name}_num_heads" in config:
-            return name
-    if "num_special_tokens" in config:
-        return "ppd"
-    kind, named = config.get("speculators_model_type"), str(config.get("architectures")).lower()
-    nested = an_object("dflash_config", config.get("dflash_config"))
-    if "dflash_config" in config or "num_anchors" in config:
-        return "dspark" if nested.get("markov_rank", config.get("markov_rank")) else "dflash"
-    if "gemma4assistant" in named or config.get("model_type") == "gemma4_assistant":
-        return "gemma4_assistant"
-    for name in ("mtp", "peagle", "dspark", "dflash"):
-        if kind == name or name in named:
-            return name
-    if "eagle3" in named or config.keys() & {"speculators_model_type", "draft_vocab_size", "eagle_config", IDS}:
-        return "eagle3"
-    if is_size(config.get("num_nextn_predict_layers", config.get("num_mtp_layers"))):
-        return "mtp"
-    names = read_tensors(folder)
-    if "clover_norm.weight" in names:
-        return "clover2"
-    if any(name.endswith("hidden_norm.weight") for name in names):
-        return "eagle3"
-    if "fc.weight" in names:
-        return "eagle1"
-    if "0.0.linear.weight" in names or "medusa_head.0.0.linear.weight" in names:
-        return "medusa"
-    if "layers.0.self_attn.q_proj.weight" in names and not any(".mlp." in name for name in names):
-        return "kangaroo"
-    raise ModelError(
-        f"{folder / 'config.json'} does not say which drafter it is for: give a line, such as eagle3:model=FOLDER"
-    )
+    line = head_line(asked)
+    written = published.writer(layout, _name(line))
+    _, head = named_head(line, target)
+    return written(folder, layout, head.drafter, head.params, target, dtype)
 
 
 def record(name: str, head: Head) -> dict[str, Any]:

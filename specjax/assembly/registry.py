@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from specjax import diffusion, draft, expand, search, soft, verify, warpers
-from specjax.about import About, abouts
+from specjax.about import About, abouts, exported
 from specjax.assembly import line
 from specjax.assembly.companions import LOADERS, LONGEST, Ruled, Stored, of_several_passes, ready, stacked
 from specjax.decoder import Decode
@@ -112,10 +112,9 @@ def listed(kind: type, *packages: ModuleType) -> dict[str, Entry]:
     Raises:
       ValueError: where two have one name.
     """
-    exports = [value for package in packages for value in vars(package).values() if isinstance(value, type)]
     found: dict[str, Entry] = {}
-    for export in dict.fromkeys(exports):
-        for about in abouts(export) if issubclass(export, kind) else ():
+    for export in exported(kind, *packages):
+        for about in abouts(export):
             if about.name in found:
                 raise ValueError(f"{export.__name__} is called {about.name!r}, as another {kind.__name__} is")
             found[about.name] = entry_of(export, about)

@@ -29,7 +29,7 @@ from specjax.draft.lookahead import Lookahead as Lookahead
 from specjax.draft.adaptive import Confidence as Confidence
 from specjax.draft.adaptive import Online as Online
 from specjax.draft.goodput import Goodput as Goodput
-from specjax.draft.adaptive import Acceptance as Acceptance
+from specjax.draft.acceptance import Acceptance as Acceptance
 from specjax.draft.adaptive import Scored as Scored
 
 # drafters made of others

@@ -6,7 +6,7 @@ the text buffer, `V` the target's vocabulary, `E` the model width.
 
 import abc
 import dataclasses
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,10 @@ from specjax.sampling import Sampler
 from specjax.sharding.rules import replicated
 from specjax.tree import Children, Extra, Tree
 from specjax.verify.base import Verdict
+
+if TYPE_CHECKING:  # what is loaded when it is asked for
+    from specjax.draft.heads.layout import Layout
+    from specjax.objectives.base import Objective
 
 Array = jax.Array
 PyTree = Any
@@ -144,6 +148,9 @@ class Drafter(abc.ABC):
     about: ClassVar[Named] = None
     """Its names in the registry."""
 
+    tiles: ClassVar[bool] = False
+    """Whether `specjax.models.widening.tiled` widens its parameters. What a class inherits does not count: it may have more."""
+
     @property
     def needs_params(self) -> bool:
         """Static: whether `params["draft"]` must hold something."""
@@ -252,6 +259,26 @@ class Drafter(abc.ABC):
         """
         raise ValueError(f"{type(self).__name__} has no language-model head to trim")
 
+    def widened(self, params: PyTree, k: int, width: int) -> PyTree:
+        """Its parameters k times as wide, for a target that `specjax.models.widen` made so: it drafts what it drafted before.
+
+        Args:
+          params: `params["draft"]`.
+          k: how many times.
+          width: E before.
+
+        Raises:
+          ValueError: where no rule is known to do that, which `tiles` of its own class says, or this method of its own.
+        """
+        if not vars(type(self)).get("tiles"):
+            raise ValueError(
+                f"no rule widens the parameters of {type(self).__name__}; `tiles = True` in its class says that "
+                "`specjax.models.widening.tiled` does, or it has a `widened` of its own"
+            )
+        from specjax.models.widening import tiled
+
+        return tiled(params, k, width)
+
     def observe(self, params: PyTree, draft: PyTree, proposal: Proposal, output: Output, verdict: Verdict) -> PyTree:
         """Learns from the target's output over all slots, rejected ones too."""
         return draft
@@ -332,3 +359,14 @@ class Trained(Drafter):
     @abc.abstractmethod
     def init_params(self, key: Array, target_params: PyTree) -> PyTree:
         """Parameters to start training from, once bound to the target."""
+
+    @classmethod
+    def objective(cls) -> "type[Objective] | None":
+        """What `specjax train` fits its parameters to, imported when it is asked for. Its field `drafter` is the bound drafter.
+        None: they are not trained here."""
+        return None
+
+    @classmethod
+    def layout(cls) -> "Layout | None":
+        """How published files hold such a head, imported likewise. None: none are read."""
+        return None

@@ -65,6 +65,7 @@ class DiffuSpec(TreeDrafter):
         expander="chain",
         loads="diffusion_model",
     )
+    tiles = True
 
     lm: LM
     mask_id: int

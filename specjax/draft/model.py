@@ -46,6 +46,7 @@ class ModelDrafter(TreeDrafter):
         expander="chain",
         loads="model",
     )
+    tiles = True
 
     lm: LM
     expander: Expander = Chain()

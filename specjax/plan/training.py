@@ -123,15 +123,15 @@ def prepare(options: PlanTrainOptions, model: models.Model, mesh: Any, rows: int
     """
     from specjax.assembly.line import read_line
     from specjax.models.hub import outer
+    from specjax.objectives.base import Batch
     from specjax.train.capture import said_of
     from specjax.train.data import Rows
     from specjax.train.features import wanted
     from specjax.train.loop import Settings, TrainState
-    from specjax.train.objective import Batch
-    from specjax.train.tasks import OBJECTIVES, HeadTask
+    from specjax.train.trainable import heads as trained_heads
 
     name = read_line(options.drafter, "drafter").name
-    heads = {known: make for known, make in OBJECTIVES.items() if isinstance(make, HeadTask)}
+    heads = trained_heads()
     if name not in heads:
         raise ValueError(f"cannot plan the training of {name!r}; choose {', '.join(heads)}")
     if rows % options.accumulate:

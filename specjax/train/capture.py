@@ -19,19 +19,19 @@ from specjax.kernels.chunks import chunked
 from specjax.lm import LM, Output, Wants
 from specjax.models import DEFAULT_MODEL
 from specjax.models.loading_bar import bar
+from specjax.objectives.base import Batch, read
+from specjax.objectives.teacher import CHUNK
 from specjax.serve.options import check_least
 from specjax.settings import settled
 from specjax.sharding import distributed, make_mesh
+from specjax.sharding.rows import own_rows
 from specjax.terminal import BadInput, bad_input, flag
 from specjax.terminal import note as tell
 from specjax.train import data, prompts
 from specjax.train.features import INDEX, Index, named, said_by, wanted, write_rows
-from specjax.train.heads.teacher import CHUNK
-from specjax.train.objective import Batch, read
 from specjax.train.options import CaptureOptions, TrainOptions
-from specjax.train.placing import own_rows
 from specjax.train.several import check as check_several
-from specjax.train.tasks import OBJECTIVES, HeadTask
+from specjax.train.trainable import heads as trained_heads
 
 Array = jax.Array
 
@@ -107,7 +107,7 @@ def prepare(options: CaptureOptions) -> tuple[Wants, models.Model, Any]:
         raise ValueError(f"--output {options.output!r} is a file; give a folder")
     models.resolve_dtype(options.save_dtype)
     name = read_line(options.drafter, "drafter").name
-    heads = {known: make for known, make in OBJECTIVES.items() if isinstance(make, HeadTask)}
+    heads = trained_heads()
     if name not in heads:
         raise ValueError(f"cannot capture for {name!r}; choose {', '.join(heads)}")
     mesh = make_mesh(options.mesh)

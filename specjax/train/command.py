@@ -15,6 +15,7 @@ from specjax.assembly.line import read_line
 from specjax.jobs import hosts
 from specjax.models import DEFAULT_MODEL
 from specjax.models.hub import outer
+from specjax.objectives.base import Objective, Recipe
 from specjax.serve.options import check_least
 from specjax.settings import settled
 from specjax.sharding import distributed, make_mesh
@@ -23,10 +24,10 @@ from specjax.terminal import note as tell
 from specjax.train import data, loop, prompts
 from specjax.train.features import Features, Index
 from specjax.train.held_out import HeldOut
-from specjax.train.objective import Objective, Recipe
 from specjax.train.options import TrainOptions, length_of
 from specjax.train.several import check as check_several
-from specjax.train.tasks import OBJECTIVES, Task
+from specjax.train.task import Task
+from specjax.train.trainable import trainable
 from specjax.viz.files import check_plot
 
 AHEAD = 2
@@ -121,8 +122,9 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
     if options.batch_size % max(options.accumulate, 1):
         raise ValueError(f"--accumulate {options.accumulate} does not divide --batch-size {options.batch_size}")
     name = read_line(options.drafter, "drafter").name
-    if name not in OBJECTIVES:
-        raise ValueError(f"cannot train {name!r}; choose {', '.join(OBJECTIVES)}")
+    known = trainable()
+    if name not in known:
+        raise ValueError(f"cannot train {name!r}; choose {', '.join(known)}")
     output = Path(options.output)
     if output.is_file():
         raise ValueError(f"--output {options.output!r} is a file; give a folder")
@@ -142,7 +144,7 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
     mesh = make_mesh(options.mesh)
     if mesh is not None and jax.process_count() > 1:
         distributed.meet(mesh)  # before one of them compiles for longer than the others wait
-    starts_from_layers = getattr(OBJECTIVES[name], "starts_from_layers", False)
+    starts_from_layers = getattr(known[name], "starts_from_layers", False)
     target = models.load(
         options.target or DEFAULT_MODEL,
         dtype=options.dtype,
@@ -153,7 +155,7 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
     )
     _check_length(options, target)
     read = functools.cache(functools.partial(_rows, options, target))
-    task = OBJECTIVES[name](target, options, functools.partial(read, True))
+    task = known[name](target, options, functools.partial(read, True))
     settings = as_published(settings, options, task.objective.recipe)
     settings = dataclasses.replace(settings, compute_dtype=_compute_dtype(options.compute_dtype, name, task.objective))
     rows, others = read(task.objective.packed), _others(options, target, task.objective.packed)

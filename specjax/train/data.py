@@ -27,9 +27,9 @@ import numpy as np
 
 from specjax.models.messages import checked, render
 from specjax.models.text import encode_text
+from specjax.sharding.rows import own_rows
 from specjax.train import row_files
 from specjax.train.packing import Make, Packed, Piece, Pieces, cut
-from specjax.train.placing import own_rows
 
 SUFFIXES = (".jsonl", ".txt", ".py")
 _BOM = b"\xef\xbb\xbf"
@@ -45,7 +45,7 @@ class Rows:
       tokens: `[N, T]` int32, 0 where a row is padded.
       mask: `[N, T]` bool, which tokens are to be predicted.
       skipped: what is wrong with each line that could not be used.
-      documents: `[N, T]` int32, see `specjax.train.objective.Batch`; None: a row is one document.
+      documents: `[N, T]` int32, see `specjax.objectives.base.Batch`; None: a row is one document.
     """
 
     tokens: np.ndarray

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 
 from specjax import decoder as decoding
 from specjax.lm import LM, Wants
+from specjax.objectives.base import Batch, Objective, of_target, read
+from specjax.objectives.losses import ForwardKL, Loss, acceptance, agreement
+from specjax.objectives.means import MEAN
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays
 from specjax.sharding import shardings
 from specjax.speculative import speculative
-from specjax.train.losses import ForwardKL, Loss, acceptance, agreement
-from specjax.train.means import MEAN
-from specjax.train.objective import Batch, Objective, of_target, read
 from specjax.train.select import select
 
 if TYPE_CHECKING:

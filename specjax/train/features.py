@@ -19,7 +19,7 @@ from safetensors.numpy import save
 from specjax.jobs.manifest import differences, fingerprint, hash_json
 from specjax.jobs.output import replace
 from specjax.lm import Output, Wants
-from specjax.train.objective import Objective
+from specjax.objectives.base import Objective
 
 INDEX = "index.json"
 _OWN = ("tokens", "mask", "documents")

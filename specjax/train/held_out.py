@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.objectives.base import Batch, Objective
+from specjax.objectives.means import Counted, Counts, Parts, counts
 from specjax.settings import settled
 from specjax.sharding.ambient import under
 from specjax.sharding.distributed import to_host, to_places
+from specjax.sharding.rows import own_rows
 from specjax.train.data import stacked
-from specjax.train.means import Counted, Counts, Parts, counts
-from specjax.train.objective import Batch, Objective
-from specjax.train.placing import own_rows
 
 Array = jax.Array
 PyTree = Any

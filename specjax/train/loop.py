@@ -17,12 +17,12 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax.jobs.output import replace
+from specjax.objectives.base import Batch, Objective
+from specjax.objectives.means import MEAN, Counted, Parts, counts
 from specjax.settings import settled
 from specjax.sharding.ambient import under
 from specjax.sharding.distributed import is_first, says_lost, to_host, to_places
 from specjax.train.held_out import Best, HeldOut
-from specjax.train.means import MEAN, Counted, Parts, counts
-from specjax.train.objective import Batch, Objective
 from specjax.train.options import COMPUTE_DTYPES
 from specjax.train.placing import gathered, optimizer_places, param_places, rounded, spread
 

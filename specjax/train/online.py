@@ -16,10 +16,10 @@ import optax
 from specjax.draft import ModelDrafter
 from specjax.expand import Chain, Expander
 from specjax.lm import LM, Wants
+from specjax.objectives.base import Batch, read
+from specjax.objectives.losses import ForwardKL, Loss
 from specjax.serve.engine import Engine
 from specjax.settings import settled
-from specjax.train.losses import ForwardKL, Loss
-from specjax.train.objective import Batch, read
 
 Array = jax.Array
 PyTree = Any

@@ -4,47 +4,23 @@ Between uses every device holds its own part of a parameter, of its moments and 
 the axis of rows as well, which otherwise would all hold the same (FSDP, arXiv:2304.11277). A pass has them gathered over rows.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.models.param_axes import param_axes
-from specjax.sharding.rules import fully_sharded, partition
-
-if TYPE_CHECKING:
-    from specjax.train.objective import Objective
+from specjax.objectives.base import Objective
+from specjax.sharding.rules import fully_sharded
 
 PyTree = Any
 
 
-def own_rows(mesh: Mesh | None, count: int) -> np.ndarray:
-    """Which rows of a batch lie on this process's devices, in order; all of them where there is but one process.
-
-    Args:
-      mesh: splits the rows over its axis `data`.
-      count: of the whole batch.
-    """
-    if mesh is None:
-        return np.arange(count)
-    place = NamedSharding(mesh, partition(mesh, ("batch",), (count,), {}))
-    return np.unique([np.arange(count)[at] for at in place.addressable_devices_indices_map((count,)).values()])
-
-
-def placed_rows(mesh: Mesh, rows: np.ndarray) -> jax.Array:
-    """The array of a batch over the mesh, from the `own_rows` of it that every process has."""
-    count = len(rows) * mesh.shape["data"] // mesh.local_mesh.shape["data"]
-    shape = (count, *rows.shape[1:])
-    place = NamedSharding(mesh, partition(mesh, ("batch",) + (None,) * (rows.ndim - 1), shape, {}))
-    return jax.make_array_from_process_local_data(place, rows, shape)
-
-
 def rounded(params: PyTree, dtype: str) -> PyTree:
     """Parameters in the type in which a pass multiplies them. Kernels over a vocabulary stay: laws are made in chunks
-    (`specjax.train.heads.teacher`), each of which rounds them anew, so that what all chunks say of them adds up in float32."""
+    (`specjax.objectives.teacher`), each of which rounds them anew, so that what all chunks say of them adds up in float32."""
 
     if dtype == "float32":
         return params
@@ -55,23 +31,23 @@ def rounded(params: PyTree, dtype: str) -> PyTree:
     return jax.tree.map(cast, params, param_axes(params))
 
 
-def gathered(objective: "Objective", mesh: Mesh | None, params: PyTree) -> PyTree:
+def gathered(objective: Objective, mesh: Mesh | None, params: PyTree) -> PyTree:
     """Parameters as a pass reads them; inside jit. Without a mesh as they are."""
     return params if mesh is None else jax.lax.with_sharding_constraint(params, objective.param_shardings(mesh, params))
 
 
-def spread(objective: "Objective", mesh: Mesh | None, params: PyTree) -> PyTree:
+def spread(objective: Objective, mesh: Mesh | None, params: PyTree) -> PyTree:
     """Parameters, or gradients, as they lie between passes; inside jit. Without a mesh as they are."""
     return params if mesh is None else jax.lax.with_sharding_constraint(params, param_places(objective, mesh, params))
 
 
-def param_places(objective: "Objective", mesh: Mesh, params: PyTree) -> PyTree:
+def param_places(objective: Objective, mesh: Mesh, params: PyTree) -> PyTree:
     """A sharding for every parameter."""
     return fully_sharded(objective.param_shardings(mesh, params), params)
 
 
 def optimizer_places(
-    objective: "Objective", optimizer: optax.GradientTransformation, mesh: Mesh, params: PyTree, state: PyTree
+    objective: Objective, optimizer: optax.GradientTransformation, mesh: Mesh, params: PyTree, state: PyTree
 ) -> PyTree:
     """A sharding for every leaf of an optimizer's state: of moments that of their parameter, of all else a copy everywhere."""
     return optax.tree_map_params(

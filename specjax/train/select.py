@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from specjax.train.losses import ForwardKL
-from specjax.train.means import MEAN, Mean
+from specjax.objectives.losses import ForwardKL
+from specjax.objectives.means import MEAN, Mean
 
 Array = jax.Array
 

@@ -64,7 +64,7 @@ def module(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, found.name, module)
     found.loader.exec_module(module)
     monkeypatch.setattr(draft, "Repeat", None, raising=False)  # so that it is gone again afterwards
-    exec(block("# specjax/draft/__init__.py"), vars(draft))
+    exec(block("# specjax/draft/__init__.py, at"), vars(draft))
     monkeypatch.setattr(registry, "DRAFTERS", registry.listed(Drafter, draft))
     return module
 
@@ -72,7 +72,7 @@ def module(tmp_path, monkeypatch):
 def test_the_page_is_formatted():
     for command in ("check", "format --check"):
         ruff(command, "specjax/draft/repeat.py", block("# specjax/draft/repeat.py\n"))
-    line = block("# specjax/draft/__init__.py").splitlines()[1] + "\n"
+    line = block("# specjax/draft/__init__.py, at").splitlines()[1] + "\n"
     exports = (ROOT / "specjax/draft/__init__.py").read_text().replace(line, "")
     ruff("check", "specjax/draft/__init__.py", exports + line)
 
@@ -89,10 +89,107 @@ def test_the_drafter_of_the_page(module):
         found[name] = specjax.run(decoder, params_of_small(), state)
     same(texts(found["repeat"]), texts(found["plain"]))
     assert found["repeat"].stats.steps.sum() < found["plain"].stats.steps.sum()  # tokens that repeat come together
-    (line,) = re.findall(r'^"repeat": .*$', block("# tests/support/conformance.py"), flags=re.MULTILINE)
+    (line,) = re.findall(r'^"repeat": .*$', block("# tests/support/conformance.py, in DRAFTERS\n"), flags=re.MULTILINE)
     table = eval(f"{{{line}}}", {"specjax": specjax})
     assert table == {"repeat": registry.DRAFTERS["repeat"].make()}
     specjax.speculative(TARGET, table["repeat"], Rejection())  # a chain, which the classical rule takes
+
+
+PUBLISHED = """
+    @classmethod
+    def layout(cls):
+        from specjax.draft.ahead.published import LAYOUT
+
+        return LAYOUT
+"""
+LAYOUT = '''"""Files of others with such a head."""
+
+from specjax.draft.heads.layout import Layout, Sure
+
+
+def read(reader, config, target):
+    return {}, {"head": reader.linear("ahead", target.lm.config.hidden_size, target.lm.vocab_size)}
+
+
+LAYOUT = Layout(
+    read,
+    said=lambda config: Sure.OWN if "ahead" in config else Sure.NO,
+    what="it looks ahead",
+    stems=("ahead_head",),
+    formats={"ahead": lambda folder, form, drafter, params, target, dtype: (f"{form} is read here alone",)},
+)
+'''
+USES_THE_HEAD = """
+import json, jax, specjax
+from specjax import cli, models
+from pathlib import Path
+from safetensors.numpy import load_file, save_file
+from specjax.assembly.heads import head_line, named_head, write
+from specjax.models import LlamaConfig, LlamaLM
+
+lm = LlamaLM(LlamaConfig(32, 32, 48, 2, 4, 2, 8, max_position_embeddings=64))
+models.save("target", lm, jax.tree.map(lambda x: 3 * x, jax.jit(lm.init)(jax.random.key(1))))
+texts = [{"prompt": [1, 2], "tokens": [(3 * i + j) % 31 + 1 for j in range(9)]} for i in range(8)]
+open("data.jsonl", "w").write("".join(json.dumps(text) + chr(10) for text in texts))
+words = "--target target --data data.jsonl --batch-size 4 --length 12 --draft-vocabulary 30"
+assert cli.main(["train", "ahead", *words.split(), "--steps", "2", "--output", "head"]) == 0
+assert len(open("head/training/metrics.jsonl").readlines()) == 2
+line = head_line("head")
+assert line == "ahead:model=head", line
+prompts = [[1, 2, 3], [9, 8]]
+plain, drafted = (specjax.generate("target", prompts, drafter=one, max_new_tokens=12) for one in ("none", line))
+assert [a.tokens for a in plain] == [b.tokens for b in drafted], (plain, drafted)
+assert all(len(record.tokens) == 12 for record in drafted)
+
+kernel = load_file("target/model.safetensors")["lm_head.weight"]
+Path("others").mkdir()
+save_file({"ahead.weight": kernel}, "others/ahead_head.safetensors")
+Path("others/config.json").write_text(json.dumps({"ahead": 1, "architectures": ["AheadModel"]}))
+target = models.load("target")
+name, head = named_head(head_line("others"), target)
+assert name == head.format == "ahead" and (head.params["head"]["kernel"] == kernel.T).all()
+assert write("others", "out", "ahead", target) == ("ahead is read here alone",)
+try:
+    named_head("eagle3:model=others", target)
+except ValueError as error:
+    assert "a head of another kind (it looks ahead)" in str(error), error
+else:
+    raise AssertionError("read as another head")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.covers("train")
+def test_the_head_of_the_page(tmp_path):
+    """A folder and a line: another process trains it for two steps, and decodes plain decoding's text with what that wrote.
+    Files of others, where the folder says how these are known, are read as such a head and as no other one."""
+    package = tmp_path / "specjax"
+    package.mkdir()
+    for own in (ROOT / "specjax").iterdir():
+        if own.name not in ("draft", "__pycache__"):
+            (package / own.name).symlink_to(own.resolve())
+    shutil.copytree(ROOT / "specjax/draft", package / "draft", ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "draft/ahead").mkdir()
+    for name in ("__init__", "objective"):
+        file = f"specjax/draft/ahead/{name}.py"
+        for command in ("check", "format --check"):
+            ruff(command, file, block(f"# {file}\n"))
+        (tmp_path / file).write_text(block(f"# {file}\n") + (PUBLISHED if name == "__init__" else ""))
+    (package / "draft/ahead/published.py").write_text(LAYOUT)
+    exports = (package / "draft/__init__.py").read_text()
+    line = block("# specjax/draft/__init__.py, where the head").splitlines()[1]
+    (package / "draft/__init__.py").write_text(
+        exports.replace("from specjax.draft.swift", f"{line}\nfrom specjax.draft.swift")
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", USES_THE_HEAD], env={**os.environ, "PYTHONPATH": str(tmp_path)}, cwd=tmp_path,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (line,) = re.findall(
+        r'^"ahead": (.*),$', block("# tests/support/conformance.py, in DRAFTERS: the head"), re.MULTILINE
+    )
+    assert line == "specjax.draft.Ahead()"
 
 
 @dataclasses.dataclass(frozen=True)

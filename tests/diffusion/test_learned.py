@@ -13,11 +13,11 @@ import specjax
 from specjax import cli, models
 from specjax.decode import Diffusion
 from specjax.diffusion import Credit, EndOfText, Fixed, Learn2PD
-from specjax.diffusion.unmask.learned import judge, read_filter
+from specjax.diffusion.unmask.learn2pd import judge, read_filter
+from specjax.diffusion.unmask.learn2pd.objective import TrainFilter
 from specjax.models import LlamaConfig, LlamaLM, Masked
+from specjax.objectives.base import Batch
 from specjax.serve.engine import Engine
-from specjax.train.filter import TrainFilter
-from specjax.train.objective import Batch
 
 
 def constant(value, width=8, hidden=4):

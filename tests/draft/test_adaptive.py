@@ -15,7 +15,8 @@ import specjax
 from specjax.assembly import registry
 from specjax.assembly.companions import LONGEST, Ruled
 from specjax.draft import DFlash, Eagle, Kangaroo, Medusa, PEagle, View
-from specjax.draft.adaptive import Acceptance, Confidence, Online, accept_log_prob, adaptive
+from specjax.draft.acceptance import Acceptance, accept_log_prob
+from specjax.draft.adaptive import Confidence, Online, adaptive
 from specjax.expand import Chain
 from specjax.sampling import Sampler
 from specjax.tree import Topology, Tree

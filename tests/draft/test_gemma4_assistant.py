@@ -13,18 +13,19 @@ from safetensors.numpy import load_file, save_file
 from support.conformance import TARGET, params
 
 import specjax
-from specjax.assembly.heads import drafter_of, named_head
+from specjax.assembly.heads import named_head
 from specjax.assembly.registry import build_drafter
 from specjax.draft import Gemma4Assistant, adaptive
+from specjax.draft.gemma4_assistant.objective import TrainGemma4Assistant
 from specjax.draft.heads.folder import read_head
+from specjax.draft.heads.published import drafter_of
 from specjax.expand import Chain, TopK
 from specjax.lm import Block, Wants
 from specjax.models import ModelError
 from specjax.models.kv import KVCache
 from specjax.models.llama import LlamaLM
+from specjax.objectives.base import Batch, read
 from specjax.serve.engine import Engine
-from specjax.train.heads.gemma4_assistant import TrainGemma4Assistant
-from specjax.train.objective import Batch, read
 
 SIZES = {
     "vocab_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16,

@@ -12,7 +12,7 @@ from support.head_start import check_head_start, count_products, poisoned, propo
 
 import specjax
 from specjax.draft import Kangaroo
-from specjax.draft.heads import kangaroo as head
+from specjax.draft.kangaroo import network as head
 from specjax.draft.trim import trim
 from specjax.lm import Block, Wants
 from specjax.models.llama import LlamaLM

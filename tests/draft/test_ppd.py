@@ -10,7 +10,7 @@ from support.conformance import TARGET, params
 
 from specjax.draft import PPD, Verdict, View
 from specjax.draft.ppd import PPDState
-from specjax.draft.ppd_trees import parse, search_states, tables, tokens_per_step
+from specjax.draft.ppd.trees import parse, search_states, tables, tokens_per_step
 from specjax.lm import Block, Output, Wants
 from specjax.models.tabular import TabularLM
 from specjax.reference import trees

@@ -11,20 +11,21 @@ from support.published import E, V, decoder_layer, draw, llama, speculators, toy
 from support.steps_seen import read_text
 
 from specjax.assembly.companions import Stored
-from specjax.assembly.heads import drafter_of
 from specjax.assembly.registry import DRAFTERS, parse
 from specjax.draft import DFlash, DSpark, PEagle, Scored, View, adaptive
+from specjax.draft.dflash.objective import Blocks, outputs
+from specjax.draft.dflash.published import _from_anchor
+from specjax.draft.dspark.objective import TrainDSpark
 from specjax.draft.feature import FeatureDraft
 from specjax.draft.heads.folder import read_head, save_head
-from specjax.draft.heads.published_block import _from_anchor
+from specjax.draft.heads.published import drafter_of
 from specjax.expand import Chain
 from specjax.expand.base import Level
 from specjax.lm import Block
 from specjax.models import ModelError
 from specjax.models.kv import commit_kv, init_kv
+from specjax.objectives.base import Batch
 from specjax.sampling import Sampler, SamplingArrays, row_keys
-from specjax.train.heads.dflash import Blocks, TrainDSpark, outputs
-from specjax.train.objective import Batch
 
 MASK = 7
 TEXT = tuple(np.random.default_rng(2).integers(1, V, 12).tolist())

@@ -8,10 +8,10 @@ import pytest
 from support.published import E, V, decoder_layer, draw, llama, toy, write
 
 from specjax.assembly.companions import Stored
-from specjax.assembly.heads import drafter_of
 from specjax.assembly.registry import DRAFTERS, parse
 from specjax.draft import Clover2
 from specjax.draft.heads.folder import read_head
+from specjax.draft.heads.published import drafter_of
 from specjax.expand import Static
 from specjax.lm import Block
 from specjax.models import LlamaLM, ModelError

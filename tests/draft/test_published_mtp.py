@@ -9,10 +9,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import specjax
-from specjax.assembly.heads import drafter_of, named_head
+from specjax.assembly.heads import named_head
 from specjax.assembly.registry import build_drafter
 from specjax.draft import MTP
 from specjax.draft.heads.folder import read_head
+from specjax.draft.heads.published import drafter_of
 from specjax.expand import Chain
 from specjax.lm import Block
 from specjax.models import ModelError

@@ -1,4 +1,4 @@
-"""Medusa-2 models, PPD's prompt tokens and Kangaroo's adapters, as the code that publishes them writes them."""
+"""Medusa-2 models, PPD's prompt tokens and Kangaroo's adapters, as the code that publishes them writes them; whose it is."""
 
 import dataclasses
 import json
@@ -11,12 +11,12 @@ from support.conformance import TARGET, complete, params, plain, same
 from support.published import BF16, E, V, decoder_layer, draw, llama, toy, write
 
 import specjax
-from specjax.assembly.heads import drafter_of
 from specjax.draft import PPD, Kangaroo, Medusa
-from specjax.draft.heads import kangaroo as adapter
 from specjax.draft.heads.folder import read_head
-from specjax.draft.heads.published_ppd import PAPER_TREES
-from specjax.draft.ppd_trees import parse
+from specjax.draft.heads.published import drafter_of
+from specjax.draft.kangaroo import network as adapter
+from specjax.draft.ppd.published import PAPER_TREES
+from specjax.draft.ppd.trees import parse
 from specjax.lm import Block
 from specjax.models import ModelError
 
@@ -186,3 +186,42 @@ def test_a_torch_file_of_prompt_tokens_is_read(tmp_path):
     torch.save({"prompt_embeddings": torch.from_numpy(table).bfloat16()}, tmp_path / "adapter_model.bin")
     head = read_head(tmp_path, "ppd", PPD, toy(), trees=SMALL)
     np.testing.assert_array_equal(head.params["embeddings"][:, 0], table.astype(BF16).astype(np.float32))
+
+
+KNOWN = {
+    "of its own field": ({"medusa_num_heads": 2}, "medusa"),
+    "of its own field, beside another's name": ({"num_anchors": 4, "architectures": ["DSparkDraftModel"]}, "dflash"),
+    "of a rank": ({"num_anchors": 4, "markov_rank": 8, "architectures": ["DFlashDraftModel"]}, "dspark"),
+    "of a rank in the nested fields": ({"dflash_config": {"markov_rank": 8}}, "dspark"),
+    "by its name, beside what EAGLE-3 has too": ({"speculators_model_type": "peagle", "draft_vocab_size": 4}, "peagle"),
+    "by its class": ({"architectures": ["Gemma4AssistantForCausalLM"]}, "gemma4_assistant"),
+    "by its class, beside a target's field": ({"architectures": ["Qwen3MTP"], "num_mtp_layers": 1}, "mtp"),
+    "by what a target's file does not have": ({"draft_vocab_size": 4, "num_nextn_predict_layers": 1}, "eagle3"),
+    "in a target's folder": ({"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1}, "mtp"),
+    "of a kind that nobody knows": ({"speculators_model_type": "frob"}, "eagle3"),
+}
+
+
+@pytest.mark.parametrize(("config", "wanted"), KNOWN.values(), ids=KNOWN)
+def test_the_drafter_that_a_config_is_surest_of(tmp_path, config, wanted):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert drafter_of(tmp_path) == wanted
+
+
+def test_the_drafter_by_the_names_of_tensors(tmp_path):
+    """What has the names of two kinds is of the one that has more of its own."""
+    layer = "layers.0.self_attn.q_proj.weight"
+    known = {
+        "eagle1": ("fc.weight", layer, "layers.0.mlp.up_proj.weight"),
+        "eagle3": ("fc.weight", "midlayer.hidden_norm.weight"),
+        "clover2": (layer, "layers.0.mlp.up_proj.weight", "clover_norm.weight"),
+        "medusa": ("0.0.linear.weight",),
+        "kangaroo": (layer, "norm.weight"),
+    }
+    (tmp_path / "config.json").write_text("{}")
+    for name, tensors in known.items():
+        save_file({tensor: np.zeros((1,), np.float32) for tensor in tensors}, tmp_path / "model.safetensors")
+        assert drafter_of(tmp_path) == name
+    save_file({"frob.weight": np.zeros((1,), np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="does not say which drafter it is for: give a line"):
+        drafter_of(tmp_path)

@@ -15,8 +15,8 @@ from support.published import E, V, toy
 import specjax
 from specjax import cli
 from specjax.draft import Eagle3, Medusa
+from specjax.draft.eagle3.writing import FORMATS, write_head
 from specjax.draft.heads.folder import load_head, read_head, save_head
-from specjax.draft.heads.writing import FORMATS, write_head
 from specjax.expand import Chain
 from specjax.lm import Block
 from specjax.models import ModelError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax.kernels.tree_attention import Unrolled, tree_attention, unrolled
-from specjax.train.objective import Batch
+from specjax.objectives.base import Batch
 
 WIDTH, PASSES = 7, 3
 

@@ -13,7 +13,7 @@ import pytest
 
 from specjax import models
 from specjax.assembly.registry import DRAFTERS, parse
-from specjax.draft.heads.files import STEMS
+from specjax.draft.heads.published import layouts, stems_of
 from specjax.lm import Block, Wants
 from specjax.models import LlamaConfig, LlamaLM, ModelError, RopeScaling, hf_config, hub, tensors
 
@@ -253,7 +253,8 @@ def test_heads_and_adapters_have_revisions_too(remote):
     there, fetched = remote
     for name in ("config.json", "medusa_lm_head.safetensors", "adapter_model.safetensors", "model.safetensors"):
         (there / name).write_text("{}")
-    for stems, wanted in ((STEMS, 3), (("adapter_model",), 1), (("model",), 1)):
+    every = stems_of(*layouts().values())
+    for stems, wanted in ((every, 3), (("adapter_model",), 1), (("model",), 1)):
         fetched.clear()
         name, folder = hub.find("owner/tiny@refs/pr/2", {}, "head", stems)
         assert name == "owner/tiny@refs/pr/2" and folder.is_dir()

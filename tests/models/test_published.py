@@ -8,6 +8,7 @@ from safetensors.numpy import save_file
 from support.conformance import TARGET, complete, params, plain, same
 
 import specjax
+from specjax.diffusion import Learn2PD
 from specjax.draft import Eagle, Eagle3, Hydra, Medusa
 from specjax.draft.heads.folder import load_head
 from specjax.expand import Chain
@@ -233,7 +234,7 @@ def test_a_folder_that_is_no_head(target, tmp_path):
     with pytest.raises(ModelError, match="holds no weights of a head"):
         load_head(tmp_path, "eagle1", Eagle, target)
     with pytest.raises(ModelError, match="has no published layout"):
-        load_head(tmp_path, "learn2pd", Eagle, target)
+        load_head(tmp_path, "learn2pd", Learn2PD, target)
 
 
 class Planted:

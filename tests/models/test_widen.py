@@ -34,7 +34,7 @@ from specjax.draft import (
     adaptive,
     fuse,
 )
-from specjax.draft.heads.dspark import sureness
+from specjax.draft.dspark.network import sureness
 from specjax.draft.heads.widening import widen_head
 from specjax.draft.trim import trimmed_model
 from specjax.expand import Chain, TopK
@@ -287,7 +287,7 @@ def test_what_cannot_be_widened_says_so(tmp_path):
     class Own(Medusa):
         pass
 
-    with pytest.raises(ValueError, match="no rule widens the parameters of Own; there are rules for Clover2"):
+    with pytest.raises(ValueError, match="no rule widens the parameters of Own; `tiles = True` in its class"):
         widen_head(Own().bind(plain.lm), {"heads": []}, 2)
     with pytest.raises(ValueError, match="Medusa cannot be widened: it is not bound to a target yet"):
         widen_head(Medusa(), {"heads": []}, 2)

@@ -19,19 +19,23 @@ from specjax.draft import (
     Medusa,
     PEagle,
 )
-from specjax.draft.adaptive import Acceptance
+from specjax.draft.acceptance import Acceptance
+from specjax.draft.acceptance.objective import TrainAcceptance
+from specjax.draft.clover2.objective import TrainClover2
+from specjax.draft.dflash.objective import TrainDFlash
+from specjax.draft.dspark.objective import TrainDSpark
+from specjax.draft.eagle.objective import TrainEagle
+from specjax.draft.eagle3.objective import TrainEagle3
+from specjax.draft.gemma4_assistant.objective import TrainGemma4Assistant
+from specjax.draft.hydra.objective import TrainHydra
+from specjax.draft.kangaroo.objective import TrainKangaroo
+from specjax.draft.medusa.objective import TrainMedusa
+from specjax.draft.mtp.objective import TrainMTP
+from specjax.draft.peagle.objective import TrainPEagle
+from specjax.draft.ppd.objective import TrainPPD
 from specjax.expand import Chain
+from specjax.objectives.base import Batch
 from specjax.train.distill import Distill
-from specjax.train.heads.acceptance import TrainAcceptance
-from specjax.train.heads.clover2 import TrainClover2
-from specjax.train.heads.dflash import TrainDFlash, TrainDSpark
-from specjax.train.heads.eagle import TrainEagle, TrainEagle3, TrainMTP, TrainPEagle
-from specjax.train.heads.gemma4_assistant import TrainGemma4Assistant
-from specjax.train.heads.hydra import TrainHydra
-from specjax.train.heads.kangaroo import TrainKangaroo
-from specjax.train.heads.medusa import TrainMedusa
-from specjax.train.heads.ppd import TrainPPD
-from specjax.train.objective import Batch
 
 SIZES = (6, 5), (8, 6)
 """Of the documents in each row of 14."""

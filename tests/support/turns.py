@@ -26,6 +26,8 @@ GOOD_RUNS = 5
 """That a test must see after it failed."""
 FOLDERS = ("specjax", "models", "kernels", "sharding", "docs", "experiments")
 """Whose files give names."""
+METHODS_IN_FOLDERS = ("draft", "unmask")
+"""Folders in which a method may be a folder of its own."""
 GENERAL = {
     "",
     "api",
@@ -50,12 +52,16 @@ def day() -> int:
 
 
 def name_of(path: str) -> str:
-    """What a file is about: its stem, or its folder's name; of a test's file without `test_`.
+    """What a file is about: its stem, or its folder's name, as of a method that has a folder; of a test's file without `test_`.
 
     >>> [name_of(path) for path in ("tests/draft/test_del.py", "specjax/draft/del_.py", "experiments/chip/README.md")]
     ['del', 'del', 'chip']
+    >>> name_of("specjax/draft/eagle3/objective.py")
+    'eagle3'
     """
     own = Path(path)
+    if own.parent.parent.name in METHODS_IN_FOLDERS:
+        return own.parent.name
     stem = own.parent.name if own.stem.lower() in ("readme", "__init__", "__main__") else own.stem
     return stem.lower().removeprefix("test_").strip("_")
 

@@ -7,10 +7,10 @@ import optax
 import pytest
 from support import small_training as tiny
 
-from specjax.draft.adaptive import Acceptance
+from specjax.draft.acceptance import Acceptance
+from specjax.draft.acceptance.objective import TrainAcceptance
 from specjax.lm import Block, Wants
-from specjax.train.heads.acceptance import TrainAcceptance
-from specjax.train.objective import Batch
+from specjax.objectives.base import Batch
 
 OBJECTIVE = TrainAcceptance(tiny.TARGET, tiny.DRAFT, Acceptance(layers=1))
 
@@ -46,8 +46,8 @@ def test_features_and_labels_of_drawn_tokens():
 
 def test_the_mean_label_is_the_acceptance_rate():
     """`E_q[min(1, p/q)] = sum min(p, q)`, over many draws."""
-    from specjax.train.losses import acceptance
-    from specjax.train.objective import read
+    from specjax.objectives.base import read
+    from specjax.objectives.losses import acceptance
 
     logits = lambda lm, params: read(lm, params, batch(), Wants(logits=True)).logits[:, :-1]
     wanted = float(acceptance(logits(tiny.TARGET, frozen()[0]), logits(tiny.DRAFT, frozen()[1])).mean())

@@ -19,11 +19,11 @@ from support.objectives import DRAWN, FIXED, frozen, packed
 
 from specjax import cli, models
 from specjax.lm import Wants
+from specjax.objectives.base import Batch, read
+from specjax.objectives.teacher import spread_evenly
 from specjax.train import capture
 from specjax.train.data import batches
 from specjax.train.features import Features, named
-from specjax.train.heads.teacher import spread_evenly
-from specjax.train.objective import Batch, read
 
 ALL = FIXED | DRAWN
 CAPTURED = [name for name, objective in ALL.items() if objective.reads is not None]

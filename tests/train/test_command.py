@@ -16,10 +16,11 @@ from specjax import cli, models
 from specjax.assembly.companions import Ruled, Stored
 from specjax.assembly.registry import build_drafter
 from specjax.draft import Acceptance, Eagle
+from specjax.draft.eagle.objective import TrainEagle
+from specjax.draft.eagle3.objective import TrainEagle3
 from specjax.jobs import hosts
 from specjax.train import several
 from specjax.train.command import as_published
-from specjax.train.heads.eagle import TrainEagle, TrainEagle3
 from specjax.train.loop import Run, Settings
 from specjax.train.options import TrainOptions
 

@@ -12,7 +12,7 @@ from support import small_training as tiny
 from support.objectives import DRAWN, FIXED, packed
 
 from specjax.draft import Eagle3
-from specjax.train.heads.teacher import HeadObjective
+from specjax.objectives.teacher import HeadObjective
 from specjax.train.loop import Settings, TrainState, gradients, update
 from specjax.train.placing import rounded
 

@@ -14,14 +14,14 @@ from specjax.draft import ModelDrafter
 from specjax.expand import Chain
 from specjax.lm import Wants
 from specjax.models import TabularLM
+from specjax.objectives.base import Batch, read
+from specjax.objectives.losses import LK, TVD, ForwardKL, acceptance
+from specjax.objectives.means import MEAN
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays
 from specjax.train.data import Rows, batches
 from specjax.train.distill import Distill, continuations
 from specjax.train.loop import Run, Settings, fit
-from specjax.train.losses import LK, TVD, ForwardKL, acceptance
-from specjax.train.means import MEAN
-from specjax.train.objective import Batch, read
 from specjax.train.select import select
 
 KEY = jax.random.key(5)

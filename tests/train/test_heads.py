@@ -16,23 +16,27 @@ from support.objectives import SIZES, packed
 
 from specjax import models
 from specjax.draft import MTP, Clover2, DFlash, DSpark, Eagle, Eagle3, Gemma4Assistant, Hydra, Medusa, PEagle
-from specjax.draft.heads.dspark import MarkovHead
+from specjax.draft.clover2.objective import TrainClover2
+from specjax.draft.dflash.objective import Blocks, TrainDFlash
+from specjax.draft.dspark.network import MarkovHead
+from specjax.draft.dspark.objective import TrainDSpark
+from specjax.draft.eagle.objective import TrainEagle
+from specjax.draft.eagle3.objective import TrainEagle3
+from specjax.draft.gemma4_assistant.objective import TrainGemma4Assistant
+from specjax.draft.hydra.objective import TrainHydra
 from specjax.draft.medusa import head_law
+from specjax.draft.medusa.objective import TrainMedusa
+from specjax.draft.mtp.objective import TrainMTP
+from specjax.draft.peagle.objective import TrainPEagle
 from specjax.expand import Chain
 from specjax.kernels.chunks import chunked
-from specjax.train.heads import teacher as of_teacher
-from specjax.train.heads.clover2 import TrainClover2
-from specjax.train.heads.dflash import Blocks, TrainDFlash, TrainDSpark
-from specjax.train.heads.eagle import TrainEagle, TrainEagle3, TrainMTP, TrainPEagle
-from specjax.train.heads.gemma4_assistant import TrainGemma4Assistant
-from specjax.train.heads.hydra import TrainHydra
-from specjax.train.heads.medusa import TrainMedusa
-from specjax.train.heads.teacher import Guess, score, teach
-from specjax.train.losses import LK, TVD, CrossEntropy, ForwardKL
-from specjax.train.means import MEAN
-from specjax.train.objective import Batch, drawn_places
+from specjax.objectives import teacher as of_teacher
+from specjax.objectives.base import Batch, drawn_places
+from specjax.objectives.losses import LK, TVD, CrossEntropy, ForwardKL
+from specjax.objectives.means import MEAN
+from specjax.objectives.teacher import Guess, score, teach
+from specjax.train import trainable
 from specjax.train.options import TrainOptions
-from specjax.train.tasks import OBJECTIVES as OBJECTIVES_OF_LINES
 
 IDS = tuple(range(0, 32, 2))
 OBJECTIVES = {
@@ -307,7 +311,7 @@ def test_medusa_learns_the_text_as_published():
 
 def test_presets_of_a_line():
     target = models.Model(tiny.TARGET, tiny.target_params(), name="toy")
-    made = lambda line, **more: OBJECTIVES_OF_LINES[line.partition(":")[0]].made(
+    made = lambda line, **more: trainable.heads()[line.partition(":")[0]].made(
         target, TrainOptions(drafter=line, output="", **more), lambda: None
     )
     assert made("dflash").anchors == made("dspark").anchors == 512
@@ -361,7 +365,7 @@ def test_fields_out_of_range_are_said_without_the_target(fields):
 def test_no_weight_is_negative(name):
     """Nor no number; and a head is made of at least one."""
     target = models.Model(tiny.TARGET, tiny.target_params(), name="toy")
-    made = lambda line: OBJECTIVES_OF_LINES[name].made(target, TrainOptions(drafter=line, output=""), lambda: None)
+    made = lambda line: trainable.heads()[name].made(target, TrainOptions(drafter=line, output=""), lambda: None)
     for decay in ("-0.5", "nan"):
         with pytest.raises(ValueError, match=f"decay.*[ =]{decay}"):
             made(f"{name}:decay={decay}")

@@ -10,10 +10,10 @@ import pytest
 from support import small_training as tiny
 
 from specjax.draft import Kangaroo
-from specjax.draft.heads import kangaroo as head
+from specjax.draft.kangaroo import network as head
+from specjax.draft.kangaroo.objective import TrainKangaroo
 from specjax.lm import Block, Wants
-from specjax.train.heads.kangaroo import TrainKangaroo
-from specjax.train.objective import Batch, read
+from specjax.objectives.base import Batch, read
 
 OBJECTIVE = TrainKangaroo(Kangaroo(exit_layer=1).bind(tiny.TARGET))
 

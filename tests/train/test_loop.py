@@ -20,17 +20,17 @@ from support import small_training as tiny
 from support.objectives import DRAWN, FIXED
 
 from specjax.draft import Eagle3, Medusa
+from specjax.draft.medusa.objective import TrainMedusa
 from specjax.expand import Chain
 from specjax.models import ExpertsConfig, LlamaLM
+from specjax.objectives.base import Batch, Objective, each_row
+from specjax.objectives.means import MEAN
 from specjax.plan.held import chip_bytes
 from specjax.sharding import make_mesh
 from specjax.sharding.rules import placed
 from specjax.train.data import batches
-from specjax.train.heads.medusa import TrainMedusa
 from specjax.train.held_out import Best, HeldOut
 from specjax.train.loop import Kept, NotFinite, NotSaved, Run, Settings, TrainState, fit, update
-from specjax.train.means import MEAN
-from specjax.train.objective import Batch, Objective, each_row
 
 SETTINGS = Settings(steps=9, learning_rate=0.1, warmup=3, weight_decay=0.01, clip=0.5)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.train.losses import (
+from specjax.objectives.losses import (
     JSD,
     LK,
     LOSSES,
@@ -19,7 +19,7 @@ from specjax.train.losses import (
     acceptance,
     agreement,
 )
-from specjax.train.means import MEAN
+from specjax.objectives.means import MEAN
 from specjax.train.select import select
 
 B, T, V = 2, 3, 7

@@ -13,8 +13,8 @@ from specjax import cli, models
 from specjax.decode import Diffusion
 from specjax.lm import Output
 from specjax.models import LlamaConfig, LlamaLM, Masked
-from specjax.train.masked import CertaintyForcing, MaskedDiffusion, surprise
-from specjax.train.objective import Batch
+from specjax.objectives.base import Batch
+from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion, surprise
 
 V, T, MASK = 9, 12, 8
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 8, (3, T)))

@@ -13,12 +13,12 @@ from specjax import decoder as decoding
 from specjax.expand import Chain, TopK
 from specjax.lm import Wants
 from specjax.models import TabularLM
+from specjax.objectives.base import Batch, read
+from specjax.objectives.losses import TVD, ForwardKL
 from specjax.prompts import Prompts
 from specjax.sampling import row_keys
 from specjax.serve.engine import Engine
 from specjax.train import online
-from specjax.train.losses import TVD, ForwardKL
-from specjax.train.objective import Batch, read
 from specjax.train.online import OnlineEngine, Watching
 
 TARGET = tiny.model(tiny.TARGET, tiny.target_params())

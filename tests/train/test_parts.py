@@ -11,15 +11,15 @@ from support import small_training as tiny
 from support.objectives import DRAWN, FIXED, alone, frozen, packed
 
 from specjax.diffusion import Learn2PD
+from specjax.diffusion.unmask.learn2pd.objective import TrainFilter
 from specjax.draft import Medusa
 from specjax.expand import Chain
+from specjax.objectives.losses import LK, TVD, TVDPP, CrossEntropy, ForwardKL, acceptance
+from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion
+from specjax.objectives.means import MEAN, Counted, Parts, counts
+from specjax.objectives.teacher import Guess, HeadObjective, score, teach
 from specjax.train.distill import Distill
-from specjax.train.filter import TrainFilter
-from specjax.train.heads.teacher import Guess, HeadObjective, score, teach
 from specjax.train.loop import gradients
-from specjax.train.losses import LK, TVD, TVDPP, CrossEntropy, ForwardKL, acceptance
-from specjax.train.masked import CertaintyForcing, MaskedDiffusion
-from specjax.train.means import MEAN, Counted, Parts, counts
 
 IDS = tuple(range(1, 32, 2))
 """Half of the vocabulary."""

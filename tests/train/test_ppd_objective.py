@@ -8,9 +8,9 @@ import pytest
 from support.conformance import TARGET, params
 
 from specjax.draft import PPD
+from specjax.draft.ppd.objective import TrainPPD
 from specjax.lm import Block, Wants
-from specjax.train.heads.ppd import TrainPPD
-from specjax.train.objective import Batch, drawn_places
+from specjax.objectives.base import Batch, drawn_places
 
 WEIGHTS = params()["target"]
 M, T, V = 3, 14, 96

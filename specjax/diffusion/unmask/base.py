@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,9 @@ import numpy as np
 
 from specjax.about import Named
 from specjax.sharding.rules import replicated
+
+if TYPE_CHECKING:  # what is loaded when it is asked for
+    from specjax.objectives.base import Objective
 
 Array = jax.Array
 
@@ -127,6 +130,12 @@ class Unmask(abc.ABC):
 
     about: ClassVar[Named] = None
     """Its names in the registry."""
+
+    @classmethod
+    def objective(cls) -> "type[Objective] | None":
+        """What `specjax train` fits its parameters to, imported when it is asked for. Its field `policy` is the policy.
+        None: there are none, or they are not trained here."""
+        return None
 
     def param_shardings(self, mesh: jax.sharding.Mesh, params: Any) -> Any:
         """Where its parameters, `params["unmask"]`, belong on a mesh: a copy on every device."""

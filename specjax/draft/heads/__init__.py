@@ -1,1 +1,1 @@
-"""The trained parts of drafters, and their folders on disk. Modules here load flax; drafters import them when they use them."""
+"""What trained drafters share: their folders on disk, parts of published layouts, and how they are widened."""

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,8 @@ from specjax.models.json_file import read_json
 from specjax.models.tensors import read_folder, read_header
 from specjax.models.weights import without_cache_scales
 
-STEMS = ("model", "pytorch_model", "medusa_lm_head", "hydra_lm_head", "adapter_model")
-"""What files with a head's weights are called."""
-TORCH_FILES = (*(f"{stem}{suffix}" for stem in STEMS for suffix in (".bin", ".pt")), "pytorch_model-*.bin")
-"""Patterns of files in torch's own format that hold a head, and no state of its training."""
+STEMS = ("model", "pytorch_model")
+"""What files with a head's weights are called, beside the names that a layout has for its own."""
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # buffers that old checkpoints carry; we compute them
 
 
@@ -31,13 +29,22 @@ def config_file(folder: Path) -> Path:
     return peft if peft.is_file() and not (folder / "config.json").is_file() else folder / "config.json"
 
 
-def read_tensors(folder: Path) -> dict[str, np.ndarray]:
+def torch_files(stems: Sequence[str]) -> tuple[str, ...]:
+    """Patterns of files in torch's own format that hold a head of these stems, and no state of its training."""
+    return (*(f"{stem}{suffix}" for stem in stems for suffix in (".bin", ".pt")), "pytorch_model-*.bin")
+
+
+def read_tensors(folder: Path, stems: Sequence[str] = STEMS) -> dict[str, np.ndarray]:
     """Tensors by name. Safetensors go before torch's format, and one file before shards.
+
+    Args:
+      folder: of the head.
+      stems: what its files may be called.
 
     Raises:
       ModelError: where there are none, a shard is missing, a file is damaged, or torch is needed and absent.
     """
-    return without_cache_scales({name: x for name, x in _read(folder).items() if not _HARMLESS.search(name)})[0]
+    return without_cache_scales({name: x for name, x in _read(folder, stems).items() if not _HARMLESS.search(name)})[0]
 
 
 def write_files(folder: str | os.PathLike[str], config: dict[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
@@ -65,21 +72,21 @@ def write_files(folder: str | os.PathLike[str], config: dict[str, Any], tensors:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _read(folder: Path) -> dict[str, np.ndarray]:
-    for stem in STEMS:
+def _read(folder: Path, stems: Sequence[str]) -> dict[str, np.ndarray]:
+    for stem in stems:
         file = folder / f"{stem}.safetensors"
         if file.is_file():
             return {name: tensor.array() for name, tensor in read_header(file).items()}
     if (folder / "model.safetensors.index.json").is_file():
         return {name: tensor.array() for name, tensor in read_folder(folder).items()}
-    for stem in STEMS:
+    for stem in stems:
         for suffix in (".bin", ".pt"):
             if (folder / f"{stem}{suffix}").is_file():
                 return _read_torch(folder / f"{stem}{suffix}")
     index = folder / "pytorch_model.bin.index.json"
     if index.is_file():
         return _read_torch_shards(index)
-    names = ", ".join(f"{stem}.safetensors" for stem in STEMS)
+    names = ", ".join(f"{stem}.safetensors" for stem in stems)
     raise ModelError(
         f"{folder} holds no weights of a head: looked for {names}, model.safetensors.index.json, and for .bin and .pt files of "
         "these names"

@@ -13,8 +13,8 @@ import numpy as np
 
 from specjax.draft.base import Trained
 from specjax.draft.head import check_ids
-from specjax.draft.heads.files import STEMS, TORCH_FILES, config_file, write_files
-from specjax.draft.heads.published import read_published
+from specjax.draft.heads.files import config_file, torch_files, write_files
+from specjax.draft.heads.published import read_published, stems_of
 from specjax.expand.chain import Chain
 from specjax.expand.static import Static
 from specjax.models import hub
@@ -144,12 +144,14 @@ def read_head(
       ModelError: (a ValueError) where there is no such head, it belongs to another drafter or target, a tensor is missing,
         misshapen or not known, or its vocabulary is not one of the target's.
     """
-    title, folder = hub.find(asked, shipped_heads(), f"head for {name}", STEMS, TORCH_FILES)
+    known = kind.layout() if issubclass(kind, Trained) else None
+    stems = stems_of(known)
+    title, folder = hub.find(asked, shipped_heads(), f"head for {name}", stems, torch_files(stems))
     config = hub.read_json(config_file(folder))
     layout, notes = "specjax", ()
     if "drafter" not in config:
         chosen = chosen if published is None else published
-        found = read_published(folder, name, config, target, chosen)
+        found = read_published(folder, name, known, config, target, chosen)
         fields, params, layout, notes = found.fields, found.params, found.format, found.notes
         if published is not None:
             chosen = _cut(chosen, fields)

@@ -1,16 +1,19 @@
-"""What readers of published heads share: tensors taken by name, flags of a `config.json`, a decoder layer's names.
+"""What published heads share: how a layout is described, and for reading one tensors taken by name, flags of a `config.json`,
+a decoder layer's names.
 
 Linear layers are stored `[out, in]`; ours are `[in, out]`. Every tensor and every flag of a file is accounted for.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection
+import enum
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from specjax.draft.heads.files import config_file, read_tensors
+from specjax.draft.heads.files import STEMS, config_file, read_tensors
 from specjax.models import hf_config
 from specjax.models.errors import ModelError
 from specjax.models.families import switches
@@ -22,17 +25,6 @@ _ATTENTION = ("q", "k", "v", "o")
 _MLP = ("gate", "up", "down")
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Whose decoder layers heads are made of."""
-_OTHERS = {
-    "peagle": "P-EAGLE drafts in parallel", "dflash2": "DFlash 2 has convolutions and a selector",
-    "dflash": "DFlash drafts blocks", "dspark": "DSpark drafts blocks",
-    "domino": "Domino corrects blocks with a recurrent network, which is not read",
-    "mtp": "a layer of its target's class", "moe": "its layer has experts",
-    "gemma": "its layers are Gemma's",
-    "deepseek": "its attention is latent", "gptoss": "its layer has experts", "mla": "its attention is latent",
-}  # fmt: skip
-"""Words in the `architectures` of heads that are none of the layouts here, and what they are."""
-_LAYERS = {"gemma4_assistant": "gemma", "mtp": "moe"}
-"""Of drafters whose files name the class of their layers, or their target's, the word that says nothing against them."""
 # Fields of a config.json that say nothing about a head, or that `hf_config` reads.
 NEUTRAL = frozenset(
     "architectures model_type torch_dtype dtype transformers_version _name_or_path name_or_path base_model_name_or_path "
@@ -42,6 +34,52 @@ NEUTRAL = frozenset(
     "attention_bias attention_dropout mlp_bias max_window_layers sliding_window use_sliding_window layer_types qkv_bias "
     "target_model_type model_max_length max_sequence_length".split()
 )
+
+
+class Sure(enum.IntEnum):
+    """How surely a `config.json` says that its head is for a drafter. The surest one has it, of several the first exported."""
+
+    NO = 0
+    OF_TARGET = 1  # by a field that targets have
+    SHARED = 2  # by one that files of other heads may have
+    NAMED = 3  # by the head's name
+    OWN = 4  # by a field that files of its kind alone have
+
+
+Read = Callable[["Reader", dict[str, Any], Any], tuple[dict[str, Any], Any]]
+Write = Callable[[str | os.PathLike[str], str, Any, Any, Any, Any], tuple[str, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the published heads of a drafter are known, read and written.
+
+    Attributes:
+      read: from a head's tensors, its `config.json` and its target to fields and parameters of the drafter.
+      said: how surely a `config.json` without the name of one of our drafters is such a head's.
+      held: whether tensors of these names are such a head's, where no `config.json` says it.
+      what: what an error says of such a head where its files are read as those of another drafter; they are known by their
+        drafter's name in `architectures`. Empty: nothing is looked for.
+      beside: what else its own `architectures` may name, of other heads or of layers.
+      keep: given the target, which tensors of a folder are the head's, by name; None: all.
+      stems: what its files are called, beside `specjax.draft.heads.files.STEMS`.
+      formats: those that it can be written in, and what writes each: given a folder, the format, the bound drafter, its
+        parameters, the target and a type. It returns what other engines may not do with the head, a sentence each.
+    """
+
+    read: Read
+    said: Callable[[Mapping[str, Any]], Sure] = lambda config: Sure.NO
+    held: Callable[[Collection[str]], bool] = lambda names: False
+    what: str = ""
+    beside: tuple[str, ...] = ()
+    keep: Callable[[Any], Callable[[str], bool]] | None = None
+    stems: tuple[str, ...] = ()
+    formats: Mapping[str, Write] = dataclasses.field(default_factory=dict)
+
+
+def named(config: Mapping[str, Any], word: str) -> bool:
+    """Whether `architectures` of a `config.json` have the word, or speculators' type of head is it."""
+    return config.get("speculators_model_type") == word or word in str(config.get("architectures")).lower()
 
 
 class Reader:
@@ -59,10 +97,10 @@ class Reader:
 
     def __init__(
         self, folder: Path, chosen: dict[str, Any] | None = None, keep: Callable[[str], bool] | None = None,
-        foreign: Collection[str] = (),
+        foreign: Collection[str] = (), stems: Sequence[str] = STEMS,
     ):  # fmt: skip
         self.folder, self.chosen, self.foreign = folder, chosen or {}, switches.NAMES.union(foreign)
-        self.tensors = {name: x for name, x in read_tensors(folder).items() if keep is None or keep(name)}
+        self.tensors = {name: x for name, x in read_tensors(folder, stems).items() if keep is None or keep(name)}
         self.problems: list[str] = []
         self.format = ""
         self.notes: list[str] = []
@@ -165,21 +203,6 @@ def check_flags(reader: Reader, config: dict[str, Any], *known: str) -> None:
         reader.notes.append(
             f"has fields of a target's config that no such head's code reads: {', '.join(sorted(others))}"
         )
-
-
-def check_architecture(reader: Reader, config: dict[str, Any], drafter: str) -> None:
-    """Raises ModelError on the `architectures` of another drafter's heads, or of layers that are none of Llama's.
-
-    A head's class says nothing more: `LlamaForCausalLMEagle3`, `Eagle3LlamaForCausalLM` and `Eagle3Speculator` are one module.
-    DeepSpec's class of DSpark heads without a Markov head is its DFlash.
-    """
-    plain = drafter == "dflash" and not config.get("markov_rank")
-    names = config.get("architectures") or []
-    for name in names if isinstance(names, list) else [names]:
-        own = (drafter, "dflash", "dspark") if drafter == "dspark" or plain else (drafter, _LAYERS.get(drafter))
-        other = next((word for word in _OTHERS if word in str(name).lower() and word not in own), None)
-        if other is not None:
-            raise ModelError(f"{reader.file}: architectures has {name!r}, a head of another kind ({_OTHERS[other]})")
 
 
 def layer_config(reader: Reader, config: dict[str, Any], target: Any, layers: int = 1) -> Any:

@@ -1,41 +1,31 @@
-"""Published heads: the file layouts of Medusa, Hydra, EAGLE-1/2, EAGLE-3, P-EAGLE, DFlash, DSpark, Clover-2, MTP, PPD,
-Kangaroo and Gemma 4's assistants, read as fields and parameters of our drafters."""
+"""Published heads: which drafter one is for, and how it is read as fields and parameters of that.
+
+What is known of a layout is in the drafter's own folder (`published.py`); tables here follow from what `specjax.draft` exports.
+"""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specjax.draft.heads.layout import Reader, check_architecture
-from specjax.draft.heads.published_block import dflash, dspark, peagle
-from specjax.draft.heads.published_clover import clover2
-from specjax.draft.heads.published_eagle import eagle1, eagle3
-from specjax.draft.heads.published_gemma import gemma4_assistant
-from specjax.draft.heads.published_kangaroo import kangaroo
-from specjax.draft.heads.published_medusa import hydra, medusa
-from specjax.draft.heads.published_mtp import mtp, own_tensors
-from specjax.draft.heads.published_ppd import ppd
+from specjax.about import abouts, exported
+from specjax.draft.base import Trained
+from specjax.draft.heads.files import STEMS, config_file, read_tensors
+from specjax.draft.heads.layout import Layout, Reader, Write
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object
 from specjax.models.json_file import read_json
 
-Layout = Callable[[Reader, dict[str, Any], Any], tuple[dict[str, Any], Any]]
-"""From a head's tensors, its `config.json` and its target to fields and parameters of the drafter."""
-
-_LAYOUTS: dict[str, Layout] = {
-    "medusa": medusa,
-    "hydra": hydra,
-    "eagle1": eagle1,
-    "eagle3": eagle3,
-    "ppd": ppd,
-    "kangaroo": kangaroo,
-    "clover2": clover2,
-    "mtp": mtp,
-    "peagle": peagle,
-    "dflash": dflash,
-    "dspark": dspark,
-    "gemma4_assistant": gemma4_assistant,
-}
+_OTHER_HEADS = {
+    "dflash2": "DFlash 2 has convolutions and a selector",
+    "domino": "Domino corrects blocks with a recurrent network, which is not read",
+}  # fmt: skip
+"""Words in the `architectures` of heads that no drafter here is for."""
+_OTHER_LAYERS = {
+    "moe": "its layer has experts", "gemma": "its layers are Gemma's", "deepseek": "its attention is latent",
+    "gptoss": "its layer has experts", "mla": "its attention is latent",
+}  # fmt: skip
+"""And in those of heads whose layers are not Llama's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +45,73 @@ class Published:
     notes: tuple[str, ...] = ()
 
 
+def layouts() -> dict[str, Layout]:
+    """The layouts of all drafters that are exported, by the names that their folders have."""
+    from specjax import draft
+
+    found = {abouts(kind)[0].name: kind.layout() for kind in exported(Trained, draft)}
+    return {name: layout for name, layout in found.items() if layout is not None}
+
+
+def stems_of(*of: Layout | None) -> tuple[str, ...]:
+    """What files with the weights of such heads are called."""
+    return (*STEMS, *(stem for layout in of if layout is not None for stem in layout.stems))
+
+
+def drafter_of(folder: Path) -> str:
+    """Which drafter a head's folder is for, by its `config.json` and, where that says nothing, by the names of its tensors.
+
+    Raises:
+      ModelError: where neither says it.
+    """
+    config, known = read_json(config_file(folder)), layouts()
+    if "drafter" in config:
+        return str(config["drafter"])
+    sure = {name: layout.said(config) for name, layout in known.items()}
+    if likeliest := max(sure.values()):
+        return next(name for name, how in sure.items() if how == likeliest)
+    tensors = read_tensors(folder, stems_of(*known.values()))
+    held = next((name for name, layout in known.items() if layout.held(tensors)), None)
+    if held is None:
+        raise ModelError(
+            f"{folder / 'config.json'} does not say which drafter it is for: give a line, such as eagle3:model=FOLDER"
+        )
+    return held
+
+
+def writer(form: str, name: str) -> Write:
+    """What writes heads for the drafter `name` in a format, see `Layout.formats`.
+
+    Raises:
+      ModelError: where there is no such format, or it is none of these heads'.
+    """
+    known = layouts()
+    formats: dict[str, list[str]] = {}
+    for drafter, layout in known.items():
+        for own in layout.formats:
+            formats.setdefault(own, []).append(drafter)
+    if form not in formats:
+        raise ModelError(f"unknown format {form!r} of a head; choose {', '.join(formats)}")
+    if name not in formats[form]:
+        whose = ", ".join(formats[form])
+        raise ModelError(f"a head for {name} cannot be written as {form}: that is a format of {whose} heads")
+    return known[name].formats[form]
+
+
+def check_architecture(file: Path, config: Mapping[str, Any], drafter: str, layout: Layout) -> None:
+    """Raises ModelError on the `architectures` of another drafter's heads, or of layers that are none of Llama's.
+
+    A head's class says nothing more: `LlamaForCausalLMEagle3`, `Eagle3LlamaForCausalLM` and `Eagle3Speculator` are one module.
+    """
+    ours = {name: other.what for name, other in layouts().items() if other.what}
+    others = {**_OTHER_HEADS, **ours, **_OTHER_LAYERS}
+    names = config.get("architectures") or []
+    for name in names if isinstance(names, list) else [names]:
+        found = (word for word in others if word in str(name).lower() and word not in (drafter, *layout.beside))
+        if other := next(found, None):
+            raise ModelError(f"{file}: architectures has {name!r}, a head of another kind ({others[other]})")
+
+
 def _fields_of(target: Any) -> set[str]:
     """The names in a target's own `config.json`, where it has one."""
     file = None if target.path is None else target.path / "config.json"
@@ -63,13 +120,15 @@ def _fields_of(target: Any) -> set[str]:
 
 
 def read_published(
-    folder: Path, name: str, config: dict[str, Any], target: Any, chosen: dict[str, Any] | None = None
-) -> Published:
+    folder: Path, name: str, layout: Layout | None, config: dict[str, Any], target: Any,
+    chosen: dict[str, Any] | None = None,
+) -> Published:  # fmt: skip
     """A published head.
 
     Args:
       folder: with `config.json` and the weights, in safetensors or, where torch is installed, in its own format.
       name: the drafter's registry name.
+      layout: of its class.
       config: the content of `config.json`.
       target: what `specjax.models.load` returned, or `abstract`.
       chosen: fields of the drafter that the user set; `taps` go before what the file says.
@@ -77,14 +136,15 @@ def read_published(
     Raises:
       ModelError: on a missing, misshapen or unknown tensor or flag, and on a head of another width or vocabulary.
     """
-    if name not in _LAYOUTS:
+    if layout is None:
         raise ModelError(
             f"{folder / 'config.json'} does not say which drafter it is for, and {name} has no published layout"
         )
-    reader = Reader(folder, chosen, own_tensors(target) if name == "mtp" else None, _fields_of(target))
-    check_architecture(reader, config, name)
+    check_architecture(config_file(folder), config, name, layout)
+    keep = None if layout.keep is None else layout.keep(target)
+    reader = Reader(folder, chosen, keep, _fields_of(target), stems_of(layout))
     try:
-        fields, params = _LAYOUTS[name](reader, config, target)
+        fields, params = layout.read(reader, config, target)
     except ModelError:
         raise
     except (TypeError, AttributeError, ValueError, KeyError, ArithmeticError) as error:

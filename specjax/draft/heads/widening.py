@@ -3,34 +3,19 @@
 import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
-
 from specjax.draft.adaptive import Adaptive
 from specjax.draft.base import Drafter
-from specjax.draft.clover2 import Clover2
-from specjax.draft.dflash import DFlash
 from specjax.draft.diffuspec import DiffuSpec
-from specjax.draft.dspark import DSpark
-from specjax.draft.eagle import Eagle
-from specjax.draft.eagle3 import Eagle3
 from specjax.draft.feature import SIZES, sizes
 from specjax.draft.fuse import Fused
-from specjax.draft.hydra import Hydra
-from specjax.draft.kangaroo import Kangaroo
-from specjax.draft.medusa import Medusa
 from specjax.draft.model import ModelDrafter
-from specjax.draft.mtp import MTP
 from specjax.draft.padded import PaddedLM
-from specjax.draft.peagle import PEagle
-from specjax.draft.ppd import PPD
 from specjax.draft.rest import Rest
 from specjax.draft.trim import TrimmedLM
 from specjax.models.llama import LlamaConfig, LlamaLM
 from specjax.models.widening import check_times, tiled, wider_config, wider_lm
 
 PyTree = Any
-
-_TILED = (Clover2, DFlash, DiffuSpec, Eagle, Eagle3, Hydra, Kangaroo, Medusa, ModelDrafter, MTP, PEagle, PPD)
 
 
 def widen_head(drafter: Drafter, params: PyTree, k: int) -> tuple[Drafter, PyTree]:
@@ -63,28 +48,7 @@ def widen_head(drafter: Drafter, params: PyTree, k: int) -> tuple[Drafter, PyTre
     wide = dataclasses.replace(drafter, **_sizes(drafter, k))
     if params is None or isinstance(drafter, Rest):
         return wide, params
-    if isinstance(drafter, DSpark):
-        return wide, _beside_ranks(drafter, params, k)
-    if type(drafter) not in _TILED:
-        known = ", ".join(kind.__name__ for kind in (*_TILED, DSpark))
-        raise ValueError(f"no rule widens the parameters of {type(drafter).__name__}; there are rules for {known}")
-    return wide, tiled(params, k, _width(drafter))
-
-
-def _beside_ranks(drafter: DSpark, params: PyTree, k: int) -> PyTree:
-    """DSpark's parameters: its bias keeps its rank, and of what reads a slot's output beside it the rows of that are tiled."""
-    width = _width(drafter)
-
-    def reads(module: PyTree, at: int) -> PyTree:
-        before, own, behind = jnp.split(module["kernel"], (at, at + width))
-        return {**module, "kernel": jnp.concatenate([before, jnp.tile(own, (k, 1)) / k, behind])}
-
-    ranked = {"markov": dict(params["markov"])}
-    if "mix" in ranked["markov"]:
-        ranked["markov"]["mix"] = reads(ranked["markov"]["mix"], 0 if drafter.markov == "gated" else 2 * drafter.rank)
-    if "confidence" in params:
-        ranked["confidence"] = reads(params["confidence"], 0)
-    return {**tiled({name: part for name, part in params.items() if name not in ranked}, k, width), **ranked}
+    return wide, drafter.widened(params, k, _width(drafter))
 
 
 def _sizes(drafter: Drafter, k: int) -> dict[str, Any]:

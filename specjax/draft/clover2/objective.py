@@ -1,0 +1,44 @@
+"""Training of Clover-2: its chain of heads over the text's own tokens (arXiv:2408.00264, section 3.4)."""
+
+import dataclasses
+
+from specjax.objectives.base import check_not_negative
+from specjax.objectives.means import MEAN
+from specjax.objectives.teacher import Guess, HeadObjective, score, teach
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainClover2(HeadObjective):
+    """The target is frozen; head i learns its law i tokens further on, weighted `decay ** i`. Laws alone are fitted: the
+    paper's regression of states to the target's features is left out, as EAGLE-3 does.
+
+    Attributes:
+      heads: how many tokens are drafted in training.
+      decay: see above.
+    """
+
+    saved = ("layers", "published")
+    starts_from_layers = True
+
+    heads: int = 4
+    decay: float = 0.7
+
+    def __post_init__(self):
+        if self.heads < 1:
+            raise ValueError(f"clover2: heads must be at least 1, got {self.heads}")
+        check_not_negative("clover2", self, "decay")
+
+    def loss(self, params, target_params, batch, key, mean=MEAN):
+        drafter = self.drafter
+        teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
+        length = batch.tokens.shape[1]
+        own = {"target": target_params, "draft": params}
+        h, _ = drafter.read(own, drafter.features(teacher.output)[:, :-1], batch.pairs(), None)
+        embeds = drafter.embed(own, batch.tokens)
+        guesses = []
+        for i in range(self.heads):
+            width = length - i - 2
+            drafted = teacher.ahead(embeds, i + 1, width) if i else None
+            h = h[:, :width] if drafted is None else drafter.head.advance(params, h[:, :width], drafted)
+            guesses.append(Guess((h, drafted), lambda inputs: drafter.law(own, *inputs), i + 1, self.decay**i))
+        return score(teacher, guesses, self.divergence, mean)

@@ -1,0 +1,161 @@
+"""Training of DFlash: blocks that begin at random tokens of a text (arXiv:2602.06036, deepseek-ai/DeepSpec)."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.draft.feature import SIZES
+from specjax.kernels.chunks import chunked
+from specjax.lm import Block
+from specjax.models.kv import KVDelta
+from specjax.objectives.base import Batch, drawn_places
+from specjax.objectives.losses import CrossEntropy, acceptance, agreement
+from specjax.objectives.means import MEAN, Mean
+from specjax.objectives.teacher import HeadObjective, of_depth, positions_at_a_time, teach
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainDFlash(HeadObjective):
+    """The target is frozen; a block is compared with the target's laws along the text. The loss is one mean over all places of
+    all blocks, in which the j-th of a block weighs `exp(-(j - 1) / gamma)`, and counts as far as all before it do.
+
+    Blocks begin at different tokens, drawn anew for every batch, all those whose next one is to be predicted where there are no
+    more than `anchors` (the published number; `preset=small` has fewer). Unlike DeepSpec's one may begin at the prompt's last
+    token, as drafts do here. `preset=paper` learns the text's own tokens in place of the target's laws.
+
+    Attributes:
+      anchors: blocks a row, at most.
+      gamma: see above.
+    """
+
+    presets = {"paper": {"divergence": CrossEntropy("text")}, "small": {"anchors": 64}}
+    saved = ("taps", "layers", *SIZES, "block", "from_anchor", "causal")
+
+    anchors: int = 512
+    gamma: float = 4.0
+
+    def __post_init__(self):
+        if self.anchors < 1 or not self.gamma > 0:
+            name = type(self.drafter).__name__.lower()
+            raise ValueError(f"{name}: anchors must be at least 1 and gamma positive, got {self.anchors}, {self.gamma}")
+
+    def loss(self, params, target_params, batch, key, mean=MEAN):
+        drafter = self.drafter
+        teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
+        own = {"target": target_params, "draft": params}
+        past = drafter.head.context(params, drafter.features(teacher.output), batch.positions)
+        compare = functools.partial(self._compared, own, teacher, past)
+        places = drawn_places(key, batch.due(1), self.anchors)
+        told = chunked(compare, places, max(1, positions_at_a_time(batch) // drafter.drafts))
+        due = told["due"]
+        metrics: dict[str, Array] = {"weight": due.sum()}
+        for j in range(drafter.drafts):
+            metrics[of_depth("acceptance", j)] = mean(told["kept"][:, :, j], due[:, :, j])
+            metrics[f"agreement_{j + 1}"] = mean(told["agreed"][:, :, j], due[:, :, j])
+        return self.taken(told, mean), metrics
+
+    def taken(self, told: dict[str, Any], mean: Mean) -> Array:
+        """The loss of all places from what `told` says of them."""
+        return self.divergence.taken(told["numbers"], self.weights(told["due"]), mean, told["known"])
+
+    def weights(self, due: Array) -> Array:
+        """What places `[B, A, drafts]` weigh, given which of them count."""
+        return due * jnp.exp(-jnp.arange(due.shape[2])[None, None] / self.gamma)
+
+    def _compared(self, own, teacher, past, places) -> dict[str, Any]:
+        """What `told` says of some blocks, which begin at `places` `[B, A]` where these are real; zeros where none is."""
+
+        def compare(places):
+            h = outputs(self.drafter, own, past, teacher.batch, places[0])
+            return self.told(own, h, self._blocks(teacher, *places))
+
+        nothing = lambda _: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(compare, places))
+        return jax.lax.cond(places[1].any(), compare, nothing, places)
+
+    def told(self, own, h, blocks: "Blocks") -> dict[str, Any]:
+        """Of every place `[B, A, drafts]` what the loss and the metrics need, from outputs `[B, A, drafts, E]`."""
+        logits, more = self.laws(own, h, blocks)
+        kept, agreed = jax.lax.stop_gradient(
+            (acceptance(blocks.laws, logits, blocks.outside), agreement(blocks.laws, logits))
+        )
+        numbers = self.divergence.numbers(blocks.laws, logits, blocks.outside, blocks.labels)
+        told = {
+            "due": blocks.due,
+            "known": blocks.known,
+            "numbers": numbers,
+            "kept": kept,
+            "agreed": agreed * blocks.known,
+        }
+        return told | more
+
+    def laws(self, own, h, blocks: "Blocks") -> tuple[Array, dict[str, Any]]:
+        """The laws `[B, A, drafts, U]` of outputs `[B, A, drafts, E]`, and what else the loss needs of every place."""
+        logits = self.drafter.logits(own, h.reshape(h.shape[0], -1, h.shape[-1]))
+        return logits.reshape(*h.shape[:3], -1), {}
+
+    def _blocks(self, teacher, at, real) -> "Blocks":
+        """What blocks at `at` `[B, A]` should say."""
+        rows, length = teacher.batch.tokens.shape
+        drafts = self.drafter.drafts
+        where = at[:, :, None] + jnp.arange(drafts + 1)[None, None]  # of the last token, and of those that are drafted
+        last = jnp.minimum(where, length - 1).reshape(rows, -1)
+        take = lambda x: jnp.take_along_axis(x, last, axis=1).reshape(where.shape)
+        before = last.reshape(where.shape)[:, :, :-1].reshape(rows, -1, 1)
+        law = teacher.law(jax.tree.map(lambda x: jnp.take_along_axis(x, before, axis=1), teacher.grounds))
+        of_block = lambda x: x.reshape(rows, -1, drafts, *x.shape[2:])
+        due = take(teacher.batch.mask)[:, :, 1:] & (where[:, :, 1:] < length) & real[:, :, None]
+        due &= jnp.take_along_axis(teacher.batch.seen(at), last.reshape(where.shape)[:, :, 1:], axis=2)
+        due = jnp.cumprod(due, axis=2).astype(bool)
+        laws, known, outside = jax.tree.map(of_block, (law.logits, law.known, law.outside))
+        tokens = take(teacher.batch.tokens)
+        return Blocks(tokens, laws, due, known, outside, teacher.columns(tokens[:, :, 1:]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """What blocks should say.
+
+    Attributes:
+      tokens: `[B, A, 1 + drafts]`, the text's.
+      laws: `[B, A, drafts, U]`, the target's logits of all but the first.
+      due: `[B, A, drafts]` bool, which of them are to be predicted.
+      known: `[B, A, drafts]` bool, and `outside` `[B, A, drafts]`: see `Law`.
+      labels: `[B, A, drafts]` int32, the columns of these tokens, -1 where the draft cannot say one.
+    """
+
+    tokens: Array
+    laws: Array
+    due: Array
+    known: Array
+    outside: Array | None
+    labels: Array
+
+
+def outputs(drafter, params, past: KVDelta, batch: Batch, at: Array) -> Array:
+    """The outputs `[B, A, drafts, E]` of blocks in the middle of texts, all in one pass.
+
+    Args:
+      drafter: a bound DFlash.
+      params: {"target": ..., "draft": ...}.
+      past: what the target's features `[B, T, ...]` leave in its cache (`DFlashHead.context`).
+      batch: the texts.
+      at: `[B, A]`, where the blocks begin: a block sees the features before that.
+    """
+    rows, length = batch.tokens.shape
+    count, width = at.shape[1], drafter.block
+    embeds = drafter.slots(params, jnp.take_along_axis(batch.tokens, at, axis=1)).reshape(rows, count * width, -1)
+    begins = jnp.take_along_axis(batch.positions, at, axis=1)
+    positions = (begins[:, :, None] + jnp.arange(width)[None, None]).reshape(rows, -1)
+    own = jnp.repeat(jnp.arange(count), width)
+    alike = jnp.broadcast_to((own[:, None] == own[None])[None], (rows, count * width, count * width))
+    begin = jnp.repeat(at, width, axis=1)
+    earlier = (jnp.arange(length)[None, None] < begin[:, :, None]) & batch.seen(begin)
+    visible = jnp.concatenate([earlier, alike], axis=2)
+    block = Block(begin, positions, jnp.zeros((rows,), jnp.int32), visible)
+    h = drafter.head(params["draft"], embeds, block, None, past, jnp.repeat(begins, width, axis=1))
+    return h.reshape(rows, count, width, -1)[:, :, width - drafter.drafts :]

@@ -1,0 +1,89 @@
+"""Training of EAGLE's layer, once over the target's features or unrolled over its own (arXiv:2401.15077, 2503.01840)."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from specjax.models.kv import stack_past
+from specjax.objectives.base import Recipe, each_row
+from specjax.objectives.means import MEAN
+from specjax.objectives.teacher import Guess, HeadObjective, score, teach
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainEagle(HeadObjective):
+    """The target is frozen. Pass s of `unroll` reads, in place of the target's feature, the layer's own output of s passes
+    before, as a draft at depth s + 1 does, and is weighted `decay ** s` (EAGLE-3's training-time test; EAGLE-1 has one).
+
+    Attributes:
+      unroll: passes.
+      decay: see above.
+      feature_weight: of the smooth L1 distance between an output and the target's next feature.
+      law_weight: of the laws' divergence.
+      noise: half-width of the uniform noise on the features of texts of 512 tokens; of others it goes as one over the length
+        (EAGLE-1's code).
+    """
+
+    recipe = Recipe(0.5, clip_by="value", weight_decay=0.01)
+
+    unroll: int = 1
+    decay: float = 0.8
+    feature_weight: float = 1.0
+    law_weight: float = 0.1
+    noise: float = 0.1
+
+    def __post_init__(self):
+        least = self.noise, self.decay, self.feature_weight, self.law_weight
+        if self.unroll < 1 or not all(x >= 0 for x in least):
+            raise ValueError(
+                "heads of the EAGLE kind need unroll >= 1, and noise, decay, feature_weight and law_weight >= 0, got "
+                f"unroll={self.unroll}, noise={self.noise}, decay={self.decay}, feature_weight={self.feature_weight}, "
+                f"law_weight={self.law_weight}"
+            )
+
+    def loss(self, params, target_params, batch, key, mean=MEAN):
+        drafter = self.drafter
+        teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
+        own = {"target": target_params, "draft": params}
+        features = drafter.features(teacher.output)
+        noisy = self.noisy(features, batch, key) if self.noise else features
+        law = functools.partial(drafter.logits, own)
+        width = batch.tokens.shape[1] - 1  # pairs (feature t, token t + 1)
+        loss, past, h, guesses = jnp.zeros(()), None, features[:, :-1], []
+        for s in range(self.unroll):
+            # of a pass its output and its keys are kept for the gradient, and the rest is made again
+            if s == 0:
+                h, delta = jax.checkpoint(drafter.read)(own, noisy[:, :-1], batch.pairs(), None)
+            else:
+                h, delta = jax.checkpoint(self.later)(own, h, batch.pairs(s), past)
+            past = stack_past(past, delta)
+            # pair t's output stands for feature t + 1; the first s pairs had nothing to read
+            guesses.append(Guess(h[:, s : width - 1], law, s + 1, self.law_weight * self.decay**s))
+            if self.feature_weight:
+                distance = smooth_l1(h[:, s:-1], features[:, s + 1 : -1])
+                loss += self.feature_weight * self.decay**s * mean(distance, batch.due(s + 2))
+        laws, metrics = score(teacher, guesses, self.divergence, mean)
+        return loss + laws, metrics
+
+    def held_out(self, target_params):
+        return dataclasses.replace(self, noise=0.0), target_params
+
+    def noisy(self, features, batch, key):
+        """Features `[B, T, ...]` with the noise that goes with the size of each slot's document."""
+        drawn = lambda key: jax.random.uniform(key, features.shape[1:], features.dtype, -1.0, 1.0)
+        most = (self.noise * 512 / batch.sizes).astype(features.dtype)
+        return features + most.reshape(*most.shape, *[1] * (features.ndim - 2)) * each_row(drawn, key, len(features))
+
+    def later(self, own, h, block, past):
+        """Pass s > 0, after outputs `[B, W, E]`: its own, and its keys and values."""
+        return self.drafter.reread(own, jnp.pad(h[:, :-1], ((0, 0), (1, 0), (0, 0))), block, None, past)
+
+
+def smooth_l1(a: Array, b: Array) -> Array:
+    """The mean over the last axis of the smooth L1 distance (threshold 1)."""
+    gap = jnp.abs(a.astype(jnp.float32) - b.astype(jnp.float32))
+    return jnp.where(gap < 1, 0.5 * gap * gap, gap - 0.5).mean(axis=-1)

@@ -1,0 +1,29 @@
+"""The published layout of EAGLE-1 and EAGLE-2 (SafeAILab/EAGLE)."""
+
+from typing import Any
+
+import numpy as np
+
+from specjax.draft.heads.layout import Layout, Reader, check_flags, check_width, layer_config
+from specjax.models.errors import ModelError
+
+
+def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
+    """Fields and parameters of an EAGLE-1 or EAGLE-2 head."""
+    check_flags(reader, config, "bias")
+    own = layer_config(reader, config, target)
+    check_width(reader, own.hidden_size, target)
+    if config.get("num_hidden_layers", 1) != 1:
+        raise ModelError(
+            f"{reader.file}: num_hidden_layers is {config['num_hidden_layers']}; heads of one layer are read"
+        )
+    size = own.hidden_size
+    fc = reader.linear("fc", 2 * size, size, bias=config.get("bias", True))
+    fc.setdefault("bias", np.zeros((size,), np.float32))
+    reader.check_copy("embed_tokens.weight", target)
+    return {"config": own}, {"fc": fc, "layer": reader.layer("layers.0", own, size)}
+
+
+LAYOUT = Layout(
+    read, held=lambda names: "fc.weight" in names and not any(name.endswith("hidden_norm.weight") for name in names)
+)

@@ -1,0 +1,43 @@
+"""Training of Hydra's heads: as Medusa's, with the text's own tokens as the drafted ones (arXiv:2402.05109, section 3)."""
+
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+
+from specjax.draft.hydra import head_law
+from specjax.objectives.base import Recipe, check_not_negative
+from specjax.objectives.means import MEAN
+from specjax.objectives.teacher import Guess, HeadObjective, score, teach
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainHydra(HeadObjective):
+    """The target is frozen; heads and the prefix layer learn its laws, weighted `decay ** i`: alike, as by Hydra's authors.
+
+    Attributes:
+      decay: see above.
+    """
+
+    recipe = Recipe(weight_decay=0.1)
+    saved = ("heads", "layers", "prefix_layer")
+
+    decay: float = 1.0
+
+    def __post_init__(self):
+        check_not_negative("hydra", self, "decay")
+
+    def loss(self, params, target_params, batch, key, mean=MEAN):
+        drafter = self.drafter
+        teacher = teach(drafter, target_params, batch, self.ids, drafter.feature_wants)
+        length = batch.tokens.shape[1]
+        own = {"target": target_params, "draft": params}
+        prefix, _ = drafter.read(own, teacher.output.final, batch.block(), None)
+        embeds = drafter.target.embed(target_params, batch.tokens)
+        guesses = []
+        for i, head in enumerate(params["heads"]):
+            width = length - i - 2
+            seen = [teacher.ahead(embeds, j, width) for j in range(1, i + 2)]
+            inputs = jnp.concatenate([prefix[:, :width], *seen], axis=-1)
+            guesses.append(Guess(inputs, functools.partial(head_law, head), i + 1, self.decay**i))
+        return score(teacher, guesses, self.divergence, mean)

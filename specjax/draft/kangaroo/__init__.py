@@ -1,0 +1,176 @@
+"""Kangaroo: the target's first layers and a small adapter draft; the target goes on from there (arXiv:2404.18911)."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.about import About
+from specjax.draft import spine
+from specjax.draft.base import Proposal, Trained, TreeDrafter
+from specjax.draft.feature import head_config
+from specjax.draft.head import draft_logits, head_kernel
+from specjax.expand.early_stop import EarlyStop
+from specjax.lm import Partial, Wants
+from specjax.models.kv_heads import merged
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pending:
+    """A proposal's own part of the drafter's state, until the verdict is known.
+
+    Attributes:
+      cache: the adapter's, of committed tokens only; slot s holds position s, as in the target's.
+      delta: the adapter's keys and values of the proposed chain, `[B, N, ...]` each.
+      start: `[B]` int32, the root's position.
+    """
+
+    cache: Any
+    delta: Any
+    start: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Kangaroo(TreeDrafter, Trained):
+    """Drafts a chain with layers `[0, exit_layer)`, the adapter and the target's head, and stops where it is unsure.
+
+    Every node passes the lower layers once: the target verifies with the others alone. The adapter's cache too takes over
+    what drafting computed, since an accepted node's features are the target's own. The state is that cache.
+
+    Attributes:
+      exit_layer: how many of the target's layers the draft shares.
+      length: the longest chain.
+      threshold: the confidence below which a row stops drafting.
+      config: the adapter's `LlamaConfig`; None: the target's own sizes.
+      target: filled in by `bind`.
+    """
+
+    about = About(
+        "kangaroo",
+        "the target's first layers and a small adapter",
+        "arXiv:2404.18911",
+        defaults={"length": 4, "threshold": 0.3},
+        paper="length=6,threshold=0.6",
+        loads="head",
+    )
+    tiles = True
+
+    exit_layer: int = 2
+    length: int = 6
+    threshold: float = 0.6
+    config: Any = None
+    target: Any = None
+
+    def __post_init__(self):
+        EarlyStop(self.length, self.threshold)
+
+    @property
+    def expander(self) -> EarlyStop:
+        return EarlyStop(self.length, self.threshold)
+
+    plain_tree = False
+
+    @property
+    def cache_config(self):
+        return self.config
+
+    @property
+    def head(self):
+        """The adapter's module, as functions."""
+        from specjax.draft.kangaroo import network
+
+        return network
+
+    @property
+    def prefill_wants(self) -> Wants:
+        return Wants(hidden=(self.exit_layer - 1,))
+
+    def bind(self, target):
+        if not 0 < self.exit_layer < target.num_layers:
+            raise ValueError(
+                f"kangaroo: exit_layer={self.exit_layer} must leave layers on both sides of a target of "
+                f"{target.num_layers}: choose 1 to {target.num_layers - 1}"
+            )
+        own = head_config(target, "kangaroo")
+        return dataclasses.replace(self, config=self.config or own.at(self.exit_layer), target=target)
+
+    def init_params(self, key, target_params):
+        """The target's next attention under its final norm: an early exit, to be trained on."""
+        once = merged(target_params, self.target.config, self.target.kv_copies)
+        return self.head.init(self.config, once, self.exit_layer)
+
+    @classmethod
+    def objective(cls):
+        from specjax.draft.kangaroo.objective import TrainKangaroo
+
+        return TrainKangaroo
+
+    @classmethod
+    def layout(cls):
+        from specjax.draft.kangaroo.published import LAYOUT
+
+        return LAYOUT
+
+    def init(self, params, batch, capacity):
+        """
+        Raises:
+          ValueError: where the adapter's parameters are of another target.
+        """
+        shapes = lambda tree: {jax.tree_util.keystr(k): x.shape for k, x in jax.tree_util.tree_leaves_with_path(tree)}
+        wanted, got = shapes(self.head.abstract(self.config)), shapes(params["draft"])
+        wrong = [name for name, shape in wanted.items() if got.get(name) != shape]
+        if wrong:
+            raise ValueError(
+                f"kangaroo: the adapter is not made for this target: {wrong[0]} is {got.get(wrong[0], 'missing')}, "
+                f"and the target needs {wanted[wrong[0]]}"
+            )
+        return self.head.init_cache(self.config, batch, capacity, jax.tree.leaves(params["draft"])[0].dtype)
+
+    def axes(self, draft):
+        return self.target.cache_axes(draft)
+
+    def prefill(self, params, draft, chunk, output):
+        h = output.hidden[self.exit_layer - 1]
+        _, delta = self.head.adapt(self.config, params["draft"], h, chunk.block, draft)
+        return self.target.commit(draft, delta, None, chunk.block.positions[:, 0])
+
+    def trimmed(self, params, target_params, ids):
+        kernel = head_kernel(self.target, target_params, ids)
+        return self, {**params, "head": {"kernel": kernel}, "ids": jnp.asarray(ids, jnp.int32)}
+
+    def propose(self, params, draft, view, sampler):
+        target, weights, slots = self.target, params["target"], self.nodes
+
+        def enter(block, past):
+            """What the nodes leave behind, and their features. `past` is what the nodes above them left."""
+            _, below, own = past or (None, None, None)
+            h = target.embed(weights, block.tokens)
+            h, below = target.layers(weights, h, 0, self.exit_layer, block, view.cache, below)
+            features, own = self.head.adapt(self.config, params["draft"], h, block, draft, own)
+            return (h, below, own), features
+
+        laws = functools.partial(draft_logits, target, params)
+
+        def grow(past, level):
+            entries, features = enter(spine.block(view, level.tokens, [level.depth], slots), past)
+            return spine.put(past, entries, level.depth), laws(features)
+
+        first, features = enter(spine.block(view, view.root[:, None], [0], 0), None)
+        logits = laws(features)[:, 0]
+        sampler = sampler.restricted(params["draft"].get("ids"), target.vocab_size)
+        tree, past, _ = self.expander.run(
+            view.root, logits, grow, spine.room(first, slots), sampler, keep_q=view.keep_q
+        )
+        h, below, own = spine.complete(view, tree, past, lambda block, past: enter(block, past)[0])
+        pending = Pending(draft, own, view.length - 1)
+        return Proposal(tree, pending, partial=Partial(h, below, self.exit_layer))
+
+    def observe(self, params, draft, proposal, output, verdict):
+        # As in the step: a write that depends on the verdict comes after every read, and is made in place.
+        start = jnp.where(verdict.accepted >= 0, draft.start, 0)
+        return self.target.commit(draft.cache, draft.delta, None, start)

@@ -1,0 +1,125 @@
+"""Medusa: extra heads on the last feature, each guessing one token further ahead (Cai et al. 2024, arXiv:2401.10774)."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from specjax.about import About
+from specjax.draft.base import Proposal
+from specjax.draft.feature import FeatureDrafter, head_config
+from specjax.draft.head import head_kernel, head_scores
+from specjax.expand import Static
+from specjax.lm import Wants
+
+DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Medusa(FeatureDrafter):
+    """All nodes of a depth share one law, so a whole tree costs one pass of the heads.
+
+    `params["draft"]` is {`heads`: a list of {`blocks`: [{`kernel` `[E, E]`, `bias` `[E]`}], `kernel` `[E, U]`}} and, where
+    the heads know fewer tokens than the target, `ids` `[U]`.
+
+    Attributes:
+      expander: turns the heads' laws into a tree; no deeper than there are heads. None: a small static tree.
+      heads: how many.
+      layers: residual blocks a head.
+    """
+
+    about = About(
+        "medusa",
+        "heads that each guess one token further ahead",
+        "arXiv:2401.10774",
+        expander="static:tree=2 | 1",
+        paper="expander=static,tree=10 | 10 7 3 2 1x6 | 10 3 2 1x5 0x2 2 0x6 1 | 2",
+        loads="head",
+    )
+    tiles = True
+
+    expander: Any = None
+    heads: int = 3
+    layers: int = 1
+
+    feature_wants = Wants(final=True)
+
+    fewest_layers: ClassVar[int] = 0
+
+    def __post_init__(self):
+        name = type(self).__name__.lower()
+        if self.heads < 1 or self.layers < self.fewest_layers:
+            raise ValueError(
+                f"{name}: heads must be at least 1 and layers at least {self.fewest_layers}, got heads={self.heads}, "
+                f"layers={self.layers}"
+            )
+        choices = tuple(choice for choice in DEFAULT_CHOICES if len(choice) <= self.heads)
+        expander = self.expander or Static(choices)
+        object.__setattr__(self, "expander", expander)
+        if expander.depth > self.heads:
+            raise ValueError(f"{name}: a tree of depth {expander.depth} needs as many heads, there are {self.heads}")
+
+    @property
+    def feature_size(self) -> int:
+        return head_config(self.target, type(self).__name__).hidden_size
+
+    def bind(self, target):
+        head_config(target, type(self).__name__)
+        return dataclasses.replace(self, target=target)
+
+    def init_params(self, key, target_params) -> Any:
+        """Blocks start as the identity but for their bias, kernels as the target's head."""
+        size = self.feature_size
+        kernel = head_kernel(self.target, target_params)
+        block = {"kernel": jnp.zeros((size, size), kernel.dtype), "bias": jnp.zeros((size,), kernel.dtype)}
+        return {
+            "heads": [
+                {"blocks": [dict(block) for _ in range(self.layers)], "kernel": kernel} for _ in range(self.heads)
+            ]
+        }
+
+    @classmethod
+    def objective(cls) -> Any:
+        from specjax.draft.medusa.objective import TrainMedusa
+
+        return TrainMedusa
+
+    @classmethod
+    def layout(cls):
+        from specjax.draft.medusa.published import LAYOUT
+
+        return LAYOUT
+
+    def features(self, output):
+        return output.final
+
+    def read(self, params, features, block, cache, past=None) -> Any:
+        return features, None
+
+    def trimmed(self, params, target_params, ids):
+        last = ("kernel", "bias")  # of a head's own output layer
+        heads = [{k: v[..., ids] if k in last else v for k, v in head.items()} for head in params["heads"]]
+        return self, {**params, "heads": heads, "ids": jnp.asarray(ids, jnp.int32)}
+
+    def propose(self, params, draft, view, sampler):
+        own = params["draft"]
+
+        def law(depth):
+            return head_law(own["heads"][depth], draft.feature)
+
+        def grow(carry, level):
+            return carry, law(level.depth)[:, None]
+
+        sampler = self.restricted(params, sampler)
+        tree = self.expander(view.root, law(0), grow, None, sampler, keep_q=view.keep_q)
+        return Proposal(tree, draft)
+
+
+def head_law(head, h):
+    """A head's logits `[..., U]` in float32 from features `[..., E]`."""
+    for block in head["blocks"]:
+        h = h.astype(block["kernel"].dtype)
+        bias = jnp.reshape(block["bias"], (1,) * (h.ndim - 1) + block["bias"].shape)
+        h = h + jax.nn.silu(h @ block["kernel"] + bias)
+    return head_scores(h, head["kernel"])

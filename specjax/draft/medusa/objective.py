@@ -1,0 +1,37 @@
+"""Training of Medusa's heads: each learns the target's law some tokens further on (arXiv:2401.10774, section 2.2)."""
+
+import dataclasses
+import functools
+
+from specjax.draft.medusa import head_law
+from specjax.objectives.base import check_not_negative
+from specjax.objectives.losses import CrossEntropy
+from specjax.objectives.means import MEAN
+from specjax.objectives.teacher import Guess, HeadObjective, score, teach
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainMedusa(HeadObjective):
+    """Medusa-1: the target is frozen. Heads learn its laws, weighted `decay ** j`; with `preset=paper` the text's own tokens,
+    all alike, as by Medusa's authors. The losses of the heads, each a mean, are added up.
+
+    Attributes:
+      decay: see above.
+    """
+
+    presets = {"paper": {"divergence": CrossEntropy("text"), "decay": 1.0}}
+    saved = ("heads", "layers")
+
+    decay: float = 0.8
+
+    def __post_init__(self):
+        check_not_negative("medusa", self, "decay")
+
+    def loss(self, params, target_params, batch, key, mean=MEAN):
+        teacher = teach(self.drafter, target_params, batch, self.ids, self.drafter.feature_wants)
+        length = batch.tokens.shape[1]
+        guesses = [
+            Guess(teacher.output.final[:, : length - j - 2], functools.partial(head_law, head), j + 1, self.decay**j)
+            for j, head in enumerate(params["heads"])
+        ]
+        return score(teacher, guesses, self.divergence, mean)

@@ -1,0 +1,20 @@
+"""Training of an MTP module (FastMTP, arXiv:2509.18362)."""
+
+import dataclasses
+
+from specjax.draft.eagle.objective import TrainEagle
+from specjax.objectives.base import Recipe
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainMTP(TrainEagle):
+    """FastMTP (arXiv:2509.18362): one module for every depth, laws alone, later depths weighing less."""
+
+    recipe = Recipe()
+    saved = ("final_norm",)
+
+    unroll: int = 3
+    decay: float = 0.6
+    feature_weight: float = 0.0
+    law_weight: float = 1.0
+    noise: float = 0.0

@@ -1,0 +1,156 @@
+"""MTP modules inside a target's folder (DeepSeek-V3, GLM-4.5, Qwen3-Next, MiMo), and those that speculators stores apart."""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from specjax.draft.feature import layers_config
+from specjax.draft.heads.layout import Layout, Reader, Sure, is_head, named
+from specjax.models import hf_config, weights
+from specjax.models.errors import ModelError
+from specjax.models.fields import is_size
+from specjax.models.llama import Layer, LlamaConfig
+
+_APART = re.compile(r"^(model\.)?mtp(_layers)?\.")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Names:
+    """Names of a module's tensors.
+
+    Attributes:
+      name: whose layout it is.
+      at: where the module's own tensors are.
+      layer: where its decoder layer's are.
+      embed_norm: of the embedding, below `at`; as are the next three.
+      hidden_norm: of the feature.
+      fc: over both.
+      norm: before the head.
+      hidden_first: whether `fc` reads the feature before the embedding.
+      final_norm: whether features are read behind the target's final norm.
+    """
+
+    name: str
+    at: str
+    layer: str
+    embed_norm: str
+    hidden_norm: str
+    fc: str
+    norm: str
+    hidden_first: bool = False
+    final_norm: bool = True
+
+
+def _layouts(layers: int) -> tuple[_Names, ...]:
+    last, fast = f"model.layers.{layers}", ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+    return (
+        _Names("deepseek", last, last, "enorm", "hnorm", "eh_proj", "shared_head.norm"),
+        _Names("qwen3-next", "mtp", "mtp.layers.0", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
+        _Names("mimo", "model.mtp_layers.0", "model.mtp_layers.0", *fast, hidden_first=True, final_norm=False),
+        _Names("speculators", "mtp_layers.0", "mtp_layers.0", *fast),
+    )
+
+
+def _own_tensors(target: Any) -> Callable[[str], bool]:
+    """Which tensors of a folder are an MTP module's, by name; the others are its target's."""
+    layers = target.lm.num_layers
+    return lambda name: bool(_APART.search(name)) or weights.extra_layer(name, layers)
+
+
+def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
+    """Fields and parameters of an MTP module, whose layer is one of its target's in all sizes and names, with experts or not.
+
+    Raises:
+      ModelError: where there is none, or there are several.
+    """
+    layers = target.lm.num_layers
+    known = _layouts(layers)
+    found = next((x for x in known if f"{x.at}.{x.fc}.weight" in reader.tensors), None)
+    if found is None:
+        names = ", ".join(f"{x.at}.{x.fc}.weight" for x in known)
+        raise ModelError(
+            f"{reader.folder} has no MTP layer: looked for {names}; give a head's folder with model=FOLDER"
+        )
+    more = [n for n in reader.tensors if re.match(r"^(model\.)?mtp(_layers|\.layers)\.[1-9]", n)]
+    if more or any(weights.extra_layer(name, layers + 1) for name in reader.tensors):
+        raise ModelError(f"{reader.folder} has several MTP layers, each for a token of its own; one is read")
+    reader.format = found.name
+    of_target, sparse = target.lm.config, any(name.startswith(f"{found.layer}.mlp.experts.") for name in reader.tensors)
+    if sparse and (of_target.experts is None or of_target.experts.beside_mlp):
+        raise ModelError(f"{reader.folder}: the MTP layer has experts, and {target.name!r} has none of that kind")
+    own = layers_config(target.lm, "mtp")
+    own = dataclasses.replace(own, norm=of_target.norm, experts=of_target.experts if sparse else None)
+    final_norm = reader.chosen.get("final_norm", found.final_norm)
+    if not final_norm:
+        reader.notes.append("reads the target's features before its final norm, as MiMo's; final_norm=true: behind")
+    return {"config": own, "final_norm": final_norm}, _params(reader, found, own, target)
+
+
+def _params(reader: Reader, names: _Names, own: LlamaConfig, target: Any) -> dict[str, Any]:
+    size = own.hidden_size
+    scale = lambda name: reader.scale(f"{names.at}.{name}", size)
+    fc = reader.linear(f"{names.at}.{names.fc}", 2 * size, size)
+    if names.hidden_first:
+        fc = {"kernel": np.concatenate([fc["kernel"][size:], fc["kernel"][:size]])}
+    layer = _layer(reader, names.layer, own, target)
+    reader.check_copy(f"{names.at}.embed_tokens.weight", target)
+    return {
+        "embed_norm": scale(names.embed_norm),
+        "hidden_norm": scale(names.hidden_norm),
+        "norm": scale(names.norm),
+        "fc": fc,
+        "layer": layer,
+        **_head(reader, f"{names.at}.shared_head.head", size, target),
+    }
+
+
+def _layer(reader: Reader, at: str, own: LlamaConfig, target: Any) -> Any:
+    """The decoder layer, whose tensors have the names of its target's."""
+    make = lambda: Layer(own, own.window(0), jnp.float32, nnx.Rngs(0), sparse=own.sparse(0))
+    abstract = {"layers": {0: nnx.to_pure_dict(nnx.split(nnx.eval_shape(make))[1])}}
+    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
+    family = hf_config.family_of(hf_config.to_hf(target.lm.config))
+    found: list[list[np.ndarray]] = [[] for _ in leaves]
+    for name, parts in weights.stored_parts(leaves, family.names, family.layout).items():
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        rows = reader.take(at + name.removeprefix("model.layers.0"), shape)
+        ends = itertools.accumulate(part.shape[0] for part in parts)
+        for part, end in zip(parts, ends, strict=True):
+            array = rows[end - part.shape[0] : end]
+            found[part.leaf].append(array.T if part.transposed else array)
+    whole = [np.stack(own) if leaf.ndim > own[0].ndim else own[0] for own, (_, leaf) in zip(found, leaves, strict=True)]
+    return jax.tree.unflatten(tree, whole)["layers"][0]
+
+
+def _head(reader: Reader, name: str, size: int, target: Any) -> dict[str, Any]:
+    """A head of its own, where the file holds one that is no copy of the target's."""
+    if f"{name}.weight" not in reader.tensors:
+        return {}
+    head = reader.linear(name, size, target.lm.vocab_size)
+    if reader.problems or is_head(head["kernel"], target):
+        return {}
+    reader.notes.append("has a language-model head of its own")
+    return {"head": head}
+
+
+def _said(config: Mapping[str, Any]) -> Sure:
+    if named(config, "mtp"):
+        return Sure.NAMED
+    layers = config.get("num_nextn_predict_layers", config.get("num_mtp_layers"))
+    return Sure.OF_TARGET if is_size(layers) else Sure.NO
+
+
+LAYOUT = Layout(
+    read,
+    said=_said,
+    what="a layer of its target's class",
+    beside=("moe",),
+    keep=_own_tensors,
+)

@@ -1,0 +1,6 @@
+"""What parameters are fitted to: the contract of an objective, losses between laws, and what objectives share."""
+
+from specjax.objectives.base import Batch, Objective
+from specjax.objectives.losses import LOSSES, Loss
+
+__all__ = ["LOSSES", "Batch", "Loss", "Objective"]

@@ -1,0 +1,289 @@
+"""Losses that pull a draft's law q towards the target's law p, and the share of draft tokens that p accepts of q.
+
+All take logits `[B, T, V]` of both models for the same positions and a `mask` `[B, T]`, bool or non-negative weights (the axes
+before the vocabulary may be any), and give a float32 scalar: the mean over the masked positions of all the rows they are given
+(0 where there are none), or these rows' share of it where a batch comes in parts (`means`). Under `jax.jit` on a mesh those are
+the global batch's rows.
+Gradients belong to the draft's logits.
+"""
+
+import abc
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from specjax.objectives.means import MEAN, Mean
+
+Array = jax.Array
+
+TINY = 1e-20  # keeps a logarithm finite
+
+
+def acceptance(target_logits: Array, draft_logits: Array, outside: Array | None = None) -> Array:
+    """`sum_v min(p, q)` `[B, T]`: the chance that speculative sampling keeps a token of q (arXiv:2211.17192, section 3).
+
+    Args:
+      target_logits: `[B, T, V]`.
+      draft_logits: `[B, T, V]`.
+      outside: `[B, T]`, the target's probability of all tokens that the draft cannot say and V leaves out; None: of none.
+    """
+    p, q = _laws(target_logits, draft_logits, outside)
+    return jnp.minimum(p, q).sum(axis=-1)
+
+
+def agreement(target_logits: Array, draft_logits: Array) -> Array:
+    """Whether both models' likeliest tokens are the same, `[B, T]` float32: acceptance in greedy decoding."""
+    return (jnp.argmax(target_logits, axis=-1) == jnp.argmax(draft_logits, axis=-1)).astype(jnp.float32)
+
+
+class Loss(abc.ABC):
+    """A loss on logits. Implementations are frozen dataclasses; see `LOSSES`.
+
+    Of a draft over fewer tokens than the target knows, the logits of both are over the draft's tokens. What then counts is the
+    loss's own: acceptance and what is made of it (total variation, LK) compare with the target's law over all its tokens; a
+    Kullback-Leibler divergence would be infinite, so it and its like take the target's law given that it says what the draft
+    can, at positions where its likeliest token is such a one (EAGLE-3's way).
+    """
+
+    @abc.abstractmethod
+    def numbers(
+        self, target_logits: Array, draft_logits: Array, outside: Array | None = None, labels: Array | None = None
+    ) -> tuple[Array, ...]:
+        """What it needs to know of every position, `[B, T]` float32 each.
+
+        Args:
+          target_logits: see `__call__`.
+          draft_logits: likewise.
+          outside: as `acceptance` has it.
+          labels: see `__call__`.
+        """
+
+    @abc.abstractmethod
+    def taken(self, numbers: tuple[Array, ...], mask: Array, mean: Mean = MEAN, known: Array | None = None) -> Array:
+        """The loss of a batch from its `numbers`; other arguments as `__call__` has them."""
+
+    def __call__(
+        self,
+        target_logits: Array,
+        draft_logits: Array,
+        mask: Array,
+        labels: Array | None = None,
+        mean: Mean = MEAN,
+        *,
+        known: Array | None = None,
+        outside: Array | None = None,
+    ) -> Array:
+        """The loss of a batch.
+
+        Args:
+          target_logits: `[B, T, V]`.
+          draft_logits: `[B, T, V]`.
+          mask: `[B, T]`, bool or weights.
+          labels: `[B, T]` int32, the text's own tokens, as columns of V; -1 where the draft cannot say one. Read by
+            `CrossEntropy("text")` alone.
+          mean: takes the means.
+          known: `[B, T]` bool, whether the target's likeliest token is one that the draft can say; None: everywhere.
+          outside: `[B, T]`, as `acceptance` has it.
+        """
+        return self.taken(self.numbers(target_logits, draft_logits, outside, labels), mask, mean, known)
+
+
+class Divergence(Loss):
+    """A loss that is the mean of one number a position."""
+
+    counts_outside: ClassVar[bool] = False
+    """Whether it compares with the target's law over all tokens; see `Loss`."""
+
+    @abc.abstractmethod
+    def positions(self, target_logits: Array, draft_logits: Array, outside: Array | None = None) -> Array:
+        """The number of every position, `[B, T]` float32; `outside` as `acceptance` has it."""
+
+    def numbers(self, target_logits, draft_logits, outside=None, labels=None) -> tuple[Array, ...]:
+        return (self.positions(target_logits, draft_logits, outside),)
+
+    def taken(self, numbers, mask, mean=MEAN, known=None):
+        return mean(numbers[0], mask if self.counts_outside or known is None else mask * known)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardKL(Divergence):
+    """`sum_v p (log p - log q)`. Covers all that the target may say."""
+
+    def positions(self, target_logits, draft_logits, outside=None):
+        return _kl(_log_law(target_logits), _log_law(draft_logits))
+
+
+@dataclasses.dataclass(frozen=True)
+class ReverseKL(Divergence):
+    """`sum_v q (log q - log p)`. Keeps to what the target is likely to say."""
+
+    def positions(self, target_logits, draft_logits, outside=None):
+        return _kl(_log_law(draft_logits), _log_law(target_logits))
+
+
+@dataclasses.dataclass(frozen=True)
+class JSD(Divergence):
+    """`beta KL(p, m) + (1 - beta) KL(q, m)` with `m = beta p + (1 - beta) q` (arXiv:2306.13649).
+
+    Attributes:
+      beta: in (0, 1); near 0 it behaves as the forward KL, near 1 as the reverse, each times a small factor.
+    """
+
+    beta: float = 0.5
+
+    def __post_init__(self):
+        if not 0 < self.beta < 1:
+            raise ValueError(f"loss jsd: beta must lie between 0 and 1, got {self.beta}")
+
+    def positions(self, target_logits, draft_logits, outside=None):
+        log_p, log_q = _log_law(target_logits), _log_law(draft_logits)
+        # a floor: the gradient of a sum of two exact zeros would be NaN
+        middle = jnp.log(jnp.maximum(self.beta * jnp.exp(log_p) + (1 - self.beta) * jnp.exp(log_q), TINY))
+        return self.beta * _kl(log_p, middle) + (1 - self.beta) * _kl(log_q, middle)
+
+
+@dataclasses.dataclass(frozen=True)
+class TVD(Divergence):
+    """Total variation, `1/2 sum_v |p - q|`: one minus `acceptance`. Its gradient fades where q is far from p."""
+
+    counts_outside = True
+
+    def positions(self, target_logits, draft_logits, outside=None):
+        p, q = _laws(target_logits, draft_logits, outside)
+        more = jnp.where(q < p, p - q, 0.0).sum(
+            axis=-1
+        )  # half of all differences, and of equal laws without a gradient
+        return more if outside is None else more + outside
+
+
+@dataclasses.dataclass(frozen=True)
+class TVDPP(Loss):
+    """TVD++ (arXiv:2403.00858) with its expectation over q taken in full rather than by samples.
+
+    The reward of a token is `r = 1[p > q]`, its advantage `A = (r - mu) / (sigma + 1e-6)` with the mean and the standard
+    deviation that r has over all masked positions and tokens drawn from q there, both held constant. The loss is
+    `mean_t sum_v A (p - q)`, whose gradient is the policy gradient `-mean_t E_q[A grad log q]`. Since q sums to one mu has no
+    gradient, and the value is taken without it: both are those of `TVD` over sigma, so what this loss changes is the length of
+    the step.
+    """
+
+    def numbers(self, target_logits, draft_logits, outside=None, labels=None):
+        p, q = _laws(target_logits, draft_logits, outside)
+        return TVD().positions(target_logits, draft_logits, outside), jnp.where(q < p, q, 0.0).sum(axis=-1)
+
+    def taken(self, numbers, mask, mean=MEAN, known=None):
+        share = mean.whole(numbers[1], mask)
+        spread = jnp.sqrt(jnp.maximum(share * (1 - share), 0.0))  # of numbers that are 0 or 1
+        return mean(numbers[0], mask) / (spread + 1e-6)
+
+
+@dataclasses.dataclass(frozen=True)
+class LK(Loss):
+    """Losses on the batch's mean acceptance `a` itself (arXiv:2602.23881).
+
+    `alpha`: `-log a`. `lambda`: `w KL(p, q) + (1 - w) (1 - a)` with the constant `w = kl_scale exp(-kl_decay a)`, which
+    leads from the forward KL to total variation as acceptance grows.
+
+    Attributes:
+      kind: `alpha` or `lambda`.
+      kl_scale: in [0, 1], the KL's share at acceptance 0.
+      kl_decay: how fast it falls. The default is ours, which leaves 5% of it at acceptance 1; SpecForge's is 1.
+    """
+
+    kind: str = "alpha"
+    kl_scale: float = 1.0
+    kl_decay: float = 3.0
+
+    def __post_init__(self):
+        if self.kind not in ("alpha", "lambda"):
+            raise ValueError(f"loss lk: kind must be alpha or lambda, got {self.kind!r}")
+        if not 0 <= self.kl_scale <= 1 or not self.kl_decay >= 0:
+            raise ValueError(
+                f"loss lk: kl_scale must lie in [0, 1] and kl_decay must not be negative, got {self.kl_scale}, "
+                f"{self.kl_decay}"
+            )
+
+    def numbers(self, target_logits, draft_logits, outside=None, labels=None):
+        kept = acceptance(target_logits, draft_logits, outside)
+        if self.kind == "alpha":
+            return (kept,)
+        pair = target_logits, draft_logits, outside
+        return kept, ForwardKL().positions(*pair), TVD().positions(*pair)
+
+    def taken(self, numbers, mask, mean=MEAN, known=None):
+        whole = jnp.maximum(mean.whole(numbers[0], mask), TINY)
+        if self.kind == "alpha":  # -log a, its tangent at the whole batch's a, so that parts add up
+            return mean(1 - jnp.log(whole) - numbers[0] / whole, mask)
+        share = self.kl_scale * jnp.exp(-self.kl_decay * whole)
+        kl, tvd = ForwardKL().taken(numbers[1:2], mask, mean, known), TVD().taken(numbers[2:], mask, mean, known)
+        return share * kl + (1 - share) * tvd
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossEntropy(Divergence):
+    """`-log q(y)` with a hard label y.
+
+    The target's likeliest token is what greedy verification asks for; on text that the target wrote greedily it is the text's
+    own next token, so this is sequence-level distillation there. The text's own tokens are what Medusa-1 and DFlash learn as
+    published; of those the draft may be unable to say some, and these positions do not count.
+
+    Attributes:
+      labels: `target`: the likeliest token of p; `text`: the text's own.
+    """
+
+    labels: str = "target"
+
+    def __post_init__(self):
+        if self.labels not in ("target", "text"):
+            raise ValueError(f"loss cross_entropy: labels must be target or text, got {self.labels!r}")
+
+    def positions(self, target_logits, draft_logits, outside=None):
+        return _surprise(draft_logits, jnp.argmax(target_logits, axis=-1))
+
+    def numbers(self, target_logits, draft_logits, outside=None, labels=None):
+        if self.labels == "target":
+            return super().numbers(target_logits, draft_logits, outside)
+        if labels is None:
+            raise ValueError("loss cross_entropy: labels=text needs the text's tokens")
+        return _surprise(draft_logits, jnp.maximum(labels, 0)), (labels >= 0).astype(jnp.float32)
+
+    def taken(self, numbers, mask, mean=MEAN, known=None):
+        if self.labels == "target":
+            return super().taken(numbers, mask, mean, known)
+        return mean(numbers[0], mask * numbers[1])
+
+
+LOSSES: dict[str, type[Loss]] = {
+    "forward_kl": ForwardKL,
+    "reverse_kl": ReverseKL,
+    "jsd": JSD,
+    "tvd": TVD,
+    "tvdpp": TVDPP,
+    "lk": LK,
+    "cross_entropy": CrossEntropy,
+}
+"""Every loss by name; its fields are set as in `jsd:beta=0.1`."""
+
+
+def _log_law(logits: Array) -> Array:
+    return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+
+
+def _laws(target_logits: Array, draft_logits: Array, outside: Array | None) -> tuple[Array, Array]:
+    """The target's over all its tokens, of which these are those that the draft can say, and the draft's."""
+    p, q = jnp.exp(_log_law(target_logits)), jnp.exp(_log_law(draft_logits))
+    return p if outside is None else p * (1 - outside[..., None]), q
+
+
+def _surprise(logits: Array, labels: Array) -> Array:
+    """`-log q` of the columns `labels`."""
+    return -jnp.take_along_axis(_log_law(logits), labels[..., None], axis=-1)[..., 0]
+
+
+def _kl(log_a: Array, log_b: Array) -> Array:
+    """`sum_v a (log a - log b)`; a token that a never says counts nothing, not even in the gradient."""
+    said = log_a > -jnp.inf
+    log_a = jnp.where(said, log_a, 0.0)
+    return jnp.where(said, jnp.exp(log_a) * (log_a - jnp.where(said, log_b, 0.0)), 0.0).sum(axis=-1)

@@ -1,0 +1,150 @@
+"""Training of masked-diffusion models: LLaDA's loss, and dParallel's certainty-forcing distillation.
+
+In the shape descriptions `B` denotes rows, `T` tokens a row, `V` the vocabulary.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from specjax.lm import Block, Wants
+from specjax.objectives.base import Objective, each_row
+from specjax.objectives.means import MEAN
+from specjax.sharding import shardings
+
+if TYPE_CHECKING:
+    from specjax.models import LlamaLM
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedObjective(Objective):
+    """A loss of a masked-diffusion model's own parameters.
+
+    Attributes:
+      lm: the model.
+      mask_id: the id of an open position.
+      shift: see `specjax.diffusion.Diffusion`.
+    """
+
+    lm: "LlamaLM"
+    mask_id: int
+    shift: bool
+
+    @property
+    def packed(self):
+        """Rates and blocks are drawn for a row, which is one document."""
+        return False
+
+    def param_shardings(self, mesh, params):
+        return shardings(mesh, self.lm.axes(params), params, self.lm.axis_counts())
+
+    def init(self, key, target_params):
+        """The target's parameters, which training goes on from."""
+        return target_params
+
+    def logits(self, params, tokens: Array, real: Array) -> Array:
+        """For every position of `tokens` `[B, T]`, of which the `real` `[B, T]` are seen: `[B, T, V]`, the mask left out."""
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
+        block = Block(tokens, positions, jnp.zeros(tokens.shape[:1], jnp.int32), real[:, None, :], causal=False)
+        logits = self.lm(params, block, None, wants=Wants(logits=True)).logits
+        if self.shift:
+            logits = jnp.concatenate([logits[:, :1], logits[:, :-1]], axis=1)
+        return logits.at[:, :, self.mask_id].set(-jnp.inf)
+
+
+def surprise(logits: Array, tokens: Array) -> Array:
+    """Nats `[B, T]` of tokens `[B, T]` under logits `[B, T, V]`."""
+    picked = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - picked
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedDiffusion(MaskedObjective):
+    """LLaDA's loss (arXiv:2502.09992, equation 3): tokens masked at a rate drawn for each row, weighted by one over that rate.
+
+    The prompt is never masked. Padding is neither seen nor learned.
+
+    Attributes:
+      eps: the lowest rate.
+    """
+
+    eps: float = 1e-3
+
+    def loss(self, params, target_params, batch, key, mean=MEAN):
+        rows, width = batch.tokens.shape
+        drawn = each_row(lambda key: jax.random.uniform(key, (width + 1,)), key, rows)
+        rate = self.eps + (1 - self.eps) * drawn[:, 0]
+        masked = batch.mask & (drawn[:, 1:] < rate[:, None])
+        logits = self.logits(params, jnp.where(masked, self.mask_id, batch.tokens), seen(batch))
+        each = jnp.where(masked, surprise(logits, batch.tokens), 0.0)
+        count = batch.mask.sum()
+        metrics = {
+            "accuracy": mean((jnp.argmax(logits, axis=-1) == batch.tokens).astype(jnp.float32), masked),
+            "weight": count,
+        }
+        return mean(each / rate[:, None], batch.mask), metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class CertaintyForcing(MaskedObjective):
+    """dParallel's distillation (arXiv:2509.26488, section 3.2): what is right is made certain, to be committed at once.
+
+    Of one block of each row's answer half is masked, what follows it wholly, what comes before not at all; then the other half.
+    The loss is the cross-entropy of both, and `weight` times the entropy of the masked predictions that are right already.
+
+    Attributes:
+      block_length: of a block; 0 takes the whole answer (Dream's recipe).
+      share: how much of the block is masked first.
+      weight: lambda.
+      temperature: divides the logits whose entropy is lowered.
+    """
+
+    block_length: int = 32
+    share: float = 0.5
+    weight: float = 2.0
+    temperature: float = 0.5
+
+    def __post_init__(self):
+        if self.block_length < 0 or not 0 < self.share < 1 or self.weight < 0 or not self.temperature > 0:
+            raise ValueError(
+                "dparallel needs block_length >= 0, share in (0, 1), weight >= 0 and a positive temperature, got "
+                f"block_length={self.block_length}, share={self.share}, weight={self.weight}, "
+                f"temperature={self.temperature}"
+            )
+
+    def loss(self, params, target_params, batch, key, mean=MEAN):
+        rows, width = batch.tokens.shape
+        drawn = each_row(lambda key: jax.random.uniform(key, (width + 1,)), key, rows)
+        inside, after = self.parts(batch.mask, drawn[:, 0])
+        first = inside & (drawn[:, 1:] < self.share)
+        terms = [self.term(params, batch, masked, after) for masked in (first, inside & ~first)]
+        entropy = mean(jnp.stack([t[1] for t in terms]), jnp.stack([t[2] for t in terms]))
+        crossed = mean(terms[0][0], first) + mean(terms[1][0], inside & ~first)
+        return crossed + self.weight * entropy, {"entropy": entropy, "weight": inside.sum()}
+
+    def parts(self, mask: Array, drawn: Array) -> tuple[Array, Array]:
+        """A block of each row's answer and what of it follows that, `[B, T]` bool each; `drawn` `[B]`, in [0, 1), chooses."""
+        if not self.block_length:
+            return mask, jnp.zeros_like(mask)
+        place = jnp.cumsum(mask, axis=1) - 1
+        blocks = -(-mask.sum(axis=1) // self.block_length)
+        chosen = jnp.floor(drawn * blocks).astype(jnp.int32)[:, None]
+        number = place // self.block_length
+        return mask & (number == chosen), mask & (number > chosen)
+
+    def term(self, params, batch, masked, after) -> tuple[Array, Array, Array]:
+        """Cross-entropy `[B, T]`, entropy `[B, T]`, and which masked predictions are right `[B, T]`."""
+        logits = self.logits(params, jnp.where(masked | after, self.mask_id, batch.tokens), seen(batch))
+        law = jax.nn.log_softmax(logits / self.temperature, axis=-1)
+        law = jnp.where(jnp.isfinite(law), law, -1e9)  # the mask's: neither it nor its gradient is anything but 0
+        entropy = -jnp.sum(jnp.exp(law) * law, axis=-1)
+        return surprise(logits, batch.tokens), entropy, masked & (jnp.argmax(logits, axis=-1) == batch.tokens)
+
+
+def seen(batch) -> Array:
+    """The prompt and the answer `[B, T]` bool: all up to the last token that is to be predicted."""
+    return jnp.cumsum(batch.mask[:, ::-1], axis=1)[:, ::-1] > 0

@@ -1,0 +1,239 @@
+"""What the objectives of heads share: a frozen target's laws, seen through the draft's vocabulary, some tokens ahead.
+
+In the shape descriptions `V` denotes the target's vocabulary, `U` the draft's.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.kernels.chunks import chunked
+from specjax.lm import Output, Wants
+from specjax.objectives.base import Batch, Objective, of_target
+from specjax.objectives.losses import TINY, ForwardKL, Loss, acceptance, agreement
+from specjax.objectives.means import Mean
+
+Array = jax.Array
+PyTree = Any
+Ids = tuple[int, ...]
+
+CHUNK = 2048
+"""Positions whose laws are there at a time."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """What the target says at some positions.
+
+    Attributes:
+      logits: `[B, T, U]`, over the draft's columns.
+      known: `[B, T]` bool, whether the target's likeliest next token is one that the draft can say.
+      outside: `[B, T]`, the target's probability of all others; None where the draft can say every token.
+    """
+
+    logits: Array
+    known: Array
+    outside: Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+    """A batch as the target reads it. Its laws are made where they are needed, and never all at once.
+
+    Attributes:
+      batch: the text.
+      output: the target's, without gradient: what the head reads, and what laws are made from.
+      unembed: from `grounds` to logits `[..., V]`.
+      ids: the draft's vocabulary; empty: all.
+    """
+
+    batch: Batch
+    output: Output
+    unembed: Callable[[PyTree], Array]
+    ids: Ids = ()
+
+    @property
+    def grounds(self) -> PyTree:
+        """What laws are made from: final features `[B, T, E]`, or the likeliest tokens where those were captured."""
+        return self.output.final if self.output.topk is None else self.output.topk
+
+    def columns(self, tokens: Array) -> Array:
+        """The columns of the draft's vocabulary that tokens are, int32; -1 where it has none."""
+        if not self.ids:
+            return tokens
+        found = np.full((max(self.ids) + 1,), -1, np.int32)
+        found[np.asarray(self.ids)] = np.arange(len(self.ids))
+        return jnp.asarray(found).at[tokens].get(mode="fill", fill_value=-1)
+
+    @property
+    def labels(self) -> Array:
+        """`[B, T]`: the columns of the tokens after every slot, see `columns`; of the last slot any."""
+        return self.columns(jnp.roll(self.batch.tokens, -1, axis=1))
+
+    def ahead(self, x: Array, steps: int, width: int) -> Array:
+        """`[B, width, ...]`: slot t holds x of slot t + steps."""
+        return x[:, steps : steps + width]
+
+    def law(self, grounds: PyTree) -> Law:
+        """What the target says on some slots of `grounds`, `[B, T, ...]`, without gradient."""
+        every = jax.lax.stop_gradient(self.unembed(grounds))
+        if not self.ids:
+            return Law(every, jnp.ones(every.shape[:-1], bool))
+        columns = np.asarray(self.ids, np.int32)
+        inside = np.zeros((every.shape[-1],), bool)
+        inside[columns] = True
+        logits = every[..., columns]
+        said = jax.nn.logsumexp(logits, axis=-1) - jax.nn.logsumexp(every, axis=-1)
+        known = jnp.asarray(inside)[jnp.argmax(every, axis=-1)]
+        return Law(logits, known, jnp.maximum(-jnp.expm1(said), 0.0))
+
+
+def teach(drafter, target_params, batch: Batch, ids: Ids, wants: Wants) -> Teacher:
+    """Reads a batch with the target of a bound drafter.
+
+    Args:
+      drafter: its field `target` is the LM.
+      target_params: of the target.
+      batch: the text.
+      ids: the draft's vocabulary; empty: all.
+      wants: what the head needs beside the final features.
+    """
+    target = drafter.target
+    output = of_target(target, target_params, batch, wants | Wants(final=True))
+    if output.topk is None:
+        return Teacher(batch, output, functools.partial(target.unembed, target_params), ids)
+    return Teacher(batch, output, functools.partial(spread_evenly, target.vocab_size), ids)
+
+
+def spread_evenly(size: int, likeliest: tuple[Array, Array]) -> Array:
+    """A law of which the likeliest tokens are known, `[..., V]` float32: the others share evenly what is left.
+
+    Args:
+      size: V.
+      likeliest: their log-probabilities `[..., k]`, and their ids `[..., k]` int32.
+    """
+    values, ids = likeliest
+    left = jnp.maximum(-jnp.expm1(jax.nn.logsumexp(values, axis=-1, keepdims=True)), TINY)
+    rest = jnp.broadcast_to(jnp.log(left / max(size - values.shape[-1], 1)), (*values.shape[:-1], size))
+    return jnp.put_along_axis(rest, ids, values, axis=-1, inplace=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Guess:
+    """One head's laws of the token `steps + 1` after slot t's feature, t < W.
+
+    Attributes:
+      inputs: arrays `[B, W, ...]` that they are made from.
+      law: from `inputs` of some slots to logits `[B, ..., U]`; what else it depends on is in it.
+      steps: see above.
+      weight: of its loss.
+    """
+
+    inputs: PyTree
+    law: Callable[[PyTree], Array]
+    steps: int
+    weight: float
+
+    @property
+    def width(self) -> int:
+        """W."""
+        return jax.tree.leaves(self.inputs)[0].shape[1]
+
+    def aligned(self, length: int) -> PyTree:
+        """`inputs` `[B, length, ...]` where the target's law stands that they are compared with: slot t + steps."""
+        behind = length - self.steps - self.width
+        pad = lambda x: jnp.pad(x, ((0, 0), (self.steps, behind), *[(0, 0)] * (x.ndim - 2)))
+        return jax.tree.map(pad, self.inputs)
+
+
+def score(teacher: Teacher, guesses: list[Guess], divergence: Loss, mean: Mean) -> tuple[Array, dict[str, Array]]:
+    """The weighted losses of some guesses, each on its own, and how often each would be accepted.
+
+    A guess of `steps` s at slot t is compared with the target's law after token t + s, where token t + s + 1 is to be
+    predicted and is of slot t's document. A token that the draft cannot say is one that it guesses wrongly.
+    """
+    loss = jnp.zeros(())
+    metrics = {}
+    weight = jnp.zeros((), jnp.float32)
+    known, every = _compared(teacher, guesses, divergence)
+    for number, (guess, told) in enumerate(zip(guesses, every, strict=True)):
+        at = slice(guess.steps, guess.steps + guess.width)
+        numbers, (kept, agreed, said) = [x[:, at] for x in told[0]], (x[:, at] for x in (*told[1:], known))
+        due = teacher.batch.due(guess.steps + 1)[:, : guess.width]
+        loss += guess.weight * divergence.taken(tuple(numbers), due, mean, said)
+        if number == 0:
+            weight = due.sum()
+        metrics[of_depth("acceptance", number)] = mean(kept, due)
+        metrics[f"agreement_{number + 1}"] = mean(agreed * said, due)
+    return loss, metrics | {"weight": weight}
+
+
+def _compared(teacher: Teacher, guesses: list[Guess], divergence: Loss) -> tuple[Array, list[Any]]:
+    """Where the target's law stands `[B, T]`: `Law.known`, and for every guess the loss's numbers, acceptance and agreement.
+
+    Laws are made of some slots at a time, of the target once for all guesses, and made again for the gradient.
+    """
+    length = teacher.batch.tokens.shape[1]
+    inputs = teacher.grounds, [guess.aligned(length) for guess in guesses], teacher.labels
+
+    def compare(inputs):
+        law, every = teacher.law(inputs[0]), []
+        for guess, own in zip(guesses, inputs[1], strict=True):
+            q = guess.law(own)
+            kept = jax.lax.stop_gradient((acceptance(law.logits, q, law.outside), agreement(law.logits, q)))
+            every.append((divergence.numbers(law.logits, q, law.outside, inputs[2]), *kept))
+        return law.known, every
+
+    return chunked(compare, inputs, positions_at_a_time(teacher.batch))
+
+
+def positions_at_a_time(batch: Batch) -> int:
+    """Of every row of a batch, of which laws are there at a time."""
+    return max(1, CHUNK // len(batch.tokens))
+
+
+def of_depth(name: str, number: int) -> str:
+    """What a metric of the number-th guess, from 0 on, is called: the first has the name itself.
+
+    >>> [of_depth("acceptance", number) for number in range(3)]
+    ['acceptance', 'acceptance_2', 'acceptance_3']
+    """
+    return f"{name}_{number + 1}" if number else name
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadObjective(Objective):
+    """A head over a frozen target's features, perhaps over fewer tokens than the target knows.
+
+    Attributes:
+      drafter: bound to the target.
+      ids: the draft's vocabulary; empty: the target's.
+      divergence: between the laws.
+    """
+
+    follows_dtype = True
+
+    drafter: Any
+    ids: Ids = ()
+    divergence: Loss = ForwardKL()
+
+    @property
+    def reads(self):
+        return self.drafter.feature_wants
+
+    def init(self, key, target_params):
+        """Fresh parameters over the columns `ids`, without the list itself, which is not trained."""
+        params = self.drafter.init_params(key, target_params)
+        if not self.ids:
+            return params
+        own = self.drafter.trimmed(params, target_params, np.asarray(self.ids, np.int32))[1]
+        return {name: value for name, value in own.items() if name != "ids"}
+
+    def export(self, params):
+        return {**params, "ids": np.asarray(self.ids, np.int32)} if self.ids else params

@@ -1,1 +1,0 @@
-"""Objectives of the drafters that read the target's features, one file each."""

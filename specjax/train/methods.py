@@ -1,0 +1,151 @@
+"""Tasks of methods with trained parameters: heads, unmask policies of diffusion models, rules with a head over a draft."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.assembly.companions import Stored
+from specjax.diffusion.unmask import Unmask
+from specjax.draft import ModelDrafter
+from specjax.draft.adaptive import Rule
+from specjax.draft.base import Trained
+from specjax.draft.head import most_frequent
+from specjax.draft.heads.folder import save_head
+from specjax.expand import Chain
+from specjax.train.options import TrainOptions
+from specjax.train.task import Read, Task, check_length, check_masked, divergence_of, fields_of, with_preset
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadTask:
+    """Makes the task of a head on the target's features.
+
+    The objective is a dataclass whose field `drafter` is the bound drafter; `divergence`, where it has that, is the loss,
+    and `ids` the draft's vocabulary. Fields of both that are numbers, words or switches can be set in the line.
+
+    Attributes:
+      name: the drafter's.
+      kind: its class.
+      objective: that of its parameters.
+    """
+
+    name: str
+    kind: type[Trained]
+    objective: type[Any]
+
+    @property
+    def starts_from_layers(self) -> bool:
+        """Whether the head's first parameters are made of the target's layers."""
+        return self.objective.starts_from_layers
+
+    def __call__(self, target: Any, options: TrainOptions, read: Read) -> Task:
+        made = self.made(target, options, read)
+        if options.start is None:
+            params = made.init(jax.random.key(options.seed), target.params)
+        else:
+            made, params = self._going_on(options.start, made, target, options)
+
+        def start(x):  # the target's own type would swallow small updates
+            return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+        params = jax.tree.map(start, params)
+
+        def save(folder: Path, params: Any) -> None:
+            save_head(folder, self.name, made.fields, made.export(params), target, options.save_dtype)
+
+        return Task(made, params, target.params, save)
+
+    def _going_on(self, start: str, made: Any, target: Any, options: TrainOptions) -> tuple[Any, Any]:
+        """The objective and the parameters of a head that there is, whose fields and vocabulary stay."""
+        if options.draft_vocabulary is not None:
+            raise ValueError("--draft-vocabulary is of new heads: that of --start has its own")
+        own, _ = fields_of(options.drafter, type(made.drafter), type(made))
+        full = dataclasses.replace(target, dtype="float32")  # not rounded to the target's type
+        drafter, params = Stored(type(made.drafter), start, own).load(full)
+        given = {"drafter": drafter}
+        if "ids" in params:
+            given["ids"] = tuple(np.asarray(params["ids"]).tolist())
+            params = {name: value for name, value in params.items() if name != "ids"}
+        made = dataclasses.replace(made, **given)
+        fields = {name: tuple(value) if isinstance(value, list) else value for name, value in made.fields.items()}
+        fresh = type(drafter)(**fields).bind(target.lm)
+        sizes = lambda objective: jax.tree.map(
+            jnp.shape, jax.eval_shape(objective.init, jax.random.key(0), target.params)
+        )
+        same = dataclasses.replace(drafter, expander=fresh.expander) == fresh
+        if not same or sizes(made) != jax.tree.map(jnp.shape, params):
+            raise ValueError(
+                f"cannot go on from {start!r}: its layers are not those that {self.name} has for {target.name}, which is all "
+                "that a trained head's folder can say"
+            )
+        return made, params
+
+    def made(self, target: Any, options: TrainOptions, read: Read) -> Any:
+        """The objective; the target may be one without weights.
+
+        Raises:
+          ValueError: on a target or options that it cannot use.
+        """
+        name = self.name
+        if target.masked is not None:
+            raise ValueError(f"{name} is a head for an autoregressive model, and {target.name} is a diffusion model")
+        if options.draft or options.draft_config or options.reference:
+            raise ValueError(f"--draft, --draft-config and --reference are for draft models, not for {name}")
+        known = {field.name for field in dataclasses.fields(self.objective)}
+        own, of_objective = fields_of(options.drafter, self.kind, self.objective)
+        for option, field in (("loss", "divergence"), ("draft_vocabulary", "ids")):
+            if getattr(options, option) is not None and field not in known:
+                raise ValueError(f"--{option.replace('_', '-')} is not for {name}")
+        bound = self.kind(**own).bind(target.lm)
+        settings = with_preset(name, self.objective, of_objective) | divergence_of(options)
+        if options.draft_vocabulary is not None:
+            counts = read().counts(target.lm.vocab_size)
+            settings["ids"] = tuple(most_frequent(counts, options.draft_vocabulary, target.eos_ids).tolist())
+        return self.objective(drafter=bound, **settings)
+
+
+def policy_task(
+    name: str, kind: type[Unmask], objective: type[Any], target: Any, options: TrainOptions, read: Read
+) -> Task:
+    """An unmask policy of a diffusion model, which stays as it is."""
+    from specjax.draft.heads.folder import save_head
+
+    check_masked(name, target, options)
+    of_policy, of_objective = fields_of(options.drafter, kind, objective)
+    made = objective(target.lm, target.masked.mask_id, target.masked.shift, policy=kind(**of_policy), **of_objective)
+
+    def save(folder: Path, params: Any) -> None:
+        save_head(folder, name, made.fields, made.export(params), target, options.save_dtype)
+
+    return Task(made, made.init(jax.random.key(options.seed), target.params), target.params, save)
+
+
+def rule_task(
+    name: str, kind: type[Rule], objective: type[Any], target: Any, options: TrainOptions, read: Read
+) -> Task:
+    """A rule's head over a draft model; both models stay as they are."""
+    from specjax.draft.heads.folder import save_head
+
+    names = ("draft_config", "reference", "loss", "draft_vocabulary", "start")
+    foreign = [option for option in names if getattr(options, option)]
+    if foreign:
+        raise ValueError(f"--{foreign[0].replace('_', '-')} is not for {name}")
+    if options.draft is None:
+        raise ValueError(f"{name} needs --draft, the model that drafts")
+    if target.masked is not None:
+        raise ValueError(f"{name} judges drafts for an autoregressive model, and {target.name} is a diffusion model")
+    of_rule, of_objective = fields_of(options.drafter, kind, objective)
+    drafter, draft_params = Stored(ModelDrafter, options.draft, {"expander": Chain()}).load(target)
+    check_length(options, drafter.lm)
+    made = objective(target.lm, drafter.lm, rule=kind(**of_rule), **of_objective)
+    frozen = (target.params, draft_params)
+    draft = dataclasses.replace(target, lm=drafter.lm, params=draft_params, name=options.draft)
+
+    def save(folder: Path, params: Any) -> None:
+        save_head(folder, name, made.fields, params, draft, options.save_dtype)
+
+    return Task(made, made.init(jax.random.key(options.seed), frozen), frozen, save)

@@ -1,0 +1,101 @@
+"""Tasks of models that are trained whole: a draft model distilled from its target, and a diffusion model's own parameters."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax import models
+from specjax.assembly.companions import Stored
+from specjax.draft import ModelDrafter
+from specjax.expand import Chain
+from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion, MaskedObjective
+from specjax.sharding.distributed import is_first
+from specjax.train.distill import Distill
+from specjax.train.options import TrainOptions
+from specjax.train.task import Make, Read, Task, check_length, check_masked, divergence_of, fields_of
+
+
+def _distill(target: Any, options: TrainOptions, read: Read) -> Task:
+    if options.draft_vocabulary is not None:
+        raise ValueError("--draft-vocabulary is for heads; a draft model has the target's vocabulary")
+    if options.start is not None:
+        raise ValueError("--start is for heads; a draft model starts from --draft")
+    if target.masked is not None:
+        raise ValueError(f"distill teaches a draft of an autoregressive model, and {target.name} is a diffusion model")
+    (fields,) = fields_of(options.drafter, Distill)
+    if (options.draft is None) == (options.draft_config is None):
+        raise ValueError("distill needs one of --draft (a small model) and --draft-config (a small model's shape)")
+    if (fields.get("keep", 1.0) < 1) != (options.reference is not None):
+        raise ValueError("distill: keep below 1 and --reference (a distilled copy of the draft) need each other")
+    full = dataclasses.replace(target, dtype="float32")  # the target's own type would swallow small updates
+    if options.draft is not None:
+        drafter, params = Stored(ModelDrafter, options.draft, {"expander": Chain()}).load(full)
+        lm: Any = drafter.lm
+    else:
+        lm = _shape(str(options.draft_config), target)
+        params = lm.init(jax.random.key(options.seed))
+    check_length(options, lm)
+    frozen = target.params
+    if options.reference is not None:
+        reference, reference_params = Stored(ModelDrafter, options.reference, {"expander": Chain()}).load(full)
+        if reference.lm != lm:
+            raise ValueError(f"--reference {options.reference!r} is not a model of the draft's shape")
+        frozen = (target.params, reference_params)
+    objective = Distill(target.lm, lm, eos_ids=target.eos_ids, **fields, **divergence_of(options))
+
+    def save(folder: Path, params: Any) -> None:
+        if is_first():
+            models.save(folder, lm, params, options.save_dtype, target.tokenizer, target.eos_ids)
+
+    return Task(objective, params, frozen, save)
+
+
+def _shape(file: str, target: Any) -> Any:
+    """The model of a config.json; its vocabulary and positions are the target's where it does not say."""
+    from specjax.models import LlamaLM, hf_config
+
+    try:
+        given = json.loads(Path(file).read_text())
+    except OSError as error:
+        raise ValueError(f"--draft-config {file!r}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"--draft-config {file!r} is not valid JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise ValueError(f"--draft-config {file!r} must hold a JSON object")
+    config = target.lm.config
+    shared = {"vocab_size": config.vocab_size, "max_position_embeddings": config.max_position_embeddings}
+    lm = LlamaLM(hf_config.from_hf({"model_type": "llama", "hidden_act": "silu"} | shared | given))
+    return ModelDrafter(lm).bind(target.lm).lm
+
+
+def _masked(name: str, kind: type[MaskedObjective]) -> Make:
+    """A diffusion model's own parameters"""
+
+    def make(target: Any, options: TrainOptions, read: Read) -> Task:
+        check_masked(name, target, options)
+        (fields,) = fields_of(options.drafter, kind)
+        made = kind(target.lm, target.masked.mask_id, target.masked.shift, **fields)
+        params = jax.tree.map(lambda x: x.astype(jnp.float32), target.params)  # small updates must not be swallowed
+
+        def save(folder: Path, params: Any) -> None:
+            if is_first():
+                models.save(
+                    folder, target.lm, params, options.save_dtype, target.tokenizer, target.eos_ids, target.masked,
+                    generation=target.generation,
+                )  # fmt: skip
+
+        return Task(made, params, None, save)
+
+    return make
+
+
+WHOLE_MODELS: dict[str, Make] = {
+    "distill": _distill,
+    "diffusion": _masked("diffusion", MaskedDiffusion),
+    "dparallel": _masked("dparallel", CertaintyForcing),
+}
+"""Makes the task from a loaded target, the command's options and the data."""

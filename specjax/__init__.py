@@ -21,48 +21,66 @@ from specjax.state import DecodeState, Finish
 from specjax.tree import Topology, Tree
 
 if TYPE_CHECKING:
-    from specjax import models as models
-    from specjax import viz as viz
-    from specjax.serve.engine import generate as generate
-    from specjax.serve.score import score as score
+    from specjax import diffusion, evaluate, models, search, soft, tasks, train, viz
+    from specjax.models import load
+    from specjax.serve.engine import Engine, generate
+    from specjax.serve.score import score
 
     __version__: str
 
 __all__ = [
     "DecodeState",
+    "Engine",
     "Finish",
     "Speculative",
     "StepInfo",
     "Topology",
     "Tree",
     "decoder",
+    "diffusion",
     "draft",
+    "evaluate",
     "expand",
     "generate",
+    "load",
     "models",
     "run",
     "sampling",
     "score",
+    "search",
+    "soft",
     "speculative",
     "stream",
+    "tasks",
+    "train",
     "verify",
     "viz",
 ]
 
+if not TYPE_CHECKING:  # what checkers of types must not see, or any name would do
+    _LATER = {
+        "Engine": "specjax.serve.engine:Engine",
+        "diffusion": "specjax.diffusion",
+        "evaluate": "specjax.evaluate",
+        "generate": "specjax.serve.engine:generate",
+        "load": "specjax.models:load",
+        "models": "specjax.models",
+        "score": "specjax.serve.score:score",
+        "search": "specjax.search",
+        "soft": "specjax.soft",
+        "tasks": "specjax.tasks",
+        "train": "specjax.train",
+        "viz": "specjax.viz",
+    }
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    def __dir__() -> list[str]:
+        return sorted([*__all__, "__version__"])
 
-
-def __getattr__(name: str):
-    if name == "generate":
-        return importlib.import_module("specjax.serve.engine").generate
-    if name == "score":
-        return importlib.import_module("specjax.serve.score").score
-    if name == "models":
-        return importlib.import_module("specjax.models")
-    if name == "__version__":
-        return importlib.metadata.version(__name__)  # pyproject.toml's
-    if name == "viz":
-        return importlib.import_module("specjax.viz")
-    raise AttributeError(f"module 'specjax' has no attribute {name!r}")
+    def __getattr__(name: str):
+        if name == "__version__":
+            return importlib.metadata.version(__name__)  # pyproject.toml's
+        module, _, inside = _LATER.get(name, "").partition(":")
+        if not module:
+            raise AttributeError(f"module 'specjax' has no attribute {name!r}")
+        found = importlib.import_module(module)
+        return getattr(found, inside) if inside else found

@@ -96,7 +96,7 @@ class SearchState(Rows):
 
 
 @dataclasses.dataclass(frozen=True)
-class Search(Decoder, abc.ABC):
+class Search(Decoder[SearchState], abc.ABC):
     """A decoder of several texts a row. Implementations are frozen dataclasses, and write `step`.
 
     The prompt is read once a row, whatever the number of its texts, and a text that is continued in two ways takes its cache

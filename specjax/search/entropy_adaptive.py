@@ -68,7 +68,7 @@ class AdaptiveState(Rows):
 
 
 @dataclasses.dataclass(frozen=True)
-class EntropyAdaptive(Decoder, Stepwise):
+class EntropyAdaptive(Decoder[AdaptiveState], Stepwise):
     """The large model writes where the mean entropy of the laws before is at the threshold or above, else the small one.
 
     Both models draw with the row's own noise, so a threshold of 0 gives the large model's text and an infinite one the small
@@ -149,7 +149,9 @@ class EntropyAdaptive(Decoder, Stepwise):
     def _constrain(self, state):
         return constrain(self.mesh, self.axes(state), state)
 
-    def empty(self, params, batch, capacity, cache_dtype=None, eos_width=1):
+    def empty(
+        self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1
+    ) -> AdaptiveState:
         """See `Decoder.empty`."""
         capacity = rounded(self.mesh, "slots", capacity)
         zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)
@@ -174,8 +176,9 @@ class EntropyAdaptive(Decoder, Stepwise):
 
     @on_mesh
     def insert(
-        self, params, state, rows, prompts, lengths, row_keys, *, limit, sampling: SamplingArrays, eos=None, width=None
-    ):  # fmt: skip
+        self, params: PyTree, state: AdaptiveState, rows: Array, prompts: Array, lengths: Array, row_keys: Array, *,
+        limit: Array, sampling: SamplingArrays, eos: Array | None = None, width: int | None = None,
+    ) -> AdaptiveState:  # fmt: skip
         """See `Decoder.insert`; both models read the prompt.
 
         Raises:
@@ -187,7 +190,7 @@ class EntropyAdaptive(Decoder, Stepwise):
             raise ValueError("entropy-adaptive decoding keeps no sum over a text: leave mirostat out")
         count = prompts.shape[0]
         fresh = formed(self, self.empty(params, count, capacity, None, state.eos.shape[1]), sampling.form)
-        memories = {}
+        memories: dict[str, Any] = {}
         for name, lm, own in (("large", self.target, "target"), ("small", self.small, "small")):
             plain, model = self._plain(lm), {"target": params[own], "draft": None}
             dtype = jax.tree.leaves(getattr(state, name).cache)[0].dtype

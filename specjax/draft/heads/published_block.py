@@ -7,11 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.draft.dflash import Windows, published_taps
+from specjax.draft.dflash import published_taps
 from specjax.draft.heads import speculators
 from specjax.draft.heads.dspark import KINDS, MarkovHead
 from specjax.draft.heads.layout import Reader, check_flags, check_width, layer_config
 from specjax.draft.heads.published_eagle import eagle3, embedding, read_ids, vocabulary_head, windows
+from specjax.draft.windows import Windows
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object, is_id, is_size
 from specjax.sharding.distributed import to_host

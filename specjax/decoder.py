@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.names import check_keywords, named
+from specjax.pretty import brief
 from specjax.sampling import SamplingArrays
 from specjax.sampling_params import USUAL, Form
 from specjax.settings import settle, settled
@@ -48,6 +49,8 @@ class Decoder(Protocol[State]):
     def __init_subclass__(cls, **more: Any):
         super().__init_subclass__(**more)
         settle(cls, frozenset(("empty", "insert", "read_prefix", "step")))
+        if "__repr__" not in vars(cls):  # in the class itself, or the decorator `dataclass` would write one there
+            cls.__repr__ = brief
 
     @property
     def fills_in(self) -> bool:

@@ -247,6 +247,7 @@ def test_an_installed_wheel_says_its_types(tmp_path, tools, built):
 @pytest.mark.slow
 def test_a_wheel_from_the_sdist_holds_everything_and_works_from_another_folder(tmp_path, built):
     (source, wheel), target = built, tmp_path / "site"
+    assert not any("experiments" in name or "bench/kernels" in name for name in held(wheel))
     assert held(wheel) == {path.relative_to(source).as_posix() for path in files(source / "specjax")}
     subprocess.run([*PIP, "install", "--no-compile", "--no-deps", "--target", str(target), str(wheel)], check=True)
     code = f"import sys; sys.path.insert(0, {str(target)!r})\n" + CHECK.format(root=str(ROOT))

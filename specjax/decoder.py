@@ -50,7 +50,7 @@ class Decoder(Protocol[State]):
         super().__init_subclass__(**more)
         settle(cls, frozenset(("empty", "insert", "read_prefix", "step")))
         if "__repr__" not in vars(cls):  # in the class itself, or the decorator `dataclass` would write one there
-            cls.__repr__ = brief
+            cls.__repr__ = brief  # type: ignore[assignment]
 
     @property
     def fills_in(self) -> bool:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import Named
+from specjax.arrays import Array, Bool, Float, Int, PyTree
 from specjax.decoder import Decoder, Needs, formed
 from specjax.lm import LM, Block, Wants
 from specjax.pretty import Pretty
@@ -23,9 +24,6 @@ from specjax.sharding.rules import constrain, rounded
 from specjax.speculative import Speculative, speculative
 from specjax.state import DecodeState, Finish, Prefix, Rows, Stats
 
-Array = jax.Array
-PyTree = Any
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +35,8 @@ class Beams(Pretty):
       scores: `[B, K]` float32, the search's own; -inf where there is no text.
     """
 
-    tokens: Array
-    scores: Array
+    tokens: Int[Array, "B K L"]
+    scores: Float[Array, "B K"]
 
     @classmethod
     def of(cls, prompts: Array, count: int, groups: int) -> Self:
@@ -59,10 +57,10 @@ class Found(Pretty):
       finish: `[B, K]` int32, a `Finish` value.
     """
 
-    tokens: Array
-    length: Array
-    scores: Array
-    finish: Array
+    tokens: Int[Array, "B K L"]
+    length: Int[Array, "B K"]
+    scores: Float[Array, "B K"]
+    finish: Int[Array, "B K"]
 
     @classmethod
     def nothing(cls, batch: int, count: int, capacity: int) -> Self:
@@ -91,7 +89,7 @@ class SearchState(Rows):
 
     beams: Beams
     found: Found
-    open: Array
+    open: Bool[Array, "B G"]
     cache: PyTree
 
 

@@ -9,7 +9,7 @@ import ast
 import graphlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -150,6 +150,27 @@ def parts_graph(arrows: Mapping[tuple[str, str], int], layers: Mapping[str, int]
         if above and below and above != below:
             graph[above].add(below)
     return graph
+
+
+def circles(arrows: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """Modules that import each other, at whatever distance and for whatever reason: a list a circle."""
+    graph: dict[str, set[str]] = {}
+    for source, target in arrows:
+        graph.setdefault(source, set()).update({target} - {source})
+    reach = {name: _reached(name, graph) for name in graph}
+    found = {tuple(sorted(other for other in reach[name] if name in reach.get(other, ()))) for name in graph}
+    return [list(circle) for circle in sorted(found) if circle]
+
+
+def _reached(name: str, graph: Mapping[str, set[str]]) -> set[str]:
+    """Every module that one imports, and what those import."""
+    seen: set[str] = set()
+    ahead = [*graph[name]]
+    while ahead:
+        if (module := ahead.pop()) not in seen:
+            seen.add(module)
+            ahead += graph.get(module, ())
+    return seen
 
 
 def faults(arrows: Mapping[tuple[str, str], int], modules: Mapping[str, Path], layers: Mapping[str, int]) -> list[str]:

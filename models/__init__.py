@@ -77,7 +77,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"specjax.models.{_HOME[name]}"), name)
+if not TYPE_CHECKING:  # or any name would do
+
+    def __dir__() -> list[str]:
+        return sorted(__all__)
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"specjax.models.{_HOME[name]}"), name)

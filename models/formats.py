@@ -203,7 +203,7 @@ class Lossless(Format):
 
     def source(self, source: Source | Stack, axis: int) -> quantising.CodedSource:
         """See `Format.source`."""
-        return quantising.CodedSource(self, source, axis)
+        return quantising.CodedSource(self.group, source, axis)
 
 
 FORMATS = {

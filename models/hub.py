@@ -341,12 +341,7 @@ def load(
         params = orbax_folder.restore(folder, shapes, places)
     else:
         sources = _sources(lm, raw, folder, name, dtype, share_of(mesh))
-        if form is not None and not later:
-            sources = form.each(form.source, sources)
-        if not layers and not later:
-            sources, places = outer(sources), None if places is None else outer(places)
-        with bar(f"loading {name}", len(jax.tree.leaves(sources))) as advance:
-            params = byte_ranges.read(sources, dtype, places, advance)
+        params = _read(sources, name, dtype, places, None if later else form, later or layers)
     if added is not None:
         added = dataclasses.replace(added, pairs=_text_of(lm, raw, added.pairs))
         params = adapters.merged(params, added, *_naming(lm, raw))
@@ -375,6 +370,15 @@ def _said(folder: Path) -> tuple[dict[str, Any], Callable[[], Any], Path]:
         orbax_folder.check_whole(folder)
         raise ModelError(f"{folder} has no config.json; give a Hugging Face model folder{unread(folder)}")
     return read_json(config_file), functools.cache(lambda: tokenizer.load(folder)), config_file
+
+
+def _read(sources: Any, title: str, dtype: Any, places: Any, form: formats.Format | None, layers: bool) -> Any:
+    """Parameters from where they are stored, in a format; with those of layers or without."""
+    sources = sources if form is None else form.each(form.source, sources)
+    if not layers:
+        sources, places = outer(sources), None if places is None else outer(places)
+    with bar(f"loading {title}", len(jax.tree.leaves(sources))) as advance:
+        return byte_ranges.read(sources, dtype, places, advance)
 
 
 def outer(params: dict[str, Any]) -> dict[str, Any]:

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from specjax.arrays import Array, Bool, Int
 from specjax.kernels.kv_commit import kv_commit
 from specjax.models import kv_bits
 from specjax.pretty import Pretty
-
-Array = jax.Array
 
 
 class Slots(NamedTuple):
@@ -26,8 +25,8 @@ class Slots(NamedTuple):
 
     key: Any
     value: Any
-    positions: Any = None
-    unseen: Any = None
+    positions: Int[Array, "B S"] | None = None
+    unseen: Bool[Array, "B S"] | None = None
     asks: bool = False
 
 
@@ -78,7 +77,7 @@ class KVDelta(Pretty):
 
     key: tuple[Any, ...]
     value: tuple[Any, ...]
-    positions: Array
+    positions: Int[Array, "B T"]
     query: tuple[Any, ...] = ()
 
 

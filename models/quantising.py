@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,20 @@ from specjax.models.byte_ranges import Box, Room, Source, Stack
 from specjax.models.errors import ModelError
 from specjax.models.few_bits import Quantised
 
-if TYPE_CHECKING:
-    from specjax.models.formats import Lossless, Scaled
-
 PIECE = 1 << 20
 """Numbers that are quantised at a time."""
+
+
+class Scaling(Protocol):
+    """Numbers of few bits, groups of which share a scale: a `specjax.models.formats.Scaled`."""
+
+    @property
+    def group(self) -> int: ...
+
+    @property
+    def kind(self) -> Any: ...
+
+    def quantise(self, numbers: Any, axis: int, dtype: Any, xp: Any = np) -> tuple[Any, Any]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +43,7 @@ class QuantisedSource:
       axis: of its inputs, counted from the end.
     """
 
-    format: "Scaled"
+    format: Scaling
     source: Source | Stack
     axis: int
 
@@ -74,12 +83,12 @@ class CodedSource:
     until that is coded.
 
     Attributes:
-      format: how it is coded.
+      group: how many inputs of an output follow each other in codes; 0: all of them.
       source: of the plain numbers.
       axis: of its inputs, counted from the end.
     """
 
-    format: "Lossless"
+    group: int
     source: Source | Stack
     axis: int
 
@@ -103,7 +112,7 @@ class CodedSource:
             if not rounded and not dfloat11.is_exact(numbers):
                 raise ModelError(NOT_EXACT)
             matrix[tuple(slice(*span) for span in box)] = numbers
-        made = dfloat11.encoded(matrix, self.axis, self.format.group, dtype)
+        made = dfloat11.encoded(matrix, self.axis, self.group, dtype)
         if place is None:
             return jax.tree.map(jnp.asarray, made)
         put = lambda part, where: jax.make_array_from_callback(part.shape, where, lambda index: part[index])

@@ -2,22 +2,26 @@
 
 import contextlib
 import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import AxisType
 
 from specjax.sharding.rules import partition, parts
 
+Method = TypeVar("Method", bound=Callable)
 
-def on_mesh(method):
+
+def on_mesh(method: Method) -> Method:
     """A method that is traced under its object's `mesh`; as it is where that is None."""
 
     @functools.wraps(method)
-    def traced(self, *args, **kwargs):
+    def traced(self: Any, *args: Any, **kwargs: Any) -> Any:
         with under(self.mesh):
             return method(self, *args, **kwargs)
 
-    return traced
+    return traced  # type: ignore[return-value]
 
 
 def under(mesh: jax.sharding.Mesh | None) -> contextlib.AbstractContextManager:

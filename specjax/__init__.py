@@ -22,15 +22,12 @@ from specjax.state import DecodeState, Finish
 from specjax.tree import Topology, Tree
 
 if TYPE_CHECKING:
-    from specjax import decode as decode
-    from specjax import models as models
-    from specjax import viz as viz
-    from specjax.models import load as load
-    from specjax.models.text import Chat as Chat
-    from specjax.serve.engine import Engine as Engine
-    from specjax.serve.engine import generate as generate
-    from specjax.serve.sampling import Sampling as Sampling
-    from specjax.serve.score import score as score
+    from specjax import decode, diffusion, evaluate, models, search, soft, tasks, train, viz
+    from specjax.models import load
+    from specjax.models.text import Chat
+    from specjax.serve.engine import Engine, generate
+    from specjax.serve.sampling import Sampling
+    from specjax.serve.score import score
 
     __version__: str
 
@@ -41,6 +38,7 @@ __all__ = [
     "decode",
     "load",
     "DecodeState",
+    "Engine",
     "Finish",
     "Prompts",
     "Speculative",
@@ -48,41 +46,53 @@ __all__ = [
     "Topology",
     "Tree",
     "decoder",
+    "diffusion",
     "draft",
+    "evaluate",
     "expand",
     "generate",
+    "load",
     "models",
     "run",
     "sampling",
     "score",
+    "search",
+    "soft",
     "speculative",
     "stream",
+    "tasks",
+    "train",
     "verify",
     "viz",
 ]
 
+if not TYPE_CHECKING:  # what checkers of types must not see, or any name would do
+    _LATER = {
+        "Chat": "specjax.models.text:Chat",
+        "Sampling": "specjax.serve.sampling:Sampling",
+        "decode": "specjax.decode",
+        "Engine": "specjax.serve.engine:Engine",
+        "diffusion": "specjax.diffusion",
+        "evaluate": "specjax.evaluate",
+        "generate": "specjax.serve.engine:generate",
+        "load": "specjax.models:load",
+        "models": "specjax.models",
+        "score": "specjax.serve.score:score",
+        "search": "specjax.search",
+        "soft": "specjax.soft",
+        "tasks": "specjax.tasks",
+        "train": "specjax.train",
+        "viz": "specjax.viz",
+    }
 
-_MODULES = ("decode", "models", "viz")
-_HOME = {
-    "Chat": "models.text",
-    "Engine": "serve.engine",
-    "Sampling": "serve.sampling",
-    "generate": "serve.engine",
-    "load": "models",
-    "score": "serve.score",
-}
-"""Where names are found that are imported when they are used."""
+    def __dir__() -> list[str]:
+        return sorted([*__all__, "__version__"])
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
-
-
-def __getattr__(name: str):
-    if name == "__version__":
-        return importlib.metadata.version(__name__)  # pyproject.toml's
-    if name in _MODULES:
-        return importlib.import_module(f"specjax.{name}")
-    if name in _HOME:
-        return getattr(importlib.import_module(f"specjax.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'specjax' has no attribute {name!r}")
+    def __getattr__(name: str):
+        if name == "__version__":
+            return importlib.metadata.version(__name__)  # pyproject.toml's
+        module, _, inside = _LATER.get(name, "").partition(":")
+        if not module:
+            raise AttributeError(f"module 'specjax' has no attribute {name!r}")
+        found = importlib.import_module(module)
+        return getattr(found, inside) if inside else found

@@ -4,8 +4,8 @@ stream of short calls."""
 import abc
 import dataclasses
 import functools
-from collections.abc import Iterator
-from typing import Any, ClassVar, Protocol, Self
+from collections.abc import Generator
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 
 from specjax.about import Named
 from specjax.names import named
+from specjax.pretty import brief
 from specjax.prompts import OPEN, Prompts, check_padding
 from specjax.sampling_params import USUAL, Form, SamplingArrays
 from specjax.settings import settle, settled
@@ -21,6 +22,8 @@ from specjax.sharding.rules import constrain
 from specjax.state import Finish, Rows
 
 PyTree = Any
+State = TypeVar("State", bound=Rows)
+"""What a decoder carries from step to step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Needs:
     form: Form = USUAL
 
 
-class Decoder(Protocol):
+class Decoder(Protocol[State]):
     """What every decoder is: pure functions over a state whose leading fields are those of `Rows`. Hashable.
 
     `params` is `{"target": ...}` and what else the decoder names. None of these functions is jitted; those of this module are.
@@ -49,6 +52,8 @@ class Decoder(Protocol):
     def __init_subclass__(cls, **more: Any):
         super().__init_subclass__(**more)
         settle(cls, frozenset(("empty", "prefill", "read_prefix", "step")))
+        if "__repr__" not in vars(cls):  # in the class itself, or the decorator `dataclass` would write one there
+            cls.__repr__ = brief  # type: ignore[assignment]
 
     @property
     def fills_in(self) -> bool:
@@ -90,11 +95,11 @@ class Decoder(Protocol):
         """The decoder for such a job: the same states and the same text, with less to compile where less is asked for."""
         return self
 
-    def axes(self, state: Any) -> Any:
+    def axes(self, state: State) -> State:
         """Logical axis names of every leaf of the state, as tuples; one that leads with "batch" is the row's own."""
         ...
 
-    def empty(self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1) -> Any:
+    def empty(self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1) -> State:
         """A state of finished rows, to be filled by `insert`.
 
         Args:
@@ -106,7 +111,7 @@ class Decoder(Protocol):
         """
         ...
 
-    def prefill(self, params: PyTree, state: Any, prompts: Prompts) -> Any:
+    def prefill(self, params: PyTree, state: State, prompts: Prompts) -> State:
         """R rows of their own that hold these prompts, and what is computed of them before their first step: for `insert`.
 
         One that `reads_prefix` takes a `prefix` besides.
@@ -118,13 +123,13 @@ class Decoder(Protocol):
         """
         ...
 
-    def step(self, params: PyTree, state: Any) -> tuple[Any, Any]:
+    def step(self, params: PyTree, state: State) -> tuple[State, Any]:
         """One pass: the new state, and what happened, which nothing needs."""
         ...
 
     @named
     @settled
-    def init(self, params: PyTree, prompts: Prompts, *, capacity: int, cache_dtype: Any = None) -> Any:
+    def init(self, params: PyTree, prompts: Prompts, *, capacity: int, cache_dtype: Any = None) -> State:
         """`empty` and `insert` in one, each under jit: a state whose rows are these prompts.
 
         Args:
@@ -192,7 +197,7 @@ class Decode(abc.ABC):
         """
 
 
-def formed(decoder: Decoder, state: Any, form: Form) -> Any:
+def formed(decoder: Decoder[State], state: State, form: Form) -> State:
     """An empty state with the columns of a form."""
     if form == state.sampling.form:
         return state
@@ -254,13 +259,29 @@ NO_LIMIT = 2**31 - 1
 @named
 @settled
 def run(
-    decoder: Decoder, params: PyTree, state: Any, max_steps: jax.Array | int = NO_LIMIT, min_live: jax.Array | int = 1
-) -> Any:
+    decoder: Decoder[State], params: PyTree, state: State, max_steps: jax.Array | int = NO_LIMIT,
+    min_live: jax.Array | int = 1,
+) -> State:  # fmt: skip
     """Steps until fewer than `min_live` rows are running, or `max_steps` times, in one `lax.while_loop`. `state` is donated.
 
     One program a decoder and state shape, whatever the two numbers; `run_program` is that program, to lower or to compile.
     """
     return run_program(decoder, params, state, _count(max_steps), _count(min_live))
+
+
+def step(decoder: Decoder[State], params: PyTree, state: State) -> tuple[State, Any]:
+    """`decoder.step` under jit, with the state donated: the new state, of the type that went in, and what happened.
+
+    `step_program` is the jitted function. `jax.jit(decoder.step)` is as good a program, of which checkers of types know
+    nothing: JAX 0.10 does not say what a jitted function returns.
+    """
+    return step_program(decoder, params, state)
+
+
+step_program = jax.jit(
+    lambda decoder, params, state: decoder.step(params, state), static_argnums=(0,), donate_argnums=(2,)
+)
+"""`step` as a jitted function."""
 
 
 def _count(number: jax.Array | int) -> Any:
@@ -271,8 +292,8 @@ def _count(number: jax.Array | int) -> Any:
 @functools.partial(jax.jit, static_argnums=(0,), donate_argnums=(2,))
 @settled
 def run_program(
-    decoder: Decoder, params: PyTree, state: Any, max_steps: jax.Array, min_live: jax.Array | int = 1
-) -> Any:
+    decoder: Decoder[State], params: PyTree, state: State, max_steps: jax.Array, min_live: jax.Array | int = 1
+) -> State:
     """`run` as a jitted function of arrays."""
     least = jnp.maximum(min_live, 1)
 
@@ -289,7 +310,9 @@ def run_program(
 
 @named
 @settled
-def insert(decoder: Decoder, params: PyTree, state: Any, rows: Any, prompts: Prompts, *, prefix: Any = None) -> Any:
+def insert(
+    decoder: Decoder[State], params: PyTree, state: State, rows: Any, prompts: Prompts, *, prefix: Any = None
+) -> State:
     """`decoder.insert` under jit, with the state donated; `insert_program` is the jitted function.
 
     Raises:
@@ -333,7 +356,7 @@ read_prefix = jax.jit(
 
 @functools.partial(jax.jit, static_argnums=0)
 @settled
-def row_of(decoder: Decoder, state: Any, row: jax.Array) -> Any:
+def row_of(decoder: Decoder[State], state: State, row: jax.Array) -> State:
     """One row of a state, for `copy_row`; scalars in place of what rows share."""
     own = lambda leaf, axes: leaf[row][None] if axes[:1] == ("batch",) else jnp.zeros((), leaf.dtype)
     return jax.tree.map(own, state, decoder.axes(state))
@@ -341,7 +364,7 @@ def row_of(decoder: Decoder, state: Any, row: jax.Array) -> Any:
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 @settled
-def copy_row(decoder: Decoder, state: Any, row: jax.Array, kept: Any, key: jax.Array) -> Any:
+def copy_row(decoder: Decoder[State], state: State, row: jax.Array, kept: State, key: jax.Array) -> State:
     """The state, which is donated, with another completion of a prompt that was read before: of decoders that `reads_prefix`.
 
     Args:
@@ -370,7 +393,7 @@ empty = jax.jit(
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
+class Progress(Generic[State]):
     """What one call of a stream brought.
 
     Attributes:
@@ -379,13 +402,15 @@ class Progress:
       finish: a `Finish` value a row.
     """
 
-    state: Any
+    state: State
     tokens: list[list[int]]
     finish: list[Finish]
 
 
 @named
-def stream(decoder: Decoder, params: PyTree, state: Rows, steps_per_call: int = 4) -> Iterator[Progress]:
+def stream(
+    decoder: Decoder[State], params: PyTree, state: State, steps_per_call: int = 4
+) -> Generator[Progress[State], State | None]:
     """Yields the rows' new tokens every few steps, until all rows are done.
 
     The state is donated to each call: take what you need from `Progress.state` before asking for the next. A state sent

@@ -5,17 +5,17 @@ block, `S` cache slots, `V` the vocabulary and `E` the model width.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
+from specjax.arrays import Array, Bool, Float, Int, PyTree
 from specjax.pretty import Pretty
 
-Array = jax.Array
-PyTree = Any
-Draw = Callable[[Array], Array]
+Draw = Callable[[Float[Array, "B T V"]], Int[Array, "B T"]]
 """From raw logits `[B, T, V]` to token ids `[B, T]`; -1 where the logits hold no finite maximum."""
 
 
@@ -30,9 +30,9 @@ class Mixture(Pretty):
       mixed: `[B, T]` bool, the slots that are read so; the others are read as their token.
     """
 
-    ids: Array
-    weights: Array
-    mixed: Array
+    ids: Int[Array, "B T n"]
+    weights: Float[Array, "B T n"]
+    mixed: Bool[Array, "B T"]
 
 
 @jax.tree_util.register_dataclass
@@ -54,13 +54,13 @@ class Block(Pretty):
       split: whether a mesh may split its tokens (its axis `context` does), as those of a long prompt; only without `visible`.
     """
 
-    tokens: Array
-    positions: Array
-    length: Array
+    tokens: Int[Array, "B T"]
+    positions: Int[Array, "B T"]
+    length: Int[Array, " B"]
     visible: Any = None
-    embeddings: Array | None = None
-    embedded: Array | None = None
-    unseen: Array | None = None
+    embeddings: Float[Array, "B T E"] | None = None
+    embedded: Bool[Array, "B T"] | None = None
+    unseen: Bool[Array, "B S"] | None = None
     mixture: Mixture | None = None
     causal: bool = dataclasses.field(default=True, metadata={"static": True})
     split: bool = dataclasses.field(default=False, metadata={"static": True})
@@ -108,11 +108,21 @@ class Output(Pretty):
     """
 
     delta: PyTree
-    logits: Any = None  # [B, T, V] float32
-    topk: Any = None  # two arrays [B, T, k]: values, ids
-    draw: Any = None  # [B, T] int32
-    hidden: Any = None  # {layer: [B, T, E]}
-    final: Any = None  # [B, T, E]
+    # whoever asked for one has it, so to checkers of types they are arrays; whoever makes an Output may leave them out
+    logits: Float[Array, "B T V"] = None  # type: ignore[assignment]
+    topk: tuple[Float[Array, "B T k"], Int[Array, "B T k"]] = None  # type: ignore[assignment]  # values, ids
+    draw: Int[Array, "B T"] = None  # type: ignore[assignment]
+    hidden: Mapping[int, Float[Array, "B T E"]] = None  # type: ignore[assignment]  # by layer
+    final: Float[Array, "B T E"] = None  # type: ignore[assignment]
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, delta: PyTree, logits: Array | None = None, topk: tuple[Array, Array] | None = None,
+            draw: Array | None = None, hidden: Mapping[int, Array] | None = None, final: Array | None = None,
+        ) -> None: ...  # fmt: skip
+
+        def __replace__(self, **changes: Any) -> "Output": ...
 
     def first(self, slots: int) -> "Output":
         """That of the block's first `slots` slots alone."""
@@ -132,7 +142,7 @@ class Partial(Pretty):
       lo: the first layer still to run.
     """
 
-    h: Array
+    h: Float[Array, "B T E"]
     delta: PyTree
     lo: int = dataclasses.field(metadata={"static": True})
 
@@ -171,20 +181,20 @@ class LM(Protocol):
         """Reads the committed prefix, never writes it. `cache` None means there is no prefix."""
         ...
 
-    def embed(self, params: PyTree, tokens: Array) -> Array: ...
+    def embed(self, params: PyTree, tokens: Int[Array, "B T"]) -> Float[Array, "B T E"]: ...
 
     def layers(
         self,
         params: PyTree,
-        h: Array,
+        h: Float[Array, "B T E"],
         lo: int,
         hi: int,
         block: Block,
         cache: PyTree,
         past: PyTree | None = None,
-        skip: Array | None = None,
+        skip: Bool[Array, "L 2"] | None = None,
         below: PyTree | None = None,
-    ) -> tuple[Array, PyTree]:
+    ) -> tuple[Float[Array, "B T E"], PyTree]:
         """Runs layers `[lo, hi)`; the second result is their part of the delta.
 
         `cache`, `past` and `skip` are indexed from layer 0; `past` may end at layer `hi`. `skip` `[L, 2]` bool leaves out
@@ -198,20 +208,20 @@ class LM(Protocol):
         """The delta of layers `[lo, hi)` from those of `[lo, mid)` and `[mid, hi)`."""
         ...
 
-    def norm(self, params: PyTree, h: Array) -> Array: ...
+    def norm(self, params: PyTree, h: Float[Array, "B T E"]) -> Float[Array, "B T E"]: ...
 
-    def unembed(self, params: PyTree, h: Array) -> Array: ...
+    def unembed(self, params: PyTree, h: Float[Array, "B T E"]) -> Float[Array, "B T V"]: ...
 
-    def init_cache(self, batch: int, capacity: int, dtype: Any = None) -> PyTree: ...
+    def init_cache(self, batch: int, capacity: int, dtype: DTypeLike | None = None) -> PyTree: ...
 
-    def begin(self, params: PyTree, cache: PyTree, lengths: Array) -> PyTree:
+    def begin(self, params: PyTree, cache: PyTree, lengths: Int[Array, " B"]) -> PyTree:
         """The cache of rows before their first step, when all but the last token of their prompts was read (`lengths` `[B]`).
 
         For models that read something else beside the text. What it makes of a row depends on nothing of other rows.
         """
         ...
 
-    def commit(self, cache: PyTree, delta: PyTree, src: Array | None, dst: Array) -> PyTree:
+    def commit(self, cache: PyTree, delta: PyTree, src: Int[Array, "B M"] | None, dst: Int[Array, "B ..."]) -> PyTree:
         """Writes delta's slots `src` `[B, M]` (None: all, in order) into the cache.
 
         `dst` `[B]` starts one run of M slots a row; `[B, M]` names every slot, and those out of range are dropped.
@@ -241,7 +251,7 @@ class BaseLM:
     num_layers: int = 0
     reads_mixtures: bool = False
 
-    def commit(self, cache: PyTree, delta: PyTree, src: Array | None, dst: Array) -> PyTree:
+    def commit(self, cache: PyTree, delta: PyTree, src: Int[Array, "B M"] | None, dst: Int[Array, "B ..."]) -> PyTree:
         """See `LM.commit`."""
 
         def write(old, new):
@@ -256,7 +266,7 @@ class BaseLM:
         """See `LM.cache_axes`: rows are split, and nothing else."""
         return jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), cache)
 
-    def begin(self, params: PyTree, cache: PyTree, lengths: Array) -> PyTree:
+    def begin(self, params: PyTree, cache: PyTree, lengths: Int[Array, " B"]) -> PyTree:
         """See `LM.begin`: the cache as it is."""
         return cache
 
@@ -268,14 +278,14 @@ class BaseLM:
         """See `LM.axis_counts`."""
         return {}
 
-    def embed(self, params: PyTree, tokens: Array) -> Array:
+    def embed(self, params: PyTree, tokens: Int[Array, "B T"]) -> Float[Array, "B T E"]:
         """See `LM.embed`."""
         raise self._lacks("embed")
 
     def layers(
-        self, params: PyTree, h: Array, lo: int, hi: int, block: Block, cache: PyTree, past: PyTree | None = None,
-        skip: Array | None = None, below: PyTree | None = None,
-    ) -> tuple[Array, PyTree]:  # fmt: skip
+        self, params: PyTree, h: Float[Array, "B T E"], lo: int, hi: int, block: Block, cache: PyTree,
+        past: PyTree | None = None, skip: Bool[Array, "L 2"] | None = None, below: PyTree | None = None,
+    ) -> tuple[Float[Array, "B T E"], PyTree]:  # fmt: skip
         """See `LM.layers`."""
         raise self._lacks("layers")
 
@@ -283,11 +293,11 @@ class BaseLM:
         """See `LM.join`."""
         raise self._lacks("join")
 
-    def norm(self, params: PyTree, h: Array) -> Array:
+    def norm(self, params: PyTree, h: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
         """See `LM.norm`."""
         raise self._lacks("norm")
 
-    def unembed(self, params: PyTree, h: Array) -> Array:
+    def unembed(self, params: PyTree, h: Float[Array, "B T E"]) -> Float[Array, "B T V"]:
         """See `LM.unembed`."""
         raise self._lacks("unembed")
 
@@ -298,7 +308,7 @@ class BaseLM:
         )
 
 
-def inputs(lm: LM, params: PyTree, block: Block) -> Array:
+def inputs(lm: LM, params: PyTree, block: Block) -> Float[Array, "B T E"]:
     """What enters a model's first layer, `[B, T, E]`: embeddings of the block's tokens, and what stands in their place.
 
     A mixture gathers `n` rows of the table a slot and none else, wherever the table lies.
@@ -320,7 +330,7 @@ def inputs(lm: LM, params: PyTree, block: Block) -> Array:
     return h
 
 
-def check_mixtures(lm: Any) -> None:
+def check_mixtures(lm: LM) -> None:
     """Raises ValueError where a model reads tokens alone, so that a mixture of them would be passed over."""
     if not getattr(lm, "reads_mixtures", False):
         raise ValueError(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -68,6 +68,34 @@ def _joined(head: str, parts: list[str], tail: str, indent: int) -> str:
     if indent + len(line) <= WIDTH and "\n" not in line:
         return line
     return "".join([head, *(f"\n{' ' * (indent + 2)}{part}," for part in parts), f"\n{' ' * indent}{tail}"])
+
+
+def brief(value: Any) -> str:
+    """A decoder as text: a line for each part that is not at its default, which ends early where it is too long."""
+    parts = [f"{name}={_line(part)}" for name, part in _changed(value)]
+    return _joined(type(value).__name__ + "(", [_cut(part, WIDTH - 3) for part in parts], ")", 0)
+
+
+def _line(value: Any) -> str:
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return short(value)
+    return f"{type(value).__name__}({', '.join(f'{name}={_line(part)}' for name, part in _changed(value))})"
+
+
+def _changed(value: Any) -> Iterator[tuple[str, Any]]:
+    """The fields of a dataclass that are not at their defaults."""
+    for field in dataclasses.fields(value):
+        part = getattr(value, field.name)
+        if field.repr and (field.default is dataclasses.MISSING or part != field.default):
+            yield field.name, part
+
+
+def _cut(text: str, room: int) -> str:
+    """A text that ends early where it is longer than `room`, with as many brackets closed as are open there."""
+    if len(text) <= room:
+        return text
+    kept = text[: room - 6].rpartition(", ")[0]
+    return f"{kept}, ...{')' * (kept.count('(') - kept.count(')'))}"
 
 
 def short(value: Any, room: int = LONGEST) -> str:

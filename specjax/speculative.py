@@ -66,7 +66,7 @@ class StepInfo(Pretty):
 
 
 @dataclasses.dataclass(frozen=True)
-class Speculative(Decoder):
+class Speculative(Decoder[DecodeState]):
     """An autoregressive decoder. Static and hashable: pure functions `init` (or `empty`, `insert`) and `step`, see `Decoder`.
 
     `params` is `{"target": ..., "draft": ...}`, and `"verify"` where the verifier has any. Nothing here is jitted;

@@ -10,11 +10,9 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from specjax.arrays import Array, Bool, Float, Int, Key, PyTree
 from specjax.pretty import Pretty
 from specjax.sampling_params import SamplingArrays
-
-Array = jax.Array
-PyTree = Any
 
 
 class Finish(enum.IntEnum):
@@ -37,8 +35,8 @@ class Stats:
       accepted: `[B, D + 1]` int32, how many steps accepted 0, 1, ... D draft tokens (diffusion: committed so many tokens).
     """
 
-    steps: Array
-    accepted: Array
+    steps: Int[Array, " B"]
+    accepted: Int[Array, "B D+1"]
 
 
 @jax.tree_util.register_dataclass
@@ -53,9 +51,9 @@ class LogProbs(Pretty):
         own, at each of these places. The mean over a text is its self-certainty (arXiv:2502.18581).
     """
 
-    raw: Array
-    warped: Array
-    certainty: Array
+    raw: Float[Array, "B L"]
+    warped: Float[Array, "B L"]
+    certainty: Float[Array, "B L"]
 
 
 @jax.tree_util.register_dataclass
@@ -75,14 +73,14 @@ class Rows(Pretty):
       sampling: the rows' sampling parameters.
     """
 
-    tokens: Array
-    length: Array
-    finish: Array
-    key: Array
+    tokens: Int[Array, "B L"]
+    length: Int[Array, " B"]
+    finish: Int[Array, " B"]
+    key: Key[Array, " B"]
     stats: Stats
-    prompt_length: Array
-    limit: Array
-    eos: Array
+    prompt_length: Int[Array, " B"]
+    limit: Int[Array, " B"]
+    eos: Int[Array, "B K"]
     sampling: SamplingArrays
 
     @classmethod
@@ -114,7 +112,7 @@ class Rows(Pretty):
             **own,
         )
 
-    def place(self, rows: Array, new: Self, axes: PyTree) -> Self:
+    def place(self, rows: Int[Array, " R"], new: Self, axes: PyTree) -> Self:
         """This state with the rows of `new` in place of its own.
 
         Args:
@@ -132,12 +130,14 @@ class Rows(Pretty):
         return dataclasses.replace(placed, key=jax.random.wrap_key_data(placed.key, impl="threefry2x32"))
 
     @property
-    def done(self) -> Array:
+    def done(self) -> Bool[Array, " B"]:
         """`[B]` bool."""
         return self.finish != Finish.RUNNING
 
 
-def finish_rows(state: Rows, length: Array, ended: Array, failed: Array) -> Array:
+def finish_rows(
+    state: Rows, length: Int[Array, " B"], ended: Bool[Array, " B"], failed: Bool[Array, " B"]
+) -> Int[Array, " B"]:
     """The rows' new `finish` `[B]`, after a step of any decoder.
 
     One precedence: EOS, then the limit, then a failure. A text that ends at its limit with EOS has ended by itself. And what a
@@ -172,7 +172,7 @@ class DecodeState(Rows):
     cache: PyTree
     draft: PyTree
     logprobs: LogProbs | None = None
-    carried: dict[str, Array] = dataclasses.field(default_factory=dict)
+    carried: dict[str, Float[Array, " B"]] = dataclasses.field(default_factory=dict)
 
 
 @jax.tree_util.register_dataclass
@@ -187,7 +187,7 @@ class Prefix(Pretty):
       length: static, how many tokens.
     """
 
-    tokens: Array
+    tokens: Int[Array, "1 L"]
     cache: PyTree
     draft: PyTree
     length: int = dataclasses.field(metadata={"static": True})

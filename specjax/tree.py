@@ -6,15 +6,15 @@ In the shape descriptions `B` denotes rows, `N` nodes, `D` the largest depth, `X
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.arrays import Array, Bool, Float, Int
 from specjax.pretty import Pretty
 
-Array = jax.Array
 Children = Literal["deterministic", "coupled", "iid", "without_replacement", "greedy"]
 """How a node's children come to be, in the order of the nodes:
 
@@ -204,17 +204,17 @@ class Tree(Pretty):
       topology: static, the shape where it does not depend on data.
     """
 
-    tokens: Array
-    parent: Array
-    depth: Array
-    valid: Array
-    log_q: Array | None = None
+    tokens: Int[Array, "B N"]
+    parent: Int[Array, "B N"]
+    depth: Int[Array, "B N"]
+    valid: Bool[Array, "B N"]
+    log_q: Float[Array, "B N V"] | None = None
     max_depth: int = dataclasses.field(default=0, metadata={"static": True})
     children: Children = dataclasses.field(default="deterministic", metadata={"static": True})
     topology: Topology | None = dataclasses.field(default=None, metadata={"static": True})
 
     @classmethod
-    def of(cls, topology: Topology, tokens: Array, valid: Array, **fields) -> "Tree":
+    def of(cls, topology: Topology, tokens: Int[Array, "B N"], valid: Bool[Array, "B N"], **fields: Any) -> "Tree":
         """A tree of constant shape. `valid` `[B, N]` is closed here: a node under an invalid one becomes invalid."""
         shape = tokens.shape
         closed = valid
@@ -253,7 +253,7 @@ class Tree(Pretty):
         """Static: whether node i + 1 is node i's child throughout, so that a path is a prefix of the nodes."""
         return self.topology is not None and self.topology.is_chain
 
-    def ancestors(self) -> Array:
+    def ancestors(self) -> Bool[Array, "B N N"]:
         """`[B, N, N]` bool (or `[1, N, N]` where constant): whether column j is row i or above it."""
         if self.topology is not None:
             return jnp.asarray(self.topology.ancestors())[None]
@@ -263,7 +263,7 @@ class Tree(Pretty):
             above = jnp.einsum("bij,bjk->bik", above, above, preferred_element_type=jnp.float32) > 0
         return above
 
-    def path_to(self, node: Array, above: Array) -> Array:
+    def path_to(self, node: Int[Array, " B"], above: Bool[Array, "B N N"]) -> Int[Array, "B D+1"]:
         """Node ids `[B, D + 1]` from the root to `node` `[B]`, padded with -1. `above` is `ancestors()`."""
         above = jnp.broadcast_to(above, (node.shape[0], *above.shape[1:]))
         chosen = jnp.take_along_axis(above, node[:, None, None], axis=1)[:, 0]
@@ -271,7 +271,7 @@ class Tree(Pretty):
         here = chosen[:, None, :] & (self.depth[:, None, :] == levels)
         return jnp.where(here.any(axis=-1), jnp.argmax(here, axis=-1), -1).astype(jnp.int32)
 
-    def path_tokens(self) -> Array:
+    def path_tokens(self) -> Int[Array, "B N D"]:
         """Tokens above and at every node, `[B, N, D]` by depth 1..D, -1 where the node is not that deep."""
         above = self.ancestors()
         levels = jnp.arange(1, self.max_depth + 1)[None, None, :, None]
@@ -293,19 +293,19 @@ class Extra(Pretty):
       embeddings: `[B, X, E]` that replace the tokens' embeddings, or None.
     """
 
-    tokens: Array
-    positions: Array
-    visible: Array
-    embeddings: Array | None = None
+    tokens: Int[Array, "B X"]
+    positions: Int[Array, "B X"]
+    visible: Bool[Array, "B X N+X"]
+    embeddings: Float[Array, "B X E"] | None = None
 
 
-def log_q_of(known: Mapping[int, Array], nodes: int) -> Array:
+def log_q_of(known: Mapping[int, Float[Array, "B V"]], nodes: int) -> Float[Array, "B N V"]:
     """`Tree.log_q` `[B, N, V]` from the `[B, V]` of nodes with children; -inf at the others."""
     nothing = jnp.full_like(next(iter(known.values())), -jnp.inf)
     return jnp.stack([known.get(node, nothing) for node in range(nodes)], axis=1)
 
 
-def root_only(root: Array) -> Tree:
+def root_only(root: Int[Array, " B"]) -> Tree:
     """The tree of plain decoding: the root `[B]` and nothing below."""
     tokens = root[:, None]
     return Tree.of(Topology((-1,), (0,)), tokens, jnp.ones(tokens.shape, bool))

@@ -77,12 +77,13 @@ def test_stream_brings_the_same_tokens(decoder):
 
 @pytest.mark.slow
 def test_step_equals_run(decoder):
-    """`step` is a plain function: jitted on its own, it walks the same path and reports what it did."""
+    """`step`, jitted on its own, walks the same path, reports what it did, and takes the state's buffers."""
     state = start(decoder, MIXED)
-    step = jax.jit(decoder.step)
     got = [[] for _ in MIXED.prompts]
     while not bool(state.done.all()):
-        state, info = step(params(), state)
+        before = state
+        state, info = decoding.step(decoder, params(), state)
+        assert before.tokens.is_deleted()
         for row, (new, count) in enumerate(
             zip(np.asarray(info.verdict.emitted), np.asarray(info.verdict.committed), strict=True)
         ):

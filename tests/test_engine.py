@@ -262,7 +262,16 @@ def test_no_advice_about_torch(tmp_path, monkeypatch, capfd):
 
 
 def test_what_a_notebook_lists():
-    assert {"generate", "models", "run", "viz", "__version__"} <= set(dir(specjax))
+    """What users need, and nothing of what the package needs itself."""
+    listed = set(dir(specjax))
+    assert {"Engine", "load", "generate", "score", "search", "tasks", "train", "models", "viz", "__version__"} <= listed
+    assert listed == {*specjax.__all__, "__version__"}
+    machinery = {"annotations", "importlib", "os", "startup", "Path", "flags", "names", "settings", "TYPE_CHECKING"}
+    assert not listed & machinery
+    assert all(getattr(specjax, name) is not None for name in listed)
+    assert specjax.load is models.load and specjax.Engine is Engine
+    with pytest.raises(AttributeError, match="'specjax' has no attribute 'nosuch'"):
+        _ = specjax.nosuch
 
 
 def test_a_mesh_of_other_axes_is_refused(model):

@@ -1,5 +1,7 @@
 """The sdist, and a wheel from it, hold everything; installed from them or from a clone in place, the package is whole."""
 
+import dataclasses
+import importlib
 import json
 import os
 import re
@@ -53,6 +55,91 @@ from specjax.models import load
 specjax.generate("tiny", "a")
 load(3)
 """
+
+
+RIGHT = """
+from typing import Any, assert_type
+
+import specjax
+from specjax import DecodeState, StepInfo, decoder, diffusion, draft, expand, sampling, search, soft, verify
+from specjax.diffusion import DiffusionInfo, DiffusionState
+from specjax.models import Model
+from specjax.search import SearchState
+from specjax.soft import SoftState
+
+specjax.generate, specjax.score, specjax.evaluate, specjax.tasks, specjax.train, specjax.viz, specjax.Engine, specjax.models
+model = specjax.load("tiny", dtype="float32")
+assert_type(model, Model)
+spec = specjax.speculative(model.lm, draft.PromptLookup(length=4), verify.Rejection(), logprobs=True)
+assert_type(spec, specjax.Speculative)
+unmask = diffusion.diffusion(model.lm, 3, diffusion.Threshold(0.9), block_length=16)
+beams = search.BeamSearch(model.lm, num_beams=3)
+
+
+def steps(params: Any, ids: Any, keys: Any, thinking: SoftState) -> None:
+    sampling_arrays = sampling.SamplingArrays.make(1, temperature=0.7)
+    state = spec.init(params, ids, ids, keys, limit=ids, sampling=sampling_arrays, capacity=64)
+    assert_type(state, DecodeState)
+    assert_type(spec.step(params, state), tuple[DecodeState, StepInfo])
+    assert_type(decoder.step(spec, params, state)[0], DecodeState)
+    assert_type(specjax.run(spec, params, state, max_steps=4), DecodeState)
+    for progress in specjax.stream(spec, params, state):
+        assert_type(progress.state, DecodeState)
+    canvas = unmask.empty(params, 1, 64)
+    assert_type(unmask.step(params, canvas), tuple[DiffusionState, DiffusionInfo])
+    assert_type(specjax.run(unmask, params, canvas), DiffusionState)
+    assert_type(specjax.run(beams, params, beams.empty(params, 1, 64)), SearchState)
+    assert_type(soft.soft_thinking(model.lm).step(params, thinking), tuple[SoftState, StepInfo])
+
+
+def wrong(params: Any, state: DecodeState, canvas: DiffusionState) -> None:
+"""
+
+WRONG = """
+specjax.nosuch
+specjax.decoder.nosuch
+specjax.models.nosuch
+specjax.viz.nosuch
+specjax.load(3)
+specjax.load("tiny", dtpe="float32")
+specjax.speculative(3)
+specjax.speculative(model.lm, verifer=verify.Coupled())
+specjax.speculative(model.lm, verify.Coupled())
+specjax.speculative(model.lm, logprobs="yes")
+draft.PromptLookup(length="long")
+draft.ModelDrafter(3)
+expand.Chain(length="long")
+verify.Typical(epsilon="small")
+diffusion.Threshold(threshold="high")
+diffusion.diffusion(model.lm, 3, policy=verify.Coupled())
+diffusion.diffusion(model.lm, 3, block_lenght=16)
+search.BeamSearch(model.lm, num_beams="many")
+soft.soft_thinking(model.lm, mixer=verify.Coupled())
+state.nosuch
+spec.step(params, canvas)
+decoder.step(spec, params, state)[0].nosuch
+decoder.step(unmask, params, canvas)[0].nosuch
+specjax.run(spec, params, canvas)
+specjax.run(spec, params, state, max_step=4)
+specjax.stream(spec, params, state, step_per_call=4)
+sampling.SamplingArrays.make("two")
+"""
+"""A line a mistake: in each of them both checkers must see one."""
+
+
+def calls():
+    """A program of right calls, and the numbers of the lines that are wrong: those of `WRONG`, and of every method a keyword
+    that it has not."""
+    methods = [
+        f"{package}.{name}(nosuch=1)"
+        for package in ("draft", "expand", "verify", "diffusion", "search", "soft")
+        for name, kind in sorted(vars(importlib.import_module(f"specjax.{package}")).items())
+        if dataclasses.is_dataclass(kind) and "about" in vars(kind)
+    ]
+    assert len(methods) > 80, "it has found them"
+    mistakes = [*WRONG.strip().splitlines(), *methods]
+    first = RIGHT.count("\n") + 1
+    return RIGHT + "".join(f"    {line}\n" for line in mistakes), dict(enumerate(mistakes, first))
 
 
 def clone(folder):
@@ -122,19 +209,45 @@ def test_a_checkout_without_symbolic_links_builds_nothing(tmp_path, tools):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["specjax"]
 
 
-@pytest.mark.slow
-def test_a_wheel_from_the_sdist_holds_everything_and_works_from_another_folder(tmp_path, tools):
-    source, target = clone(tmp_path / "source"), tmp_path / "site"  # a build leaves files beside its source
+@pytest.fixture(scope="module")
+def built(tmp_path_factory, tools):
+    """A folder with the source that an sdist was made of, and the wheel that was made of that."""
+    folder = tmp_path_factory.mktemp("built")
+    source = clone(folder / "source")  # a build leaves files beside its source
 
-    def build(what, folder):
-        done = run(sys.executable, "-c", BUILD, what, str(tmp_path), cwd=folder, PYTHONPATH=str(tools))
+    def build(what, where):
+        done = run(sys.executable, "-c", BUILD, what, str(folder), cwd=where, PYTHONPATH=str(tools))
         assert done.returncode == 0, done.stderr
-        return tmp_path / done.stdout.splitlines()[-1]
+        return folder / done.stdout.splitlines()[-1]
 
     sdist = build("build_sdist", source)
-    (tmp_path / "unpacked").mkdir()
-    subprocess.run(["tar", "-xzf", str(sdist), "-C", str(tmp_path / "unpacked")], check=True)
-    wheel = build("build_wheel", tmp_path / "unpacked" / sdist.name.removesuffix(".tar.gz"))
+    (folder / "unpacked").mkdir()
+    subprocess.run(["tar", "-xzf", str(sdist), "-C", str(folder / "unpacked")], check=True)
+    return source, build("build_wheel", folder / "unpacked" / sdist.name.removesuffix(".tar.gz"))
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_says_its_types(tmp_path, tools, built):
+    """To pyrefly and to mypy, without jax: what it has of types is long to read, and not asked about."""
+    python = str(tmp_path / "environment/bin/python")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "environment"], check=True)
+    install = [*PIP, "--python", python, "install", "--no-deps", "--no-compile", str(built[1])]
+    subprocess.run(install, check=True, env={**os.environ, "PYTHONPATH": ""})
+    text, wrong = calls()
+    (tmp_path / "calls.py").write_text(text)
+    pyrefly = str(Path(sys.executable).parent / "pyrefly"), "check", "--preset", "default", "--python-interpreter-path"
+    mypy = sys.executable, "-m", "mypy", "--follow-imports", "silent", "--python-executable"
+    for words in (pyrefly, mypy):
+        said = run(*words, python, "calls.py", cwd=tmp_path, PYTHONPATH=str(tools)).stdout
+        found = {int(line) for line in re.findall(r"calls\.py:(\d+)(?::\d+)?(?:: error|$)", said, re.MULTILINE)}
+        unseen = [line for number, line in wrong.items() if number not in found]
+        assert (sorted(found - wrong.keys()), unseen) == ([], []), f"{words[0]}: {said}"
+
+
+@pytest.mark.slow
+def test_a_wheel_from_the_sdist_holds_everything_and_works_from_another_folder(tmp_path, built):
+    (source, wheel), target = built, tmp_path / "site"
+    assert not any("experiments" in name or "bench/kernels" in name for name in held(wheel))
     assert held(wheel) == {path.relative_to(source).as_posix() for path in files(source / "specjax")}
     subprocess.run([*PIP, "install", "--no-compile", "--no-deps", "--target", str(target), str(wheel)], check=True)
     code = f"import sys; sys.path.insert(0, {str(target)!r})\n" + CHECK.format(root=str(ROOT))

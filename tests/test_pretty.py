@@ -1,6 +1,7 @@
 """States, trees and models print shapes and types, whatever they hold: numbers, tracers, donated buffers, shapes alone."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,11 @@ import pytest
 from support.conformance import CONFIG, TARGET
 
 import specjax
+from specjax import diffusion, search, soft
 from specjax.draft import TokenRecycling
 from specjax.models import Model
 from specjax.pretty import WIDTH, pretty
+from specjax.serve.request import Record
 from specjax.serve.score import Score
 from specjax.tree import Topology, Tree
 
@@ -75,6 +78,35 @@ def test_a_class_may_say_it_otherwise_and_its_heirs_too():
             return "other"
 
     assert (repr(Own()), repr(Heir()), repr(Other())) == (f"{Own.__name__}(x=1)", "Heir(x=1, y=2)", "other")
+
+
+def test_a_decoder_is_a_line_a_part():
+    """Of each what is not at its default, as far as a line has room."""
+    lines = repr(DECODER).splitlines()
+    assert lines[0] == "Speculative(" and lines[-1] == ")" and len(lines) == 5 and max(map(len, lines)) <= WIDTH
+    assert lines[1].startswith(f"  target=LlamaLM(config=LlamaConfig(vocab_size={CONFIG.vocab_size}, ")
+    assert lines[1].endswith(", ...)),") and lines[1].count("(") == lines[1].count(")")
+    assert lines[2:4] == ["  drafter=TokenRecycling(k=4, vocab_size=96),", "  verifier=Coupled(),"]
+    assert repr(dataclasses.replace(DECODER, logprobs=True)).splitlines()[-2] == "  logprobs=True,"
+    unmask = diffusion.diffusion(TARGET, 3, diffusion.Threshold(0.5)), diffusion.BlockDiffusion(TARGET, 3)
+    for decoder in (*unmask, search.BeamSearch(TARGET, num_beams=2), soft.soft_thinking(TARGET)):
+        first, *inside, last = repr(decoder).splitlines()
+        assert (first, last) == (f"{type(decoder).__name__}(", ")") and len(inside) <= 4
+    assert "  policy=Threshold(threshold=0.5)," in repr(unmask[0])
+
+
+def test_a_record_is_a_table_in_a_notebook():
+    record = Record("<b>1 & 2</b>", "three\n</td><script>", [1, 2], "eos", 2, 1, 2.0)
+    cells = re.findall(r"<tr><th>(.*?)</th><td[^>]*>(.*?)</td></tr>", record._repr_html_(), re.DOTALL)
+    assert cells == [
+        ("prompt", "&lt;b&gt;1 &amp; 2&lt;/b&gt;"),
+        ("text", "three\n&lt;/td&gt;&lt;script&gt;"),
+        ("finish reason", "eos"),
+        ("tokens a step", "2.00 (2 tokens in 1 steps)"),
+    ]
+    failed = Record([{"role": "user"}], None, [7] * 900, "error", 0, 0, 0.0, error="too <long>")._repr_html_()
+    assert "[{&#x27;role&#x27;: &#x27;user&#x27;}]" in failed and "error: too &lt;long&gt;" in failed
+    assert len(failed) < 2000 and failed.count("<tr>") == 4
 
 
 def test_a_model_says_its_name_and_size():

@@ -7,6 +7,7 @@ for `first_finish` no more of each than the winner has, as `check` sees on a few
 
 import argparse
 import dataclasses
+import functools
 import json
 import time
 from pathlib import Path
@@ -60,22 +61,7 @@ def main() -> None:
     base = np.asarray([right(*pair) for pair in zip(questions, greedy, strict=True)], float)
     marks = np.asarray([[right(q, record) for record in own] for q, own in zip(questions, groups, strict=True)], float)
 
-    def row(name, count, shares, passes, samples=1):
-        low, high = wilson(shares, samples)
-        found = paired(base, shares)
-        return {
-            "name": name,
-            "completions": count,
-            "passes": float(np.mean(passes)),
-            "right": float(shares.mean()),
-            "low": low,
-            "high": high,
-            "points": found.difference,
-            "points_low": found.low,
-            "points_high": found.high,
-            "p": found.p_value,
-        }
-
+    row = functools.partial(compared, base)
     steps = np.asarray([[record.steps for record in own] for own in groups])
     rows = [
         row("greedy", 1, base, [record.steps for record in greedy]),
@@ -114,6 +100,24 @@ def main() -> None:
     file.write_text(
         json.dumps(json.loads(json.dumps(content), parse_float=lambda x: float(f"{float(x):.4g}")), indent=1) + "\n"
     )
+
+
+def compared(base, name, count, shares, passes, samples=1):
+    """A row of the table: what is right, by question, beside the greedy answers `base`."""
+    low, high = wilson(shares, samples)
+    found = paired(base, shares)
+    return {
+        "name": name,
+        "completions": count,
+        "passes": float(np.mean(passes)),
+        "right": float(shares.mean()),
+        "low": low,
+        "high": high,
+        "points": found.difference,
+        "points_low": found.low,
+        "points_high": found.high,
+        "p": found.p_value,
+    }
 
 
 def candidate(record):

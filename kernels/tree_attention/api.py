@@ -1,6 +1,6 @@
 """The one door to tree attention: picks an implementation."""
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 
@@ -29,28 +29,13 @@ INTERPRETED = {
 
 
 def tree_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    cache_key: jax.Array | None,
-    cache_value: jax.Array | None,
-    length: jax.Array,
-    *,
-    visible: jax.Array | Unrolled | None = None,
-    query_positions: jax.Array | None = None,
-    key_positions: jax.Array | None = None,
-    cache_positions: jax.Array | None = None,
-    unseen: jax.Array | None = None,
-    causal: bool = True,
-    split: bool = False,
-    scale: float,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    key_scale: jax.Array | None = None,
-    value_scale: jax.Array | None = None,
-    sinks: jax.Array | None = None,
+    query: jax.Array, key: jax.Array, value: jax.Array, cache_key: jax.Array | None, cache_value: jax.Array | None,
+    length: jax.Array, *, visible: jax.Array | Unrolled | None = None, query_positions: jax.Array | None = None,
+    key_positions: jax.Array | None = None, cache_positions: jax.Array | None = None, unseen: jax.Array | None = None,
+    causal: bool = True, split: bool = False, scale: float, window: int | None = None, soft_cap: float | None = None,
+    key_scale: jax.Array | None = None, value_scale: jax.Array | None = None, sinks: jax.Array | None = None,
     implementation: Implementation | None = None,
-) -> jax.Array:
+) -> jax.Array:  # fmt: skip
     """Softmax attention of a block over each row's committed prefix and over the uncommitted keys.
 
     In the shape descriptions `T` denotes queries, `P` uncommitted keys before the block, `G` query heads per kv-head.
@@ -94,37 +79,13 @@ def tree_attention(
         `cache_positions` without a window; on a mask of a `split` block; and where a kernel is named, when the program is
         lowered for a platform, types or shapes that it cannot serve.
     """
-    if implementation is not None and implementation not in get_args(Implementation):
-        raise ValueError(
-            f"tree_attention has no implementation {implementation!r}; choose 'xla', 'blocked', 'pallas', 'mosaic_gpu' or "
-            "None"
-        )
-    if implementation not in (None, "xla") and cache_key is None:
-        raise ValueError(f"{implementation} tree attention reads a cache, and there is none: choose 'xla' or None")
-    if (key_scale is None) != (value_scale is None):
-        raise ValueError("tree_attention needs the scales of keys and of values together, or neither")
-    if cache_positions is not None and window is None:
-        raise ValueError("cache_positions of tree_attention are of a ring, which only attention with a window can read")
-    if split and visible is not None:
-        raise ValueError("a split block of tree_attention is causal or full: give visible or split, not both")
+    _check(implementation, visible, cache_key, cache_positions, window, split, key_scale, value_scale)
+    options: dict[str, Any] = {"scale": scale, "window": window, "soft_cap": soft_cap}
     if isinstance(visible, Unrolled):
-        if cache_key is not None:
-            raise ValueError("an unrolled block of tree_attention reads no cache, and there is one")
-        return unrolled.attend(
-            query,
-            key,
-            value,
-            visible,
-            positions=query_positions,
-            scale=scale,
-            window=window,
-            soft_cap=soft_cap,
-            sinks=sinks,
-        )
+        return unrolled.attend(query, key, value, visible, positions=query_positions, sinks=sinks, **options)
     splits = split and ring.splits(query, key, cache_key)
     if not splits:
         visible = own_visible(query.shape[1], key.shape[1], visible, query_positions, key_positions, causal, window)
-    options = {"scale": scale, "window": window, "soft_cap": soft_cap}
     own = key.swapaxes(1, 2), value.swapaxes(1, 2)
 
     def attend(queries):
@@ -140,6 +101,25 @@ def tree_attention(
 
     queries = query, visible, query_positions
     return chunked(attend, queries, QUERIES) if cache_key is None and not splits else attend(queries)
+
+
+def _check(implementation, visible, cache_key, cache_positions, window, split, key_scale, value_scale) -> None:
+    """Raises ValueError on arguments of `tree_attention` that do not go together."""
+    if implementation is not None and implementation not in get_args(Implementation):
+        raise ValueError(
+            f"tree_attention has no implementation {implementation!r}; choose 'xla', 'blocked', 'pallas', 'mosaic_gpu' or "
+            "None"
+        )
+    if implementation not in (None, "xla") and cache_key is None:
+        raise ValueError(f"{implementation} tree attention reads a cache, and there is none: choose 'xla' or None")
+    if (key_scale is None) != (value_scale is None):
+        raise ValueError("tree_attention needs the scales of keys and of values together, or neither")
+    if cache_positions is not None and window is None:
+        raise ValueError("cache_positions of tree_attention are of a ring, which only attention with a window can read")
+    if split and visible is not None:
+        raise ValueError("a split block of tree_attention is causal or full: give visible or split, not both")
+    if isinstance(visible, Unrolled) and cache_key is not None:
+        raise ValueError("an unrolled block of tree_attention reads no cache, and there is one")
 
 
 def attend_with(implementation: Implementation | None, operands: Operands, **options) -> jax.Array:

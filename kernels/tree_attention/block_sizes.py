@@ -1,4 +1,4 @@
-"""Block sizes of the TPU kernel of tree attention, written by `python -m specjax.bench.attention_blocks --write`."""
+"""Block sizes of the TPU kernel of tree attention, written by `python -m experiments.costs.attention_blocks --write`."""
 
 CAPACITIES = (1024, 2048, 4096, 8192, 16384, 32768, 131072)
 """Slots of a row."""

@@ -13,13 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import Named
+from specjax.arrays import Array, Bool, Float, Int
 from specjax.kernels.kv_commit import kv_commit
 from specjax.models.kv import KVDelta, Slots
 from specjax.pretty import Pretty
 
 _ENDLESS = 2**31 - 1  # positions
-
-Array = jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -36,12 +35,12 @@ class Layer(Pretty):
       positions: `[B, g]` int32, of the chunk: some more than the last one's.
     """
 
-    key: Array
+    key: Float[Array, "B K g H"]
     value: Array
-    ring: Array
-    query: Array
-    seen: Array
-    positions: Array
+    ring: Float[Array, "B K R H"]
+    query: Float[Array, "B K W G H"]
+    seen: Bool[Array, "B W R"]
+    positions: Int[Array, "B g"]
 
     def received(self, body: Array, used: Array) -> tuple[Array, Array]:
         """The attention that slots of a body `[B, K, C, H]` and of the ring receive from a query of the window, on average.
@@ -121,9 +120,9 @@ class Ring(Pretty):
       query: `[B, K, R, G * H]`; None where a policy asks no queries.
     """
 
-    key: Array
+    key: Float[Array, "B K R H"]
     value: Array
-    query: Any = None
+    query: Float[Array, "B K R G*H"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -144,7 +143,7 @@ class OldCache(Pretty):
 
     rings: tuple[Ring, ...]
     bodies: tuple[Any, ...]
-    folded: Array
+    folded: Int[Array, " B"]
     policy: Any = dataclasses.field(metadata={"static": True})
     ahead: int = dataclasses.field(metadata={"static": True})
 

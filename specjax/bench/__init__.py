@@ -1,1 +1,1 @@
-"""Benchmarks: plain decoding against every drafter, and one step's cost by its size."""
+"""Benchmarks: plain decoding against every drafter and peers, a step's profile, and the five times of the rule `goodput`."""

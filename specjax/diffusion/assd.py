@@ -71,7 +71,7 @@ class AssdInfo(Pretty):
 
 
 @dataclasses.dataclass(frozen=True)
-class Assd(Decoder):
+class Assd(Decoder[AssdState]):
     """Fills in from left to right with the model's own sequential law. Static and hashable: a `Decoder`, without a cache.
 
     Of a row's sampling options temperature, top-k, top-p and min-p are used, for both laws.

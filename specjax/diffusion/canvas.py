@@ -96,7 +96,7 @@ class CanvasInfo(Pretty):
 
 
 @dataclasses.dataclass(frozen=True)
-class CanvasDiffusion(Decoder):
+class CanvasDiffusion(Decoder[CanvasState]):
     """A decoder of canvases. Static and hashable: pure functions `empty`, `prefill` and `step`, see `Decoder`.
 
     A step is a pass over one block a row: its canvas, or a final one that is not stored yet. Canvases follow the prompt,

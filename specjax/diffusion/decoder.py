@@ -41,10 +41,11 @@ PyTree = Any
 
 
 State = TypeVar("State", bound=DiffusionState)
+"""Its own, which classes that extend it add fields to."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Diffusion(Decoder):
+class Diffusion(Decoder[DiffusionState]):
     """A masked-diffusion decoder. Static and hashable: pure functions `empty`, `prefill` and `step`, see `Decoder`.
 
     Blocks are finished from left to right (semi-autoregressive); one block as long as the canvas has no order. Blocks count
@@ -241,7 +242,7 @@ class Diffusion(Decoder):
         """Rows with what is computed of their prompts before the first step: nothing, since that writes all of a cache."""
         return fresh
 
-    def axes(self, state: DiffusionState) -> DiffusionState:
+    def axes(self, state: State) -> State:
         """Logical axis names of every leaf of the state."""
         axes = jax.tree.map(lambda leaf: ("batch",) + (None,) * (leaf.ndim - 1), state)
         if state.cache is None:
@@ -267,9 +268,9 @@ class Diffusion(Decoder):
         return self._masked(state)[1].sum(axis=1)
 
     @on_mesh
-    def step(self, params: PyTree, state: DiffusionState) -> tuple[DiffusionState, DiffusionInfo]:
+    def step(self, params: PyTree, state: State) -> tuple[State, DiffusionInfo]:
         """One forward pass: every live row commits at least one token."""
-        return self._advance(params, state, *self._active(state))
+        return self._advance(params, state, *self._active(state))  # type: ignore[return-value]
 
     def _active(self, state: DiffusionState) -> tuple[Array, Array]:
         """Positions of the active block, and those that a pass may commit."""

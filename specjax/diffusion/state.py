@@ -4,16 +4,13 @@ In the shape descriptions `B` denotes rows, `L` the canvas, `W` the block length
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 
+from specjax.arrays import Array, Bool, Int, PyTree
 from specjax.diffusion.unmask.base import Choice
 from specjax.pretty import Pretty
 from specjax.state import Rows
-
-Array = jax.Array
-PyTree = Any
 
 
 @jax.tree_util.register_dataclass
@@ -33,12 +30,12 @@ class DiffusionState(Rows):
       cache: keys and values of every position, as they were computed last; None without a cache.
     """
 
-    reached: Array
-    step: Array
-    entry: Array
+    reached: Int[Array, " B"]
+    step: Int[Array, " B"]
+    entry: Int[Array, " B"]
     memory: PyTree
-    opened: Array
-    fresh: Array
+    opened: Bool[Array, "B L"]
+    fresh: Bool[Array, "B L"]
     cache: PyTree
 
 
@@ -53,6 +50,6 @@ class DiffusionInfo(Pretty):
       choice: the policy's.
     """
 
-    start: Array
-    committed: Array
+    start: Int[Array, " B"]
+    committed: Bool[Array, "B W"]
     choice: Choice

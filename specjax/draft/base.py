@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import Named
+from specjax.arrays import Array, Bool, Int, PyTree
 from specjax.expand.base import Expander
 from specjax.lm import LM, Block, Output, Partial, Wants
 from specjax.models.param_axes import head_shardings
@@ -24,9 +25,6 @@ from specjax.verify.base import Verdict
 if TYPE_CHECKING:  # what is loaded when it is asked for
     from specjax.draft.heads.layout import Layout
     from specjax.objectives.base import Objective
-
-Array = jax.Array
-PyTree = Any
 
 
 @jax.tree_util.register_dataclass
@@ -43,15 +41,15 @@ class View(Pretty):
       keep_q: static, whether the verifier reads `Tree.log_q`.
     """
 
-    tokens: Array
-    length: Array
-    live: Array
+    tokens: Int[Array, "B L"]
+    length: Int[Array, " B"]
+    live: Bool[Array, " B"]
     cache: PyTree
     max_depth: int = dataclasses.field(metadata={"static": True})
     keep_q: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
-    def root(self) -> Array:
+    def root(self) -> Int[Array, " B"]:
         """`[B]` int32, the last committed token."""
         return jnp.take_along_axis(self.tokens, self.length[:, None] - 1, axis=1)[:, 0]
 
@@ -68,8 +66,8 @@ class Chunk(Pretty):
     """
 
     block: Block
-    real: Array
-    following: Array
+    real: Bool[Array, "B T"]
+    following: Int[Array, "B T"]
 
 
 @jax.tree_util.register_dataclass

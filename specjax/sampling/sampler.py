@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
+from specjax.arrays import Array, Bool, Float, Int, Key
 from specjax.kernels.verify import gumbel_argmax
 from specjax.sampling.noise import ACCEPT, CHILDREN, COIN, GUMBEL, RESIDUAL, STEP, gumbel, gumbel_at, keys_at, uniform
 from specjax.sampling.processors import Processor, process
@@ -13,8 +14,7 @@ from specjax.sampling.warp import carried, penalise, penalised_rows, warp
 from specjax.sampling_params import SamplingArrays
 from specjax.warpers import Text
 
-Array = jax.Array
-Paths = Callable[[], Array]
+Paths = Callable[[], Int[Array, "B T D"]]
 """Makes `[B, T, D]` int32, the tokens of each node's path below the root (-1: none). Called only if they are needed."""
 
 
@@ -42,21 +42,21 @@ class Sampler:
       carried: the sums of the warpers that carry one, `[B]` float32 each; None: they begin here.
     """
 
-    key: Array
-    tokens: Array
-    length: Array
-    live: Array
+    key: Key[Array, " B"]
+    tokens: Int[Array, "B L"]
+    length: Int[Array, " B"]
+    live: Bool[Array, " B"]
     params: SamplingArrays
-    ids: Array | None = None
+    ids: Int[Array, " U"] | None = None
     vocab: int = dataclasses.field(default=0, metadata={"static": True})
     processors: tuple[Processor, ...] = dataclasses.field(default=(), metadata={"static": True})
     greedy: bool = dataclasses.field(default=False, metadata={"static": True})
-    begin: Array | None = None
-    eos: Array | None = None
-    law_key: Array | None = None
-    carried: Mapping[str, Array] | None = None
+    begin: Int[Array, " B"] | None = None
+    eos: Int[Array, "B K"] | None = None
+    law_key: Key[Array, " B"] | None = None
+    carried: Mapping[str, Float[Array, " B"]] | None = None
 
-    def restricted(self, ids: Array | None, vocab: int) -> "Sampler":
+    def restricted(self, ids: Int[Array, " U"] | None, vocab: int) -> "Sampler":
         """The same sampler for logits over the columns `ids` `[U]` of V tokens: same noise, same penalties."""
         return self if ids is None else dataclasses.replace(self, ids=ids, vocab=vocab)
 
@@ -77,7 +77,7 @@ class Sampler:
     def _columns(self, full: Array) -> Array:
         return full if self.ids is None else full[..., self.ids]
 
-    def penalised(self, logits: Array, paths: Paths | None = None) -> Array:
+    def penalised(self, logits: Float[Array, "B T V"], paths: Paths | None = None) -> Float[Array, "B T V"]:
         """Logits `[B, T, V]` after the warpers that greedy rows have too, and the processors; `paths` makes each node's own
         tokens."""
         text, penalised = self.text(paths), logits
@@ -95,12 +95,14 @@ class Sampler:
         partial = self.ids is not None
         return Text(self.tokens, self.length, self.begin, self.eos, paths, coins, self.carried, partial)
 
-    def warped(self, logits: Array, paths: Paths | None = None) -> Array:
+    def warped(self, logits: Float[Array, "B T V"], paths: Paths | None = None) -> Float[Array, "B T V"]:
         """Scores `[B, T, V]` whose softmax is the law of the next token; greedy rows keep their penalised logits."""
         penalised = self.penalised(logits, paths)
         return penalised if self.greedy else warp(penalised, self.params, self.live, self.text(paths))
 
-    def after(self, logits: Array, paths: Paths, tokens: Array, count: Array) -> Mapping[str, Array] | None:
+    def after(
+        self, logits: Float[Array, "B T V"], paths: Paths, tokens: Int[Array, "B T"], count: Int[Array, " B"]
+    ) -> Mapping[str, Array] | None:
         """`carried` after a step.
 
         Args:
@@ -111,7 +113,7 @@ class Sampler:
         """
         return carried(self.penalised(logits, paths), self.params, self.live, self.text(paths), tokens, count)
 
-    def log_law(self, logits: Array, paths: Paths | None = None) -> Array:
+    def log_law(self, logits: Float[Array, "B T V"], paths: Paths | None = None) -> Float[Array, "B T V"]:
         """The law of the next token as log-probabilities `[B, T, V]`; one-hot in greedy rows that are live."""
         warped = self.warped(logits, paths)
         law, greedy = jax.nn.log_softmax(warped, axis=-1), self.params.temperature == 0
@@ -122,7 +124,13 @@ class Sampler:
 
         return jax.lax.cond(jnp.any(self.live & greedy), one_hot, lambda: law)
 
-    def scores(self, logits: Array, depth: Array | int, paths: Paths | None = None, max_depth: int = 0) -> Array:
+    def scores(
+        self,
+        logits: Float[Array, "B T V"],
+        depth: Int[Array, "B T"] | int,
+        paths: Paths | None = None,
+        max_depth: int = 0,
+    ) -> Float[Array, "B T V"]:
         """Scores `[B, T, V]` whose argmax is the draw: warped scores plus the shared Gumbel noise of that depth.
 
         A greedy batch makes no noise and runs no warper.
@@ -169,7 +177,13 @@ class Sampler:
             return log_q
         return jax.lax.cond(jnp.any(self.live & (self.params.temperature > 0)), noisy, lambda: log_q)
 
-    def draw(self, logits: Array, depth: Array | int, paths: Paths | None = None, max_depth: int = 0) -> Array:
+    def draw(
+        self,
+        logits: Float[Array, "B T V"],
+        depth: Int[Array, "B T"] | int,
+        paths: Paths | None = None,
+        max_depth: int = 0,
+    ) -> Int[Array, "B T"]:
         """Tokens `[B, T]` int32, the coupled draw at every slot; -1 where no score is finite (NaN or all removed).
 
         The argmax of `scores`, whose noise is never an array.
@@ -192,17 +206,17 @@ class Sampler:
         uses = hot | penalised_rows(self.params)
         return jax.lax.cond(jnp.any(self.live & uses), slow, lambda: best(logits))
 
-    def children_noise(self, depth: int, draws: int, columns: int) -> Array:
+    def children_noise(self, depth: int, draws: int, columns: int) -> Float[Array, "B draws columns"]:
         """Gumbel noise `[B, draws, columns]` for draws of the tokens below nodes of a depth, apart from the shared noise."""
         ids = jnp.arange(draws * columns)[None, None]
         g = gumbel_at(self.key, self.length[:, None] + depth, ids, CHILDREN)
         return g.reshape(g.shape[0], draws, columns)
 
-    def uniform(self, count: int) -> Array:
+    def uniform(self, count: int) -> Float[Array, "B count"]:
         """Acceptance uniforms `[B, count]` for positions length, length + 1, ..."""
         return uniform(self.key, self.length[:, None] + jnp.arange(count)[None], ACCEPT)
 
-    def uniform_of(self, tree_depth: Array, purpose: int = ACCEPT) -> Array:
+    def uniform_of(self, tree_depth: Int[Array, "B N"], purpose: int = ACCEPT) -> Float[Array, "B N"]:
         """Uniforms `[B, N]` of a tree's nodes, each of its token's position; the root's is of no use.
 
         Args:
@@ -214,12 +228,12 @@ class Sampler:
         draw = jax.vmap(jax.vmap(lambda key, node: jax.random.uniform(jax.random.fold_in(key, node), (), jnp.float32)))
         return draw(keys, nodes)
 
-    def residual_noise(self, depth: Array, vocab: int) -> Array:
+    def residual_noise(self, depth: Int[Array, " B"], vocab: int) -> Float[Array, "B V"]:
         """Gumbel noise `[B, V]` for a residual drawn at `depth` `[B]`, apart from the shared noise."""
         return gumbel(self.key, (self.length + depth)[:, None], vocab, RESIDUAL)[:, 0]
 
 
-def best(scores: Array) -> Array:
+def best(scores: Float[Array, "B T V"]) -> Int[Array, "B T"]:
     """Argmax `[B, T]` with ties to the lowest id; -1 where the largest score is not finite (NaN counts as the largest).
 
     Two plain reductions: they vectorise on a CPU, where `jnp.argmax` compares pairs one by one. XLA's maximum over many

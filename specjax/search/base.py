@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
+from specjax.arrays import Array, Bool, Float, Int, PyTree
 from specjax.decoder import Decode, Decoder, Needs
 from specjax.lm import LM, Block, Wants
 from specjax.pretty import Pretty
@@ -22,9 +23,6 @@ from specjax.sharding.rules import constrain, rounded
 from specjax.speculative import Speculative, speculative
 from specjax.state import Finish, Prefix, Rows, Stats
 
-Array = jax.Array
-PyTree = Any
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +34,8 @@ class Beams(Pretty):
       scores: `[B, K]` float32, the search's own; -inf where there is no text.
     """
 
-    tokens: Array
-    scores: Array
+    tokens: Int[Array, "B K L"]
+    scores: Float[Array, "B K"]
 
     @classmethod
     def of(cls, prompts: Array, count: int, groups: int) -> Self:
@@ -58,10 +56,10 @@ class Found(Pretty):
       finish: `[B, K]` int32, a `Finish` value.
     """
 
-    tokens: Array
-    length: Array
-    scores: Array
-    finish: Array
+    tokens: Int[Array, "B K L"]
+    length: Int[Array, "B K"]
+    scores: Float[Array, "B K"]
+    finish: Int[Array, "B K"]
 
     @classmethod
     def nothing(cls, batch: int, count: int, capacity: int) -> Self:
@@ -90,7 +88,7 @@ class SearchState(Rows):
 
     beams: Beams
     found: Found
-    open: Array
+    open: Bool[Array, "B G"]
     cache: PyTree
 
 
@@ -135,7 +133,7 @@ class SearchSettings(Decode):
 
 
 @dataclasses.dataclass(frozen=True)
-class Search(Decoder, abc.ABC):
+class Search(Decoder[SearchState], abc.ABC):
     """A decoder of several texts a row. Implementations are frozen dataclasses, and write `step`.
 
     The prompt is read once a row, whatever the number of its texts, and a text that is continued in two ways takes its cache

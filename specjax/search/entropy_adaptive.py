@@ -120,7 +120,7 @@ class EntropyAdaptive(PairSettings):
 
 
 @dataclasses.dataclass(frozen=True)
-class EntropyAdaptiveDecoder(Decoder):
+class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
     """The decoder of `EntropyAdaptive`. `params` is `{"target": ..., "small": ...}`.
 
     Attributes:
@@ -176,7 +176,9 @@ class EntropyAdaptiveDecoder(Decoder):
     def _constrain(self, state):
         return constrain(self.mesh, self.axes(state), state)
 
-    def empty(self, params, batch, capacity, cache_dtype=None, eos_width=1):
+    def empty(
+        self, params: PyTree, batch: int, capacity: int, cache_dtype: Any = None, eos_width: int = 1
+    ) -> AdaptiveState:
         """See `Decoder.empty`."""
         capacity = rounded(self.mesh, "slots", capacity)
         zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)
@@ -209,7 +211,7 @@ class EntropyAdaptiveDecoder(Decoder):
             raise ValueError("entropy-adaptive decoding keeps no sum over a text: leave mirostat out")
         count, lengths = prompts.tokens.shape[0], jnp.asarray(prompts.lengths)
         capacity, eos_width = state.tokens.shape[1], state.eos.shape[1]
-        memories = {}
+        memories: dict[str, Any] = {}
         for name, lm, own in (("large", self.target, "target"), ("small", self.small, "small")):
             plain, model = self._plain(lm), {"target": params[own], "draft": None}
             dtype = jax.tree.leaves(getattr(state, name).cache)[0].dtype

@@ -1,6 +1,7 @@
 """One prompt to complete, and the record of its completion."""
 
 import dataclasses
+import html
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,6 +105,21 @@ class Record:
         about = f"{self.finish_reason}, {self.new_tokens} tokens in {self.steps} steps"
         return f"Record({short(self.prompt, 40)} -> {short(shown, 40)}, {self.error or about})"
 
+    def _repr_html_(self) -> str:
+        """The record as a small table, for notebooks."""
+        rows = {
+            "prompt": self.prompt,
+            "text": self.tokens if self.text is None else self.text,
+            "finish reason": self.finish_reason if self.error is None else f"{self.finish_reason}: {self.error}",
+            "tokens a step": f"{self.tokens_per_step:.2f} ({self.new_tokens} tokens in {self.steps} steps)",
+        }
+        style = "text-align: left; white-space: pre-wrap"
+        lines = (
+            f'<tr><th>{name}</th><td style="{style}">{html.escape(_cut(value))}</td></tr>'
+            for name, value in rows.items()
+        )
+        return f"<table>{''.join(lines)}</table>"
+
     def to_json(self) -> dict[str, Any]:
         """The record as a JSON object; optional fields that are None are left out."""
         always = ("prompt", "text", "tokens", "finish_reason", "new_tokens", "steps", "tokens_per_step")
@@ -113,6 +129,12 @@ class Record:
     def failed(cls, prompt: Any, error: str, id: str | int | None = None, line: int | None = None) -> "Record":
         """The record of a request that never ran."""
         return cls(prompt, None, [], "error", 0, 0, 0.0, id=id, line=line, error=error)
+
+
+def _cut(value: Any) -> str:
+    """A value as text; of a long one the beginning and the end."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 1000 else f"{text[:700]} ... {text[-250:]}"
 
 
 def several(item: "Request | Record", count: int) -> "list[Request | Record]":

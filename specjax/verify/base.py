@@ -6,18 +6,16 @@ In the shape descriptions `B` denotes rows, `D` the deepest node a step may veri
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, get_args
+from typing import ClassVar, get_args
 
 import jax
 
 from specjax.about import Named, abouts
+from specjax.arrays import Array, Int, PyTree
 from specjax.lm import LM, Output, Wants
 from specjax.pretty import Pretty
 from specjax.sampling import Sampler
 from specjax.tree import DRAWN, Children, Extra, Tree, TreeFacts
-
-Array = jax.Array
-PyTree = Any
 
 
 @jax.tree_util.register_dataclass
@@ -35,11 +33,11 @@ class Verdict(Pretty):
         in likewise.
     """
 
-    path: Array
-    accepted: Array
-    next_token: Array
-    committed: Any = None
-    emitted: Any = None
+    path: Int[Array, "B D+1"]
+    accepted: Int[Array, " B"]
+    next_token: Int[Array, " B"]
+    committed: Int[Array, " B"] = None  # type: ignore[assignment]
+    emitted: Int[Array, "B D+1"] = None  # type: ignore[assignment]
 
 
 class Verifier(abc.ABC):

@@ -22,11 +22,12 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:  # or any name would do
 
+    def __dir__() -> list[str]:
+        return sorted(__all__)
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("specjax.viz.figures"), name)
-    raise AttributeError(f"module 'specjax.viz' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            return getattr(importlib.import_module("specjax.viz.figures"), name)
+        raise AttributeError(f"module 'specjax.viz' has no attribute {name!r}")

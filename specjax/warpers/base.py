@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import Named
+from specjax.arrays import Array, Int
 
-Array = jax.Array
 Columns = Mapping[str, Any]
 """A warper's own parameters by name: an array `[B]` each, of lists `[B, ...]` (`specjax.warpers.lists`)."""
 
@@ -48,10 +48,10 @@ class Text:
       partial: static, whether the scores are of some tokens alone, as those of a draft head may be.
     """
 
-    tokens: Array
-    length: Array
-    begin: Array | None = None
-    eos: Array | None = None
+    tokens: Int[Array, "B L"]
+    length: Int[Array, " B"]
+    begin: Int[Array, " B"] | None = None
+    eos: Int[Array, "B K"] | None = None
     paths: Callable[[], Array] | None = None
     uniform: Callable[[Array], Array] | None = None
     carried: Mapping[str, Array] | None = None

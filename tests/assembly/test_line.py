@@ -2,10 +2,10 @@
 
 import pytest
 
+from experiments.costs.verify_cost import VerifyOptions, measure
 from specjax.assembly import line
 from specjax.assembly.heads import head_line
 from specjax.assembly.registry import DRAFTERS, parse
-from specjax.bench.verify_cost import VerifyOptions, measure
 from specjax.draft.heads.folder import shipped_heads
 from specjax.jobs.manifest import named_folders
 from specjax.models import hub

@@ -5,7 +5,7 @@ import pathlib
 import jax.numpy as jnp
 import pytest
 
-from specjax.bench import attention_blocks
+from experiments.costs import attention_blocks
 from specjax.kernels.tree_attention import block_sizes, blocks, tpu
 from specjax.kernels.tree_attention.blocks import Tiles
 

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.costs import jobs
 from specjax import models
-from specjax.bench import jobs
 from specjax.models import LlamaConfig, LlamaLM
 from specjax.serve.engine import Engine
 

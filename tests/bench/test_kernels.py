@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specjax.bench import kernels
+from experiments.costs import kernels
 
 TINY = "--batch 1 --nodes 3 --depth 1 --heads 2 --kv-heads 1 --width 128 --slots 32 --filled 9 --vocab 50 --repeats 2 --calls 2"
 

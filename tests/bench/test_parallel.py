@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.costs import independence
 from specjax import cli, models
-from specjax.bench import independence
 from specjax.bench.parallel import TASKS, read_answer, render, right, samples
 from specjax.models import LlamaConfig, LlamaLM, Masked
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specjax.bench import step_cost
+from experiments.costs import step_cost
 
 TINY = "--hidden 16 --layers 1 --heads 2 --intermediate 24 --vocab 40 --capacity 64 --prefix 20 --steps 4 --repeats 2"
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specjax.bench import verify_cost
+from experiments.costs import verify_cost
 
 TINY = ["--vocab", "40", "--tree", "2 | 1 1", "--repeats", "2"]
 

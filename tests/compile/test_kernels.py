@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from support.conformance import but_slow
 from support.planned import skip_without_compiler
 
-from specjax.bench import attention_blocks
+from experiments.costs import attention_blocks
 from specjax.kernels.tree_attention import blocks, tree_attention
 from specjax.plan.hlo import traffic
 from specjax.sharding.aot import compiled, devices

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import specjax
+from experiments.costs import jobs
 from specjax import models
-from specjax.bench import goodput, jobs
+from specjax.bench import goodput
 from specjax.models import ModelError
 from specjax.serve.sampling import Sampling
 from specjax.sharding import make_mesh

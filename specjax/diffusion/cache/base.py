@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.about import Named
-
-Array = jax.Array
+from specjax.arrays import Array, Bool, Int
 
 
 @jax.tree_util.register_dataclass
@@ -33,15 +32,15 @@ class Canvas:
       plan: `[B, L]` int32, what this pass will commit, 0 for the first, L for nothing; None where predictions decide.
     """
 
-    masked: Array
-    fresh: Array
-    inside: Array
-    prompt_length: Array
-    start: Array
-    step: Array
-    passes: Array
+    masked: Bool[Array, "B L"]
+    fresh: Bool[Array, "B L"]
+    inside: Bool[Array, "B L"]
+    prompt_length: Int[Array, " B"]
+    start: Int[Array, " B"]
+    step: Int[Array, " B"]
+    passes: Int[Array, " B"]
     width: int = dataclasses.field(metadata={"static": True})
-    plan: Array | None = None
+    plan: Int[Array, "B L"] | None = None
 
     @property
     def at(self) -> Array:

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.about import Named
+from specjax.arrays import Array, Bool, Float, Int, PyTree
 from specjax.sharding.rules import replicated
 
 if TYPE_CHECKING:  # what is loaded when it is asked for
     from specjax.objectives.base import Objective
-
-Array = jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -40,19 +39,19 @@ class Overview:
       blocks: `[B]` int32, how many blocks the canvas has.
     """
 
-    at: Array
-    tokens: Array
-    log_law: Array
-    log_own: Array
-    noise: Array
-    read: Array
-    known: Array
-    open: Array
-    ends: Array
-    place: Array
-    after: Array
-    passes: Array
-    blocks: Array
+    at: Int[Array, "B N"]
+    tokens: Int[Array, "B N"]
+    log_law: Float[Array, "B N V"]
+    log_own: Float[Array, "B N V"]
+    noise: Float[Array, "B N"]
+    read: Bool[Array, "B N"]
+    known: Bool[Array, "B N"]
+    open: Bool[Array, "B N"]
+    ends: Bool[Array, "B N"]
+    place: Int[Array, "B N"]
+    after: Int[Array, " B"]
+    passes: Int[Array, " B"]
+    blocks: Int[Array, " B"]
 
 
 @jax.tree_util.register_dataclass
@@ -81,18 +80,18 @@ class Guess:
       rounded: how many positions a block has whose schedule is rounded pass by pass, see `scheduled_in`; 0: it is even.
     """
 
-    tokens: Array
-    log_law: Array
-    masked: Array
-    committed: Array
-    step: Array
-    entry: Array
-    noise: Array
-    sampled: Array
-    current: Any = None
-    weights: Any = None
+    tokens: Int[Array, "B W"]
+    log_law: Float[Array, "B W V"]
+    masked: Bool[Array, "B W"]
+    committed: Bool[Array, "B W"]
+    step: Int[Array, " B"]
+    entry: Int[Array, " B"]
+    noise: Float[Array, "B W"]
+    sampled: Bool[Array, " B"]
+    current: Int[Array, "B W"] = None  # type: ignore[assignment]
+    weights: PyTree = None
     overview: Any = None
-    log_own: Any = None
+    log_own: Float[Array, "B W V"] = None  # type: ignore[assignment]
     strict: bool = dataclasses.field(default=False, metadata={"static": True})
     rounded: int = dataclasses.field(default=0, metadata={"static": True})
 
@@ -114,15 +113,15 @@ class Choice:
       stay: `[B]` bool, whether the block is read again though nothing of it is open, or None; of a policy that `edits`.
     """
 
-    commit: Array
-    score: Array
-    tokens: Array
-    reopen: Array | None = None
-    besides: Array | None = None
-    undo: Array | None = None
-    end: Array | None = None
-    edit: Array | None = None
-    stay: Array | None = None
+    commit: Bool[Array, "B W"]
+    score: Float[Array, "B W"]
+    tokens: Int[Array, "B W"]
+    reopen: Bool[Array, "B W"] | None = None
+    besides: Int[Array, "B N"] | None = None
+    undo: Bool[Array, "B N"] | None = None
+    end: Int[Array, " B"] | None = None
+    edit: Bool[Array, "B W"] | None = None
+    stay: Bool[Array, " B"] | None = None
 
 
 class Unmask(abc.ABC):

@@ -10,21 +10,9 @@ from specjax.draft.base import Proposal
 from specjax.draft.eagle3 import default_taps as few_taps
 from specjax.draft.feature import FeatureDrafter, layers_config, mask_embedding, sized, sizes
 from specjax.draft.head import draft_logits
+from specjax.draft.windows import Windows
 from specjax.expand import Chain, Expander
 from specjax.lm import Block, Wants
-
-
-@dataclasses.dataclass(frozen=True)
-class Windows:
-    """What the slots of a block see in layers with a window, by the code that trained them.
-
-    Attributes:
-      causal: whether no slot sees a later one.
-      from_start: whether all slots see the window before the block's first slot; else each sees the one that ends with it.
-    """
-
-    causal: bool = True
-    from_start: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.draft.dflash import Windows
 from specjax.draft.head import params_dtype
+from specjax.draft.windows import Windows
 from specjax.lm import Block
 from specjax.models.kv import KVCache, KVDelta
 from specjax.models.linear import by_heads

@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from specjax.draft.dflash import Windows, published_taps
+from specjax.draft.dflash import published_taps
 from specjax.draft.heads import speculators
 from specjax.draft.heads.layout import Layout, Reader, Sure, check_flags, check_width, layer_config, named
 from specjax.draft.heads.parts import MASKS, embedding, mask_of, read_ids, vocabulary_head, windows
+from specjax.draft.windows import Windows
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object, is_size
 

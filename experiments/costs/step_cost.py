@@ -1,4 +1,4 @@
-"""`python -m specjax.bench.step_cost`: what a decoding step costs by the number of tokens that it verifies.
+"""`python -m experiments.costs.step_cost`: what a decoding step costs by the number of tokens that it verifies.
 
 A Llama of the given shape with random float32 weights decodes at batch 1 behind a prefix of `--prefix` tokens. N = 1 is plain
 decoding; N > 1 verifies a chain of N nodes whose drafting costs nothing and whose tokens are never accepted. Every
@@ -209,7 +209,7 @@ def command(options: StepOptions) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     about = "A step's cost by verified nodes."
-    return run_program("python -m specjax.bench.step_cost", about, StepOptions, command, argv)
+    return run_program("python -m experiments.costs.step_cost", about, StepOptions, command, argv)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m specjax.bench.jobs`: what refilling slots is worth where texts have different lengths, and with
+"""`python -m experiments.costs.jobs`: what refilling slots is worth where texts have different lengths, and with
 `--shared-prefix N` what it is worth to prefill N tokens that all prompts begin with once.
 
 The same prompts (openings of held-out functions) with `max_new_tokens` between 8 and `--most` (256), drawn uniformly once, go
@@ -158,7 +158,7 @@ class RefillOptions:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the comparison and prints it."""
     about = "What refilling slots, or a shared prefix, is worth."
-    return run_program("python -m specjax.bench.jobs", about, RefillOptions, command, argv)
+    return run_program("python -m experiments.costs.jobs", about, RefillOptions, command, argv)
 
 
 def command(options: RefillOptions) -> int:

@@ -1,4 +1,4 @@
-"""`python -m specjax.bench.attention_blocks`: the block sizes of `specjax.kernels.tree_attention` on TPUs.
+"""`python -m experiments.costs.attention_blocks`: the block sizes of `specjax.kernels.tree_attention` on TPUs.
 
 Without a chip they follow from a model of the pipeline, which fetches for a step while it computes the one before. It starts
 the fetch for the next step before it waits for this one's, so two may be under way. Where a step fetches for F seconds,
@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.bench.kernels import seconds
+from experiments.costs.kernels import seconds
 from specjax.bench.run import progress
 from specjax.kernels.tree_attention import block_sizes, blocks, tpu
 from specjax.kernels.tree_attention.blocks import Tiles
@@ -60,7 +60,7 @@ CYCLES = {
     ("v6e", 1024): (225, 3889, 0.775),
 }
 """By chip and queries of a kv-head: cycles of a step beside its work, of a head's work on some slots (`blocks.chunk`), and what
-that grows by with each; as `python -m specjax.bench.attention_blocks --source schedule` prints them with libtpu 0.0.42.1."""
+that grows by with each; as `attention_blocks --source schedule` prints them with libtpu 0.0.42.1."""
 
 
 Cost = Callable[[str, int, int, int, Tiles], float]
@@ -134,7 +134,8 @@ def source(found: dict[tuple[str, int, int], tuple[int, ...]]) -> str:
     """The text of `block_sizes.py`."""
     lines = [f'    ("{chip}", {heads}, {queries}): {sizes},' for (chip, heads, queries), sizes in sorted(found.items())]
     return "\n".join([
-        '"""Block sizes of the TPU kernel of tree attention, written by `python -m specjax.bench.attention_blocks --write`."""',
+        '"""Block sizes of the TPU kernel of tree attention, written by '
+        '`python -m experiments.costs.attention_blocks --write`."""',
         "",
         f"CAPACITIES = {CAPACITIES}",
         '"""Slots of a row."""',
@@ -300,7 +301,7 @@ def chip_here() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     about = "Block sizes of tree attention on TPUs: modelled, not timed, where there is no chip."
-    return run_program("python -m specjax.bench.attention_blocks", about, BlockOptions, command, argv)
+    return run_program("python -m experiments.costs.attention_blocks", about, BlockOptions, command, argv)
 
 
 if __name__ == "__main__":

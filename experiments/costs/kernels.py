@@ -1,4 +1,4 @@
-"""`python -m specjax.bench.kernels`: every implementation of the kernels on this device, over its copy bandwidth.
+"""`python -m experiments.costs.kernels`: every implementation of the kernels on this device, over its copy bandwidth.
 
 Each operation is timed alone, jitted, at the shape of one decoding step. Its bytes are the least that it can move: attention
 reads the used part of the cache, the cache write reads and writes the path, the argmax reads the scores. A share of 1 is what a
@@ -243,7 +243,7 @@ def command(options: KernelOptions) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     about = "The kernels against the copy's bandwidth."
-    return run_program("python -m specjax.bench.kernels", about, KernelOptions, command, argv)
+    return run_program("python -m experiments.costs.kernels", about, KernelOptions, command, argv)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m specjax.bench.verify_cost`: what a verdict costs by the verifier, at one vocabulary and one tree.
+"""`python -m experiments.costs.verify_cost`: what a verdict costs by the verifier, at one vocabulary and one tree.
 
 Logits of a target are drawn at random, those of a draft are these with noise, and children are i.i.d. draws from the draft's
 law at their parent. Each verifier is timed alone, jitted, from logits to verdict, its own noise and the target's draw included;
@@ -124,7 +124,7 @@ def command(options: VerifyOptions) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     return run_program(
-        "python -m specjax.bench.verify_cost", "A verdict's cost by verifier.", VerifyOptions, command, argv
+        "python -m experiments.costs.verify_cost", "A verdict's cost by verifier.", VerifyOptions, command, argv
     )
 
 

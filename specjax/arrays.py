@@ -1,0 +1,33 @@
+"""Types of arrays with their shapes, as jaxtyping writes them: `Float[Array, "B N V"]` is an array of floating-point numbers.
+
+To a checker of types it is an `Array`, as jaxtyping's are; the rest is for readers, and for the test that holds it against the
+arrays of a step. Nothing is checked when a program runs, and no other package is needed. Names of axes are those of the
+docstrings; `D+1` is one more than D. A single axis has a space before it, `" B"`, or linters read it as the name of a type.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from jax import Array
+
+PyTree = Any
+"""Nested containers of arrays whose structure is their maker's alone: parameters, caches, what a drafter keeps."""
+
+if TYPE_CHECKING:
+    from typing import Annotated as Bool
+    from typing import Annotated as Float
+    from typing import Annotated as Int
+    from typing import Annotated as Key
+else:
+
+    class _Kind:
+        """`kind[Array, shape]` is `Annotated[Array, kind, shape]`."""
+
+        def __init__(self, name: str):
+            self.name = name
+
+        def __getitem__(self, item: tuple[Any, str]) -> Any:
+            return Annotated[item[0], self.name, item[1].strip()]
+
+    Bool, Float, Int, Key = map(_Kind, ("bool", "float", "int", "key"))
+
+__all__ = ["Array", "Bool", "Float", "Int", "Key", "PyTree"]

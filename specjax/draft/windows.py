@@ -1,0 +1,16 @@
+"""What a block of drafted tokens sees in layers with a window."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """What the slots of a block see in layers with a window, by the code that trained them.
+
+    Attributes:
+      causal: whether no slot sees a later one.
+      from_start: whether all slots see the window before the block's first slot; else each sees the one that ends with it.
+    """
+
+    causal: bool = True
+    from_start: bool = False

@@ -111,8 +111,7 @@ def rendered(tokenizer: Any, messages: Messages, model: str, continue_last: bool
     if not found or (content_text(last) or "").strip() not in before:
         raise ValueError(
             f"the last message is to go on, and the chat template of {model} does not write it so that it can go on: end with "
-            f"the "
-            "user's"
+            "the user's"
         )
     return before if after.startswith(" ") else before.rstrip()  # a template that trims ends it so
 

@@ -45,8 +45,7 @@ def read_decode(text: str) -> Decode:
     if first not in DECODES:
         raise ValueError(
             f"unknown way to decode {first!r}; choose {', '.join(DECODES)}, a drafter (see `specjax drafters`) or a policy of "
-            f"a "
-            "diffusion model (see `specjax policies`)"
+            "a diffusion model (see `specjax policies`)"
         )
     return parse("decode", DECODES, text)
 

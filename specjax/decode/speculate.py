@@ -57,8 +57,7 @@ class Speculate(Decode):
         if model.masked or model.canvas:
             raise ValueError(
                 f"{model.name} is a diffusion model, and drafts are verified by an autoregressive one: decode with a policy, "
-                f"such "
-                "as decode=threshold (see `specjax policies`)"
+                "such as decode=threshold (see `specjax policies`)"
             )
         verifier, verify_params = build_verifier(self.verifier, model)
         chosen = self.drafter or "none"

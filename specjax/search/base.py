@@ -121,8 +121,7 @@ class SearchSettings(Decode):
         if logprobs:
             raise ValueError(
                 f"records of {self.called} carry a score, of the whole text: leave logprobs out, or ask `specjax score` for "
-                f"the "
-                "log-probabilities of its tokens"
+                "the log-probabilities of its tokens"
             )
         processors = checked(self.processors, model.lm.vocab_size)
         search = dataclasses.replace(self, processors=processors).decoder(model.lm, mesh)

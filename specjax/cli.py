@@ -111,22 +111,24 @@ def _list_entries(table: dict[str, Any], flags: bool = False) -> int:
     """A line a method; below it, indented, the line that sets each of its fields to the default, or what sets them in
     --sampling.
 
-    A field whose default is no value, or does not fit on a line, is shown in brackets.
+    A flag or field whose default is no value, or has several lines, is shown in brackets.
     """
-    unwritten = lambda value: value is None or "\n" in str(value)
     rows, guaranteed = [], any(entry.guarantee for entry in table.values())
     for name, entry in table.items():
         worth = [entry.guarantee or "-"] if guaranteed else []
         rows.append((name, *worth, f"{entry.summary} [{entry.source}]"))
     for (name, entry), line in zip(table.items(), _aligned(rows), strict=True):
         if flags:
-            shown = lambda own, value: f"[{own}=...]" if unwritten(value) else f"{own}={json.dumps(value)}"
+            shown = lambda own, value: f"[{own}=...]" if value is None else f"{own}={json.dumps(value)}"
             fields = ",".join(shown(field, value) for field, value in entry.listed.items())
         else:
-            shown = lambda own, value: f"[{own}=...]" if unwritten(value) else f"{own}={spelt(value)}"
-            fields = f"{name}:" + ",".join(shown(*own) for own in entry.listed.items())
+            fields = f"{name}:" + ",".join(_field(*own) for own in entry.listed.items())
         write(f"{line}\n" + (f"    {fields}\n" if entry.listed else ""))
     return 0
+
+
+def _field(name: str, value: Any) -> str:
+    return f"[{name}=...]" if value in (None, "") or "\n" in str(value) else f"{name}={spelt(value)}"
 
 
 def policies(options: NoOptions) -> int:

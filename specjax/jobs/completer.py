@@ -14,6 +14,7 @@ from specjax.serve.request import Request, needs_of, several
 from specjax.serve.selecting import Chooser, selected
 from specjax.serve.slots import OnText, Turn
 from specjax.speculative import Speculative
+from specjax.terminal import bad_input
 
 
 class Completer(Protocol):
@@ -126,11 +127,18 @@ class OnEngine:
         """See `Completer.turns`."""
         requests, keys = self.whole.part(left)
         turns = turns_of(self.engine, self.options, self.whole.shapes, requests, keys, on_text)
+        turns = _one_line(turns) if self.engine.writes_steps else turns
         chooser = Chooser.of(self.options.select, self.options.num_return_sequences)
         if chooser is not None:
             turns = selected(turns, requests, chooser.shown(self.options.logprobs))
         for turn in turns:
             yield dataclasses.replace(turn, finished=[(left[at], record) for at, record in turn.finished])
+
+
+def _one_line(turns: Iterator[Turn]) -> Iterator[Turn]:
+    """Turns of a method that says what it cannot write when it comes to it, as errors of the command."""
+    with bad_input():
+        yield from turns
 
 
 def turns_of(

@@ -71,7 +71,7 @@ def _describe(options: DraftersOptions) -> int:
     if options.model is None or options.drafter is None:
         raise BadInput("give --model and --drafter together: a head is read for a target")
     with bad_input():
-        line = read_drafter(options.drafter).drafter
+        line = str(read_drafter(options.drafter).drafter)
         write(json.dumps(record(*named_head(line, folders.load(options.model)))) + "\n")
     return 0
 

@@ -101,7 +101,7 @@ def refused(run):
         (["generate", "x", "--decode", "frob"], "unknown way to decode 'frob'; choose plain"),
         (["generate", "x", "--decode", "beam:frob=1"], "decode 'beam' has no field 'frob'; it has num_beams"),
         (["generate", "x", "--decode", "beam", "--drafter", "none"], "leave drafter out"),
-        (["generate", "x", "--decode", "self_agreement"], "set a temperature, or samples to 1"),
+        (["generate", "x", "--decode", "self_agreement", "--json"], "set a temperature, or samples to 1"),
         (["generate", "x", "--sampling", "frob=1"], "--sampling: there is no option 'frob'; see `specjax samplers`"),
         (["generate", "x", "--sampling", "top_h"], "--sampling 'top_h' is not OPTION=VALUE"),
         (["generate", "x", "--sampling", "top_h=a"], "--sampling: top_h must be a number"),

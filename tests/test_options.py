@@ -137,7 +137,7 @@ def test_every_field_is_a_flag_of_its_type():
 
 
 def test_lines_of_sampling():
-    """On top of the flags, the later ones on top of the earlier."""
+    """The later ones on top of the earlier, and flags on top of all, as keywords in Python."""
     lists = from_words(
         "--sampling", 'logit_bias={"3": -100},bad_words_ids=[[1, 2]]', "--sampling", "suppress_tokens=[4],min_p=0.5",
         "--sampling", '{"min_p": 0.25, "ignore_eos": true}', "--temperature", "0.5", "--seed", "3",
@@ -147,8 +147,11 @@ def test_lines_of_sampling():
         "temperature": 0.5, "logit_bias": {"3": -100}, "bad_words_ids": [[1, 2]], "suppress_tokens": [4], "min_p": 0.25,
         "seed": 3, "ignore_eos": True,
     }  # fmt: skip
-    stops = from_words("--sampling", "stop=a, b,top_h=0.5", "--stop", "c").of_prompts
-    assert (stops.stop, stops.top_h) == (("a, b",), 0.5)
+    line = "stop=a, b,top_h=0.5,temperature=1,seed=4"
+    for more, stop, seed in (((), "a, b", 4), (("--stop", "c", "--temperature", "0.5", "--seed", "2"), "c", 2)):
+        found = from_words("--sampling", line, *more).of_prompts
+        assert (found.stop, found.top_h, found.seed) == ((stop,), 0.5, seed)
+        assert found.temperature == (0.5 if more else 1)
     for line, said in (
         ("suppress_tokens=4,", "suppress_tokens must be a number, true, false or a list, got '4,'"),
         ("suppress_tokens=4", "suppress_tokens must be a list of token ids"),

@@ -185,8 +185,10 @@ def _request(decoder: Decoder, item: Item, infill: bool) -> Request:
     if not infill or item.gap is None:
         return engine.request(item.prompt, suffix=item.suffix, **options)
     left, answer, right = item.gap
-    room = len(engine.model.tokenizer.encode(f" {answer}", add_special_tokens=False, verbose=False))
-    return engine.request(left, suffix=f" {right}", **{**options, "max_new_tokens": room})
+    options["max_new_tokens"] = len(
+        engine.model.tokenizer.encode(f" {answer}", add_special_tokens=False, verbose=False)
+    )
+    return engine.request(left, suffix=f" {right}", **options)
 
 
 def run(prepared: Prepared, shown: bool = False, on_answers: OnAnswers | None = None) -> Evaluation:

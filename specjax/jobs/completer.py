@@ -126,19 +126,13 @@ class OnEngine:
     def turns(self, left: Sequence[int], on_text: OnText | None) -> Iterator[Turn]:
         """See `Completer.turns`."""
         requests, keys = self.whole.part(left)
-        turns = turns_of(self.engine, self.options, self.whole.shapes, requests, keys, on_text)
-        turns = _one_line(turns) if self.engine.writes_steps else turns
+        make = _of_steps if self.engine.writes_steps else turns_of
+        turns = make(self.engine, self.options, self.whole.shapes, requests, keys, on_text)
         chooser = Chooser.of(self.options.select, self.options.num_return_sequences)
         if chooser is not None:
             turns = selected(turns, requests, chooser.shown(self.options.logprobs))
         for turn in turns:
             yield dataclasses.replace(turn, finished=[(left[at], record) for at, record in turn.finished])
-
-
-def _one_line(turns: Iterator[Turn]) -> Iterator[Turn]:
-    """Turns of a method that says what it cannot write when it comes to it, as errors of the command."""
-    with bad_input():
-        yield from turns
 
 
 def turns_of(
@@ -161,6 +155,23 @@ def turns_of(
         prompt_logprobs=options.prompt_logprobs,
         race=(chooser := Chooser.of(options.select, options.num_return_sequences)) is not None and chooser.races,
     )
+
+
+def _of_steps(
+    engine: Engine,
+    options: JobOptions,
+    shapes: Shapes,
+    requests: Sequence[Request],
+    keys: np.ndarray,
+    on_text: OnText | None,
+) -> Iterator[Turn]:
+    """`turns_of` a method that has its texts at their end, and says what it cannot write when it comes to it."""
+    with bad_input():
+        for turn in turns_of(engine, options, shapes, requests, keys):
+            for index, record in turn.finished:
+                if on_text is not None and record.text:
+                    on_text(index, record.text)
+            yield turn
 
 
 def decoding_of(engine: Engine) -> str:

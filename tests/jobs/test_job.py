@@ -199,6 +199,28 @@ def test_a_line_may_say_how_its_job_decodes(job):
     assert "differs in input sha256 (" in mine.refused()
 
 
+@pytest.mark.slow
+def test_what_a_stepwise_method_writes_is_shown_at_its_end(capsys):
+    """One prompt, whose text other ways show as it comes; and what the method refuses is one line."""
+    words = [
+        "generate",
+        "def add(a, b):",
+        "--decode",
+        'astar:samples=1,width=1,separator="\n"',
+        "--max-new-tokens",
+        "4",
+    ]
+    assert cli.main(words) == 0
+    out, err = capsys.readouterr()
+    shown, text = out.removeprefix("def add(a, b):").removesuffix("\n"), err.splitlines()[-1]
+    assert shown and text.startswith("specjax: ") and " new tokens, " in text and "tokens/s" in text
+    assert cli.main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == shown
+    assert cli.main([*words, "--json", "--prompt-logprobs"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1) and "AStar has its text at the end: ask for the records alone" in err
+
+
 def test_one_process_writes_an_output(job):
     mine = job()
     mine.run()

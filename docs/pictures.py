@@ -16,7 +16,8 @@ from specjax import viz
 from specjax.bench.order import Row
 from specjax.bench.order import unmask_order as written
 from specjax.decode import Diffusion
-from specjax.serve.engine import DEFAULT_MODEL, Engine
+from specjax.models import DEFAULT_MODEL
+from specjax.serve.engine import Engine
 from specjax.serve.text import user_turn
 from specjax.sharding import make_mesh
 from specjax.sharding.rules import placed, shardings

@@ -67,11 +67,13 @@ def drafters(options: DraftersOptions) -> int:
 def _describe(options: DraftersOptions) -> int:
     """One record: what the drafter's head is for the model."""
     from specjax.assembly.heads import named_head, record
+    from specjax.decode.lines import read_drafter
 
     if options.model is None or options.drafter is None:
         raise BadInput("give --model and --drafter together: a head is read for a target")
     with bad_input():
-        write(json.dumps(record(*named_head(options.drafter, folders.load(options.model)))) + "\n")
+        line = str(read_drafter(options.drafter).drafter)
+        write(json.dumps(record(*named_head(line, folders.load(options.model)))) + "\n")
     return 0
 
 
@@ -110,7 +112,7 @@ def _list_entries(table: dict[str, Any], flags: bool = False) -> int:
     """A line a method; below it, indented, the line that sets each of its fields to the default, or what sets them in
     --sampling.
 
-    A flag or field whose default is no value is shown in brackets.
+    A flag or field whose default is no value, or has several lines, is shown in brackets.
     """
     rows, guaranteed = [], any(entry.guarantee for entry in table.values())
     for name, entry in table.items():
@@ -121,10 +123,13 @@ def _list_entries(table: dict[str, Any], flags: bool = False) -> int:
             shown = lambda own, value: f"[{own}=...]" if value is None else f"{own}={json.dumps(value)}"
             fields = ",".join(shown(field, value) for field, value in entry.listed.items())
         else:
-            shown = lambda own, value: f"[{own}=...]" if value is None else f"{own}={spelt(value)}"
-            fields = f"{name}:" + ",".join(shown(*own) for own in entry.listed.items())
+            fields = f"{name}:" + ",".join(_field(*own) for own in entry.listed.items())
         write(f"{line}\n" + (f"    {fields}\n" if entry.listed else ""))
     return 0
+
+
+def _field(name: str, value: Any) -> str:
+    return f"[{name}=...]" if value in (None, "") or "\n" in str(value) else f"{name}={spelt(value)}"
 
 
 def policies(options: NoOptions) -> int:

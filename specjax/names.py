@@ -63,33 +63,41 @@ MEANT: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("apply_chat_template", "conversation", "chat_template"), ("chat", "")),
     **dict.fromkeys(("prompt", "inputs", "input_ids", "prompt_token_ids", "text", "messages", "-p"), ("prompts", "")),
     "target_model": ("target", ""),
-    # what was, or is elsewhere, an option of its own, and is part of a way to decode, of sampling or of loading
+    **dict.fromkeys(("file", "input_file", "prompt_file", "-f"), ("input", "")),
+    **dict.fromkeys(("output_file", "out", "-o"), ("output", "")),
+}  # fmt: skip
+"""By a name of transformers, vLLM, SGLang, llama.cpp, MLX or Ollama: ours, and what to add. Not every function has ours."""
+WITHIN: dict[str, tuple[str, str]] = {
     "verifier": ("drafter", "such as eagle3:verifier=typical"),
-    "unmask": ("decode", "such as threshold:threshold=0.9"),
-    "remasking": ("decode", "such as threshold:threshold=0.9"),
+    **dict.fromkeys(("unmask", "remasking"), ("decode", "such as threshold:threshold=0.9")),
     "cache": ("decode", "such as threshold:cache=dual"),
-    **dict.fromkeys(
-        ("block_length", "sub_block", "align", "shift", "block_size"), ("decode", "such as diffusion:block_length=32")
-    ),
+    **dict.fromkeys(("block_length", "sub_block", "align", "shift"), ("decode", "such as diffusion:{name}=...")),
+    "block_size": ("decode", "such as diffusion:block_length=32"),
     "cfg_scale": ("decode", "such as diffusion:guidance=1.5"),
-    **dict.fromkeys(("logits_eos_inf", "confidence_eos_eot_inf"), ("decode", "such as diffusion:ends=never")),
+    "logits_eos_inf": ("decode", "such as diffusion:ends=never"),
+    "confidence_eos_eot_inf": ("decode", "such as diffusion:ends=doubted"),
     "filter": ("decode", "such as learn2pd:model=FOLDER"),
     **dict.fromkeys(("num_beams", "beam_width", "use_beam_search"), ("decode", "such as beam:num_beams=4")),
-    **dict.fromkeys(("length_penalty", "early_stopping"), ("decode", "such as beam:num_beams=4,length_penalty=0.8")),
-    **dict.fromkeys(("num_beam_groups", "diversity_penalty"), ("decode", "such as diverse_beam:num_beam_groups=2")),
-    **dict.fromkeys(("guidance_scale", "negative_prompt"), ("decode", "such as plain:steer=(guidance:scale=1.5)")),
+    **dict.fromkeys(("length_penalty", "early_stopping"), ("decode", "such as beam:num_beams=4,{name}=...")),
+    **dict.fromkeys(("num_beam_groups", "diversity_penalty"), ("decode", "such as diverse_beam:{name}=...")),
+    "guidance_scale": ("decode", "such as plain:steer=(guidance:scale=1.5)"),
+    "negative_prompt": ("decode", 'such as plain:steer=(guidance:negative_prompt="TEXT")'),
+    "amateur": ("decode", "such as plain:steer=(contrastive:amateur=MODEL)"),
     **dict.fromkeys(
-        ("amateur", "contrast_alpha", "contrast_beta", "penalty_alpha"),
-        ("decode", "such as plain:steer=(contrastive:amateur=MODEL)"),
+        ("contrast_alpha", "penalty_alpha"), ("decode", "such as plain:steer=(contrastive:amateur=MODEL,alpha=0.1)")
     ),
+    "contrast_beta": ("decode", "such as plain:steer=(contrastive:amateur=MODEL,beta=0.5)"),
     "dola_layers": ("decode", "such as plain:steer=(dola:layers=low)"),
     "stochastic_beams": ("decode", "such as stochastic_beam:stochastic_beams=4"),
     **dict.fromkeys(
         ("superposed_drafts", "superposed_tokens", "superposed_temperature", "superposed_alpha", "superposed_ngrams"),
-        ("decode", "such as superposed:superposed_drafts=3"),
+        ("decode", "such as superposed:{name}=..."),
     ),
-    **dict.fromkeys(("soft_thinking", "end_of_think"), ("decode", "such as gumbel:n=8")),
-    **dict.fromkeys(("logits_processors", "logits_processor"), ("decode", "such as specjax.decode.Plain(processors=...)")),
+    "soft_thinking": ("decode", "such as gumbel:n=8"),
+    "end_of_think": ("decode", "such as gumbel:end_of_think=</think>"),
+    **dict.fromkeys(
+        ("logits_processors", "logits_processor"), ("decode", "such as specjax.decode.Speculate(processors=(...,))")
+    ),
     **dict.fromkeys(
         ("adapter", "longest", "weights", "cache_dtype", "reduce_dtype", "revision"),
         ("model", "such as specjax.load(..., {name}=...)"),
@@ -97,11 +105,16 @@ MEANT: dict[str, tuple[str, str]] = {
     "suffix": ("prompts", 'such as {"prompt": ..., "suffix": ...}'),
     "answer": ("select", "such as majority:answer=REGEX"),
     "prompt_logprobs": ("logprobs", 'as logprobs="prompt"'),
-    "ignore_eos": ("sampling", "such as Sampling(ignore_eos=True)"),
-    **dict.fromkeys(("file", "input_file", "prompt_file", "-f"), ("input", "")),
-    **dict.fromkeys(("output_file", "out", "-o"), ("output", "")),
+    **dict.fromkeys(SamplingFields.__dataclass_fields__, ("sampling", "such as {sampling}")),
+    "ignore_eos": ("sampling", "such as {sampling}"),
 }  # fmt: skip
-"""By a name of transformers, vLLM, SGLang, llama.cpp, MLX or Ollama: ours, and what to add. Not every function has ours."""
+"""By the name of an option, here or elsewhere: the option here that it is a part of, and an example."""
+ELSEWHERE = {
+    "shared_prefix": "Engine.run(shared_prefix=True) has it, and the command `specjax generate`",
+    "stop": "a request has it, such as Engine.request(..., stop=...)",
+    "ignore_eos": "a request has it, such as Engine.request(..., ignore_eos=True)",
+}
+"""By the name of an option that a function has not: what has it."""
 
 
 def hint(name: str, known: Mapping[str, str]) -> str:
@@ -113,14 +126,16 @@ def hint(name: str, known: Mapping[str, str]) -> str:
     """
     plain = name.lstrip("-").replace("-", "_")
     ours, more = MEANT.get(name if name in MEANT else plain, ("", ""))
-    more = more.replace("{name}", plain)
     if ours in known:
         return f"it is {known[ours]} here" + (f", {more}" if more else "")
-    if "sampling" in known and plain in SamplingFields.__dataclass_fields__:
-        own = known["sampling"]
-        return f"it is in {own} here, such as " + (
-            f"{own} {plain}=..." if own.startswith("-") else f"Sampling({plain}=...)"
-        )
+    plain = ours if ours in WITHIN else plain
+    place, example = WITHIN.get(plain, ("", ""))
+    if place in known:
+        own = known[place]
+        sampling = f"{own} {plain}=..." if own.startswith("-") else f"Sampling({plain}=...)"
+        return f"it is in {own} here, " + example.replace("{name}", plain).replace("{sampling}", sampling)
+    if plain in ELSEWHERE:
+        return ELSEWHERE[plain]
     near = difflib.get_close_matches(plain, known, 1)
     return f"did you mean {known[near[0]]}?" if near else ""
 
@@ -141,7 +156,7 @@ def named(function: Function) -> Function:
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         if not kwargs.keys() <= known.keys():
-            check_keywords(function.__qualname__, kwargs, known)
+            check_keywords(function.__qualname__.removesuffix(".__init__"), kwargs, known)
         return function(*args, **kwargs)
 
     return called  # type: ignore[return-value]

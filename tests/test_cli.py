@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -97,20 +98,28 @@ def refused(run):
         (["generate", "x", "--seed"], "--seed: expected one argument"),
         (["generate", "x", "--model", "no_such_model"], "unknown model 'no_such_model'"),
         (["generate", "x", "--drafter", "frob"], "unknown drafter 'frob'; choose none"),
+        (["generate", "x", "--drafter", "beam"], "'beam' is no drafter, see `specjax drafters`: give it as decode"),
+        (["generate", "x", "--decode", "frob"], "unknown way to decode 'frob'; choose plain"),
+        (["generate", "x", "--decode", "beam:frob=1"], "decode 'beam' has no field 'frob'; it has num_beams"),
+        (["generate", "x", "--decode", "beam", "--drafter", "none"], "leave drafter out"),
+        (["generate", "x", "--decode", "self_agreement", "--json"], "set a temperature, or samples to 1"),
+        (["generate", "x", "--sampling", "frob=1"], "--sampling: there is no option 'frob'; see `specjax samplers`"),
+        (["generate", "x", "--sampling", "top_h"], "--sampling 'top_h' is not OPTION=VALUE"),
+        (["generate", "x", "--sampling", "top_h=a"], "--sampling: top_h must be a number"),
         (["generate", "x", "--drafter", "prompt_lookup:frob=1"], "no field 'frob'"),
         (["generate", "x", "--drafter", "prompt_lookup:length=abc"], "length must be int, got 'abc'"),
         (["generate", "x", "--drafter", "prompt_lookup:length=0"], "length >= 1"),
         (["generate", "x", "--drafter", "prompt_lookup:length"], "is not FIELD=VALUE"),
-        (["generate", "x", "--verifier", "frob"], "unknown verifier 'frob'; choose coupled"),
+        (["generate", "x", "--drafter", "none:verifier=frob"], "unknown verifier 'frob'; choose coupled"),
         (["generate", "x" * 20_000], "capacity"),
         (["generate", ""], "the prompt is empty"),
         (["generate", "x", "--temperature", "-1"], "temperature must be"),
         (["generate", "x", "--temperature", "nan"], "temperature must be"),
         (["generate", "x", "--top-p", "0"], "top_p must be in (0, 1]"),
         (["generate", "x", "--top-p", "1.5"], "top_p must be in (0, 1]"),
-        (["generate", "x", "--min-p", "2"], "min_p must be"),
+        (["generate", "x", "--sampling", "min_p=2"], "min_p must be"),
         (["generate", "x", "--top-k", "-1"], "top_k must be"),
-        (["generate", "x", "--repetition-penalty", "0"], "repetition_penalty must be"),
+        (["generate", "x", "--sampling", "repetition_penalty=0"], "repetition_penalty must be"),
         (["generate", "x", "--max-new-tokens", "0"], "max_new_tokens must be an integer >= 1"),
         (["generate", "x", "--num-return-sequences", "0"], "--num-return-sequences must be at least 1"),
         (["generate", "x", "--batch-size", "0"], "--batch-size must be at least 1"),
@@ -344,6 +353,13 @@ def test_options_may_stand_between_prompts(records):
     assert found[0]["prompt"] == "--not-an-option"
 
 
+def fields_of(out):
+    """The lines of fields of a list, without those in brackets, which have no value until somebody sets one."""
+    rows = [row.strip() for row in out.splitlines() if row.startswith("    ")]
+    rows = [re.sub(r",?\[\w+=\.\.\.\]", "", row).replace(":,", ":").rstrip(":").lstrip(",") for row in rows]
+    return [row for row in rows if row]
+
+
 @pytest.mark.parametrize("command", ["drafters", "verifiers", "models"])
 def test_lists_are_one_line_each_and_one_of_fields(run, command):
     from specjax.assembly.registry import DRAFTERS, RULES, VERIFIERS, parse
@@ -354,11 +370,38 @@ def test_lists_are_one_line_each_and_one_of_fields(run, command):
     lines = [line for line in out.splitlines() if not line.startswith(("rule=", "    "))]
     assert [line.split()[0] for line in lines] == list(names)
     assert all(line.endswith("]") for line in lines)
-    fields = [line.strip() for line in out.splitlines() if line.startswith("    ")]
+    fields = fields_of(out)
     if command == "drafters":
         of_drafters = [line for line in fields if line.partition(":")[0] in DRAFTERS]
         assert len(of_drafters) >= len(DRAFTERS) - 1 and len(fields) == len(of_drafters) + len(RULES)
-        assert all(parse("drafter", DRAFTERS, line) for line in of_drafters)  # each can be given as it stands
+        assert all(parse("drafter", DRAFTERS, line) for line in of_drafters)  # each can be given
+
+
+def test_a_head_is_described_by_the_line_that_generate_takes(run, refused):
+    words = ["drafters", "--model", "tiny", "--drafter"]
+    status, out, err = run(*words, "medusa:verifier=typical")
+    assert (status, err) == (0, "") and out == run(*words, "medusa")[1] and json.loads(out)["drafter"] == "medusa"
+    assert "unknown drafter 'frob'; choose none" in refused(*words, "frob")
+
+
+@pytest.mark.parametrize("command", ["samplers", "searches", "policies"])
+def test_what_a_list_shows_can_be_given(run, command):
+    """Every line of fields."""
+    from specjax.assembly import line, registry
+    from specjax.decode.lines import DECODES, read_decode
+    from specjax.decode.steer import STEERS
+    from specjax.serve.sampling import read_sampling
+
+    tables = {"steer": STEERS, "selection": registry.SELECTIONS, "cache": registry.CACHES, "cache of an": registry.OLDS}
+    fields = fields_of(run(command)[1])
+    assert len(fields) > 10
+    for given in fields:
+        if command == "samplers" and ":" not in given:
+            assert read_sampling([given]), given
+            continue
+        name = line.read_line(given).name
+        table = next((own for own in tables.items() if name in own[1]), None) if name not in DECODES else None
+        assert registry.parse(*table, given) if table else read_decode(given), given
 
 
 @pytest.mark.parametrize("words", [["--help"], ["generate", "--help"], ["bench", "--help"], ["--version"]])

@@ -11,10 +11,12 @@ import pytest
 
 import specjax
 from specjax import decoder, flags, models, names
+from specjax.decode.lines import read_decode
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays
 from specjax.serve.engine import Engine
 from specjax.serve.options import option
+from specjax.serve.sampling import Sampling
 from specjax.terminal import BadInput, Parser, add_fields
 
 ROOT = str(Path(__file__).parents[1])
@@ -34,6 +36,10 @@ WRONG = {
     "Engine.run": (
         lambda: Engine.run(object(), [], max_num_seqs=2),
         "Engine.run() has no keyword 'max_num_seqs': it is batch_size here",
+    ),
+    "run, of a request": (
+        lambda: Engine.run(object(), [], stop=["a"]),
+        "Engine.run() has no keyword 'stop': a request has it, such as Engine.request(..., stop=...)",
     ),
     "score": (lambda: specjax.score(torch_dtype="float32"), "score() has no keyword 'torch_dtype': it is dtype here"),
     "load": (
@@ -81,8 +87,15 @@ def test_a_keyword_of_another_system(door):
 
 
 def test_a_name_is_translated_to_one_that_there_is():
-    ours = {*inspect.signature(specjax.generate).parameters, "target", "input", "output"}
-    assert {meant for meant, _ in names.MEANT.values()} <= ours
+    ours = {
+        *inspect.signature(specjax.generate).parameters,
+        *Sampling.__dataclass_fields__,
+        "target",
+        "input",
+        "output",
+    }
+    ours |= {*inspect.signature(specjax.load).parameters}
+    assert {meant for meant, _ in (names.MEANT | names.WITHIN).values()} <= ours
     assert not names.MEANT.keys() & {*inspect.signature(specjax.generate).parameters}
     asked = (
         "max_tokens max_length n do_sample assistant_model speculative_model num_speculative_tokens prompt_lookup_num_tokens "
@@ -92,6 +105,88 @@ def test_a_name_is_translated_to_one_that_there_is():
     shown = {flag.lstrip("-").replace("-", "_"): flag for flag in flags.of_commands()["generate"]}
     assert names.hint("--tensor-parallel-size", shown) == "it is --mesh here, such as model=2"
     assert names.hint("--num-return-sequence", shown) == "did you mean --num-return-sequences?"
+    assert (
+        names.hint("--repeat-penalty", shown) == "it is in --sampling here, such as --sampling repetition_penalty=..."
+    )
+
+
+LOADING = ("adapter", "longest", "weights", "cache_dtype", "reduce_dtype")
+OF_DECODE = {
+    "unmask": "threshold:threshold=0.9", "cache": "threshold:cache=dual", "block_length": "diffusion:block_length=...",
+    "cfg_scale": "diffusion:guidance=1.5", "sub_block": "diffusion:sub_block=...", "align": "diffusion:align=...",
+    "shift": "diffusion:shift=...", "filter": "learn2pd:model=FOLDER", "logits_eos_inf": "diffusion:ends=never",
+    "confidence_eos_eot_inf": "diffusion:ends=doubted", "num_beams": "beam:num_beams=4",
+    "num_beam_groups": "diverse_beam:num_beam_groups=...", "diversity_penalty": "diverse_beam:diversity_penalty=...",
+    "length_penalty": "beam:num_beams=4,length_penalty=...", "early_stopping": "beam:num_beams=4,early_stopping=...",
+    "guidance_scale": "plain:steer=(guidance:scale=1.5)",
+    "negative_prompt": 'plain:steer=(guidance:negative_prompt="TEXT")',
+    "amateur": "plain:steer=(contrastive:amateur=MODEL)",
+    "contrast_alpha": "plain:steer=(contrastive:amateur=MODEL,alpha=0.1)",
+    "contrast_beta": "plain:steer=(contrastive:amateur=MODEL,beta=0.5)", "dola_layers": "plain:steer=(dola:layers=low)",
+    "stochastic_beams": "stochastic_beam:stochastic_beams=4", "superposed_drafts": "superposed:superposed_drafts=...",
+    "superposed_tokens": "superposed:superposed_tokens=...", "superposed_temperature": "superposed:superposed_temperature=...",
+    "superposed_alpha": "superposed:superposed_alpha=...", "superposed_ngrams": "superposed:superposed_ngrams=...",
+    "soft_thinking": "gumbel:n=8", "end_of_think": "gumbel:end_of_think=</think>",
+}  # fmt: skip
+OF_PROMPTS = (
+    "min_p repetition_penalty logit_bias frequency_penalty presence_penalty dry_multiplier dry_base dry_allowed_length "
+    "dry_sequence_breakers bad_words_ids min_length min_new_tokens suppress_tokens momentum_alpha momentum_k mirostat "
+    "mirostat_tau mirostat_eta top_h typical_p epsilon_cutoff eta_cutoff xtc_probability xtc_threshold xtc_special_tokens"
+).split()
+KEPT = (
+    "drafter logprobs dtype mesh temperature top_k top_p max_new_tokens seed chat num_return_sequences select stop batch_size"
+).split()
+OF_ALL = {
+    "verifier": "it is in drafter here, such as eagle3:verifier=typical",
+    "logits_processors": "it is in decode here, such as specjax.decode.Speculate(processors=(...,))",
+    **{name: f"it is in decode here, such as {line}" for name, line in OF_DECODE.items()},
+    **{name: f"it is in model here, such as specjax.load(..., {name}=...)" for name in LOADING},
+}
+MOVED = {
+    **OF_ALL,
+    **{name: f"it is in sampling here, such as Sampling({name}=...)" for name in (*OF_PROMPTS, "ignore_eos")},
+    "suffix": 'it is in prompts here, such as {"prompt": ..., "suffix": ...}',
+    "answer": "it is in select here, such as majority:answer=REGEX",
+    "shared_prefix": "Engine.run(shared_prefix=True) has it, and the command `specjax generate`",
+    "prompt_logprobs": 'it is in logprobs here, as logprobs="prompt"',
+}
+"""Options that `generate` had as keywords of their own: what is said of each."""
+MOVED_FLAGS = {
+    "--verifier": "it is in --drafter here, such as eagle3:verifier=typical",
+    "--answer": "it is in --select here, such as majority:answer=REGEX",
+    **{f"--{name}": f"it is in --decode here, such as {line}" for name, line in OF_DECODE.items()},
+    **{f"--{name}": f"it is in --sampling here, such as --sampling {name}=..." for name in OF_PROMPTS},
+}
+
+
+def test_an_option_that_has_moved_is_found():
+    """Every keyword that `generate` and `Engine` had, and every flag, is there or says where it is, before a model is loaded."""
+    assert len({*KEPT, *MOVED}) == len(KEPT) + len(MOVED) == 80
+    assert {*KEPT} <= {*inspect.signature(specjax.generate).parameters}
+    for function, moved in ((specjax.generate, MOVED), (Engine, OF_ALL)):
+        for name, said in moved.items():
+            with pytest.raises(TypeError) as error:
+                function("nowhere", **{name: None})
+            assert str(error.value) == f"{function.__name__}() has no keyword {name!r}: {said}"
+    for command in ("generate", "eval"):
+        for name, said in MOVED_FLAGS.items():
+            flag = name.replace("_", "-")
+            found = names.wrong_word([command, flag, "1"], flags.of_commands())
+            assert found == f"unrecognized arguments: {flag}: {said} (see specjax {command} --help)"
+    kept = {f"--{name.replace('_', '-')}" for name in {*KEPT, *MOVED} - {"logits_processors"}}
+    assert kept - {name.replace("_", "-") for name in MOVED_FLAGS} <= {*flags.of_commands()["generate"]}
+
+
+@pytest.mark.parametrize("name", OF_DECODE)
+def test_what_is_said_of_a_moved_option_can_be_given(name):
+    """As it stands, where it has no places to fill in."""
+    example = OF_DECODE[name]
+    if "..." in example:
+        field = example.rpartition(",")[2].rpartition(":")[2].removesuffix("=...")
+        made = read_decode(example.partition(f"{field}=")[0].rstrip(":,"))
+        assert field == name and field in {own.name for own in dataclasses.fields(made)}
+    else:
+        read_decode(example)
 
 
 @pytest.mark.parametrize(

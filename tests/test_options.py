@@ -1,26 +1,34 @@
 """Options are written once: `generate`, the command line, input lines and the engine agree about them."""
 
 import dataclasses
+import importlib.util
 import inspect
 import pickle
+from pathlib import Path
 
 import pytest
 
 import specjax
+from specjax import flags
 from specjax.assembly import registry
 from specjax.bench.options import BenchOptions
+from specjax.decode import Beam
 from specjax.evaluate import EvalOptions
 from specjax.jobs import jsonl
-from specjax.jobs.options import JobOptions
+from specjax.jobs.options import FileOptions, HostOptions, JobOptions, RayOptions
+from specjax.plan.command import PlanOptions
 from specjax.sampling import SamplingArrays
 from specjax.sampling_params import USUAL, SamplingOptions, form_of
 from specjax.serve.engine import Engine
-from specjax.serve.options import DecodeOptions, PromptOptions, RunOptions, check_options, take
+from specjax.serve.options import DecodeOptions, ModelOptions, PromptOptions, RunOptions, take
 from specjax.serve.request import Request
+from specjax.serve.sampling import check_options
 from specjax.terminal import BadInput, Parser, add_fields, flag, from_args
 from specjax.warpers import WARPERS
 
-SHARED = (DecodeOptions, PromptOptions, RunOptions)
+ROOT = Path(__file__).parents[1]
+OF_GENERATE = (ModelOptions, DecodeOptions, PromptOptions, RunOptions)
+"""What `specjax generate` has in common with `specjax.generate`."""
 
 
 def defaults_of(cls):
@@ -31,23 +39,79 @@ def keywords(function):
     return {name: given.default for name, given in inspect.signature(function).parameters.items() if name != "self"}
 
 
-def test_python_and_the_command_line_have_the_same_names_and_defaults():
-    table = {name: value for cls in SHARED for name, value in defaults_of(cls).items()}
-    assert keywords(specjax.generate) == {**table, "prompts": None, "progress": None}
-    assert keywords(Engine) == {**defaults_of(DecodeOptions), "rows": 1}
-    of_job = defaults_of(JobOptions)
-    assert {name: of_job[name] for name in table} == table
-    assert dataclasses.asdict(from_words()) == dataclasses.asdict(JobOptions())
+def flags_of(cls):
+    parser = Parser(prog="x")
+    add_fields(parser, cls)
+    return {word for action in parser._actions for word in action.option_strings or [action.dest]} - {"-h", "--help"}
+
+
+def test_generate_has_few_keywords():
+    """Those of an engine that is there are among them, and mean the same where they are left out."""
+    of_generate, of_engine, of_sampling = (keywords(each) for each in (specjax.generate, Engine, specjax.Sampling))
+    assert len(of_generate) <= 20
+    known = set(of_generate) - {"model", "prompts"}
+    for function in (Engine.generate, Engine.score, Engine.stream):
+        own = keywords(function)
+        own = {name: value for name, value in own.items() if name in known}
+        assert own == {name: of_generate[name] for name in own}, function
+    ours = keywords(Engine.generate)
+    assert set(ours) - set(of_generate) == {"prompt_logprobs"} and set(of_generate) - set(ours) == {
+        "model", "decode", "drafter", "dtype", "mesh", "logprobs",
+    }  # fmt: skip
+    assert set(of_engine) - set(of_generate) == {"rows"}
+    assert {name: of_generate[name] for name in of_engine if name != "rows"} == {
+        name: value for name, value in of_engine.items() if name != "rows"
+    }
+    short = set(of_generate) & set(of_sampling)
+    assert short == {"temperature", "top_k", "top_p", "seed", "max_new_tokens", "stop"}
+    assert {of_generate[name] for name in short} == {None}
 
 
 def test_docstrings_describe_every_keyword():
-    """As the dataclasses do; the parameters of warpers are described where they are listed."""
-    for function in (specjax.generate, Engine):
-        described = {line.strip().partition(":")[0] for line in function.__doc__.splitlines() if line.startswith("  ")}
-        assert keywords(function).keys() - SamplingOptions.__dataclass_fields__.keys() <= described
+    for function in (specjax.generate, Engine, specjax.load):
+        lines = inspect.getdoc(function).splitlines()
+        described = {line.strip().partition(":")[0] for line in lines if line.startswith("  ")}
+        assert set(keywords(function)) <= described, function
         assert "**" not in function.__doc__
     with pytest.raises(TypeError, match="frobnicate"):
         specjax.generate(frobnicate=1)
+
+
+def test_python_and_the_command_line_have_the_same_names_and_defaults():
+    """Python's `sampling` takes a `Sampling` or one for each prompt, and the command line lines."""
+    table = {name: value for cls in OF_GENERATE for name, value in defaults_of(cls).items()}
+    of_generate = keywords(specjax.generate)
+    shared = set(of_generate) & set(table)
+    assert set(of_generate) - shared == {"prompts", "progress"}
+    differ = {name for name in shared if of_generate[name] != table[name]}
+    assert differ == {"stop", "sampling", "seed"} and (table["stop"], table["sampling"], table["seed"]) == ((), (), 0)
+    of_job = defaults_of(JobOptions)
+    assert {name: of_job[name] for name in table} == table
+    assert dataclasses.asdict(from_words()) == dataclasses.asdict(JobOptions())
+    assert set(keywords(specjax.load)) - set(defaults_of(ModelOptions)) == {"layers", "revision"}
+    assert {name: keywords(specjax.load)[name] for name in defaults_of(ModelOptions)} == defaults_of(ModelOptions)
+
+
+@pytest.mark.parametrize(
+    ("command", "cls", "parts"),
+    [
+        ("generate", JobOptions, (*OF_GENERATE, FileOptions, HostOptions, RayOptions)),
+        ("eval", EvalOptions, (ModelOptions, DecodeOptions, PromptOptions)),
+    ],
+)
+def test_flags_come_from_the_classes_of_options(command, cls, parts):
+    of_parts = set().union(*(flags_of(part) for part in parts))
+    assert set(flags.of_commands()[command]) - {"-h", "--help"} == flags_of(cls) >= of_parts
+    own = {field.name for field in dataclasses.fields(cls)} - {name for part in parts for name in defaults_of(part)}
+    assert not own or command == "eval"
+
+
+@pytest.mark.parametrize("name", ("flags", "sampling_fields"))
+def test_written_modules_are_up_to_date(name):
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs/tables.py")
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    assert getattr(tables, name)() == (ROOT / f"specjax/{name}.py").read_text(), "run python docs/tables.py"
 
 
 def from_words(*words):
@@ -59,39 +123,68 @@ def from_words(*words):
 
 
 def test_every_field_is_a_flag_of_its_type():
-    for cls in (JobOptions, BenchOptions, EvalOptions):
-        parser = Parser(prog="x")
-        add_fields(parser, cls)
-        known = {word for action in parser._actions for word in action.option_strings or [action.dest]}
+    for cls in (JobOptions, BenchOptions, EvalOptions, PlanOptions):
         fields = [field for field in dataclasses.fields(cls) if not field.metadata.get("hidden")]
-        assert known == {"-h", "--help"} | {f.name if f.metadata.get("positional") else flag(f.name) for f in fields}
-    words = "p --top-k 3 --min-p 0.5 --block-length 4 --cfg-scale 1.5 --stop a --stop b --ignore-eos --ray-workers 2"
+        assert flags_of(cls) == {f.name if f.metadata.get("positional") else flag(f.name) for f in fields}
+    words = "p --top-k 3 --top-p 0.5 --decode beam:num_beams=4 --stop a --stop b --ignore-eos --ray-workers 2"
     options = from_words(*words.split())
-    assert (options.prompts, options.top_k, options.min_p, options.block_length) == (("p",), 3, 0.5, 4)
-    assert (options.cfg_scale, options.stop, options.ignore_eos, options.ray_workers) == (1.5, ("a", "b"), True, 2)
+    assert (options.prompts, options.top_k, options.top_p, options.decode) == (("p",), 3, 0.5, "beam:num_beams=4")
+    assert (options.stop, options.ignore_eos, options.ray_workers) == (("a", "b"), True, 2)
     assert options.words == tuple(words.split())
-    lists = from_words("--logit-bias", '{"3": -100}', "--bad-words-ids", "[[1, 2]]", "--suppress-tokens", "[4]")
-    assert (lists.logit_bias, lists.bad_words_ids, lists.suppress_tokens) == ({"3": -100}, ([1, 2],), (4,))
-    with pytest.raises(BadInput, match="--suppress-tokens: invalid JSON value"):
-        from_words("--suppress-tokens", "4,")
+    assert options.way == Beam(4)
     with pytest.raises(BadInput, match="--top-k: invalid int value"):
         from_words("--top-k", "1.5")
+
+
+def test_lines_of_sampling():
+    """The later ones on top of the earlier, and flags on top of all, as keywords in Python."""
+    lists = from_words(
+        "--sampling", 'logit_bias={"3": -100},bad_words_ids=[[1, 2]]', "--sampling", "suppress_tokens=[4],min_p=0.5",
+        "--sampling", '{"min_p": 0.25, "ignore_eos": true}', "--temperature", "0.5", "--seed", "3",
+    ).of_prompts  # fmt: skip
+    assert (lists.logit_bias, lists.bad_words_ids, lists.suppress_tokens) == ({"3": -100}, [[1, 2]], [4])
+    assert lists.given == {
+        "temperature": 0.5, "logit_bias": {"3": -100}, "bad_words_ids": [[1, 2]], "suppress_tokens": [4], "min_p": 0.25,
+        "seed": 3, "ignore_eos": True,
+    }  # fmt: skip
+    line = "stop=a, b,top_h=0.5,temperature=1,seed=4"
+    for more, stop, seed in (((), "a, b", 4), (("--stop", "c", "--temperature", "0.5", "--seed", "2"), "c", 2)):
+        found = from_words("--sampling", line, *more).of_prompts
+        assert (found.stop, found.top_h, found.seed) == ((stop,), 0.5, seed)
+        assert found.temperature == (0.5 if more else 1)
+    for line, said in (
+        ("suppress_tokens=4,", "suppress_tokens must be a number, true, false or a list, got '4,'"),
+        ("suppress_tokens=4", "suppress_tokens must be a list of token ids"),
+        ("min_p=2", "min_p must be in"),
+        ("top_g=1", "there is no option 'top_g'; did you mean top_p?"),
+        ("temp=1", "there is no option 'temp'; it is temperature here"),
+        ("[1]", "is not OPTION=VALUE"),
+        ('{"min_p": 0.1', "begins as JSON and is none"),
+    ):
+        with pytest.raises(ValueError) as error:
+            _ = from_words("--sampling", line).of_prompts
+        assert said in str(error.value)
 
 
 def test_options_travel():
     options = from_words("p", "--temperature", "0.5", "--stop", "a")
     assert pickle.loads(pickle.dumps(options)) == options
-    assert take(PromptOptions, vars(options)) == PromptOptions(temperature=0.5)
+    assert take(PromptOptions, vars(options)) == PromptOptions(temperature=0.5, stop=("a",))
     with pytest.raises(dataclasses.FrozenInstanceError):
         options.seed = 1
 
 
 def test_sampling_parameters_are_one_table():
     defaults = defaults_of(SamplingOptions)
-    assert set(defaults_of(PromptOptions).values()) == {None, 0}  # a user's are None where he does not say
+    of_user = defaults_of(specjax.Sampling)
+    assert {of_user[name] for name in defaults} == {None}  # where he does not say
+    assert {name: value for name, value in of_user.items() if name not in defaults} == {
+        "max_new_tokens": None, "seed": None, "stop": (), "ignore_eos": False,
+    }  # fmt: skip
     assert set(defaults) == {field.name for each in WARPERS for field in dataclasses.fields(each)}
     assert set(defaults) == {name for entry in registry.WARPERS.values() for name in entry.fields}  # all are listed
-    assert set(defaults) <= set(defaults_of(PromptOptions)) <= {field.name for field in dataclasses.fields(Request)}
+    assert set(defaults) <= set(of_user) <= {field.name for field in dataclasses.fields(Request)}
+    assert set(defaults_of(PromptOptions)) - {"sampling"} <= set(of_user)
     off = SamplingArrays.make(2)
     assert {name: off[name].tolist() for name, _ in USUAL} == {name: [defaults[name]] * 2 for name, _ in USUAL}
     assert off.form == SamplingArrays.blank(2).form == form_of([]) == form_of([SamplingOptions()]) == USUAL
@@ -113,12 +206,14 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_values_out_of_range(name):
-    assert set(BAD) == set(defaults_of(PromptOptions))
-    check_options(defaults_of(PromptOptions))
+    assert set(BAD) == set(defaults_of(specjax.Sampling)) - {"stop", "ignore_eos"}
+    check_options(defaults_of(specjax.Sampling))
     for value in BAD[name]:
         with pytest.raises(ValueError, match=f"^{name} must be .*, got ") as error:
             check_options({name: value})
         assert len(str(error.value)) < 120
+        with pytest.raises(ValueError, match=f"^{name} must be "):
+            specjax.Sampling(**{name: value})
     check_options({"suppress_tokens": [1], "bad_words_ids": [[1, 2], (3,)], "logit_bias": {"1": 2.5, 7: -100}})
     usual = defaults_of(Request)[name]
     line = jsonl.from_object(1, {"prompt": "a", name: usual})

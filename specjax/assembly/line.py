@@ -154,12 +154,21 @@ def values(text: str) -> list[str]:
 
     >>> values("prompt_lookup:length=3+draft:model=my/draft,expander=top_k")
     ['3', 'my/draft', 'top_k']
-    >>> values("none:verifier=(judge:model=my/head)")
-    ['my/head']
+    >>> values("none:verifier=(judge:model=my/head)"), values("none:verifier=judge:model=my/head")
+    (['my/head'], ['judge:model=my/head', 'my/head'])
+    >>> values('{"name": "draft", "model": "my/draft"}')
+    ['my/draft']
     """
-    items = [item for part in parts(text) for item in _items(part)[1] if "=" in item]
-    found = [(item.partition("=")[2].strip()[:1], _field(item)[1]) for item in items]
-    return [one for mark, value in found for one in (values(value) if mark == "(" else [value])]
+    return _values(of_json(text))
+
+
+def _values(text: str) -> list[str]:
+    found: list[str] = []
+    for item in (item for part in parts(text) for item in _items(part)[1] if "=" in item):
+        mark, value = item.partition("=")[2].strip()[:1], _field(item)[1]
+        found += [] if mark == "(" else [value]
+        found += [] if mark in _QUOTES else _values(value)
+    return found
 
 
 def settings(text: str) -> dict[str, str]:

@@ -8,11 +8,19 @@ from specjax import models
 from specjax.assembly.companions import Stored
 from specjax.assembly.line import line_of
 from specjax.assembly.line import lines as lines_of
-from specjax.assembly.registry import DRAFTERS, SAMPLERS, UNMASKS, build_drafter, make_unmask
+from specjax.assembly.registry import (
+    DRAFTERS,
+    SAMPLERS,
+    UNMASKS,
+    build_drafter,
+    build_verifier,
+    make_unmask,
+    tree_of,
+)
 from specjax.bench.options import BenchOptions
 from specjax.decode import Decode, Diffusion, Speculate
 from specjax.decode.diffusion import DEFAULT_SAMPLER
-from specjax.decode.lines import read_decode
+from specjax.decode.lines import decode_of, read_decode
 from specjax.diffusion.guided import Guided
 from specjax.models.generation import left_out
 from specjax.serve.engine import Engine
@@ -71,6 +79,8 @@ def engines_of(options: BenchOptions, baseline: bool = True) -> tuple[dict[str, 
 
 def _drafting_engines(options: BenchOptions, model: Any, baseline: bool) -> tuple[dict[str, Any], list[str]]:
     first = ["none"] if baseline else []
+    for line in lines_of(options.drafter):
+        _ = line == "all" or decode_of(None, line)  # a drafter's line, or an error
     asked = [*options.drafter, *options.decode] or ["all"]
     return _made(options, model, dict.fromkeys([*first, *_every(asked, list(DRAFTERS))]), ["none", *lines_of(asked)])
 
@@ -131,7 +141,8 @@ def _widened(way: Decode, model: Any, options: BenchOptions) -> Decode:
     if isinstance(way, Speculate):
         from specjax.draft.heads.widening import widen_head
 
-        drafter = build_drafter(way.drafter or "none", model, mesh=make_mesh(options.mesh))
+        tree = tree_of(build_verifier(way.verifier, model)[0])
+        drafter = build_drafter(way.drafter or "none", model, mesh=make_mesh(options.mesh), tree=tree)
         return dataclasses.replace(way, drafter=widen_head(*drafter, options.widen))
     if not isinstance(way, Diffusion) or not isinstance(policy := make_unmask(way.unmask or "threshold"), Stored):
         return way

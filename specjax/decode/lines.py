@@ -5,7 +5,7 @@ diffusion with it, a mixer's soft thinking with it; fields of that way stand amo
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 from specjax import decode, search
 from specjax.about import abouts
@@ -15,6 +15,8 @@ from specjax.decode.diffusion import Diffusion
 from specjax.decode.soft_thinking import SoftThinking
 from specjax.decode.speculate import Speculate
 from specjax.decoder import Decode
+
+Way = TypeVar("Way", bound=Decode)
 
 DECODES = listed(Decode, decode, search)
 """The ways, by their names."""
@@ -38,7 +40,7 @@ def read_decode(text: str) -> Decode:
       ValueError: on an unknown name or field, naming those there are.
     """
     text = line.of_json(text)
-    first = line.read_line(line.parts(text)[0], "decode").name
+    first = _first(text)
     for way, field, table in _MEANT.values():
         if first in table:
             return _method(way, field, text)
@@ -50,7 +52,12 @@ def read_decode(text: str) -> Decode:
     return parse("decode", DECODES, text)
 
 
-def _method(way: type[Decode], field: str, text: str) -> Decode:
+def _first(text: str) -> str:
+    """The name that a line begins with."""
+    return line.read_line(line.parts(line.of_json(text))[0], "decode").name
+
+
+def _method(way: type[Way], field: str, text: str) -> Way:
     """A way with the method that a line names; what is the way's own is taken out of the line."""
     known = DECODES[abouts(way)[0].name]
     own, methods = {}, []
@@ -82,10 +89,7 @@ def decode_of(decode: "str | Decode | None", drafter: Any, model: Any = None) ->
             "decode='eagle3:verifier=typical')"
         )
     if isinstance(drafter, str):
-        made = read_decode(drafter or "none")
-        if not isinstance(made, Speculate):
-            raise ValueError(f"{drafter!r} is no drafter, see `specjax drafters`: give it as decode")
-        return made
+        return read_drafter(drafter or "none")
     if drafter is not None:
         return Speculate(drafter)
     if decode is None or isinstance(decode, Decode):
@@ -93,6 +97,20 @@ def decode_of(decode: "str | Decode | None", drafter: Any, model: Any = None) ->
     if not isinstance(decode, str):
         raise ValueError(f"decode is a way to decode (specjax.decode) or its line of text, not {decode!r:.60}")
     return read_decode(decode)
+
+
+def read_drafter(text: str) -> Speculate:
+    """Speculative decoding with the drafter that a line, or an object of JSON, says.
+
+    Raises:
+      ValueError: where it is none.
+    """
+    name = _first(text)
+    if name in DRAFTERS:
+        return _method(Speculate, "drafter", line.of_json(text))
+    if name in DECODES or any(name in table for _, _, table in _MEANT.values()):
+        raise ValueError(f"{text!r} is no drafter, see `specjax drafters`: give it as decode")
+    raise ValueError(f"unknown drafter {name!r}; choose {', '.join(DRAFTERS)}")
 
 
 def usual_decode(model: Any) -> Decode:

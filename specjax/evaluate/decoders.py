@@ -8,6 +8,7 @@ from specjax import models
 from specjax.assembly.line import settings
 from specjax.decode.diffusion import usual_unmask
 from specjax.evaluate.options import DecoderOptions, EvalOptions
+from specjax.names import WITHIN, hint
 from specjax.serve.engine import Engine
 from specjax.serve.options import DecodeOptions, PromptOptions, check_least, take
 from specjax.serve.selecting import Chooser
@@ -86,16 +87,27 @@ def changed(base: DecoderOptions, line: str) -> DecoderOptions:
     given = {name.lstrip("-").replace("-", "_"): value for name, value in settings(line).items()}
     unknown = [name for name in given if name not in OPTIONS]
     if unknown:
-        raise ValueError(f"compare {line!r}: there is no option {unknown[0]!r}; choose {', '.join(OPTIONS)}")
+        moved = hint(unknown[0], {name: name for name in OPTIONS}) if unknown[0] in WITHIN else ""
+        said = moved or f"choose {', '.join(OPTIONS)}"
+        raise ValueError(f"compare {line!r}: there is no option {unknown[0]!r}; {said}")
     parser = Parser(prog="specjax eval")
     add_fields(parser, DecoderOptions)
     try:
-        found = from_args(DecoderOptions, parser.parse_args([f"{flag(name)}={value}" for name, value in given.items()]))
+        found = from_args(DecoderOptions, parser.parse_args([word for pair in given.items() for word in _words(*pair)]))
     except BadInput as error:
         raise ValueError(f"compare {line!r}: {error}") from error
     ways = [field.name for field in dataclasses.fields(DecodeOptions)]
     fresh: dict[str, Any] = dict.fromkeys(ways) if {"model", *ways} & given.keys() else {}
     return dataclasses.replace(base, **(fresh | {name: getattr(found, name) for name in given}))
+
+
+def _words(name: str, value: str) -> list[str]:
+    """An option as flags say it."""
+    if OPTIONS[name].type is not bool:
+        return [f"{flag(name)}={value}"]
+    if value not in ("true", "false"):
+        raise BadInput(f"{name} must be true or false, got {value!r}")
+    return [flag(name)] if value == "true" else []
 
 
 def _engines(chosen: Sequence[DecoderOptions], keeps: Sequence[bool], rows: int) -> list[Engine]:

@@ -140,26 +140,16 @@ class SpecjaxLM(TemplateLM):
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """New texts up to the first of the strings that a task names."""
-        asked: dict[tuple[str, ...], list[int]] = {}
-        made = []
-        for index, request in enumerate(requests):
-            one, stop = self._request(*request.args)
-            made.append(one)
-            asked.setdefault(stop, []).append(index)
+        made = [self._request(*request.args) for request in requests]
         if line := self.engine.left_out({"temperature": 0.0, "max_new_tokens": 0}, made):  # tasks say these
             _LOG.warning(line)
-        texts = [""] * len(made)
-        keys = self.engine.keys(made) if made else None
-        for group in asked.values():
-            some = [made[index] for index in group]
-            rows = min(self.batch_size, len(some))
-            turns = self.engine.turns(some, slots=rows, keys=None if keys is None else keys[group])
-            for index, record in zip(group, in_order(turns), strict=True):
-                texts[index] = record.text or ""
-                self.cache_hook.add_partial("generate_until", requests[index].args, texts[index])
+        turns = self.engine.turns(made, slots=min(self.batch_size, max(len(made), 1)))
+        texts = [record.text or "" for record in in_order(turns)]
+        for request, text in zip(requests, texts, strict=True):
+            self.cache_hook.add_partial("generate_until", request.args, text)
         return texts
 
-    def _request(self, context: str, given: dict[str, Any]) -> tuple[Request, tuple[str, ...]]:
+    def _request(self, context: str, given: dict[str, Any]) -> Request:
         options: dict[str, Any] = dict(normalize_gen_kwargs(given, self.max_gen_toks))
         count, stop = options["max_gen_toks"], tuple(s for s in options["until"] if s)
         sampling = {name: value for name, value in options.items() if name not in _TOLD}
@@ -175,7 +165,7 @@ class SpecjaxLM(TemplateLM):
                 f"{self.engine.model.name}: lower the task's max_gen_toks"
             )
         ids = (self.tok_encode(context) or [self.prefix_token_id])[-room:]
-        return self.engine.request(ids, max_new_tokens=count, seed=self.seed, stop=stop, **sampling), stop
+        return self.engine.request(ids, max_new_tokens=count, seed=self.seed, stop=stop, **sampling)
 
 
 if __name__ == "__main__":

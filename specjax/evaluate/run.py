@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 PARTS = 8
 """At most so many parts, each of at least so many batches."""
 
-SEVERAL = ("families", "compare", "stop")
+SEVERAL = ("families", "compare", "stop", "sampling")
 """Options that are several texts."""
 
 OnAnswers = Callable[[Sequence[Answer]], None]
@@ -47,7 +47,6 @@ class Contestant:
       keys: of their noise.
       capacity: text buffer slots of a row.
       batch_size: rows.
-      stop: strings that end a text.
     """
 
     decoder: Decoder
@@ -55,7 +54,6 @@ class Contestant:
     keys: np.ndarray
     capacity: int
     batch_size: int
-    stop: tuple[str, ...]
 
     def warm(self) -> None:
         """Compiles: one token of a request of every size in which prompts enter."""
@@ -167,7 +165,7 @@ def _contestant(options: EvalOptions, decoder: Decoder, items: list[Item]) -> Co
     engine = decoder.engine
     if engine.model.tokenizer is None:
         raise ValueError(f"{engine.model.name} has no tokenizer, and answers are texts")
-    engine.check_stop(options.stop)
+    engine.check_stop(decoder.of_prompts.get("stop", ()))
     requests: list[Any] = []
     for item in items:
         try:
@@ -178,9 +176,7 @@ def _contestant(options: EvalOptions, decoder: Decoder, items: list[Item]) -> Co
         requests += several(request, options.samples if decoder.chooser is None else decoder.chooser.count)
     if decoder.chooser is not None:
         decoder.chooser.check(engine, requests)
-    return Contestant(
-        decoder, requests, engine.keys(requests), engine.capacity(requests), options.batch_size, options.stop
-    )
+    return Contestant(decoder, requests, engine.keys(requests), engine.capacity(requests), options.batch_size)
 
 
 def _request(decoder: Decoder, item: Item, infill: bool) -> Request:

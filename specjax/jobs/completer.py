@@ -15,6 +15,7 @@ from specjax.serve.selecting import Chooser, selected
 from specjax.serve.slots import Turn
 from specjax.serve.watch import OnText
 from specjax.speculative import Speculative
+from specjax.terminal import bad_input
 
 
 class Completer(Protocol):
@@ -126,7 +127,8 @@ class OnEngine:
     def turns(self, left: Sequence[int], on_text: OnText | None) -> Iterator[Turn]:
         """See `Completer.turns`."""
         requests, keys = self.whole.part(left)
-        turns = turns_of(self.engine, self.options, self.whole.shapes, requests, keys, on_text)
+        make = _of_steps if self.engine.writes_steps else turns_of
+        turns = make(self.engine, self.options, self.whole.shapes, requests, keys, on_text)
         chooser = Chooser.of(self.options.select, self.options.num_return_sequences)
         if chooser is not None:
             turns = selected(turns, requests, chooser.shown(self.options.logprobs))
@@ -154,6 +156,23 @@ def turns_of(
         prompt_logprobs=options.prompt_logprobs,
         race=(chooser := Chooser.of(options.select, options.num_return_sequences)) is not None and chooser.races,
     )
+
+
+def _of_steps(
+    engine: Engine,
+    options: JobOptions,
+    shapes: Shapes,
+    requests: Sequence[Request],
+    keys: np.ndarray,
+    on_text: OnText | None,
+) -> Iterator[Turn]:
+    """`turns_of` a method that has its texts at their end, and says what it cannot write when it comes to it."""
+    with bad_input():
+        for turn in turns_of(engine, options, shapes, requests, keys):
+            for index, record in turn.finished:
+                if on_text is not None and record.text:
+                    on_text(index, record.text)
+            yield turn
 
 
 def decoding_of(engine: Engine) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax.decode import Decode
-from specjax.decode.lines import read_decode
+from specjax.decode.lines import decode_of
 from specjax.serve.call import joined
 from specjax.serve.engine import Engine
 from specjax.serve.fields import under_own_names
@@ -19,7 +19,9 @@ from specjax.serve.sampling import OPTIONS
 DEEPEST = 64
 """Levels that what a line holds may be nested."""
 _NAMES = {int: "an integer", float: "a number"}
-_FIELDS = ("prompt", "messages", "id", "suffix", "stop", "decode", "drafter")
+WAYS = ("decode", "drafter")
+"""Fields that say how to decode, as the job's options do."""
+_FIELDS = ("prompt", "messages", "id", "suffix", "stop", *WAYS)
 
 
 class LineError(ValueError):
@@ -38,7 +40,8 @@ class Line:
       suffix: what follows the new text: a string or token ids, or None.
       unknown: fields that mean nothing here.
       error: what is wrong with it, or None.
-      decode: a way to decode, which must be the job's; None: it names none.
+      decode: the line of a way to decode, which must be the job's; None: it names none.
+      drafter: likewise, of a drafter.
     """
 
     number: int
@@ -49,6 +52,7 @@ class Line:
     error: str | None = None
     suffix: Any = None
     decode: str | None = None
+    drafter: str | None = None
 
 
 Form = Callable[[int, dict[str, Any]], Line]
@@ -119,8 +123,9 @@ def from_object(number: int, content: dict[str, Any]) -> Line:
         return Line(number, prompt, name, unknown=unknown, error=str(error))
     if content.get("stop") is not None:
         options["stop"] = content["stop"]
-    way = content.get("decode") or content.get("drafter")
-    return Line(number, prompt, name, options, unknown, suffix=content.get("suffix"), decode=way)
+    said = {key: content[key] for key in WAYS if content.get(key) is not None}
+    ways = {key: way if isinstance(way, str) else json.dumps(way) for key, way in said.items()}
+    return Line(number, prompt, name, options, unknown, suffix=content.get("suffix"), **ways)
 
 
 def _check(content: dict[str, Any]) -> None:
@@ -241,7 +246,7 @@ def to_requests(lines: Sequence[Line], engine: Engine, defaults: dict[str, Any])
     for line in lines:
         if line.error is None:
             try:
-                check_way(line.decode, engine.decode)
+                check_way(line, engine.decode)
                 options = joined(defaults, line.options)
                 yield engine.request(line.prompt, suffix=line.suffix, id=line.id, line=line.number, **options)
                 continue
@@ -252,14 +257,14 @@ def to_requests(lines: Sequence[Line], engine: Engine, defaults: dict[str, Any])
         yield Record.failed(line.prompt, reason, id=line.id, line=line.number)
 
 
-def check_way(asked: Any, way: Decode) -> None:
+def check_way(line: Line, way: Decode) -> None:
     """Raises ValueError where a line asks for another way to decode than its job has."""
-    if asked is None:
-        return
-    said = asked if isinstance(asked, str) else json.dumps(asked)
-    if read_decode(said) != way:
+    asked = decode_of(line.decode, line.drafter)
+    if asked is not None and asked != way:
+        name = "drafter" if line.decode is None else "decode"
         raise ValueError(
-            f"it asks for decode {said!r}, and a job decodes all of its lines in one way: take it out, or give --decode"
+            f"it asks for {name} {getattr(line, name)!r}, and a job decodes all of its lines in one way: take it out, or give "
+            f"--{name} for all of them"
         )
 
 

@@ -204,7 +204,7 @@ def _summary(options: JobOptions, completer: Completer, totals: Totals) -> None:
     if completer.decoding == "masked":
         note(f"{tokens} new tokens in {steps} forward passes: {tokens / steps:.2f} tokens a pass, {speed}")
     elif completer.decoding == "searched":
-        note(f"{tokens} new tokens of the best texts, {_step(way)} for each, {speed}")
+        note(f"{tokens} new tokens{_step(way)}, {speed}")
     elif completer.decoding == "soft":
         note(f"{tokens} new tokens in {steps} steps: soft thinking, 1.00 tokens a step, {speed}")
     elif completer.decoding == "plain":
@@ -217,12 +217,13 @@ def _summary(options: JobOptions, completer: Completer, totals: Totals) -> None:
 
 
 def _step(way: Decode | None) -> str:
-    """What a search computes for a token."""
+    """What a search computes for a token; empty of a way that goes step by step on the host."""
     if isinstance(way, Superposed):
-        return f"a step that reads all {way.superposed_drafts} drafts as one"
+        return f" of the best texts, a step that reads all {way.superposed_drafts} drafts as one for each"
     if isinstance(way, Beam | StochasticBeam):
-        return f"a step of all {way.num_beams if isinstance(way, Beam) else way.stochastic_beams} beams"
-    return "steps of its own"
+        beams = way.num_beams if isinstance(way, Beam) else way.stochastic_beams
+        return f" of the best texts, a step of all {beams} beams for each"
+    return ""
 
 
 def _lossy(what: str, part: Any, make: Callable[[str], Any]) -> str:

@@ -136,5 +136,10 @@ def _input(given: list[Any]) -> dict[str, Any]:
 
 
 def plain(given: list[Any]) -> list[Any]:
-    """Lines or prompts as JSON."""
-    return [dataclasses.asdict(line) if isinstance(line, jsonl.Line) else line for line in given]
+    """Lines or prompts as JSON; a line that names no way to decode has no fields for it."""
+    return [_of_line(line) if isinstance(line, jsonl.Line) else line for line in given]
+
+
+def _of_line(line: jsonl.Line) -> dict[str, Any]:
+    fields = dataclasses.asdict(line).items()
+    return {name: value for name, value in fields if name not in jsonl.WAYS or value is not None}

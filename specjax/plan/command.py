@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from specjax import models
+from specjax.decode import Diffusion, Plain, Speculate
 from specjax.decode.diffusion import usual_unmask
 from specjax.decode.lines import decode_of, usual_decode
 from specjax.decode.speculate import DEFAULT_DRAFTER
@@ -58,9 +59,10 @@ def command(options: PlanOptions) -> int:
         if options.plot:
             check_plot(options.plot)
     records = []
-    for line in (*options.decode, *options.drafter) or (None,):
+    asked = [*((line, None) for line in options.decode), *((None, line) for line in options.drafter)]
+    for decode, drafter in asked or [(None, None)]:
         for batch in batches:
-            records.append(_one(options, chip, line, batch))
+            records.append(_one(options, chip, decode, drafter, batch))
             if options.json:
                 write(json.dumps(records[-1]) + "\n")
     if not options.json:
@@ -88,14 +90,16 @@ def read_batches(name: str, line: str) -> list[int]:
     return [int(part) for part in line.split(",")]
 
 
-def _one(options: PlanOptions, chip: Any, line: str | None, batch: int) -> dict[str, Any]:
+def _one(options: PlanOptions, chip: Any, decode: str | None, drafter: str | None, batch: int) -> dict[str, Any]:
     """The record of one batch size and way to decode."""
     from specjax.plan import fit, report, step
 
     config = None if options.config == "builtin" else options.config
     dtype = options.dtype or chip.dtype
     with bad_input():
-        way = decode_of(line, None)
+        way = decode_of(decode, drafter)
+        if not isinstance(way, Plain | Speculate | Diffusion | None):
+            raise ValueError(f"a plan is of one step with a drafter or a policy, and {decode!r} has no such step")
         how: dict[str, Any] = {name: getattr(options, name) for name in ("weights", "cache_dtype", "reduce_dtype")}
         how["config"] = config
         model = models.abstract(options.model, dtype, **how)
@@ -112,7 +116,7 @@ def _one(options: PlanOptions, chip: Any, line: str | None, batch: int) -> dict[
         "model": options.model, "dtype": dtype, "weights": model.weights, "cache_dtype": model.cache_dtype,
         "reduce_dtype": model.reduce_dtype,
         "topology": options.topology, "batch": batch, "context": context,
-        "decoding": _decoding(model, setup.decoder, line),
+        "decoding": _decoding(model, setup.decoder, decode or drafter),
     }  # fmt: skip
     held = step.sizes(setup)
     cost, layers, spare = None, (), 0.0

@@ -441,7 +441,9 @@ class Engine:
         batch_size: int = 8,
         progress: bool | None = None,
     ) -> list[Record]:
-        """Completes prompts and returns a record for each, in order; see `specjax.generate`."""
+        """Completes prompts and returns a record for each, in order; see `specjax.generate`. With `prompt_logprobs` records
+        carry log-probabilities of their prompts' tokens too.
+        """
         options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
         options |= {"max_new_tokens": max_new_tokens, "stop": stop}
         how = {"num_return_sequences": num_return_sequences, "select": select, "chat": chat}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specjax.models import generation
-from specjax.names import MEANT
+from specjax.names import MEANT, WITHIN
 from specjax.serve.sampling import OPTIONS
 
 _NO_CHANGE: dict[str, Any] = {
@@ -85,9 +85,9 @@ def _check_no_change(name: str, own: str, value: Any) -> None:
     usual = _NO_CHANGE[own]
     if value == usual or usual in (None, ()) and value in ("", [], {}) or own in _LISTED and isinstance(value, list):
         return
-    what, more = (_OF_ALL[own], "") if own in _OF_ALL else MEANT.get(own, ("", ""))
+    what, more = (_OF_ALL[own], "") if own in _OF_ALL else {**MEANT, **WITHIN}.get(own, ("", ""))
     if what in ("decode", "drafter", *_OF_ALL.values()):
-        said = f", {more}" if more else ""
+        said = f", {more}".replace("{name}", own) if more else ""
         raise ValueError(
             f"{name} is an option of all prompts together: take it out, and give --{what.replace('_', '-')}, in Python "
             f"{what}{said}"

@@ -158,14 +158,15 @@ class PromptOptions:
 
     @property
     def of_prompts(self) -> Sampling:
-        """The options of every prompt.
+        """The options of every prompt; flags go before lines, as keywords go before `sampling` in Python.
 
         Raises:
           ValueError: on one that there is not or that is out of range.
         """
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(PromptOptions)}
-        lines = read_sampling(own.pop("sampling"))
-        return Sampling(**{**own, **lines})
+        own = [field for field in dataclasses.fields(PromptOptions) if field.name != "sampling"]
+        usual = {field.name: field.default for field in own}
+        given = {name: getattr(self, name) for name in usual if getattr(self, name) != usual[name]}
+        return Sampling(**{**usual, **read_sampling(self.sampling), **given})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -292,16 +292,16 @@ class Favour(Warper):
         return scores.at[:, :, 3].add(own["favour"][:, None])
 '''
 USES_IT = """
-import inspect, jax.numpy as jnp, numpy as np, specjax
+import jax.numpy as jnp, numpy as np, specjax
 from specjax import cli
 from specjax.jobs import jsonl
 from specjax.jobs.options import JobOptions
 from specjax.sampling import SamplingArrays, warp
 from specjax.sampling_params import SamplingOptions, form_of
 
-assert inspect.signature(specjax.generate).parameters["favour"].default is None
+assert specjax.Sampling().favour is None and specjax.Sampling(favour=2.5).given == {"favour": 2.5}
 assert jsonl.from_object(1, {"prompt": "a", "favour": 2.5}).options == {"favour": 2.5}
-assert JobOptions(favour=1.0).favour == 1.0
+assert JobOptions(sampling=("favour=1.0",)).of_prompts.favour == 1.0
 assert "favour" in dict(form_of([SamplingOptions(temperature=1.0, favour=1.0)]))
 params = SamplingArrays.make(3, temperature=[1, 0, 1], favour=[2, 2, 0])
 got = warp(jnp.zeros((3, 1, 5)), params, jnp.ones(3, bool))
@@ -312,11 +312,11 @@ assert cli.main(["samplers"]) == 0
 
 @pytest.mark.slow
 def test_a_warper(tmp_path):
-    """A file and a line: the package with both of them, seen by another process."""
+    """A file and a line, and the field that `docs/tables.py` writes: the package with them, seen by another process."""
     package = tmp_path / "specjax"
     package.mkdir()
     for own in (ROOT / "specjax").iterdir():
-        if own.name not in ("warpers", "__pycache__"):
+        if own.name not in ("warpers", "sampling_fields.py", "__pycache__"):
             (package / own.name).symlink_to(own.resolve())
     shutil.copytree(ROOT / "specjax/warpers", package / "warpers")
     (package / "warpers/favour.py").write_text(WARPER)
@@ -325,13 +325,15 @@ def test_a_warper(tmp_path):
     at = next(i for i, line in enumerate(lines) if "TopKTopP" in line)
     lines.insert(at, "from specjax.warpers.favour import Favour as Favour")
     exports.write_text("\n".join(lines))
+    fields = (ROOT / "specjax/sampling_fields.py").read_text()
+    (package / "sampling_fields.py").write_text(f"{fields}    favour: float | None = None\n")
     done = subprocess.run(
         [sys.executable, "-c", USES_IT], env={**os.environ, "PYTHONPATH": str(tmp_path)}, cwd=tmp_path,
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     names = [line.split()[0] for line in done.stdout.splitlines() if not line.startswith(" ")]
-    assert names[names.index("favour") - 1] == "top_h" and "    --favour 0.0\n" in done.stdout
+    assert names[names.index("favour") - 1] == "top_h" and "    favour=0.0\n" in done.stdout
 
 
 class Pair(search.Beam):

@@ -162,12 +162,12 @@ def test_drafters_of_a_comma_list():
 
 def test_caches_that_forget_stand_beside_the_whole_one(words):
     of = lambda **more: engines_of(BenchOptions(model=words[2], **more))[0]
-    found = of(drafter=("prompt_lookup",), cache=("ems:chunk=16,budget=32,gear",))
+    found = of(decode=("prompt_lookup:cache=(ems:chunk=16,budget=32),prompt_lookup:cache=gear",))
     kinds = {name: type(engine.decoder.target.old).__name__ for name, engine in found.items()}
-    line, gear = "prompt_lookup/ems:chunk=16,budget=32", "prompt_lookup/gear"
+    line, gear = "prompt_lookup:cache=(ems:chunk=16,budget=32)", "prompt_lookup:cache=gear"
     assert kinds == {"none": "NoneType", line: "EMS", gear: "GEAR"} and found[line].drafter == "prompt_lookup"
     with pytest.raises(ValueError, match="unknown cache of an autoregressive model 'prefix'"):
-        of(cache=("prefix",))
+        of(decode=("prompt_lookup:cache=prefix",))
 
 
 @pytest.mark.slow

@@ -53,13 +53,15 @@ def test_the_command_prints_and_draws(folder, capsys):
         "--max-new-tokens",
         "6",
     ]
-    words += ["--unmask", "fixed:steps=2", "--cache", "none", "--block-length", "8"]
+    words += ["--decode", "fixed:steps=2,cache=none,block_length=8"]
     assert cli.main([*words, "--json", "--plot", str(picture)]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [(row["decoder"], row["passes"]) for row in rows] == [("fixed/none", 6), ("fixed:steps=2/none", 2)]
+    assert [(row["decoder"], row["passes"]) for row in rows] == [
+        ("fixed:cache=none,block_length=8", 6), ("fixed:steps=2,cache=none,block_length=8", 2),
+    ]  # fmt: skip
     assert sorted(rows[0]["order"]) == [0, 1, 2, 3, 4, 5, 6] and rows[0]["order"][-1] == 0  # the suffix was given
     assert picture.read_bytes()[:4] == b"\x89PNG"
-    assert cli.main(words) == 0 and "fixed:steps=2/none" in capsys.readouterr().out
+    assert cli.main(words) == 0 and "fixed:steps=2,cache=none,block_length=8" in capsys.readouterr().out
 
 
 def test_it_is_for_diffusion_models(capsys):

@@ -100,12 +100,12 @@ def test_the_command_scores_every_task_and_decoder(tiny, capsys):
         "copy,shuffle",
         "--samples",
         "4",
-        "--unmask",
-        "fixed:steps=2,fixed:steps=4",
+        "--decode",
+        "fixed:steps=2,cache=none,fixed:steps=4,cache=none",
     ]
-    status = cli.main([*words, "--cache", "none", "--max-new-tokens", "32", "--json"])
+    status = cli.main([*words, "--max-new-tokens", "32", "--json"])
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert status == 0 and [row["decoder"] for row in rows] == ["fixed:steps=2/none", "fixed:steps=4/none"]
+    assert status == 0 and [row["decoder"] for row in rows] == ["fixed:steps=2,cache=none", "fixed:steps=4,cache=none"]
     assert all(set(row["accuracy"]) == {"copy", "shuffle"} and row["accuracy"]["copy"] == 0 for row in rows)
     assert [row["tokens_per_pass"] for row in rows] == [16.0, 8.0]
 

@@ -6,11 +6,10 @@ import json
 
 import jax
 import pytest
-from specjax.assembly.assemble import Plan
 from support.planned import needs_libtpu
 
 from specjax import cli, models
-from specjax.decode import Speculate
+from specjax.decode import Diffusion, Plain, Speculate
 from specjax.models import gemma_config, hub
 from specjax.models.diffusion_gemma import DiffusionGemmaConfig
 from specjax.models.gemma_heads import Heads
@@ -154,6 +153,9 @@ def test_what_does_not_fit_says_what_does(plan):
         (("--context", 10**6), "131072"),
         (("--tokens-per-step", 0), "--tokens-per-step"),
         (("--config", "nowhere.json"), "nowhere.json"),
+        (("--drafter", "frob"), "unknown drafter 'frob'; choose none"),
+        (("--decode", "beam"), "a plan is of one step with a drafter or a policy, and 'beam' has no such step"),
+        (("--decode", "frob"), "unknown way to decode 'frob'; choose plain"),
     ],
     ids=lambda words: " ".join(map(str, words)) if isinstance(words, tuple) else "",
 )
@@ -248,14 +250,12 @@ def test_deeper_programs_are_compiled_where_more_layers_cost_less():
 )
 def test_layers_lie_on_a_line_where_their_kinds_take_turns(name, depth, at, monkeypatch):
     mesh = make_mesh("data=1,model=1", jax.devices()[:1])
-    model, plan = (
-        hub.with_layers(models.abstract(name, mesh=mesh), depth, mesh),
-        Plan(None if "LLaDA" in name else "none"),
-    )
+    model = hub.with_layers(models.abstract(name, mesh=mesh), depth, mesh)
+    way = Diffusion() if "LLaDA" in name else Plain()
     costs = lambda setup, chip, topology, sampled: step.Cost(10, 100 * len(setup.params["target"]["layers"]), 7, {})
     monkeypatch.setattr(step, "measured", costs)
-    setup = step.prepare(model, plan, mesh, 1, 256)
-    cost, found = step.model_cost(model, plan, mesh, aot.chip_of("v5e:1x1"), "v5e:1x1", setup, False, False)
+    setup = step.prepare(model, way, mesh, 1, 256)
+    cost, found = step.model_cost(model, way, mesh, aot.chip_of("v5e:1x1"), "v5e:1x1", setup, False, False)
     assert (cost.bytes, found) == (100 * depth, at)
     assert step.depths([0, 1, 2, 3, 4, 5, 6, 7]) is None
 

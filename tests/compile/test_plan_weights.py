@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from specjax.assembly.assemble import Plan
 from support.planned import FullChain, skip_without_compiler
 
 from specjax import models
+from specjax.decode import Plain, Speculate
 from specjax.models import hub
 from specjax.models.few_bits import is_quantised
 from specjax.plan import step
@@ -54,9 +54,9 @@ def test_a_step_reads_what_is_stored(topology, line, cache):
     (device,) = aot.devices(topology)
     mesh = make_mesh("model=1", [device])
     model = hub.with_layers(models.abstract(NAME, "bfloat16", mesh, weights=line, cache_dtype=cache), 2, mesh)
-    plan = Plan("none" if topology.startswith("h100") else FullChain(length=15))
+    way = Plain() if topology.startswith("h100") else Speculate(FullChain(length=15))
     with jax.default_matmul_precision("default"):  # as users compile it
-        setup = step.prepare(model, plan, mesh, batch=4, context=4096)
+        setup = step.prepare(model, way, mesh, batch=4, context=4096)
         program, traffic = step.compiled(setup)
     held = step.sizes(setup)
     assert held.ideal <= traffic.bytes <= 1.1 * held.ideal

@@ -6,7 +6,10 @@ import pytest
 from support.small_eval import FEW, save
 
 from specjax import decoder, models, tasks
+from specjax.decode import Diffusion
 from specjax.evaluate import EvalOptions, evaluate
+from specjax.evaluate.decoders import changed
+from specjax.evaluate.options import DecoderOptions
 from specjax.evaluate.questions import items_of, own_questions
 from specjax.evaluate.run import cut, prepare
 from specjax.models import Masked
@@ -98,6 +101,19 @@ def test_nothing_compiles_while_the_clock_runs(small):
     assert cost.tokens == sum(record.new_tokens for record in records) == 16 and 0 < cost.decode_seconds < cost.seconds
 
 
+def test_what_is_compared_is_what_a_line_sets():
+    base = DecoderOptions(drafter="none", temperature=0.5)
+    assert changed(base, "sampling=top_h=0.4,min_p=0.1;ignore_eos=true;stop=x").of_prompts.given == {
+        "temperature": 0.5, "seed": 0, "top_h": 0.4, "min_p": 0.1, "ignore_eos": True, "stop": ("x",),
+    }  # fmt: skip
+    other = changed(base, "decode=threshold:cache=dual,block_length=8; temperature=1")
+    assert (other.drafter, other.temperature) == (None, 1.0) and other.way == Diffusion(
+        "threshold", "dual", block_length=8
+    )
+    assert changed(base, "temperature=1").drafter == "none"
+    assert changed(base, "model=tiny").drafter is None and not changed(base, "ignore_eos=false").ignore_eos
+
+
 def test_parts_hold_everything_once():
     for count, batch in ((1, 8), (63, 8), (200, 8), (5000, 64)):
         assert [i for part in cut(count, batch) for i in part] == list(range(count))
@@ -116,13 +132,12 @@ def test_a_diffusion_model_answers_and_fills_gaps(tmp_path):
     folder = save(tmp_path / "masked", diffusion=Masked(1, False))
     options = {
         "batch_size": 2,
-        "unmask": "fixed",
-        "cache": "none",
+        "decode": "fixed:cache=none",
         "families": "fill",
         "limit": 4,
         "max_new_tokens": 32,
     }
-    found = evaluate(folder, compare="unmask=fixed:steps=8", **options)
+    found = evaluate(folder, compare="decode=fixed:steps=8,cache=none", **options)
     assert [row.tokens_per_step for row in found.rows] == [1, 4]
     gaps = evaluate(folder, infill=True, **options).rows[0]
     items = items_of(EvalOptions(families=("fill",), limit=4))
@@ -174,8 +189,11 @@ def test_questions_that_cannot_be_used(run, tmp_path, line, said):
         (["--compare", "seed=3"], "there is no option 'seed'; choose"),
         (["--compare", "top_k=many"], "--top-k: invalid int value"),
         (["--compare", "drafter=frob"], "unknown drafter 'frob'"),
-        (["--compare", "unmask=fixed"], "unmask is a setting of a diffusion one"),
+        (["--compare", "decode=fixed"], "is an autoregressive model, which has no canvas to unmask"),
+        (["--compare", "unmask=fixed"], "there is no option 'unmask'; it is in decode here"),
         (["--compare", "temperature=-1"], "temperature must be"),
+        (["--compare", "sampling=top_h=2"], "top_h must be"),
+        (["--compare", "ignore_eos=maybe"], "ignore_eos must be true or false, got 'maybe'"),
         (
             ["--drafter", "none", "--compare", "drafter=none"],
             "'drafter=none', which is what the others are compared with",

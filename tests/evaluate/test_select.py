@@ -53,7 +53,7 @@ REFUSED = (
         "leave samples out",
     ),
     (["--num-return-sequences", "2", "--select", "best", "--temperature", "1"], "unknown selection 'best'"),
-    (["--num-beams", "2", "--uncertainty"], "records of a beam search carry a score"),
+    (["--decode", "beam:num_beams=2", "--uncertainty"], "records of a beam search carry a score"),
 )
 
 

@@ -64,7 +64,7 @@ def test_two_processes_write_what_one_writes(tmp_path):
 
 def test_two_processes_of_a_diffusion_model(tmp_path):
     model = processes.save(tmp_path / "model", Masked(23, False))
-    case = Case(tmp_path, model, "--block-length", 4, "--unmask", "threshold:threshold=0.4", count=7)
+    case = Case(tmp_path, model, "--decode", "threshold:threshold=0.4,block_length=4", count=7)
     assert case.two("two.jsonl") == ([1, 1], case.whole)  # 1: the input has a bad line
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from specjax import cli, decoder, models
+from specjax.decode import Diffusion, Plain
 from specjax.jobs import jsonl
 from specjax.jobs import output as output_module
 from specjax.jobs.manifest import fingerprint, named_folders
@@ -47,7 +48,7 @@ def folders(tmp_path_factory):
 
 WORDS = {
     "plain": ["--drafter", "none", "--temperature", 1.0],
-    "masked": ["--block-length", 4, "--unmask", "threshold:threshold=0.4", "--temperature", 1.0],
+    "masked": ["--decode", "threshold:threshold=0.4,block_length=4", "--temperature", 1.0],
 }
 
 
@@ -167,6 +168,57 @@ def test_what_belongs_to_another_job_is_refused(job, folders, tmp_path):
     assert "line 2 of the output file" in mine.refused()
     manifest.unlink()
     assert "there is no 'out.jsonl.job.json' beside it" in mine.refused()
+
+
+WAYS = (
+    ({"drafter": "none"}, None),
+    ({"decode": "none"}, None),
+    ({"decode": {"name": "none"}, "drafter": None}, None),
+    (
+        {"decode": "beam:num_beams=2"},
+        "it asks for decode 'beam:num_beams=2', and a job decodes all of its lines in one way",
+    ),
+    ({"drafter": {"name": "draft", "k": 2}}, """it asks for drafter '{"name": "draft", "k": 2}', and a job decodes"""),
+    ({"decode": "frob"}, "unknown way to decode 'frob'; choose plain"),
+    ({"drafter": "frob"}, "unknown drafter 'frob'; choose none"),
+    ({"decode": 5}, "unknown way to decode '5'"),
+    ({"decode": "none", "drafter": "none"}, "leave drafter out"),
+    ({"verifier": "typical"}, "verifier is an option of all prompts together: take it out, and give --drafter"),
+)
+
+
+def test_a_line_may_say_how_its_job_decodes(job):
+    """Another way is an error of that line; the others go on."""
+    mine = job()
+    mine.input.write_text("".join(json.dumps({"prompt": [1], "max_new_tokens": 2} | own) + "\n" for own, _ in WAYS))
+    assert mine.run()[0] == 1
+    records = [json.loads(line) for line in mine.output.read_text().splitlines()]
+    for record, (own, said) in zip(records, WAYS, strict=True):
+        assert (record["new_tokens"] == 2) == (said is None) and (said or "") in record.get("error", ""), own
+    mine.input.write_text("".join(json.dumps({"prompt": [1], "max_new_tokens": 2}) + "\n" for own, _ in WAYS))
+    assert "differs in input sha256 (" in mine.refused()
+
+
+@pytest.mark.slow
+def test_what_a_stepwise_method_writes_is_shown_at_its_end(capsys):
+    """One prompt, whose text other ways show as it comes; and what the method refuses is one line."""
+    words = [
+        "generate",
+        "def add(a, b):",
+        "--decode",
+        'astar:samples=1,width=1,separator="\n"',
+        "--max-new-tokens",
+        "4",
+    ]
+    assert cli.main(words) == 0
+    out, err = capsys.readouterr()
+    shown, text = out.removeprefix("def add(a, b):").removesuffix("\n"), err.splitlines()[-1]
+    assert shown and text.startswith("specjax: ") and " new tokens, " in text and "tokens/s" in text
+    assert cli.main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == shown
+    assert cli.main([*words, "--json", "--prompt-logprobs"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1) and "AStar has its text at the end: ask for the records alone" in err
 
 
 def test_one_process_writes_an_output(job):
@@ -311,19 +363,15 @@ def test_lines_on_stdin_and_records_on_stdout(job, folders, monkeypatch, capsys)
 
 
 MANIFEST = """{
-  "version": 1,
+  "version": 2,
   "model": {
     "name": "toy",
     "fingerprint": "e3b0c44298fc1c149afbf4c8996fb924",
     "dtype": "float32"
   },
   "decoding": {
+    "decode": null,
     "drafter": "none",
-    "verifier": null,
-    "unmask": null,
-    "cache": null,
-    "block_length": null,
-    "cfg_scale": null,
     "shared_prefix": true
   },
   "folders": {},
@@ -340,7 +388,8 @@ MANIFEST = """{
     "ignore_eos": false,
     "num_return_sequences": 1,
     "logprobs": false,
-    "suffix": null
+    "suffix": null,
+    "prompt_logprobs": false
   },
   "seed": 0,
   "input": {
@@ -352,7 +401,7 @@ MANIFEST = """{
   }
 }
 """
-"""As the first version of jobs wrote it."""
+"""As the second version of manifests has it."""
 
 
 def test_a_manifest_stays_what_it_was(tmp_path):
@@ -441,8 +490,15 @@ def test_pipes(folders, tmp_path, capsys):
 
 
 def test_folders_that_a_line_names_belong_to_the_job(folders):
-    named = named_folders([f"prompt_lookup:length=3+draft:model={folders['plain']}", None, 3])
-    assert named == {str(folders["plain"]): fingerprint(folders["plain"])}
+    folder = folders["plain"]
+    lines = [
+        f"prompt_lookup:length=3+draft:model={folder}",
+        f"none:verifier=(judge:model={folder})",
+        f"none:verifier=judge:model={folder}",
+        json.dumps({"name": "plain", "steer": {"name": "contrastive", "amateur": str(folder)}}),
+    ]
+    for each in lines:
+        assert named_folders([each, None, 3]) == {str(folder): fingerprint(folder)}
 
 
 def test_records_reach_the_disk_in_time(tmp_path, monkeypatch):
@@ -495,10 +551,12 @@ def test_a_fingerprint_sees_other_weights(folders, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "masked"])
 def test_refilled_slots_write_the_texts_of_static_batches(folders, kind):
-    options = {"drafter": "none"} if kind == "plain" else {"block_length": 4}
-    engine = Engine(str(folders[kind]), **options)
+    engine = Engine(str(folders[kind]), Plain() if kind == "plain" else Diffusion(block_length=4))
     prompts = [([1 + i % 5] * (1 + i), 4 * (1 + i * 3 % 7)) for i in range(10)]
-    requests = [engine.request(p, max_new_tokens=n, temperature=0.5 * (i % 3)) for i, (p, n) in enumerate(prompts)]
+    requests = [
+        engine.request(p, max_new_tokens=n, temperature=0.5 * (i % 3), ignore_eos=True)
+        for i, (p, n) in enumerate(prompts)
+    ]
     keys, capacity, needs = engine.keys(requests), engine.capacity(requests), decoder.Needs()
 
     def decode(order, size):
@@ -506,7 +564,7 @@ def test_refilled_slots_write_the_texts_of_static_batches(folders, kind):
         for at in range(0, len(order), size):
             part = order[at : at + size]
             for turn in engine.turns(
-                [requests[i] for i in part], slots=3, keys=keys[part], capacity=capacity, ignore_eos=True, needs=needs
+                [requests[i] for i in part], slots=3, keys=keys[part], capacity=capacity, needs=needs
             ):
                 records |= {part[i]: record for i, record in turn.finished}
                 assert turn.steps <= 3 * turn.passes
@@ -521,7 +579,7 @@ def test_refilled_slots_write_the_texts_of_static_batches(folders, kind):
     assert refilled == static == backwards and [len(t) for t in refilled] == [n for _, n in prompts]
     assert (decoder.run_program._cache_size(), decoder.insert_program._cache_size()) == compiled
     assert passes < static_passes and steps / passes > 2  # of three
-    assert [r.tokens for r in engine.run(requests, batch_size=3, ignore_eos=True)] == refilled
+    assert [r.tokens for r in engine.run(requests, batch_size=3)] == refilled
 
 
 class Letters:
@@ -535,15 +593,19 @@ class Letters:
 def test_text_comes_as_it_is_written_and_stops_free_a_slot(folders):
     model = dataclasses.replace(models.load(folders["plain"]), tokenizer=Letters())
     engine = Engine(model, drafter="none")
-    requests = [engine.request([i], max_new_tokens=n, temperature=1.0) for i, n in enumerate((30, 12, 30, 20))]
-    free = [record.text for record in engine.run(requests, batch_size=2)]
+
+    def ask(**more):
+        counts = enumerate((30, 12, 30, 20))
+        return [engine.request([i], max_new_tokens=n, temperature=1.0, **more) for i, n in counts]
+
+    free = [record.text for record in engine.run(ask(), batch_size=2)]
     stop = free[0][5:8]
     shown = dict.fromkeys(range(4), "")
 
     def on_text(index, text):
         shown[index] += text
 
-    records = list(engine.run(requests, batch_size=2, stop=[stop], on_text=on_text))
+    records = list(engine.run(ask(stop=[stop]), batch_size=2, on_text=on_text))
     assert [record.text for record in records] == [text.split(stop)[0] for text in free]
     assert records[0].finish_reason == "stop" and len(records[0].tokens) == 8
     assert list(shown.values()) == [record.text for record in records]

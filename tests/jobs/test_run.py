@@ -74,7 +74,9 @@ class Drafting(Backwards):
 )
 def test_what_is_lossy_is_called_so(capsys, verifier, cache, said):
     """Of plain decoding the cache alone: a verifier has no drafts there."""
-    options = JobOptions(input="in.jsonl", json=True, verifier=verifier, cache=cache)
+    own = {name: f"({line})" for name, line in (("verifier", verifier), ("cache", cache)) if line}
+    drafter = "prompt_lookup:" + ",".join(f"{name}={line}" for name, line in own.items()) if own else None
+    options = JobOptions(input="in.jsonl", json=True, drafter=drafter)
     for completer, how in (
         (Drafting(ITEMS), f"drafter prompt_lookup{said}"),
         (Backwards(ITEMS), said if cache else "/s"),

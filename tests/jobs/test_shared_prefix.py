@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 
-import specjax
 from specjax import cli, models
 from specjax.decode import Diffusion
 from specjax.models import LlamaConfig, LlamaLM, Masked
@@ -40,10 +39,12 @@ def toy(masked=None):
     return models.Model(lm, weights, None, (), "toy", Path(), np.dtype("float32"), masked)
 
 
-def read(prompts, **options):
+def read(prompts, shared_prefix=False, **options):
     """Texts, and how many tokens went through the target in prefill."""
     SEEN.clear()
-    records = specjax.generate(toy(), prompts, drafter="none", max_new_tokens=6, **options)
+    engine = Engine(toy(), drafter="none")
+    requests = [engine.request(prompt, max_new_tokens=6, **options) for prompt in prompts]
+    records = list(engine.run(requests, batch_size=2, shared_prefix=shared_prefix))
     jax.effects_barrier()
     return [record.tokens for record in records], sum(map(int, SEEN))
 
@@ -51,7 +52,7 @@ def read(prompts, **options):
 @pytest.mark.slow
 def test_the_prefix_is_prefilled_once():
     """Sampled, in two slots that are refilled: 40 shared tokens in one chunk of 64, and rests in chunks of 16 and 32."""
-    options = {"temperature": 0.8, "repetition_penalty": 1.2, "batch_size": 2}
+    options = {"temperature": 0.8, "repetition_penalty": 1.2}
     want, whole = read(PROMPTS, **options)
     got, shared = read(PROMPTS, shared_prefix=True, **options)
     assert got == want
@@ -71,14 +72,10 @@ def test_what_is_too_short_is_not_shared():
 
 @pytest.mark.parametrize("block,why", ((0, "reads a text in both directions"), (8, "prompts of autoregressive models")))
 def test_diffusion_models_share_none(block, why):
+    engine = Engine(toy(Masked(23, False, block)), Diffusion(unmask="threshold"))
+    requests = [engine.request(prompt, max_new_tokens=8) for prompt in PROMPTS]
     with pytest.raises(ValueError, match=why):
-        specjax.generate(
-            toy(Masked(23, False, block)),
-            PROMPTS,
-            max_new_tokens=8,
-            shared_prefix=True,
-            decode=Diffusion(unmask="threshold"),
-        )
+        engine.run(requests, shared_prefix=True)
 
 
 @pytest.mark.slow

@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from specjax import models
+from specjax import Engine, models
 from specjax.draft.heads.folder import save_head
-from specjax.engine import Engine
 from specjax.evaluate.statistics import auroc
 from specjax.lm import Block, Wants
 from specjax.tasks import FAMILIES, Mixture, Question, check, messages

@@ -38,7 +38,7 @@ SHOWN = ("none", "prompt_lookup", "token_recycling", "draft", "medusa", "eagle2"
 def tree() -> tuple[Any, str]:
     """The step of a text that accepted most."""
     engine = Engine(None, drafter=TREE)
-    state = engine.start([engine.request(PROMPT, max_new_tokens=64)], ignore_eos=True)
+    state = engine.start([engine.request(PROMPT, max_new_tokens=64, ignore_eos=True)])
     step, infos, words = jax.jit(engine.decoder.step), [], engine.model.tokenizer
     while not state.done.all():
         state, info = step(engine.params, state)
@@ -50,11 +50,11 @@ def tree() -> tuple[Any, str]:
 def order() -> tuple[tuple[Any, str], tuple[Any, str]]:
     """A line a policy, and the words of the last one."""
     rows, name = [], f"{DEFAULT_MODEL}-diffusion"
-    model = specjax.models.load(name)
+    model = specjax.load(name)
     for policy in POLICIES:
         engine = Engine(model, decode=Diffusion(unmask=policy, cache="prefix"))
-        request = engine.request(user_turn(WANTED, chat=True), max_new_tokens=32)
-        found, state = written(engine.decoder, engine.params, engine.start([request], ignore_eos=True))
+        request = engine.request(user_turn(WANTED, chat=True), max_new_tokens=32, ignore_eos=True)
+        found, state = written(engine.decoder, engine.params, engine.start([request]))
         begin, end = len(request.ids), len(request.ids) + request.max_new_tokens
         rows.append(Row(policy, int(state.stats.steps[0]), tuple(found[0, begin:end].tolist())))
     words = [

@@ -57,7 +57,7 @@ UP = {
 def test_an_arrow_up_is_seen(source):
     (fault,) = planted(draft__medusa=source)
     assert fault.startswith("specjax.draft.medusa:") and "imports specjax.serve" in fault and "above" in fault
-    assert planted(serve__text=source.replace("..serve", ".")) == []  # the same layer
+    assert planted(serve__text=source.replace("..serve.", ".")) == []  # the same layer
 
 
 def test_relative_imports_begin_at_the_package():

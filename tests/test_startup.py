@@ -16,7 +16,7 @@ from specjax import cli, startup
 from specjax.assembly.companions import DEFAULT_MODEL
 from specjax.models import tokenizer
 
-WANTED = {"__init__.py", "startup.py", "flags.py", "names.py", "models"}
+WANTED = {"__init__.py", "startup.py", "flags.py", "names.py", "sampling_fields.py", "models"}
 
 
 @pytest.fixture

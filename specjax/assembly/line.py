@@ -165,8 +165,8 @@ def values(text: str) -> list[str]:
 def settings(text: str) -> dict[str, str]:
     """Options of a command and their values, as they were written.
 
-    >>> settings("unmask=threshold:threshold=0.9; cache=prefix")
-    {'unmask': 'threshold:threshold=0.9', 'cache': 'prefix'}
+    >>> settings("decode=threshold:threshold=0.9,cache=prefix; temperature=0.7")
+    {'decode': 'threshold:threshold=0.9,cache=prefix', 'temperature': '0.7'}
 
     Raises:
       ValueError: where an item is no `OPTION=VALUE`, or there is none.

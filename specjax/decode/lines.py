@@ -7,7 +7,7 @@ diffusion with it, a mixer's soft thinking with it; fields of that way stand amo
 import dataclasses
 from typing import Any
 
-from specjax import decode
+from specjax import decode, search
 from specjax.about import abouts
 from specjax.assembly import line
 from specjax.assembly.registry import DRAFTERS, MIXERS, SAMPLERS, UNMASKS, Entry, listed, parse
@@ -16,7 +16,7 @@ from specjax.decode.soft_thinking import SoftThinking
 from specjax.decode.speculate import Speculate
 from specjax.decoder import Decode
 
-DECODES = listed(Decode, decode)
+DECODES = listed(Decode, decode, search)
 """The ways, by their names."""
 _MEANT: dict[str, tuple[type[Decode], str, dict[str, Entry]]] = {
     "drafter": (Speculate, "drafter", DRAFTERS),
@@ -30,7 +30,7 @@ def read_decode(text: str) -> Decode:
     """The way that a line, or an object of JSON, says.
 
     >>> read_decode("beam:num_beams=4,length_penalty=0.8")
-    Beam(num_beams=4, num_beam_groups=1, diversity_penalty=0.0, length_penalty=0.8, early_stopping=False, processors=())
+    Beam(processors=(), num_beams=4, num_beam_groups=1, diversity_penalty=0.0, length_penalty=0.8, early_stopping=False)
     >>> read_decode("prompt_lookup:length=8,verifier=(typical:epsilon=0.2)").verifier
     'typical:epsilon=0.2'
 

@@ -36,7 +36,7 @@ class SpecjaxLM(TemplateLM):
       seed: of tasks that sample.
       max_batch_size: what the harness passes along; without a meaning here.
       device: likewise: JAX chooses, or `mesh` does.
-      **options: of `Engine`, such as `drafter`, `verifier`, `dtype` and `mesh`.
+      **options: of `Engine`, such as `decode`, `drafter`, `dtype` and `mesh`.
 
     Raises:
       ValueError: on what `Engine` refuses, or a model without a tokenizer.

@@ -56,11 +56,11 @@ SUBSTITUTES = (
     ("bench-*", "bench spec", "bench spec --drafter draft"),
     ("README-*", "specjax bench", "specjax bench --drafter draft"),
     ("*", "--drafter all", "--drafter draft,medusa"),
-    ("*", "--unmask all", "--unmask fixed,threshold"),
+    ("*", "--decode all", "--decode fixed:cache=none,threshold:cache=prefix"),
     ("diffusion-*", "bench parallel", "bench parallel --samples 1 --tasks copy"),
     ("diffusion-*", "json,code,edit,lists,translate,fill", "lists"),
     ("evaluate-*", "math,edit,lists --limit 50", "lists --limit 2"),
-    ("bench-*", "--drafter none,prompt_lookup --cache ems,gear", "--drafter none --cache ems"),
+    ("bench-*", "--decode plain:cache=ems,plain:cache=gear", "--decode plain:cache=ems"),
     ("bench-*", "--batch-size 8", "--batch-size 1"),
     ("README-*", "specjax eval", "specjax eval --families lists"),
     ("meshes-*", "length=15", "length=1"),
@@ -108,7 +108,7 @@ def _adapter(folder: Path) -> None:
     save_file({key: value.astype(np.float32) for key, value in matrices.items()}, folder / "adapter_model.safetensors")
 
 
-MADE = {"diffusion-3": ("FOLDER", _xlnet), "models-5": ("ADAPTER", _adapter)}
+MADE = {"diffusion-4": ("FOLDER", _xlnet), "models-5": ("ADAPTER", _adapter)}
 """Folders that a block reads, and who makes them."""
 
 GIVEN: dict[str, dict[str, Any]] = {

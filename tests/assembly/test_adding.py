@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 import importlib.util
 import os
 import re
@@ -16,10 +17,11 @@ import pytest
 from support.conformance import TARGET, Rows, same, start, texts
 
 import specjax
-from specjax import about, cli, diffusion, draft, expand, models, verify
+from specjax import about, cli, diffusion, draft, expand, models, search, verify
 from specjax.about import About
 from specjax.assembly import registry
 from specjax.assembly.companions import DEFAULT_MODEL, beside
+from specjax.decode import lines
 from specjax.diffusion import Credit, Unmask, cache, unmask
 from specjax.diffusion.unmask import Choice
 from specjax.draft import Drafter, NoDrafter, Verdict
@@ -233,6 +235,20 @@ def test_a_warper(tmp_path):
     assert done.returncode == 0, done.stderr
     names = [line.split()[0] for line in done.stdout.splitlines() if not line.startswith(" ")]
     assert names[names.index("favour") - 1] == "top_h" and "    --favour 0.0\n" in done.stdout
+
+
+class Pair(search.Beam):
+    """Two beams."""
+
+    about = About("pair", "two beams", "-", "own text", defaults={"num_beams": 2}, fields=("num_beams",))
+
+
+def test_a_search(monkeypatch):
+    """What `specjax.search` exports is a way to decode, without a line in `specjax.decode`."""
+    with monkeypatch.context() as patch:
+        patch.setattr(search, "Pair", Pair, raising=False)
+        assert importlib.reload(lines).read_decode("pair") == Pair(2)
+    assert "pair" not in importlib.reload(lines).DECODES
 
 
 def test_what_is_not_listed(monkeypatch):

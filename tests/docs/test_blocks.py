@@ -27,8 +27,8 @@ CHECKS = {
     "models-7": lambda names, out: names["again"].lm == names["model"].lm,
     "pictures-1": lambda names, out: len(names["figure"].axes[0].lines) == 1,
     "score-1": lambda names, out: len(names["scores"]) == 2 and all(score.logprob < 0 for score in names["scores"]),
-    "searches-6": lambda names, out: "answer is 16" in names["record"].text and names["record"].steps,
-    "searches-7": lambda names, out: (
+    "searches-7": lambda names, out: "answer is 16" in names["record"].text and names["record"].steps,
+    "searches-8": lambda names, out: (
         len(names["spans"]) == 3 and names["spans"][0].log_prob > names["spans"][-1].log_prob
     ),
     "verifiers-3": lambda names, out: names["rates"] == sorted(names["rates"]),

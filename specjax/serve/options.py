@@ -164,7 +164,7 @@ class PromptOptions:
           ValueError: on one that there is not or that is out of range.
         """
         own = [field for field in dataclasses.fields(PromptOptions) if field.name != "sampling"]
-        usual = {field.name: field.default for field in own}
+        usual: dict[str, Any] = {field.name: field.default for field in own}
         given = {name: getattr(self, name) for name in usual if getattr(self, name) != usual[name]}
         return Sampling(**{**usual, **read_sampling(self.sampling), **given})
 

@@ -160,7 +160,7 @@ MOVED_FLAGS = {
 
 
 def test_an_option_that_has_moved_is_found():
-    """Every keyword that `generate` and `Engine` had, and every flag, is there or says where it is. No model is loaded."""
+    """Every keyword that `generate` and `Engine` had, and every flag, is there or says where it is; no model is loaded."""
     assert len({*KEPT, *MOVED}) == len(KEPT) + len(MOVED) == 80
     assert {*KEPT} <= {*inspect.signature(specjax.generate).parameters}
     for function, moved in ((specjax.generate, MOVED), (Engine, OF_ALL)):

@@ -350,20 +350,6 @@ def test_a_search(monkeypatch):
     assert "pair" not in importlib.reload(lines).DECODES
 
 
-class Pair(search.Beam):
-    """Two beams."""
-
-    about = About("pair", "two beams", "-", "own text", defaults={"num_beams": 2}, fields=("num_beams",))
-
-
-def test_a_search(monkeypatch):
-    """What `specjax.search` exports is a way to decode, without a line in `specjax.decode`."""
-    with monkeypatch.context() as patch:
-        patch.setattr(search, "Pair", Pair, raising=False)
-        assert importlib.reload(lines).read_decode("pair") == Pair(2)
-    assert "pair" not in importlib.reload(lines).DECODES
-
-
 def test_what_is_not_listed(monkeypatch):
     """A name that another has is refused; an export without names of its own is for Python alone, whatever it inherits."""
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import models
-from specjax.decode import Plain, Speculate
+from specjax.decode import Diffusion, Plain, Speculate
 from specjax.plan import hlo, report, step
 from specjax.plan.experts import Chosen, grouped, touched
 from specjax.plan.held import chip_bytes
@@ -136,7 +136,7 @@ def test_a_grouped_product_reads_touched_experts():
 def test_published_sizes(name, layers, parameters):
     """In billions, all of them and those that a token reads."""
     mesh = make_mesh("data=1,model=1", jax.devices()[:1])
-    setup = step.prepare(models.abstract(name, mesh=mesh), Speculate("none" if "Qwen" in name else None), mesh, 1, 256)
+    setup = step.prepare(models.abstract(name, mesh=mesh), Plain() if "Qwen" in name else Diffusion(), mesh, 1, 256)
     held, own = step.sizes(setup), setup.experts
     assert own is not None and own.layers == layers
     count = (held.weights / 2e9, (held.weights - own.bytes + own.read(1)) / 2e9)

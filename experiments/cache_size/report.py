@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from specjax import models
 from specjax.assembly.line import settings
 from specjax.assembly.registry import make_old
+from specjax.decode.lines import read_decode
 from specjax.plan.held import chip_bytes
 from specjax.speculative import speculative
 from specjax.viz.picture import Picture
@@ -19,12 +20,18 @@ TOKENS = {1: 448, 2: 704}
 """Of a text with its answer, about the longest of a level."""
 
 
+def called(decoder: str) -> str:
+    """The line of its cache, or the type."""
+    given = settings(decoder)
+    return read_decode(given["decode"]).cache if "decode" in given else given["cache_dtype"]
+
+
 def kilobytes(decoder: str, tokens: int) -> float:
     """What the cache of a row of so many tokens takes."""
     lm, given = models.abstract("tiny", "float32").lm, settings(decoder)
     made = models.cached(models.Model(lm, None), given.get("cache_dtype")).lm
-    if "cache" in given:
-        made = type(lm)(lm.config, old=make_old(given["cache"]))
+    if "decode" in given:
+        made = type(lm)(lm.config, old=make_old(read_decode(given["decode"]).cache))
     target = speculative(made, rings=True).target
     return chip_bytes(jax.eval_shape(lambda: target.init_cache(1, tokens, jnp.float32))) / 1e3
 
@@ -55,7 +62,7 @@ def main() -> None:
             f"\nlevel {level}, {TOKENS[level]} tokens\n\n| cache | kB a row | right | points, 95% |\n| --- | --- | --- | --- |"
         )
         for row in rows(level):
-            name = row["decoder"].partition("=")[2] if row["points"] else "float32"
+            name = called(row["decoder"]) if row["points"] else "float32"
             low, middle, high = (100 * row[key] for key in ("low", "accuracy", "high"))
             points = "{:+.1f} to {:+.1f}".format(*row["points"]) if row["points"] else ""
             print(

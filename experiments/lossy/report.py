@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from specjax.assembly.line import settings
+from specjax.decode.lines import read_decode
 from specjax.viz.picture import Picture
 
 FOLDER = Path(__file__).parent
@@ -13,7 +15,7 @@ def rows(found: dict[str, Any]) -> list[dict[str, Any]]:
     """Of every rule what it wrote, and beside those after the first how that differs from the first's."""
     against = {one["decoder"]: one for one in found["comparisons"]}
     decoders = [found, *found["decoders"]]
-    rule = lambda one: one["decoder"].partition("verifier=")[2].partition(";")[0]
+    rule = lambda one: read_decode(settings(one["decoder"])["drafter"]).verifier
     return [{**one, "rule": rule(one), **_points(against, one)} for one in decoders]
 
 

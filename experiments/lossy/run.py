@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from specjax.assembly.line import extended
 from specjax.evaluate import evaluate
 
 FAMILIES = "math,edit,qa,lists,translate"
@@ -19,6 +20,11 @@ GREEDY = ("fly:window=0",)
 LONG = ("fly", "fly:window=1")
 DRAFTERS = {"long": "draft:length=15"}
 """Lines of the drafters that are no line themselves; of `long`, with drafts as long as FLy's authors', the rules are `LONG`."""
+
+
+def judged(drafter: str, rule: str) -> str:
+    """A drafter's line with a rule."""
+    return extended(DRAFTERS.get(drafter, drafter), f"verifier=({rule})" if ":" in rule else f"verifier={rule}")
 
 
 def merged(held: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
@@ -56,9 +62,8 @@ def main() -> None:
                 seed=options.seed,
                 batch_size=options.limit,
                 temperature=float(temperature),
-                drafter=DRAFTERS.get(drafter, drafter),
-                verifier="coupled",
-                compare=[f"verifier={rule}" for rule in rules],
+                drafter=judged(drafter, "coupled"),
+                compare=[f"drafter={judged(drafter, rule)}" for rule in rules],
             )
             name = Path(__file__).with_name(f"{drafter}_{temperature}.json")
             content = found.to_json()

@@ -20,7 +20,15 @@ from specjax import models, tasks
 from specjax.evaluate.statistics import paired, wilson
 from specjax.models.text import encoded
 from specjax.sampling import SamplingArrays, row_keys
-from specjax.search import AStar, EntropyAdaptive, SelfAgreement, SpecReason, Written, steps_ahead
+from specjax.search import (
+    AStar,
+    EntropyAdaptive,
+    EntropyAdaptiveDecoder,
+    SelfAgreement,
+    SpecReason,
+    Written,
+    steps_ahead,
+)
 
 FILE = Path(__file__).parent / "steps.json"
 ANSWER = re.compile(r"answer is ([0-9]+)")
@@ -36,9 +44,9 @@ def astar(temperature, ahead, cost="nll"):
 
 def reasoned(score, threshold):
     """SpecReason, greedy."""
-    method = SpecReason(threshold, score, separator=".")
+    method = SpecReason(SMALL, threshold, score, separator=".")
     how = {"temperature": 0.0, "max_new_tokens": NEW, "batch_size": 25}
-    return lambda prompts, seed: method(LARGE, SMALL, prompts, seed=seed, **how)
+    return lambda prompts, seed: method(LARGE, prompts, seed=seed, **how)
 
 
 def agreed(samples, temperature):
@@ -64,7 +72,7 @@ def turns(threshold):
     """Entropy-adaptive decoding, greedy."""
 
     def run(prompts, seed):
-        decoder = EntropyAdaptive(LARGE.lm, SMALL.lm, threshold, greedy=True)
+        decoder = EntropyAdaptiveDecoder(LARGE.lm, SMALL.lm, EntropyAdaptive(threshold=threshold), greedy=True)
         params = {"target": LARGE.params, "small": SMALL.params}
         for at in range(0, len(prompts), 25):
             ids = [encoded(LARGE, prompt) for prompt in prompts[at : at + 25]]

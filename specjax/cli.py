@@ -109,7 +109,7 @@ def _list_entries(table: dict[str, Any], flags: bool = False) -> int:
     """A line a method; below it, indented, the line that sets each of its fields to the default, or what sets them in
     --sampling.
 
-    A flag or field whose default is no value is shown in brackets.
+    A flag or field whose default is no value, or has several lines, is shown in brackets.
     """
     rows, guaranteed = [], any(entry.guarantee for entry in table.values())
     for name, entry in table.items():
@@ -120,10 +120,13 @@ def _list_entries(table: dict[str, Any], flags: bool = False) -> int:
             shown = lambda own, value: f"[{own}=...]" if value is None else f"{own}={json.dumps(value)}"
             fields = ",".join(shown(field, value) for field, value in entry.listed.items())
         else:
-            shown = lambda own, value: f"[{own}=...]" if value is None else f"{own}={spelt(value)}"
-            fields = f"{name}:" + ",".join(shown(*own) for own in entry.listed.items())
+            fields = f"{name}:" + ",".join(_field(*own) for own in entry.listed.items())
         write(f"{line}\n" + (f"    {fields}\n" if entry.listed else ""))
     return 0
+
+
+def _field(name: str, value: Any) -> str:
+    return f"[{name}=...]" if value in (None, "") or "\n" in str(value) else f"{name}={spelt(value)}"
 
 
 def policies(options: NoOptions) -> int:

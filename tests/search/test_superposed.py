@@ -19,7 +19,7 @@ from specjax import decoder as decoding
 from specjax.draft.datastore import build
 from specjax.lm import Block, Wants
 from specjax.models.tabular import TabularLM
-from specjax.search import SuperposedSearch
+from specjax.search import Superposed, SuperposedSearch
 from specjax.search.ngrams import WEIGHTS, shares
 from specjax.serve.engine import Engine
 from specjax.sharding import make_mesh

@@ -65,13 +65,14 @@ def extended(text: str, settings: str) -> str:
 def spelt(value: Any) -> str:
     """A field's value as a line has it, in quotes where it would end early without them.
 
-    >>> spelt((1, 15, 28)), spelt(0.3), spelt("runs/a+b")
-    ('1 15 28', '0.3', '"runs/a+b"')
+    >>> spelt((1, 15, 28)), spelt(True), spelt("runs/a+b")
+    ('1 15 28', 'true', '"runs/a+b"')
 
     Raises:
       ValueError: on a text that needs quotes and has both kinds.
     """
     text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    text = text.lower() if isinstance(value, bool) else text
     if text == text.strip() and text[:1] not in _QUOTES and not any(mark in text for mark in (*_ENDS, "(", ")")):
         return text
     for quote in _QUOTES:
@@ -115,8 +116,6 @@ def line_of(content: Any) -> str:
 def _json_value(value: Any) -> str:
     if isinstance(value, dict) or isinstance(value, list) and value and isinstance(value[0], dict):
         return f"({line_of(value)})"
-    if isinstance(value, bool):
-        return str(value).lower()
     return spelt(tuple(value) if isinstance(value, list) else value)
 
 

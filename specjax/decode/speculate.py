@@ -86,7 +86,7 @@ class Speculate(Decode):
 class Plain(Decode):
     """A token a pass. The attributes are those of `Speculate`."""
 
-    about = About("plain", "a token a pass", "", "same text", fields=("steer", "cache"))
+    about = About("plain", "a token a pass", "-", "same text", fields=("steer", "cache"))
 
     steer: "str | Steer | None" = None
     cache: "str | Old | None" = None

@@ -72,15 +72,20 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
         if isinstance(before, dict) and isinstance(after, dict):
             found += differences(before, after, f"{prefix}{key} ")
         elif before != after:
-            found.append(f"{prefix}{key} ({_words(before)} there, {_words(after)} here)")
+            short, whole = ((_words(before, most), _words(after, most)) for most in (_SHORT, 10 * _SHORT))
+            there, here = whole if short[0] == short[1] else short
+            found.append(f"{prefix}{key} ({there} there, {here} here)")
     return found
 
 
-def _words(value: Any) -> str:
+_SHORT = 40
+
+
+def _words(value: Any, most: int) -> str:
     if value is _NOT_IN_WORDS:
         return "not given"
     try:
         text = json.dumps(value)
     except RecursionError:
         return "deeply nested"
-    return text if len(text) <= 40 else text[:16] + "..." + text[-8:]
+    return text if len(text) <= most else text[: most - 24] + "..." + text[-8:]

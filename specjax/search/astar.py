@@ -117,6 +117,7 @@ class AStar(Stepwise):
         max_new_tokens: int = 128,
         seed: int = 0,
         batch_size: int = 4,
+        keys: np.ndarray | None = None,
         **sampling: Any,
     ) -> list[Written]:
         """Searches for a text for every prompt, and returns them in order; `score` is minus their cost.
@@ -130,6 +131,7 @@ class AStar(Stepwise):
           max_new_tokens: at most so many for each.
           seed: with a prompt it decides the noise.
           batch_size: prompts that are searched side by side, each with `samples` rows and `width + samples` caches.
+          keys: see `Asked.of`.
           **sampling: as of `specjax.generate`; several samples need a temperature.
 
         Raises:
@@ -137,7 +139,7 @@ class AStar(Stepwise):
         """
         if self.samples > 1 and not sampling.get("temperature"):
             raise ValueError("several samples of a greedy step are one: set a temperature, or samples to 1")
-        asked = Asked.of([model], prompts, max_new_tokens, seed, sampling)
+        asked = Asked.of([model], prompts, max_new_tokens, seed, sampling, keys)
         stops, parts = step_ends(model, self.separator), asked.parts(batch_size)
         if not parts:
             return []

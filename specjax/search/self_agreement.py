@@ -5,13 +5,11 @@ import os.path
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from specjax.about import About
 from specjax.models.messages import content_text
 from specjax.models.text import encoded, new_text
-from specjax.sampling import row_keys
 from specjax.sampling_params import SamplingArrays
 from specjax.search.stepwise import Asked, Step, Stepwise, Written
 from specjax.search.writer import Writer
@@ -52,6 +50,10 @@ class SelfAgreement(Stepwise):
         if "{answer}" not in self.each:
             raise ValueError(f"each has no {{answer}}, where a completion stands: {self.each!r}")
 
+    @property
+    def draws(self) -> int:
+        return self.samples
+
     def question(self, prompt: Any, answers: Sequence[str]) -> Any:
         """The second prompt: a text, or chat messages whose last one goes on."""
         listed = "".join(self.each.format(number=i, answer=text.strip()) for i, text in enumerate(answers, 1))
@@ -68,6 +70,7 @@ class SelfAgreement(Stepwise):
         max_new_tokens: int = 128,
         seed: int = 0,
         batch_size: int = 4,
+        keys: np.ndarray | None = None,
         **sampling: Any,
     ) -> list[Written]:
         """What the model says most of its completions agree on, for every prompt in order; `steps` are the completions.
@@ -78,6 +81,7 @@ class SelfAgreement(Stepwise):
           max_new_tokens: of a completion, and of what is said of them, at most.
           seed: with a prompt it decides the noise.
           batch_size: prompts side by side, with `samples` rows each.
+          keys: see `Asked.of`.
           **sampling: as of `specjax.generate`, of the completions; several need a temperature.
 
         Raises:
@@ -85,7 +89,7 @@ class SelfAgreement(Stepwise):
         """
         if self.samples > 1 and not sampling.get("temperature"):
             raise ValueError("completions of a greedy prompt are all the same: set a temperature, or samples to 1")
-        asked = Asked.of([model], prompts, max_new_tokens, seed, sampling)
+        asked = Asked.of([model], prompts, max_new_tokens, seed, sampling, keys, self.draws)
         for prompt in asked.prompts:
             if not isinstance(prompt, str) and not (len(prompt) and isinstance(prompt[-1], Mapping)):
                 raise ValueError("a second prompt is written with the first one's words: give texts or chats, not ids")
@@ -107,18 +111,16 @@ class SelfAgreement(Stepwise):
         greedy = dataclasses.replace(asked, sampling={})
         writer = Writer(model, lanes * self.samples, asked, (), room=room)
         judge = Writer(model, lanes, greedy, (), room=room)
-        return [found for part in parts for found in self._part(writer, judge, part, seed)]
+        return [found for part in parts for found in self._part(writer, judge, part)]
 
-    def _part(self, writer: Writer, judge: Writer, asked: Asked, seed: int) -> list[Written]:
+    def _part(self, writer: Writer, judge: Writer, asked: Asked) -> list[Written]:
         """Some prompts side by side."""
         count, samples, lanes = len(asked.ids), self.samples, judge.rows
-        writer.enter(asked)
+        writer.enter(dataclasses.replace(asked, keys=asked.keys.reshape(count, -1, 2)[:, 0]))
         pool = writer.keep(writer.blank(lanes), [row if row < count else lanes for row in range(writer.rows)])
         lane_of = np.arange(writer.rows) // samples
         keys = np.zeros((writer.rows, 2), np.uint32)
-        # equal prompts are told apart by their order, as the completions of one are in `specjax.generate`
-        own = row_keys([seed] * count * samples, [ids for ids in asked.ids for _ in range(samples)])
-        keys[: count * samples] = jax.device_get(jax.random.key_data(own))
+        keys[: count * samples] = asked.keys.reshape(-1, 2)
         most = np.append(writer.most[:count], np.zeros(lanes - count, np.int64))
         writer.fork(pool, lane_of, keys)
         writer.most[:] = most[lane_of]

@@ -105,6 +105,7 @@ class SpecReason(StepwisePair):
         max_new_tokens: int = 8192,
         seed: int = 0,
         batch_size: int = 8,
+        keys: np.ndarray | None = None,
         **sampling: Any,
     ) -> list[Written]:
         """A text for every prompt, in order; its `steps` say whose they are and what they scored, `score` is the mean.
@@ -115,13 +116,15 @@ class SpecReason(StepwisePair):
           max_new_tokens: at most so many for each.
           seed: with a prompt it decides the noise, which both models share.
           batch_size: prompts that are written side by side.
+          keys: see `Asked.of`.
           **sampling: as of `specjax.generate`, of both models; without a temperature 0.6 and a `top_p` of 0.95.
 
         Raises:
           ValueError: see `Asked.of` and `step_ends`; on digits without a tokenizer, or where no token is one.
         """
         sampling = self.published(sampling)
-        asked = Asked.of([model, self.small], prompts, max_new_tokens, seed, sampling)
+        small = self.partner_of(model)
+        asked = Asked.of([model, small], prompts, max_new_tokens, seed, sampling, keys)
         stops = step_ends(model, self.separator)
         behind = words_of(model, self.separator) if isinstance(self.separator, str) else ()
         digits = _digits(model) if self.score in DIGITS else {}
@@ -130,7 +133,7 @@ class SpecReason(StepwisePair):
         if not parts:
             return []
         room = len(behind) + max(map(len, questions))
-        both = writers(model, self.small, len(parts[0].ids), asked, stops, room)
+        both = writers(model, small, len(parts[0].ids), asked, stops, room)
         found, questions = [], iter(questions)
         for part in parts:
             own = [next(questions) for _ in part.ids]

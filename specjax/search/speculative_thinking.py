@@ -81,6 +81,7 @@ class SpeculativeThinking(StepwisePair):
         max_new_tokens: int = 128,
         seed: int = 0,
         batch_size: int = 8,
+        keys: np.ndarray | None = None,
         **sampling: Any,
     ) -> list[Written]:
         """A text for every prompt, in order; its `steps` say whose they are ("help" for the sentence put in).
@@ -91,6 +92,7 @@ class SpeculativeThinking(StepwisePair):
           max_new_tokens: at most so many for each.
           seed: with a prompt it decides the noise, which both models share.
           batch_size: prompts that are written side by side.
+          keys: see `Asked.of`.
           **sampling: as of `specjax.generate`, of both models; without a temperature 0.6, with a `top_k` of 50 and a `top_p` of
             0.95.
 
@@ -98,12 +100,13 @@ class SpeculativeThinking(StepwisePair):
           ValueError: see `Asked.of` and `step_ends`; without a tokenizer, which cues are found with.
         """
         sampling = self.published(sampling)
-        asked = Asked.of([model, self.small], prompts, max_new_tokens, seed, sampling)
+        small = self.partner_of(model)
+        asked = Asked.of([model, small], prompts, max_new_tokens, seed, sampling, keys)
         stops, help = step_ends(model, self.trigger), words_of(model, self.help)
         parts = asked.parts(batch_size)
         if not parts:
             return []
-        both = writers(model, self.small, len(parts[0].ids), asked, stops, len(help))
+        both = writers(model, small, len(parts[0].ids), asked, stops, len(help))
         return [found for part in parts for found in _Rows(self, *both, part, help).run()]
 
 

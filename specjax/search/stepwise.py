@@ -41,6 +41,11 @@ class Stepwise(Decode):
     usual: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """What its authors draw with, where no temperature is given."""
 
+    @property
+    def draws(self) -> int:
+        """How many keys a prompt has, as so many completions of it would have them."""
+        return 1
+
     def published(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         """The user's options on top of `usual`, which are left out where a temperature is given."""
         return dict(sampling) if "temperature" in sampling else {**self.usual, **sampling}
@@ -52,7 +57,15 @@ class Stepwise(Decode):
 
     @abc.abstractmethod
     def __call__(
-        self, model: Any, prompts: Sequence[Any], *, max_new_tokens: int, seed: int, batch_size: int, **sampling: Any
+        self,
+        model: Any,
+        prompts: Sequence[Any],
+        *,
+        max_new_tokens: int,
+        seed: int,
+        batch_size: int,
+        keys: np.ndarray | None = None,
+        **sampling: Any,
     ) -> "list[Written]":
         """What is written after every prompt, in order.
 
@@ -62,6 +75,7 @@ class Stepwise(Decode):
           max_new_tokens: at most so many for each.
           seed: with a prompt it decides the noise.
           batch_size: prompts side by side.
+          keys: see `Asked.of`.
           **sampling: as of `specjax.Sampling`.
         """
 
@@ -76,7 +90,7 @@ class PairSettings(Decode):
 
     small: Any = None
 
-    def partner_of(self, model: Any, mesh: Any, logprobs: bool) -> Any:
+    def partner_of(self, model: Any, mesh: Any = None, logprobs: bool = False) -> Any:
         """The small model, loaded as the large one was.
 
         Raises:
@@ -176,7 +190,8 @@ class Asked:
     Attributes:
       prompts: as given.
       ids: their token ids.
-      keys: `[N, 2]` uint32, key data of their rows: those that `specjax.generate` has for them at this seed.
+      keys: `[N, 2]` uint32, key data of their rows: those that `specjax.generate` has for them at this seed; of a method that
+        draws D times `[N, D, 2]`, those of D completions.
       max_new_tokens: at most so many for each.
       sampling: options of all of them.
     """
@@ -189,7 +204,14 @@ class Asked:
 
     @classmethod
     def of(
-        cls, models: Sequence[Any], prompts: Any, max_new_tokens: int, seed: int, sampling: dict[str, Any]
+        cls,
+        models: Sequence[Any],
+        prompts: Any,
+        max_new_tokens: int,
+        seed: int,
+        sampling: dict[str, Any],
+        keys: np.ndarray | None = None,
+        draws: int = 1,
     ) -> "Asked":
         """Of what a user gave.
 
@@ -200,6 +222,8 @@ class Asked:
           seed: with a prompt it decides the noise.
           sampling: options of `specjax.sampling_params.SamplingOptions`; of the others the first model's
             `generation_config.json` says what they are.
+          keys: see `Asked`; those of a part of a longer list are that part of the list's keys. None: by the seed.
+          draws: D.
 
         Raises:
           ValueError: on diffusion models, models of two vocabularies, what is no prompt, or a prompt that leaves no room.
@@ -223,11 +247,7 @@ class Asked:
         if line := left_out(models[0], {*sampling, "max_new_tokens"}, bool(sampling.get("temperature"))):
             _LOG.warning(line)
         sampling = sampling | worded(SamplingOptions(**sampling), models[0].tokenizer)
-        keys = (
-            jax.device_get(jax.random.key_data(row_keys([seed] * len(ids), ids)))
-            if ids
-            else np.zeros((0, 2), np.uint32)
-        )
+        keys = keys_of_prompts([seed] * len(ids), ids, draws) if keys is None else keys
         asked = cls(tuple(prompts), ids, keys, int(max_new_tokens), sampling)
         if carries(asked.sampling_of(1)):
             raise ValueError(
@@ -264,11 +284,26 @@ class Asked:
         ]
 
 
+def keys_of_prompts(seeds: Sequence[int], names: Sequence[Any], draws: int) -> np.ndarray:
+    """Key data of prompts on the host, see `Asked.keys`; equal prompts are told apart by their order.
+
+    Args:
+      seeds: of each.
+      names: of each, see `specjax.sampling.row_keys`.
+      draws: D.
+    """
+    if not names:
+        return np.zeros((0, 2), np.uint32)
+    each = lambda own: [one for one in own for _ in range(draws)]
+    keys = jax.device_get(jax.random.key_data(row_keys(each(seeds), each(names))))
+    return keys if draws == 1 else keys.reshape(len(names), draws, 2)
+
+
 def check_pair(models: Sequence[Any]) -> None:
     """Raises ValueError on diffusion models, and on models that do not write the same tokens."""
     first = models[0]
     for model in models:
-        if model.masked:
+        if model.masked or model.canvas:
             raise ValueError(
                 f"{model.name} is a diffusion model, which does not write from left to right: take another"
             )

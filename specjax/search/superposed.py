@@ -76,6 +76,10 @@ class Superposed(SearchSettings):
             )
         if not 0 <= self.superposed_alpha < 1:
             raise ValueError(f"superposed_alpha must be in [0, 1), got {self.superposed_alpha}")
+        if self.superposed_ngrams is None and self.superposed_alpha != type(self).superposed_alpha:
+            raise ValueError(
+                "superposed_alpha is the share of n-grams: name a datastore with superposed_ngrams, or leave it out"
+            )
 
     def decoder(self, target: LM, mesh: Any) -> "SuperposedSearch":
         return SuperposedSearch(target, self, mesh)

@@ -23,6 +23,7 @@ from specjax.names import check_keywords, named
 from specjax.sampling import row_keys
 from specjax.sampling_params import FIELDS, form_of, in_use, is_set, listed_ids, worded
 from specjax.search import Search, Selection, Stepwise
+from specjax.search.stepwise import keys_of_prompts
 from specjax.serve.call import Call
 from specjax.serve.prompt_logprobs import with_prompt_logprobs
 from specjax.serve.prompts import check_there
@@ -30,7 +31,7 @@ from specjax.serve.race import Race
 from specjax.serve.request import Record, Request, needs_of, rows_of
 from specjax.serve.sampling import Sampling, check_options, check_stop
 from specjax.serve.slots import Loop, Served, Slots, Timing, Turn, in_order
-from specjax.serve.stepwise import stepwise_turns
+from specjax.serve.stepwise import stepwise_options, stepwise_turns
 from specjax.serve.stream import TextStream
 from specjax.serve.text_reader import Reader, power_of_two
 from specjax.serve.watch import OnText, Watch
@@ -156,8 +157,9 @@ class Engine:
         """
         check_keywords("Engine.request", options, ["suffix", "chat", *_OF_REQUESTS])
         check_options(options)
-        usual = self.decoder.usual if self.writes_steps and options.get("temperature") is None else {}
-        options = self.filled({**usual, **options} if usual else options)
+        if self.writes_steps:
+            options = stepwise_options(self.decoder, options, chat)
+        options = self.filled(options)
         vocab = self.model.lm.vocab_size
         for name, ids in listed_ids(options).items():
             if outside := [token for token in ids if token >= vocab]:
@@ -370,9 +372,10 @@ class Engine:
             )
         reader = self.reader() if prompt_logprobs else None
         if self.writes_steps:
-            if prompt_logprobs or on_text is not None:
-                raise ValueError(f"{type(self.decoder).__name__} has its text at the end: ask for the records alone")
-            return stepwise_turns(self.decoder, self.model, requests, self.timing, slots=slots)
+            if prompt_logprobs:
+                raise ValueError(f"{type(self.decoder).__name__} keeps no log-probabilities: leave prompt_logprobs out")
+            keys = self.keys(requests) if keys is None else keys
+            return stepwise_turns(self.decoder, self.model, requests, keys, self.timing, slots=slots, on_text=on_text)
         needs = dataclasses.replace(needs_of(requests), brief=False) if needs is None else needs
         loop = Loop(
             Slots(self.served(), slots, capacity or self.capacity(requests), needs.form),
@@ -392,8 +395,8 @@ class Engine:
         self, prompt: Any, *, sampling: Sampling | None = None, chat: bool | Chat = False, **options: Any
     ) -> TextStream:
         """Completes one prompt, and yields its text as it comes: what `generate` gives with the same options, every few steps a
-        piece. No piece ends within a character, or within what may become a stop string. A search has its text at the end, as
-        one piece.
+        piece. No piece ends within a character, or within what may become a stop string. A search or a stepwise method has its
+        text at the end, as one piece.
 
         Args:
           prompt: one of those that `generate` takes.
@@ -488,8 +491,8 @@ class Engine:
         """Raises ValueError where a search has fewer texts of a prompt than are asked for."""
         if self.searches and count > self.decoder.num_texts:
             raise ValueError(
-                f"num_return_sequences is {count}, and {self.decoder.called} of {self.decoder.num_texts} finds no more texts "
-                f"than these: let decode find more, or lower num_return_sequences"
+                f"num_return_sequences is {count}, and {self.decoder.called} of {self.decoder.num_texts} texts has no more of "
+                "them: let it look for more, or lower num_return_sequences"
             )
 
     def rows(self, requests: Sequence[Request]) -> int:
@@ -510,9 +513,12 @@ class Engine:
         return slots.insert(slots.empty(), range(len(requests)), list(requests), self.keys(requests))
 
     def keys(self, requests: Sequence[Request]) -> np.ndarray:
-        """Key data `[R, 2]` of the requests' row keys, on the host. Equal requests differ by their order."""
+        """Key data `[R, 2]` of the requests' row keys, on the host. Equal requests differ by their order. Of a stepwise method
+        that draws D times `[R, D, 2]`."""
         given, spare = self.served().given, power_of_two(max(len(requests), 8)) - len(requests)
         names = [given(r) if r.id is None else str(r.id) for r in requests]
+        if self.writes_steps:
+            return keys_of_prompts([r.seed for r in requests], names, self.decoder.draws)
         keys = row_keys([*[r.seed for r in requests], *[0] * spare], [*names, *[()] * spare])  # of few sizes
         return jax.device_get(jax.random.key_data(keys))[: len(requests)]
 

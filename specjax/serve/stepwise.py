@@ -1,22 +1,45 @@
 """Methods that go step by step on the host, as an engine's turns."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from specjax.models.generation import defaults
+from specjax.models.text import Chat
 from specjax.sampling_params import FIELDS
 from specjax.search import Stepwise, Written
 from specjax.serve.request import Record, Request
-from specjax.serve.slots import Timing, Turn
+from specjax.serve.slots import OnText, Timing, Turn
 
 _ENDS = {"budget": "length"}
 """Ends of a method's texts that records call otherwise."""
 
 
+def stepwise_options(method: Stepwise, options: Mapping[str, Any], chat: bool | Chat) -> dict[str, Any]:
+    """Options of a prompt as a method takes them, on top of what its authors draw with.
+
+    Raises:
+      ValueError: on what it has no use for.
+    """
+    name = type(method).__name__
+    if options.get("ignore_eos"):
+        raise ValueError(f"{name} has texts that end by themselves: leave ignore_eos out, or decode otherwise")
+    if isinstance(chat, Chat) and chat != Chat():
+        raise ValueError(f"{name} writes chats by the template alone: give chat=True, or decode otherwise")
+    return method.published({name: value for name, value in options.items() if value is not None})
+
+
 def stepwise_turns(
-    method: Stepwise, model: Any, requests: Sequence[Request], timing: Timing, *, slots: int
+    method: Stepwise,
+    model: Any,
+    requests: Sequence[Request],
+    keys: np.ndarray,
+    timing: Timing,
+    *,
+    slots: int,
+    on_text: OnText | None = None,
 ) -> Iterator[Turn]:
     """A turn for every few requests of like options.
 
@@ -24,33 +47,39 @@ def stepwise_turns(
       method: bound to its model.
       model: what writes.
       requests: in the order of their indices.
+      keys: `Engine.keys` of them.
       timing: what is spent is added to it.
       slots: how many are written side by side.
+      on_text: called with a request's index and its text, once that is written.
     """
     alike: dict[tuple[Any, ...], list[int]] = {}
     for index, request in enumerate(requests):
         key = (request.max_new_tokens, request.seed, *[repr(getattr(request, name)) for name in FIELDS])
         alike.setdefault(key, []).append(index)
     for indices in alike.values():
-        for at in range(0, len(indices), slots):
-            part = indices[at : at + slots]
+        rows = min(slots, len(indices))
+        for at in range(0, len(indices), rows):
+            part = indices[at : at + rows]
+            whole = [*part, *[part[-1]] * (rows - len(part))]  # so that a last part needs no program of its own
             began = time.perf_counter()
-            found = _written(method, model, [requests[i] for i in part], slots)
+            found = _written(method, model, [requests[i] for i in whole], keys[whole], rows)[: len(part)]
             timing.decode_seconds += time.perf_counter() - began
             records = [(i, _record(requests[i], own)) for i, own in zip(part, found, strict=True)]
+            for i, own in records:
+                if on_text is not None and own.text:
+                    on_text(i, own.text)
             tokens, steps = (sum(getattr(own, name) for _, own in records) for name in ("new_tokens", "steps"))
             timing.new_tokens, timing.steps = timing.new_tokens + tokens, timing.steps + steps
             yield Turn(records, tokens, steps, max(own.steps for _, own in records))
 
 
-def _written(method, model, requests, slots) -> list[Written]:
-    first = requests[0]
-    sampling = {
-        name: getattr(first, name) for name, field in FIELDS.items() if _differs(getattr(first, name), field.default)
-    }
+def _written(method, model, requests, keys, rows) -> list[Written]:
+    first, usual = requests[0], defaults(model)
+    own = {name: getattr(first, name) for name in FIELDS}
+    sampling = {name: value for name, value in own.items() if name in usual or _differs(value, FIELDS[name].default)}
     sampling["temperature"] = first.temperature
-    prompts = [request.prompt for request in requests]
-    return method(model, prompts, max_new_tokens=first.max_new_tokens, seed=first.seed, batch_size=slots, **sampling)
+    how = {"max_new_tokens": first.max_new_tokens, "seed": first.seed, "batch_size": rows, "keys": keys}
+    return method(model, [request.prompt for request in requests], **how, **sampling)
 
 
 def _differs(value: Any, default: Any) -> bool:

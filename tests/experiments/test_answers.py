@@ -10,9 +10,7 @@ from experiments.answers import best, between, page, pieces, run, said, speed, t
 from experiments.claims import HERE, config_of
 
 FOLDERS = sorted(file.parent.name for file in HERE.glob("*/config.toml") if "eval" in config_of(file.parent))
-OPTIONS = (
-    '[eval]\nmodel = "tiny-diffusion"\nfamilies = ["json", "fill"]\nlimit = 1\nmax_new_tokens = 8\nblock_length = 8\n'
-)
+OPTIONS = '[eval]\nmodel = "tiny-diffusion"\nfamilies = ["json", "fill"]\nlimit = 1\nmax_new_tokens = 8\n'
 CONFIG = {
     "eval": {},
     "groups": [
@@ -80,11 +78,12 @@ def test_a_page_says_what_its_results_do(name):
 @pytest.mark.slow
 def test_it_goes_on_where_it_stopped(tmp_path, monkeypatch):
     (tmp_path / "config.toml").write_text(
-        OPTIONS + '[[groups]]\ncalled = "One"\ndecoders = ["unmask=fixed:steps=1", "unmask=fixed:steps=2;cache=none"]\n'
+        OPTIONS + '[[groups]]\ncalled = "One"\ndecoders = ["decode=fixed:steps=1,block_length=8", '
+        '"decode=fixed:steps=2,block_length=8,cache=none"]\n'
     )
     (tmp_path / "README.md").write_text("<!-- measured -->\n<!-- end -->\n")
     first = run(tmp_path, most=1)
-    assert [row["line"] for row in first["rows"]] == ["unmask=fixed:steps=1"]
+    assert [row["line"] for row in first["rows"]] == ["decode=fixed:steps=1,block_length=8"]
     assert first["rows"][0]["passes"] == [1, 1] and len(first["rows"][0]["right"]) == 2
     both = run(tmp_path)
     assert both["rows"][0] == first["rows"][0] and both["rows"][1]["passes"] == [2, 2]
@@ -94,4 +93,4 @@ def test_it_goes_on_where_it_stopped(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(answers, "digest", lambda params: "other weights")
     monkeypatch.setattr(answers, "measured", lambda options, own, line, model: {"line": line})
-    assert [row["line"] for row in run(tmp_path, most=1)["rows"]] == ["unmask=fixed:steps=1"]
+    assert [row["line"] for row in run(tmp_path, most=1)["rows"]] == ["decode=fixed:steps=1,block_length=8"]

@@ -50,5 +50,5 @@ def test_of_greedy_rows_alone():
         ValueError, match="^momentum_alpha chooses the token itself: leave the temperature at 0, or it out"
     ):
         Engine(model, drafter="none").request([1], momentum_alpha=0.2, temperature=0.5)
-    with pytest.raises(ValueError, match="^momentum_alpha chooses the token itself: leave num_beams at 1, or it out"):
+    with pytest.raises(ValueError, match="^momentum_alpha chooses the token itself: leave it out, or decode otherwise"):
         Engine(model, decode=Beam(num_beams=2)).request([1], momentum_alpha=0.2)

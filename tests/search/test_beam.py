@@ -13,7 +13,7 @@ from support.conformance import texts as new_tokens
 from support.table_lm import Table
 
 import specjax
-from specjax import cli, models
+from specjax import Sampling, cli, models
 from specjax import decoder as decoding
 from specjax.decode import Beam
 from specjax.search import BeamSearch
@@ -49,9 +49,13 @@ def theirs():
 
 def ours(model, prompts, **options):
     """All texts of all prompts in rows that are refilled: tokens and score, the best first."""
-    count = options["num_beams"]
+    count, own = options["num_beams"], {name: options[name] for name in options.keys() & Beam.__dataclass_fields__}
+    asked = {
+        "decode": Beam(**own),
+        "sampling": Sampling(**{name: options[name] for name in options.keys() - own}),
+    }
     records = specjax.generate(
-        model, prompts, num_return_sequences=count, max_new_tokens=NEW, batch_size=3, progress=False, **options
+        model, prompts, num_return_sequences=count, max_new_tokens=NEW, batch_size=3, progress=False, **asked
     )
     pairs = [(record.tokens, record.score) for record in records]
     return [pairs[at : at + count] for at in range(0, len(pairs), count)]
@@ -122,14 +126,14 @@ def texts(state):
 
 @pytest.mark.slow
 def test_one_beam_is_greedy_decoding():
-    state = searched(BeamSearch(TARGET, num_beams=1))
+    state = searched(BeamSearch(TARGET, Beam(1)))
     assert [row[0][0] for row in texts(state)] == plain(GREEDY) == new_tokens(state)
 
 
 @pytest.mark.slow
 def test_a_row_does_not_depend_on_the_others_nor_on_the_mesh():
     """Nor on whether its prompt is read at once, or its beginning with those of others."""
-    search, eos = BeamSearch(TARGET, num_beams=4, num_beam_groups=2, diversity_penalty=0.4), (5, 9, 77)
+    search, eos = BeamSearch(TARGET, Beam(4, num_beam_groups=2, diversity_penalty=0.4)), (5, 9, 77)
     together = texts(searched(search, eos=eos))
     assert {tokens[-1] in eos for row in together for tokens, _ in row} == {True, False}
     for row in (0, 3):
@@ -145,7 +149,7 @@ def test_wide_enough_it_finds_the_best_of_all_texts():
     """Every text of up to three tokens after two prompts, against enumeration; EOS is 3."""
     table = jax.random.normal(jax.random.key(0), (4, 4, 4)) * 2
     laws = np.asarray(jax.nn.log_softmax(table), np.float64)
-    search = BeamSearch(Table(), num_beams=64, early_stopping="never", length_penalty=0.7)
+    search = BeamSearch(Table(), Beam(64, early_stopping="never", length_penalty=0.7))
     rows = Rows(((1, 2), (0, 1, 1)), ("a", "b"), ({}, {}), 3)
     got = texts(searched(search, rows, {"target": table}, capacity=16, eos=(3,)))
 
@@ -190,10 +194,10 @@ def test_a_fork_moves_all_that_may_differ(capacity):
 def test_a_beam_whose_scores_are_no_numbers_fails_its_row():
     table = jax.random.normal(jax.random.key(1), (4, 4, 4)).at[2].set(jnp.nan)
     rows = Rows(((1, 1), (1, 2)), ("a", "b"), ({}, {}), 1)
-    state = searched(BeamSearch(Table(), num_beams=2), rows, {"target": table}, capacity=16)
+    state = searched(BeamSearch(Table(), Beam(2)), rows, {"target": table}, capacity=16)
     assert state.finish.tolist() == [Finish.LENGTH, Finish.LENGTH]
     state = searched(
-        BeamSearch(Table(), num_beams=2), dataclasses.replace(rows, new_tokens=4), {"target": table}, capacity=16
+        BeamSearch(Table(), Beam(2)), dataclasses.replace(rows, new_tokens=4), {"target": table}, capacity=16
     )
     assert state.finish.tolist() == [Finish.ERROR, Finish.ERROR] and new_tokens(state) == [[], []]
 
@@ -212,26 +216,26 @@ REFUSED = {
 @pytest.mark.parametrize(("options", "said"), REFUSED.values(), ids=REFUSED)
 def test_what_no_search_can_be(options, said):
     with pytest.raises(ValueError, match=said):
-        BeamSearch(TARGET, **options)
+        Beam(**options)
 
 
 NOT_TOGETHER = (
-    ({"num_beams": 2, "drafter": "prompt_lookup"}, "leave drafter out, or num_beams at 1"),
-    ({"num_beams": 2, "verifier": "rejection"}, "leave verifier out, or num_beams at 1"),
-    ({"num_beams": 2, "temperature": 0.5}, "leave temperature out, or num_beams at 1"),
-    ({"num_beams": 2, "stop": "."}, "leave the stop strings out"),
-    ({"num_beams": 2, "logprobs": True}, "records of a beam search carry a score"),
-    ({"num_beams": 2, "num_return_sequences": 3}, "raise num_beams, or lower num_return_sequences"),
-    ({"num_beams": 0}, "must be whole numbers from 1 on"),
-    ({"length_penalty": 2.0}, "length_penalty is a setting of a beam search: set num_beams to 2"),
-    ({"model": "tiny-diffusion", "num_beams": 2}, "num_beams is a setting of an autoregressive one"),
+    ({"drafter": "prompt_lookup"}, "a drafter is a way to decode, and decode names one too: leave drafter out"),
+    ({"decode": "beam:num_beams=2,verifier=rejection"}, "decode 'beam' has no field 'verifier'"),
+    ({"temperature": 0.5}, "a beam search draws no token: leave temperature out"),
+    ({"stop": "."}, "leave the stop strings out"),
+    ({"logprobs": True}, "records of a beam search carry a score"),
+    ({"num_return_sequences": 3}, "a beam search of 2 texts has no more of them: .* or lower num_return_sequences"),
+    ({"decode": "beam:num_beams=0"}, "must be whole numbers from 1 on"),
+    ({"length_penalty": 2.0}, "it is decode here, such as beam:num_beams=4,length_penalty=0.8"),
+    ({"model": "tiny-diffusion"}, "a diffusion model, and a beam search writes from left to right"),
 )
 
 
 @pytest.mark.parametrize(("options", "said"), NOT_TOGETHER, ids=lambda case: str(case)[:60])
 def test_what_a_search_does_not_go_with(tiny, options, said):
-    with pytest.raises(ValueError, match=said):
-        specjax.generate(**{"model": tiny, "prompts": ["a"], **options})
+    with pytest.raises((ValueError, TypeError), match=said):
+        specjax.generate(**{"model": tiny, "prompts": ["a"], "decode": Beam(2), **options})
 
 
 @pytest.mark.slow
@@ -240,19 +244,9 @@ def test_the_command_line_goes_on_where_it_was(tiny, tmp_path, capsys):
     prompts = diverse_beams.prompts(tiny.tokenizer)[:3]
     path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
-    options = {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5, "length_penalty": 0.8}
-    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    words = ["generate", "--model", "tiny", "--dtype", "float32", "--input", str(path), "--output", str(out), *words]
-    words += [
-        "--early-stopping",
-        "never",
-        "--num-return-sequences",
-        "3",
-        "--max-new-tokens",
-        str(NEW),
-        "--batch-size",
-        "2",
-    ]
+    line = "diverse_beam:num_beams=4,num_beam_groups=2,diversity_penalty=0.5,length_penalty=0.8,early_stopping=never"
+    words = ["generate", "--model", "tiny", "--dtype", "float32", "--input", str(path), "--output", str(out)]
+    words += ["--num-return-sequences", "3", "--max-new-tokens", str(NEW), "--batch-size", "2", "--decode", line]
     assert cli.main(words) == 0
     whole = out.read_text().splitlines(keepends=True)
     wanted = specjax.generate(
@@ -261,8 +255,7 @@ def test_the_command_line_goes_on_where_it_was(tiny, tmp_path, capsys):
         num_return_sequences=3,
         max_new_tokens=NEW,
         progress=False,
-        decode=Beam(early_stopping="never"),
-        **options,
+        decode=Beam(4, 2, diversity_penalty=0.5, length_penalty=0.8, early_stopping="never"),
     )
     records = [json.loads(line) for line in whole]
     check([[(r["tokens"], r["score"])] for r in records], [[(r.tokens, r.score)] for r in wanted])
@@ -270,12 +263,13 @@ def test_the_command_line_goes_on_where_it_was(tiny, tmp_path, capsys):
     out.write_text("".join(whole[:4]))
     assert cli.main(words) == 0 and out.read_text() == "".join(whole)
     assert "beams for each" in capsys.readouterr().err
-    assert cli.main([*words[:-2], "--length-penalty", "0.7"]) == 2
+    assert cli.main([*words[:-1], line.replace("0.8", "0.7")]) == 2
     assert "length_penalty" in capsys.readouterr().err
 
 
 def test_they_are_listed(capsys):
     assert cli.main(["searches"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if not line.startswith(" ")][:2] == ["beam", "diverse_beam"]
-    assert "    --num-beams 4 --length-penalty 1.0 --early-stopping false" in lines
+    names = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert names[names.index("beam") :][:2] == ["beam", "diverse_beam"]
+    assert "    beam:num_beams=4,length_penalty=1.0,early_stopping=false" in lines

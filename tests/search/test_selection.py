@@ -12,8 +12,9 @@ from support import diverse_beams
 from support.conformance import MIXED, TARGET, Rows, params, start
 
 import specjax
-from specjax import cli, models
+from specjax import Sampling, cli, models
 from specjax import decoder as decoding
+from specjax.assembly.line import extended
 from specjax.assembly.registry import make_selection
 from specjax.draft import PromptLookup
 from specjax.models import LlamaConfig, LlamaLM, Model
@@ -22,6 +23,10 @@ from specjax.serve.engine import Engine
 from specjax.serve.request import several
 
 ANSWER = r"answer is ([0-9]+)"
+
+
+def answered(line):
+    return extended(line, f'answer="{ANSWER}"')
 
 
 def candidates(*pairs):
@@ -112,7 +117,7 @@ def test_generate_takes_one_a_prompt(drawn, line):
     """Of the same completions, in slots that end one after the other, and with a drafter."""
     model, prompts, options, records = drawn
     got = specjax.generate(
-        model, prompts, select=line, answer=ANSWER, **{**options, "drafter": "prompt_lookup", "batch_size": 3}
+        model, prompts, select=answered(line), **{**options, "drafter": "prompt_lookup", "batch_size": 3}
     )
     assert len(got) == 2
     for taken, own in zip(got, (records[:4], records[4:]), strict=True):
@@ -130,14 +135,14 @@ def test_the_command_takes_one_a_line(drawn, tmp_path):
     path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
     words = ["generate", "--model", "tiny", "--dtype", "float32", "--input", str(path), "--output", str(out)]
     words += ["--temperature", "1.3", "--num-return-sequences", "4", "--max-new-tokens", "32", "--drafter", "none"]
-    words += ["--select", "borda", "--answer", ANSWER]
+    words += ["--select", answered("borda")]
     assert cli.main(words) == 0
     lines = out.read_text().splitlines(keepends=True)
-    wanted = specjax.generate(model, prompts, select="borda", answer=ANSWER, **options)
+    wanted = specjax.generate(model, prompts, select=answered("borda"), **options)
     assert [json.loads(line)["tokens"] for line in lines] == [record.tokens for record in wanted]
     out.write_text(lines[0])
     assert cli.main(words) == 0 and out.read_text() == "".join(lines)
-    assert cli.main([*words[:-3], "majority"]) == 2
+    assert cli.main([*words[:-1], answered("majority")]) == 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,17 +170,16 @@ def test_completions_of_a_prompt_read_it_once(batch_size):
         "temperature": 1.0,
         "repetition_penalty": 1.1,
         "max_new_tokens": 12,
-        "num_return_sequences": 3,
         "seed": 4,
     }
     SEEN.clear()
-    records = specjax.generate(model, prompts, drafter="none", batch_size=batch_size, **options)
+    asked = {"num_return_sequences": 3, "sampling": Sampling(**options), "batch_size": batch_size}
+    records = specjax.generate(model, prompts, drafter="none", **asked)
     jax.effects_barrier()
     assert sum(map(int, SEEN)) == 3 * 64
     assert len({record.new_tokens for record in records}) > 1
     engine = Engine(model, drafter="none")
-    own = {name: value for name, value in options.items() if name != "num_return_sequences"}
-    requests = [one for prompt in prompts for one in several(engine.request(prompt, **own), 3)]
+    requests = [one for prompt in prompts for one in several(engine.request(prompt, **options), 3)]
     state = decoding.run(engine.decoder, engine.params, engine.start(requests))
     lengths = np.asarray(state.length)
     wanted = [
@@ -188,15 +192,15 @@ def test_completions_of_a_prompt_read_it_once(batch_size):
 REFUSED = (
     ({"select": "majority"}, "set num_return_sequences to 2 or more"),
     ({"select": "majority", "num_return_sequences": 2}, "set a temperature, or leave select out"),
-    ({"answer": "x"}, "give select too"),
-    ({"select": "majority", "num_return_sequences": 2, "answer": "("}, "answer must be a regular expression"),
-    ({"select": "majority", "num_return_sequences": 2, "num_beams": 2}, "a beam search ranks its texts itself"),
+    ({"answer": "x"}, "it is select here, such as majority:answer=REGEX"),
+    ({"select": 'majority:answer="("', "num_return_sequences": 2}, "answer must be a regular expression"),
+    ({"select": "majority", "num_return_sequences": 2, "decode": "beam"}, "a beam search ranks its texts itself"),
 )
 
 
 @pytest.mark.parametrize(("options", "said"), REFUSED, ids=lambda case: str(case)[:50])
 def test_what_cannot_be_chosen_from(options, said):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((ValueError, TypeError), match=said):
         specjax.generate("tiny", ["a"], **options)
 
 
@@ -206,8 +210,11 @@ def test_they_are_listed(capsys):
     after = lines[lines.index("--select, of several completions") + 1 :]
     assert [line.split()[0] for line in after] == [
         "majority",
+        "majority:[answer=...]",
         "self_certainty",
+        "self_certainty:[answer=...]",
         "borda",
-        "borda:power=0.5",
+        "borda:power=0.5,[answer=...]",
         "first_finish",
+        "first_finish:[answer=...]",
     ]

@@ -91,6 +91,14 @@ def test_texts_are_those_of_two_plain_runs(batch_size):
     assert len({step.tokens for record in records for step in record.steps}) > 8
 
 
+@pytest.mark.slow
+def test_equal_prompts_in_different_batches_have_completions_of_their_own():
+    options = {"temperature": 1.0, "seed": 3, "max_new_tokens": NEW}
+    records = METHOD(LARGE, ["dgh"] * 2, batch_size=1, **options)
+    drawn = specjax.generate(LARGE, "dgh", drafter="none", num_return_sequences=10, progress=False, **options)
+    assert [list(step.tokens) for record in records for step in record.steps] == [one.tokens for one in drawn]
+
+
 def test_messages_go_on_in_the_last_one():
     asked = METHOD.question([{"role": "system", "content": "s"}, {"role": "user", "content": "ab"}], ["c ", "d"])
     assert asked == [{"role": "system", "content": "s"}, {"role": "user", "content": "abnmcmdl"}]

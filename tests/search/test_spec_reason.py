@@ -18,7 +18,7 @@ from specjax.search import SpecReason, writer
 from specjax.search.spec_reason import mean_digit
 
 QUESTION = "nnm"
-METHOD = SpecReason(0.00025, "likelihood", QUESTION, separator=(4, 5, 6), step_tokens=6)
+METHOD = SpecReason(SMALL, 0.00025, "likelihood", QUESTION, separator=(4, 5, 6), step_tokens=6)
 NEW = 24
 
 
@@ -78,7 +78,7 @@ METHODS = (
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.score)
 def test_between_the_ends_it_is_the_oracle(method):
-    records = method(LARGE, SMALL, PROMPTS, max_new_tokens=NEW, batch_size=4, temperature=0.0)
+    records = method(LARGE, PROMPTS, max_new_tokens=NEW, batch_size=4, temperature=0.0)
     wanted = [oracle(method, prompt) for prompt in PROMPTS]
     assert [said(record) for record in records] == wanted
     assert len({by for steps, *_ in wanted for _, by, _ in steps}) == 2
@@ -94,7 +94,7 @@ def test_a_cache_that_lacks_what_was_read_is_seen(monkeypatch):
         return dataclasses.replace(state, cache=cache), *heard
 
     monkeypatch.setattr(writer, "_read", forgetful)
-    records = METHOD(LARGE, SMALL, PROMPTS, max_new_tokens=NEW, batch_size=4, temperature=0.0)
+    records = METHOD(LARGE, PROMPTS, max_new_tokens=NEW, batch_size=4, temperature=0.0)
     assert [said(record) for record in records] != [oracle(METHOD, prompt) for prompt in PROMPTS]
 
 
@@ -107,7 +107,7 @@ def test_at_the_ends_of_the_threshold_it_is_one_model(options):
     texts = []
     for threshold, own in ((1.1, LARGE), (0.0, SMALL)):
         got = dataclasses.replace(METHOD, threshold=threshold)(
-            LARGE, SMALL, PROMPTS, max_new_tokens=NEW, batch_size=4, **options
+            LARGE, PROMPTS, max_new_tokens=NEW, batch_size=4, **options
         )
         wanted = specjax.generate(own, PROMPTS, drafter="none", max_new_tokens=NEW, progress=False, **options)
         texts.append([record.tokens for record in got])
@@ -125,10 +125,10 @@ def test_at_the_ends_of_the_threshold_it_is_one_model(options):
 def test_nothing_is_traced_twice_and_lists_are_options():
     """Other prompts of the same number run the same programs; a token that must not be written is not."""
     options = {"max_new_tokens": NEW, "batch_size": 4, "suppress_tokens": [2, 3]}
-    first = METHOD(LARGE, SMALL, PROMPTS, **options)
+    first = METHOD(LARGE, PROMPTS, **options)
     assert not {2, 3} & {token for record in first for token in record.tokens}
     before = [program._cache_size() for program in (writer._read, decoding.run_program, decoding.insert_program)]
-    METHOD(LARGE, SMALL, PROMPTS[::-1], **options)
+    METHOD(LARGE, PROMPTS[::-1], **options)
     assert [
         program._cache_size() for program in (writer._read, decoding.run_program, decoding.insert_program)
     ] == before
@@ -147,7 +147,7 @@ def test_a_users_own_score_in_rows_that_follow_each_other():
         dataclasses.replace(METHOD, score=score, threshold=1.0),
         {"max_new_tokens": NEW, "temperature": 0.0},
     )
-    records = method(LARGE, SMALL, PROMPTS, batch_size=4, **greedy)
+    records = method(LARGE, PROMPTS, batch_size=4, **greedy)
     assert all(step.text.endswith(step.step.text) and len(step.logprobs) == len(step.step.tokens) for step in seen)
     for record in records:
         text = ""
@@ -155,9 +155,9 @@ def test_a_users_own_score_in_rows_that_follow_each_other():
             text += step.text if step.by == "small" else ""
             assert step.by == "large" or len(text) % 2 == 1 or 7 in step.tokens
             text += step.text if step.by == "large" else ""
-    assert [said(r) for r in method(LARGE, SMALL, PROMPTS, batch_size=3, **greedy)] == [said(r) for r in records]
+    assert [said(r) for r in method(LARGE, PROMPTS, batch_size=3, **greedy)] == [said(r) for r in records]
     with pytest.raises(ValueError, match="the score must be one number a step"):
-        dataclasses.replace(method, score=lambda steps: [])(LARGE, SMALL, PROMPTS[:1], max_new_tokens=NEW)
+        dataclasses.replace(method, score=lambda steps: [])(LARGE, PROMPTS[:1], max_new_tokens=NEW)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ STUCK = {"logit_bias": {1: 100}, "temperature": 0.0, "max_new_tokens": 40}
 @pytest.mark.parametrize("threshold", [0.0, 1.1])
 def test_a_step_that_is_repeated_or_answers_is_the_last(fields, steps, threshold):
     method = dataclasses.replace(METHOD, threshold=threshold, step_tokens=3, **fields)
-    (record,) = method(LARGE, SMALL, PROMPTS[3:], batch_size=4, **STUCK)
+    (record,) = method(LARGE, PROMPTS[3:], batch_size=4, **STUCK)
     assert [step.tokens for step in record.steps] == steps and record.finish_reason == "stop"
     assert record.tokens == [token for step in steps for token in step]
 
@@ -198,9 +198,7 @@ def test_the_defaults_are_the_authors():
     method, call = SpecReason(), inspect.signature(SpecReason.__call__).parameters
     assert (method.threshold, method.score, method.step_tokens, method.first) == (7.0, "digit", 512, 0)
     assert method.separator == "\n\n" and call["max_new_tokens"].default == 8192
-    run = lambda **options: [
-        r.tokens for r in METHOD(LARGE, SMALL, PROMPTS, max_new_tokens=NEW, batch_size=4, **options)
-    ]
+    run = lambda **options: [r.tokens for r in METHOD(LARGE, PROMPTS, max_new_tokens=NEW, batch_size=4, **options)]
     drawn = run()
     assert drawn == run(temperature=0.6, top_p=0.95) and drawn != run(temperature=0.0)
 
@@ -210,8 +208,8 @@ def test_a_chat_is_asked_in_a_users_turn():
     """The score is of the conversation as the template writes it: the steps as a closed turn, the question, an open reply."""
     large, small = (models.load(name, dtype="float32") for name in ("tiny", "tiny-draft"))
     user = {"role": "user", "content": "A counter shows 24. Subtract 17. What does the counter show? Show each step."}
-    method = SpecReason(0.0, "mean_digit", separator=".")
-    (record,) = method(large, small, [[user]], temperature=0.0, max_new_tokens=32)
+    method = SpecReason(small, 0.0, "mean_digit", separator=".")
+    (record,) = method(large, [[user]], temperature=0.0, max_new_tokens=32)
     said = ""
     for step in record.steps:
         said += step.text
@@ -242,12 +240,12 @@ def test_what_it_does_not_take(fields, message):
         dataclasses.replace(METHOD, **fields)
     wider = dataclasses.replace(SMALL, lm=LlamaLM(dataclasses.replace(SMALL.lm.config, vocab_size=25)))
     with pytest.raises(ValueError, match="small and large have two vocabularies"):
-        METHOD(LARGE, wider, PROMPTS)
+        dataclasses.replace(METHOD, small=wider)(LARGE, PROMPTS)
     with pytest.raises(ValueError, match="tiny-diffusion is a diffusion model"):
-        METHOD(LARGE, models.load("tiny-diffusion"), PROMPTS)
+        dataclasses.replace(METHOD, small="tiny-diffusion")(LARGE, PROMPTS)
     blind = dataclasses.replace(LARGE, tokenizer=None)
     with pytest.raises(ValueError, match="has no tokenizer, and a text is to be read"):
-        SpecReason(separator=(4,))(blind, SMALL, PROMPTS)
+        SpecReason(SMALL, separator=(4,))(blind, PROMPTS)
 
 
 def test_it_is_listed(capsys):

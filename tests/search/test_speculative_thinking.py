@@ -15,7 +15,7 @@ from specjax.search import SpeculativeThinking, speculative_thinking, writer
 from specjax.search.stepwise import Asked
 
 METHOD = SpeculativeThinking(
-    STOPS, reflect=("c", "8"), affirm=("a",), verify=("B", "j"), peek=3, turn=4, long_turn=6, long_turn_growth=2,
+    SMALL, STOPS, reflect=("c", "8"), affirm=("a",), verify=("B", "j"), peek=3, turn=4, long_turn=6, long_turn_growth=2,
     longest_long_turn=9, patience=1, patience_growth=1, longest_patience=2, help="nlm",
 )  # fmt: skip
 PROMPTS = [[3, 8, 13], [11, 10, 9], [6, 5, 17, 14, 1], [1, 22, 12, 8, 16]]
@@ -98,12 +98,12 @@ def wanted():
 
 def test_with_cues_it_is_the_oracle(wanted):
     """The large model's turns, the longer ones after a check, and the sentence after some doubts."""
-    records = METHOD(LARGE, SMALL, PROMPTS, batch_size=4, **GREEDY)
+    records = METHOD(LARGE, PROMPTS, batch_size=4, **GREEDY)
     assert [said(record) for record in records] == wanted
     assert {by for steps, *_ in wanted for _, by in steps} == {"small", "large", "help"}
-    assert [said(record) for record in METHOD(LARGE, SMALL, PROMPTS, batch_size=3, **GREEDY)] == wanted
+    assert [said(record) for record in METHOD(LARGE, PROMPTS, batch_size=3, **GREEDY)] == wanted
     eager = dataclasses.replace(METHOD, begin=5, always=True)
-    records = eager(LARGE, SMALL, PROMPTS[:2], batch_size=4, **GREEDY)
+    records = eager(LARGE, PROMPTS[:2], batch_size=4, **GREEDY)
     assert [said(record) for record in records] == [Oracle(eager, prompt).run() for prompt in PROMPTS[:2]]
 
 
@@ -117,7 +117,7 @@ def test_a_cache_that_lacks_what_was_read_is_seen(wanted, monkeypatch):
         return dataclasses.replace(state, cache=cache), *heard
 
     monkeypatch.setattr(writer, "_read", forgetful)
-    assert [said(record) for record in METHOD(LARGE, SMALL, PROMPTS, batch_size=4, **GREEDY)] != wanted
+    assert [said(record) for record in METHOD(LARGE, PROMPTS, batch_size=4, **GREEDY)] != wanted
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_without_cues_it_is_the_small_model():
     passes."""
     mute = dataclasses.replace(METHOD, reflect=(), affirm=(), verify=())
     for options in ({"temperature": 0.0}, {"temperature": 1.0, "top_k": 6, "seed": 3}):
-        got = mute(LARGE, SMALL, PROMPTS, max_new_tokens=NEW, batch_size=4, **options)
+        got = mute(LARGE, PROMPTS, max_new_tokens=NEW, batch_size=4, **options)
         wanted = specjax.generate(SMALL, PROMPTS, drafter="none", max_new_tokens=NEW, progress=False, **options)
         assert [record.tokens for record in got] == [record.tokens for record in wanted]
         assert [record.finish_reason for record in got] == [record.finish_reason for record in wanted]
@@ -253,9 +253,7 @@ def test_the_defaults_are_the_authors():
         200,
     )
     assert (method.patience, method.patience_growth, method.longest_patience) == (15, 5, 30)
-    run = lambda **options: [
-        r.tokens for r in METHOD(LARGE, SMALL, PROMPTS, max_new_tokens=NEW, batch_size=4, **options)
-    ]
+    run = lambda **options: [r.tokens for r in METHOD(LARGE, PROMPTS, max_new_tokens=NEW, batch_size=4, **options)]
     drawn = run()
     assert drawn == run(temperature=0.6, top_k=50, top_p=0.95) and drawn != run(temperature=0.0)
 
@@ -264,7 +262,7 @@ def test_what_it_does_not_take():
     with pytest.raises(ValueError, match="peek must be a whole number from 1 on, got 0"):
         dataclasses.replace(METHOD, peek=0)
     with pytest.raises(ValueError, match="has no tokenizer, and a text is to be read"):
-        METHOD(dataclasses.replace(LARGE, tokenizer=None), SMALL, PROMPTS)
+        METHOD(dataclasses.replace(LARGE, tokenizer=None), PROMPTS)
 
 
 def test_it_is_listed(capsys):

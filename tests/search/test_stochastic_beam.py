@@ -77,15 +77,15 @@ class Unbounded(StochasticBeamSearch):
 
 
 def test_pairs_have_the_law_of_draws_without_replacement():
-    assert p_of_pairs(StochasticBeamSearch(Table(), stochastic_beams=2)) > 0.01
-    assert p_of_pairs(Unbounded(Table(), stochastic_beams=2)) < 1e-6
+    assert p_of_pairs(StochasticBeamSearch(Table(), StochasticBeam(2))) > 0.01
+    assert p_of_pairs(Unbounded(Table(), StochasticBeam(2))) < 1e-6
 
 
 @pytest.mark.parametrize("top_k", (0, 2))
 def test_wide_enough_it_finds_every_text_once(top_k):
     """With its log-probability under the warped law; places without a text say so."""
     laws = leaves((1, 2), top_k)
-    lists, state = drawn(StochasticBeamSearch(Table(), stochastic_beams=14), 2, top_k)
+    lists, state = drawn(StochasticBeamSearch(Table(), StochasticBeam(14)), 2, top_k)
     for row, one in enumerate(lists):
         real = one[: len(laws)]
         assert sorted(real) == sorted(laws) and int(np.isfinite(state.found.scores[row]).sum()) == len(laws)
@@ -99,7 +99,7 @@ def test_wide_enough_it_finds_every_text_once(top_k):
 def test_the_first_text_is_plain_decodings():
     """Of ragged rows with warpers of their own, and of a greedy one, whose law is a single text."""
     model = {"target": params("none")["target"]}
-    search = StochasticBeamSearch(TARGET, stochastic_beams=3)
+    search = StochasticBeamSearch(TARGET, StochasticBeam(3))
     state = decoding.run(search, model, start(search, DRAWN, model=model))
     begin, end, tokens = (np.asarray(x) for x in (state.prompt_length, state.length, state.tokens))
     assert [tokens[row, begin[row] : end[row]].tolist() for row in range(len(begin))] == plain(DRAWN)
@@ -114,23 +114,35 @@ def test_generate_and_the_command_line(capsys):
     one = specjax.generate("tiny", "Once upon", drafter="none", **options)
     assert several[0].tokens == one[0].tokens and len({tuple(record.tokens) for record in several}) == 3
     assert several[0].score > several[1].score > several[2].score
-    words = ["generate", "--model", "tiny", "--stochastic-beams", "3", "--num-return-sequences", "3", "--json"]
+    words = [
+        "generate",
+        "--model",
+        "tiny",
+        "--decode",
+        "stochastic_beam:stochastic_beams=3",
+        "--num-return-sequences",
+        "3",
+        "--json",
+    ]
     assert cli.main([*words, "--temperature", "1", "--max-new-tokens", "8", "--seed", "5", "Once upon"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["tokens"] for line in lines] == [record.tokens for record in several]
 
 
 REFUSED = (
-    ({"stochastic_beams": 2}, "set a temperature, or leave stochastic_beams out"),
-    ({"stochastic_beams": 2, "num_beams": 2, "temperature": 1.0}, "two ways to decode: leave one of them out"),
-    ({"stochastic_beams": 2, "temperature": 1.0, "drafter": "prompt_lookup"}, "or stochastic_beams at 0"),
-    ({"model": "tiny-diffusion", "stochastic_beams": 2}, "stochastic_beams is a setting of an autoregressive one"),
+    ({}, "a stochastic beam search draws its texts: set a temperature"),
+    (
+        {"decode": "stochastic_beam:num_beams=2", "temperature": 1.0},
+        "has no field 'num_beams'; it has stochastic_beams",
+    ),
+    ({"temperature": 1.0, "drafter": "prompt_lookup"}, "leave drafter out"),
+    ({"model": "tiny-diffusion"}, "a diffusion model, and a stochastic beam search writes from left to right"),
 )
 
 
 @pytest.mark.parametrize(("options", "said"), REFUSED, ids=str)
 def test_what_it_does_not_go_with(options, said):
     with pytest.raises(ValueError, match=said):
-        specjax.generate(**{"model": "tiny", "prompts": ["a"], **options})
+        specjax.generate(**{"model": "tiny", "prompts": ["a"], "decode": StochasticBeam(2), **options})
     with pytest.raises(ValueError, match="a whole number from 1 on, got 0"):
-        StochasticBeamSearch(TARGET, stochastic_beams=0)
+        StochasticBeam(0)

@@ -19,7 +19,7 @@ from specjax import decoder as decoding
 from specjax.draft.datastore import build
 from specjax.lm import Block, Wants
 from specjax.models.tabular import TabularLM
-from specjax.search import Superposed
+from specjax.search import Superposed, SuperposedSearch
 from specjax.search.ngrams import WEIGHTS, shares
 from specjax.serve.engine import Engine
 from specjax.sharding import make_mesh
@@ -119,13 +119,13 @@ def agree(got, wanted):
         np.testing.assert_allclose([score for _, score in mine], [score for _, score in theirs], rtol=2e-4, atol=2e-5)
 
 
-def options(alpha, **more):
-    own = {"superposed_drafts": 3, "superposed_tokens": 5, "superposed_temperature": 0.6}
-    return own | ({"superposed_alpha": alpha, "ngrams": True} if alpha else {}) | more
+def settings(alpha):
+    own = Superposed(3, 5, 0.6)
+    return dataclasses.replace(own, superposed_alpha=alpha, superposed_ngrams="counted") if alpha else own
 
 
 @dataclasses.dataclass(frozen=True)
-class Even(Superposed):
+class Even(SuperposedSearch):
     """A fault: all drafts weigh as much in what is read next."""
 
     def _kept(self, state, logits, length, live):
@@ -138,7 +138,7 @@ class Even(Superposed):
 @pytest.mark.parametrize("alpha", (0.0, 0.54))
 def test_against_a_slow_reference(alpha):
     """All texts of ragged rows and their scores; a row that is done before its limit has what it would have there."""
-    got, state = searched(Superposed(CHAIN, **options(alpha)), eos=EOS)
+    got, state = searched(SuperposedSearch(CHAIN, settings(alpha)), eos=EOS)
     wanted = [reference(prompt, by_table, alpha=alpha) for prompt in PROMPTS]
     agree(got, wanted)
     ends = [text[-1] in EOS for row in got for text, _ in row]
@@ -146,13 +146,13 @@ def test_against_a_slow_reference(alpha):
     assert new_tokens(state) == [row[0][0] for row in got]
     if not alpha:
         with pytest.raises(AssertionError):
-            agree(searched(Even(CHAIN, **options(alpha)), eos=EOS)[0], wanted)
+            agree(searched(Even(CHAIN, settings(alpha)), eos=EOS)[0], wanted)
 
 
 def test_it_ends_when_nothing_can_become_better():
     """Long before a far limit, and with what it would have found there."""
     far, often = dataclasses.replace(ROWS, new_tokens=40), tuple(range(0, VOCAB, 2))
-    search = Superposed(CHAIN, superposed_temperature=0.2)
+    search = SuperposedSearch(CHAIN, Superposed(superposed_temperature=0.2))
     got, state = searched(search, far, eos=often)
     agree(got, [reference(prompt, by_table, new=40, heat=0.2, kept=9, eos=often) for prompt in PROMPTS])
     assert (np.asarray(state.stats.steps) < 40).any() and np.isfinite(state.beams.scores).all()
@@ -192,11 +192,11 @@ def test_one_draft_of_one_token_is_greedy_decoding():
     """Of more drafts the others have nothing to say where one token goes on."""
     wanted = plain(GREEDY)
     for drafts in (1, 3):
-        search = Superposed(TARGET, drafts, superposed_tokens=1)
+        search = SuperposedSearch(TARGET, Superposed(drafts, superposed_tokens=1))
         got, state = searched(search, GREEDY, MODEL)
         same(new_tokens(state), wanted)
         assert [len(row) for row in got] == [1] * 8
-    other = new_tokens(searched(Superposed(TARGET, superposed_temperature=1.0), GREEDY, MODEL)[1])
+    other = new_tokens(searched(SuperposedSearch(TARGET, Superposed(superposed_temperature=1.0)), GREEDY, MODEL)[1])
     assert other != wanted
 
 
@@ -216,7 +216,7 @@ def test_the_cache_is_of_the_mixtures():
         return np.asarray(whole(np.pad(vectors, ((0, size - len(read)), (0, 0))).astype(np.float32)))[len(read) - 1]
 
     rows = dataclasses.replace(GREEDY, new_tokens=6)
-    got, _ = searched(Superposed(TARGET, superposed_temperature=1.0), rows, MODEL)
+    got, _ = searched(SuperposedSearch(TARGET, Superposed(superposed_temperature=1.0)), rows, MODEL)
     same_law = functools.partial(reference, law=law, kept=9, heat=1.0, new=6, eos=())
     agree([got[row] for row in (1, 2)], [same_law(rows.prompts[row]) for row in (1, 2)])
 
@@ -225,22 +225,24 @@ def test_the_cache_is_of_the_mixtures():
 def test_warpers_read_what_each_draft_says():
     """A penalty on what its own text has: the reference's law is then each draft's, so one draft is compared."""
     rows = dataclasses.replace(GREEDY, options=({"repetition_penalty": 1.4},) * 8)
-    same(new_tokens(searched(Superposed(TARGET, 1, 1), rows, MODEL)[1]), plain(rows))
-    assert new_tokens(searched(Superposed(TARGET), rows, MODEL)[1]) != new_tokens(
-        searched(Superposed(TARGET), GREEDY, MODEL)[1]
+    same(new_tokens(searched(SuperposedSearch(TARGET, Superposed(1, 1)), rows, MODEL)[1]), plain(rows))
+    assert new_tokens(searched(SuperposedSearch(TARGET, Superposed()), rows, MODEL)[1]) != new_tokens(
+        searched(SuperposedSearch(TARGET, Superposed()), GREEDY, MODEL)[1]
     )
 
 
 @pytest.mark.slow
 def test_a_row_does_not_depend_on_the_others_nor_on_the_mesh():
-    search = Superposed(TARGET, superposed_temperature=1.0)
+    search = SuperposedSearch(TARGET, Superposed(superposed_temperature=1.0))
     together, _ = searched(search, GREEDY, MODEL, eos=(5, 9))
     for row in (0, 3):
         agree(searched(search, GREEDY.pick(row), MODEL, eos=(5, 9), among=GREEDY)[0][:1], [together[row]])
     on_mesh = dataclasses.replace(search, mesh=make_mesh("data=2,model=4"))
     placed = jax.device_put(MODEL, on_mesh.param_shardings(MODEL))
     agree(searched(on_mesh, GREEDY, placed, eos=(5, 9))[0], together)
-    with_store = dataclasses.replace(on_mesh, target=CHAIN, ngrams=True)
+    with_store = SuperposedSearch(
+        CHAIN, Superposed(superposed_ngrams="counted", superposed_temperature=1.0), on_mesh.mesh
+    )
     model = {"target": {"table": TABLE}, "ngrams": store()}
     rows = Rows((*PROMPTS, PROMPTS[0]), tuple("abcd"), ({},) * 4, 9)
     alone = searched(dataclasses.replace(with_store, mesh=None), rows, model, eos=EOS)[0]
@@ -249,7 +251,7 @@ def test_a_row_does_not_depend_on_the_others_nor_on_the_mesh():
 
 @pytest.mark.slow
 def test_rows_are_refilled_and_nothing_is_traced_twice():
-    model, own = (TARGET, MODEL["target"]), {"max_new_tokens": 9, "num_return_sequences": 3, "superposed_drafts": 3}
+    model, own = (TARGET, MODEL["target"]), {"max_new_tokens": 9, "num_return_sequences": 3, "decode": "superposed"}
     prompts = [list(prompt) for prompt in MIXED.prompts[:5]]
     wanted = [record.tokens for prompt in prompts for record in specjax.generate(model, [prompt], batch_size=1, **own)]
     got = specjax.generate(model, prompts, batch_size=2, progress=False, **own)
@@ -265,14 +267,18 @@ def test_rows_are_refilled_and_nothing_is_traced_twice():
 def test_what_is_no_number_fails_its_row():
     spoilt = {"target": {"table": TABLE.at[4].set(jnp.nan)}}
     rows = Rows(((1, 4), (4,)), ("a", "b"), ({}, {}), 3)
-    state = searched(Superposed(CHAIN), rows, spoilt)[1]
+    state = searched(SuperposedSearch(CHAIN, Superposed()), rows, spoilt)[1]
     assert state.finish.tolist() == [Finish.ERROR] * 2 and new_tokens(state) == [[], []]
 
 
 @pytest.mark.slow
 def test_generate_and_the_command_line(capsys):
     """With the n-grams that are shipped."""
-    own = {"superposed_drafts": 3, "superposed_ngrams": "tiny-rest", "num_return_sequences": 3, "max_new_tokens": 8}
+    own = {
+        "decode": "superposed:superposed_drafts=3,superposed_ngrams=tiny-rest",
+        "num_return_sequences": 3,
+        "max_new_tokens": 8,
+    }
     records = specjax.generate("tiny", "Once upon", **own)
     assert len({tuple(record.tokens) for record in records}) == 3
     assert records[0].score >= records[1].score >= records[2].score
@@ -285,29 +291,29 @@ def test_generate_and_the_command_line(capsys):
 
 
 REFUSED = (
+    ({"temperature": 0.5}, "superposed decoding draws no token: leave temperature out"),
+    ({"drafter": "prompt_lookup"}, "leave drafter out"),
+    ({"decode": "superposed:num_beams=2"}, "decode 'superposed' has no field 'num_beams'; it has superposed_drafts"),
+    ({"decode": "superposed:steer=(guidance:scale=2)"}, "decode 'superposed' has no field 'steer'"),
     (
-        {"superposed_drafts": 2, "temperature": 0.5},
-        "superposed decoding draws no token: leave temperature out, or superp",
+        {"num_return_sequences": 3},
+        "superposed decoding of 2 texts has no more of them: .* or lower num_return_sequences",
     ),
-    ({"superposed_drafts": 2, "drafter": "prompt_lookup"}, "leave drafter out, or superposed_drafts at 0"),
-    ({"superposed_drafts": 2, "num_beams": 2}, "num_beams and superposed_drafts are two ways to decode"),
-    ({"superposed_drafts": 2, "guidance_scale": 2.0}, "leave guidance_scale out, or superposed_drafts at 0"),
-    ({"superposed_drafts": 2, "num_return_sequences": 3}, "raise superposed_drafts, or lower num_return_sequences"),
-    ({"superposed_drafts": 2, "logprobs": True}, "records of superposed decoding carry a score"),
-    ({"superposed_drafts": 2, "stop": "."}, "leave the stop strings out, or superposed_drafts at 0"),
-    ({"superposed_drafts": 2, "superposed_alpha": 0.2}, "superposed_alpha is the share of n-grams: name a datastore"),
-    ({"superposed_drafts": 2, "superposed_temperature": 0.0}, "superposed_temperature must be a finite number above 0"),
-    ({"superposed_drafts": 2, "superposed_tokens": 0}, "must be whole numbers from 1 on, got 2 and 0"),
-    ({"superposed_drafts": 2, "superposed_ngrams": "nothing"}, "unknown datastore 'nothing'"),
-    ({"superposed_tokens": 3}, "superposed_tokens is a setting of superposed decoding: set superposed_drafts"),
-    ({"model": "tiny-diffusion", "superposed_drafts": 2}, "superposed_drafts is a setting of an autoregressive one"),
+    ({"logprobs": True}, "records of superposed decoding carry a score"),
+    ({"stop": "."}, "leave the stop strings out"),
+    ({"decode": "superposed:superposed_alpha=0.2"}, "superposed_alpha is the share of n-grams: name a datastore"),
+    ({"decode": "superposed:superposed_temperature=0"}, "superposed_temperature must be a finite number above 0"),
+    ({"decode": "superposed:superposed_drafts=2,superposed_tokens=0"}, "must be whole numbers from 1 on, got 2 and 0"),
+    ({"decode": "superposed:superposed_ngrams=nothing"}, "unknown datastore 'nothing'"),
+    ({"superposed_tokens": 3}, "it is decode here, such as superposed:superposed_drafts=3"),
+    ({"model": "tiny-diffusion"}, "a diffusion model, and superposed decoding writes from left to right"),
 )
 
 
 @pytest.mark.parametrize(("options", "said"), REFUSED, ids=lambda case: str(case)[:60])
 def test_what_it_does_not_go_with(options, said):
-    with pytest.raises(ValueError, match=said):
-        specjax.generate(**{"model": "tiny", "prompts": ["a"], **options})
+    with pytest.raises((ValueError, TypeError), match=said):
+        specjax.generate(**{"model": "tiny", "prompts": ["a"], "decode": Superposed(2), **options})
 
 
 def test_it_is_listed(capsys):
@@ -315,5 +321,5 @@ def test_it_is_listed(capsys):
     said = capsys.readouterr().out
     assert (
         "\nsuperposed" in said
-        and "    --superposed-drafts 3 --superposed-tokens 9 --superposed-temperature 0.06" in said
+        and "    superposed:superposed_drafts=3,superposed_tokens=9,superposed_temperature=0.06" in said
     )

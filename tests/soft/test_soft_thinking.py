@@ -200,7 +200,7 @@ def test_other_cold_stops():
 def test_rows_are_their_own_and_nothing_is_traced_twice():
     """Whatever stands beside a row, and whichever slot it enters when; more mixers, ends and temperatures in one process."""
     prompts = [list(prompt) for prompt in MIXED.prompts[:5]]
-    options = {"temperature": 1.0, "max_new_tokens": 9, "soft_thinking": "gumbel:n=4", "progress": False}
+    options = {"temperature": 1.0, "max_new_tokens": 9, "decode": "gumbel:n=4", "progress": False}
     model = TARGET, MODEL["target"]
     wanted = [specjax.generate(model, [prompt], batch_size=1, **options)[0].tokens for prompt in prompts]
     engine = Engine(model, decode=SoftThinking("gumbel:n=4"))
@@ -248,7 +248,7 @@ def test_completions_of_a_prompt_and_log_probabilities():
     """The later ones begin as copies of the first one's row."""
     options = {"temperature": 1.0, "max_new_tokens": 9, "num_return_sequences": 2, "logprobs": True, "progress": False}
     ask = lambda **more: specjax.generate((TARGET, MODEL["target"]), [list(MIXED.prompts[2])], **options, **more)
-    got, wanted = ask(soft_thinking=GumbelSoftmax(tau=1e-6)), ask(drafter="none")
+    got, wanted = ask(decode=SoftThinking(GumbelSoftmax(tau=1e-6))), ask(drafter="none")
     assert [r.tokens for r in got] == [r.tokens for r in wanted] and got[0].tokens != got[1].tokens
     for mine, theirs in zip(got, wanted, strict=True):
         np.testing.assert_allclose(mine.warped_logprobs, theirs.warped_logprobs, atol=1e-5)
@@ -265,50 +265,47 @@ def test_the_command_line_goes_on_where_it_was(tmp_path, capsys):
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = ["generate", "--model", "tiny", "--input", str(path), "--output", str(out), "--temperature", "0.9"]
-    words += ["--max-new-tokens", "8", "--batch-size", "2", "--soft-thinking", "gumbel:n=4,tau=0.8"]
+    words += ["--max-new-tokens", "8", "--batch-size", "2", "--decode", "gumbel:n=4,tau=0.8"]
     assert cli.main(words) == 1  # one of them
     whole = out.read_text().splitlines(keepends=True)
     records = [json.loads(line) for line in whole]
-    options = {"soft_thinking": GumbelSoftmax(n=4, tau=0.8), "temperature": 0.9, "max_new_tokens": 8}
+    options = {"decode": SoftThinking(GumbelSoftmax(n=4, tau=0.8)), "temperature": 0.9, "max_new_tokens": 8}
     wanted = specjax.generate("tiny", lines[:2], progress=False, **options)
     assert [record["tokens"] for record in records[:2]] == [record.tokens for record in wanted]
-    assert "set a temperature, or leave soft_thinking out" in records[2]["error"]
+    assert "set a temperature, or decode otherwise" in records[2]["error"]
     assert "soft thinking, 1.00 tokens a step" in capsys.readouterr().err
     out.write_text(whole[0])
     assert cli.main(words) == 1 and out.read_text() == "".join(whole)
-    assert cli.main([*words[:-1], "mean"]) == 2 and "soft_thinking" in capsys.readouterr().err
+    assert cli.main([*words[:-1], "mean"]) == 2 and "decode" in capsys.readouterr().err
 
 
 REFUSED = (
-    ({"soft_thinking": "gumbel"}, "set a temperature, or leave soft_thinking out"),
-    ({"soft_thinking": "gumbel", "drafter": "prompt_lookup"}, "leave drafter out, or soft_thinking"),
-    ({"soft_thinking": "gumbel", "verifier": "rejection"}, "leave verifier out, or soft_thinking"),
-    ({"soft_thinking": "gumbel", "num_beams": 2}, "num_beams and soft_thinking are two ways to decode"),
-    ({"soft_thinking": "soft"}, "unknown mixer of soft thinking 'soft'; choose gumbel, dirichlet, mean"),
-    ({"soft_thinking": "gumbel:alpha=1"}, "alpha"),
-    ({"soft_thinking": "gumbel:n=0"}, "n and cold_steps to be whole numbers from 1 on, got 0 and 256"),
-    ({"soft_thinking": "gumbel:tau=-1"}, "tau must be a finite number >= 0, got -1"),
-    ({"soft_thinking": "dirichlet:alpha=0"}, "alpha must be a finite number above 0"),
-    ({"soft_thinking": "mean:cold_stop=-1"}, "cold_stop must be a finite number of nats >= 0"),
-    (
-        {"soft_thinking": "mean", "end_of_think": "two words here"},
-        "end_of_think must be one token, and 'two words here' is",
-    ),
-    ({"soft_thinking": "mean", "end_of_think": 10**6}, "end_of_think 1000000 is outside the vocabulary"),
-    ({"end_of_think": 3}, "end_of_think is a setting of soft thinking: set soft_thinking, or leave it out"),
-    ({"model": "tiny-diffusion", "soft_thinking": "mean"}, "soft_thinking is a setting of an autoregressive one"),
+    ({"decode": "gumbel"}, "set a temperature, or decode otherwise"),
+    ({"decode": "gumbel", "drafter": "prompt_lookup"}, "leave drafter out"),
+    ({"decode": "gumbel:verifier=rejection"}, "mixer of soft thinking 'gumbel' has no field 'verifier'"),
+    ({"decode": "gumbel:num_beams=2"}, "mixer of soft thinking 'gumbel' has no field 'num_beams'"),
+    ({"decode": "soft_thinking:mixer=soft"}, "unknown mixer of soft thinking 'soft'; choose gumbel, dirichlet, mean"),
+    ({"decode": "gumbel:alpha=1"}, "alpha"),
+    ({"decode": "gumbel:n=0"}, "n and cold_steps to be whole numbers from 1 on, got 0 and 256"),
+    ({"decode": "gumbel:tau=-1"}, "tau must be a finite number >= 0, got -1"),
+    ({"decode": "dirichlet:alpha=0"}, "alpha must be a finite number above 0"),
+    ({"decode": "mean:cold_stop=-1"}, "cold_stop must be a finite number of nats >= 0"),
+    ({"decode": "mean:end_of_think=two words here"}, "end_of_think must be one token, and 'two words here' is"),
+    ({"decode": "mean:end_of_think=1000000"}, "end_of_think 1000000 is outside the vocabulary"),
+    ({"end_of_think": 3}, "it is decode here, such as gumbel:n=8"),
+    ({"model": "tiny-diffusion", "decode": "mean"}, "a diffusion model, and soft thinking is of autoregressive ones"),
 )
 
 
 @pytest.mark.parametrize(("options", "said"), REFUSED, ids=lambda case: str(case)[:60])
 def test_what_it_does_not_go_with(options, said):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((ValueError, TypeError), match=said):
         specjax.generate(**{"model": "tiny", "prompts": ["a"], **options})
 
 
 def test_mixers_are_listed(capsys):
     assert cli.main(["samplers"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    at = lines.index("--soft-thinking, what is read in a token's place")
+    at = lines.index("--decode, what is read in a token's place while a row thinks (soft thinking)")
     assert [line.split()[0] for line in lines[at + 1 :: 2]] == ["gumbel", "dirichlet", "mean"]
     assert lines[at + 2].strip() == "gumbel:n=8,cold_stop=0.0,cold_steps=256,tau=0.5"

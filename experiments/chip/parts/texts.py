@@ -27,7 +27,7 @@ ASKED = (
 SHIPPED: dict[str, tuple[str, dict[str, Any]]] = {
     "tiny, plain": ("tiny", {"drafter": "none"}),
     "tiny, eagle3 at temperature 1": ("tiny", {"drafter": "eagle3", "temperature": 1.0}),
-    "tiny, three beams": ("tiny", {"num_beams": 3}),
+    "tiny, three beams": ("tiny", {"decode": "beam:num_beams=3"}),
     "masked diffusion": ("tiny-diffusion", {}),
 }
 """Shipped models and keywords of `specjax.generate`."""

@@ -26,11 +26,11 @@ from specjax.draft import Drafter, NoDrafter, Verdict
 from specjax.draft.heads import folder as folder_of_heads
 from specjax.expand import Chain, Expander
 from specjax.lm import Wants
-from specjax.models import LlamaConfig, LlamaLM, hub
+from specjax.models import LlamaLM, hub, llama_config
 from specjax.verify import Rejection, Verifier
 
 ROOT = Path(__file__).parents[2]
-SMALL = LlamaLM(LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=64, tie_word_embeddings=True))
+SMALL = LlamaLM(llama_config(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=64, tie_word_embeddings=True))
 ROWS = Rows(((1, 2, 3), (9, 8)), ("a", "b"), ({}, {}), new_tokens=8)
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 

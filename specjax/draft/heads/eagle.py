@@ -14,7 +14,8 @@ from flax import nnx
 from specjax.draft.head import params_dtype
 from specjax.lm import Block
 from specjax.models.kv import KVCache, KVDelta
-from specjax.models.llama import MLP, Attention, Layer, LlamaConfig, RMSNorm, rms_norm, rope_tables
+from specjax.models.model_config import ModelConfig
+from specjax.models.norms import RMSNorm, rms_norm
 
 Array = jax.Array
 _BESIDES = ("head", "ids", "embed", "mask", "mask_feature")
@@ -24,10 +25,10 @@ _BESIDES = ("head", "ids", "embed", "mask", "mask_feature")
 class EagleLayer(nnx.Module):
     """A decoder layer without the norm before attention; both residuals stay."""
 
-    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
-        self.attention = Attention(config, config.window(0), dtype, rngs)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.mlp = MLP(config, dtype, rngs)
+    def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
+        self.attention = config.attention().build(config.hidden_size, dtype, rngs)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm.eps, dtype)
+        self.mlp = config.layers[0].feed.build(config.hidden_size, dtype, rngs)
 
     def __call__(self, x, rope, block, cache, past, positions):
         attended, kv = self.attention(x, rope, block, cache, past, positions)
@@ -38,7 +39,7 @@ class EagleLayer(nnx.Module):
 class Eagle(nnx.Module):
     """EAGLE-1 and EAGLE-2: `fc` over embedding and feature, then the layer."""
 
-    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
         width = config.hidden_size
         self.fc = nnx.Linear(2 * width, width, param_dtype=dtype, dtype=dtype, rngs=rngs)
         self.layer = EagleLayer(config, dtype, rngs)
@@ -58,17 +59,17 @@ class Eagle3(nnx.Module):
     def __init__(self, head: "Eagle3Head", dtype: Any, rngs: nnx.Rngs):
         c, width = head.config, head.config.hidden_size
         wide = head.target_size or width
-        norm = lambda size: RMSNorm(size, c.rms_norm_eps, dtype)
+        norm = lambda size: RMSNorm(size, c.norm.eps, dtype)
         self.fc = nnx.Linear(head.taps * wide, width, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
         if head.norm_before_fc:
             self.fc_norm = norm(head.taps * wide)
         if head.fc_norm:
             self.tap_norms = nnx.List([norm(wide) for _ in range(head.taps)])
         self.input_norm, self.hidden_norm, self.mlp_norm, self.norm = (norm(width) for _ in range(4))
-        self.attention = Attention(c, c.window(0), dtype, rngs, inputs=2 * width)
-        self.mlp = MLP(c, dtype, rngs)
+        self.attention = c.attention().build(width, dtype, rngs, inputs=2 * width)
+        self.mlp = c.layers[0].feed.build(width, dtype, rngs)
         if c.num_hidden_layers > 1:
-            self.more = nnx.List([Layer(c, c.window(i), dtype, rngs) for i in range(1, c.num_hidden_layers)])
+            self.more = nnx.List([layer.build(width, dtype, rngs) for layer in c.layers[1:]])
         self.norm_before_residual = head.norm_before_residual
 
     def __call__(self, embeds, features, rope, block, caches, pasts, positions):
@@ -92,7 +93,7 @@ class EagleHead:
       config: of its layers; their width is the target's. EAGLE-1 and 2 have one.
     """
 
-    config: LlamaConfig
+    config: ModelConfig
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
         """Random parameters."""
@@ -125,7 +126,7 @@ class EagleHead:
             positions = jnp.concatenate([past.positions, positions], axis=1)
         layers = self.config.num_hidden_layers
         each = lambda kv: [None] * layers if kv is None else list(zip(kv.key, kv.value, strict=True))
-        rope = rope_tables(self.config, block.positions)
+        rope = self.config.tables(block.positions)
         out, kvs = module(embeds.astype(dtype), features, rope, block, each(cache), each(past), positions)
         keys, values = zip(*kvs, strict=True)
         return out, KVDelta(keys, values, block.positions)
@@ -159,17 +160,17 @@ class Eagle3Head(EagleHead):
         """`[B, T, C * target_size]` taps of the target to features `[B, T, E]`."""
         taps = taps.astype(params["fc"]["kernel"].dtype)
         if self.norm_before_fc:
-            taps = rms_norm(taps, params["fc_norm"]["scale"], self.config.rms_norm_eps)
+            taps = rms_norm(taps, params["fc_norm"]["scale"], self.config.norm.eps)
         if self.fc_norm:
             each = jnp.split(taps, self.taps, axis=-1)
             scales = [params["tap_norms"][j]["scale"] for j in range(self.taps)]
-            normed = [rms_norm(x, s, self.config.rms_norm_eps) for x, s in zip(each, scales, strict=True)]
+            normed = [rms_norm(x, s, self.config.norm.eps) for x, s in zip(each, scales, strict=True)]
             taps = jnp.concatenate(normed, axis=-1)
         return taps @ params["fc"]["kernel"]
 
     def norm(self, params: Any, h: Array) -> Array:
         """The norm before the draft's language-model head."""
-        return rms_norm(h, params["norm"]["scale"], self.config.rms_norm_eps)
+        return rms_norm(h, params["norm"]["scale"], self.config.norm.eps)
 
     def _module(self, dtype, rngs) -> nnx.Module:
         return Eagle3(self, dtype, rngs)

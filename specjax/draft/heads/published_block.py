@@ -1,7 +1,6 @@
 """The published layouts of drafts behind masks: P-EAGLE (SpecForge, speculators), DFlash (z-lab, SpecForge, DeepSpec,
 speculators) and DSpark (DeepSpec, SpecForge, speculators)."""
 
-import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ from specjax.draft.dflash import Windows, published_taps
 from specjax.draft.heads import speculators
 from specjax.draft.heads.dspark import KINDS, MarkovHead
 from specjax.draft.heads.layout import Reader, check_flags, check_width, layer_config
-from specjax.draft.heads.published_eagle import eagle3, embedding, read_ids, vocabulary_head, windows
+from specjax.draft.heads.published_eagle import eagle3, embedding, read_ids, vocabulary_head, windowed, windows
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object, is_id, is_size
 from specjax.sharding.distributed import to_host
@@ -180,13 +179,13 @@ def _refuse(reader: Reader, config: dict[str, Any], target: Any) -> None:
 
 
 def _layers(reader: Reader, config: dict[str, Any], target: Any) -> Any:
-    """The `LlamaConfig` of the head's layers, with their windows."""
+    """The `ModelConfig` of the head's layers, with their windows."""
     count = config.get("num_hidden_layers")
     if not is_size(count):
         raise ModelError(f"{reader.file}: num_hidden_layers must be a number of layers, not {count!r}")
     own = layer_config(reader, config, target, count)
     window, sliding = windows(reader, config, count)
-    return dataclasses.replace(own, sliding_window=window, sliding_layers=sliding)
+    return windowed(own, window, sliding)
 
 
 def _windows(reader: Reader, config: dict[str, Any]) -> Windows:

@@ -1,6 +1,5 @@
 """The published layouts of EAGLE-1/2 and EAGLE-3 (SafeAILab/EAGLE, SpecForge, NVIDIA's ModelOpt, speculators)."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,9 @@ from specjax.draft.head import check_ids
 from specjax.draft.heads import speculators
 from specjax.draft.heads.layout import Reader, check_flags, check_width, is_embedding, layer_config
 from specjax.draft.heads.taps import IDS, Taps, read_taps
+from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
+from specjax.models.families import base
 from specjax.models.fields import is_size
 
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -100,10 +101,15 @@ def _layer_config(reader: Reader, config: dict[str, Any], target: Any, at: str) 
         layers = config.get("num_hidden_layers", layers)
     own = layer_config(reader, config, target, layers)
     has = lambda name: f"{at}.self_attn.{name}_proj.bias" in reader.tensors
-    must = bool(config.get("qkv_bias")) or reader.format == "speculators" and own.qkv_bias
+    must = bool(config.get("qkv_bias")) or reader.format == "speculators" and own.near.qkv_bias
     window, sliding = windows(reader, config, layers)
     biases = {"qkv_bias": must or has("q"), "o_bias": has("o")}
-    return dataclasses.replace(own, **biases, sliding_window=window, sliding_layers=sliding)
+    return windowed(own.every(AttentionConfig, **biases), window, sliding)
+
+
+def windowed(own: Any, window: int | None, sliding: tuple[bool, ...]) -> Any:
+    """The config with what `windows` found."""
+    return base.mixers(own, lambda i: {"window": window if not sliding or sliding[i] else None})
 
 
 def windows(reader: Reader, config: dict[str, Any], layers: int) -> tuple[int | None, tuple[bool, ...]]:

@@ -94,6 +94,7 @@ MORE: dict[str, dict[str, Any]] = {
         "embedding_multiplier": 3,
         "logits_scaling": 4,
     },
+    "seed_oss": {"attention_bias": False, "attention_out_bias": True, "rope_scaling": YARN},
     "phi3": {
         "rope_scaling": LONG,
         "max_position_embeddings": 8192,
@@ -149,6 +150,9 @@ def test_a_model_is_written_as_the_family_that_was_read():
         assert hf_config.to_hf(config)["model_type"] == kind
         biased = config.every(models.AttentionConfig, qkv_bias=True)
         assert hf_config.to_hf(biased)["model_type"] == "qwen2"
+    seed = hf_config.from_hf({"model_type": "seed_oss"} | SIZES)  # whose biases are Qwen 2's
+    assert hf_config.to_hf(seed)["model_type"] == "seed_oss"
+    assert hf_config.to_hf(dataclasses.replace(seed, family=""))["model_type"] == "qwen2"
 
 
 @pytest.mark.parametrize(

@@ -383,7 +383,7 @@ def test_defaults_of_each_family():
 def test_config_without_an_architecture_cannot_be_saved():
     for odd in (
         {"mlp_bias": True, "qk_norm": True},
-        {"o_bias": True},
+        {"o_bias": True, "qk_norm": True},
         {"sliding_window": 4, "qkv_bias": True, "mlp_bias": True},
     ):
         with pytest.raises(ModelError, match="no supported architecture has"):

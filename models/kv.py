@@ -114,15 +114,14 @@ def init_kv(config: Any, batch: int, capacity: int, dtype: Any, ahead: int | Non
     return KVCache(make(), make(), **rings, states=states)
 
 
-def kv_axes(cache: KVCache, config: Any = None) -> KVCache:
-    """Logical axis names of every leaf of a cache; `config` is needed where it has states."""
-    slots = jax.tree.map(
-        lambda leaf: ("batch", "kv_heads", "slots", None)[: leaf.ndim], dataclasses.replace(cache, states=())
-    )
-    if not cache.states:
-        return slots
-    axes = tuple(mixer.axes(state) for mixer, state in zip(config.state_mixers, cache.states, strict=True))
-    return dataclasses.replace(slots, states=axes)
+def kv_axes(cache: Any, config: Any = None) -> Any:
+    """Logical axis names of every leaf of a cache, or of none; `config` is needed where it has states."""
+    axes = jax.tree.map(lambda leaf: ("batch", "kv_heads", "slots", None)[: leaf.ndim], cache)
+    mixers = () if config is None else config.state_mixers
+    if not mixers:
+        return axes
+    states = tuple(mixer.axes(state) for mixer, state in zip(mixers, cache.states, strict=True))
+    return dataclasses.replace(axes, states=states)
 
 
 def commit_kv(cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> KVCache:

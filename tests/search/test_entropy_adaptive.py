@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.conformance import DRAFT, MIXED, TARGET, params, plain, start, texts
 from support.margin import teacher_forced
+from support.shapes import changed
 
 import specjax
 from specjax import cli
@@ -146,7 +147,7 @@ REFUSED = (
     ({"threshold": float("nan")}, "an entropy of 0 nats or more"),
     ({"block": 0}, "block must be at least 1, got 0"),
     (
-        {"small": LlamaLM(dataclasses.replace(DRAFT.config, vocab_size=97))},
+        {"small": LlamaLM(changed(DRAFT.config, vocab_size=97))},
         "the large one has 96 tokens, the small one 97",
     ),
 )

@@ -18,7 +18,7 @@ from specjax import cli
 from specjax.about import abouts
 from specjax.assembly import registry
 from specjax.assembly.registry import Entry
-from specjax.models import LlamaConfig, LlamaLM, abstract, hf_config
+from specjax.models import LlamaLM, ModelConfig, abstract, hf_config
 from specjax.models.families.table import FAMILIES
 from specjax.models.families.unsupported import UNSUPPORTED
 from specjax.models.packed.table import FIELDS, FORMATS
@@ -270,60 +270,62 @@ def rings() -> Iterator[tuple[str, ...]]:
             cache = jax.eval_shape(lambda target=target: target.init_cache(1, tokens, dtype))
             sizes.append(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache)))
         several = f"{sum(window is not None for window in windows)} of {len(windows)}"
-        yield f"`{name}`", several, str(lm.config.sliding_window), *(f"{size / 1e9:.2f} GB" for size in sizes)
+        yield f"`{name}`", several, str(lm.config.near.window), *(f"{size / 1e9:.2f} GB" for size in sizes)
 
 
-def _norms(config: LlamaConfig) -> str:
+def _norms(config: ModelConfig) -> str:
     kinds = {"rounded": "rounded, times w", "wide": "times w in float32", "offset": "times 1 + w in float32"}
+    layer, own = config.layers[0], config.near
     more = {
-        "behind attention and MLP too": config.post_norms and config.pre_norms,
-        "behind attention and MLP, not before": config.post_norms and not config.pre_norms,
-        "of q and k": config.qk_norm, "of q and k over all heads": config.qk_wide_norm, "of v": config.value_norm,
+        "behind attention and MLP too": layer.post_norms and layer.pre_norms,
+        "behind attention and MLP, not before": layer.post_norms and not layer.pre_norms,
+        "of q and k": own.qk_norm, "of q and k over all heads": own.qk_wide_norm, "of v": own.value_norm,
     }  # fmt: skip
-    return "; ".join((kinds[config.norm], *(what for what, has in more.items() if has)))
+    return "; ".join((kinds[config.norm.kind], *(what for what, has in more.items() if has)))
 
 
-def _attention(config: LlamaConfig) -> str:
-    cap, full = config.attn_logit_softcapping, config.full
-    still = config.rope_layers.count(False)
+def _attention(config: ModelConfig) -> str:
+    own = config.near
+    ropes = [one.rope for one in config.attentions]
+    still, share = ropes.count(None), config.rope.share
     said = {
-        "bias on q, k and v": config.qkv_bias and not config.o_bias,
-        "a scale of its own": config.attention_scale is not None,
-        f"scores within {cap}": cap is not None,
-        "biases": config.o_bias,
-        "sinks": config.attention_sinks,
-        f"{config.partial_rotary_factor:g} of a head is rotated": 0 < config.partial_rotary_factor < 1,
-        "no positions": config.partial_rotary_factor == 0,
-        f"{still} of {config.num_hidden_layers} layers without positions": still > 0,
-        "full layers: a rope of their own": full is not None,
-        "full layers: a head width of their own": full is not None and full.head_dim is not None,
+        "bias on q, k and v": own.qkv_bias and not own.o_bias,
+        "a scale of its own": own.scale is not None,
+        f"scores within {own.soft_cap}": own.soft_cap is not None,
+        "biases": own.o_bias,
+        "sinks": own.sinks,
+        f"{share:g} of a head is rotated": share < 1,
+        "no positions": still == len(ropes),
+        f"{still} of {len(ropes)} layers without positions": 0 < still < len(ropes),
+        "full layers: a rope of their own": len({*ropes} - {None}) > 1,
+        "full layers: a head width of their own": len({one.head_dim for one in config.attentions}) > 1,
     }
     return "; ".join(what for what, has in said.items() if has)
 
 
-def _mlp(config: LlamaConfig) -> str:
-    gate = {"silu": "SiLU", "gelu_pytorch_tanh": "GELU (tanh)"}[config.hidden_act]
+def _mlp(config: ModelConfig) -> str:
+    gate = {"silu": "SiLU", "gelu_pytorch_tanh": "GELU (tanh)"}[config.dense.hidden_act]
     if config.experts is None:
-        return gate if config.residual_multiplier == 1 else f"{gate}; a multiplier of every branch"
+        return gate if config.layers[0].residual_multiplier == 1 else f"{gate}; a multiplier of every branch"
     said = {
         "chosen by sigmoids with a learned bias": config.experts.scoring == "sigmoid",
-        "others that every token has": config.experts.num_shared_experts > 0,
-        "none in the first layers": False in config.sparse_layers,
+        "others that every token has": config.experts.shared is not None,
+        "none in the first layers": config.layers[0].experts is None,
     }
     clamped = "" if config.experts.swiglu_limit is None else "clamped "
     return ", ".join((f"{clamped}{gate}, experts", *(what for what, has in said.items() if has)))
 
 
-def _ends(config: LlamaConfig) -> str:
-    cap = config.final_logit_softcapping
+def _ends(config: ModelConfig) -> str:
+    scale, head = config.embedding.scale, config.head
     said = {
-        "embeddings times √E": config.embedding_scale == config.hidden_size**0.5,
-        "embeddings times a multiplier": config.embedding_scale not in (1, config.hidden_size**0.5),
-        "logits divided by another": config.logits_scaling != 1,
-        f"logits within {cap}": cap is not None,
-        "one table": config.tie_word_embeddings,
-        "a number times every layer's output": config.layer_scalar,
-        "inputs per layer": config.hidden_size_per_layer_input > 0,
+        "embeddings times √E": scale == config.hidden_size**0.5,
+        "embeddings times a multiplier": scale not in (1, config.hidden_size**0.5),
+        "logits divided by another": head.logits_scaling != 1,
+        f"logits within {head.soft_cap}": head.soft_cap is not None,
+        "one table": head.tied,
+        "a number times every layer's output": config.layers[0].scalar,
+        "inputs per layer": config.embedding.layer_inputs is not None,
     }
     return "; ".join(what for what, has in said.items() if has)
 

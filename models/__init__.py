@@ -7,15 +7,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specjax.models.attention import AttentionConfig
     from specjax.models.diffusion_gemma import DiffusionGemmaLM
     from specjax.models.errors import ModelError
     from specjax.models.experts import ExpertsConfig
     from specjax.models.gemma_config import DiffusionGemmaConfig
     from specjax.models.hub import Model, abstract, cached, load, quantised, reduced, resolve_dtype, retyped, shipped
+    from specjax.models.layer import LayerConfig
     from specjax.models.llama import LlamaLM
-    from specjax.models.llama_config import FullAttention, LlamaConfig, RopeScaling
     from specjax.models.masked import Canvas, Masked
+    from specjax.models.mixers import Mixer, MixerConfig, StateMixerConfig
+    from specjax.models.mlp import MLPConfig
+    from specjax.models.model_config import EmbeddingConfig, HeadConfig, ModelConfig, llama_config
+    from specjax.models.norms import NormConfig
     from specjax.models.placement import spread
+    from specjax.models.ropes import RopeConfig, RopeScaling
     from specjax.models.saving import save
     from specjax.models.tabular import TabularLM
     from specjax.models.widening import widen
@@ -40,31 +46,51 @@ _HOME = {
     "save": "saving",
     "shipped": "hub",
     "spread": "placement",
-    "FullAttention": "llama_config",
-    "LlamaConfig": "llama_config",
+    "AttentionConfig": "attention",
+    "EmbeddingConfig": "model_config",
+    "HeadConfig": "model_config",
+    "LayerConfig": "layer",
     "LlamaLM": "llama",
     "Masked": "masked",
-    "RopeScaling": "llama_config",
+    "Mixer": "mixers",
+    "MixerConfig": "mixers",
+    "MLPConfig": "mlp",
+    "ModelConfig": "model_config",
+    "NormConfig": "norms",
+    "RopeConfig": "ropes",
+    "RopeScaling": "ropes",
+    "StateMixerConfig": "mixers",
     "TabularLM": "tabular",
+    "llama_config": "model_config",
     "widen": "widening",
 }
 
 __all__ = [
     "DEFAULT_MODEL",
+    "AttentionConfig",
     "Canvas",
     "DiffusionGemmaConfig",
     "DiffusionGemmaLM",
+    "EmbeddingConfig",
     "ExpertsConfig",
-    "FullAttention",
-    "LlamaConfig",
+    "HeadConfig",
+    "LayerConfig",
     "LlamaLM",
+    "MLPConfig",
     "Masked",
+    "Mixer",
+    "MixerConfig",
     "Model",
+    "ModelConfig",
     "ModelError",
+    "NormConfig",
+    "RopeConfig",
     "RopeScaling",
+    "StateMixerConfig",
     "TabularLM",
     "abstract",
     "cached",
+    "llama_config",
     "load",
     "quantised",
     "reduced",

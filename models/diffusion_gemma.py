@@ -196,7 +196,9 @@ class DiffusionGemmaLM:
         make = lambda: tuple(jnp.zeros((batch, h.num_key_value_heads, capacity, h.head_dim), dtype) for h in of)
         return KVCache(make(), make())
 
-    def commit(self, cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> KVCache:
+    def commit(
+        self, cache: KVCache, delta: KVDelta, src: Array | None, dst: Array, counts: Array | None = None
+    ) -> KVCache:
         """See `specjax.lm.LM.commit`."""
         return commit_kv(cache, delta, src, dst)
 

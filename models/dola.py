@@ -97,7 +97,8 @@ def layers_of(asked: Any, lm: LM) -> tuple[int, ...]:
       asked: the setting.
       lm: the model.
     """
-    count, tied = lm.num_layers, getattr(getattr(lm, "config", None), "tie_word_embeddings", True)
+    count, head = lm.num_layers, getattr(getattr(lm, "config", None), "head", None)
+    tied = head is None or head.tied
     half, first = count // 2 if count <= 40 else 20, min(2, count - 1) if tied else 0
     named = {
         "low": range(first, half, 2) or [first],

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.models.grouped import grouped_dot
-from specjax.models.mlp import MLP
+from specjax.models.mlp import MLPConfig
 from specjax.sharding.ambient import known_mesh
 from specjax.sharding.rules import RULES, partition, whole_experts
 
@@ -21,7 +21,7 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class ExpertsConfig:
-    """How the layers of a model that have experts use them; names follow Hugging Face's `config.json`.
+    """Experts, and how a token chooses among them; names follow Hugging Face's `config.json`.
 
     Attributes:
       num_experts: X.
@@ -35,8 +35,9 @@ class ExpertsConfig:
       routed_scaling_factor: what the weights are multiplied by then.
       n_group: groups of neighbours that the experts form.
       topk_group: how many of the groups a token chooses from: those whose two best sums add up to most.
-      num_shared_experts: experts besides that every token has; one MLP of their common width.
-      beside_mlp: whether a layer has them and its MLP, side by side (`specjax.models.gemma_experts`).
+      shared: experts besides that every token has, as one MLP of their common width; None: there are none.
+      dense: the MLP of the model's layers without experts, or what a file says of it where all have them; nothing computes
+        it here, and layers of drafters are as wide.
       swiglu_limit: where given, what `ClampedExperts` keep their gates and inputs within.
       swiglu_alpha: how steep the gates of those are.
     """
@@ -49,10 +50,19 @@ class ExpertsConfig:
     routed_scaling_factor: float = 1.0
     n_group: int = 1
     topk_group: int = 1
-    num_shared_experts: int = 0
-    beside_mlp: bool = False
+    shared: MLPConfig | None = None
+    dense: MLPConfig | None = dataclasses.field(default=None, compare=False)
     swiglu_limit: float | None = None
     swiglu_alpha: float = 1.702
+
+    @property
+    def num_shared_experts(self) -> int:
+        """How many experts wide the shared ones are."""
+        return 0 if self.shared is None else self.shared.intermediate_size // self.moe_intermediate_size
+
+    def build(self, width: int, dtype: Any, rngs: nnx.Rngs) -> "SparseMLP":
+        """The module, for a model of `width`."""
+        return SparseMLP(self, width, dtype, rngs)
 
     @property
     def axis_counts(self) -> dict[str, int]:
@@ -209,19 +219,22 @@ class ClampedExperts(nnx.Module):
 
 
 class SparseMLP(nnx.Module):
-    """What stands in the place of an MLP where a layer has experts; `config` is a `LlamaConfig`."""
+    """What stands in the place of an MLP where a layer has experts."""
 
-    def __init__(self, config: Any, dtype: Any, rngs: nnx.Rngs):
-        c = config.experts
-        self.router = Router(c, config.hidden_size, dtype, rngs)
-        kind = Experts if c.swiglu_limit is None else ClampedExperts
-        self.experts = kind(c, config.hidden_size, dtype, rngs)
-        if c.num_shared_experts:
-            self.shared = MLP(config, dtype, rngs, c.num_shared_experts * c.moe_intermediate_size)
-        self.shares = c.num_shared_experts > 0
+    def __init__(self, config: ExpertsConfig, width: int, dtype: Any, rngs: nnx.Rngs):
+        self.router = Router(config, width, dtype, rngs)
+        kind = Experts if config.swiglu_limit is None else ClampedExperts
+        self.experts = kind(config, width, dtype, rngs)
+        if config.shared is not None:
+            self.shared = config.shared.build(width, dtype, rngs)
+        self.shares = config.shared is not None
 
     def __call__(self, x: Array) -> Array:
         """`[B, T, E]` to `[B, T, E]`."""
         flat = x.reshape(-1, x.shape[-1])
         out = self.experts(flat, *self.router(flat)).reshape(x.shape)
         return out + self.shared(x) if self.shares else out
+
+    def split_products(self) -> tuple[Any, ...]:
+        """None: a sum over experts is of float32."""
+        return ()

@@ -58,7 +58,11 @@ class DiffusionGemmaConfig:
     @property
     def experts(self) -> ExpertsConfig:
         """How its layers, which all have them, use experts."""
-        return ExpertsConfig(self.num_experts, self.top_k_experts, self.moe_intermediate_size, beside_mlp=True)
+        return ExpertsConfig(self.num_experts, self.top_k_experts, self.moe_intermediate_size)
+
+    def first(self, layers: int) -> "DiffusionGemmaConfig":
+        """Of the first so many layers."""
+        return dataclasses.replace(self, num_hidden_layers=layers, sliding_layers=self.sliding_layers[:layers])
 
     def heads(self, layer: int) -> Heads:
         """The attention of a layer."""

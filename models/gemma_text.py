@@ -11,12 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 from specjax.models import gemma_heads, hf_experts, hf_rope, weights
+from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
 from specjax.models.families import base
 from specjax.models.families.base import Family, Fields
 from specjax.models.fields import FULL, SLIDING, an_object, flag, is_id, is_size, layer_kinds, positive, shown
-from specjax.models.llama_config import FullAttention, LlamaConfig, RopeScaling
-from specjax.models.norms import NormKind
+from specjax.models.layer import LayerConfig
+from specjax.models.layer_inputs import LayerInputsConfig
+from specjax.models.mlp import MLPConfig
+from specjax.models.model_config import EmbeddingConfig, HeadConfig, ModelConfig
+from specjax.models.norms import NormConfig, NormKind
+from specjax.models.ropes import RopeConfig, RopeScaling
 from specjax.models.tensors import Tensor
 
 _USUAL: dict[str, Any] = {
@@ -29,20 +34,21 @@ _USUAL: dict[str, Any] = {
 _FIXED = {"hidden_activation": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (False, None)}
 
 
-def _scale(get: Fields) -> dict[str, Any]:
-    return {"attention_scale": positive("query_pre_attn_scalar", get("query_pre_attn_scalar")) ** -0.5}
+def _scaled(get: Fields, config: ModelConfig) -> ModelConfig:
+    scale = positive("query_pre_attn_scalar", get("query_pre_attn_scalar")) ** -0.5
+    return config.every(AttentionConfig, scale=scale)
 
 
-def _scale_to_hf(config: LlamaConfig) -> dict[str, Any]:
-    return {"query_pre_attn_scalar": round((config.attention_scale or config.head_dim**-0.5) ** -2)}
+def _scale_to_hf(config: ModelConfig) -> dict[str, Any]:
+    return {"query_pre_attn_scalar": round(config.near.scores_scale**-2)}
 
 
-def _read_2(get: Fields, types: list[str]) -> dict[str, Any]:
+def _read_2(get: Fields, config: ModelConfig, types: list[str]) -> ModelConfig:
     """One rope for all layers."""
-    return _scale(get)
+    return _scaled(get, config)
 
 
-def _read_3(get: Fields, types: list[str]) -> dict[str, Any]:
+def _read_3(get: Fields, config: ModelConfig, types: list[str]) -> ModelConfig:
     """`rope_scaling` is of layers without a window; in `rope_parameters` each kind has its own."""
     given = an_object("rope_parameters", get("rope_parameters"))
     if set(given) - {SLIDING, FULL}:
@@ -50,82 +56,95 @@ def _read_3(get: Fields, types: list[str]) -> dict[str, Any]:
     own = {kind: an_object(f"rope_parameters: {kind}", given.get(kind)) for kind in (SLIDING, FULL)}
     own[FULL] = own[FULL] | an_object("rope_scaling", get("rope_scaling"))
 
-    def rope(kind: str, old: str, usual: float) -> tuple[float, RopeScaling | None]:
+    def rope(kind: str, old: str, usual: float) -> RopeConfig:
         theta = own[kind].get("rope_theta", usual if get(old) is None else get(old))
-        return hf_rope.from_hf({"rope_parameters": own[kind] | {"rope_theta": theta}}, get("max_position_embeddings"))
+        fields = {"rope_parameters": own[kind] | {"rope_theta": theta}}
+        return RopeConfig(*hf_rope.from_hf(fields, get("max_position_embeddings")))
 
-    near, far = rope(SLIDING, "rope_local_base_freq", 1e4), rope(FULL, "rope_theta", 1e6)
-    full = FullAttention(rope_theta=far[0], rope_scaling=far[1])
-    return {"rope_theta": near[0], "rope_scaling": near[1], "full": full} | _scale(get)
+    ropes = {SLIDING: rope(SLIDING, "rope_local_base_freq", 1e4), FULL: rope(FULL, "rope_theta", 1e6)}
+    return _scaled(get, base.mixers(config, lambda i: {"rope": ropes[types[i]]}))
 
 
-def _write_3(config: LlamaConfig) -> dict[str, Any]:
+def _write_3(config: ModelConfig) -> dict[str, Any]:
     """In the layouts of transformers 4 and 5."""
-    full = config.full or FullAttention()
-    ropes = {SLIDING: (config.rope_theta, config.rope_scaling), FULL: (full.rope_theta, full.rope_scaling)}
-    plain = {"rope_type": "default"}
+    ropes = base.ropes_by_kind(config)
     return _scale_to_hf(config) | {
-        "rope_parameters": {k: {"rope_theta": theta} | (hf_rope.to_hf(s) or plain) for k, (theta, s) in ropes.items()},
-        "rope_local_base_freq": config.rope_theta, "rope_theta": full.rope_theta,
-        "rope_scaling": hf_rope.to_hf(full.rope_scaling),
+        "rope_parameters": base.rope_parameters(ropes), "rope_local_base_freq": ropes[SLIDING].theta,
+        "rope_theta": ropes[FULL].theta, "rope_scaling": hf_rope.to_hf(ropes[FULL].scaling),
     }  # fmt: skip
 
 
-def _read_4(get: Fields, types: list[str]) -> dict[str, Any]:
+def _read_4(get: Fields, config: ModelConfig, types: list[str]) -> ModelConfig:
     """Two widths of heads, values from keys, experts, inputs per layer, shared keys and values."""
     shared, sparse = (flag(name, get(name)) for name in ("attention_k_eq_v", "enable_moe_block"))
     asked = lambda name: None if name == "num_global_key_value_heads" and not shared else get(name)
-    near, far = (gemma_heads.heads_of(kind, asked, types) for kind in (SLIDING, FULL))
-    return {
-        "head_dim": near.head_dim, "num_key_value_heads": near.num_key_value_heads, "rope_theta": near.rope_theta,
-        "rope_scaling": _scaling(near), "attention_scale": 1.0, "value_norm": True, "layer_scalar": True,
-        "experts": hf_experts.from_hf(get, "top_k_experts", beside_mlp=True) if sparse else None,
-        "full": FullAttention(
-            None if far.head_dim == near.head_dim else far.head_dim,
-            None if far.num_key_value_heads == near.num_key_value_heads else far.num_key_value_heads,
-            far.rope_theta, _scaling(far), shared,
-        ),
-        **_inputs(get), **_sharing(get, types),
+    heads = {kind: gemma_heads.heads_of(kind, asked, types) for kind in (SLIDING, FULL)}
+    mixers = {
+        kind: {
+            "head_dim": own.head_dim, "num_key_value_heads": own.num_key_value_heads,
+            "rope": RopeConfig(own.rope_theta, _scaling(own)), "scale": 1.0, "value_norm": config.norm,
+            "value_is_key": shared and kind == FULL,
+        }
+        for kind, own in heads.items()
     }  # fmt: skip
+    experts = hf_experts.from_hf(get, "top_k_experts") if sparse else None
+    own = base.mixers(config, lambda i: mixers[types[i]]).every(LayerConfig, scalar=True, beside=experts)
+    return _sharing(get, _inputs(get, own), types)
 
 
-def _inputs(get: Fields) -> dict[str, Any]:
+def _inputs(get: Fields, config: ModelConfig) -> ModelConfig:
     width, tokens = get("hidden_size_per_layer_input") or 0, get("vocab_size_per_layer_input")
     if not is_id(width) or (width and not is_size(tokens)):
         raise ModelError(
             f"config.json: hidden_size_per_layer_input {shown(width)} and vocab_size_per_layer_input {shown(tokens)} must be "
             "sizes"
         )
-    return {"hidden_size_per_layer_input": width, "vocab_size_per_layer_input": tokens if width else 0}
+    table = LayerInputsConfig(width, tokens) if width else None
+    return config.every(EmbeddingConfig, layer_inputs=table).every(LayerConfig, input_size=width)
 
 
-def _sharing(get: Fields, types: list[str]) -> dict[str, Any]:
+def _sharing(get: Fields, config: ModelConfig, types: list[str]) -> ModelConfig:
+    """The last layers read the keys and values of the last of their kind that has some, and their MLPs may be wider."""
     count = get("num_kv_shared_layers") or 0
     if not is_id(count) or count >= len(types) or set(types) != set(types[: len(types) - count]):
         raise ModelError(
             f"config.json: num_kv_shared_layers {shown(count)} of {len(types)} must leave a layer of each kind that has keys"
         )
-    wide = flag("use_double_wide_mlp", get("use_double_wide_mlp")) and count > 0
-    return {"num_kv_shared_layers": count, "use_double_wide_mlp": wide}
+    wide, owning = 2 if flag("use_double_wide_mlp", get("use_double_wide_mlp")) else 1, len(types) - count
+    last = {kind: i for i, kind in enumerate(types[:owning])}
+
+    def change(i: int, layer: LayerConfig) -> LayerConfig:
+        if i < owning:
+            return layer
+        feed = dataclasses.replace(config.dense, intermediate_size=wide * config.dense.intermediate_size)
+        return dataclasses.replace(
+            layer, mixer=dataclasses.replace(config.attention(i), source=last[types[i]]), feed=feed
+        )
+
+    return config.each(change)
 
 
-def _write_4(config: LlamaConfig) -> dict[str, Any]:
+def _write_4(config: ModelConfig) -> dict[str, Any]:
     """`per_layer_config` is how transformers 5 says what `global_head_dim` and `num_global_key_value_heads` say."""
-    c, far = config, dataclasses.replace(config, sliding_window=None).at(0)
+    c, near = config, config.near
+    far = next((one for one in c.attentions if one.window is None), near)
     own = {"head_dim": far.head_dim, "num_key_value_heads": far.num_key_value_heads}
+    sharing = [layer for i, layer in enumerate(c.layers) if c.source(i) != i]
+    table = c.embedding.layer_inputs or LayerInputsConfig(0, c.vocab_size)
+    experts = c.layers[0].beside
     out = {
-        "rope_parameters": gemma_heads.ropes_to_hf(_heads(dataclasses.replace(c, full=None)), _heads(far)),
+        "rope_parameters": gemma_heads.ropes_to_hf(_heads(near), _heads(far)),
         "per_layer_config": {str(i): own for i in range(c.num_hidden_layers) if c.window(i) is None},
         "global_head_dim": far.head_dim, "num_global_key_value_heads": far.num_key_value_heads,
-        "attention_k_eq_v": far.value_is_key, "num_kv_shared_layers": c.num_kv_shared_layers,
-        "use_double_wide_mlp": c.use_double_wide_mlp, "hidden_size_per_layer_input": c.hidden_size_per_layer_input,
-        "vocab_size_per_layer_input": c.vocab_size_per_layer_input or c.vocab_size,
-        "enable_moe_block": c.experts is not None,
+        "attention_k_eq_v": far.value_is_key, "num_kv_shared_layers": len(sharing),
+        "use_double_wide_mlp": any(layer.feed != c.dense for layer in sharing),
+        "hidden_size_per_layer_input": table.width, "vocab_size_per_layer_input": table.vocab_size,
+        "enable_moe_block": experts is not None,
     }  # fmt: skip
-    if c.experts is not None:
+    if experts is not None:
         out |= {
-            "num_experts": c.experts.num_experts, "top_k_experts": c.experts.num_experts_per_tok,
-            "moe_intermediate_size": c.experts.moe_intermediate_size,
+            "num_experts": experts.num_experts, "top_k_experts": experts.num_experts_per_tok,
+            "moe_intermediate_size": experts.moe_intermediate_size,
         }  # fmt: skip
     return out
 
@@ -136,35 +155,35 @@ def _scaling(heads: gemma_heads.Heads) -> RopeScaling | None:
     return RopeScaling("proportional", heads.rope_factor, rotated=heads.rotated)
 
 
-def _heads(config: LlamaConfig) -> gemma_heads.Heads:
-    """The attention of a config whose layers are all alike."""
-    c, scaling = config, config.rope_scaling or RopeScaling("proportional", 1.0, rotated=config.head_dim // 2)
-    return gemma_heads.Heads(c.head_dim, c.num_key_value_heads, c.rope_theta, scaling.rotated, scaling.factor)
+def _heads(own: AttentionConfig) -> gemma_heads.Heads:
+    rope = own.rope or RopeConfig()
+    scaling = rope.scaling or RopeScaling("proportional", 1.0, rotated=own.head_dim // 2)
+    return gemma_heads.Heads(own.head_dim, own.num_key_value_heads, rope.theta, scaling.rotated, scaling.factor)
 
 
 def _read(
-    get: Fields, own: Callable[[Fields, list[str]], dict[str, Any]], pattern: int, norm: NormKind, qk_norm: bool = True,
-    ends_full: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+    get: Fields, plain: ModelConfig, own: Callable[[Fields, ModelConfig, list[str]], ModelConfig], pattern: int, norm: NormKind,
+    qk_norm: bool = True, ends_full: bool = False,
+) -> ModelConfig:  # fmt: skip
     """What all generations have.
 
     Args:
       get: a field of `text_config` by name.
-      own: what each has in its own way, from fields and the kinds of layers.
+      plain: the Llama of its sizes.
+      own: what each has in its own way, from fields, the model so far and the kinds of layers.
       pattern: every so many layers attend to everything, where `layer_types` is left out.
-      norm: see `LlamaConfig`.
-      qk_norm: likewise.
+      norm: the kind of its norms.
+      qk_norm: whether heads are normed.
       ends_full: whether the last layer attends to everything, whatever `layer_types` says.
     """
     types, window = _windows(get, pattern, ends_full)
-    uses = [kind == SLIDING for kind in types]
-    return base.attention_bias(get) | {
-        "sliding_window": window, "sliding_layers": () if all(uses) or window is None else tuple(uses),
-        "qk_norm": qk_norm, "norm": norm, "post_norms": True, "hidden_act": "gelu_pytorch_tanh",
-        "embedding_scale": get("hidden_size") ** 0.5,
-        "attn_logit_softcapping": _cap("attn_logit_softcapping", get),
-        "final_logit_softcapping": _cap("final_logit_softcapping", get),
-    } | own(get, types)  # fmt: skip
+    config = base.windows(plain, types, window).every(NormConfig, kind=norm).every(LayerConfig, post_norms=True)
+    config = config.every(MLPConfig, hidden_act="gelu_pytorch_tanh").every(
+        AttentionConfig, **base.attention_bias(get), qk_norm=config.norm if qk_norm else None,
+        soft_cap=_cap("attn_logit_softcapping", get),
+    )  # fmt: skip
+    config = config.every(EmbeddingConfig, scale=get("hidden_size") ** 0.5)
+    return own(get, config.every(HeadConfig, soft_cap=_cap("final_logit_softcapping", get)), types)
 
 
 def _cap(name: str, get: Fields) -> float | None:
@@ -186,12 +205,12 @@ def _windows(get: Fields, pattern: int, ends_full: bool) -> tuple[list[str], int
     return types, get("sliding_window")
 
 
-def _write(config: LlamaConfig, own: Callable[[LlamaConfig], dict[str, Any]]) -> dict[str, Any]:
-    c = config
-    window = {} if c.sliding_window is None else {"sliding_window": c.sliding_window}
+def _write(config: ModelConfig, own: Callable[[ModelConfig], dict[str, Any]]) -> dict[str, Any]:
+    c, near = config, config.near
+    window = {} if near.window is None else {"sliding_window": near.window}
     return window | {
-        "attention_bias": c.qkv_bias, "hidden_activation": "gelu_pytorch_tanh", "layer_types": base.layer_types(c),
-        "attn_logit_softcapping": c.attn_logit_softcapping, "final_logit_softcapping": c.final_logit_softcapping,
+        "attention_bias": near.qkv_bias, "hidden_activation": "gelu_pytorch_tanh", "layer_types": base.layer_types(c),
+        "attn_logit_softcapping": near.soft_cap, "final_logit_softcapping": c.head.soft_cap,
     } | own(c)  # fmt: skip
 
 
@@ -237,54 +256,52 @@ _OF_KEYS = re.compile(r"^model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.")
 _NOT_TEXT = ("vision_tower.", "multi_modal_projector.", "embed_vision.", "audio_tower.", "embed_audio.")
 
 
-def text_tensors(tensors: dict[str, Tensor], config: LlamaConfig) -> dict[str, Tensor]:
+def text_tensors(tensors: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """The tensors of the text model of a folder, under the names that it has on its own.
 
     Those of layers that share keys and values are left out, which files may hold and nobody reads.
     """
-    found = {}
+    found, owners = {}, {i for i in range(config.num_hidden_layers) if config.source(i) == i}
     for name, tensor in tensors.items():
         if name.removeprefix("model.").startswith(_NOT_TEXT):
             continue
         prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
         name = _PREFIXES.get(prefix, "") + name.removeprefix(prefix)
         shared = _OF_KEYS.match(name)
-        if not shared or int(shared[1]) < config.num_hidden_layers - config.num_kv_shared_layers:
+        if not shared or int(shared[1]) in owners:
             found[name] = tensor
     return found
 
 
 _SHARED: dict[str, Any] = {"layout": hf_name, "text": text_tensors}
-FAMILIES = {
-    "gemma2": Family(
-        "Gemma2ForCausalLM",
-        _USUAL | {
-            "vocab_size": 256000, "max_position_embeddings": 8192, "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
-        functools.partial(_read, own=_read_2, pattern=2, norm="offset", qk_norm=False),
-        functools.partial(_write, own=_scale_to_hf), _FIXED, **_SHARED,
-    ),
-    "gemma3_text": Family(
-        "Gemma3ForCausalLM", _USUAL | {"vocab_size": 262208}, functools.partial(_read, own=_read_3, pattern=6, norm="offset"),
-        functools.partial(_write, own=_write_3), _FIXED | {"attn_logit_softcapping": (None,)},
-        ("Gemma3ForConditionalGeneration", "gemma3"), **_SHARED,
-    ),
-    "gemma4_text": Family(
-        "Gemma4ForCausalLM",
-        _USUAL | {
-            "vocab_size": 262144, "num_hidden_layers": 30, "sliding_window": 512, "global_head_dim": 512,
-            "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, "num_kv_shared_layers": 0,
-        },
-        functools.partial(_read, own=_read_4, pattern=6, norm="wide", ends_full=True),
-        functools.partial(_write, own=_write_4),
-        {
-            "hidden_activation": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (None, "vision"),
-            "attn_logit_softcapping": (None,),
-        },
-        ("Gemma4ForConditionalGeneration", "gemma4"), **_SHARED,
-        note="values from keys (`attention_k_eq_v`), experts beside the MLP (`enable_moe_block`), layers that read the keys of "
-        "others (`num_kv_shared_layers`), inputs per layer",
-    ),
-}  # fmt: skip
-"""By `model_type`."""
+GEMMA2 = Family(
+    "gemma2", "Gemma2ForCausalLM",
+    _USUAL | {
+        "vocab_size": 256000, "max_position_embeddings": 8192, "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    functools.partial(_read, own=_read_2, pattern=2, norm="offset", qk_norm=False),
+    functools.partial(_write, own=_scale_to_hf), _FIXED, **_SHARED,
+)  # fmt: skip
+GEMMA3 = Family(
+    "gemma3_text", "Gemma3ForCausalLM", _USUAL | {"vocab_size": 262208},
+    functools.partial(_read, own=_read_3, pattern=6, norm="offset"),
+    functools.partial(_write, own=_write_3), _FIXED | {"attn_logit_softcapping": (None,)},
+    ("Gemma3ForConditionalGeneration", "gemma3"), None, **_SHARED,
+)  # fmt: skip
+GEMMA4 = Family(
+    "gemma4_text", "Gemma4ForCausalLM",
+    _USUAL | {
+        "vocab_size": 262144, "num_hidden_layers": 30, "sliding_window": 512, "global_head_dim": 512,
+        "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, "num_kv_shared_layers": 0,
+    },
+    functools.partial(_read, own=_read_4, pattern=6, norm="wide", ends_full=True),
+    functools.partial(_write, own=_write_4),
+    {
+        "hidden_activation": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (None, "vision"),
+        "attn_logit_softcapping": (None,),
+    },
+    ("Gemma4ForConditionalGeneration", "gemma4"), None, **_SHARED,
+    note="values from keys (`attention_k_eq_v`), experts beside the MLP (`enable_moe_block`), layers that read the keys of "
+    "others (`num_kv_shared_layers`), inputs per layer",
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Hugging Face `config.json` to `LlamaConfig` and back, in the layouts of transformers 4 and 5.
+"""Hugging Face `config.json` to `ModelConfig` and back, in the layouts of transformers 4 and 5.
 
 What is different in a family is in its description in `specjax.models.families`.
 """
@@ -8,13 +8,14 @@ from collections.abc import Collection
 from typing import Any
 
 from specjax.models import hf_rope
+from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
 from specjax.models.families import switches
-from specjax.models.families.base import Family, rope
+from specjax.models.families.base import Family
 from specjax.models.families.table import FAMILIES
 from specjax.models.families.unsupported import reason
 from specjax.models.fields import an_object, check_depth, check_fixed, flag, is_size, positive, shown
-from specjax.models.llama_config import LlamaConfig
+from specjax.models.model_config import ModelConfig, llama_config
 from specjax.models.packed import table as packed
 
 SUPPORTED = tuple(family.architecture for family in FAMILIES.values())
@@ -26,7 +27,7 @@ _SIZES = (
 )  # fmt: skip
 
 
-def from_hf(config: dict[str, Any], besides: Collection[str] = ()) -> LlamaConfig:
+def from_hf(config: dict[str, Any], besides: Collection[str] = ()) -> ModelConfig:
     """Reads a parsed `config.json`, of a text model or of a whole one that has it in `text_config`.
 
     Args:
@@ -61,37 +62,42 @@ def from_hf(config: dict[str, Any], besides: Collection[str] = ()) -> LlamaConfi
         if width % heads:
             raise ModelError(f"config.json: hidden_size {width} is not a multiple of {heads} heads; set head_dim")
         head_dim = width // heads
-    own = family.read(get)
-    own = own if "rope_theta" in own else rope(get) | own
     sizes: dict[str, Any] = {name: get(name) for name in _SIZES} | {
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
     }
-    shared: dict[str, Any] = {
-        "rms_norm_eps": positive("rms_norm_eps", get("rms_norm_eps")),
-        "tie_word_embeddings": flag("tie_word_embeddings", get("tie_word_embeddings")),
-    }
-    found = _stretched(LlamaConfig(**sizes | shared | own))
+    plain = llama_config(
+        **sizes,
+        rms_norm_eps=positive("rms_norm_eps", get("rms_norm_eps")),
+        tie_word_embeddings=flag("tie_word_embeddings", get("tie_word_embeddings")),
+    )
+    plain = plain if family.rope is None else plain.every(AttentionConfig, rope=family.rope(get))
+    found = dataclasses.replace(_stretched(family.read(get, plain)), family=family.model_type)
     switches.check(text, found, asked, family.architecture)
     return found
 
 
-def _stretched(config: LlamaConfig) -> LlamaConfig:
+def _stretched(config: ModelConfig) -> ModelConfig:
     """With the positions that YaRN reaches, where a file says those of the first training, as model cards ask for."""
-    ropes = (config.rope_scaling, None if config.full is None else config.full.rope_scaling)
+    ropes = {one.rope.scaling for one in config.attentions if one.rope is not None}
     reach = [int(r.factor * r.original_max_position_embeddings) for r in ropes if r is not None and r.kind == "yarn"]
     return dataclasses.replace(config, max_position_embeddings=max(config.max_position_embeddings, *reach, 1))
 
 
-def to_hf(config: LlamaConfig) -> dict[str, Any]:
-    """The `config.json` of a config, under the first architecture that can express it; transformers 4 and 5 read it.
+def to_hf(config: ModelConfig) -> dict[str, Any]:
+    """The `config.json` of a config; transformers 4 and 5 read it.
+
+    It is of the family that the model was read by, or where that cannot say what the model has become, and for a model of no
+    family, of the first of the table that can.
 
     Raises:
       ModelError: when no family has this combination of parts, naming those in which the nearest differs.
     """
     found: list[tuple[list[str], str]] = []
     refused = []
-    for kind, family in FAMILIES.items():
+    first = [config.family] if config.family in FAMILIES else []
+    for kind in dict.fromkeys([*first, *FAMILIES]):
+        family = FAMILIES[kind]
         own = family.write(config)
         out = _shared(config) | ({} if "rope_parameters" in own else _rope(config)) | own
         out |= {"architectures": [family.architecture], "model_type": kind}
@@ -113,27 +119,34 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _parts(config: Any, other: Any) -> list[str]:
-    """The fields in which a config differs from another; of one within it, its own."""
+    """The fields in which a config differs from another; of one within it, its own, and those of layers once."""
+    if isinstance(config, tuple) and len(config) == len(other) and all(map(dataclasses.is_dataclass, config)):
+        each = [_parts(own, theirs) for own, theirs in zip(config, other, strict=True)]
+        return list(dict.fromkeys(part for found in each for part in found))
     wrong = []
-    for name in (field.name for field in dataclasses.fields(config)):
+    for name in (field.name for field in dataclasses.fields(config) if field.compare):
         own, theirs = getattr(config, name), getattr(other, name)
         if own != theirs:
-            inner = dataclasses.is_dataclass(own) and type(own) is type(theirs)
+            inner = (dataclasses.is_dataclass(own) or name == "layers") and type(own) is type(theirs)
             wrong += [f"{name}.{part}" for part in _parts(own, theirs)] if inner else [f"{name}={shown(own)}"]
     return wrong
 
 
-def _shared(config: LlamaConfig) -> dict[str, Any]:
+def _shared(config: ModelConfig) -> dict[str, Any]:
     """What all of them say in the same way."""
-    c = config
-    return {name: getattr(c, name) for name in _SIZES} | {
-        "hidden_act": c.hidden_act, "rms_norm_eps": c.rms_norm_eps, "tie_word_embeddings": c.tie_word_embeddings,
+    c, near = config, config.near
+    return {
+        "vocab_size": c.vocab_size, "hidden_size": c.hidden_size, "intermediate_size": c.dense.intermediate_size,
+        "num_hidden_layers": c.num_hidden_layers, "num_attention_heads": near.num_attention_heads,
+        "num_key_value_heads": near.num_key_value_heads, "head_dim": near.head_dim,
+        "max_position_embeddings": c.max_position_embeddings, "hidden_act": c.dense.hidden_act, "rms_norm_eps": c.norm.eps,
+        "tie_word_embeddings": c.head.tied,
     }  # fmt: skip
 
 
-def _rope(config: LlamaConfig) -> dict[str, Any]:
+def _rope(config: ModelConfig) -> dict[str, Any]:
     """What those say that have one rope, in the layout of transformers 4."""
-    return {"rope_theta": config.rope_theta, "rope_scaling": hf_rope.to_hf(config.rope_scaling)}
+    return {"rope_theta": config.rope.theta, "rope_scaling": hf_rope.to_hf(config.rope.scaling)}
 
 
 def family_of(config: dict[str, Any]) -> Family:
@@ -144,8 +157,8 @@ def family_of(config: dict[str, Any]) -> Family:
     """
     named = config.get("architectures") or [config.get("model_type")]
     named = [str(name) for name in ([named] if isinstance(named, str) else named) if name]
-    for kind, family in FAMILIES.items():
-        if {kind, family.architecture, *family.others} & set(named):
+    for family in FAMILIES.values():
+        if {family.model_type, family.architecture, *family.others} & set(named):
             return family
     found = ", ".join(named) or "none named"
     why = reason(named)

@@ -6,14 +6,18 @@ from typing import Any
 from specjax.models.errors import ModelError
 from specjax.models.experts import ExpertsConfig
 from specjax.models.fields import MOST_EXPERTS, is_size
+from specjax.models.mlp import MLPConfig
 
 
-def from_hf(get: Callable[[str], Any], chosen: str = "num_experts_per_tok", **fields: Any) -> ExpertsConfig:
+def from_hf(
+    get: Callable[[str], Any], chosen: str = "num_experts_per_tok", num_shared_experts: int = 0, **fields: Any
+) -> ExpertsConfig:  # fmt: skip
     """How many experts a config has, and how a token chooses them.
 
     Args:
       get: a field of `config.json` by name.
       chosen: what the file calls the number of a token's experts.
+      num_shared_experts: how many experts every token has besides.
       fields: the other fields of the result.
 
     Raises:
@@ -23,7 +27,8 @@ def from_hf(get: Callable[[str], Any], chosen: str = "num_experts_per_tok", **fi
     missing = [name for name in sizes if not is_size(get(name))]
     if missing:
         raise ModelError(f"config.json needs positive integers for: {', '.join(missing)}")
-    made = ExpertsConfig(*(get(name) for name in sizes), **fields)
+    shared = MLPConfig(num_shared_experts * get("moe_intermediate_size")) if num_shared_experts else None
+    made = ExpertsConfig(*(get(name) for name in sizes), shared=shared, **fields)
     if made.num_experts > MOST_EXPERTS:
         raise ModelError(f"config.json: num_experts is {made.num_experts}; up to {MOST_EXPERTS} are read")
     groups, each = made.n_group, made.num_experts // made.n_group

@@ -6,7 +6,7 @@ from typing import Any
 
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object, flag, is_positive, is_size, positive, shown
-from specjax.models.llama_config import RopeScaling
+from specjax.models.ropes import RopeScaling
 
 
 def from_hf(config: dict[str, Any], max_positions: int, pairs: int = 0) -> tuple[float, RopeScaling | None]:

@@ -38,6 +38,7 @@ from specjax.models.kv_heads import copies_for
 from specjax.models.layouts import by_rows
 from specjax.models.llama import LlamaLM
 from specjax.models.loading_bar import bar
+from specjax.models.model_config import HeadConfig
 from specjax.models.packed import table as packed
 from specjax.models.placement import share_of, stored_places, widened, with_copies
 from specjax.models.published_configs import CONFIGS
@@ -424,7 +425,7 @@ def _sources(
     extra = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers"))
     if is_size(extra):  # layers that draft for the others, which a drafter reads
         tensors = {name: x for name, x in tensors.items() if not weights.extra_layer(name, lm.num_layers, extra)}
-    return weights.match(tensors, shapes, lm.config.tie_word_embeddings, names, layout)
+    return weights.match(tensors, shapes, lm.config.head.tied, names, layout)
 
 
 def _stored(lm: LlamaLM, raw: dict[str, Any], folder: Path) -> tuple[dict[str, Any], weights.Names, list[str]]:
@@ -440,14 +441,14 @@ def _stored(lm: LlamaLM, raw: dict[str, Any], folder: Path) -> tuple[dict[str, A
 def _with_own_head(lm: Any, raw: dict[str, Any], folder: Path, title: str) -> Any:
     """The model with a head of its own where its folder holds one that is not the table, as transformers has it, though
     `tie_word_embeddings` says that there is none. All hosts compare all of both, since they must agree."""
-    if not isinstance(lm, LlamaLM) or not lm.config.tie_word_embeddings or orbax_folder.is_one(folder):
+    if not isinstance(lm, LlamaLM) or not lm.config.head.tied or orbax_folder.is_one(folder):
         return lm
     tensors, names, _ = _stored(lm, raw, folder)
     head, table = (tensors.get(names(name)) for name in ("lm_head.weight", "model.embed_tokens.weight"))
     if head is None or table is None or byte_ranges.equal(head, table):
         return lm
     _LOG.warning("%s has a head that differs from its table, which is used, though tie_word_embeddings is true", title)
-    return dataclasses.replace(lm, config=dataclasses.replace(lm.config, tie_word_embeddings=False))
+    return dataclasses.replace(lm, config=lm.config.every(HeadConfig, tied=False))
 
 
 def abstract(
@@ -507,11 +508,7 @@ def with_layers(model: Model, layers: int, mesh: jax.sharding.Mesh | None = None
       mesh: see `abstract`.
     """
     lm: Any = model.lm
-    of_each = [name for name in ("sliding_layers", "sparse_layers", "rope_layers") if hasattr(lm.config, name)]
-    kinds = {name: getattr(lm.config, name)[:layers] for name in of_each}
-    if shared := getattr(lm.config, "num_kv_shared_layers", 0):
-        kinds["num_kv_shared_layers"] = max(layers - (lm.config.num_hidden_layers - shared), 0)
-    lm = dataclasses.replace(lm, config=dataclasses.replace(lm.config, num_hidden_layers=layers, **kinds))
+    lm = dataclasses.replace(lm, config=lm.config.first(layers))
     return dataclasses.replace(model, lm=lm, params=_shapes(lm, model.dtype, mesh, formats.read_format(model.weights)))
 
 

@@ -46,15 +46,20 @@ class KVCache(Pretty):
       value: as `key`.
       capacity: static, how many positions a row may have; 0 where no layer has a ring.
       ahead: static, see above.
+      states: a tuple over the layers that keep a running state (`specjax.models.mixers`), which have no keys and values.
     """
 
     key: tuple[Any, ...]
     value: tuple[Any, ...]
     capacity: int = dataclasses.field(default=0, repr=False, metadata={"static": True})
     ahead: int = dataclasses.field(default=0, repr=False, metadata={"static": True})
+    states: tuple[Any, ...] = ()
 
-    def layer(self, index: int, length: Array) -> Slots:
-        """The keys and values of a layer, and of a ring the positions `[B, S]` of its slots behind `length` `[B]` tokens."""
+    def layer(self, index: int, length: Array, of_state: bool = False) -> Any:
+        """Of a layer with slots its `Slots`: keys and values, and of a ring the positions `[B, S]` of its slots behind `length`
+        `[B]` tokens; or (`of_state`) the state of one that keeps one."""
+        if of_state:
+            return self.states[index]
         key, value = self.key[index], self.value[index]
         slots = key.shape[2]
         if slots >= self.capacity:
@@ -73,16 +78,22 @@ class KVDelta(Pretty):
       value: as `key`.
       positions: `[B, T]` int32.
       query: a tuple over layers of `[B, T, K, G * H]`, scaled queries, where a cache asks for them (`Slots.asks`); else empty.
+      states: a tuple over the layers that keep a running state, of what replays a path; leaves lead with `[B, T]`.
     """
 
     key: tuple[Any, ...]
     value: tuple[Any, ...]
     positions: Int[Array, "B T"]
     query: tuple[Any, ...] = ()
+    states: tuple[Any, ...] = ()
+
+    def layer(self, index: int, of_state: bool = False) -> Any:
+        """What a layer has added: keys and values, or (`of_state`) what replays its state."""
+        return self.states[index] if of_state else (self.key[index], self.value[index])
 
 
 def init_kv(config: Any, batch: int, capacity: int, dtype: Any, ahead: int | None = None) -> KVCache:
-    """An empty cache of `capacity` slots a row for the layers of a `LlamaConfig` that have keys and values.
+    """An empty cache of `capacity` slots a row for the layers of a `ModelConfig` that keep anything.
 
     Args:
       config: which.
@@ -91,18 +102,25 @@ def init_kv(config: Any, batch: int, capacity: int, dtype: Any, ahead: int | Non
       dtype: of keys and values; in int8 and float8 with a scale for each slot and head.
       ahead: where given, layers with a window have rings of the window and so many slots, see `KVCache`.
     """
-    owners = [i for i in range(config.num_hidden_layers) if config.source(i) == i]
+    owners = [i for i in range(config.num_hidden_layers) if config.source(i) == i and not config.keeps_state(i)]
     full = lambda i: ahead is None or config.window(i) is None
     slots = {i: capacity if full(i) else min(capacity, config.window(i) + ahead) for i in owners}
-    kinds = {i: config.at(i) for i in owners}
+    kinds = {i: config.attention(i) for i in owners}
     shapes = [(batch, kind.num_key_value_heads, slots[i], kind.head_dim) for i, kind in kinds.items()]
     make = lambda: tuple(kv_bits.empty(shape, dtype) for shape in shapes)
-    return KVCache(make(), make()) if ahead is None else KVCache(make(), make(), capacity, ahead)
+    states = tuple(mixer.init(config.hidden_size, batch, dtype) for mixer in config.state_mixers)
+    rings = {} if ahead is None else {"capacity": capacity, "ahead": ahead}
+    return KVCache(make(), make(), **rings, states=states)
 
 
-def kv_axes(cache: KVCache) -> KVCache:
-    """Logical axis names of every leaf of a cache."""
-    return jax.tree.map(lambda leaf: ("batch", "kv_heads", "slots", None)[: leaf.ndim], cache)
+def kv_axes(cache: Any, config: Any = None) -> Any:
+    """Logical axis names of every leaf of a cache, or of none; `config` is needed where it has states."""
+    axes = jax.tree.map(lambda leaf: ("batch", "kv_heads", "slots", None)[: leaf.ndim], cache)
+    mixers = () if config is None else config.state_mixers
+    if not mixers:
+        return axes
+    states = tuple(mixer.axes(state) for mixer, state in zip(mixers, cache.states, strict=True))
+    return dataclasses.replace(axes, states=states)
 
 
 def commit_kv(cache: KVCache, delta: KVDelta, src: Array | None, dst: Array) -> KVCache:

@@ -17,10 +17,11 @@ _COPIED = ("k", "v", "k_wide_norm")  # the modules whose outputs are kv-heads
 def copies_for(config: Any, mesh: jax.sharding.Mesh | None) -> int:
     """How many copies of every kv-head let the mesh split them; 1 where that helps nothing, or layers differ in kv-heads."""
     parts = rules.parts(mesh, "heads")
-    kv = config.num_key_value_heads
-    if config.full is not None and config.full.num_key_value_heads is not None:
+    kinds = {(one.num_key_value_heads, one.num_attention_heads) for one in config.attentions}
+    if len(kinds) != 1 or len(config.attentions) < config.num_hidden_layers:
         return 1
-    return parts // kv if parts > kv and parts % kv == 0 and config.num_attention_heads % parts == 0 else 1
+    kv, heads = kinds.pop()
+    return parts // kv if parts > kv and parts % kv == 0 and heads % parts == 0 else 1
 
 
 def copied(params: Any, config: Any, copies: int) -> Any:
@@ -32,13 +33,13 @@ def copied(params: Any, config: Any, copies: int) -> Any:
       copies: how many; 1 changes nothing.
     """
     repeat = lambda heads: jnp.repeat(heads, copies, axis=-2)
-    return params if copies == 1 else _change(params, config.num_key_value_heads, repeat)
+    return params if copies == 1 else _change(params, config.attention().num_key_value_heads, repeat)
 
 
 def merged(params: Any, config: Any, copies: int) -> Any:
     """Parameters without the copies; the inverse of `copied`."""
     first = lambda heads: heads[..., ::copies, :]
-    return params if copies == 1 else _change(params, config.num_key_value_heads * copies, first)
+    return params if copies == 1 else _change(params, config.attention().num_key_value_heads * copies, first)
 
 
 def is_copied(path: tuple[Any, ...]) -> bool:

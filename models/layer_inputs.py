@@ -5,6 +5,7 @@ layer's end, through a gate.
 Shapes: `B` rows, `T` tokens, `E` width, `L` layers, `P` width of an input.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,22 +13,35 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.models.gemma_experts import linear
-from specjax.models.llama_config import LlamaConfig
-from specjax.models.norms import RMSNorm
+from specjax.models.norms import NormConfig
 
 Array = jax.Array
 
 
-class LayerInputs(nnx.Module):
-    """The inputs of all layers, once a pass."""
+@dataclasses.dataclass(frozen=True)
+class LayerInputsConfig:
+    """The table of what layers read of a token besides.
 
-    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
-        c = config
-        width, tokens = c.num_hidden_layers * c.hidden_size_per_layer_input, c.vocab_size_per_layer_input
-        self.embed = nnx.Embed(tokens, width, param_dtype=dtype, dtype=dtype, rngs=rngs)
-        self.proj = linear(c.hidden_size, width, dtype, rngs)
-        self.norm = RMSNorm(c.hidden_size_per_layer_input, c.rms_norm_eps, dtype, c.norm)
-        self.tokens, self.width = tokens, c.hidden_size_per_layer_input
+    Attributes:
+      width: P.
+      vocab_size: tokens that it has.
+    """
+
+    width: int
+    vocab_size: int
+
+
+class LayerInputs(nnx.Module):
+    """The inputs of all `layers`, once a pass, in a model of width `size`."""
+
+    def __init__(
+        self, config: LayerInputsConfig, layers: int, size: int, norm: NormConfig, dtype: Any, rngs: nnx.Rngs
+    ):  # fmt: skip
+        width = layers * config.width
+        self.embed = nnx.Embed(config.vocab_size, width, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        self.proj = linear(size, width, dtype, rngs)
+        self.norm = norm.build(config.width, dtype)
+        self.tokens, self.width = config.vocab_size, config.width
 
     def __call__(self, tokens: Array, embedded: Array) -> Array:
         """Ids `[B, T]` and their embeddings `[B, T, E]` to `[B, T, L, P]`; ids outside the table are read as token 0."""
@@ -40,13 +54,12 @@ class LayerInputs(nnx.Module):
 
 
 class LayerInput(nnx.Module):
-    """How a layer adds its own."""
+    """How a layer of width `size` adds its own, of width `inputs`."""
 
-    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
-        c = config
-        self.gate = linear(c.hidden_size, c.hidden_size_per_layer_input, dtype, rngs)
-        self.proj = linear(c.hidden_size_per_layer_input, c.hidden_size, dtype, rngs)
-        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps, dtype, c.norm)
+    def __init__(self, inputs: int, size: int, norm: NormConfig, dtype: Any, rngs: nnx.Rngs):
+        self.gate = linear(size, inputs, dtype, rngs)
+        self.proj = linear(inputs, size, dtype, rngs)
+        self.norm = norm.build(size, dtype)
 
     def __call__(self, x: Array, own: Array) -> Array:
         """`x` `[B, T, E]` with what the layer makes of `own` `[B, T, P]`."""

@@ -8,9 +8,13 @@ import dataclasses
 from typing import Any
 
 from specjax.models import hf_config, hf_experts
+from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
+from specjax.models.families import base
 from specjax.models.fields import an_object, check_fixed, flag, is_id, is_positive, is_size, positive, shown
-from specjax.models.llama_config import LlamaConfig
+from specjax.models.layer import LayerConfig
+from specjax.models.model_config import ModelConfig
+from specjax.models.ropes import RopeConfig
 
 MASK, BLOCK = 156895, 32
 """The mask's id and the length of a block in published models, whose `config.json` leaves both out."""
@@ -35,7 +39,7 @@ _MODULES = {
 _JOINED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
-def from_hf(config: dict[str, Any]) -> LlamaConfig:
+def from_hf(config: dict[str, Any]) -> ModelConfig:
     """Reads the `config.json` of LLaDA 2.
 
     Raises:
@@ -62,58 +66,55 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
         scoring="sigmoid",
         norm_topk_prob=fields["num_experts_per_tok"] != 1,  # the weight of a single expert is its score
         routed_scaling_factor=positive("routed_scaling_factor", fields["routed_scaling_factor"]),
-        num_shared_experts=fields["num_shared_experts"] or 0,
+        num_shared_experts=int(fields["num_shared_experts"] or 0),
         **groups,
     )
     plain = {"architectures": ["LlamaForCausalLM"], "attention_bias": False, "mlp_bias": False}
     whole = {"partial_rotary_factor": 1, "rope_parameters": rope | {"partial_rotary_factor": 1}}
-    shape = dataclasses.replace(
-        hf_config.from_hf(fields | plain | whole, besides={*_DEFAULTS, *_FIXED, "is_causal", "rotary_dim"}),
-        partial_rotary_factor=float(share),
-        qk_norm=flag("use_qk_norm", fields["use_qk_norm"]),
+    llama = hf_config.from_hf(fields | plain | whole, besides={*_DEFAULTS, *_FIXED, "is_causal", "rotary_dim"})
+    shape = llama.every(RopeConfig, share=float(share)).every(
+        AttentionConfig,
+        qk_norm=llama.norm if flag("use_qk_norm", fields["use_qk_norm"]) else None,
         qkv_bias=flag("use_qkv_bias", fields["use_qkv_bias"]),
         o_bias=flag("use_bias", fields["use_bias"]),
-        experts=experts,
     )
     dense = fields["first_k_dense_replace"] or 0
     if dense >= shape.num_hidden_layers:
         raise ModelError(f"config.json: first_k_dense_replace {dense} leaves no layer with experts")
-    if shape.rotary_dim % 2 or not shape.rotary_dim:
+    channels = shape.near.rotary_dim
+    if channels % 2 or not channels:
         raise ModelError(
-            f"config.json: partial_rotary_factor {shown(share)} rotates {shape.rotary_dim} channels, no even number"
+            f"config.json: partial_rotary_factor {shown(share)} rotates {channels} channels, no even number"
         )
-    sparse = tuple(i >= dense for i in range(shape.num_hidden_layers)) if dense else ()
-    return dataclasses.replace(shape, sparse_layers=sparse)
+    return base.sparse(shape, experts, [i >= dense for i in range(shape.num_hidden_layers)])
 
 
-def is_one(config: LlamaConfig) -> bool:
+def is_one(config: ModelConfig) -> bool:
     """Whether it is of such a model."""
     return config.experts is not None and config.experts.scoring == "sigmoid"
 
 
-def to_hf(config: LlamaConfig) -> dict[str, Any]:
+def to_hf(config: ModelConfig) -> dict[str, Any]:
     """The `config.json` of LLaDA 2.
 
     Raises:
       ModelError: when LLaDA 2 has no such shape.
     """
     c, experts = config, config.experts
-    sparse = [c.sparse(i) for i in range(c.num_hidden_layers)]
+    sparse = base.sparse_layers(c)
     dense = sparse.count(False)
     first = any(sparse) and all(sparse[dense:])
     normed = experts is not None and experts.norm_topk_prob == (experts.num_experts_per_tok != 1)
-    if experts is None or not (first and normed) or c.mlp_bias or c.sliding_window is not None:
+    if experts is None or not (first and normed) or c.dense.bias or c.near.window is not None:
         raise ModelError(
             "a model whose experts are chosen by sigmoids is written as LLaDA 2, which has no sliding window and no biases in "
             "its MLPs, dense layers before the others only, and weights that are divided by their sum"
         )
-    bare = dataclasses.replace(
-        c, experts=None, sparse_layers=(), partial_rotary_factor=1.0, qk_norm=False, qkv_bias=False, o_bias=False
-    )
-    plain = hf_config.to_hf(bare)
+    bare = c.every(RopeConfig, share=1.0).every(AttentionConfig, qk_norm=None, qkv_bias=False, o_bias=False)
+    plain = hf_config.to_hf(bare.mapped(LayerConfig, lambda layer: dataclasses.replace(layer, feed=c.dense)))
     own = {
-        "use_qk_norm": c.qk_norm, "use_qkv_bias": c.qkv_bias, "use_bias": c.o_bias, "first_k_dense_replace": dense,
-        "partial_rotary_factor": c.partial_rotary_factor,
+        "use_qk_norm": c.near.qk_norm is not None, "use_qkv_bias": c.near.qkv_bias, "use_bias": c.near.o_bias,
+        "first_k_dense_replace": dense, "partial_rotary_factor": c.rope.share,
     }  # fmt: skip
     names = (
         "num_experts",

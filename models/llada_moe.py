@@ -4,13 +4,14 @@ LLaDA-MoE (arXiv:2509.24389) has the names of Qwen3-MoE's tensors and, in its co
 canvas. A token's weights are the probabilities of its experts among all, not divided by their sum.
 """
 
-import dataclasses
 from typing import Any
 
 from specjax.models import hf_config
+from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
+from specjax.models.families import base
 from specjax.models.fields import check_fixed, flag, is_size, shown
-from specjax.models.llama_config import LlamaConfig
+from specjax.models.model_config import ModelConfig
 
 MASK = 156895
 """The mask's id in published models, whose `config.json` leaves it out."""
@@ -23,7 +24,7 @@ _FIXED = {
 }  # fmt: skip
 
 
-def from_hf(config: dict[str, Any]) -> LlamaConfig:
+def from_hf(config: dict[str, Any]) -> ModelConfig:
     """Reads the `config.json` of LLaDA-MoE.
 
     Raises:
@@ -51,18 +52,19 @@ def from_hf(config: dict[str, Any]) -> LlamaConfig:
         "layer_types": None,
     }
     shape = hf_config.from_hf(defaults | config | renamed, besides={*_FIXED, "moe_layer_freq", "qk_layernorm"})
-    return dataclasses.replace(shape, qk_norm=flag("qk_layernorm", config.get("qk_layernorm")))
+    normed = flag("qk_layernorm", config.get("qk_layernorm"))
+    return shape.every(AttentionConfig, qk_norm=shape.norm if normed else None)
 
 
-def to_hf(config: LlamaConfig, plain: dict[str, Any]) -> dict[str, Any]:
+def to_hf(config: ModelConfig, plain: dict[str, Any]) -> dict[str, Any]:
     """The `config.json` of LLaDA-MoE, from that of Qwen3-MoE.
 
     Raises:
       ModelError: when LLaDA-MoE has no such shape.
     """
     c = config
-    wide = c.head_dim * c.num_attention_heads == c.hidden_size
-    if c.experts is None or c.experts.norm_topk_prob or c.sliding_window is not None or not wide:
+    wide = c.near.head_dim * c.near.num_attention_heads == c.hidden_size
+    if c.experts is None or c.experts.norm_topk_prob or c.near.window is not None or not wide:
         raise ModelError(
             "a diffusion model with experts and without blocks is written as LLaDA-MoE, which has no sliding window, heads "
             "that fill its width, and weights of experts that are not divided by their sum"
@@ -71,9 +73,9 @@ def to_hf(config: LlamaConfig, plain: dict[str, Any]) -> dict[str, Any]:
     windows = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
     kept = {name: value for name, value in plain.items() if name not in of_qwen + windows}
     own = {
-        "dense_intermediate_size": c.intermediate_size,
+        "dense_intermediate_size": c.dense.intermediate_size,
         "expert_intermediate_size": c.experts.moe_intermediate_size,
-        "moe_layer_freq": [int(c.sparse(i)) for i in range(c.num_hidden_layers)],
-        "qk_layernorm": c.qk_norm,
+        "moe_layer_freq": [int(sparse) for sparse in base.sparse_layers(c)],
+        "qk_layernorm": c.near.qk_norm is not None,
     }
     return {name: allowed[0] for name, allowed in _FIXED.items()} | kept | own

@@ -16,7 +16,7 @@ from typing import Any
 from specjax.models import hf_config, llada2, llada_moe
 from specjax.models.errors import ModelError
 from specjax.models.fields import check_fixed, is_id, is_size, shown
-from specjax.models.llama_config import LlamaConfig
+from specjax.models.model_config import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +119,7 @@ def kind_of(config: dict[str, Any]) -> str | None:
     return found[0] if found else known
 
 
-def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda: None) -> tuple[LlamaConfig, Masked]:
+def from_hf(config: dict[str, Any], own_mask: Callable[[], int | None] = lambda: None) -> tuple[ModelConfig, Masked]:
     """Reads the `config.json` of a LLaDA, LLaDA-MoE, LLaDA 2, Dream, SDAR, Fast-dLLM v2 or A2D model.
 
     Args:
@@ -174,7 +174,7 @@ def _masked(kind: str | None, config: dict[str, Any], own_mask: Callable[[], int
     return Masked(mask_id, shift, block, sub_block=part, align=align)
 
 
-def _llada_shape(config: dict[str, Any]) -> LlamaConfig:
+def _llada_shape(config: dict[str, Any]) -> ModelConfig:
     check_fixed(config, _LLADA_FIXED, "LLaDA")
     renamed = {ours: config[theirs] for theirs, ours in _LLADA.items() if config.get(theirs) is not None}
     if "vocab_size" not in renamed and config.get("vocab_size") is not None:
@@ -194,10 +194,10 @@ def published_threshold(config: Any, masked: Masked) -> float:
     """
     if not masked.block or masked.shift or masked.align != "text":
         return 0.0
-    return 0.95 if isinstance(config, LlamaConfig) and llada2.is_one(config) else 0.85
+    return 0.95 if isinstance(config, ModelConfig) and llada2.is_one(config) else 0.85
 
 
-def to_hf(config: LlamaConfig, masked: Masked) -> dict[str, Any]:
+def to_hf(config: ModelConfig, masked: Masked) -> dict[str, Any]:
     """The `config.json` of a model, in the first of these layouts that can say what it is: with shifted logits Fast-dLLM v2's
     (with blocks) or Dream's, else LLaDA 2's (where sigmoids choose experts), SDAR's (with blocks), LLaDA-MoE's (with experts),
     LLaDA's or A2D's.
@@ -212,7 +212,7 @@ def to_hf(config: LlamaConfig, masked: Masked) -> dict[str, Any]:
                 "a model whose experts are chosen by sigmoids is written as LLaDA 2, with blocks and no shift"
             )
         return llada2.to_hf(config) | _named("llada2_moe") | mask | {_BLOCKS["llada2_moe"][2]: masked.block}
-    plain = hf_config.to_hf(config)
+    plain = hf_config.to_hf(dataclasses.replace(config, family=""))
     if masked.shift:
         kind = "Fast_dLLM_Qwen" if masked.block else "Dream"
         if plain["model_type"] != "qwen2":
@@ -233,7 +233,7 @@ def to_hf(config: LlamaConfig, masked: Masked) -> dict[str, Any]:
         renamed = {theirs: plain[ours] for theirs, ours in _LLADA.items()}
         return fixed | renamed | _named("llada") | {"vocab_size": config.vocab_size} | mask
     kind = f"a2d-{plain['model_type']}"
-    if kind not in _A2D or config.sliding_window is not None:
+    if kind not in _A2D or config.near.window is not None:
         raise ModelError(
             "a model without shifted logits is written as A2D, which has layers of Llama, Qwen2 or Qwen3 without a window"
         )
@@ -244,10 +244,11 @@ def _named(kind: str) -> dict[str, Any]:
     return {"architectures": [name for name, known in ARCHITECTURES.items() if known == kind], "model_type": kind}
 
 
-def _is_llada(config: LlamaConfig, plain: dict[str, Any]) -> bool:
+def _is_llada(config: ModelConfig, plain: dict[str, Any]) -> bool:
     """Whether LLaDA has such a shape: no biases, plain rope, and heads that fill the width."""
-    bare = plain["model_type"] == "llama" and not (config.qkv_bias or config.mlp_bias)
-    return bare and config.rope_scaling is None and config.head_dim * config.num_attention_heads == config.hidden_size
+    own = config.near
+    bare = plain["model_type"] == "llama" and not (own.qkv_bias or config.dense.bias)
+    return bare and config.rope.scaling is None and own.head_dim * own.num_attention_heads == config.hidden_size
 
 
 def llada_name(name: str) -> str:

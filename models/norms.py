@@ -1,5 +1,6 @@
 """RMS norms of transformers (Zhang and Sennrich 2019, arXiv:1910.07467), which differ in when they round and in what scales."""
 
+import dataclasses
 from typing import Any, Literal
 
 import jax
@@ -10,6 +11,23 @@ Array = jax.Array
 NormKind = Literal["rounded", "wide", "offset"]
 """Where a norm scales: `rounded`, in the parameter's type, after rounding (Llama); `wide`, in float32, before (Gemma 4);
 `offset`, as `wide`, by 1 more than the parameter (Gemma 2 and 3)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NormConfig:
+    """A norm.
+
+    Attributes:
+      eps: added to the mean square.
+      kind: see `NormKind`.
+    """
+
+    eps: float = 1e-6
+    kind: NormKind = "rounded"
+
+    def build(self, width: int, dtype: Any) -> "RMSNorm":
+        """The module, over a last axis of `width`."""
+        return RMSNorm(width, self.eps, dtype, self.kind)
 
 
 def rms_norm(x: Array, scale: Array | None, eps: float, kind: NormKind = "rounded") -> Array:

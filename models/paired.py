@@ -125,15 +125,18 @@ class Paired(abc.ABC):
         """See `specjax.lm.LM.begin`."""
         return cache
 
-    def commit(self, cache: PyTree, delta: PyTree, src: Array | None, dst: Array) -> PyTree:
+    def commit(
+        self, cache: PyTree, delta: PyTree, src: Array | None, dst: Array, counts: Array | None = None
+    ) -> PyTree:
         """See `specjax.lm.LM.commit`. Caches of the model's own kind, which drafters keep by its functions, are its own."""
         if not isinstance(cache, PairedCache):
-            return self.lm.commit(cache, delta, src, dst)
-        own = self.lm.commit(cache.own, delta.own, src, dst)
+            return self.lm.commit(cache, delta, src, dst, counts)
+        own = self.lm.commit(cache.own, delta.own, src, dst, counts)
         if delta.other is None:
             return dataclasses.replace(cache, own=own)
         there = dst - (cache.shift if dst.ndim == 1 else cache.shift[:, None])
-        return dataclasses.replace(cache, own=own, other=self.other_lm.commit(cache.other, delta.other, src, there))
+        other = self.other_lm.commit(cache.other, delta.other, src, there, counts)
+        return dataclasses.replace(cache, own=own, other=other)
 
     def cache_axes(self, cache: PyTree) -> PyTree:
         """See `specjax.lm.LM.cache_axes`, and `commit`."""

@@ -49,6 +49,7 @@ def head_shardings(mesh: Mesh, params: Any, config: Any = None) -> Any:
     """
     counts = {}
     if config is not None:
-        counts = {"heads": config.num_attention_heads, "kv_heads": config.num_key_value_heads}
+        own = config.attention()
+        counts = {"heads": own.num_attention_heads, "kv_heads": own.num_key_value_heads}
         counts |= config.experts.axis_counts if config.experts else {}
     return shardings(mesh, param_axes(params), params, counts)

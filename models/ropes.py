@@ -1,20 +1,81 @@
 """Rotary embeddings (Su et al. 2021, arXiv:2104.09864): frequencies, tables of angles, and rotations by them."""
 
+import dataclasses
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from specjax.models.llama_config import LlamaConfig, RopeScaling
-
 Array = jax.Array
 
 
-def rope_frequencies(config: LlamaConfig) -> Array:
-    """Inverse frequencies `[R / 2]` in float32, after the config's scaling, of the R channels of a head that are rotated."""
-    exponent = jnp.arange(0, config.rotary_dim, 2, dtype=jnp.float32) / max(config.rotary_dim, 1)
-    freq = 1.0 / (config.rope_theta**exponent)
-    scaling = config.rope_scaling
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """What becomes of a rope's frequencies.
+
+    Attributes:
+      kind: `linear` divides positions by `factor`; `llama3` rescales low frequencies only (Llama 3.1, section 3.3);
+        `proportional` divides positions, and rotates only the fastest pairs of a head (Gemma 4); `yarn` divides low
+        frequencies, leaves high ones and blends those between (Peng et al. 2023, arXiv:2309.00071, section 3.2); `longrope`
+        divides each frequency by a number of its own (Ding et al. 2024, arXiv:2402.13753). There are two sets of those, and one
+        serves all positions of a model: keys in a cache keep theirs, so that a text that outgrew the first training's positions
+        would mix both, and depend on how it was cut into passes.
+      factor: see `kind`.
+      beta_fast: of `yarn`: pairs that turn at least so often within the first training's positions stay as they are.
+      beta_slow: those that turn at most so often are divided.
+      truncate: whether the first and last pair of those between are whole numbers, rounded outwards.
+      magnitude: what cosines and sines are multiplied by, so that scores are by its square.
+      short_factor: of `longrope`, for each pair, where `max_position_embeddings` is at most `original_max_position_embeddings`.
+      long_factor: where it is above.
+      rotated: how many of a head's pairs `proportional` rotates; a pair is a channel of a head's first half and the one of its
+        second half.
+    """
+
+    kind: Literal["linear", "llama3", "proportional", "yarn", "longrope"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+    rotated: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    magnitude: float = 1.0
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeConfig:
+    """A rope.
+
+    Attributes:
+      theta: its base.
+      scaling: what becomes of its frequencies; None: nothing.
+      share: of a head, how much is rotated: its first channels.
+    """
+
+    theta: float = 10000.0
+    scaling: RopeScaling | None = None
+    share: float = 1.0
+
+    def channels(self, head_dim: int) -> int:
+        """How many channels of a head are rotated."""
+        return int(head_dim * self.share)
+
+
+def rope_frequencies(rope: RopeConfig, head_dim: int, longest: int) -> Array:
+    """Inverse frequencies `[R / 2]` in float32, after the rope's scaling, of the R channels of a head that are rotated.
+
+    Args:
+      rope: which.
+      head_dim: how many channels a head has.
+      longest: how many positions the model is for.
+    """
+    channels, scaling = rope.channels(head_dim), rope.scaling
+    exponent = jnp.arange(0, channels, 2, dtype=jnp.float32) / max(channels, 1)
+    freq = 1.0 / (rope.theta**exponent)
     if scaling is None:
         return freq
     if scaling.kind == "linear":
@@ -22,10 +83,10 @@ def rope_frequencies(config: LlamaConfig) -> Array:
     if scaling.kind == "proportional":
         return jnp.where(jnp.arange(freq.shape[0]) < scaling.rotated, freq, 0.0) / scaling.factor
     if scaling.kind == "longrope":
-        long = config.max_position_embeddings > scaling.original_max_position_embeddings
+        long = longest > scaling.original_max_position_embeddings
         return freq / jnp.asarray(scaling.long_factor if long else scaling.short_factor, jnp.float32)
     if scaling.kind == "yarn":
-        kept = yarn_kept(scaling, config.rope_theta, freq.shape[0])
+        kept = yarn_kept(scaling, rope.theta, freq.shape[0])
         return freq * kept + freq / scaling.factor * (1 - kept)
     wavelength = 2 * math.pi / freq
     low = scaling.original_max_position_embeddings / scaling.low_freq_factor
@@ -49,10 +110,10 @@ def yarn_kept(scaling: RopeScaling, theta: float, pairs: int) -> Array:
     return 1 - jnp.clip((jnp.arange(pairs, dtype=jnp.float32) - low) / (high - low), 0, 1)
 
 
-def rope_tables(config: LlamaConfig, positions: Array) -> tuple[Array, Array]:
+def rope_tables(rope: RopeConfig, head_dim: int, positions: Array, longest: int) -> tuple[Array, Array]:
     """See `tables_of`, by the frequencies of `rope_frequencies`."""
-    magnitude = 1.0 if config.rope_scaling is None else config.rope_scaling.magnitude
-    return tables_of(rope_frequencies(config), positions, magnitude)
+    magnitude = 1.0 if rope.scaling is None else rope.scaling.magnitude
+    return tables_of(rope_frequencies(rope, head_dim, longest), positions, magnitude)
 
 
 def tables_of(frequencies: Array, positions: Array, magnitude: float = 1.0) -> tuple[Array, Array]:

@@ -171,7 +171,9 @@ class TabularLM:
         """See `specjax.lm.LM.begin`: the cache as it is."""
         return cache
 
-    def commit(self, cache: TabularCache, delta: TabularDelta, src: Array | None, dst: Array) -> TabularCache:
+    def commit(
+        self, cache: TabularCache, delta: TabularDelta, src: Array | None, dst: Array, counts: Array | None = None
+    ) -> TabularCache:
         """See `specjax.lm.LM.commit`."""
 
         def row(slots, new, src, dst):

@@ -14,11 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
 from specjax.models.formats import check_plain
 from specjax.models.hub import Model
 from specjax.models.llama import LlamaLM
-from specjax.models.llama_config import LlamaConfig
+from specjax.models.mlp import MLPConfig
+from specjax.models.model_config import HeadConfig, ModelConfig
 
 Array = jax.Array
 PyTree = Any
@@ -63,17 +65,12 @@ def check_times(k: int) -> None:
         raise ModelError(f"a model is widened a whole number of times, at least 1, not {k!r}")
 
 
-def wider_config(config: LlamaConfig, k: int) -> LlamaConfig:
+def wider_config(config: ModelConfig, k: int) -> ModelConfig:
     """The config of a widened model. A tied table is read as it is on the way in, so its logits are divided by k."""
-    c = config
-    return dataclasses.replace(
-        c,
-        hidden_size=c.hidden_size * k,
-        intermediate_size=c.intermediate_size * k,
-        num_attention_heads=c.num_attention_heads * k,
-        num_key_value_heads=c.num_key_value_heads * k,
-        logits_scaling=c.logits_scaling * k if c.tie_word_embeddings else c.logits_scaling,
-    )
+    times = lambda *names: lambda part: dataclasses.replace(part, **{name: k * getattr(part, name) for name in names})
+    wide = config.mapped(AttentionConfig, times("num_attention_heads", "num_key_value_heads"))
+    wide = dataclasses.replace(wide.mapped(MLPConfig, times("intermediate_size")), hidden_size=k * config.hidden_size)
+    return wide.mapped(HeadConfig, times("logits_scaling")) if config.head.tied else wide
 
 
 def wider_lm(lm: LlamaLM, k: int) -> LlamaLM:
@@ -84,9 +81,9 @@ def wider_lm(lm: LlamaLM, k: int) -> LlamaLM:
 def untied(lm: LlamaLM, params: PyTree) -> tuple[LlamaLM, PyTree]:
     """The same model with a head of its own, in which the division of its logits is: no format of `save` has one."""
     config = lm.config
-    head = params["embed"]["embedding"].T if config.tie_word_embeddings else params["head"]["kernel"]
-    whole = dataclasses.replace(config, tie_word_embeddings=False, logits_scaling=1.0)
-    return dataclasses.replace(lm, config=whole), {**params, "head": {"kernel": head / config.logits_scaling}}
+    head = params["embed"]["embedding"].T if config.head.tied else params["head"]["kernel"]
+    whole = config.every(HeadConfig, tied=False, logits_scaling=1.0)
+    return dataclasses.replace(lm, config=whole), {**params, "head": {"kernel": head / config.head.logits_scaling}}
 
 
 @functools.partial(jax.jit, static_argnames=("k", "width"))

@@ -221,10 +221,16 @@ class LM(Protocol):
         """
         ...
 
-    def commit(self, cache: PyTree, delta: PyTree, src: Int[Array, "B M"] | None, dst: Int[Array, "B ..."]) -> PyTree:
+    def commit(
+        self, cache: PyTree, delta: PyTree, src: Int[Array, "B M"] | None, dst: Int[Array, "B ..."],
+        counts: Int[Array, " B"] | None = None,
+    ) -> PyTree:  # fmt: skip
         """Writes delta's slots `src` `[B, M]` (None: all, in order) into the cache.
 
         `dst` `[B]` starts one run of M slots a row; `[B, M]` names every slot, and those out of range are dropped.
+        `counts` `[B]` int32 says how many of a row's M slots are real: those behind may be written where a length hides them,
+        but a running state (`specjax.models.mixers`), which nothing takes back, is made of the real ones alone. Whoever cannot
+        say it, or goes back in a text, gives None, and a model with such states refuses that.
         """
         ...
 
@@ -251,7 +257,10 @@ class BaseLM:
     num_layers: int = 0
     reads_mixtures: bool = False
 
-    def commit(self, cache: PyTree, delta: PyTree, src: Int[Array, "B M"] | None, dst: Int[Array, "B ..."]) -> PyTree:
+    def commit(
+        self, cache: PyTree, delta: PyTree, src: Int[Array, "B M"] | None, dst: Int[Array, "B ..."],
+        counts: Int[Array, " B"] | None = None,
+    ) -> PyTree:  # fmt: skip
         """See `LM.commit`."""
 
         def write(old, new):

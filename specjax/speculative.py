@@ -275,7 +275,8 @@ class Speculative(Decoder[DecodeState]):
             # behind its prompt a row writes garbage that its length hides, and never far behind
             block = Block(tokens, positions, jnp.minimum(start, state.length - 1), split=True)
             output = self.target(params["target"], block, cache, wants=self.drafter.prefill_wants)
-            cache = self.target.commit(cache, output.delta, None, block.length)
+            counts = real.sum(axis=1, dtype=jnp.int32)
+            cache = self.target.commit(cache, output.delta, None, block.length, counts)
             following = jnp.take(state.tokens, columns + 1, axis=1, mode="clip")
             return cache, self.drafter.prefill(params, draft, Chunk(block, real, following), output)
 
@@ -370,7 +371,7 @@ class Speculative(Decoder[DecodeState]):
         # come after every read of the cache, and updates the cache in place instead of copying it each step.
         after = jnp.where(verdict.committed >= 0, state.length - 1, 0)
         with jax.named_scope("commit"):
-            cache = self.target.commit(state.cache, output.delta, src, after)
+            cache = self.target.commit(state.cache, output.delta, src, after, verdict.committed)
         with jax.named_scope("observe"):
             draft = self.drafter.observe(params, proposal.draft, proposal, output, verdict)
         live = (~state.done).astype(jnp.int32)

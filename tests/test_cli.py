@@ -15,8 +15,8 @@ import pytest
 from support import cuda_plugin
 
 from specjax import cli, models, terminal
+from specjax.models import LlamaLM, llama_config
 from specjax.models.gguf.finding import PACKAGES
-from specjax.models.llama import LlamaConfig, LlamaLM
 from specjax.tasks.chat import render
 
 PROMPT = "def add(a, b):"
@@ -27,7 +27,7 @@ FEW = ["--max-new-tokens", "24", *LOOKUP]
 
 
 def config(vocab=32, limit=64):
-    return LlamaConfig(vocab, 16, 24, 1, 2, 1, 8, max_position_embeddings=limit)
+    return llama_config(vocab, 16, 24, 1, 2, 1, 8, max_position_embeddings=limit)
 
 
 def save(folder, seed=0, eos_ids=(), change=lambda params: params, **sizes):

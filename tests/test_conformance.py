@@ -192,7 +192,7 @@ def test_garbage_beyond_the_text_is_never_read(name):
     """Cache slots and text beyond a row's length hold poison, and slots behind a window; the text must not change."""
     decoder = decoder_of(name)
     state = start(decoder, MIXED, model=params(name))
-    reach = (decoder.target.config.sliding_window or 1) - 1 + decoder.drafter.looks_back
+    reach = (decoder.target.config.near.window or 1) - 1 + decoder.drafter.looks_back
     poison = jnp.arange(state.tokens.shape[1])[None] >= state.length[:, None]
     cache = spoilt(state.cache, state.length - 1, reach)
     state = dataclasses.replace(state, tokens=jnp.where(poison, 17, state.tokens), cache=cache)

@@ -23,6 +23,7 @@ from support.conformance import (
     start,
     texts,
 )
+from support.shapes import changed
 
 import specjax
 from specjax import decoder as decoding
@@ -211,7 +212,7 @@ def test_plain_decoding_has_no_tree_in_it():
 
 
 def test_drafter_and_target_must_share_a_vocabulary():
-    other = ModelDrafter(type(DRAFT)(dataclasses.replace(DRAFT.config, vocab_size=64)))
+    other = ModelDrafter(type(DRAFT)(changed(DRAFT.config, vocab_size=64)))
     with pytest.raises(ValueError, match="must share one vocabulary"):
         specjax.speculative(TARGET, other)
 

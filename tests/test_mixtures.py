@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.conformance import TARGET, params
+from support.shapes import changed
 from support.table_lm import Table
 
 from specjax.lm import Block, Mixture, Wants, check_mixtures
@@ -65,7 +66,7 @@ def test_a_mixture_is_the_sum_of_embeddings(lm):
 
 def test_each_of_a_pair_mixes_its_own_table():
     """An amateur of another width, which could not read the model's vectors."""
-    small = LlamaLM(dataclasses.replace(TARGET.config, num_hidden_layers=1, hidden_size=32))
+    small = LlamaLM(changed(TARGET.config, num_hidden_layers=1, hidden_size=32))
     own, other = weights(TARGET), small.init(jax.random.key(2))
     pair = Contrastive(TARGET, small, beta=1.0, alpha=1e-9)
     got = logits(pair, {"lm": own, "amateur": other}, halves(TOKENS))

@@ -100,6 +100,10 @@ specjax.nosuch
 specjax.decoder.nosuch
 specjax.models.nosuch
 specjax.viz.nosuch
+specjax.generate(None, "a", temprature=1)
+specjax.generate(None, "a", temperature="hot")
+specjax.Engine(None, drafterr="none")
+specjax.Sampling(top_hh=0.4)
 specjax.load(3)
 specjax.load("tiny", dtpe="float32")
 specjax.speculative(3)

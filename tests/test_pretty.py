@@ -27,8 +27,8 @@ def test_a_state_is_its_shapes_a_line_a_field():
     lines = text.splitlines()
     assert lines[0] == "DecodeState(" and lines[-1] == ")" and max(map(len, lines)) <= WIDTH
     assert "  tokens=int32[4,96]," in lines and "  key=key[4]," in lines and "  logprobs=None," in lines
-    cache = f"float32[4,{CONFIG.num_key_value_heads},96,{CONFIG.head_dim}]"
-    assert f"  cache=KVCache(key=(3 x {cache}), value=(3 x {cache}))," in lines
+    cache = f"float32[4,{CONFIG.near.num_key_value_heads},96,{CONFIG.near.head_dim}]"
+    assert f"  cache=KVCache(key=(3 x {cache}), value=(3 x {cache}), states=())," in lines
     assert len(lines) == 2 + len(dataclasses.fields(STATE)) + 8  # the sampling's five columns and their brackets
 
 
@@ -84,7 +84,7 @@ def test_a_decoder_is_a_line_a_part():
     """Of each what is not at its default, as far as a line has room."""
     lines = repr(DECODER).splitlines()
     assert lines[0] == "Speculative(" and lines[-1] == ")" and len(lines) == 5 and max(map(len, lines)) <= WIDTH
-    assert lines[1].startswith(f"  target=LlamaLM(config=LlamaConfig(vocab_size={CONFIG.vocab_size}, ")
+    assert lines[1].startswith(f"  target=LlamaLM(config=ModelConfig(vocab_size={CONFIG.vocab_size}, ")
     assert lines[1].endswith(", ...)),") and lines[1].count("(") == lines[1].count(")")
     assert lines[2:4] == ["  drafter=TokenRecycling(k=4, vocab_size=96),", "  verifier=Coupled(),"]
     assert repr(dataclasses.replace(DECODER, logprobs=True)).splitlines()[-2] == "  logprobs=True,"

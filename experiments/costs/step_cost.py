@@ -83,10 +83,10 @@ class Shape:
 
 def ours(shape: Shape, nodes: Sequence[int], steps: int) -> dict[int, Callable[[], float]]:
     """For each N a function that runs `steps` steps and returns the seconds of one."""
-    from specjax.models.llama import LlamaConfig, LlamaLM
+    from specjax.models import LlamaLM, llama_config
 
     lm = LlamaLM(
-        LlamaConfig(
+        llama_config(
             shape.vocab, shape.hidden, shape.intermediate, shape.layers, shape.heads, shape.heads,
             shape.hidden // shape.heads, shape.capacity,
         )

@@ -3,7 +3,6 @@
 Of the shipped model, and of a random one in the shape of Llama-3.2-1B: all of its layers are coded, a few are decoded with.
 """
 
-import dataclasses
 import json
 import time
 from pathlib import Path
@@ -16,21 +15,21 @@ import numpy as np
 import specjax
 from specjax import decoder as decoding
 from specjax import models
-from specjax.models import LlamaConfig, LlamaLM
+from specjax.models import LlamaLM, ModelConfig, llama_config
 from specjax.models.few_bits import is_quantised, plain
 from specjax.models.formats import read_format
 from specjax.plan.held import chip_bytes
 
 FILE = Path(__file__).resolve().parent / "exact.json"
 LINES = "dfloat11", "dfloat11:group=0", "dfloat11:vocab=true"
-ONE_B = LlamaConfig(
+ONE_B = llama_config(
     vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
     num_key_value_heads=8, head_dim=64, tie_word_embeddings=True,
 )  # fmt: skip
 TIMED_LAYERS, RUNS = 2, 3
 
 
-def layers_of(config: LlamaConfig, seed: int) -> Any:
+def layers_of(config: ModelConfig, seed: int) -> Any:
     """Random parameters, normal with the deviation that models begin with; norms are ones."""
     rng = np.random.default_rng(seed)
 
@@ -100,7 +99,7 @@ def main() -> None:
     tiny = models.load("tiny", "bfloat16")
     found: dict[str, Any] = {"tiny": {line: added([sizes(tiny.params, line)]) for line in LINES}}
     found["tiny"]["speed"] = timed(tiny.lm, tiny.params, LINES[::2], 48)
-    one = dataclasses.replace(ONE_B, num_hidden_layers=1)
+    one = ONE_B.first(1)
     large: dict[str, Any] = {line: [] for line in LINES}
     for layer in range(ONE_B.num_hidden_layers):
         params = layers_of(one, layer)
@@ -109,7 +108,7 @@ def main() -> None:
         for line in LINES:
             large[line].append(sizes(params, line))
     found["1B"] = {line: added(parts) for line, parts in large.items()}
-    config = dataclasses.replace(ONE_B, num_hidden_layers=TIMED_LAYERS)
+    config = ONE_B.first(TIMED_LAYERS)
     found["1B"]["speed"] = timed(LlamaLM(config), layers_of(config, 0), LINES[:1], 6)
     found["about"] = (
         f"bfloat16, one greedy row on a CPU, the best of {RUNS} runs; 1B is timed with {TIMED_LAYERS} of its 16 layers"

@@ -22,7 +22,6 @@ from specjax import Engine, models
 from specjax.draft.heads.folder import save_head
 from specjax.evaluate.statistics import auroc
 from specjax.lm import Block, Wants
-from specjax.serve.engine import Engine
 from specjax.tasks import FAMILIES, Mixture, Question, check, messages
 from specjax.verify import Judge
 from specjax.verify.judge import score

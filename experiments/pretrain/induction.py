@@ -35,7 +35,7 @@ def induce(model: Model, seed: int, sharpness: float = 3.5, copy: float = 3.0) -
       copy: how large a copied token is beside what stands in the residual stream.
     """
     shape = model.shape
-    head, width = shape.head_dim, shape.hidden_size
+    own, head, width = shape.near, shape.near.head_dim, shape.hidden_size
     model.embed_tokens.weight[:, 0] = CONSTANT
     for layer in model.layers:
         layer.self_attn.o_proj.weight.zero_()
@@ -49,8 +49,8 @@ def induce(model: Model, seed: int, sharpness: float = 3.5, copy: float = 3.0) -
     slow = torch.arange(SLOW, head // 2)
     compared = torch.cat([slow, slow + head // 2])
     _sharpen(attention, compared, sharpness)
-    heads = shape.num_attention_heads // shape.num_key_value_heads
-    for group in range(min(GROUPS, shape.num_key_value_heads)):
+    heads = own.num_attention_heads // own.num_key_value_heads
+    for group in range(min(GROUPS, own.num_key_value_heads)):
         mixed = _orthogonal(head, draw)[: len(compared)]
         keys = slice(group * head, (group + 1) * head)
         carried = rows[torch.arange((2 + group) * head, (3 + group) * head) % len(rows)]
@@ -66,9 +66,9 @@ def induce(model: Model, seed: int, sharpness: float = 3.5, copy: float = 3.0) -
 
 def _look_back(model: Model, known: Tensor, told: Tensor) -> None:
     """The first layer's first head looks at the token before and tells what it is."""
-    head = model.shape.head_dim
+    head = model.shape.near.head_dim
     attention = model.layers[0].self_attn
-    turn = model.shape.rope_theta ** -(torch.arange(0, head, 2) / head)[:FAST]
+    turn = model.shape.rope.theta ** -(torch.arange(0, head, 2) / head)[:FAST]
     query, key = torch.zeros(head), torch.zeros(head)
     query[:FAST] = 1
     key[:FAST], key[head // 2 : head // 2 + FAST] = turn.cos(), turn.sin()  # a query at the next place finds it

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from specjax.models import LlamaConfig
+from specjax.models import ModelConfig
 from specjax.models.hf_config import to_hf
 from specjax.models.masked import Masked
 from specjax.models.masked import to_hf as masked_to_hf
@@ -37,15 +37,15 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Attention(nn.Module):
     """In plain products: short rows in bfloat16 are slow in the fused kernel of a CPU."""
 
-    def __init__(self, shape: LlamaConfig, causal: bool):
+    def __init__(self, shape: ModelConfig, causal: bool):
         super().__init__()
-        size, head = shape.hidden_size, shape.head_dim
+        own, size, head = shape.near, shape.hidden_size, shape.near.head_dim
         self.head, self.causal = head, causal
-        self.groups = shape.num_attention_heads // shape.num_key_value_heads
-        self.q_proj = nn.Linear(size, shape.num_attention_heads * head, bias=False)
-        self.k_proj = nn.Linear(size, shape.num_key_value_heads * head, bias=False)
-        self.v_proj = nn.Linear(size, shape.num_key_value_heads * head, bias=False)
-        self.o_proj = nn.Linear(shape.num_attention_heads * head, size, bias=False)
+        self.groups = own.num_attention_heads // own.num_key_value_heads
+        self.q_proj = nn.Linear(size, own.num_attention_heads * head, bias=False)
+        self.k_proj = nn.Linear(size, own.num_key_value_heads * head, bias=False)
+        self.v_proj = nn.Linear(size, own.num_key_value_heads * head, bias=False)
+        self.o_proj = nn.Linear(own.num_attention_heads * head, size, bias=False)
         self.q_norm, self.k_norm = Norm(head), Norm(head)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -64,18 +64,18 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    def __init__(self, shape: LlamaConfig):
+    def __init__(self, shape: ModelConfig):
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.dense.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.dense.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(shape.dense.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
-    def __init__(self, shape: LlamaConfig, causal: bool):
+    def __init__(self, shape: ModelConfig, causal: bool):
         super().__init__()
         self.input_layernorm, self.post_attention_layernorm = Norm(shape.hidden_size), Norm(shape.hidden_size)
         self.self_attn, self.mlp = Attention(shape, causal), Mlp(shape)
@@ -88,13 +88,13 @@ class Layer(nn.Module):
 class Model(nn.Module):
     """Logits `[B, T, V]` of tokens `[B, T]`; where not `causal`, every token sees all others."""
 
-    def __init__(self, shape: LlamaConfig, causal: bool = True):
+    def __init__(self, shape: ModelConfig, causal: bool = True):
         super().__init__()
         self.shape, self.causal = shape, causal
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape, causal) for _ in range(shape.num_hidden_layers))
         self.norm = Norm(shape.hidden_size)
-        frequencies = shape.rope_theta ** -(torch.arange(0, shape.head_dim, 2) / shape.head_dim)
+        frequencies = shape.rope.theta ** -(torch.arange(0, shape.near.head_dim, 2) / shape.near.head_dim)
         angles = torch.arange(shape.max_position_embeddings)[:, None, None] * frequencies
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)

@@ -27,7 +27,7 @@ from experiments.pretrain.induction import induce
 from experiments.pretrain.model import Model, load, save
 from experiments.pretrain.muon import Optimizer
 from experiments.pretrain.objectives import Diffusion, Draft, Probe, Target
-from specjax.models import LlamaConfig
+from specjax.models import AttentionConfig, ModelConfig, llama_config
 from specjax.tasks import FAMILIES
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -41,8 +41,9 @@ def rate_at(recipe: dict, step: int, spent: float) -> float:
     return warm * (1.0 - min(1.0, gone) ** 0.5)
 
 
-def shape_of(recipe: dict, vocab_size: int) -> LlamaConfig:
-    return LlamaConfig(vocab_size=vocab_size, tie_word_embeddings=True, qk_norm=True, **recipe["model"])
+def shape_of(recipe: dict, vocab_size: int) -> ModelConfig:
+    plain = llama_config(vocab_size=vocab_size, tie_word_embeddings=True, **recipe["model"])
+    return plain.every(AttentionConfig, qk_norm=plain.norm)
 
 
 def folder_of(

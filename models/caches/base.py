@@ -87,7 +87,7 @@ class Old(abc.ABC):
         """An empty body; every leaf leads with `[B, K]`, or is `[B, C]`, which the heads have in common.
 
         Args:
-          config: a `LlamaConfig`.
+          config: a `ModelConfig`.
           layer: of it.
           batch: B.
           capacity: how many positions a row may have.
@@ -153,7 +153,7 @@ class OldCache(Pretty):
 
         Args:
           policy: which.
-          config: a `LlamaConfig`.
+          config: a `ModelConfig`.
           batch: B.
           capacity: how many positions a row may have.
           dtype: of keys and values.
@@ -170,7 +170,7 @@ class OldCache(Pretty):
         owners = [i for i in range(config.num_hidden_layers) if config.source(i) == i]
         slots = policy.recent + policy.chunk + ahead
         rings = []
-        for kind in map(config.at, owners):
+        for kind in map(config.attention, owners):
             heads, width = kind.num_key_value_heads, kind.head_dim
             zeros = lambda size, heads=heads: jnp.zeros((batch, heads, slots, size), dtype)
             asked = kind.num_attention_heads // heads * width
@@ -178,7 +178,7 @@ class OldCache(Pretty):
         bodies = tuple(policy.init(config, i, batch, capacity, dtype) for i in owners)
         return cls(tuple(rings), bodies, jnp.zeros((batch,), jnp.int32), policy, ahead)
 
-    def layer(self, index: int, length: Array) -> Slots:
+    def layer(self, index: int, length: Array, of_state: bool = False) -> Slots:
         """What queries behind `length` `[B]` tokens see of a layer."""
         key, value, seen = self.policy.read(self.bodies[index], self.folded)
         ring = self.rings[index]

@@ -69,7 +69,7 @@ class EMS(Old):
         return self.chunk
 
     def init(self, config, layer, batch, capacity, dtype):
-        kind = config.at(layer)
+        kind = config.attention(layer)
         zeros = lambda kind_, *more: jnp.zeros((batch, kind.num_key_value_heads, self.budget, *more), kind_)
         return Centres(zeros(dtype, kind.head_dim), zeros(dtype, kind.head_dim), zeros(jnp.float32), zeros(jnp.float32))
 

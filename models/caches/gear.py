@@ -75,7 +75,7 @@ class GEAR(Old):
             raise ValueError(f"gear needs bits 2, 4, 8 or 16, rank >= 0, outliers in [0, 1) and a chunk, got {self}")
 
     def init(self, config, layer, batch, capacity, dtype):
-        kind = config.at(layer)
+        kind = config.attention(layer)
         if kind.head_dim * self.bits % 8:
             raise ValueError(
                 f"gear packs {self.bits} bits in bytes, and {kind.head_dim} numbers of a head fill no whole ones"

@@ -64,7 +64,7 @@ class SpAtten(Old):
         return self.chunk
 
     def init(self, config, layer, batch, capacity, dtype):
-        kind = config.at(layer)
+        kind = config.attention(layer)
         layers = config.num_hidden_layers
         size = round(self.important + (self.last - self.important) * layer / max(layers - 1, 1))
         zeros = lambda: jnp.zeros((batch, kind.num_key_value_heads, size, kind.head_dim), dtype)

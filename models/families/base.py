@@ -1,13 +1,16 @@
 """What the description of a model family is made of, and what several of them read and write alike."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specjax.models import hf_rope, weights
 from specjax.models.errors import ModelError
+from specjax.models.experts import ExpertsConfig
 from specjax.models.fields import FULL, SLIDING, flag, is_size, layer_kinds, shown
-from specjax.models.llama_config import LlamaConfig
+from specjax.models.layer import LayerConfig
+from specjax.models.model_config import ModelConfig
+from specjax.models.ropes import RopeConfig
 from specjax.models.tensors import Tensor
 
 Fields = Callable[[str], Any]
@@ -16,37 +19,7 @@ Fields = Callable[[str], Any]
 SILU = {"hidden_act": ("silu",)}
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """What is different in one architecture.
-
-    Attributes:
-      architecture: its name in `config.json`.
-      usual: fields that transformers assumes where a file leaves them out. The sizes that have no entry are required.
-      read: from a file's fields to those of a `LlamaConfig`, beyond the sizes that all have. Where it gives no rope, the whole
-        head is rotated by the one rope that the file has.
-      write: from a `LlamaConfig` to a file's fields, beyond those that all have. What it cannot say is found by reading again.
-      fixed: fields with the values that the loader can serve, the usual one first; see `check_fixed`.
-      others: other names that models of these layers and tensors have, whatever else they hold.
-      names: of its tensors, from those in Llama's layout.
-      layout: of its parameters; see `specjax.models.weights.Layout`.
-      text: from a folder's tensors to those that are the model's.
-      note: what a file may say besides, for readers.
-    """
-
-    architecture: str
-    usual: Mapping[str, Any]
-    read: Callable[[Fields], dict[str, Any]]
-    write: Callable[[LlamaConfig], dict[str, Any]]
-    fixed: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=lambda: SILU)
-    others: tuple[str, ...] = ()
-    names: weights.Names = str
-    layout: weights.Layout = weights.hf_name
-    text: Callable[[dict[str, Tensor], LlamaConfig], dict[str, Tensor]] = lambda tensors, config: tensors
-    note: str = ""
-
-
-def rope(get: Fields, partial: bool = False, long: int = 0) -> dict[str, Any]:
+def rope(get: Fields, partial: bool = False, long: int = 0) -> RopeConfig:
     """One rope for all layers.
 
     Args:
@@ -69,28 +42,88 @@ def rope(get: Fields, partial: bool = False, long: int = 0) -> dict[str, Any]:
     if share != 1 and not partial:
         raise ModelError(f"config.json has partial_rotary_factor {shown(share)}; only whole heads are rotated")
     theta, scaling = hf_rope.from_hf(fields, get("max_position_embeddings"), int(long * share) // 2)
-    return {"rope_theta": theta, "rope_scaling": scaling} | ({"partial_rotary_factor": share} if partial else {})
+    return RopeConfig(theta, scaling, share)
 
 
-def windows(types: Any, window: Any, layers: int) -> dict[str, Any]:
-    """The window, and the layers that use it, from `layer_types`.
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """What is different in one architecture.
+
+    Attributes:
+      model_type: its name in `config.json`.
+      architecture: that of its class there.
+      usual: fields that transformers assumes where a file leaves them out. The sizes that have no entry are required.
+      read: from a file's fields and the Llama of its sizes and rope to the model, by changing the parts of that one.
+      write: from a model to a file's fields, beyond those that all have. What it cannot say is found by reading again.
+      fixed: fields with the values that the loader can serve, the usual one first; see `check_fixed`.
+      others: other names that models of these layers and tensors have, whatever else they hold.
+      rope: the rope of all layers, from a file's fields; None where `read` gives each kind of layer its own.
+      names: of its tensors, from those in Llama's layout.
+      layout: of its parameters; see `specjax.models.weights.Layout`.
+      text: from a folder's tensors to those that are the model's.
+      note: what a file may say besides, for readers.
+    """
+
+    model_type: str
+    architecture: str
+    usual: Mapping[str, Any]
+    read: Callable[[Fields, ModelConfig], ModelConfig]
+    write: Callable[[ModelConfig], dict[str, Any]]
+    fixed: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=lambda: SILU)
+    others: tuple[str, ...] = ()
+    rope: Callable[[Fields], RopeConfig] | None = rope
+    names: weights.Names = str
+    layout: weights.Layout = weights.hf_name
+    text: Callable[[dict[str, Tensor], ModelConfig], dict[str, Tensor]] = lambda tensors, config: tensors
+    note: str = ""
+
+
+def windows(config: ModelConfig, types: Any, window: Any) -> ModelConfig:
+    """With the window in the layers that `layer_types` says.
 
     Raises:
       ModelError: where layers have a window that is none.
     """
-    uses = [kind == SLIDING for kind in layer_kinds(types, layers)]
+    uses = [kind == SLIDING for kind in layer_kinds(types, config.num_hidden_layers)]
     if window is None and any(uses):
         raise ModelError("config.json: layer_types has sliding_attention, but the sliding window is off")
     if window is not None and not is_size(window):
         raise ModelError(f"config.json: sliding_window must be a positive integer or null, not {shown(window)}")
-    if not any(uses):
-        return {}
-    return {"sliding_window": window, "sliding_layers": () if all(uses) else tuple(uses)}
+    return mixers(config, lambda i: {"window": window if uses[i] else None})
 
 
-def layer_types(config: LlamaConfig) -> list[str]:
+def mixers(config: ModelConfig, fields: Callable[[int], dict[str, Any]]) -> ModelConfig:
+    """With these fields in the mixer of every layer, by its number."""
+    change = lambda i, layer: dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, **fields(i)))
+    return config.each(change)
+
+
+def sparse(config: ModelConfig, experts: ExpertsConfig, uses: Sequence[bool] | None = None) -> ModelConfig:
+    """With experts in the place of the MLPs of the layers that use them; None: of all."""
+
+    def change(i: int, layer: LayerConfig) -> LayerConfig:
+        if uses is not None and not uses[i]:
+            return layer
+        return dataclasses.replace(layer, feed=dataclasses.replace(experts, dense=layer.feed.dense))
+
+    return config.each(change)
+
+
+def layer_types(config: ModelConfig) -> list[str]:
     """What `layer_types` says."""
     return [FULL if config.window(i) is None else SLIDING for i in range(config.num_hidden_layers)]
+
+
+def ropes_by_kind(config: ModelConfig) -> dict[str, RopeConfig]:
+    """The ropes of layers with a window and of those without; of a kind that is not there the other's."""
+    far = next((one for one in config.attentions if one.window is None), config.near)
+    return {SLIDING: config.near.rope or RopeConfig(), FULL: far.rope or RopeConfig()}
+
+
+def rope_parameters(ropes: Mapping[str, RopeConfig]) -> dict[str, Any]:
+    """What `rope_parameters` says of ropes by the kind of layer."""
+    said = lambda rope: hf_rope.to_hf(rope.scaling) or {"rope_type": "default"}
+    return {kind: {"rope_theta": rope.theta} | said(rope) for kind, rope in ropes.items()}
 
 
 def attention_bias(get: Fields) -> dict[str, Any]:
@@ -99,9 +132,9 @@ def attention_bias(get: Fields) -> dict[str, Any]:
     return {"qkv_bias": biased, "o_bias": biased}
 
 
-def sparse_layers(config: LlamaConfig) -> list[bool]:
+def sparse_layers(config: ModelConfig) -> list[bool]:
     """Whether each layer has experts."""
-    return [config.sparse(i) for i in range(config.num_hidden_layers)]
+    return [layer.experts is not None for layer in config.layers]
 
 
 def joined(name: str, parts: Mapping[str, str]) -> str:

@@ -2,33 +2,38 @@
 
 from typing import Any
 
+from specjax.models.attention import AttentionConfig
 from specjax.models.families import base
 from specjax.models.families.base import Family, Fields
 from specjax.models.fields import SLIDING, flag
-from specjax.models.llama_config import LlamaConfig
+from specjax.models.mlp import MLPConfig
+from specjax.models.model_config import ModelConfig
 
 
-def _read_llama(get: Fields) -> dict[str, Any]:
-    return base.attention_bias(get) | {"mlp_bias": flag("mlp_bias", get("mlp_bias"))}
+def biases(get: Fields, plain: ModelConfig) -> ModelConfig:
+    """With biases in attention and MLPs, as a file says."""
+    biased = plain.every(AttentionConfig, **base.attention_bias(get))
+    return biased.every(MLPConfig, bias=flag("mlp_bias", get("mlp_bias")))
 
 
-def _write_llama(config: LlamaConfig) -> dict[str, Any]:
-    return {"attention_bias": config.qkv_bias, "mlp_bias": config.mlp_bias}
+def _write_llama(config: ModelConfig) -> dict[str, Any]:
+    return {"attention_bias": config.near.qkv_bias, "mlp_bias": config.dense.bias}
 
 
-def all_windowed(get: Fields) -> dict[str, Any]:
+def all_windowed(get: Fields, plain: ModelConfig) -> ModelConfig:
     """Every layer has the window, where there is one."""
-    window, layers = get("sliding_window"), get("num_hidden_layers")
-    return {} if window is None else base.windows([SLIDING] * layers, window, layers)
+    window = get("sliding_window")
+    return plain if window is None else base.windows(plain, [SLIDING] * plain.num_hidden_layers, window)
 
 
 LLAMA = Family(
-    "LlamaForCausalLM", {"max_position_embeddings": 2048}, _read_llama, _write_llama,
+    "llama", "LlamaForCausalLM", {"max_position_embeddings": 2048}, biases, _write_llama,
     others=("MedusaLlamaModel", "MedusaModelLlama"),
     note="biases of attention (`attention_bias`) and MLP (`mlp_bias`)",
 )  # fmt: skip
 MISTRAL = Family(
-    "MistralForCausalLM", {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096}, all_windowed,
-    lambda config: {"sliding_window": config.sliding_window},
+    "mistral", "MistralForCausalLM",
+    {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096}, all_windowed,
+    lambda config: {"sliding_window": config.near.window},
     others=("MedusaModelMistral",),
 )  # fmt: skip

@@ -3,25 +3,26 @@
 from typing import Any
 
 from specjax.models import hf_experts
+from specjax.models.families import base
 from specjax.models.families.base import Family, Fields
 from specjax.models.families.llama import all_windowed
-from specjax.models.llama_config import LlamaConfig
+from specjax.models.model_config import ModelConfig
 
 _SIZES = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
 _MATRICES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
-def _read(get: Fields) -> dict[str, Any]:
-    return all_windowed(get) | {"experts": hf_experts.from_hf(lambda name: get(_SIZES.get(name, name)))}
+def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
+    return base.sparse(all_windowed(get, plain), hf_experts.from_hf(lambda name: get(_SIZES.get(name, name))))
 
 
-def _write(config: LlamaConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> dict[str, Any]:
     experts = config.experts
     if experts is None:
         return {}
     return {
         "num_local_experts": experts.num_experts, "num_experts_per_tok": experts.num_experts_per_tok,
-        "intermediate_size": experts.moe_intermediate_size, "sliding_window": config.sliding_window,
+        "intermediate_size": experts.moe_intermediate_size, "sliding_window": config.near.window,
     }  # fmt: skip
 
 
@@ -39,7 +40,7 @@ def tensor_name(name: str) -> str:
 
 
 MIXTRAL = Family(
-    "MixtralForCausalLM",
+    "mixtral", "MixtralForCausalLM",
     {
         "max_position_embeddings": 131072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
         "num_local_experts": 8, "num_experts_per_tok": 2,

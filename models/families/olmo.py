@@ -3,27 +3,31 @@
 from typing import Any
 
 from specjax.models import gemma_text, hf_rope
+from specjax.models.attention import AttentionConfig
 from specjax.models.families import base
 from specjax.models.families.base import Family, Fields
 from specjax.models.fields import FULL, SLIDING, an_object
-from specjax.models.llama_config import FullAttention, LlamaConfig
+from specjax.models.layer import LayerConfig
+from specjax.models.model_config import ModelConfig
+from specjax.models.norms import NormConfig
+from specjax.models.ropes import RopeConfig
 
 _THETA = 500000.0
 _USUAL = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 
 
-def _read(get: Fields) -> dict[str, Any]:
-    parts = {"norm": "wide", "pre_norms": False, "post_norms": True, "qk_wide_norm": True}
-    return base.attention_bias(get) | parts
+def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
+    own = plain.every(AttentionConfig, **base.attention_bias(get), qk_wide_norm=plain.norm)
+    return own.every(LayerConfig, pre_norms=False, post_norms=True).every(NormConfig, kind="wide")
 
 
-def _write(config: LlamaConfig) -> dict[str, Any]:
-    return {"attention_bias": config.qkv_bias}
+def _write(config: ModelConfig) -> dict[str, Any]:
+    return {"attention_bias": config.near.qkv_bias}
 
 
-def _read_3(get: Fields) -> dict[str, Any]:
+def _read_3(get: Fields, plain: ModelConfig) -> ModelConfig:
     """`rope_theta` and `rope_scaling` are of layers without a window; in `rope_parameters` each kind has its own."""
-    layers, types = get("num_hidden_layers"), get("layer_types")
+    layers, types = plain.num_hidden_layers, get("layer_types")
     types = [SLIDING if (i + 1) % 4 else FULL for i in range(layers)] if types is None else types
     given = an_object("rope_parameters", get("rope_parameters"))
     theta = _THETA if get("rope_theta") is None else get("rope_theta")
@@ -32,27 +36,24 @@ def _read_3(get: Fields) -> dict[str, Any]:
         {"rope_theta": _THETA} | near,
         {"rope_theta": theta} | far | an_object("rope_scaling", get("rope_scaling")),
     )
-    read = lambda rope: hf_rope.from_hf({"rope_parameters": rope}, get("max_position_embeddings"))
-    (base_near, scaling_near), (base_far, scaling_far) = read(near), read(far)
-    return _read(get) | base.windows(types, get("sliding_window"), layers) | {
-        "rope_theta": base_near, "rope_scaling": scaling_near,
-        "full": FullAttention(rope_theta=base_far, rope_scaling=scaling_far),
+    read = lambda rope: RopeConfig(*hf_rope.from_hf({"rope_parameters": rope}, get("max_position_embeddings")))
+    own, ropes = base.windows(_read(get, plain), types, get("sliding_window")), {SLIDING: read(near), FULL: read(far)}
+    return base.mixers(own, lambda i: {"rope": ropes[types[i]]})
+
+
+def _write_3(config: ModelConfig) -> dict[str, Any]:
+    ropes = base.ropes_by_kind(config)
+    return _write(config) | {
+        "layer_types": base.layer_types(config), "sliding_window": config.near.window,
+        "rope_parameters": base.rope_parameters(ropes), "rope_theta": ropes[FULL].theta,
+        "rope_scaling": hf_rope.to_hf(ropes[FULL].scaling),
     }  # fmt: skip
 
 
-def _write_3(config: LlamaConfig) -> dict[str, Any]:
-    c, full = config, config.full or FullAttention()
-    ropes = {SLIDING: (c.rope_theta, c.rope_scaling), FULL: (full.rope_theta, full.rope_scaling)}
-    plain = {"rope_type": "default"}
-    return _write(c) | {
-        "layer_types": base.layer_types(c), "sliding_window": c.sliding_window,
-        "rope_parameters": {k: {"rope_theta": theta} | (hf_rope.to_hf(s) or plain) for k, (theta, s) in ropes.items()},
-        "rope_theta": full.rope_theta, "rope_scaling": hf_rope.to_hf(full.rope_scaling),
-    }  # fmt: skip
-
-
-OLMO2 = Family("Olmo2ForCausalLM", _USUAL, _read, _write, layout=gemma_text.hf_name, note="biases of attention")
+OLMO2 = Family(
+    "olmo2", "Olmo2ForCausalLM", _USUAL, _read, _write, layout=gemma_text.hf_name, note="biases of attention"
+)
 OLMO3 = Family(
-    "Olmo3ForCausalLM", _USUAL | {"sliding_window": 4096}, _read_3, _write_3, layout=gemma_text.hf_name,
+    "olmo3", "Olmo3ForCausalLM", _USUAL | {"sliding_window": 4096}, _read_3, _write_3, rope=None, layout=gemma_text.hf_name,
     note="scaled ropes in layers without a window, biases of attention",
 )  # fmt: skip

@@ -10,27 +10,28 @@ from specjax.models.families import base
 from specjax.models.families.base import Family, Fields
 from specjax.models.families.llama import all_windowed
 from specjax.models.fields import an_object
-from specjax.models.llama_config import LlamaConfig
+from specjax.models.model_config import ModelConfig
+from specjax.models.ropes import RopeConfig
 
 _OLD = {"su": "longrope", "yarn": "longrope"}
 """What files of early versions call a rope's type."""
 
 
-def _read(get: Fields) -> dict[str, Any]:
+def _rope(get: Fields) -> RopeConfig:
     """Ropes are as they are or `longrope`."""
     name = "rope_scaling" if get("rope_scaling") else "rope_parameters"
     rope = an_object(name, get(name))
     kind = rope.get("rope_type") or rope.get("type")
     width = get("head_dim") or get("hidden_size") // get("num_attention_heads")
     named = {"rope_scaling": rope | {"rope_type": _OLD.get(str(kind), kind)}, "rope_parameters": None}
-    return all_windowed(get) | base.rope(lambda field: named.get(field, get(field)), partial=True, long=width)
+    return base.rope(lambda field: named.get(field, get(field)), partial=True, long=width)
 
 
-def _write(config: LlamaConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> dict[str, Any]:
     """The positions of the first training are beside the rope, and `longrope` has three fields there in old versions."""
-    c, scaling = config, config.rope_scaling
+    c, scaling = config, config.rope.scaling
     out = {
-        "sliding_window": c.sliding_window, "partial_rotary_factor": c.partial_rotary_factor,
+        "sliding_window": c.near.window, "partial_rotary_factor": c.rope.share,
         "original_max_position_embeddings": c.max_position_embeddings, "pad_token_id": None,
     }  # fmt: skip
     if scaling is None or scaling.kind != "longrope":
@@ -51,7 +52,8 @@ _JOINED = {
 
 
 PHI3 = Family(
-    "Phi3ForCausalLM", {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-    _read, _write, names=functools.partial(base.joined, parts=_JOINED),
+    "phi3", "Phi3ForCausalLM",
+    {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+    all_windowed, _write, rope=_rope, names=functools.partial(base.joined, parts=_JOINED),
     note="a window, the share of a head that is rotated (`partial_rotary_factor`), the rope `longrope`",
 )  # fmt: skip

@@ -3,18 +3,19 @@
 from typing import Any
 
 from specjax.models import hf_experts
+from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
 from specjax.models.families import base
 from specjax.models.families.base import Family, Fields
 from specjax.models.fields import FULL, SLIDING, flag, is_id, is_size, shown
-from specjax.models.llama_config import LlamaConfig
+from specjax.models.model_config import ModelConfig
 
 _USUAL = {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096}
 
 
-def _windows(get: Fields) -> dict[str, Any]:
+def _windows(get: Fields, plain: ModelConfig) -> ModelConfig:
     """Layers from `max_window_layers` on have the window, where `layer_types` does not say which."""
-    layers, types = get("num_hidden_layers"), get("layer_types")
+    layers, types = plain.num_hidden_layers, get("layer_types")
     window = get("sliding_window") if flag("use_sliding_window", get("use_sliding_window")) else None
     if types is None:
         start = get("max_window_layers")
@@ -22,30 +23,34 @@ def _windows(get: Fields) -> dict[str, Any]:
         if start != 0 and not is_size(start):
             raise ModelError(f"config.json: max_window_layers must be a number of layers, not {shown(start)}")
         types = [SLIDING if window and i >= start else FULL for i in range(layers)]
-    return base.windows(types, window, layers)
+    return base.windows(plain, types, window)
 
 
-def _windows_to_hf(config: LlamaConfig) -> dict[str, Any]:
+def _windows_to_hf(config: ModelConfig) -> dict[str, Any]:
     types = base.layer_types(config)
     windowed = SLIDING in types
     return {
-        "use_sliding_window": windowed, "sliding_window": config.sliding_window if windowed else None,
+        "use_sliding_window": windowed, "sliding_window": config.near.window,
         "max_window_layers": types.index(SLIDING) if windowed else config.num_hidden_layers, "layer_types": types,
     }  # fmt: skip
 
 
-def _read_3(get: Fields) -> dict[str, Any]:
-    return _windows(get) | base.attention_bias(get) | {"qk_norm": True}
+def _read_2(get: Fields, plain: ModelConfig) -> ModelConfig:
+    return _windows(get, plain).every(AttentionConfig, qkv_bias=True)
 
 
-def _write_3(config: LlamaConfig) -> dict[str, Any]:
-    return _windows_to_hf(config) | {"attention_bias": config.qkv_bias}
+def _read_3(get: Fields, plain: ModelConfig) -> ModelConfig:
+    return _windows(get, plain).every(AttentionConfig, **base.attention_bias(get), qk_norm=plain.norm)
 
 
-def _read_moe(get: Fields) -> dict[str, Any]:
+def _write_3(config: ModelConfig) -> dict[str, Any]:
+    return _windows_to_hf(config) | {"attention_bias": config.near.qkv_bias}
+
+
+def _read_moe(get: Fields, plain: ModelConfig) -> ModelConfig:
     """Experts in every `decoder_sparse_step`th layer but those of `mlp_only_layers`."""
     step = 1 if get("decoder_sparse_step") is None else get("decoder_sparse_step")
-    dense, layers = get("mlp_only_layers") or [], get("num_hidden_layers")
+    dense, layers = get("mlp_only_layers") or [], plain.num_hidden_layers
     if not is_size(step) or not isinstance(dense, list) or not all(is_id(i) for i in dense):
         raise ModelError(
             f"config.json: decoder_sparse_step {shown(step)} must be a positive integer, and mlp_only_layers {shown(dense)} "
@@ -53,13 +58,13 @@ def _read_moe(get: Fields) -> dict[str, Any]:
         )
     named = lambda name: get("num_local_experts") if name == "num_experts" and get(name) is None else get(name)
     experts = hf_experts.from_hf(named, norm_topk_prob=flag("norm_topk_prob", get("norm_topk_prob")))
-    sparse = tuple(i not in dense and (i + 1) % step == 0 for i in range(layers))
+    sparse = [i not in dense and (i + 1) % step == 0 for i in range(layers)]
     if not any(sparse):
         raise ModelError("config.json: mlp_only_layers and decoder_sparse_step leave no layer with experts")
-    return _read_3(get) | {"experts": experts, "sparse_layers": () if all(sparse) else sparse}
+    return base.sparse(_read_3(get, plain), experts, sparse)
 
 
-def _write_moe(config: LlamaConfig) -> dict[str, Any]:
+def _write_moe(config: ModelConfig) -> dict[str, Any]:
     if config.experts is None:
         return {}
     names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
@@ -70,15 +75,15 @@ def _write_moe(config: LlamaConfig) -> dict[str, Any]:
 
 
 QWEN2 = Family(
-    "Qwen2ForCausalLM", _USUAL, lambda get: _windows(get) | {"qkv_bias": True}, _windows_to_hf,
+    "qwen2", "Qwen2ForCausalLM", _USUAL, _read_2, _windows_to_hf,
     others=("MiMoForCausalLM",),
     note="windows (`use_sliding_window`)",
 )  # fmt: skip
 QWEN3 = Family(
-    "Qwen3ForCausalLM", _USUAL | {"head_dim": 128}, _read_3, _write_3,
+    "qwen3", "Qwen3ForCausalLM", _USUAL | {"head_dim": 128}, _read_3, _write_3,
     note="windows (`use_sliding_window`), biases of attention",
 )  # fmt: skip
 QWEN3_MOE = Family(
-    "Qwen3MoeForCausalLM", _USUAL | {"num_key_value_heads": 4}, _read_moe, _write_moe,
+    "qwen3_moe", "Qwen3MoeForCausalLM", _USUAL | {"num_key_value_heads": 4}, _read_moe, _write_moe,
     note="layers without experts (`mlp_only_layers`), weights that are not divided by their sum",
 )  # fmt: skip

@@ -5,14 +5,15 @@ from typing import Any
 from specjax.models.errors import ModelError
 from specjax.models.families import base
 from specjax.models.families.base import Family, Fields
+from specjax.models.families.llama import biases
 from specjax.models.fields import FULL, SLIDING, flag, is_size, shown
-from specjax.models.llama_config import LlamaConfig
+from specjax.models.model_config import ModelConfig
 
 
-def _read(get: Fields) -> dict[str, Any]:
+def _read(get: Fields, plain: ModelConfig) -> ModelConfig:
     """`no_rope_layers` has 1 for the layers that do rotate. The others have the window, where there is one and `layer_types`
     does not say."""
-    layers, ones, every = get("num_hidden_layers"), get("no_rope_layers"), get("no_rope_layer_interval")
+    layers, ones, every = plain.num_hidden_layers, get("no_rope_layers"), get("no_rope_layer_interval")
     if not is_size(every):
         raise ModelError(f"config.json: no_rope_layer_interval must be a number of layers, not {shown(every)}")
     ones = [int((i + 1) % every != 0) for i in range(layers)] if ones is None else ones
@@ -22,23 +23,22 @@ def _read(get: Fields) -> dict[str, Any]:
     window = get("sliding_window") if flag("use_sliding_window", get("use_sliding_window")) else None
     types = get("layer_types")
     types = [FULL if one or window is None else SLIDING for one in rotates] if types is None else types
-    return base.attention_bias(get) | base.windows(types, window, layers) | {
-        "mlp_bias": flag("mlp_bias", get("mlp_bias")), "rope_layers": () if all(rotates) else rotates,
-    }  # fmt: skip
+    own = base.windows(biases(get, plain), types, window)
+    return base.mixers(own, lambda i: {} if rotates[i] else {"rope": None})
 
 
-def _write(config: LlamaConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> dict[str, Any]:
     c = config
     return {
-        "no_rope_layers": [int(one) for one in c.rope_layers] or [1] * c.num_hidden_layers, "mlp_bias": c.mlp_bias,
-        "attention_bias": c.qkv_bias, "layer_types": base.layer_types(c), "sliding_window": c.sliding_window,
-        "use_sliding_window": c.sliding_window is not None,
+        "no_rope_layers": [int(one.rope is not None) for one in c.attentions], "mlp_bias": c.dense.bias,
+        "attention_bias": c.near.qkv_bias, "layer_types": base.layer_types(c), "sliding_window": c.near.window,
+        "use_sliding_window": c.near.window is not None,
         "pad_token_id": None,  # transformers assumes one that a small vocabulary has not
     }  # fmt: skip
 
 
 SMOLLM3 = Family(
-    "SmolLM3ForCausalLM",
+    "smollm3", "SmolLM3ForCausalLM",
     {
         "max_position_embeddings": 32768, "num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True,
         "no_rope_layer_interval": 4,

@@ -10,9 +10,9 @@ from typing import Any
 
 from specjax.models.errors import ModelError
 from specjax.models.fields import FULL, SLIDING, shown
-from specjax.models.llama_config import LlamaConfig
+from specjax.models.model_config import ModelConfig
 
-Said = Callable[[LlamaConfig], Any]
+Said = Callable[[ModelConfig], Any]
 """From a config to what a file would say of it."""
 
 _OFF: tuple[tuple[tuple[Any, ...], str], ...] = (
@@ -46,21 +46,21 @@ _OFF: tuple[tuple[tuple[Any, ...], str], ...] = (
 )  # fmt: skip
 """Values that change nothing, and fields that may have them."""
 
-_QK_NORM: Said = lambda c: c.qk_norm or c.qk_wide_norm
+_QK_NORM: Said = lambda c: c.near.qk_norm is not None or c.near.qk_wide_norm is not None
 _SAID: dict[str, Said] = {
     **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layernorm"), _QK_NORM),
-    "attn_logit_softcapping": lambda c: c.attn_logit_softcapping,
-    "final_logit_softcapping": lambda c: c.final_logit_softcapping,
-    "attention_multiplier": lambda c: c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale,
-    "query_pre_attn_scalar": lambda c: c.head_dim if c.attention_scale is None else c.attention_scale**-2,
-    "embedding_multiplier": lambda c: c.embedding_scale,
-    "residual_multiplier": lambda c: c.residual_multiplier,
-    "logits_scaling": lambda c: c.logits_scaling,
-    "partial_rotary_factor": lambda c: c.partial_rotary_factor,
-    "rotary_dim": lambda c: c.rotary_dim,
-    "hidden_activation": lambda c: c.hidden_act,
+    "attn_logit_softcapping": lambda c: c.near.soft_cap,
+    "final_logit_softcapping": lambda c: c.head.soft_cap,
+    "attention_multiplier": lambda c: c.near.scores_scale,
+    "query_pre_attn_scalar": lambda c: c.near.head_dim if c.near.scale is None else c.near.scale**-2,
+    "embedding_multiplier": lambda c: c.embedding.scale,
+    "residual_multiplier": lambda c: c.layers[0].residual_multiplier,
+    "logits_scaling": lambda c: c.head.logits_scaling,
+    "partial_rotary_factor": lambda c: 0.0 if c.near.rope is None else c.near.rope.share,
+    "rotary_dim": lambda c: c.near.rotary_dim,
+    "hidden_activation": lambda c: c.dense.hidden_act,
     "routed_scaling_factor": lambda c: c.experts.routed_scaling_factor if c.experts else 1.0,
-    "no_rope_layers": lambda c: [int(x) for x in c.rope_layers] or [1] * c.num_hidden_layers,
+    "no_rope_layers": lambda c: [int(one.rope is not None) for one in c.attentions],
     "layer_types": lambda c: [FULL if c.window(i) is None else SLIDING for i in range(c.num_hidden_layers)],
     **dict.fromkeys(
         ("num_experts", "num_local_experts", "n_routed_experts"), lambda c: c.experts.num_experts if c.experts else 0
@@ -73,7 +73,7 @@ NAMES = frozenset(_SAID) | {name for _, names in _OFF for name in names.split()}
 _ALLOWED = {name: values for values, names in _OFF for name in names.split()}
 
 
-def check(given: dict[str, Any], config: LlamaConfig, read: Collection[str], family: str) -> None:
+def check(given: dict[str, Any], config: ModelConfig, read: Collection[str], family: str) -> None:
     """Raises ModelError where a file says something that the model as it was read is not.
 
     Args:

@@ -1,25 +1,26 @@
-"""The table of architectures: what is different in each is in its description, and `save` writes the first that can say what
-a model is."""
+"""The architectures that are read and written. A line a family; `save` writes a model of no family as the first of these that
+can say what it is."""
+# isort: skip_file
 
-from specjax.models import gemma_text
-from specjax.models.families import glm, gpt_oss, granite, llama, mixtral, olmo, phi3, qwen, smollm3
 from specjax.models.families.base import Family
+from specjax.models.families.llama import LLAMA as LLAMA
+from specjax.models.families.llama import MISTRAL as MISTRAL
+from specjax.models.families.qwen import QWEN2 as QWEN2
+from specjax.models.families.qwen import QWEN3 as QWEN3
+from specjax.models.families.qwen import QWEN3_MOE as QWEN3_MOE
+from specjax.models.families.mixtral import MIXTRAL as MIXTRAL
+from specjax.models.families.glm import GLM4_MOE as GLM4_MOE
+from specjax.models.families.olmo import OLMO2 as OLMO2
+from specjax.models.families.olmo import OLMO3 as OLMO3
+from specjax.models.families.smollm3 import SMOLLM3 as SMOLLM3
+from specjax.models.families.granite import GRANITE as GRANITE
+from specjax.models.families.granite import GRANITE_4 as GRANITE_4
+from specjax.models.families.phi3 import PHI3 as PHI3
+from specjax.models.families.seed_oss import SEED_OSS as SEED_OSS
+from specjax.models.gemma_text import GEMMA2 as GEMMA2
+from specjax.models.gemma_text import GEMMA3 as GEMMA3
+from specjax.models.gemma_text import GEMMA4 as GEMMA4
+from specjax.models.families.gpt_oss import GPT_OSS as GPT_OSS
 
-FAMILIES: dict[str, Family] = {
-    "llama": llama.LLAMA,
-    "mistral": llama.MISTRAL,
-    "qwen2": qwen.QWEN2,
-    "qwen3": qwen.QWEN3,
-    "qwen3_moe": qwen.QWEN3_MOE,
-    "mixtral": mixtral.MIXTRAL,
-    "glm4_moe": glm.GLM4_MOE,
-    "olmo2": olmo.OLMO2,
-    "olmo3": olmo.OLMO3,
-    "smollm3": smollm3.SMOLLM3,
-    "granite": granite.GRANITE,
-    "granitemoehybrid": granite.GRANITE_4,
-    "phi3": phi3.PHI3,
-    **gemma_text.FAMILIES,
-    "gpt_oss": gpt_oss.GPT_OSS,
-}
+FAMILIES: dict[str, Family] = {one.model_type: one for one in list(globals().values()) if isinstance(one, Family)}
 """By `model_type`."""

@@ -348,7 +348,7 @@ class Trained(Drafter):
 
     @property
     def cache_config(self) -> Any:
-        """Static: the `LlamaConfig` of the head's own decoder layers, which have a cache; None for a head without any."""
+        """Static: the `ModelConfig` of the head's own decoder layers, which have a cache; None for a head without any."""
         return None
 
     def param_shardings(self, mesh, params):

@@ -24,7 +24,7 @@ PyTree = Any
 SIZES = {
     "inner": "intermediate_size", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim",
 }  # fmt: skip
-"""Fields of drafters that choose the sizes of their layers, and what these are called in a config."""
+"""Fields of drafters that choose the sizes of their layers, and what an MLP (`inner`) and attention call them."""
 
 
 @jax.tree_util.register_dataclass
@@ -153,25 +153,24 @@ def mask_embedding(target: Any, target_params: PyTree, mask: int = -1) -> Array:
 
 
 def head_config(target: Any, what: str) -> Any:
-    """The target's `LlamaConfig`, from which a head takes its sizes.
+    """The target's `ModelConfig`, from which a head takes its sizes.
 
     Raises:
       ValueError: where the target has none.
     """
     config = getattr(target, "config", None)
     if config is None:
-        raise ValueError(f"{what} needs a target of the Llama family, or its own config=LlamaConfig(...)")
+        raise ValueError(f"{what} needs a target of the Llama family, or its own config=ModelConfig(...)")
     return config
 
 
 def layers_config(target: Any, what: str, layers: int = 1) -> Any:
-    """The `LlamaConfig` of a head's own layers: Llama's, of the target's sizes, without its sliding window.
+    """The `ModelConfig` of a head's own layers: Llama's, of the target's sizes, without its sliding window.
 
     Raises:
       ValueError: see `head_config`.
     """
-    config = head_config(target, what)
-    return dataclasses.replace(config.plain, num_hidden_layers=layers)
+    return head_config(target, what).plain(layers)
 
 
 def sized(drafter: Any, config: Any) -> Any:
@@ -179,25 +178,30 @@ def sized(drafter: Any, config: Any) -> Any:
 
     Args:
       drafter: with the fields `inner`, `heads`, `kv_heads` and `head_dim`.
-      config: a `LlamaConfig`.
+      config: a `ModelConfig`.
 
     Raises:
       ValueError: on sizes that do not go together, or not with the config's rope.
     """
+    from specjax.models import AttentionConfig, MLPConfig
+
     name, chosen = type(drafter).__name__.lower(), {field: getattr(drafter, field) for field in SIZES}
     for field, size in chosen.items():
         if size < 0:
             raise ValueError(f"{name}: {field} must not be negative, got {size}")
-    own = dataclasses.replace(config, **{SIZES[field]: size for field, size in chosen.items() if size})
-    heads, kv_heads = own.num_attention_heads, own.num_key_value_heads
+    given = {field: {SIZES[field]: size} if size else {} for field, size in chosen.items()}
+    own = config.every(MLPConfig, **given.pop("inner"))
+    for field in given.values():
+        own = own.every(AttentionConfig, **field)
+    heads, kv_heads = own.near.num_attention_heads, own.near.num_key_value_heads
     if heads % kv_heads:
         raise ValueError(f"{name}: {heads} heads are no multiple of {kv_heads} kv_heads: choose both")
-    rope, pairs = own.rope_scaling, own.rotary_dim // 2
-    if own.head_dim % 2 or rope and (rope.rotated > pairs or len(rope.short_factor) not in (0, pairs)):
-        raise ValueError(f"{name}: head_dim={own.head_dim} does not go with the rope, which turns pairs of channels")
+    rope, pairs, width = own.rope.scaling, own.near.rotary_dim // 2, own.near.head_dim
+    if width % 2 or rope and (rope.rotated > pairs or len(rope.short_factor) not in (0, pairs)):
+        raise ValueError(f"{name}: head_dim={width} does not go with the rope, which turns pairs of channels")
     return own
 
 
 def sizes(config: Any) -> dict[str, int]:
     """What those fields are of a config."""
-    return {field: getattr(config, size) for field, size in SIZES.items()}
+    return {field: getattr(config.dense if field == "inner" else config.near, size) for field, size in SIZES.items()}

@@ -82,8 +82,8 @@ class ModelDrafter(TreeDrafter):
         # as in `propose`, the write comes after the reads: the keys and values of upper layers depend on those of lower ones
         firsts = [x[:, :1].reshape(x.shape[0], -1)[:, 0] for x in jax.tree.leaves(delta)]
         after = jnp.where(jnp.isnan(sum(x.astype(jnp.float32) for x in firsts)), 0, draft.length)
-        cache = self.lm.commit(draft.cache, delta, None, after)
-        return ModelDraft(cache, draft.length + chunk.real.sum(axis=1, dtype=jnp.int32))
+        real = chunk.real.sum(axis=1, dtype=jnp.int32)
+        return ModelDraft(self.lm.commit(draft.cache, delta, None, after, real), draft.length + real)
 
     def catch_up(self, params, draft, view):
         return caught_up(self, params, draft, view)
@@ -102,7 +102,7 @@ class ModelDrafter(TreeDrafter):
         # As in the step: the write is made to depend on the read, so that the cache is updated in place. A broken draft
         # (NaN) may lose its first slot by it; drafts change speed, never text.
         after = jnp.where(jnp.isnan(output.final[:, 0, 0]), 0, draft.length)
-        cache = self.lm.commit(draft.cache, output.delta, None, after)
+        cache = self.lm.commit(draft.cache, output.delta, None, after, view.length - draft.length)
         last = jnp.clip(view.length - draft.length - 1, 0, width - 1)
         final = jnp.take_along_axis(output.final, last[:, None, None], axis=1)
         logits = self.lm.unembed(params["draft"], final)[:, 0]

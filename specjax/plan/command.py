@@ -103,7 +103,7 @@ def _one(options: PlanOptions, chip: Any, decode: str | None, drafter: str | Non
         how: dict[str, Any] = {name: getattr(options, name) for name in ("weights", "cache_dtype", "reduce_dtype")}
         how["config"] = config
         model = models.abstract(options.model, dtype, **how)
-        spec = fit.check_mesh(options.mesh, options.topology, model.lm.config, batch)
+        spec = fit.check_mesh(options.mesh, options.topology, model.lm.axis_counts()["heads"], batch)
         context = fit.context_for(model, options.context)
         devices = (
             aot.devices(options.topology) if chip.compilers else jax.devices("cpu")[: fit.chips_of(options.topology)]

@@ -18,7 +18,7 @@ def chips_of(topology: str) -> int:
     return math.prod(int(size) for size in topology.partition(":")[2].split("x"))
 
 
-def check_mesh(spec: str | None, topology: str, config: Any, batch: int) -> str:
+def check_mesh(spec: str | None, topology: str, heads: int, batch: int) -> str:
     """The mesh line; without one, all chips on the model axis.
 
     Raises:
@@ -26,10 +26,10 @@ def check_mesh(spec: str | None, topology: str, config: Any, batch: int) -> str:
     """
     chips = chips_of(topology)
     if spec is None:
-        model = max(n for n in range(1, chips + 1) if chips % n == 0 and config.num_attention_heads % n == 0)
+        model = max(n for n in range(1, chips + 1) if chips % n == 0 and heads % n == 0)
         spec = f"data={chips // model},model={model}"
     sizes = axis_sizes(spec)
-    heads, kinds = config.num_attention_heads, [n for n in range(1, chips + 1) if chips % n == 0]
+    kinds = [n for n in range(1, chips + 1) if chips % n == 0]
     if math.prod(sizes.values()) != chips:
         kept = {name: sizes[name] for name in ("model", "context") if sizes[name] > 1}
         whole = chips % math.prod(kept.values()) == 0
@@ -89,7 +89,7 @@ def reason(setup: step.Setup, model: Any, chip: Chip, topology: str, held: step.
         if chips_of(name) <= chips_of(topology):
             continue
         with contextlib.suppress(ValueError):  # a slice over which the heads or the rows do not divide
-            mesh = check_mesh(None, name, model.lm.config, rows)
+            mesh = check_mesh(None, name, model.lm.axis_counts()["heads"], rows)
             if _arguments(setup, model, mesh) + spare <= chip.hbm_bytes:
                 ways.append(f"--topology {name} --mesh {mesh}")
                 break

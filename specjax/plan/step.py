@@ -265,10 +265,9 @@ def turns(model: Any) -> list[int]:
     """The kind of every layer of a model, by its window, its rope, whose keys it reads and its parameters: each is the number
     of the first layer of its kind."""
     config, layers = model.lm.config, model.lm.num_layers
-    ropes = getattr(config, "rope_layers", ()) or (None,) * layers
-    shares = layers - getattr(config, "num_kv_shared_layers", 0)
+    parts = getattr(config, "layers", (None,) * layers)
     shapes = [jax.tree.map(lambda leaf: leaf.shape, model.params["layers"][i]) for i in range(layers)]
-    kinds = [(config.window(i), ropes[i], i < shares, shapes[i]) for i in range(layers)]
+    kinds = [(config.window(i), parts[i], shapes[i]) for i in range(layers)]
     return [kinds.index(kind) for kind in kinds]
 
 

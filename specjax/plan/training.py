@@ -189,7 +189,7 @@ def _one(options: PlanTrainOptions, chip: Any, rows: int) -> dict[str, Any]:
     config = None if options.config == "builtin" else options.config
     with bad_input():
         model = models.abstract(options.target, options.dtype, config=config, weights=options.weights)
-        spec = fit.check_mesh(options.mesh, options.topology, model.lm.config, rows)
+        spec = fit.check_mesh(options.mesh, options.topology, model.lm.axis_counts()["heads"], rows)
         if options.length > model.lm.config.max_position_embeddings:
             fit.context_for(model, options.length)
         mesh: Any = make_mesh(spec, aot.devices(options.topology))

@@ -11,7 +11,8 @@ from specjax.models.text import Chat
 from specjax.sampling_params import FIELDS
 from specjax.search import Stepwise, Written
 from specjax.serve.request import Record, Request
-from specjax.serve.slots import OnText, Timing, Turn
+from specjax.serve.slots import Timing, Turn
+from specjax.serve.watch import OnText
 
 _ENDS = {"budget": "length"}
 """Ends of a method's texts that records call otherwise."""

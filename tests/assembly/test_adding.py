@@ -28,11 +28,11 @@ from specjax.draft import Drafter, NoDrafter, Verdict
 from specjax.draft.heads import folder as folder_of_heads
 from specjax.expand import Chain, Expander
 from specjax.lm import Wants
-from specjax.models import LlamaConfig, LlamaLM, hub
+from specjax.models import LlamaLM, hub, llama_config
 from specjax.verify import Rejection, Verifier
 
 ROOT = Path(__file__).parents[2]
-SMALL = LlamaLM(LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=64, tie_word_embeddings=True))
+SMALL = LlamaLM(llama_config(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=64, tie_word_embeddings=True))
 ROWS = Rows(((1, 2, 3), (9, 8)), ("a", "b"), ({}, {}), new_tokens=8)
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 
@@ -127,9 +127,9 @@ from specjax import cli, models
 from pathlib import Path
 from safetensors.numpy import load_file, save_file
 from specjax.assembly.heads import head_line, named_head, write
-from specjax.models import LlamaConfig, LlamaLM
+from specjax.models import LlamaLM, llama_config
 
-lm = LlamaLM(LlamaConfig(32, 32, 48, 2, 4, 2, 8, max_position_embeddings=64))
+lm = LlamaLM(llama_config(32, 32, 48, 2, 4, 2, 8, max_position_embeddings=64))
 models.save("target", lm, jax.tree.map(lambda x: 3 * x, jax.jit(lm.init)(jax.random.key(1))))
 texts = [{"prompt": [1, 2], "tokens": [(3 * i + j) % 31 + 1 for j in range(9)]} for i in range(8)]
 open("data.jsonl", "w").write("".join(json.dumps(text) + chr(10) for text in texts))

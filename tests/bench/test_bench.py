@@ -15,7 +15,7 @@ from specjax.bench import report as reporting
 from specjax.bench.engines import engines_of
 from specjax.bench.options import BenchOptions
 from specjax.bench.run import Lap, PeerRow, Report, Row, measure, summarise
-from specjax.models.llama import LlamaConfig, LlamaLM
+from specjax.models import LlamaLM, llama_config
 from specjax.tasks import FAMILIES, generate
 
 ROW = ["decoder", "tokens_per_step", "tokens_per_second", "ratio_to_plain", "step_ratio", "identical_text"]
@@ -27,7 +27,7 @@ PEER = ["peer", "mode", "tokens_per_second", "identical_text"]
 def words(tmp_path_factory):
     """Options that choose a tiny model and two prompts of ids."""
     folder = tmp_path_factory.mktemp("bench")
-    lm = LlamaLM(LlamaConfig(32, 16, 24, 1, 2, 1, 8, max_position_embeddings=64))
+    lm = LlamaLM(llama_config(32, 16, 24, 1, 2, 1, 8, max_position_embeddings=64))
     models.save(folder / "toy", lm, jax.tree.map(lambda leaf: 4 * leaf, lm.init(jax.random.key(0))), eos_ids=(3,))
     (folder / "in.jsonl").write_text('{"prompt": [1, 2, 3, 1, 2]}\n{"prompt": [4, 5]}\n')
     options = ["--model", folder / "toy", "--input", folder / "in.jsonl", "--max-new-tokens", 8]
@@ -178,7 +178,7 @@ def test_widened_decoders_write_the_same_text(words, capsys):
     assert cli.main([*words, *options]) == 0
     content = json.loads(capsys.readouterr().out)
     assert all(row["identical_text"] for row in content["rows"]) and content["rows"][1]["tokens_per_step"] > 2
-    lm = LlamaLM(LlamaConfig(32, 32, 32, 1, 4, 2, 8))
+    lm = LlamaLM(llama_config(32, 32, 32, 1, 4, 2, 8))
     millions = sum(x.size for x in jax.tree.leaves(lm.abstract())) / 1e6
     assert content["about"].startswith(f"toy widened 2 times: {millions:.1f} M parameters, the text of {tiny}, float32")
 

@@ -8,12 +8,12 @@ import pytest
 
 from experiments.costs import jobs
 from specjax import models
-from specjax.models import LlamaConfig, LlamaLM
+from specjax.models import LlamaLM, llama_config
 from specjax.serve.engine import Engine
 
 
 def test_refill_fills_slots_and_changes_no_text():
-    lm = LlamaLM(LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=320))
+    lm = LlamaLM(llama_config(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=320))
     model = models.Model(lm, lm.init(jax.random.key(0)), None, (), "toy", None, np.dtype("float32"))
     engine = Engine(model, drafter="none")
     report = jobs.compare(engine, [[1 + i] for i in range(8)], slots=2, repeats=1, peer=False)

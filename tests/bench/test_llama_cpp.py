@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from support.shapes import small
 
 from specjax import cli, models
 from specjax.bench.peers.with_llama_cpp import LlamaCppPeer, interleaved, write_gguf
-from specjax.models.llama import LlamaConfig, LlamaLM
+from specjax.models import LlamaLM
 from specjax.models.tensors import read_folder
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed: pip install gguf")
@@ -19,7 +20,7 @@ SHAPES = {"llama": {}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True, "
 
 
 def saved(folder, arch, seed=0):
-    config = LlamaConfig(32, 16, 24, 2, 2, 1, 8, max_position_embeddings=64, **SHAPES[arch])
+    config = small(32, 16, 24, 2, 2, 1, 8, max_position_embeddings=64, **SHAPES[arch])
     lm = LlamaLM(config)
     models.save(folder, lm, jax.tree.map(lambda leaf: 4 * leaf, lm.init(jax.random.key(seed))), eos_ids=(3,))
     return folder

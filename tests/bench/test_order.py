@@ -8,11 +8,11 @@ import pytest
 from specjax import cli, models
 from specjax.bench.order import unmask_order
 from specjax.diffusion import Fixed, ReMDM, diffusion
-from specjax.models import LlamaConfig, LlamaLM, Masked
+from specjax.models import LlamaLM, Masked, llama_config
 from specjax.prompts import Prompts
 from specjax.sampling import row_keys
 
-LM = LlamaLM(LlamaConfig(16, 16, 16, 1, 2, 1, 8, max_position_embeddings=64, tie_word_embeddings=True))
+LM = LlamaLM(llama_config(16, 16, 16, 1, 2, 1, 8, max_position_embeddings=64, tie_word_embeddings=True))
 
 
 @pytest.mark.parametrize("policy", (Fixed(2), ReMDM(2, 1, 0.5)))

@@ -12,7 +12,7 @@ import pytest
 from experiments.costs import independence
 from specjax import cli, models
 from specjax.bench.parallel import TASKS, read_answer, render, right, samples
-from specjax.models import LlamaConfig, LlamaLM, Masked
+from specjax.models import LlamaLM, Masked, llama_config
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -82,7 +82,7 @@ def tiny(tmp_path_factory):
     """A diffusion model that writes anything, with the shipped tokenizer."""
     shipped = models.shipped()["tiny"]
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    lm = LlamaLM(LlamaConfig(1536, 16, 16, 1, 2, 1, 8, max_position_embeddings=512, tie_word_embeddings=True))
+    lm = LlamaLM(llama_config(1536, 16, 16, 1, 2, 1, 8, max_position_embeddings=512, tie_word_embeddings=True))
     models.save(folder, lm, lm.init(jax.random.key(0)), eos_ids=(0,), diffusion=Masked(1, False))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(shipped / name, folder)

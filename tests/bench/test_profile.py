@@ -8,7 +8,7 @@ import pytest
 from specjax import cli, models
 from specjax.bench import profile
 from specjax.bench.step_parts import PARTS, REST, Event, by_part, parts_of
-from specjax.models import LlamaConfig, LlamaLM
+from specjax.models import LlamaLM, llama_config
 
 HLO = """HloModule jit_run_program
 
@@ -63,7 +63,7 @@ def test_what_interrupts_a_program_does_not_count():
 @pytest.fixture(scope="module")
 def words(tmp_path_factory):
     folder = tmp_path_factory.mktemp("profile")
-    lm = LlamaLM(LlamaConfig(64, 32, 48, 2, 4, 2, 8, max_position_embeddings=64, tie_word_embeddings=True))
+    lm = LlamaLM(llama_config(64, 32, 48, 2, 4, 2, 8, max_position_embeddings=64, tie_word_embeddings=True))
     models.save(folder / "tiny", lm, lm.init(jax.random.key(0)))
     lines = "".join(json.dumps({"prompt": [1, 2, 3, 1, 2, i]}) + "\n" for i in range(4, 6))
     (folder / "in.jsonl").write_text(lines)

@@ -210,10 +210,10 @@ def test_a_missing_compiler_says_what_to_install(monkeypatch):
 
 
 def test_heads_divide_over_the_default_mesh():
-    config = models.abstract("tiny").lm.config  # 8 heads
-    assert fit.check_mesh(None, "v5e:4x4", config, 8) == "data=2,model=8"
+    heads = models.abstract("tiny").lm.axis_counts()["heads"]
+    assert fit.check_mesh(None, "v5e:4x4", heads, 8) == "data=2,model=8"
     with pytest.raises(ValueError, match="8 attention heads do not divide over model=16: give data=2,model=8"):
-        fit.check_mesh("model=16", "v5e:4x4", config, 8)
+        fit.check_mesh("model=16", "v5e:4x4", heads, 8)
 
 
 @pytest.mark.parametrize("name", ("meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B"))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.conformance import but_slow
+from support.shapes import changed
 from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, begin, params, texts
 
 import specjax
@@ -307,7 +308,7 @@ def test_parts_of_a_block_are_finished_from_left_to_right():
 def folder(tmp_path_factory):
     """A tiny SDAR folder."""
     path = tmp_path_factory.mktemp("block") / "sdar"
-    lm = LlamaLM(dataclasses.replace(LM.config, qk_norm=True, tie_word_embeddings=False))
+    lm = LlamaLM(changed(LM.config, qk_norm=True, tie_word_embeddings=False))
     models.save(path, lm, lm.init(jax.random.key(0)), eos_ids=(3,), diffusion=Masked(MASK, shift=False, block=4))
     return path
 
@@ -329,7 +330,7 @@ def test_a_folder_says_how_it_is_decoded(folder):
 
 
 def test_fast_dllm_v2_is_read_and_written(tmp_path):
-    lm = LlamaLM(dataclasses.replace(LM.config, qkv_bias=True))
+    lm = LlamaLM(changed(LM.config, qkv_bias=True))
     how = Masked(MASK, shift=True, block=8)
     models.save(tmp_path / "fast", lm, lm.init(jax.random.key(0)), diffusion=how)
     model = models.load(tmp_path / "fast", dtype="float32")
@@ -350,7 +351,7 @@ def test_sdar_1_7b_has_its_published_size():
         "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151936,
     }  # fmt: skip
     shape, how = models.masked.from_hf(config)
-    assert how == Masked(151669, False, 4) and shape.qk_norm and not shape.qkv_bias
+    assert how == Masked(151669, False, 4) and shape.near.qk_norm and not shape.near.qkv_bias
     layer = 2048 * 128 * (16 + 8 + 8 + 16) + 3 * 2048 * 6144 + 2 * 2048 + 2 * 128
     count = sum(int(np.prod(x.shape)) for x in jax.tree.leaves(LlamaLM(shape).abstract()))
     assert count == 28 * layer + 2048 + 2 * 151936 * 2048

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.conformance import but_slow
+from support.shapes import changed
 from support.small_diffusion import LIMITS, LM, MASK, PROMPTS, L, V, begin, forward, make, params, texts, uniform_of
 
 import specjax
@@ -123,7 +124,7 @@ def test_a_row_can_be_refilled_after_it_failed():
     """What a failed row left in its cache is not seen by the next prompt, while the other row is in the middle of a block."""
     decoder = dataclasses.replace(make(Fixed()), cache=Dual())
     table = params()["target"]["embed"]["embedding"]
-    lm = LlamaLM(dataclasses.replace(LM.config, tie_word_embeddings=False))
+    lm = LlamaLM(changed(LM.config, tie_word_embeddings=False))
     decoder = dataclasses.replace(decoder, target=lm)
     weights = {
         "target": {**params()["target"], "head": {"kernel": table.T}, "embed": {"embedding": table.at[4].set(jnp.nan)}}
@@ -188,9 +189,7 @@ def test_extremes():
 
 def test_logits_that_are_not_finite_end_the_row_alone():
     """The embedding of a token that only rows 0 and 2 hold is NaN: they stop, row 1's text stays."""
-    decoder = dataclasses.replace(
-        make(Fixed()), target=LlamaLM(dataclasses.replace(LM.config, tie_word_embeddings=False))
-    )
+    decoder = dataclasses.replace(make(Fixed()), target=LlamaLM(changed(LM.config, tie_word_embeddings=False)))
     table = params()["target"]["embed"]["embedding"]
     clean = {"target": {**params()["target"], "head": {"kernel": table.T}}}
     spoilt = {"target": {**clean["target"], "embed": {"embedding": table.at[3].set(jnp.nan)}}}

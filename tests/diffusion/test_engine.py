@@ -6,15 +6,16 @@ import types
 
 import jax
 import pytest
+from support.shapes import changed
 
 from specjax import cli, models
 from specjax.assembly.registry import CACHES, UNMASKS, make_cache, make_unmask
 from specjax.decode import Beam, Decode, Diffusion, SoftThinking, Speculate
-from specjax.models import LlamaConfig, LlamaLM, Masked
+from specjax.models import LlamaLM, Masked, llama_config
 from specjax.serve.engine import Engine
 
 MASK = 23
-CONFIG = LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=64)
+CONFIG = llama_config(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=64)
 
 
 def save(folder, diffusion, config=CONFIG):
@@ -117,7 +118,7 @@ def test_an_answer_beyond_the_canvas_is_one_clear_error(tiny):
 def test_the_end_of_a_turn_is_doubted_too(tiny):
     """LLaDA's own ids, without a tokenizer; the id of the token of that name, where there is one; and once only."""
     how = Masked(126336, False)
-    model = models.Model(LlamaLM(dataclasses.replace(CONFIG, vocab_size=126464)), None, None, (126081,), masked=how)
+    model = models.Model(LlamaLM(changed(CONFIG, vocab_size=126464)), None, None, (126081,), masked=how)
     doubted = lambda model: Diffusion(ends="doubted").bind(model)[0].doubted
     assert doubted(model) == (126081, 126348)
     assert Diffusion(ends="never").bind(model)[0].never == (126081,)

@@ -1,12 +1,12 @@
 """Guided diffusion against a plain loop, and its two ends."""
 
-import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.shapes import changed
 from support.small_diffusion import GUIDE, LIMITS, LM, MASK, PROMPTS, begin, everything, forward, params, texts
 
 import specjax
@@ -146,6 +146,6 @@ def test_bad_settings():
         Guided(GUIDE, rule="frob")
     with pytest.raises(ValueError, match="threshold >= 0 and relative >= 0"):
         Guided(GUIDE, threshold=-0.1)
-    other = LlamaLM(dataclasses.replace(LM.config, vocab_size=9))
+    other = LlamaLM(changed(LM.config, vocab_size=9))
     with pytest.raises(ValueError, match="the guide has 9 tokens and the model 24"):
         diffusion(LM, MASK, Guided(other))

@@ -15,7 +15,7 @@ from specjax.decode import Diffusion
 from specjax.diffusion import Credit, EndOfText, Fixed, Learn2PD
 from specjax.diffusion.unmask.learn2pd import judge, read_filter
 from specjax.diffusion.unmask.learn2pd.objective import TrainFilter
-from specjax.models import LlamaConfig, LlamaLM, Masked
+from specjax.models import LlamaLM, Masked, llama_config
 from specjax.objectives.base import Batch
 from specjax.serve.engine import Engine
 
@@ -97,7 +97,7 @@ def test_labels_are_what_the_answer_says():
 @pytest.mark.slow
 def test_a_filter_is_trained_written_and_read(tmp_path, capsys):
     """A model that knows its answer by heart: the filter learns to take whole blocks."""
-    lm = LlamaLM(LlamaConfig(12, 16, 24, 1, 2, 2, 8, max_position_embeddings=64))
+    lm = LlamaLM(llama_config(12, 16, 24, 1, 2, 2, 8, max_position_embeddings=64))
     models.save(tmp_path / "model", lm, jax.jit(lm.init)(jax.random.key(0)), diffusion=Masked(11, False))
     lines = [{"prompt": [1, 2], "tokens": [3, 4, 5, 6, 3, 4, 5, 6]}] * 16
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

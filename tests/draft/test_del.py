@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.conformance import CONFIG, TARGET, but_slow, params
 from support.head_start import bindings, check_head_start, count_products, poisoned, proposed, running
+from support.shapes import changed
 
 import specjax
 from specjax.draft import DynamicExit, Verdict
@@ -103,7 +104,7 @@ def test_every_layer_is_read_once(midway):
     """MLP inputs, two a layer: below each exit one pass a node, from there to the last exit one, above it one a rung."""
     decoder, state = midway
     jaxpr = jax.make_jaxpr(decoder.step)(params("del"), state).jaxpr
-    shape = CONFIG.hidden_size, CONFIG.intermediate_size
+    shape = CONFIG.hidden_size, CONFIG.dense.intermediate_size
     first, second = 1 * DRAFTER.nodes + 1, 2 * DRAFTER.nodes
     assert count_products(jaxpr, shape) == 2 * (first + second + 1 * len(DRAFTER.rungs))
 
@@ -165,7 +166,7 @@ def test_the_threshold_lies_between_the_confidences():
 
 def test_exits_are_chosen_and_checked():
     assert DynamicExit().bind(TARGET).exits == (1,)
-    eight = dataclasses.replace(TARGET, config=dataclasses.replace(CONFIG, num_hidden_layers=8))
+    eight = dataclasses.replace(TARGET, config=changed(CONFIG, num_hidden_layers=8))
     assert DynamicExit().bind(eight).exits == (2, 4)
     assert DynamicExit(every=1).bind(eight).exits == (1, 2, 3, 4, 5, 6, 7)
     assert DynamicExit(every=3).bind(eight).exits == (3, 6)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.conformance import CONFIG, DRAFT, MIXED, TARGET, params, start
 from support.head_start import proposed, running
+from support.shapes import changed
 
 import specjax
 from specjax import models
@@ -108,7 +109,7 @@ def test_what_lies_behind_the_text_is_not_read(midway):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("draft") / "diffusion"
-    config = dataclasses.replace(CONFIG, tie_word_embeddings=False, qkv_bias=True)
+    config = changed(CONFIG, tie_word_embeddings=False, qkv_bias=True)
     lm = models.LlamaLM(config)
     models.save(path, lm, lm.init(jax.random.key(0)), diffusion=Masked(MASK, shift=True))
     return path
@@ -132,7 +133,7 @@ def test_the_registry_reads_a_diffusion_folder(folder, tmp_path):
         (lambda: DiffuSpec(DRAFT, MASK, prior=0.0), "prior > 0"),
         (lambda: DiffuSpec(DRAFT, MASK, ahead=0), "ahead >= 1"),
         (lambda: DiffuSpec(DRAFT, 96).bind(TARGET), "mask_id 96 is outside the vocabulary of 96"),
-        (lambda: DiffuSpec(models.LlamaLM(dataclasses.replace(CONFIG, vocab_size=95)), 3).bind(TARGET), "95 tokens"),
+        (lambda: DiffuSpec(models.LlamaLM(changed(CONFIG, vocab_size=95)), 3).bind(TARGET), "95 tokens"),
     ),
 )
 def test_bad_settings(make, said):

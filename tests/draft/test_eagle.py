@@ -14,7 +14,7 @@ from specjax.draft import DFlash, Eagle, Eagle3
 from specjax.draft.eagle3 import default_taps
 from specjax.draft.head import most_frequent
 from specjax.expand import Chain, TopK
-from specjax.models.llama import LlamaConfig
+from specjax.models import llama_config
 from specjax.sampling import Sampler
 
 NAMES = ("eagle2", "eagle3-top_k", "mtp", "peagle", "dflash", "clover2")
@@ -138,7 +138,7 @@ def test_default_taps():
 
 
 def test_bad_heads_are_refused():
-    wide = LlamaConfig(96, 128, 64, 1, 8, 4, 8)
+    wide = llama_config(96, 128, 64, 1, 8, 4, 8)
     with pytest.raises(ValueError, match="width 128, the target's are 64"):
         Eagle(config=wide).bind(TARGET)
     with pytest.raises(ValueError, match="increasing layers"):

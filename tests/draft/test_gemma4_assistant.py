@@ -1,6 +1,5 @@
 """Gemma 4's assistants against transformers' own, over random weights: what is read, drafted and refused."""
 
-import dataclasses
 import functools
 import json
 import shutil
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from support.conformance import TARGET, params
+from support.shapes import changed
 
 import specjax
 from specjax.assembly.heads import named_head
@@ -218,9 +218,9 @@ def test_a_target_must_have_what_it_asks_for():
         Gemma4Assistant(clusters=12, top=13).bind(TARGET)
     own = Gemma4Assistant().bind(TARGET).config
     with pytest.raises(ValueError, match="layers with a sliding window, and the target has none"):
-        Gemma4Assistant(config=dataclasses.replace(own, sliding_window=4)).bind(TARGET)
+        Gemma4Assistant(config=changed(own, sliding_window=4)).bind(TARGET)
     with pytest.raises(ValueError, match="layer 0 has 8 query heads of width 4, which do not go with the 4 of width 8"):
-        Gemma4Assistant(config=dataclasses.replace(own, head_dim=4)).bind(TARGET)
+        Gemma4Assistant(config=changed(own, head_dim=4)).bind(TARGET)
     with pytest.raises(ValueError, match="of the Llama family, not of object"):
         Gemma4Assistant().bind(object())
 
@@ -229,7 +229,7 @@ def test_a_target_must_have_what_it_asks_for():
 @pytest.mark.parametrize("window", (None, 5), ids=("whole", "window"))
 def test_training_has_the_laws_of_decoding(window):
     """Pass s of training, at every pair, against a draft of s tokens of the same text."""
-    lm = LlamaLM(dataclasses.replace(TARGET.config, sliding_window=window))
+    lm = LlamaLM(changed(TARGET.config, sliding_window=window))
     drafter = Gemma4Assistant(layers=2).bind(lm)
     target = params()["target"]
     own = {"target": target, "draft": drafter.init_params(jax.random.key(3), target)}

@@ -48,7 +48,7 @@ def test_every_node_passes_the_lower_layers_once(midway):
     """Two products with an MLP's input matrices a layer and pass: root, levels and last node below, one pass a rung above."""
     decoder, state = midway
     jaxpr = jax.make_jaxpr(decoder.step)(model(), state).jaxpr
-    shape = CONFIG.hidden_size, CONFIG.intermediate_size
+    shape = CONFIG.hidden_size, CONFIG.dense.intermediate_size
     assert count_products(jaxpr, shape) == 2 * (2 * DRAFTER.nodes + 1 * len(DRAFTER.rungs))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.conformance import CONFIG, complete, params, plain, same
 from support.published import toy
+from support.shapes import changed
 
 import specjax
 from specjax.assembly.registry import build_drafter
@@ -27,7 +28,7 @@ def words(vocab):
 
 def draft(rows):
     """The target's lower layers with a table of `rows`: what is cut off or put behind are rows of no token."""
-    lm = LlamaLM(dataclasses.replace(CONFIG, num_hidden_layers=2, vocab_size=rows))
+    lm = LlamaLM(changed(CONFIG, num_hidden_layers=2, vocab_size=rows))
     own = params()["target"]
     table = np.asarray(own["embed"]["embedding"])
     more = 5 * np.random.default_rng(0).standard_normal((max(rows - V, 0), table.shape[1]))  # would win, were they read

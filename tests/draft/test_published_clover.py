@@ -1,11 +1,10 @@
 """Clover-2's heads as their code saves them, against its network written out in float64."""
 
-import dataclasses
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.published import E, V, decoder_layer, draw, llama, toy, write
+from support.shapes import changed
 
 from specjax.assembly.companions import Stored
 from specjax.assembly.registry import DRAFTERS, parse
@@ -16,7 +15,7 @@ from specjax.expand import Static
 from specjax.lm import Block
 from specjax.models import LlamaLM, ModelError
 
-TARGET = LlamaLM(dataclasses.replace(toy().lm.config, tie_word_embeddings=False, rope_theta=500.0))
+TARGET = LlamaLM(changed(toy().lm.config, tie_word_embeddings=False, rope_theta=500.0))
 TEXT = np.random.default_rng(3).integers(1, V, 9)
 
 
@@ -94,7 +93,7 @@ def test_the_network_is_the_published_one(tmp_path):
     config, tensors = clover()
     head = read_head(write(tmp_path, config, tensors), "clover2", Clover2, target())
     drafter, model = head.drafter, {"target": target().params, "draft": head.params}
-    assert drafter_of(tmp_path) == "clover2" and drafter.published and drafter.cache_config.rope_theta == 10000
+    assert drafter_of(tmp_path) == "clover2" and drafter.published and drafter.cache_config.rope.theta == 10000
     features = np.random.default_rng(5).standard_normal((8, E))
     pairs = Block(jnp.asarray(TEXT[None, 1:]), jnp.arange(8)[None], jnp.zeros((1,), jnp.int32))
     h, _ = drafter.read(model, jnp.asarray(features[None], jnp.float32), pairs, None)

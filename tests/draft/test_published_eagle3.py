@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.conformance import complete, plain, same
 from support.published import E, V, draw, modelopt, specforge, speculators, toy, with_table, write
+from support.shapes import changed
 from support.steps_seen import read_text, row_texts, steps
 
 from specjax.draft import Eagle3
@@ -136,7 +137,7 @@ def test_a_rope_of_images_is_the_usual_one_on_text(kind, tmp_path):
     """`check` compares with rotations by `rope_theta` alone."""
     sections = {kind: "mrope", "mrope_section": [1, 1, 2]}
     drafter, _ = check(tmp_path, *specforge(**TAPS, rope_scaling=sections, rope_theta=10000.0))
-    assert drafter.config.rope_scaling is None
+    assert drafter.config.rope.scaling is None
 
 
 def test_speculators_files_are_read(tmp_path):
@@ -246,7 +247,7 @@ def test_a_windowed_heads_cache_is_a_fresh_pass(tmp_path):
     drafter, own = load_head(head, "eagle3", Eagle3, toy(), expander=Chain(2))
     model = {"target": toy().params, "draft": own}
     _, states, _ = steps(drafter, model, 3)
-    full = dataclasses.replace(drafter, config=dataclasses.replace(drafter.config, sliding_window=None))
+    full = dataclasses.replace(drafter, config=changed(drafter.config, sliding_window=None))
     texts = row_texts(states[-1])
     longest = max(range(len(texts)), key=lambda row: len(texts[row]))
     text = texts[longest]
@@ -301,7 +302,7 @@ def test_a_files_number_of_layers_is_that_of_its_tensors(tmp_path):
 def test_qwen3_layers_have_head_norms_and_biases(tmp_path):
     config, tensors = speculators({"model_type": "qwen3", "attention_bias": True})
     drafter, _ = check(tmp_path, config, with_table(tensors))
-    assert drafter.config.qk_norm and drafter.config.qkv_bias and drafter.config.o_bias
+    assert drafter.config.near.qk_norm and drafter.config.near.qkv_bias and drafter.config.near.o_bias
 
 
 @pytest.mark.parametrize("trained", [True, False])

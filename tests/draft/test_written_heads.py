@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 from support.conformance import TARGET, params
 from support.published import E, V, toy
+from support.shapes import changed
 
 import specjax
 from specjax import cli
@@ -24,15 +25,13 @@ from specjax.models.llama import LlamaLM
 
 sizes = operator.attrgetter("inner", "heads", "kv_heads", "head_dim")
 IDS = "eagle_aux_hidden_state_layer_ids"
-ONE = dataclasses.replace(TARGET.config, num_hidden_layers=1)
-WINDOWED = dataclasses.replace(ONE, num_hidden_layers=2, sliding_window=3, sliding_layers=(False, True))
+ONE = changed(TARGET.config, num_hidden_layers=1)
+WINDOWED = changed(ONE, num_hidden_layers=2, sliding_window=3, sliding_layers=(False, True))
 HEADS = {
     "plain": Eagle3(Chain(3), taps=(0, 1, 2), inner=40, heads=6, kv_heads=2, head_dim=12),
     "deep": Eagle3(taps=(1, 2), config=WINDOWED, norm_before_fc=True, norm_before_residual=True),
-    "EAGLE-3.1": Eagle3(
-        Chain(3), taps=(0, 1, 2), config=dataclasses.replace(ONE, qk_norm=True), fc_norm=True, norm_output=True
-    ),
-    "narrow": Eagle3(taps=(0, 1, 2), config=dataclasses.replace(ONE, hidden_size=32, qkv_bias=True)),
+    "EAGLE-3.1": Eagle3(Chain(3), taps=(0, 1, 2), config=changed(ONE, qk_norm=True), fc_norm=True, norm_output=True),
+    "narrow": Eagle3(taps=(0, 1, 2), config=changed(ONE, hidden_size=32, qkv_bias=True)),
 }
 
 
@@ -148,11 +147,9 @@ def test_what_cannot_be_written_is_said_before_anything_is_loaded(tmp_path, caps
     assert "a head for medusa cannot be written as eagle3" in capsys.readouterr().err
     assert cli.main([*words, "--target", "tiny"]) == 2
     assert "give --format too" in capsys.readouterr().err
-    scaled = LlamaLM(dataclasses.replace(TARGET.config, logits_scaling=2.0))
+    scaled = LlamaLM(changed(TARGET.config, logits_scaling=2.0))
     drafter, own = made("plain")
     with pytest.raises(ModelError, match="with layers of llama, mistral, qwen2, qwen3, and these are granite's"):
-        wide = dataclasses.replace(
-            drafter, config=dataclasses.replace(drafter.config, logits_scaling=2.0), target=scaled
-        )
+        wide = dataclasses.replace(drafter, config=changed(drafter.config, logits_scaling=2.0), target=scaled)
         write_head(tmp_path, "eagle3", wide, own, toy())
     assert not (tmp_path / "out").exists()

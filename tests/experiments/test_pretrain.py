@@ -13,7 +13,7 @@ from experiments.pretrain.induction import induce
 from experiments.pretrain.model import Model, load
 from experiments.pretrain.objectives import Diffusion, Draft, Probe, Target
 from experiments.pretrain.train import Run, folder_of
-from specjax.models import LlamaConfig
+from specjax.models import llama_config
 from specjax.models import load as load_folder
 from specjax.tasks import FAMILIES, Mixture, generate
 from specjax.tasks.generate import keys
@@ -130,7 +130,7 @@ def test_a_run_goes_on_exactly(kind, recipe, tokenizer, ids, tmp_path):
 
 
 def test_an_induced_model_continues_random_tokens_that_it_sees_again():
-    shape = LlamaConfig(512, 256, 32, 2, 8, 4, 32, max_position_embeddings=128, rope_theta=1000.0)
+    shape = llama_config(512, 256, 32, 2, 8, 4, 32, max_position_embeddings=128, rope_theta=1000.0)
     model = Model(shape)
     model.start(0)
     rows = torch.randint(512, (8, 24), generator=torch.Generator().manual_seed(0)).repeat(1, 2)

@@ -8,6 +8,7 @@ import jax
 import pytest
 from support.guarantees import held
 from support.oracles import ORACLES
+from support.shapes import changed
 from support.small_diffusion import LM, MASK, PROMPTS, begin, params, texts
 
 import specjax
@@ -18,7 +19,7 @@ from specjax.diffusion.unmask import Wrapper
 from specjax.models import LlamaLM
 
 FIELDS = {
-    "guided": {"guide": LlamaLM(dataclasses.replace(LM.config, num_hidden_layers=1))},
+    "guided": {"guide": LlamaLM(changed(LM.config, num_hidden_layers=1))},
     "learn2pd": {"threshold": 0.4, "block_length": 8, "hidden": 4},
     "prophet": {"early": 1.0, "middle": 0.5, "late": 0.2},
 }

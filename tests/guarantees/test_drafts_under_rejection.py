@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.chains import ALPHA
 from support.conformance import but_slow
+from support.shapes import changed
 from support.small_target import TARGET, first_lines, line_of, params_of, target_of, weights
 
 import specjax
@@ -26,7 +27,7 @@ from specjax.verify import Best, Rejection
 V, NEW, ROWS = 5, 3, 20_000
 TINY = dataclasses.replace(
     TARGET,
-    config=dataclasses.replace(
+    config=changed(
         TARGET.config, vocab_size=V, hidden_size=16, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1
     ),
 )

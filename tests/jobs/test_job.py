@@ -25,12 +25,12 @@ from specjax.jobs import output as output_module
 from specjax.jobs.manifest import fingerprint, named_folders
 from specjax.jobs.options import JobOptions
 from specjax.jobs.work import make_manifest
-from specjax.models import LlamaConfig, LlamaLM, Masked
+from specjax.models import LlamaLM, Masked, llama_config
 from specjax.models.weights import write_arrays
 from specjax.serve.engine import Engine
 from specjax.serve.request import Record
 
-CONFIG = LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=64)
+CONFIG = llama_config(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=64)
 COUNT = 12
 
 

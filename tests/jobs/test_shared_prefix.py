@@ -10,14 +10,14 @@ import pytest
 
 from specjax import cli, models
 from specjax.decode import Diffusion
-from specjax.models import LlamaConfig, LlamaLM, Masked
+from specjax.models import LlamaLM, Masked, llama_config
 from specjax.serve.engine import Engine
 
 COMMON = tuple((5 * i + 3) % 22 for i in range(40))
 PROMPTS = [[*COMMON, *range(1, 1 + n)] for n in (0, 3, 20, 1, 7, 0)]
 
 
-CONFIG = LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=128)
+CONFIG = llama_config(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=128)
 
 
 @dataclasses.dataclass(frozen=True)

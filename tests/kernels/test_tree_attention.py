@@ -12,7 +12,7 @@ from support.conformance import but_slow
 from specjax.draft import PromptLookup
 from specjax.kernels.tree_attention import blocked, shares, tree_attention
 from specjax.kernels.tree_attention.reference import reference
-from specjax.models.llama import LlamaConfig, LlamaLM
+from specjax.models import LlamaLM, llama_config
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.sharding import make_mesh
@@ -234,7 +234,7 @@ def test_without_a_cache_queries_are_met_some_at_a_time(monkeypatch, rows, queri
 @pytest.mark.slow
 def test_a_decoder_writes_the_same_with_kernels():
     """Greedy, with a drafter's trees of several shapes, in one batch of ragged prompts."""
-    config = LlamaConfig(40, 32, 32, 1, 4, 2, 16, max_position_embeddings=64)
+    config = llama_config(40, 32, 32, 1, 4, 2, 16, max_position_embeddings=64)
     params = LlamaLM(config).init(jax.random.key(0))
     prompts = jnp.asarray(np.random.default_rng(0).integers(0, 5, (2, 9)))
     lengths, limit = jnp.asarray([9, 1]), jnp.asarray([15, 7])

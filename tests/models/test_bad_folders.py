@@ -7,10 +7,10 @@ import jax
 import pytest
 
 from specjax import models
-from specjax.models import LlamaConfig, LlamaLM, ModelError, gemma_config
+from specjax.models import LlamaLM, ModelError, gemma_config, llama_config
 from specjax.models.tensors import read_header
 
-TINY = LlamaConfig(
+TINY = llama_config(
     vocab_size=16, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2,
     num_key_value_heads=1, head_dim=4,
 )  # fmt: skip

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.conformance import DRAFTERS, TARGET, but_slow, ended, params, plain, same, start
 from support.conformance import Rows as Batch
+from support.shapes import changed
 
 import specjax
 from specjax.assembly.registry import OLDS, make_old
@@ -38,7 +39,7 @@ def chunk_of(size, ring=24):
 
 
 def body_of(policy):
-    config = dataclasses.replace(TARGET.config, num_attention_heads=K * G, num_key_value_heads=K, head_dim=H)
+    config = changed(TARGET.config, num_attention_heads=K * G, num_key_value_heads=K, head_dim=H)
     return policy.init(config, 0, B, 64, jnp.float32)
 
 
@@ -49,7 +50,7 @@ def test_what_is_folded_is_committed_and_the_newest_are_exact():
     lm = dataclasses.replace(TARGET, old=policy, ahead=5)
     commit = jax.jit(lm.commit, static_argnums=2)
     cache, length, text = lm.init_cache(2, 64), np.zeros(2, int), [{}, {}]
-    shape = (2, 5, TARGET.config.num_key_value_heads, TARGET.config.head_dim)
+    shape = (2, 5, TARGET.config.near.num_key_value_heads, TARGET.config.near.head_dim)
     for _ in range(30):
         new = np.asarray(RNG.normal(size=shape), np.float32)
         query = (jnp.zeros((2, 5, shape[2], 2 * shape[3])),) * 3
@@ -150,9 +151,7 @@ def test_spatten_forgets_in_a_cascade():
     """What layers keep is nested, and as many as they are to; the first tokens stay; the others are the most important of those
     that the layer below has, by a count in Python."""
     policy = SpAtten(chunk=4, important=12, last=6, start=2)
-    config = dataclasses.replace(
-        TARGET.config, num_hidden_layers=3, num_attention_heads=K * G, num_key_value_heads=K, head_dim=H
-    )
+    config = changed(TARGET.config, num_hidden_layers=3, num_attention_heads=K * G, num_key_value_heads=K, head_dim=H)
     bodies, totals = tuple(policy.init(config, i, B, 64, jnp.float32) for i in range(3)), [{}, {}, {}]
     assert [body.key.shape[2] for body in bodies] == [12, 9, 6]
     for step in range(6):
@@ -244,13 +243,13 @@ def test_who_may_have_one():
     ):
         with pytest.raises(ValueError, match=error):
             Engine(engine.model, drafter="none", **plan)
-    windows = dataclasses.replace(TARGET.config, sliding_window=4, sliding_layers=(True, False, True))
+    windows = changed(TARGET.config, sliding_window=4, sliding_layers=(True, False, True))
     forgetful = dataclasses.replace(TARGET, old=EMS())
     for make, error in (
         (lambda: dataclasses.replace(forgetful, config=windows), "has windows"),
         (lambda: forgetful.init_cache(1, 64), "goes back in a text"),
         (
-            lambda: GEAR(bits=2).init(dataclasses.replace(TARGET.config, head_dim=6), 0, 1, 64, jnp.float32),
+            lambda: GEAR(bits=2).init(changed(TARGET.config, head_dim=6), 0, 1, 64, jnp.float32),
             "6 numbers of a head",
         ),
         (

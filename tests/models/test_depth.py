@@ -5,11 +5,12 @@ import dataclasses
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from support.shapes import changed, small
 
-from specjax.models import DiffusionGemmaConfig, DiffusionGemmaLM, LlamaConfig, LlamaLM, diffusion_gemma, llama
+from specjax.models import DiffusionGemmaConfig, DiffusionGemmaLM, LlamaLM, diffusion_gemma, layer, llama
 from specjax.models.gemma_heads import Heads
 
-LLAMA = LlamaConfig(
+LLAMA = small(
     vocab_size=16, hidden_size=8, intermediate_size=12, num_hidden_layers=5, num_attention_heads=2,
     num_key_value_heads=1, head_dim=4, qk_norm=True, sliding_window=3, sliding_layers=(True, False) * 2 + (True,),
 )  # fmt: skip
@@ -18,7 +19,7 @@ GEMMA = DiffusionGemmaConfig(
     sliding_layers=(True, False) * 2 + (False,), sliding_window=3, sliding=Heads(4, 2, 1e4, 2), full=Heads(8, 1, 1e6, 1),
     num_experts=2, top_k_experts=1, moe_intermediate_size=4,
 )  # fmt: skip
-CASES = {"llama": (llama, LlamaLM(LLAMA)), "gemma": (diffusion_gemma, DiffusionGemmaLM(GEMMA))}
+CASES = {"llama": (layer, LlamaLM(LLAMA)), "gemma": (diffusion_gemma, DiffusionGemmaLM(GEMMA))}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -26,8 +27,8 @@ def test_each_kind_of_layer_is_traced_once(name, monkeypatch):
     module, lm = CASES[name]
     made, make = [], module.Layer
     monkeypatch.setattr(module, "Layer", lambda *args, **more: made.append(args) or make(*args, **more))
-    deep = (True, False) * 40
-    lm = dataclasses.replace(lm, config=dataclasses.replace(lm.config, num_hidden_layers=80, sliding_layers=deep))
+    change = dataclasses.replace if name == "gemma" else changed
+    lm = dataclasses.replace(lm, config=change(lm.config, num_hidden_layers=80, sliding_layers=(True, False) * 40))
     shapes = lm.abstract()
     assert len(shapes["layers"]) == 80 and len(made) == 2
     own = lm.bind(shapes)

@@ -1,6 +1,5 @@
 """Models whose matrices are bfloat16 with coded exponents: the same numbers, the same text, less memory."""
 
-import dataclasses
 import re
 
 import jax
@@ -10,12 +9,13 @@ import pytest
 from support.conformance import same, start, texts
 from support.mesh_law import HOT, SHALLOW
 from support.mesh_law import weights as weights_of
+from support.shapes import changed, small
 
 import specjax
 from specjax import decoder as decoding
 from specjax import models
 from specjax.lm import Block, Wants
-from specjax.models import ExpertsConfig, LlamaConfig, LlamaLM, ModelError
+from specjax.models import ExpertsConfig, LlamaLM, ModelError
 from specjax.models.dfloat11 import Coded
 from specjax.models.few_bits import dot, is_quantised, plain, rows
 from specjax.models.formats import read_format
@@ -24,11 +24,11 @@ from specjax.plan.held import chip_bytes
 from specjax.sharding import make_mesh
 
 LINE = "dfloat11:group=16,vocab=true"
-SMALL = LlamaConfig(
+SMALL = small(
     vocab_size=96, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=8,
     num_key_value_heads=4, head_dim=8, qkv_bias=True,
 )  # fmt: skip
-SPARSE = dataclasses.replace(SMALL, qkv_bias=False, qk_norm=True, experts=ExpertsConfig(4, 2, 32))
+SPARSE = changed(SMALL, qkv_bias=False, qk_norm=True, experts=ExpertsConfig(4, 2, 32))
 
 
 def same_bits(a, b):
@@ -99,7 +99,7 @@ def test_products_are_those_of_the_plain_matrix():
 @pytest.mark.slow
 def test_a_matrix_is_made_plain_just_before_it_is_used():
     """A loop of many passes has room for some matrices and not for all of them; and it writes the tokens of the plain ones."""
-    lm = LlamaLM(dataclasses.replace(SMALL, num_hidden_layers=6, intermediate_size=1024))
+    lm = LlamaLM(changed(SMALL, num_hidden_layers=6, intermediate_size=1024))
     whole = half(lm.init(jax.random.key(0)))
     tokens, room = {}, {}
 
@@ -123,7 +123,7 @@ def test_a_matrix_is_made_plain_just_before_it_is_used():
 
 def test_a_mesh_moves_no_part_of_a_matrix():
     """What devices exchange is what they do for the plain model: sums of a layer's outputs."""
-    lm, mesh = LlamaLM(dataclasses.replace(SMALL, num_hidden_layers=1)), make_mesh("data=2,model=4")
+    lm, mesh = LlamaLM(changed(SMALL, num_hidden_layers=1)), make_mesh("data=2,model=4")
     whole, exchanged = half(lm.init(jax.random.key(0))), []
     block = Block(jnp.ones((2, 3), jnp.int32), jnp.arange(6).reshape(2, 3), jnp.zeros(2, jnp.int32), None, causal=True)
     for params in (whole, read_format("dfloat11:group=16").params(whole)):

@@ -186,7 +186,7 @@ def test_a_bad_folder_is_one_clear_error(folder, tmp_path, where, change, said):
 def test_a_model_is_saved_as_what_it_is(model, tmp_path):
     with pytest.raises(ModelError, match="saved with its canvas"):
         models.save(tmp_path / "x", model.lm, model.params, diffusion=Masked(3, False))
-    llama = models.LlamaLM(models.LlamaConfig(24, 16, 20, 1, 2, 2, 8))
+    llama = models.LlamaLM(models.llama_config(24, 16, 20, 1, 2, 2, 8))
     with pytest.raises(ModelError, match="has a Masked"):
         models.save(tmp_path / "x", llama, llama.abstract(), diffusion=model.masked)
 

@@ -13,6 +13,7 @@ import specjax
 from specjax.decode import LayerContrast, Plain
 from specjax.draft import NoDrafter
 from specjax.lm import Block, Wants
+from specjax.models import HeadConfig
 from specjax.models.dola import Dola, contrasted, layers_of
 from specjax.prompts import Prompts
 from specjax.sampling import row_keys
@@ -90,7 +91,7 @@ def test_layers_by_name():
     assert layers_of("low", of(8)) == (1,) and layers_of("high", of(8)) == (3, 5)  # after 2, and after 4 and 6 layers
     assert layers_of("low", of(3)) == (1,) and layers_of([1, 2], of(3)) == (0, 1)
     assert layers_of("high", of(48)) == tuple(range(27, 47, 2)) and layers_of("low", of(48)) == tuple(range(1, 19, 2))
-    apart = types.SimpleNamespace(tie_word_embeddings=False)  # then the embeddings are the first
+    apart = types.SimpleNamespace(head=HeadConfig(tied=False))  # then the embeddings are the first
     of = lambda count: types.SimpleNamespace(num_layers=count, config=apart)
     assert layers_of("low", of(32)) == (-1, 1, 3, 5, 7, 9, 11, 13) and layers_of("high", of(4)) == (1,)
     assert layers_of("low", of(48)) == tuple(range(-1, 19, 2)) and layers_of([0, 2], of(8)) == (-1, 1)

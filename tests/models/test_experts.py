@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from support.shapes import small
 from support.small_experts import blocks, decoded, edited, ours, theirs
 
 import specjax
@@ -15,6 +16,7 @@ from specjax import models
 from specjax.decode import Diffusion
 from specjax.models import LlamaLM, Masked, ModelError, masked, tensors
 from specjax.models.experts import ExpertsConfig, Router, route
+from specjax.models.families import base
 from specjax.serve.sampling import Sampling
 from specjax.sharding import make_mesh
 
@@ -134,7 +136,7 @@ def test_sdar_moe_decodes_as_whole_passes_of_transformers(qwen, sdar):
 def test_llada_moe_sees_everything(llada, tmp_path):
     reference, folder = llada
     model = models.load(folder, dtype="float32")
-    assert model.masked == Masked(MASK, shift=False) and model.lm.config.sparse_layers == (True, False, True)
+    assert model.masked == Masked(MASK, shift=False) and base.sparse_layers(model.lm.config) == [True, False, True]
     want = theirs(reference, IDS, np.ones((12, 12), bool))
     np.testing.assert_allclose(ours(model, IDS), want, atol=1e-4)
     models.save(tmp_path / "again", model.lm, model.params, diffusion=model.masked)
@@ -186,7 +188,7 @@ def test_routing_is_that_of_a_loop(scoring, normed):
 
 def test_a_routers_bias_is_float32_in_any_type():
     config = ExpertsConfig(4, 2, 3, scoring="sigmoid")
-    shape = models.LlamaConfig(V, 8, 8, 1, 2, 2, 4, experts=config)
+    shape = small(V, 8, 8, 1, 2, 2, 4, experts=config)
     router = LlamaLM(shape).abstract(jnp.bfloat16)["layers"][0]["mlp"]["router"]
     assert (router["kernel"].dtype, router["bias"].dtype) == (jnp.bfloat16, jnp.float32)
     weights = Router(config, 8, jnp.bfloat16, nnx.Rngs(0))(jnp.ones((3, 8), jnp.bfloat16))
@@ -236,10 +238,11 @@ def test_what_no_layout_expresses_is_not_saved(qwen, tmp_path):
     model = models.load(qwen[1], dtype="float32")
     with pytest.raises(ModelError, match="is written as LLaDA-MoE, which has"):
         models.save(tmp_path / "x", model.lm, model.params, diffusion=Masked(1, shift=False))
-    shared = dataclasses.replace(model.lm.config.experts, num_shared_experts=1)
-    lm = LlamaLM(dataclasses.replace(model.lm.config, experts=shared))
+    own = model.lm.config.experts
+    shared = dataclasses.replace(own, shared=models.MLPConfig(own.moe_intermediate_size))
+    lm = LlamaLM(model.lm.config.mapped(models.ExpertsConfig, lambda _: shared))
     with pytest.raises(
-        ModelError, match="has experts.num_shared_experts=1 with the rest of this model; Qwen3MoeForCausalLM"
+        ModelError, match="has layers.feed.shared=MLPConfig.* with the rest of this model; Qwen3MoeForCausalLM"
     ):
         models.save(tmp_path / "x", lm, lm.abstract())
     with pytest.raises(ModelError, match="its layers have experts"):

@@ -1,7 +1,5 @@
 """Matrices in few bits: the definition number by number, products with them, reading, and texts that drafters do not change."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -10,12 +8,13 @@ import pytest
 from support.conformance import but_slow, same, start, texts
 from support.mesh_law import HOT, MESHES, SHALLOW, decoder_on, placed
 from support.mesh_law import weights as weights_of
+from support.shapes import changed, small
 
 import specjax
 from specjax import decoder as decoding
 from specjax import models
 from specjax.lm import Block, Wants
-from specjax.models import ExpertsConfig, LlamaConfig, LlamaLM, ModelError, quantising
+from specjax.models import ExpertsConfig, LlamaLM, ModelError, quantising
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.few_bits import Quantised, dot, is_quantised, plain, rows
 from specjax.models.formats import read_format
@@ -23,11 +22,11 @@ from specjax.models.grouped import grouped_dot
 from specjax.sharding import make_mesh
 
 LINES = ("int8", "fp8", "int4:group=16", "int8:group=32,vocab=true", "int4:group=16,vocab=true")
-SMALL = LlamaConfig(
+SMALL = small(
     vocab_size=96, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=8,
     num_key_value_heads=4, head_dim=8, qkv_bias=True,
 )  # fmt: skip
-SPARSE = dataclasses.replace(SMALL, qkv_bias=False, qk_norm=True, experts=ExpertsConfig(4, 2, 32))
+SPARSE = changed(SMALL, qkv_bias=False, qk_norm=True, experts=ExpertsConfig(4, 2, 32))
 
 
 def by_definition(column, most, kind, dtype):
@@ -75,7 +74,7 @@ def logits(lm, params):
 
 @pytest.mark.parametrize("line", but_slow(LINES, *LINES[2:]))
 @pytest.mark.parametrize(
-    "config", (SMALL, SPARSE, dataclasses.replace(SMALL, tie_word_embeddings=True)), ids=("dense", "experts", "tied")
+    "config", (SMALL, SPARSE, changed(SMALL, tie_word_embeddings=True)), ids=("dense", "experts", "tied")
 )
 def test_a_model_computes_with_the_numbers_that_its_scales_say(config, line):
     """Its matrices are within half a step of what they were, and its logits are those of the plain matrices."""
@@ -84,7 +83,7 @@ def test_a_model_computes_with_the_numbers_that_its_scales_say(config, line):
     params = form.params(whole)
     nodes = [x for x in jax.tree.leaves(params, is_leaf=is_quantised) if is_quantised(x)]
     in_layers = 2 * (4 + 3)
-    of_vocab = (1 if config.tie_word_embeddings else 2) if form.vocab else 0
+    of_vocab = (1 if config.head.tied else 2) if form.vocab else 0
     assert len(nodes) == in_layers + of_vocab
     near = jax.tree.map(plain, params, is_leaf=is_quantised)
     if form.name != "fp8":
@@ -98,7 +97,7 @@ def test_a_model_computes_with_the_numbers_that_its_scales_say(config, line):
 @pytest.mark.parametrize("tied", (True, False))
 def test_one_row_is_a_product_of_eight_on_tpus(tied, monkeypatch):
     """Every product of a token, those of more are as they were."""
-    lm = LlamaLM(dataclasses.replace(SMALL, tie_word_embeddings=tied))
+    lm = LlamaLM(changed(SMALL, tie_word_embeddings=tied))
     params, took = lm.init(jax.random.key(0)), []
 
     def one(params, ids):

@@ -11,7 +11,7 @@ import pytest
 import specjax
 from specjax import cli, models
 from specjax.decode import Beam, Diffusion
-from specjax.models import LlamaConfig, LlamaLM, Masked, ModelError, generation
+from specjax.models import LlamaLM, Masked, ModelError, generation, llama_config
 from specjax.search.stepwise import Asked
 from specjax.serve.engine import Engine
 from specjax.serve.options import PromptOptions
@@ -175,7 +175,7 @@ def test_values_that_no_option_has(folder, fields):
 def test_a_diffusion_model_has_what_it_can_have(tmp_path):
     """Filters, but no penalty, which reads the text before a token; it is refused where the user asks for it."""
 
-    lm = LlamaLM(LlamaConfig(32, 16, 24, 2, 2, 1, 8, max_position_embeddings=64))
+    lm = LlamaLM(llama_config(32, 16, 24, 2, 2, 1, 8, max_position_embeddings=64))
     models.save(
         tmp_path / "own", lm, lm.init(jax.random.key(0)), diffusion=Masked(23, False), generation=QWEN | {"top_k": 2}
     )

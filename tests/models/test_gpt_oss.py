@@ -8,6 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from support.shapes import changed
 from support.small_experts import edited, ours
 
 from specjax import models
@@ -149,16 +150,19 @@ def test_what_cannot_be_served_is_named(change, said):
 
 
 def test_what_no_family_has_is_not_written():
-    gpt_oss = vars(hf_config.from_hf(KIND))
-    chosen_otherwise = dataclasses.replace(gpt_oss["experts"], scoring="softmax")
+    gpt_oss = hf_config.from_hf(KIND)
+    chosen_otherwise = dataclasses.replace(gpt_oss.experts, scoring="softmax")
     for change, said in (
-        ({"o_bias": False}, "has o_bias=False with the rest of this model; GptOssForCausalLM comes nearest"),
-        ({"norm": "rounded"}, "has norm='rounded' with the rest of this model; GptOssForCausalLM comes nearest"),
-        ({"experts": chosen_otherwise}, "has experts.scoring='softmax' with the rest of this model; GptOss"),
-        ({"experts": ExpertsConfig(8, 2, 16)}, "attention_sinks=True with the rest of this model; Qwen3Moe"),
+        (
+            {"o_bias": False},
+            "has layers.mixer.o_bias=False with the rest of this model; GptOssForCausalLM comes nearest",
+        ),
+        ({"norm": "rounded"}, "norm.kind='rounded' with the rest of this model; GptOssForCausalLM comes nearest"),
+        ({"experts": chosen_otherwise}, "has layers.feed.scoring='softmax' with the rest of this model; GptOss"),
+        ({"experts": ExpertsConfig(8, 2, 16)}, "layers.mixer.sinks=True.* with the rest of this model; Qwen3Moe"),
     ):
         with pytest.raises(ModelError, match=said):
-            hf_config.to_hf(models.LlamaConfig(**gpt_oss | change))
+            hf_config.to_hf(changed(gpt_oss, **change))
 
 
 def test_the_best_logits_are_chosen_before_a_softmax():

@@ -52,8 +52,7 @@ def drafter(name, model):
     """A drafter for this model; drafts come from all but its last layer."""
     config = model.lm.config
     layers = config.num_hidden_layers - 1
-    shared = max(config.num_kv_shared_layers - 1, 0)
-    small = LlamaLM(dataclasses.replace(config, num_hidden_layers=layers, num_kv_shared_layers=shared))
+    small = LlamaLM(config.first(layers))
     params = {**model.params, "layers": {i: model.params["layers"][i] for i in range(layers)}}
     if "layer_inputs" in params:
         cut = lambda x, shape: x[..., : shape.shape[-1]]

@@ -1,6 +1,5 @@
 """`load` and `save`: formats, both config layouts, and one clear error for each bad folder."""
 
-import dataclasses
 import json
 import shutil
 import subprocess
@@ -10,15 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.shapes import changed
 
 from specjax import models
 from specjax.assembly.registry import DRAFTERS, parse
 from specjax.draft.heads.published import layouts, stems_of
 from specjax.lm import Block, Wants
-from specjax.models import LlamaConfig, LlamaLM, ModelError, RopeScaling, hf_config, hub, tensors
+from specjax.models import LlamaLM, ModelError, RopeScaling, hf_config, hub, llama_config, tensors
 
 IDS = np.random.default_rng(0).integers(0, 128, (2, 12))
-TINY = LlamaConfig(
+TINY = llama_config(
     vocab_size=16,
     hidden_size=8,
     intermediate_size=12,
@@ -369,23 +369,25 @@ def test_defaults_of_each_family():
     for name in ("Llama", "Mistral", "Qwen2", "Qwen3"):
         theirs = getattr(transformers, f"{name}Config")(**sizes)
         ours = hf_config.from_hf({"architectures": [f"{name}ForCausalLM"], **sizes})
-        for field in ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "sliding_window"):
-            assert getattr(ours, field) == getattr(theirs, field, None), (name, field)
-        assert ours.head_dim == (getattr(theirs, "head_dim", None) or 16)
-        assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
-        assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert hf_config.from_hf({"model_type": "mistral", "sliding_window": None, **sizes}).sliding_window is None
+        assert ours.near.num_key_value_heads == theirs.num_key_value_heads, name
+        assert ours.near.window == getattr(theirs, "sliding_window", None), name
+        assert ours.max_position_embeddings == theirs.max_position_embeddings, name
+        assert ours.norm.eps == theirs.rms_norm_eps, name
+        assert ours.near.head_dim == (getattr(theirs, "head_dim", None) or 16)
+        assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+        assert ours.head.tied == theirs.tie_word_embeddings
+    assert hf_config.from_hf({"model_type": "mistral", "sliding_window": None, **sizes}).near.window is None
 
 
 def test_config_without_an_architecture_cannot_be_saved():
     for odd in (
         {"mlp_bias": True, "qk_norm": True},
-        {"o_bias": True},
+        {"o_bias": True, "qk_norm": True},
         {"sliding_window": 4, "qkv_bias": True, "mlp_bias": True},
     ):
         with pytest.raises(ModelError, match="no supported architecture has"):
-            hf_config.to_hf(dataclasses.replace(TINY, **odd))
-    scaled = dataclasses.replace(TINY, rope_scaling=RopeScaling("linear", 2.0))
+            hf_config.to_hf(changed(TINY, **odd))
+    scaled = changed(TINY, rope_scaling=RopeScaling("linear", 2.0))
     assert hf_config.from_hf(hf_config.to_hf(scaled)) == scaled
 
 
@@ -412,7 +414,7 @@ def test_a_tied_model_with_another_head_uses_that(tiny, caplog):
 
     edit(tiny, {"tie_word_embeddings": True})
     model = models.load(tiny, dtype="float32")
-    assert not model.lm.config.tie_word_embeddings and "head" in model.params
+    assert not model.lm.config.head.tied and "head" in model.params
     assert [r for r in caplog.records if "a head that differs from its table" in r.getMessage()]
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tiny, dtype="float32")
     ids = IDS % TINY.vocab_size

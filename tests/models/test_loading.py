@@ -15,15 +15,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support import big_folder
+from support.shapes import small
 
 from specjax import models
-from specjax.models import LlamaConfig, LlamaLM, ModelError, byte_ranges, loading_bar
+from specjax.models import LlamaLM, ModelError, byte_ranges, loading_bar
 from specjax.models.kv_heads import copied
 from specjax.models.tensors import FLOATS, read_header
 from specjax.sharding import make_mesh
 
 CODES = {dtype: code for code, dtype in FLOATS.items()}
-SMALL = LlamaConfig(
+SMALL = small(
     vocab_size=96, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=8,
     num_key_value_heads=4, head_dim=8, qkv_bias=True,
 )  # fmt: skip

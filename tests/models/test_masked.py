@@ -1,6 +1,5 @@
 """LLaDA and Dream folders: names, config fields, what is refused, and logits in transformers without the causal mask."""
 
-import dataclasses
 import json
 import shutil
 
@@ -9,14 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.shapes import changed
 
 from specjax import models
 from specjax.decode import Speculate
 from specjax.lm import Block, Wants
-from specjax.models import LlamaConfig, LlamaLM, Masked, ModelError, masked, tensors, weights
+from specjax.models import LlamaLM, Masked, ModelError, llama_config, masked, tensors, weights
 
-LLADA = LlamaConfig(24, 16, 20, 2, 2, 2, 8, max_position_embeddings=32, rms_norm_eps=1e-5, rope_theta=5e5)
-DREAM = dataclasses.replace(LLADA, num_key_value_heads=1, rms_norm_eps=1e-6, rope_theta=1e6, qkv_bias=True)
+LLADA = llama_config(24, 16, 20, 2, 2, 2, 8, max_position_embeddings=32, rms_norm_eps=1e-5, rope_theta=5e5)
+DREAM = changed(LLADA, num_key_value_heads=1, rms_norm_eps=1e-6, rope_theta=1e6, qkv_bias=True)
 
 
 def random_params(lm, seed=0):
@@ -125,8 +125,8 @@ def test_logits_are_those_of_transformers_without_the_causal_mask(folder):
     theirs = kind(
         config(
             vocab_size=24, hidden_size=16, intermediate_size=20, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=c.num_key_value_heads, max_position_embeddings=32, rms_norm_eps=c.rms_norm_eps,
-            rope_theta=c.rope_theta, tie_word_embeddings=False, head_dim=8, attn_implementation="eager",
+            num_key_value_heads=c.near.num_key_value_heads, max_position_embeddings=32, rms_norm_eps=c.norm.eps,
+            rope_theta=c.rope.theta, tie_word_embeddings=False, head_dim=8, attn_implementation="eager",
         )
     ).eval()  # fmt: skip
     theirs.model.rotary_emb = type(theirs.model.rotary_emb)(theirs.config)
@@ -162,7 +162,7 @@ def test_a_bad_llada_folder_is_one_clear_error(llada, tmp_path, change, said):
     (
         (LLADA, True, "written as Dream"),
         (
-            dataclasses.replace(LLADA, sliding_window=8),
+            changed(LLADA, sliding_window=8),
             False,
             "as A2D, which has layers of Llama, Qwen2 or Qwen3 without a",
         ),

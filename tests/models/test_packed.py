@@ -2,7 +2,6 @@
 part of them is read; and what is not read is named."""
 
 import copy
-import dataclasses
 import functools
 import json
 import shutil
@@ -13,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support import packing
+from support.shapes import changed, small
 
 from specjax import models
 from specjax.models import ModelError, byte_ranges, hf_config, weights
@@ -23,7 +23,7 @@ from specjax.sharding import make_mesh
 
 safetensors = pytest.importorskip("safetensors.numpy")
 IGNORED = "layers.1.mlp.down_proj"
-SMALL = models.LlamaConfig(
+SMALL = small(
     vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
     head_dim=16, qkv_bias=True,
 )  # fmt: skip
@@ -280,7 +280,7 @@ CHANGED = (  # a flag of a file that is turned alone, and what is said
 )  # fmt: skip
 
 
-def changed(config, change):
+def turned(config, change):
     """A copy with fields set wherever they are."""
     config = copy.deepcopy(config)
     scheme = config.get("config_groups", {}).get("group_0")
@@ -295,7 +295,7 @@ def changed(config, change):
 def test_a_flag_that_is_turned_is_named(made, tmp_path, case, change, said):
     folder, own, _ = made(case)
     with pytest.raises(ModelError, match=said):
-        models.load(folder_of(folder, tmp_path / "it", own, changed(CASES[case][0], change)))
+        models.load(folder_of(folder, tmp_path / "it", own, turned(CASES[case][0], change)))
 
 
 def test_tensors_that_are_wrong_are_named(made, tmp_path):
@@ -343,7 +343,7 @@ def test_each_group_of_modules_has_its_own_scheme(source, tmp_path):
 
 def test_matrices_that_a_file_joins(made):
     """Phi-3's q, k and v, and gate and up, are rows of one packed matrix."""
-    shape = dataclasses.replace(SMALL, qkv_bias=False, partial_rotary_factor=0.75)
+    shape = changed(SMALL, qkv_bias=False, partial_rotary_factor=0.75)
     folder, own, numbers = made("pack4_zeros", shape)
     assert "model.layers.0.self_attn.qkv_proj.weight_packed" in own
     params = models.load(folder, dtype="float32").params["layers"][0]
@@ -355,7 +355,7 @@ def test_matrices_that_a_file_joins(made):
 
 def test_experts_each_have_a_matrix(made):
     """Of a layer's experts a parameter holds all."""
-    shape = dataclasses.replace(SMALL, qkv_bias=False, qk_norm=True, experts=ExpertsConfig(3, 2, 32))
+    shape = changed(SMALL, qkv_bias=False, qk_norm=True, experts=ExpertsConfig(3, 2, 32))
     folder, own, numbers = made("fp8", shape)
     assert "model.layers.1.mlp.experts.2.down_proj.weight_scale_inv" in own
     experts = models.load(folder, dtype="float32").params["layers"][1]["mlp"]["experts"]

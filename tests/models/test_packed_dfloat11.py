@@ -17,7 +17,7 @@ from specjax.models.tensors import read_header, shaped
 from specjax.sharding import make_mesh
 
 safetensors = pytest.importorskip("safetensors.numpy")
-SMALL = models.LlamaConfig(
+SMALL = models.llama_config(
     vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
     head_dim=16,
 )  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 import specjax
 from specjax import cli, models
-from specjax.models import LlamaConfig, LlamaLM, Masked
+from specjax.models import LlamaLM, Masked, llama_config
 from specjax.serve.prompt_logprobs import with_prompt_logprobs
 from specjax.serve.request import Record, Request
 from specjax.serve.slots import Turn
@@ -61,7 +61,7 @@ def test_a_job_writes_them(references, tmp_path, capsys):
 
 
 def test_diffusion_models_are_refused_before_any_work(tmp_path, capsys):
-    lm = LlamaLM(LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=64))
+    lm = LlamaLM(llama_config(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=64))
     models.save(tmp_path / "masked", lm, lm.init(jax.random.key(0)), diffusion=Masked(23, False))
     with pytest.raises(ValueError, match="masked is a diffusion model, .* ask an autoregressive model"):
         specjax.generate(str(tmp_path / "masked"), [[1, 2]], logprobs="prompt")

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.conformance import Rows, but_slow, start, texts
+from support.shapes import small
 from support.table_lm import Table
 
 import specjax
@@ -26,22 +27,23 @@ from specjax.draft import (
     fuse,
 )
 from specjax.expand import Static
-from specjax.models import LlamaConfig, LlamaLM, hf_config
+from specjax.models import LlamaLM, hf_config
 from specjax.models.experts import ExpertsConfig
+from specjax.models.families import base
 from specjax.models.kv import KVDelta
-from specjax.models.llama_config import FullAttention
 from specjax.serve.engine import Engine
 
 SIZES = (64, 32, 48, 4, 4, 2, 8, 256)
 OSS = ExpertsConfig(4, 2, 16, scoring="chosen", swiglu_limit=1.0)
 MODELS = {
-    "gpt_oss": LlamaConfig(
+    "gpt_oss": small(
         *SIZES, sliding_window=7, sliding_layers=(True, False) * 2, attention_sinks=True, experts=OSS, norm="wide"
     ),
-    "shared": LlamaConfig(
-        *SIZES, sliding_window=5, sliding_layers=(True, False) * 2, num_kv_shared_layers=2, full=FullAttention(16, 1)
+    "shared": base.mixers(
+        small(*SIZES, sliding_window=5, sliding_layers=(True, False) * 2),
+        lambda i: ({"head_dim": 16, "num_key_value_heads": 1} if i % 2 else {}) | {"source": i - 2 if i > 1 else None},
     ),
-    "mistral": LlamaConfig(*SIZES, sliding_window=9),
+    "mistral": small(*SIZES, sliding_window=9),
 }
 DRAFTERS = {
     "none": NoDrafter(),
@@ -94,7 +96,7 @@ def test_texts_are_those_of_whole_caches(pair):
     lm, params = made(model)
     want, _ = written(lm, params, drafter, None)
     got, state = written(lm, params, drafter, AHEAD)
-    window = MODELS[model].sliding_window
+    window = MODELS[model].near.window
     assert {x.shape[2] for x in state.cache.key} <= {window + AHEAD, 96} and state.cache.key[0].shape[
         2
     ] == window + AHEAD
@@ -133,7 +135,7 @@ def test_texts_on_a_mesh(mesh):
 @pytest.mark.slow
 def test_what_a_commit_leaves_is_what_the_next_block_sees():
     """Behind any commits that write as far ahead as they may, slot for slot, with named slots among them."""
-    config = LlamaConfig(8, 8, 8, 1, 1, 1, 4, sliding_window=5)
+    config = small(8, 8, 8, 1, 1, 1, 4, sliding_window=5)
     rng, capacity = np.random.default_rng(3), 64
     ring, whole = (LlamaLM(config, ahead=ahead).init_cache(2, capacity) for ahead in (4, None))
     length = np.array([0, 0])
@@ -194,8 +196,8 @@ def test_bytes_at_32k(kind, given, window):
         cache = jax.eval_shape(lambda decoder=decoder: decoder.target.init_cache(1, 32768, jnp.bfloat16))
         sizes.append(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache)))
         want = 0
-        for i in range(lm.config.num_hidden_layers - lm.config.num_kv_shared_layers):
-            heads = lm.config.at(i)
+        for i in (i for i in range(lm.num_layers) if lm.config.source(i) == i):
+            heads = lm.config.attention(i)
             slots = window + 256 if rings and lm.config.window(i) else 32768
             want += 2 * heads.num_key_value_heads * slots * heads.head_dim * 2
         assert sizes[-1] == want
@@ -215,7 +217,7 @@ def test_rings_hold_what_a_drafter_looks_back_for(name, monkeypatch):
     """Its drafts, step by step, are those over a whole cache: from the first on, where the parts of longer prompts were written
     as far ahead of a row's text as they may be."""
     monkeypatch.setattr(sys.modules[specjax.Speculative.__module__], "PREFILL_WIDTHS", (WIDTH,))
-    lm = LlamaLM(LlamaConfig(*SIZES, sliding_window=5, sliding_layers=(True, False) * 2))
+    lm = LlamaLM(small(*SIZES, sliding_window=5, sliding_layers=(True, False) * 2))
     both, found = {"target": lm.init(jax.random.key(1)), "draft": None}, []
     for rings in (False, True):
         decoder = ringed(specjax.speculative(lm, FAR[name]), rings)

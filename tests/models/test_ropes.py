@@ -5,11 +5,12 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.shapes import changed
 
-from specjax.models import LlamaConfig, ModelError, hf_config, hf_rope
-from specjax.models.ropes import rope_frequencies, rope_tables
+from specjax.models import ModelError, hf_config, hf_rope, llama_config
+from specjax.models.ropes import rope_frequencies
 
-PLAIN = LlamaConfig(24, 64, 20, 1, 2, 2, 32, max_position_embeddings=640)
+PLAIN = llama_config(24, 64, 20, 1, 2, 2, 32, max_position_embeddings=640)
 YARN = {"rope_type": "yarn", "rope_theta": 150.0, "factor": 32.0, "original_max_position_embeddings": 64}
 YARNS = {
     "usual": {},
@@ -26,16 +27,20 @@ def theirs(rope, config=PLAIN):
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     made = transformers.LlamaConfig(
-        hidden_size=config.hidden_size, num_attention_heads=config.num_attention_heads, head_dim=config.head_dim,
+        hidden_size=config.hidden_size, num_attention_heads=config.near.num_attention_heads, head_dim=config.near.head_dim,
         max_position_embeddings=config.max_position_embeddings, rope_parameters=dict(rope),
     )  # fmt: skip
     frequencies, magnitude = ROPE_INIT_FUNCTIONS[rope["rope_type"]](made, "cpu")
     return frequencies.numpy(), magnitude
 
 
+def frequencies_of(config):
+    return rope_frequencies(config.rope, config.near.head_dim, config.max_position_embeddings)
+
+
 def configured(rope, config=PLAIN):
     theta, scaling = hf_rope.from_hf({"rope_parameters": rope}, config.max_position_embeddings)
-    return dataclasses.replace(config, rope_theta=theta, rope_scaling=scaling)
+    return changed(config, rope_theta=theta, rope_scaling=scaling)
 
 
 @pytest.mark.parametrize("name", YARNS)
@@ -43,12 +48,12 @@ def test_yarn(name):
     rope = YARN | YARNS[name]
     config = configured(rope)
     frequencies, magnitude = theirs(rope)
-    np.testing.assert_allclose(rope_frequencies(config), frequencies, rtol=1e-5)
-    assert np.isclose(config.rope_scaling.magnitude, magnitude)
-    assert hf_rope.from_hf({"rope_theta": config.rope_theta, "rope_scaling": hf_rope.to_hf(config.rope_scaling)}, 9) == (
-        config.rope_theta, config.rope_scaling,
+    np.testing.assert_allclose(frequencies_of(config), frequencies, rtol=1e-5)
+    assert np.isclose(config.rope.scaling.magnitude, magnitude)
+    assert hf_rope.from_hf({"rope_theta": config.rope.theta, "rope_scaling": hf_rope.to_hf(config.rope.scaling)}, 9) == (
+        config.rope.theta, config.rope.scaling,
     )  # fmt: skip
-    cos, sin = rope_tables(config, jnp.arange(3)[None])
+    cos, sin = config.tables(jnp.arange(3)[None])
     angles = np.arange(3)[:, None] * frequencies
     np.testing.assert_allclose(cos[0, :, 0, 0], magnitude * np.cos(angles), atol=1e-5)
     np.testing.assert_allclose(sin[0, :, 0, 1], magnitude * np.sin(angles), atol=1e-5)
@@ -72,9 +77,9 @@ def test_yarn_as_model_cards_ask_for_it():
     frequencies, magnitude = theirs(
         rope | {"rope_theta": 1e6}, dataclasses.replace(PLAIN, max_position_embeddings=40960)
     )
-    np.testing.assert_allclose(rope_frequencies(config), frequencies, rtol=1e-6)
+    np.testing.assert_allclose(frequencies_of(config), frequencies, rtol=1e-6)
     angles = np.float32(131071) * frequencies
-    cos, sin = rope_tables(config, jnp.asarray([[131071]]))
+    cos, sin = config.tables(jnp.asarray([[131071]]))
     np.testing.assert_allclose(
         cos[0, 0, 0, 0], magnitude * np.cos(angles), atol=2e-2
     )  # of angles that are known to 1 / 128

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.conformance import but_slow
 from support.margin import Margin, teacher_forced
+from support.shapes import changed
 
 import specjax
 from specjax import decoder as decoding
@@ -38,16 +39,16 @@ from specjax.draft.dspark.network import sureness
 from specjax.draft.heads.widening import widen_head
 from specjax.draft.trim import trimmed_model
 from specjax.expand import Chain, TopK
-from specjax.models import LlamaConfig, LlamaLM, Masked, Model, ModelError, TabularLM
+from specjax.models import LlamaLM, Masked, Model, ModelError, TabularLM, llama_config
 from specjax.models.widening import tiled, wider_lm
 from specjax.prompts import Prompts
 from specjax.sampling import Sampler, SamplingArrays, row_keys
 
-PLAIN = LlamaConfig(
+PLAIN = llama_config(
     vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
     head_dim=8, max_position_embeddings=64, tie_word_embeddings=True,
 )  # fmt: skip
-of = lambda **fields: LlamaLM(dataclasses.replace(PLAIN, **fields))
+of = lambda **fields: LlamaLM(changed(PLAIN, **fields))
 FAMILIES = {
     "tied": (of(), 4),
     "untied": (of(tie_word_embeddings=False), 3),
@@ -105,14 +106,14 @@ def unscaled(path, x):
 
 def swapped(path, x):
     """Queries that read another kv-head."""
-    return jnp.roll(x, PLAIN.head_dim, axis=-1) if path[-2].key == "k" else x
+    return jnp.roll(x, PLAIN.near.head_dim, axis=-1) if path[-2].key == "k" else x
 
 
 @pytest.mark.parametrize("fault", ["a kernel", "the way out", "the heads"])
 def test_a_planted_fault_is_more_than_rounding(fault):
     plain, wide, _ = model_of()
     if fault == "the way out":
-        undivided = dataclasses.replace(wide.lm.config, logits_scaling=1.0)
+        undivided = changed(wide.lm.config, logits_scaling=1.0)
         wide = dataclasses.replace(wide, lm=LlamaLM(undivided))
     else:
         change = {"a kernel": unscaled, "the heads": swapped}[fault]
@@ -130,11 +131,8 @@ def test_kernels_of_layers_grow_as_k_squared_and_tables_as_k(name):
     kernels = lambda params: [x.size for x in jax.tree.leaves(params["layers"]) if x.ndim == 2]
     assert kernels(after) == [k * k * size for size in kernels(before)]
     tables = lambda params: [x.size for part in ("embed", "head") for x in jax.tree.leaves(params.get(part))]
-    assert (
-        tables(after) == [k * size for size in tables(before)]
-        and len(tables(before)) == 2 - lm.config.tie_word_embeddings
-    )
-    assert lm.config.head_dim == wider_lm(lm, k).config.head_dim
+    assert tables(after) == [k * size for size in tables(before)] and len(tables(before)) == 2 - lm.config.head.tied
+    assert lm.config.near.head_dim == wider_lm(lm, k).config.near.head_dim
 
 
 DRAFT = of(num_hidden_layers=1)
@@ -278,9 +276,9 @@ def test_what_cannot_be_widened_says_so(tmp_path):
         models.widen(Model(TabularLM(8, 1), {}), 2)
     with pytest.raises(ModelError, match="shapes has no weights to widen"):
         models.widen(Model(plain.lm, plain.lm.abstract(), name="shapes"), 2)
-    wide_bias = dataclasses.replace(wide.lm, config=dataclasses.replace(wide.lm.config, o_bias=True))
+    wide_bias = dataclasses.replace(wide.lm, config=changed(wide.lm.config, o_bias=True))
     with pytest.raises(
-        ModelError, match="no supported architecture has o_bias=True with the rest of this model; Granite"
+        ModelError, match="no supported architecture has layers.mixer.o_bias=True with the rest of this model; Granite"
     ):
         models.save(tmp_path / "wide", wide_bias, wide.params)
 

@@ -10,7 +10,7 @@ from support.margin import teacher_forced
 
 import specjax
 from specjax import cli
-from specjax.models import LlamaConfig, LlamaLM, Model
+from specjax.models import LlamaLM, Model, llama_config
 from specjax.search import AStar, Partial, Step, steps_ahead
 from specjax.search.frontier import Frontier, Node, best_first
 from specjax.search.writer import Writer
@@ -91,7 +91,7 @@ def test_a_narrow_frontier_drops_the_worst():
 @pytest.fixture(scope="module")
 def toy():
     """A model of random weights that ends texts and steps after a few tokens."""
-    lm = LlamaLM(LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=256))
+    lm = LlamaLM(llama_config(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=256))
     params = jax.tree.map(lambda x: 2 * x, lm.init(jax.random.key(0)))
     return Model(lm, params, None, (7, 9), "toy", None, np.dtype("float32"))
 

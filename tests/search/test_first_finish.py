@@ -8,7 +8,7 @@ import pytest
 
 import specjax
 from specjax import cli
-from specjax.models import LlamaConfig, LlamaLM, Model
+from specjax.models import LlamaLM, Model, llama_config
 from specjax.search import Candidate, FirstFinish
 from specjax.serve.engine import Engine
 from specjax.serve.request import needs_of, several
@@ -21,7 +21,7 @@ OPTIONS = {"temperature": 1.0, "max_new_tokens": 24, "seed": 3}
 @pytest.fixture(scope="module")
 def toy():
     """A model of random weights that ends a text after a few tokens."""
-    lm = LlamaLM(LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=128))
+    lm = LlamaLM(llama_config(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=128))
     params = jax.tree.map(lambda x: 2 * x, lm.init(jax.random.key(0)))
     return Model(lm, params, None, (7, 9), "toy", Path(), np.dtype("float32"))
 

@@ -17,7 +17,7 @@ from specjax import decoder as decoding
 from specjax.assembly.line import extended
 from specjax.assembly.registry import make_selection
 from specjax.draft import PromptLookup
-from specjax.models import LlamaConfig, LlamaLM, Model
+from specjax.models import LlamaLM, Model, llama_config
 from specjax.search import Borda, Candidate, Majority, SelfCertainty
 from specjax.serve.engine import Engine
 from specjax.serve.request import several
@@ -161,7 +161,7 @@ SEEN: list = []
 @pytest.mark.parametrize("batch_size", (2, 3, 8))
 def test_completions_of_a_prompt_read_it_once(batch_size):
     """Rows are refilled at other times than they began; texts are those of rows that each read their prompt."""
-    lm = Counted(LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=128))
+    lm = Counted(llama_config(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=128))
     model = Model(
         lm, jax.tree.map(lambda x: 4 * x, lm.init(jax.random.key(0))), None, (7,), "toy", Path(), np.dtype("float32")
     )

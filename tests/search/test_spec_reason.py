@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.margin import teacher_forced
+from support.shapes import changed
 from support.two_models import EOS, LARGE, LETTERS, PROMPTS, SMALL, written
 
 import specjax
@@ -238,7 +239,7 @@ REFUSED = (
 def test_what_it_does_not_take(fields, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(METHOD, **fields)
-    wider = dataclasses.replace(SMALL, lm=LlamaLM(dataclasses.replace(SMALL.lm.config, vocab_size=25)))
+    wider = dataclasses.replace(SMALL, lm=LlamaLM(changed(SMALL.lm.config, vocab_size=25)))
     with pytest.raises(ValueError, match="small and large have two vocabularies"):
         dataclasses.replace(METHOD, small=wider)(LARGE, PROMPTS)
     with pytest.raises(ValueError, match="tiny-diffusion is a diffusion model"):

@@ -23,6 +23,7 @@ from support.conformance import (
     same,
 )
 from support.mesh_law import SHALLOW, placed, weights
+from support.shapes import changed
 
 import specjax
 from specjax.diffusion import NoCache, Prefix, Threshold, partial_pass
@@ -98,7 +99,7 @@ def test_weights_are_split():
     assert layer["attention"]["q"]["kernel"].sharding.spec == P(None, "model")
     assert layer["mlp"]["down"]["kernel"].sharding.spec == P("model", None)
     share = layer["mlp"]["down"]["kernel"].addressable_shards[0].data.shape
-    assert share == (CONFIG.intermediate_size // 4, CONFIG.hidden_size)
+    assert share == (CONFIG.dense.intermediate_size // 4, CONFIG.hidden_size)
 
 
 def split(decoder, name):
@@ -143,7 +144,7 @@ def test_the_parts_of_a_fused_drafter_lie_as_they_say():
 
 def test_a_drafts_cache_goes_by_its_own_heads():
     """The target has four kv-heads, which a mesh of eight cannot split, and the draft eight, which it can."""
-    draft = LlamaLM(dataclasses.replace(DRAFT.config, num_key_value_heads=8))
+    draft = LlamaLM(changed(DRAFT.config, num_key_value_heads=8))
     decoder = specjax.speculative(TARGET, ModelDrafter(draft), mesh=make_mesh("model=8"))
     model = {"target": TARGET.abstract(), "draft": draft.abstract()}
     state = jax.eval_shape(lambda model: decoder.empty(model, 8, 64), model)
@@ -252,7 +253,7 @@ def test_kv_heads_are_copied_for_a_wider_mesh():
     model = specjax.models.Model(SHALLOW, weights("none")["target"], None, (), "toy", None, np.dtype("float32"))
     one = Engine(model, drafter="prompt_lookup:length=1")
     wide = Engine(model, mesh="model=8", drafter="prompt_lookup:length=1")
-    assert (SHALLOW.config.num_key_value_heads, wide.model.lm.kv_copies) == (4, 2)
+    assert (SHALLOW.config.near.num_key_value_heads, wide.model.lm.kv_copies) == (4, 2)
     asked = [one.request(prompt, max_new_tokens=12) for prompt in ([3, 1, 4, 1, 5, 9, 2, 6], [5, 6, 7])]
     cache = wide.start(asked).cache.key[0]
     assert cache.shape[1] == 8 and cache.addressable_shards[0].data.shape[1] == 1

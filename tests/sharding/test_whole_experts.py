@@ -10,11 +10,12 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 from support.conformance import MIXED, same, start, texts
+from support.shapes import changed, small
 
 import specjax
 from specjax.draft import ModelDrafter
 from specjax.expand import Chain
-from specjax.models import LlamaConfig, LlamaLM, gemma_experts
+from specjax.models import LlamaLM, gemma_experts
 from specjax.models.experts import ClampedExperts, Experts, ExpertsConfig
 from specjax.models.param_axes import param_axes
 from specjax.plan.moved import moved_weights
@@ -22,7 +23,7 @@ from specjax.sharding import make_mesh, shardings
 from specjax.sharding.rules import whole_experts
 
 SHAPE = ExpertsConfig(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=10)
-LM = LlamaLM(LlamaConfig(96, 32, 48, 2, 4, 2, 8, experts=dataclasses.replace(SHAPE, num_experts=8)))
+LM = LlamaLM(small(96, 32, 48, 2, 4, 2, 8, experts=dataclasses.replace(SHAPE, num_experts=8)))
 HEATS = (0.0, 0.5, 2.0, 0.0, 1.0, 1.0, 0.7, 1.0)
 ROWS = dataclasses.replace(MIXED, options=tuple({"temperature": heat} for heat in HEATS), new_tokens=12)
 WIDTH, TOKENS = 16, 12
@@ -55,7 +56,7 @@ def test_an_expert_lies_on_one_device():
     spec = lambda leaf: tuple(leaf.spec)
 
     def lie(config, counts):
-        lm = LlamaLM(dataclasses.replace(LM.config, experts=config))
+        lm = LlamaLM(changed(LM.config, experts=config))
         shapes = lm.abstract()
         found = shardings(mesh, lm.axes(shapes), shapes, lm.axis_counts() if counts else {})
         experts = found["layers"][0]["mlp"]["experts"]

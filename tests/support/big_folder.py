@@ -63,7 +63,7 @@ def check(model, folder, dtype):
 
     tensors, numbers, right = read_folder(folder), pattern(dtype), 0
     start = min(tensor.offset for tensor in tensors.values())
-    copies, width = model.lm.kv_copies, model.lm.config.head_dim
+    copies, width = model.lm.kv_copies, model.lm.config.near.head_dim
     for path, leaf in jax.tree_util.tree_leaves_with_path(model.params):
         name, transposed = weights.hf_name(path)
         tensor = tensors[name]

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from support.blocks import FIRST, ROOT, SECOND, Block, named
 
 from specjax import cli, models
-from specjax.models import LlamaConfig, LlamaLM
+from specjax.models import LlamaLM, llama_config
 
 SUBSTITUTES = (
     # a reader's own, and what is not here
@@ -112,7 +112,7 @@ MADE = {"diffusion-4": ("FOLDER", _xlnet), "models-5": ("ADAPTER", _adapter)}
 """Folders that a block reads, and who makes them."""
 
 GIVEN: dict[str, dict[str, Any]] = {
-    "kernels-1": {"LlamaLM": LlamaLM, "config": LlamaConfig(64, 32, 64, 2, 2, 2, 16)},
+    "kernels-1": {"LlamaLM": LlamaLM, "config": llama_config(64, 32, 64, 2, 2, 2, 16)},
     "machines-4": {"MODEL": "tiny", "prompts": ["[ red, cup,", "[ hen, dog,"]},
 }
 """Names that a block takes as known."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.shapes import changed
 
 import specjax
 from specjax.draft import (
@@ -54,9 +55,10 @@ from specjax.expand import (
     TopK,
     WithoutReplacement,
 )
+from specjax.models import EmbeddingConfig, LayerConfig, LlamaLM, MLPConfig, ModelConfig, llama_config
 from specjax.models.experts import ExpertsConfig
-from specjax.models.llama import LlamaConfig, LlamaLM
-from specjax.models.llama_config import FullAttention
+from specjax.models.families import base
+from specjax.models.layer_inputs import LayerInputsConfig
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.verify import (
@@ -81,7 +83,7 @@ from specjax.verify import (
     Verifier,
 )
 
-CONFIG = LlamaConfig(
+CONFIG = llama_config(
     vocab_size=96,
     hidden_size=64,
     intermediate_size=128,
@@ -93,8 +95,24 @@ CONFIG = LlamaConfig(
     tie_word_embeddings=True,
 )
 TARGET = LlamaLM(CONFIG)
-DRAFT = LlamaLM(dataclasses.replace(CONFIG, num_hidden_layers=2))
+DRAFT = LlamaLM(changed(CONFIG, num_hidden_layers=2))
 CAPACITY = 96
+
+
+def _sharing() -> ModelConfig:
+    """Layers that share keys and values, of two kinds of heads, with inputs of their own and MLPs that are wider."""
+    plain = changed(
+        CONFIG, num_hidden_layers=4, sliding_window=5, sliding_layers=(False, True) * 2, post_norms=True,
+        final_logit_softcapping=3.0,
+    )  # fmt: skip
+    heads = {False: {"head_dim": 16, "num_key_value_heads": 2}, True: {}}
+    plain = base.mixers(plain, lambda i: heads[i % 2 > 0] | {"source": i - 2 if i > 1 else None})
+
+    def change(i: int, layer: LayerConfig) -> LayerConfig:
+        return dataclasses.replace(layer, scalar=True, input_size=6, feed=MLPConfig(256 if i > 1 else 128))
+
+    return plain.each(change).every(EmbeddingConfig, layer_inputs=LayerInputsConfig(6, 96))
+
 
 DRAFTERS: dict[str, Drafter] = {
     "none": NoDrafter(),
@@ -144,15 +162,15 @@ DRAFTERS: dict[str, Drafter] = {
 
 MODELS: dict[str, LlamaLM] = {
     "experts": LlamaLM(
-        dataclasses.replace(
+        changed(
             CONFIG,
             qk_norm=True,
-            experts=ExpertsConfig(4, 2, 32, scoring="sigmoid", n_group=2, topk_group=1, num_shared_experts=1),
+            experts=ExpertsConfig(4, 2, 32, scoring="sigmoid", n_group=2, topk_group=1, shared=MLPConfig(32)),
             sparse_layers=(False, True, True),
         )
     ),
     "sinks": LlamaLM(
-        dataclasses.replace(
+        changed(
             CONFIG,
             num_hidden_layers=2,
             sliding_window=7,
@@ -162,22 +180,7 @@ MODELS: dict[str, LlamaLM] = {
             experts=ExpertsConfig(4, 2, 32, scoring="chosen", swiglu_limit=1.0),
         )
     ),
-    "shared": LlamaLM(
-        dataclasses.replace(
-            CONFIG,
-            num_hidden_layers=4,
-            sliding_window=5,
-            sliding_layers=(False, True) * 2,
-            full=FullAttention(16, 2),
-            num_kv_shared_layers=2,
-            use_double_wide_mlp=True,
-            hidden_size_per_layer_input=6,
-            vocab_size_per_layer_input=96,
-            post_norms=True,
-            layer_scalar=True,
-            final_logit_softcapping=3.0,
-        )
-    ),
+    "shared": LlamaLM(_sharing()),
 }
 """GLM-4.5's kind, gpt-oss's, and that of the small Gemma 4."""
 

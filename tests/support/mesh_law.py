@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from support.compiled import optimised
 from support.conformance import CAPACITY, DRAFTERS, MIXED, TARGET, TWINS, params, same, start, texts
+from support.shapes import changed
 
 import specjax
 from specjax import decoder as decoding
@@ -30,8 +31,8 @@ HOT = dataclasses.replace(MIXED, options=tuple({"temperature": heat} for heat in
 third of its time; on a mesh they are tested with fewer drafters."""
 
 
-SHALLOW = LlamaLM(dataclasses.replace(TARGET.config, num_hidden_layers=2))
-SMALLER = LlamaLM(dataclasses.replace(TARGET.config, num_hidden_layers=1))
+SHALLOW = LlamaLM(changed(TARGET.config, num_hidden_layers=2))
+SMALLER = LlamaLM(changed(TARGET.config, num_hidden_layers=1))
 DEEP = ("swift", "del")
 """Drafters that leave out or choose among layers; two are enough for the others, and compile sooner."""
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import jax
 
 from specjax import models
-from specjax.models import LlamaConfig, LlamaLM
+from specjax.models import LlamaLM, llama_config
 
 ROOT = Path(__file__).parent.parent.parent
-CONFIG = LlamaConfig(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=256)
+CONFIG = llama_config(24, 16, 24, 1, 2, 1, 8, max_position_embeddings=256)
 LOOKUP = ("--drafter", "prompt_lookup:length=1")  # the default drafter's program holds the target's pass four times
 PATIENCE = 60  # seconds, after which a process counts as hanging
 PLUGIN = re.compile(r"^(WARNING: All log messages before absl::|I0000 [^\n]* cudart_stub)[^\n]*\n", re.MULTILINE)

@@ -11,7 +11,7 @@ from support.conformance import CONFIG, TARGET, params
 
 import specjax
 
-E, V, F, KV = CONFIG.hidden_size, CONFIG.vocab_size, CONFIG.intermediate_size, 32
+E, V, F, KV = CONFIG.hidden_size, CONFIG.vocab_size, CONFIG.dense.intermediate_size, 32
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 

@@ -1,11 +1,11 @@
 """A small masked-diffusion model with random weights, four rows to complete, their texts, and every policy there is."""
 
-import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from support.shapes import changed
 
 from specjax import decoder as decoding
 from specjax.assembly.companions import Stored
@@ -14,13 +14,13 @@ from specjax.diffusion import diffusion
 from specjax.diffusion.common import CHOOSE
 from specjax.diffusion.unmask import Learn2PD
 from specjax.lm import Block, Wants
-from specjax.models import LlamaConfig, LlamaLM
+from specjax.models import LlamaLM, llama_config
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.sampling.noise import uniform
 
 MASK, V, L = 23, 24, 32
-LM = LlamaLM(LlamaConfig(V, 32, 48, 2, 4, 2, 8, max_position_embeddings=64, tie_word_embeddings=True))
+LM = LlamaLM(llama_config(V, 32, 48, 2, 4, 2, 8, max_position_embeddings=64, tie_word_embeddings=True))
 PROMPTS = ((3, 1, 4), (1, 5), (9, 2, 6, 5, 3), (5, MASK, MASK, 8, 9, 7, MASK, 2))  # the last one has open spans
 LIMITS = (19, 22, 17, 14)
 
@@ -31,7 +31,7 @@ def params():
     return {"target": jax.tree.map(lambda x: 4 * x if x.ndim == 2 else x, jax.jit(LM.init)(jax.random.key(3)))}
 
 
-GUIDE = LlamaLM(dataclasses.replace(LM.config, num_hidden_layers=1))
+GUIDE = LlamaLM(changed(LM.config, num_hidden_layers=1))
 LOADED = {"guide": lambda kind: kind(GUIDE, 4), "filter": lambda kind: kind(block_length=8)}
 """Policies that something is loaded for, by what that is."""
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from support.conformance import DRAFTERS as LINES
 from support.conformance import drawn
+from support.shapes import changed
 
 from specjax import decoder as decoding
 from specjax.assembly.companions import Stored
@@ -17,13 +18,13 @@ from specjax.draft.adaptive import Adaptive
 from specjax.draft.datastore import build
 from specjax.draft.fuse import Fused
 from specjax.lm import Block, Wants
-from specjax.models.llama import LlamaConfig, LlamaLM
+from specjax.models import LlamaLM, llama_config
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.sampling.noise import gumbel
 from specjax.state import Finish
 
-TARGET = LlamaLM(LlamaConfig(24, 32, 48, 2, 4, 2, 8, max_position_embeddings=64, tie_word_embeddings=True))
+TARGET = LlamaLM(llama_config(24, 32, 48, 2, 4, 2, 8, max_position_embeddings=64, tie_word_embeddings=True))
 DEEP = ("swift", "del")
 """Drafters that leave out or choose among layers: two are enough for the others, and compile sooner."""
 
@@ -37,7 +38,7 @@ FORM = (("temperature", ()),)
 
 def with_layers(lm: LlamaLM, count: int) -> LlamaLM:
     """The model with as many layers."""
-    return dataclasses.replace(lm, config=dataclasses.replace(lm.config, num_hidden_layers=count))
+    return dataclasses.replace(lm, config=changed(lm.config, num_hidden_layers=count))
 
 
 def target_of(name: str, lm: LlamaLM = TARGET) -> LlamaLM:

@@ -1,18 +1,18 @@
 """Small models and texts for the tests of training."""
 
-import dataclasses
 import functools
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from support.shapes import changed
 
-from specjax.models import LlamaConfig, LlamaLM, Model
+from specjax.models import LlamaLM, Model, llama_config
 from specjax.train.data import Rows
 
-TARGET = LlamaLM(LlamaConfig(32, 32, 48, 2, 4, 2, 8, max_position_embeddings=64))
-DRAFT = LlamaLM(dataclasses.replace(TARGET.config, hidden_size=16, intermediate_size=24, num_hidden_layers=1))
+TARGET = LlamaLM(llama_config(32, 32, 48, 2, 4, 2, 8, max_position_embeddings=64))
+DRAFT = LlamaLM(changed(TARGET.config, hidden_size=16, intermediate_size=24, num_hidden_layers=1))
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 import specjax
-from specjax.models import LlamaConfig, LlamaLM, Model
+from specjax.models import LlamaLM, Model, llama_config
 
 LETTERS = "abcdefghijklmn0123456789"
 EOS = (7,)
@@ -28,7 +28,7 @@ class Letters:
 
 def model(seed, name, layers=1, scale=2.0):
     """A model whose texts and steps end after a few tokens."""
-    lm = LlamaLM(LlamaConfig(24, 16, 24, layers, 2, 1, 8, max_position_embeddings=512))
+    lm = LlamaLM(llama_config(24, 16, 24, layers, 2, 1, 8, max_position_embeddings=512))
     params = jax.tree.map(lambda x: scale * x, lm.init(jax.random.key(seed)))
     return Model(lm, params, Letters(), EOS, name, None, np.dtype("float32"))
 

@@ -30,7 +30,7 @@ SMALL = ["--steps", 4, "--batch-size", 4, "--length", 12, "--learning-rate", 0.0
 
 
 def save(folder, seed=0, vocab=32, width=16, longest=64):
-    lm = models.LlamaLM(models.LlamaConfig(vocab, width, 24, 1, 2, 1, 8, max_position_embeddings=longest))
+    lm = models.LlamaLM(models.llama_config(vocab, width, 24, 1, 2, 1, 8, max_position_embeddings=longest))
     models.save(folder, lm, jax.tree.map(lambda leaf: 3 * leaf, jax.jit(lm.init)(jax.random.key(seed))))
     return folder
 
@@ -286,7 +286,7 @@ def test_what_many_processes_cannot_do_together(monkeypatch):
 
 
 def test_nan_ends_the_run_with_one_line(train, tmp_path):
-    lm = models.LlamaLM(models.LlamaConfig(32, 16, 24, 1, 2, 1, 8, max_position_embeddings=64))
+    lm = models.LlamaLM(models.llama_config(32, 16, 24, 1, 2, 1, 8, max_position_embeddings=64))
     params = jax.jit(lm.init)(jax.random.key(0))
     params["norm"]["scale"] = params["norm"]["scale"].at[0].set(np.nan)
     models.save(tmp_path / "nan", lm, params)

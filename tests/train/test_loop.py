@@ -18,6 +18,7 @@ from orbax.checkpoint.checkpoint_manager import CheckpointInfo
 from support import slow_disk
 from support import small_training as tiny
 from support.objectives import DRAWN, FIXED
+from support.shapes import changed
 
 from specjax.draft import Eagle3, Medusa
 from specjax.draft.medusa.objective import TrainMedusa
@@ -351,7 +352,7 @@ def test_every_device_holds_its_own_part():
 @pytest.mark.slow
 def test_the_experts_of_a_target_stay_where_they_are():
     """A mesh that gives every device some of them whole is known where an update, or held-out text, is traced."""
-    target = LlamaLM(dataclasses.replace(tiny.TARGET.config, experts=ExpertsConfig(4, 2, 24)))
+    target = LlamaLM(changed(tiny.TARGET.config, experts=ExpertsConfig(4, 2, 24)))
     params = jax.jit(target.init)(jax.random.key(1))
     head, settings, mesh = (
         TrainMedusa(Medusa(Chain(2), heads=2).bind(target)),

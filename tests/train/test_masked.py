@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.conformance import but_slow
+from support.shapes import changed
 
 from specjax import cli, models
 from specjax.decode import Diffusion
 from specjax.lm import Output
-from specjax.models import LlamaConfig, LlamaLM, Masked
+from specjax.models import LlamaLM, Masked, llama_config
 from specjax.objectives.base import Batch
 from specjax.objectives.masked import CertaintyForcing, MaskedDiffusion, surprise
 
@@ -118,9 +119,9 @@ def test_fields_out_of_range(fields):
 def files(tmp_path_factory):
     """A diffusion model, one that is none, and data that repeats itself."""
     folder = tmp_path_factory.mktemp("files")
-    lm = LlamaLM(LlamaConfig(V, 16, 24, 1, 2, 2, 8, max_position_embeddings=64))
+    lm = LlamaLM(llama_config(V, 16, 24, 1, 2, 2, 8, max_position_embeddings=64))
     models.save(folder / "masked", lm, jax.jit(lm.init)(jax.random.key(0)), diffusion=Masked(MASK, False))
-    own = LlamaLM(dataclasses.replace(lm.config, qk_norm=True))
+    own = LlamaLM(changed(lm.config, qk_norm=True))
     models.save(folder / "blocks", own, jax.jit(own.init)(jax.random.key(0)), diffusion=Masked(MASK, False, 4))
     models.save(folder / "plain", lm, jax.jit(lm.init)(jax.random.key(0)))
     lines = [{"prompt": [1, 2], "tokens": [3, 4, 5, 6, 3, 4, 5, 6]}] * 16

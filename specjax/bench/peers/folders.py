@@ -26,5 +26,5 @@ def draft_of(engine: Any) -> tuple[LlamaLM, Any] | None:
 
 def written(lm: LlamaLM, params: Any, folder: Path) -> Path:
     """A new folder with a model in it; a divided head is written apart from the embedding."""
-    models.save(folder, *untied(lm, params) if lm.config.logits_scaling != 1 else (lm, params))
+    models.save(folder, *untied(lm, params) if lm.config.head.logits_scaling != 1 else (lm, params))
     return folder

@@ -30,7 +30,7 @@ class Clover2(FeatureDrafter):
       published: the authors' network (XiaoBin1992/clover): augmenting blocks `W h + b` and `W [h; e] + b`, and tokens embedded
         by the rows of the target's head, which are not trained. Else, as a small head trained here has them,
         `h + silu(W h + b)` and `h + silu(W [h; e] + b)`, and the target's own embedding.
-      config: the layers' `LlamaConfig`; None: the target's own sizes.
+      config: the layers' `ModelConfig`; None: the target's own sizes.
     """
 
     about = About(

@@ -13,7 +13,8 @@ from flax import nnx
 from specjax.draft.head import params_dtype
 from specjax.lm import Block
 from specjax.models.kv import KVCache, KVDelta
-from specjax.models.llama import Layer, LlamaConfig, RMSNorm, rope_tables
+from specjax.models.model_config import ModelConfig
+from specjax.models.norms import RMSNorm
 
 Array = jax.Array
 
@@ -21,16 +22,16 @@ Array = jax.Array
 class RegressiveBlock(nnx.Module):
     """Mixes a token's embedding into a state: a gate per head, the cosine of query and key, scales the value."""
 
-    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
         size = config.hidden_size
         noise = lambda: jax.random.uniform(rngs.params(), (size, size), dtype, 0.0, 0.01)
         linear = lambda: nnx.Linear(size, size, param_dtype=dtype, dtype=dtype, rngs=rngs)
-        self.norm = RMSNorm(size, config.rms_norm_eps, dtype)
+        self.norm = RMSNorm(size, config.norm.eps, dtype)
         self.q, self.k, self.v = linear(), linear(), linear()
         self.q.kernel[...] = jnp.eye(size, dtype=dtype) + noise()
         self.k.kernel[...] = jnp.eye(size, dtype=dtype) + noise()
         self.v.kernel[...] = noise()
-        self.heads = config.num_attention_heads
+        self.heads = config.near.num_attention_heads
 
     def gate(self, x: Array, embeds: Array) -> Array:
         """`[B, T, N]` in [-1, 1]."""
@@ -46,14 +47,14 @@ class RegressiveBlock(nnx.Module):
 
 
 class Clover(nnx.Module):
-    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
         size = config.hidden_size
         linear = lambda inputs: nnx.Linear(inputs, size, param_dtype=dtype, dtype=dtype, rngs=rngs)
         self.first, self.next = RegressiveBlock(config, dtype, rngs), RegressiveBlock(config, dtype, rngs)
-        self.layers = nnx.List([Layer(config, None, dtype, rngs) for _ in range(config.num_hidden_layers)])
-        self.norm = RMSNorm(size, config.rms_norm_eps, dtype)
+        self.layers = nnx.List([layer.build(size, dtype, rngs) for layer in config.layers])
+        self.norm = RMSNorm(size, config.norm.eps, dtype)
         self.augment, self.augment_next = linear(size), linear(2 * size)
-        self.head_norm = RMSNorm(size, config.rms_norm_eps, dtype)
+        self.head_norm = RMSNorm(size, config.norm.eps, dtype)
 
     def context(self, embeds, features, rope, block, cache):
         h = self.first(features.astype(embeds.dtype), embeds)
@@ -74,7 +75,7 @@ class CloverHead:
       linear: whether the augmenting blocks are linear, as published.
     """
 
-    config: LlamaConfig
+    config: ModelConfig
     linear: bool = False
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
@@ -91,7 +92,7 @@ class CloverHead:
         self, params: Any, embeds: Array, features: Array, block: Block, cache: KVCache | None
     ) -> tuple[Array, KVDelta]:
         """States `[B, T, E]` of pairs (feature, next token's embedding), and their part of the cache."""
-        rope = rope_tables(self.config, block.positions)
+        rope = self.config.tables(block.positions)
         embeds = embeds.astype(params["augment"]["kernel"].dtype)
         h, kvs = self.bind(params).context(embeds, features, rope, block, cache)
         keys, values = zip(*kvs, strict=True)

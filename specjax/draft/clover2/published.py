@@ -1,10 +1,11 @@
 """The layout of Clover-2's heads (XiaoBin1992/clover): its module's state, which has the target's head and a copy of that."""
 
-import dataclasses
 from typing import Any
 
 from specjax.draft.heads.layout import Layout, Reader, check_flags, check_width, is_embedding, is_head, layer_config
+from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
+from specjax.models.ropes import RopeConfig
 
 _MODULE = "clover_head_mlp"
 
@@ -22,7 +23,7 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
     own = layer_config(reader, config, target, layers)
     size, vocab = own.hidden_size, target.lm.vocab_size
     check_width(reader, size, target)
-    own = dataclasses.replace(own, rope_theta=10000.0, head_dim=size // own.num_attention_heads)
+    own = own.every(RopeConfig, theta=10000.0).every(AttentionConfig, head_dim=size // own.near.num_attention_heads)
     params: dict[str, Any] = {
         "first": _regressive(reader, f"{_MODULE}_rnn", size),
         "next": _regressive(reader, f"{_MODULE}_rnn2", size),

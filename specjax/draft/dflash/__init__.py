@@ -36,7 +36,7 @@ class DFlash(FeatureDrafter):
       from_anchor: whether the first slot, the last token's, predicts the one after it; else each predicts its own token.
       causal: whether no slot sees a later one.
       mask: the id whose embedding the mask starts from, and which a published file goes by that names none; -1: the mean.
-      config: the layers' `LlamaConfig`; None: the target's own sizes.
+      config: the layers' `ModelConfig`; None: the target's own sizes.
       windows: what slots see in layers of it that have one.
     """
 

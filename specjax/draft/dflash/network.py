@@ -15,9 +15,10 @@ from flax import nnx
 from specjax.draft.head import params_dtype
 from specjax.draft.windows import Windows
 from specjax.lm import Block
+from specjax.models.attention import Attention
 from specjax.models.kv import KVCache, KVDelta
-from specjax.models.linear import by_heads
-from specjax.models.llama import Attention, Layer, LlamaConfig, RMSNorm, rope_tables, rotate
+from specjax.models.model_config import ModelConfig
+from specjax.models.norms import RMSNorm
 
 Array = jax.Array
 
@@ -29,8 +30,8 @@ class DFlash(nnx.Module):
         c = head.config
         inputs, width = head.taps * (head.target_size or c.hidden_size), c.hidden_size
         self.fc = nnx.Linear(inputs, width, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
-        self.hidden_norm, self.norm = (RMSNorm(width, c.rms_norm_eps, dtype) for _ in range(2))
-        self.layers = nnx.List([Layer(c, c.window(i), dtype, rngs) for i in range(c.num_hidden_layers)])
+        self.hidden_norm, self.norm = (RMSNorm(width, c.norm.eps, dtype) for _ in range(2))
+        self.layers = nnx.List([layer.build(width, dtype, rngs) for layer in c.layers])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ class DFlashHead:
       windows: what slots see in layers with a window.
     """
 
-    config: LlamaConfig
+    config: ModelConfig
     taps: int = 1
     causal: bool = False
     target_size: int | None = None
@@ -59,8 +60,8 @@ class DFlashHead:
         """What features `[B, T, C * target_size]` at `positions` `[B, T]` leave in the cache, one entry for all layers."""
         module = self._bound(params)
         c = module.hidden_norm(module.fc(features.astype(params["fc"]["kernel"].dtype)))
-        rope = rope_tables(self.config, positions)
-        keys, values = zip(*(_keys_values(layer.attention, c, rope) for layer in module.layers), strict=True)
+        rope = self.config.tables(positions)
+        keys, values = zip(*(_keys_values(layer.mixer, c, rope) for layer in module.layers), strict=True)
         return KVDelta(keys, values, positions)
 
     def __call__(
@@ -80,7 +81,7 @@ class DFlashHead:
         module, positions = self._bound(params), block.positions
         if past is not None:
             positions = jnp.concatenate([past.positions, positions], axis=1)
-        rope, h = rope_tables(self.config, block.positions), embeds.astype(params_dtype(params["fc"]))
+        rope, h = self.config.tables(block.positions), embeds.astype(params_dtype(params["fc"]))
         for i, layer in enumerate(module.layers):
             near = self.config.window(i) is not None
             seen = _causal(block, positions) if self.causal or near and self.windows.causal else block
@@ -100,9 +101,7 @@ class DFlashHead:
 
 def _keys_values(attention: Attention, x: Array, rope: tuple[Array, Array]) -> tuple[Array, Array]:
     """A layer's keys and values `[B, T, K, H]` of `[B, T, E]`, as it makes them of its own slots."""
-    c = attention.config
-    k, v = (by_heads(linear(x), c.head_dim) for linear in (attention.k, attention.v))
-    return rotate(attention.k_norm(k) if c.qk_norm else k, *rope), v
+    return attention.keys(x, rope), attention.values(x)
 
 
 def _causal(block: Block, positions: Array) -> Block:

@@ -1,13 +1,12 @@
 """The published layouts of DFlash (z-lab, SpecForge, DeepSpec, speculators), and what DSpark's share with them."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from specjax.draft.dflash import published_taps
 from specjax.draft.heads import speculators
 from specjax.draft.heads.layout import Layout, Reader, Sure, check_flags, check_width, layer_config, named
-from specjax.draft.heads.parts import MASKS, embedding, mask_of, read_ids, vocabulary_head, windows
+from specjax.draft.heads.parts import MASKS, embedding, mask_of, read_ids, vocabulary_head, windowed, windows
 from specjax.draft.windows import Windows
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object, is_size
@@ -123,13 +122,13 @@ def _refuse(reader: Reader, config: dict[str, Any], target: Any) -> None:
 
 
 def _layers(reader: Reader, config: dict[str, Any], target: Any) -> Any:
-    """The `LlamaConfig` of the head's layers, with their windows."""
+    """The `ModelConfig` of the head's layers, with their windows."""
     count = config.get("num_hidden_layers")
     if not is_size(count):
         raise ModelError(f"{reader.file}: num_hidden_layers must be a number of layers, not {count!r}")
     own = layer_config(reader, config, target, count)
     window, sliding = windows(reader, config, count)
-    return dataclasses.replace(own, sliding_window=window, sliding_layers=sliding)
+    return windowed(own, window, sliding)
 
 
 def _windows(reader: Reader, config: dict[str, Any]) -> Windows:

@@ -25,7 +25,7 @@ class Eagle(FeatureDrafter):
 
     Attributes:
       expander: turns next-token laws into a tree.
-      config: the layer's `LlamaConfig`; None: the target's own sizes.
+      config: the layer's `ModelConfig`; None: the target's own sizes.
     """
 
     about = (

@@ -14,7 +14,8 @@ from flax import nnx
 from specjax.draft.head import params_dtype
 from specjax.lm import Block
 from specjax.models.kv import KVCache, KVDelta
-from specjax.models.llama import MLP, Attention, LlamaConfig, RMSNorm, rope_tables
+from specjax.models.model_config import ModelConfig
+from specjax.models.norms import RMSNorm
 
 Array = jax.Array
 
@@ -22,10 +23,10 @@ Array = jax.Array
 class EagleLayer(nnx.Module):
     """A decoder layer without the norm before attention; both residuals stay."""
 
-    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
-        self.attention = Attention(config, config.window(0), dtype, rngs)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.mlp = MLP(config, dtype, rngs)
+    def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
+        self.attention = config.attention().build(config.hidden_size, dtype, rngs)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm.eps, dtype)
+        self.mlp = config.layers[0].feed.build(config.hidden_size, dtype, rngs)
 
     def __call__(self, x, rope, block, cache, past, positions):
         attended, kv = self.attention(x, rope, block, cache, past, positions)
@@ -36,7 +37,7 @@ class EagleLayer(nnx.Module):
 class Eagle(nnx.Module):
     """EAGLE-1 and EAGLE-2: `fc` over embedding and feature, then the layer."""
 
-    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
         width = config.hidden_size
         self.fc = nnx.Linear(2 * width, width, param_dtype=dtype, dtype=dtype, rngs=rngs)
         self.layer = EagleLayer(config, dtype, rngs)
@@ -56,7 +57,7 @@ class EagleHead:
       besides: the drafter's parameters that are not the module's.
     """
 
-    config: LlamaConfig
+    config: ModelConfig
     besides: tuple[str, ...] = dataclasses.field(default=("head", "ids", "embed"), kw_only=True)
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
@@ -90,7 +91,7 @@ class EagleHead:
             positions = jnp.concatenate([past.positions, positions], axis=1)
         layers = self.config.num_hidden_layers
         each = lambda kv: [None] * layers if kv is None else list(zip(kv.key, kv.value, strict=True))
-        rope = rope_tables(self.config, block.positions)
+        rope = self.config.tables(block.positions)
         out, kvs = module(embeds.astype(dtype), features, rope, block, each(cache), each(past), positions)
         keys, values = zip(*kvs, strict=True)
         return out, KVDelta(keys, values, block.positions)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.draft.eagle.network import EagleHead
-from specjax.models.llama import MLP, Attention, Layer, RMSNorm, rms_norm
+from specjax.models.norms import RMSNorm, rms_norm
 
 Array = jax.Array
 
@@ -25,17 +25,17 @@ class Eagle3(nnx.Module):
     def __init__(self, head: "Eagle3Head", dtype: Any, rngs: nnx.Rngs):
         c, width = head.config, head.config.hidden_size
         wide = head.target_size or width
-        norm = lambda size: RMSNorm(size, c.rms_norm_eps, dtype)
+        norm = lambda size: RMSNorm(size, c.norm.eps, dtype)
         self.fc = nnx.Linear(head.taps * wide, width, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
         if head.norm_before_fc:
             self.fc_norm = norm(head.taps * wide)
         if head.fc_norm:
             self.tap_norms = nnx.List([norm(wide) for _ in range(head.taps)])
         self.input_norm, self.hidden_norm, self.mlp_norm, self.norm = (norm(width) for _ in range(4))
-        self.attention = Attention(c, c.window(0), dtype, rngs, inputs=2 * width)
-        self.mlp = MLP(c, dtype, rngs)
+        self.attention = c.attention().build(width, dtype, rngs, inputs=2 * width)
+        self.mlp = c.layers[0].feed.build(width, dtype, rngs)
         if c.num_hidden_layers > 1:
-            self.more = nnx.List([Layer(c, c.window(i), dtype, rngs) for i in range(1, c.num_hidden_layers)])
+            self.more = nnx.List([layer.build(width, dtype, rngs) for layer in c.layers[1:]])
         self.norm_before_residual = head.norm_before_residual
 
     def __call__(self, embeds, features, rope, block, caches, pasts, positions):
@@ -73,17 +73,17 @@ class Eagle3Head(EagleHead):
         """`[B, T, C * target_size]` taps of the target to features `[B, T, E]`."""
         taps = taps.astype(params["fc"]["kernel"].dtype)
         if self.norm_before_fc:
-            taps = rms_norm(taps, params["fc_norm"]["scale"], self.config.rms_norm_eps)
+            taps = rms_norm(taps, params["fc_norm"]["scale"], self.config.norm.eps)
         if self.fc_norm:
             each = jnp.split(taps, self.taps, axis=-1)
             scales = [params["tap_norms"][j]["scale"] for j in range(self.taps)]
-            normed = [rms_norm(x, s, self.config.rms_norm_eps) for x, s in zip(each, scales, strict=True)]
+            normed = [rms_norm(x, s, self.config.norm.eps) for x, s in zip(each, scales, strict=True)]
             taps = jnp.concatenate(normed, axis=-1)
         return taps @ params["fc"]["kernel"]
 
     def norm(self, params: Any, h: Array) -> Array:
         """The norm before the draft's language-model head."""
-        return rms_norm(h, params["norm"]["scale"], self.config.rms_norm_eps)
+        return rms_norm(h, params["norm"]["scale"], self.config.norm.eps)
 
     def _module(self, dtype, rngs) -> nnx.Module:
         return Eagle3(self, dtype, rngs)

@@ -1,14 +1,14 @@
 """The published layouts of EAGLE-3 (SafeAILab/EAGLE, SpecForge, NVIDIA's ModelOpt, speculators)."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from specjax.draft.eagle3.writing import FORMATS, write_head
 from specjax.draft.heads import speculators
 from specjax.draft.heads.layout import Layout, Reader, Sure, check_flags, check_width, layer_config, named
-from specjax.draft.heads.parts import embedding, read_ids, vocabulary_head, windows
+from specjax.draft.heads.parts import embedding, read_ids, vocabulary_head, windowed, windows
 from specjax.draft.heads.taps import IDS
+from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
 
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -83,10 +83,10 @@ def _layer_config(reader: Reader, config: dict[str, Any], target: Any, at: str) 
         layers = config.get("num_hidden_layers", layers)
     own = layer_config(reader, config, target, layers)
     has = lambda name: f"{at}.self_attn.{name}_proj.bias" in reader.tensors
-    must = bool(config.get("qkv_bias")) or reader.format == "speculators" and own.qkv_bias
+    must = bool(config.get("qkv_bias")) or reader.format == "speculators" and own.near.qkv_bias
     window, sliding = windows(reader, config, layers)
     biases = {"qkv_bias": must or has("q"), "o_bias": has("o")}
-    return dataclasses.replace(own, **biases, sliding_window=window, sliding_layers=sliding)
+    return windowed(own.every(AttentionConfig, **biases), window, sliding)
 
 
 def _norms(reader: Reader, config: dict[str, Any]) -> dict[str, bool]:

@@ -18,9 +18,10 @@ from specjax.draft.heads.files import write_files
 from specjax.draft.heads.layout import FAMILIES
 from specjax.draft.heads.taps import IDS
 from specjax.models import hub
+from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
 from specjax.models.hf_config import to_hf
-from specjax.models.llama import LlamaConfig
+from specjax.models.model_config import HeadConfig, ModelConfig
 from specjax.sharding.distributed import to_host
 
 FORMATS = ("eagle3", "speculators")
@@ -67,7 +68,7 @@ def write_head(
 
 def _tensors(params: Any, drafter: Eagle3, first: str) -> dict[str, Any]:
     """All tensors but those of the vocabulary; `first` is what the first layer is called."""
-    biased = drafter.config.qkv_bias or drafter.config.o_bias
+    biased = drafter.config.near.qkv_bias or drafter.config.near.o_bias
     tensors = {
         "fc.weight": params["fc"]["kernel"].T,
         "norm.weight": params["norm"]["scale"],
@@ -123,13 +124,11 @@ def _table(target: Any) -> np.ndarray:
     return np.concatenate([to_host(target.lm.embed(target.params, ids[None])[0]) for ids in blocks])
 
 
-def _layers(config: LlamaConfig) -> dict[str, Any]:
+def _layers(config: ModelConfig) -> dict[str, Any]:
     """The fields of a head's layers, windows by `layer_types`."""
-    biased = config.qkv_bias or config.o_bias
-    plain = dataclasses.replace(
-        config, qkv_bias=biased, o_bias=biased, sliding_window=None, sliding_layers=(), tie_word_embeddings=False
-    )
-    fields = to_hf(plain)
+    biased = config.near.qkv_bias or config.near.o_bias
+    plain = config.every(AttentionConfig, qkv_bias=biased, o_bias=biased, window=None).every(HeadConfig, tied=False)
+    fields = to_hf(dataclasses.replace(plain, family=""))
     if fields["model_type"] not in FAMILIES:
         raise ModelError(
             f"a head is written with layers of {', '.join(FAMILIES)}, and these are {fields['model_type']}'s: "
@@ -138,7 +137,7 @@ def _layers(config: LlamaConfig) -> dict[str, Any]:
     windows = [config.window(i) for i in range(config.num_hidden_layers)]
     if any(windows):
         kinds = ["sliding_attention" if window else "full_attention" for window in windows]
-        fields |= {"layer_types": kinds, "sliding_window": config.sliding_window, "use_sliding_window": True}
+        fields |= {"layer_types": kinds, "sliding_window": config.near.window, "use_sliding_window": True}
     return fields
 
 
@@ -193,6 +192,6 @@ def _notes(layout: str, drafter: Eagle3) -> tuple[str, ...]:
         notes.append("SGLang cannot be told to read the output of layer 0: it will read the layers after those meant")
     if drafter.config.num_hidden_layers > 1:
         notes.append(f"it has {drafter.config.num_hidden_layers} layers, and SGLang has another rule after the first")
-    if drafter.config.qk_norm:
+    if drafter.config.near.qk_norm is not None:
         notes.append("its attention norms queries and keys, which the layers that vLLM and SGLang give EAGLE-3 do not")
     return tuple(notes)

@@ -16,7 +16,7 @@ from specjax.models.param_axes import head_shardings
 
 if TYPE_CHECKING:
     from specjax.models.llama import LlamaLM
-    from specjax.models.llama_config import LlamaConfig
+    from specjax.models.model_config import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Gemma4Assistant(FeatureDrafter):
       layers: decoder layers, where `config` does not say it.
       clusters: into how many clusters of equal size the vocabulary is split; 0: it is read whole.
       top: how many of them are read.
-      config: the layers' `LlamaConfig`; None: the target's own sizes.
+      config: the layers' `ModelConfig`; None: the target's own sizes.
     """
 
     about = About(
@@ -165,23 +165,18 @@ class Gemma4Assistant(FeatureDrafter):
         return carry[:, -1]
 
 
-def own_config(target: "LlamaConfig", layers: int) -> "LlamaConfig":
+def own_config(target: "ModelConfig", layers: int) -> "ModelConfig":
     """The config of an assistant of the target's sizes, with as many of its last layers, as far as they have no experts."""
-    return dataclasses.replace(
-        target,
-        num_hidden_layers=layers,
-        sliding_layers=target.sliding_layers[-layers:],
-        rope_layers=target.rope_layers[-layers:],
-        experts=None,
-        sparse_layers=(),
-        num_kv_shared_layers=0,
-        use_double_wide_mlp=False,
-        hidden_size_per_layer_input=0,
-        vocab_size_per_layer_input=0,
-    )
+    bare = {"feed": target.dense, "beside": None, "input_size": 0}
+    last = [
+        dataclasses.replace(layer, mixer=dataclasses.replace(target.attention(i), source=None), **bare)
+        for i, layer in list(enumerate(target.layers))[-layers:]
+    ]
+    embedding = dataclasses.replace(target.embedding, layer_inputs=None)
+    return dataclasses.replace(target, layers=tuple(last), embedding=embedding)
 
 
-def sources(own: "LlamaConfig", target: "LlamaConfig") -> tuple[int, ...]:
+def sources(own: "ModelConfig", target: "ModelConfig") -> tuple[int, ...]:
     """Of every layer of an assistant, which of the target's caches it reads: that of the last layer of its kind that has one.
 
     Raises:
@@ -197,10 +192,10 @@ def sources(own: "LlamaConfig", target: "LlamaConfig") -> tuple[int, ...]:
     return tuple(last[full] for full in kinds)
 
 
-def _check_heads(own: "LlamaConfig", target: "LlamaLM") -> None:
+def _check_heads(own: "ModelConfig", target: "LlamaLM") -> None:
     """Raises ValueError unless every layer's queries fit the target's keys."""
     for layer, source in enumerate(sources(own, target.config)):
-        mine, theirs = own.at(layer), target.laid_out.at(source)
+        mine, theirs = own.attention(layer), target.laid_out.attention(source)
         if mine.head_dim != theirs.head_dim or mine.num_attention_heads % theirs.num_key_value_heads:
             raise ValueError(
                 f"gemma4_assistant: layer {layer} has {mine.num_attention_heads} query heads of width {mine.head_dim}, which "

@@ -17,7 +17,8 @@ from specjax.draft.head import params_dtype
 from specjax.lm import Block
 from specjax.models.kv import KVCache, KVDelta
 from specjax.models.kv_bits import stored
-from specjax.models.llama import Layer, LlamaConfig, RMSNorm, rope_tables
+from specjax.models.layer import LayerConfig
+from specjax.models.model_config import ModelConfig
 
 Array = jax.Array
 
@@ -29,8 +30,8 @@ class Gemma4Assistant(nnx.Module):
         c = head.config
         linear = functools.partial(nnx.Linear, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
         self.enter, self.leave = linear(2 * head.target_size, c.hidden_size), linear(c.hidden_size, head.target_size)
-        self.layers = nnx.List([Layer(asking(c, i), _reach(c, i), dtype, rngs) for i in range(c.num_hidden_layers)])
-        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps, dtype, c.norm)
+        self.layers = nnx.List([asking(c, i).build(c.hidden_size, dtype, rngs) for i in range(c.num_hidden_layers)])
+        self.norm = c.norm.build(c.hidden_size, dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class AssistantHead:
       sources: of every layer, which of the target's caches it reads.
     """
 
-    config: LlamaConfig
+    config: ModelConfig
     target_size: int
     sources: tuple[int, ...]
 
@@ -75,8 +76,8 @@ class AssistantHead:
         module = nnx.merge(self._graph(dtype), own)
         x = jnp.concatenate([embeds, features.astype(embeds.dtype)], axis=-1).astype(dtype)
         h = module.enter(x)
-        kinds = [self.config.at(i) for i in range(self.config.num_hidden_layers)]
-        ropes = {kind: rope_tables(kind, block.positions) for kind in dict.fromkeys(kinds)}
+        longest, kinds = self.config.max_position_embeddings, self.config.attentions
+        ropes = {kind: kind.tables(block.positions, longest) for kind in dict.fromkeys(kinds)}
         # Attention has a key for every query; no query sees one of these.
         batch, length = block.positions.shape
         unseen = jnp.zeros((batch, length, length), bool)
@@ -115,15 +116,12 @@ def clustered(params: Any, h: Array, top: int) -> Array:
     return law.reshape(*rows, -1)
 
 
-def asking(config: LlamaConfig, layer: int) -> LlamaConfig:
-    """The config of a layer that has queries alone, see `LlamaConfig.at`."""
-    return dataclasses.replace(config.at(layer), num_kv_shared_layers=config.num_hidden_layers)
-
-
-def _reach(config: LlamaConfig, layer: int) -> int | None:
-    """A window of W lets an assistant see W + 1 keys before its own position; ours count that position too."""
-    window = config.window(layer)
-    return None if window is None else window + 2
+def asking(config: ModelConfig, layer: int) -> LayerConfig:
+    """A layer that has queries alone. A window of W lets an assistant see W + 1 keys before its own position; ours count that
+    position too."""
+    own, mixer = config.layers[layer], config.attention(layer)
+    window = None if mixer.window is None else mixer.window + 2
+    return dataclasses.replace(own, mixer=dataclasses.replace(mixer, window=window, source=0))
 
 
 def _no_keys(cache: Any, past: Any, batch: int, length: int) -> tuple[Any, Any]:

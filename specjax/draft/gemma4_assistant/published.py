@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from specjax.draft.gemma4_assistant.network import asking
 from specjax.draft.heads.layout import Layout, Reader, Sure, check_flags, check_width
 from specjax.models import hf_config
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object, flag, is_size
-from specjax.models.llama_config import LlamaConfig
+from specjax.models.model_config import ModelConfig
 
 _NORMS = {
     "attention_norm": "input_layernorm", "attention_post_norm": "post_attention_layernorm",
@@ -64,7 +63,7 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
     return fields | {"clusters": count, "top": top}, params
 
 
-def _layers(reader: Reader, text: dict[str, Any], target: Any) -> LlamaConfig:
+def _layers(reader: Reader, text: dict[str, Any], target: Any) -> ModelConfig:
     """The config of the layers. transformers says of them all that they share keys; here none of them has any."""
     shared, layers = text.get("num_kv_shared_layers"), text.get("num_hidden_layers")
     if shared not in (None, 0, layers):
@@ -88,16 +87,16 @@ def _layers(reader: Reader, text: dict[str, Any], target: Any) -> LlamaConfig:
     return own
 
 
-def _layer(reader: Reader, layer: int, config: LlamaConfig) -> dict[str, Any]:
-    own, at, size = asking(config, layer), f"model.layers.{layer}", config.hidden_size
+def _layer(reader: Reader, layer: int, config: ModelConfig) -> dict[str, Any]:
+    own, at, size = config.attention(layer), f"model.layers.{layer}", config.hidden_size
     heads = own.num_attention_heads * own.head_dim
     attention = {
         "q": reader.linear(f"{at}.self_attn.q_proj", size, heads, bias=own.qkv_bias),
         "o": reader.linear(f"{at}.self_attn.o_proj", heads, size, bias=own.o_bias),
         "q_norm": reader.scale(f"{at}.self_attn.q_norm", own.head_dim),
     }
-    shapes = {"gate": (size, own.intermediate_size), "up": (size, own.intermediate_size)}
-    shapes["down"] = (own.intermediate_size, size)
+    inner = config.dense.intermediate_size
+    shapes = {"gate": (size, inner), "up": (size, inner), "down": (inner, size)}
     return {
         "attention": attention,
         "mlp": {name: reader.linear(f"{at}.mlp.{name}_proj", *shape) for name, shape in shapes.items()},
@@ -106,7 +105,7 @@ def _layer(reader: Reader, layer: int, config: LlamaConfig) -> dict[str, Any]:
     }
 
 
-def _table(reader: Reader, config: LlamaConfig, tied: bool) -> np.ndarray:
+def _table(reader: Reader, config: ModelConfig, tied: bool) -> np.ndarray:
     """The rows of the head `[V, E]`. The assistant embeds no token itself, so that a table that is not tied is not read."""
     shape = (config.vocab_size, config.hidden_size)
     table = reader.take("model.embed_tokens.weight", shape)

@@ -15,6 +15,7 @@ import numpy as np
 
 from specjax.draft.heads.files import STEMS, config_file, read_tensors
 from specjax.models import hf_config
+from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
 from specjax.models.families import switches
 from specjax.models.few_bits import plain
@@ -131,21 +132,21 @@ class Reader:
 
     def attention(self, at: str, config: Any, inputs: int) -> dict[str, Any]:
         """A decoder layer's attention; `inputs` is the width that it reads."""
-        heads, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        own = config.near
+        heads, kv = own.num_attention_heads * own.head_dim, own.num_key_value_heads * own.head_dim
         shapes = {"q": (inputs, heads), "k": (inputs, kv), "v": (inputs, kv), "o": (heads, config.hidden_size)}
-        biased = {"q": config.qkv_bias, "k": config.qkv_bias, "v": config.qkv_bias, "o": config.o_bias}
+        biased = {"q": own.qkv_bias, "k": own.qkv_bias, "v": own.qkv_bias, "o": own.o_bias}
         made = {n: self.linear(f"{at}.self_attn.{n}_proj", *shapes[n], bias=biased[n]) for n in _ATTENTION}
-        if config.qk_norm:
-            made |= {n: self.scale(f"{at}.self_attn.{n}", config.head_dim) for n in ("q_norm", "k_norm")}
+        if own.qk_norm is not None:
+            made |= {n: self.scale(f"{at}.self_attn.{n}", own.head_dim) for n in ("q_norm", "k_norm")}
         return made
 
     def layer(self, at: str, config: Any, inputs: int) -> dict[str, Any]:
         """A decoder layer without its first norm; `inputs` is the width that attention reads."""
-        size = config.hidden_size
-        wide = {"gate": (size, config.intermediate_size), "up": (size, config.intermediate_size)}
-        wide["down"] = (config.intermediate_size, size)
+        size, inner = config.hidden_size, config.dense.intermediate_size
+        wide = {"gate": (size, inner), "up": (size, inner), "down": (inner, size)}
         attention = self.attention(at, config, inputs)
-        mlp = {n: self.linear(f"{at}.mlp.{n}_proj", *wide[n], bias=config.mlp_bias) for n in _MLP}
+        mlp = {n: self.linear(f"{at}.mlp.{n}_proj", *wide[n], bias=config.dense.bias) for n in _MLP}
         norm = self.scale(f"{at}.post_attention_layernorm", size)
         return {"attention": attention, "mlp": mlp, "mlp_norm": norm}
 
@@ -185,7 +186,7 @@ def is_embedding(table: np.ndarray, target: Any) -> bool:
 def is_head(kernel: np.ndarray, target: Any) -> bool:
     """Whether `[E, V]` is the target's language-model head, but for rounding to 16 bits; of a target without weights, has its
     shape."""
-    if target.abstract or target.lm.config.tie_word_embeddings:
+    if target.abstract or target.lm.config.head.tied:
         return is_embedding(kernel.T, target)
     own = plain(target.params["head"]["kernel"])
     columns = [slice(first, first + _ROWS) for first in range(0, own.shape[1], _ROWS)]
@@ -206,7 +207,7 @@ def check_flags(reader: Reader, config: dict[str, Any], *known: str) -> None:
 
 
 def layer_config(reader: Reader, config: dict[str, Any], target: Any, layers: int = 1) -> Any:
-    """The `LlamaConfig` of a head's layers, without windows. Its vocabulary, the tokens that it reads, must be the target's.
+    """The `ModelConfig` of a head's layers, without windows. Its vocabulary, the tokens that it reads, must be the target's.
 
     `architectures` names the head's own class, and says nothing of the layer in it.
 
@@ -225,7 +226,7 @@ def layer_config(reader: Reader, config: dict[str, Any], target: Any, layers: in
         )
     biased = bool(config.get("qkv_bias", config.get("attention_bias", False)))
     normed = any(name.endswith("self_attn.q_norm.weight") for name in reader.tensors)
-    return dataclasses.replace(own, sliding_window=None, sliding_layers=(), qkv_bias=biased, qk_norm=normed)
+    return own.every(AttentionConfig, window=None, qkv_bias=biased, qk_norm=own.norm if normed else None)
 
 
 def check_width(reader: Reader, width: int, target: Any, key: str = "hidden_size") -> None:

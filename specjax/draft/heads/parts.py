@@ -9,6 +9,7 @@ from specjax.draft.head import check_ids
 from specjax.draft.heads.layout import Reader, is_embedding
 from specjax.draft.heads.taps import Taps, read_taps
 from specjax.models.errors import ModelError
+from specjax.models.families import base
 from specjax.models.fields import is_id, is_size
 from specjax.sharding.distributed import to_host
 
@@ -38,6 +39,11 @@ def windows(reader: Reader, config: dict[str, Any], layers: int) -> tuple[int | 
     where = "" if all(sliding) else f" in {sum(sliding)} of {layers} layers"
     reader.notes.append(f"attends to its last {window} tokens{where}")
     return window, () if all(sliding) else tuple(sliding)
+
+
+def windowed(own: Any, window: int | None, sliding: tuple[bool, ...]) -> Any:
+    """The config with what `windows` found."""
+    return base.mixers(own, lambda i: {"window": window if not sliding or sliding[i] else None})
 
 
 def embedding(reader: Reader, config: dict[str, Any], target: Any, size: int) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from specjax.draft.model import ModelDrafter
 from specjax.draft.padded import PaddedLM
 from specjax.draft.rest import Rest
 from specjax.draft.trim import TrimmedLM
-from specjax.models.llama import LlamaConfig, LlamaLM
+from specjax.models.llama import LlamaLM
+from specjax.models.model_config import ModelConfig
 from specjax.models.widening import check_times, tiled, wider_config, wider_lm
 
 PyTree = Any
@@ -60,7 +61,7 @@ def _sizes(drafter: Drafter, k: int) -> dict[str, Any]:
 
 
 def _has_width(value: Any) -> bool:
-    return isinstance(value, (LlamaConfig, LlamaLM, PaddedLM, TrimmedLM))
+    return isinstance(value, (ModelConfig, LlamaLM, PaddedLM, TrimmedLM))
 
 
 def _wider(value: Any, k: int) -> Any:
@@ -68,14 +69,14 @@ def _wider(value: Any, k: int) -> Any:
         return TrimmedLM(_wider(value.lm, k))
     if isinstance(value, PaddedLM):
         return PaddedLM(_wider(value.lm, k), value.vocab_size)
-    return wider_config(value, k) if isinstance(value, LlamaConfig) else wider_lm(value, k)
+    return wider_config(value, k) if isinstance(value, ModelConfig) else wider_lm(value, k)
 
 
 def _width(drafter: Any) -> int:
     """E, of what its parameters belong to."""
     lm = drafter.lm if isinstance(drafter, (ModelDrafter, DiffuSpec)) else drafter.target
     config = getattr(lm, "config", None)
-    if not isinstance(config, LlamaConfig):
+    if not isinstance(config, ModelConfig):
         what = "is not bound to a target yet" if lm is None else f"drafts with or for a {type(lm).__name__}"
         raise ValueError(f"{type(drafter).__name__} cannot be widened: it {what}; bind it to one of the Llama family")
     own = getattr(drafter, "config", None)

@@ -10,15 +10,16 @@ from flax import nnx
 from specjax.draft.head import params_dtype
 from specjax.lm import Block
 from specjax.models.kv import KVCache, KVDelta
-from specjax.models.llama import Layer, LlamaConfig, RMSNorm, rope_tables
+from specjax.models.model_config import ModelConfig
+from specjax.models.norms import RMSNorm
 
 Array = jax.Array
 
 
 class Prefix(nnx.Module):
-    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
-        self.layer = Layer(config, None, dtype, rngs)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+    def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
+        self.layer = config.layers[0].build(config.hidden_size, dtype, rngs)
+        self.norm = RMSNorm(config.hidden_size, config.norm.eps, dtype)
 
     def __call__(self, x, rope, block, cache):
         h, kv = self.layer(x, rope, block, cache, None, block.positions)
@@ -33,7 +34,7 @@ class PrefixHead:
       config: of the one layer.
     """
 
-    config: LlamaConfig
+    config: ModelConfig
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Any:
         """Random parameters."""
@@ -45,6 +46,6 @@ class PrefixHead:
         graph = nnx.split(nnx.eval_shape(lambda: Prefix(self.config, dtype, nnx.Rngs(0))))[0]
         module = nnx.merge(graph, params)
         layer_cache = None if cache is None else (cache.key[0], cache.value[0])
-        rope = rope_tables(self.config, block.positions)
+        rope = self.config.tables(block.positions)
         out, (key, value) = module(features.astype(dtype), rope, block, layer_cache)
         return out, KVDelta((key,), (value,), block.positions)

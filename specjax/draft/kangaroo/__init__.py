@@ -46,7 +46,7 @@ class Kangaroo(TreeDrafter, Trained):
       exit_layer: how many of the target's layers the draft shares.
       length: the longest chain.
       threshold: the confidence below which a row stops drafting.
-      config: the adapter's `LlamaConfig`; None: the target's own sizes.
+      config: the adapter's `ModelConfig`; None: the target's own sizes.
       target: filled in by `bind`.
     """
 
@@ -97,7 +97,7 @@ class Kangaroo(TreeDrafter, Trained):
                 f"{target.num_layers}: choose 1 to {target.num_layers - 1}"
             )
         own = head_config(target, "kangaroo")
-        return dataclasses.replace(self, config=self.config or own.at(self.exit_layer), target=target)
+        return dataclasses.replace(self, config=self.config or own.only(self.exit_layer), target=target)
 
     def init_params(self, key, target_params):
         """The target's next attention under its final norm: an early exit, to be trained on."""

@@ -15,42 +15,43 @@ from specjax.draft.head import params_dtype
 from specjax.lm import Block
 from specjax.models.few_bits import is_quantised, plain
 from specjax.models.kv import KVCache, KVDelta, init_kv
-from specjax.models.llama import Attention, LlamaConfig, RMSNorm, rope_tables
+from specjax.models.model_config import ModelConfig
 
 Array = jax.Array
 
 
 class Adapter(nnx.Module):
-    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
-        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, config.norm)
-        self.attention = Attention(config, None, dtype, rngs)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, config.norm)
+    def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
+        whole = dataclasses.replace(config.attention(), window=None)
+        self.attention_norm = config.norm.build(config.hidden_size, dtype)
+        self.attention = whole.build(config.hidden_size, dtype, rngs)
+        self.norm = config.norm.build(config.hidden_size, dtype)
 
 
 @functools.lru_cache(maxsize=64)
-def _abstract(config: LlamaConfig, dtype: Any):
+def _abstract(config: ModelConfig, dtype: Any):
     return nnx.split(nnx.eval_shape(lambda: Adapter(config, dtype, nnx.Rngs(0))))
 
 
-def abstract(config: LlamaConfig) -> Any:
+def abstract(config: ModelConfig) -> Any:
     """The adapter's params as `jax.ShapeDtypeStruct`s."""
     return nnx.to_pure_dict(_abstract(config, jnp.float32)[1])
 
 
-def init(config: LlamaConfig, target_params: Any, layer: int) -> Any:
+def init(config: ModelConfig, target_params: Any, layer: int) -> Any:
     """Params to start training from: the target's own attention of `layer`, under its final norm."""
     own = target_params["layers"][layer]
     params = {"attention_norm": own["attention_norm"], "attention": own["attention"], "norm": target_params["norm"]}
     return jax.tree.map(lambda x: plain(x).copy(), params, is_leaf=is_quantised)
 
 
-def init_cache(config: LlamaConfig, batch: int, capacity: int, dtype: Any) -> KVCache:
+def init_cache(config: ModelConfig, batch: int, capacity: int, dtype: Any) -> KVCache:
     """An empty cache of one layer."""
-    return init_kv(dataclasses.replace(config, num_hidden_layers=1), batch, capacity, dtype)
+    return init_kv(config.first(1), batch, capacity, dtype)
 
 
 def adapt(
-    config: LlamaConfig, params: Any, h: Array, block: Block, cache: KVCache | None, past: KVDelta | None = None
+    config: ModelConfig, params: Any, h: Array, block: Block, cache: KVCache | None, past: KVDelta | None = None
 ) -> tuple[Array, KVDelta]:
     """Features for the target's head, `[B, T, E]`, and the adapter's own keys and values.
 
@@ -69,6 +70,6 @@ def adapt(
     committed = None if cache is None else (cache.key[0], cache.value[0])
     earlier = None if past is None else (past.key[0], past.value[0])
     normed = adapter.attention_norm(h)
-    rope = rope_tables(config, block.positions)
+    rope = config.tables(block.positions)
     attended, (key, value) = adapter.attention(normed, rope, block, committed, earlier, block.positions)
     return adapter.norm(h + attended), KVDelta((key,), (value,), block.positions)

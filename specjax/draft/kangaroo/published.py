@@ -1,11 +1,13 @@
 """Kangaroo's published adapters (Equationliu/Kangaroo): one layer without an MLP, and a norm."""
 
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
 from specjax.draft.heads.layout import Layout, Reader, check_flags, check_width, layer_config
+from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
+from specjax.models.mlp import MLPConfig
+from specjax.models.ropes import RopeConfig
 
 
 def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
@@ -15,9 +17,9 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
         raise ModelError(f"{reader.file}: num_hidden_layers is {config['num_hidden_layers']}; adapters of one are read")
     read = layer_config(reader, config, target)
     check_width(reader, read.hidden_size, target)
-    size, plain = read.hidden_size, {"qkv_bias": False, "o_bias": False, "mlp_bias": False, "qk_norm": False}
-    own = dataclasses.replace(
-        read, head_dim=size // read.num_attention_heads, rope_theta=10000.0, rope_scaling=None, **plain
+    size, plain = read.hidden_size, {"rope": RopeConfig(10000.0), "qkv_bias": False, "o_bias": False, "qk_norm": None}
+    own = read.every(AttentionConfig, head_dim=size // read.near.num_attention_heads, **plain).every(
+        MLPConfig, bias=False
     )
     params = {
         "attention_norm": reader.scale("layers.0.input_layernorm", size),

@@ -10,18 +10,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from specjax.draft.eagle.network import EagleHead
-from specjax.models.llama import Layer, LlamaConfig, RMSNorm
+from specjax.models.model_config import ModelConfig
 
 
 class Mtp(nnx.Module):
     """`fc` over the normed embedding and the normed feature, the layer, and the norm before the target's head."""
 
-    def __init__(self, config: LlamaConfig, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, dtype: Any, rngs: nnx.Rngs):
         width = config.hidden_size
-        norms = (RMSNorm(width, config.rms_norm_eps, dtype, config.norm) for _ in range(3))
-        self.embed_norm, self.hidden_norm, self.norm = norms
+        self.embed_norm, self.hidden_norm, self.norm = (config.norm.build(width, dtype) for _ in range(3))
         self.fc = nnx.Linear(2 * width, width, use_bias=False, param_dtype=dtype, dtype=dtype, rngs=rngs)
-        self.layer = Layer(config, config.window(0), dtype, rngs, sparse=config.sparse(0))
+        self.layer = config.layers[0].build(width, dtype, rngs)
 
     def __call__(self, embeds, features, rope, block, caches, pasts, positions):
         both = [self.embed_norm(embeds), self.hidden_norm(features.astype(embeds.dtype))]

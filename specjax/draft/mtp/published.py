@@ -15,8 +15,11 @@ from specjax.draft.feature import layers_config
 from specjax.draft.heads.layout import Layout, Reader, Sure, is_head, named
 from specjax.models import hf_config, weights
 from specjax.models.errors import ModelError
+from specjax.models.experts import ExpertsConfig
+from specjax.models.families import base
 from specjax.models.fields import is_size
-from specjax.models.llama import Layer, LlamaConfig
+from specjax.models.model_config import ModelConfig
+from specjax.models.norms import NormConfig
 
 _APART = re.compile(r"^(model\.)?mtp(_layers)?\.")
 
@@ -83,17 +86,18 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
         raise ModelError(f"{reader.folder} has several MTP layers, each for a token of its own; one is read")
     reader.format = found.name
     of_target, sparse = target.lm.config, any(name.startswith(f"{found.layer}.mlp.experts.") for name in reader.tensors)
-    if sparse and (of_target.experts is None or of_target.experts.beside_mlp):
+    experts = next((layer.feed for layer in of_target.layers if isinstance(layer.feed, ExpertsConfig)), None)
+    if sparse and experts is None:
         raise ModelError(f"{reader.folder}: the MTP layer has experts, and {target.name!r} has none of that kind")
-    own = layers_config(target.lm, "mtp")
-    own = dataclasses.replace(own, norm=of_target.norm, experts=of_target.experts if sparse else None)
+    own = layers_config(target.lm, "mtp").every(NormConfig, kind=of_target.norm.kind)
+    own = own if not sparse or experts is None else base.sparse(own, experts)
     final_norm = reader.chosen.get("final_norm", found.final_norm)
     if not final_norm:
         reader.notes.append("reads the target's features before its final norm, as MiMo's; final_norm=true: behind")
     return {"config": own, "final_norm": final_norm}, _params(reader, found, own, target)
 
 
-def _params(reader: Reader, names: _Names, own: LlamaConfig, target: Any) -> dict[str, Any]:
+def _params(reader: Reader, names: _Names, own: ModelConfig, target: Any) -> dict[str, Any]:
     size = own.hidden_size
     scale = lambda name: reader.scale(f"{names.at}.{name}", size)
     fc = reader.linear(f"{names.at}.{names.fc}", 2 * size, size)
@@ -111,9 +115,9 @@ def _params(reader: Reader, names: _Names, own: LlamaConfig, target: Any) -> dic
     }
 
 
-def _layer(reader: Reader, at: str, own: LlamaConfig, target: Any) -> Any:
+def _layer(reader: Reader, at: str, own: ModelConfig, target: Any) -> Any:
     """The decoder layer, whose tensors have the names of its target's."""
-    make = lambda: Layer(own, own.window(0), jnp.float32, nnx.Rngs(0), sparse=own.sparse(0))
+    make = lambda: own.layers[0].build(own.hidden_size, jnp.float32, nnx.Rngs(0))
     abstract = {"layers": {0: nnx.to_pure_dict(nnx.split(nnx.eval_shape(make))[1])}}
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
     family = hf_config.family_of(hf_config.to_hf(target.lm.config))

@@ -1,0 +1,184 @@
+"""Attention over a cache and a block with ancestors, as a token mixer: grouped heads, ropes, windows, sinks and the rest.
+
+Shapes: `B` rows, `T` block tokens, `E` width, `N` heads, `K` kv-heads, `H` head width.
+"""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.kernels.tree_attention import Implementation, tree_attention
+from specjax.lm import Block
+from specjax.models.kv import Slots
+from specjax.models.kv_bits import parts, read, stored
+from specjax.models.linear import Linear, by_heads
+from specjax.models.mixers import Mixer, MixerConfig
+from specjax.models.norms import NormConfig, rms_norm
+from specjax.models.ropes import RopeConfig, rope_tables, rotate
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig(MixerConfig):
+    """The attention of a layer; names follow Hugging Face's `config.json`, where it has one.
+
+    Attributes:
+      num_attention_heads: N.
+      num_key_value_heads: K.
+      head_dim: H.
+      rope: None: queries and keys have no positions.
+      window: how many tokens a query sees back to, itself among them; None: all.
+      qkv_bias: whether queries, keys and values have biases.
+      o_bias: whether the output has one.
+      qk_norm: of the heads of queries and keys, before the rope.
+      qk_wide_norm: of queries and keys over all heads at once, before they are split (OLMo).
+      scale: what scores are multiplied by; None: H^-0.5.
+      soft_cap: keeps scores within this distance of zero, by a tanh.
+      sinks: whether a learned score of every head takes part in its softmaxes, without a value.
+      value_is_key: whether values are what the key projection gives, before its norm and rope.
+      value_norm: of values, without a scale.
+      source: the layer whose keys and values this one reads, of those before it; None: it has its own.
+    """
+
+    name: ClassVar[str] = "attention"
+
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rope: RopeConfig | None = RopeConfig()
+    window: int | None = None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: NormConfig | None = None
+    qk_wide_norm: NormConfig | None = None
+    scale: float | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
+    value_is_key: bool = False
+    value_norm: NormConfig | None = None
+    source: int | None = None
+
+    def build(
+        self, width: int, dtype: Any, rngs: nnx.Rngs, kernel: Implementation | None = None, inputs: int | None = None
+    ) -> "Attention":
+        """The module; `inputs` is the width of what it reads, where that is not the model's."""
+        return Attention(self, width, dtype, rngs, kernel, inputs)
+
+    @property
+    def scores_scale(self) -> float:
+        """What scores are multiplied by."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many channels of a head are rotated."""
+        return 0 if self.rope is None else self.rope.channels(self.head_dim)
+
+    @property
+    def reads(self) -> Any:
+        return self.rope, self.head_dim
+
+    def tables(self, positions: Array, longest: int) -> tuple[Array, Array] | None:
+        """The rope's; see `specjax.models.ropes.tables_of`."""
+        return None if self.rope is None else rope_tables(self.rope, self.head_dim, positions, longest)
+
+
+class Attention(Mixer):
+    """See `AttentionConfig.build`; `kernel` is the way to compute it."""
+
+    def __init__(
+        self, config: AttentionConfig, width: int, dtype: Any, rngs: nnx.Rngs, kernel: Implementation | None = None,
+        inputs: int | None = None,
+    ):  # fmt: skip
+        c = config
+        inputs = inputs or width
+        linear = functools.partial(Linear, param_dtype=dtype, dtype=dtype, rngs=rngs)
+        self.q = linear(inputs, c.num_attention_heads * c.head_dim, use_bias=c.qkv_bias)
+        self.shares = c.source is not None
+        if not self.shares:
+            self.k = linear(inputs, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias)
+        if not self.shares and not c.value_is_key:
+            self.v = linear(inputs, c.num_key_value_heads * c.head_dim, use_bias=c.qkv_bias)
+        self.o = linear(c.num_attention_heads * c.head_dim, width, use_bias=c.o_bias)
+        if c.qk_norm is not None:
+            self.q_norm = c.qk_norm.build(c.head_dim, dtype)
+        if c.qk_norm is not None and not self.shares:
+            self.k_norm = c.qk_norm.build(c.head_dim, dtype)
+        if c.qk_wide_norm is not None:
+            self.q_wide_norm = c.qk_wide_norm.build(c.num_attention_heads * c.head_dim, dtype)
+            self.k_wide_norm = c.qk_wide_norm.build(c.num_key_value_heads * c.head_dim, dtype)
+        if c.sinks:
+            self.sinks = nnx.Param(jnp.zeros((c.num_attention_heads,), dtype))
+        self.config, self.kernel = config, kernel
+
+    def _own(self, x, rope, cache):
+        k, v = self.keys(x, rope), self.values(x)
+        # a block reads its own K/V as the cache will return them
+        return (k, v) if cache is None else (stored(k, cache[0]), stored(v, cache[1]))
+
+    def values(self, x):
+        """`[B, T, K, H]`."""
+        c = self.config
+        values = by_heads((self.k if c.value_is_key else self.v)(x), c.head_dim)
+        return values if c.value_norm is None else rms_norm(values, None, c.value_norm.eps)
+
+    def _placed(self, x, which, rope):
+        """Queries or keys (`which`) by heads, normed and rotated."""
+        c = self.config
+        x = x if c.qk_wide_norm is None else getattr(self, f"{which}_wide_norm")(x)
+        x = by_heads(x, c.head_dim)
+        x = x if c.qk_norm is None else getattr(self, f"{which}_norm")(x)
+        return x if rope is None else rotate(x, *rope)
+
+    def keys(self, x, rope):
+        """`[B, T, K, H]`, rotated."""
+        return self._placed(self.k(x), "k", rope)
+
+    def __call__(self, x, rope, block: Block, cache, past, positions, shared=None):
+        """`cache`, `past` are this layer's (key, value) pairs or None; of a layer that shares those of another, that one's, and
+        `shared` is its pair of the block; `cache` may say more, see `Slots`. Returns the output and the block's (key, value),
+        and its queries where the cache asks for them."""
+        c = self.config
+        batch, length, _ = x.shape
+        q = self._placed(self.q(x), "q", rope)
+        k, v = self._own(x, rope, cache) if shared is None else shared[:2]
+        keys, values = read(k, q.dtype), read(v, q.dtype)
+        if past is not None:
+            keys = jnp.concatenate([read(past[0], q.dtype), keys], axis=1)
+            values = jnp.concatenate([read(past[1], q.dtype), values], axis=1)
+        seen = Slots(None, None) if cache is None else Slots(*cache)
+        cache_key, key_scale = parts(seen.key)
+        cache_value, value_scale = parts(seen.value)
+        scale = c.scores_scale
+        out = tree_attention(
+            q,
+            keys,
+            values,
+            cache_key,
+            cache_value,
+            block.length if seen.unseen is None else jnp.full_like(block.length, seen.unseen.shape[1]),
+            visible=block.visible,
+            query_positions=block.positions,
+            key_positions=positions,
+            cache_positions=seen.positions,
+            unseen=block.unseen if seen.unseen is None else seen.unseen,
+            causal=block.causal,
+            split=block.split,
+            scale=scale,
+            window=c.window,
+            soft_cap=c.soft_cap,
+            key_scale=key_scale,
+            value_scale=value_scale,
+            sinks=self.sinks[...] if c.sinks else None,
+            implementation=self.kernel,
+        )
+        asked = ((q * scale).reshape(batch, length, k.shape[2], -1),) if seen.asks else ()
+        return self.o(out.reshape(batch, length, -1)), (k, v, *asked)
+
+    def split_products(self) -> tuple[Any, ...]:
+        return (self.o,)

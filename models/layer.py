@@ -1,0 +1,137 @@
+"""A layer: a token mixer and a feed-forward, each a branch of the residual stream, with their norms and what else it has."""
+
+import dataclasses
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax.models.experts import ExpertsConfig
+from specjax.models.gemma_experts import Beside, with_experts
+from specjax.models.layer_inputs import LayerInput
+from specjax.models.mixers import MixerConfig
+from specjax.models.mlp import MLPConfig
+from specjax.models.norms import NormConfig
+
+
+class FeedConfig(Protocol):
+    """The description of a feed-forward, a frozen dataclass: `MLPConfig`, `ExpertsConfig`."""
+
+    @property
+    def dense(self) -> MLPConfig | None:
+        """The MLP that it is, or stands in the place of."""
+        ...
+
+    def build(self, width: int, dtype: Any, rngs: nnx.Rngs) -> Any:
+        """The module, of `[B, T, E]` to `[B, T, E]`, with `split_products` (`specjax.models.mixers.Mixer`)."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerConfig:
+    """What a layer is made of.
+
+    Attributes:
+      mixer: in which tokens read each other.
+      feed: of every token by itself.
+      norm: of the stream before and after both.
+      pre_norms: whether what mixer and feed-forward read is normed.
+      post_norms: whether what they give is, before it is added.
+      residual_multiplier: what they give is multiplied by before it is added.
+      beside: experts beside the feed-forward, which read the stream themselves (`specjax.models.gemma_experts`).
+      input_size: the width of what the layer reads of a token besides (`specjax.models.layer_inputs`); 0: nothing.
+      scalar: whether a learned number multiplies the stream at its end.
+    """
+
+    mixer: MixerConfig
+    feed: FeedConfig
+    norm: NormConfig = NormConfig()
+    pre_norms: bool = True
+    post_norms: bool = False
+    residual_multiplier: float = 1.0
+    beside: ExpertsConfig | None = None
+    input_size: int = 0
+    scalar: bool = False
+
+    def build(self, width: int, dtype: Any, rngs: nnx.Rngs, kernel: Any = None) -> "Layer":
+        """The module, for a model of `width`; `kernel` is as for `MixerConfig.build`."""
+        return Layer(self, width, dtype, rngs, kernel)
+
+    @property
+    def experts(self) -> ExpertsConfig | None:
+        """Its experts, in the place of an MLP or beside it; None: it has none."""
+        return self.feed if isinstance(self.feed, ExpertsConfig) else self.beside
+
+
+class Layer(nnx.Module):
+    """See `LayerConfig`. The mixer's module has the name that `MixerConfig.name` says."""
+
+    def __init__(self, config: LayerConfig, width: int, dtype: Any, rngs: nnx.Rngs, kernel: Any = None):
+        c = config
+        norm = lambda: c.norm.build(width, dtype)
+        setattr(self, c.mixer.name, c.mixer.build(width, dtype, rngs, kernel))
+        if c.pre_norms:
+            self.attention_norm, self.mlp_norm = norm(), norm()
+        self.mlp = c.feed.build(width, dtype, rngs)
+        if c.beside is not None:
+            self.beside = Beside(c.beside, width, c.norm.eps, dtype, rngs)
+        if c.post_norms:
+            self.attention_post_norm, self.mlp_post_norm = norm(), norm()
+        if c.scalar:
+            self.scalar = nnx.Param(jnp.ones((1,), dtype))
+        if c.input_size:
+            self.layer_input = LayerInput(c.input_size, width, c.norm, dtype, rngs)
+        self.config = c
+
+    def __call__(self, x, tables, block, cache, past, positions, skip=None, shared=None, inputs=None):
+        """The stream after the layer, and the mixer's delta.
+
+        Args:
+          x: `[B, T, E]`, the residual stream.
+          tables: as for `Mixer`, and so are the others but these.
+          block: see above.
+          cache: see above.
+          past: see above.
+          positions: see above.
+          skip: `[2]` bool, traced: whether to leave out the mixer, and the feed-forward.
+          shared: see above.
+          inputs: `[B, T, P]` as for `LayerInput`.
+        """
+
+        def mix(x):
+            mixed, delta = self.mixer(self.entered(x), tables, block, cache, past, positions, shared)
+            return self._added(x, self.attention_post_norm(mixed) if self.config.post_norms else mixed), delta
+
+        def feed(x):
+            fed = self.mlp(self.mlp_norm(x) if self.config.pre_norms else x)
+            fed = fed if self.config.beside is None else with_experts(self.beside, x, fed)
+            return self._added(x, self.mlp_post_norm(fed) if self.config.post_norms else fed)
+
+        if skip is None:
+            x, delta = mix(x)
+            return self._end(feed(x), inputs), delta
+        hole = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(mix, x)[1])
+        x, delta = jax.lax.cond(skip[0], lambda x: (x, hole), mix, x)
+        return self._end(jax.lax.cond(skip[1], lambda x: x, feed, x), inputs), delta
+
+    @property
+    def mixer(self) -> Any:
+        """Its token mixer."""
+        return getattr(self, self.config.mixer.name)
+
+    def split_products(self) -> tuple[Any, ...]:
+        """The products whose inputs a mesh splits over `model`, so that their parts are summed over it."""
+        return (*self.mixer.split_products(), *self.mlp.split_products())
+
+    def entered(self, x):
+        """What the mixer reads of the residual stream."""
+        return self.attention_norm(x) if self.config.pre_norms else x
+
+    def _added(self, x, branch):
+        scale = self.config.residual_multiplier
+        return x + (branch if scale == 1 else branch * jnp.asarray(scale, branch.dtype))
+
+    def _end(self, x, inputs):
+        x = x if inputs is None else self.layer_input(x, inputs)
+        return x * self.scalar[...].astype(x.dtype)[None, None] if self.config.scalar else x

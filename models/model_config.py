@@ -1,0 +1,239 @@
+"""What a model of `specjax.models.llama` is made of: an embedding, a list of layers of parts, a norm and a head."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from specjax.models.attention import AttentionConfig
+from specjax.models.experts import ExpertsConfig
+from specjax.models.layer import LayerConfig
+from specjax.models.layer_inputs import LayerInputsConfig
+from specjax.models.mixers import StateMixerConfig
+from specjax.models.mlp import MLPConfig
+from specjax.models.norms import NormConfig
+from specjax.models.ropes import RopeConfig, RopeScaling
+
+Part = TypeVar("Part")
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingConfig:
+    """How tokens are embedded.
+
+    Attributes:
+      vocab_size: tokens that there are.
+      scale: what embeddings are multiplied by, once it is rounded to their type.
+      layer_inputs: what every layer reads of a token besides; None: nothing.
+    """
+
+    vocab_size: int
+    scale: float = 1.0
+    layer_inputs: LayerInputsConfig | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadConfig:
+    """How logits are read off.
+
+    Attributes:
+      tied: whether by the table of embeddings.
+      logits_scaling: what logits are divided by (Granite's name).
+      soft_cap: keeps logits within this distance of zero, by a tanh.
+    """
+
+    tied: bool = False
+    logits_scaling: float = 1.0
+    soft_cap: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """A model. Two that are made of the same parts are equal, whatever their families are called.
+
+    Attributes:
+      hidden_size: the width of the residual stream.
+      embedding: how tokens are embedded.
+      layers: from the first to the last.
+      norm: before the head.
+      head: how logits are read off.
+      max_position_embeddings: how many positions it was made for.
+      family: the `model_type` of the description that it was read by (`specjax.models.families`), which `save` writes; empty
+        for a model of no folder, of which `save` writes the first family that can say what it is.
+    """
+
+    hidden_size: int
+    embedding: EmbeddingConfig
+    layers: tuple[LayerConfig, ...]
+    norm: NormConfig = NormConfig()
+    head: HeadConfig = HeadConfig()
+    max_position_embeddings: int = 2048
+    family: str = dataclasses.field(default="", compare=False)
+
+    def __hash__(self) -> int:
+        """An LM is a static argument, which is hashed in every call, and a model may have a hundred layers."""
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self) if field.compare))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Its fields: hashes of words differ between processes."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @property
+    def vocab_size(self) -> int:
+        return self.embedding.vocab_size
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def experts(self) -> ExpertsConfig | None:
+        """Those of the layers that have some; None: no layer has."""
+        return next((layer.experts for layer in self.layers if layer.experts is not None), None)
+
+    @property
+    def attentions(self) -> tuple[AttentionConfig, ...]:
+        """Of the layers that have attention."""
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionConfig))
+
+    @property
+    def near(self) -> AttentionConfig:
+        """The attention of layers with a window, or where no layer has one, of the first that has attention.
+
+        Raises:
+          ValueError: where no layer has attention.
+        """
+        found = sorted(self.attentions, key=lambda one: one.window is None)
+        if not found:
+            raise ValueError("no layer of this model has attention, whose sizes a file says and a head's layers have")
+        return found[0]
+
+    @property
+    def rope(self) -> RopeConfig:
+        """That of those layers, or of others where they have none."""
+        return self.near.rope or next((one.rope for one in self.attentions if one.rope is not None), RopeConfig())
+
+    @property
+    def dense(self) -> MLPConfig:
+        """The MLP of the first layer, or in whose place its experts are."""
+        feed = self.layers[0].feed
+        return feed.dense or MLPConfig(getattr(feed, "moe_intermediate_size", 4 * self.hidden_size))
+
+    @property
+    def head_sizes(self) -> frozenset[tuple[int, int]]:
+        """Of every kind of attention there is, how many kv-heads it has, and their width."""
+        return frozenset((one.num_key_value_heads, one.head_dim) for one in self.attentions)
+
+    def attention(self, layer: int = 0) -> AttentionConfig:
+        """The attention of a layer.
+
+        Raises:
+          ValueError: where it has another mixer.
+        """
+        mixer = self.layers[layer].mixer
+        if not isinstance(mixer, AttentionConfig):
+            raise ValueError(f"layer {layer} has no attention, but {type(mixer).__name__}")
+        return mixer
+
+    def window(self, layer: int) -> int | None:
+        """How far back a layer attends; None: to everything."""
+        return getattr(self.layers[layer].mixer, "window", None)
+
+    def source(self, layer: int) -> int:
+        """The layer whose keys and values a layer reads: itself, or another before it."""
+        source = getattr(self.layers[layer].mixer, "source", None)
+        return layer if source is None else source
+
+    @property
+    def state_mixers(self) -> tuple[StateMixerConfig, ...]:
+        """Of the layers that keep a running state."""
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, StateMixerConfig))
+
+    def keeps_state(self, layer: int) -> bool:
+        """Whether the layer's mixer keeps a running state, and no slots."""
+        return isinstance(self.layers[layer].mixer, StateMixerConfig)
+
+    @functools.cached_property
+    def places(self) -> tuple[int, ...]:
+        """Of every layer, where a cache has what it reads: its number among the layers that have slots of their own, or among
+        those that keep a state."""
+        seen, places = {True: 0, False: 0}, []
+        for i in range(self.num_hidden_layers):
+            kind, owns = self.keeps_state(i), self.source(i) == i
+            places.append(seen[kind] if owns else places[self.source(i)])
+            seen[kind] += owns
+        return tuple(places)
+
+    def tables(self, positions: Any, layer: int = 0) -> Any:
+        """What a layer's mixer reads of positions `[B, T]`, see `specjax.models.mixers.MixerConfig`."""
+        return self.layers[layer].mixer.tables(positions, self.max_position_embeddings)
+
+    def mapped(self, kind: type[Part], change: Callable[[Part], Any]) -> "ModelConfig":
+        """With every part of a kind, wherever it is, made anew."""
+        return _mapped(self, kind, change, {})
+
+    def every(self, kind: type[Any], /, **fields: Any) -> "ModelConfig":
+        """With these fields in every part of a kind: `config.every(AttentionConfig, window=512)`."""
+        return self.mapped(kind, lambda part: dataclasses.replace(part, **fields))
+
+    def each(self, change: Callable[[int, LayerConfig], LayerConfig]) -> "ModelConfig":
+        """With every layer made anew, of its number and itself."""
+        return dataclasses.replace(self, layers=tuple(change(i, layer) for i, layer in enumerate(self.layers)))
+
+    def first(self, layers: int) -> "ModelConfig":
+        """Of the first so many layers."""
+        return dataclasses.replace(self, layers=self.layers[:layers])
+
+    def only(self, layer: int) -> "ModelConfig":
+        """Of one layer, with keys of its own."""
+        own = self.layers[layer]
+        own = dataclasses.replace(own, mixer=dataclasses.replace(self.attention(layer), source=None))
+        return dataclasses.replace(self, layers=(own,))
+
+    def plain(self, layers: int = 1) -> "ModelConfig":
+        """Llama's layers of the same sizes, rope, biases and head norms: without windows, experts and other families' parts."""
+        own, norm = self.near, NormConfig(self.norm.eps)
+        mixer = AttentionConfig(
+            own.num_attention_heads, own.num_key_value_heads, own.head_dim, self.rope, qkv_bias=own.qkv_bias,
+            o_bias=own.o_bias, qk_norm=None if own.qk_norm is None else norm,
+        )  # fmt: skip
+        layer = LayerConfig(mixer, MLPConfig(self.dense.intermediate_size, bias=self.dense.bias), norm)
+        head = dataclasses.replace(self.head, soft_cap=None)
+        return ModelConfig(
+            self.hidden_size, EmbeddingConfig(self.vocab_size), (layer,) * layers, norm, head, self.max_position_embeddings
+        )  # fmt: skip
+
+
+def llama_config(
+    vocab_size: int, hidden_size: int, intermediate_size: int, num_hidden_layers: int, num_attention_heads: int,
+    num_key_value_heads: int, head_dim: int, max_position_embeddings: int = 2048, rms_norm_eps: float = 1e-6,
+    rope_theta: float = 10000.0, rope_scaling: RopeScaling | None = None, tie_word_embeddings: bool = False,
+) -> ModelConfig:  # fmt: skip
+    """The config of a Llama of these sizes, from which others are made by `ModelConfig.every`; names follow Hugging Face's
+    `config.json`."""
+    norm, rope = NormConfig(rms_norm_eps), RopeConfig(rope_theta, rope_scaling)
+    mixer = AttentionConfig(num_attention_heads, num_key_value_heads, head_dim, rope)
+    layer = LayerConfig(mixer, MLPConfig(intermediate_size), norm)
+    return ModelConfig(
+        hidden_size, EmbeddingConfig(vocab_size), (layer,) * num_hidden_layers, norm, HeadConfig(tie_word_embeddings),
+        max_position_embeddings,
+    )  # fmt: skip
+
+
+def _mapped(part: Any, kind: type[Any], change: Callable[[Any], Any], done: dict[int, Any]) -> Any:
+    """A description with every part of a kind in it made anew, the outer ones last; what is one part twice stays one."""
+    if isinstance(part, tuple):
+        new = tuple(_mapped(one, kind, change, done) for one in part)
+        return part if all(a is b for a, b in zip(part, new, strict=True)) else new
+    if not dataclasses.is_dataclass(part) or isinstance(part, type):
+        return part
+    if id(part) not in done:
+        inner = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+        new = {name: _mapped(value, kind, change, done) for name, value in inner.items()}
+        made = dataclasses.replace(part, **new) if any(new[name] is not old for name, old in inner.items()) else part
+        done[id(part)] = change(made) if isinstance(made, kind) else made
+    return done[id(part)]

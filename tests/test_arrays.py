@@ -85,7 +85,7 @@ def test_of_steps_of_diffusion_and_search():
     unmask = diffusion.diffusion(TARGET, 3, diffusion.Threshold(0.9), block_length=8)
     for part in stepped(unmask):
         held(part, {"B": 3, "L": 96, "W": 8}, seen)
-    beams, _ = stepped(search.BeamSearch(TARGET, num_beams=4))
+    beams, _ = stepped(search.BeamSearch(TARGET, search.Beam(4)))
     held(beams.beams, {"B": 3, "K": 4, "L": 96}, seen)
     held(beams.found, {"B": 3, "K": 4, "L": 96}, seen)
     wanted = {

@@ -73,7 +73,7 @@ assert_type(model, Model)
 spec = specjax.speculative(model.lm, draft.PromptLookup(length=4), verify.Rejection(), logprobs=True)
 assert_type(spec, specjax.Speculative)
 unmask = diffusion.diffusion(model.lm, 3, diffusion.Threshold(0.9), block_length=16)
-beams = search.BeamSearch(model.lm, num_beams=3)
+beams = search.BeamSearch(model.lm, search.Beam(3))
 
 
 def steps(params: Any, ids: Any, keys: Any, thinking: SoftState) -> None:
@@ -117,7 +117,7 @@ verify.Typical(epsilon="small")
 diffusion.Threshold(threshold="high")
 diffusion.diffusion(model.lm, 3, policy=verify.Coupled())
 diffusion.diffusion(model.lm, 3, block_lenght=16)
-search.BeamSearch(model.lm, num_beams="many")
+search.Beam(num_beams="many")
 soft.soft_thinking(model.lm, mixer=verify.Coupled())
 state.nosuch
 spec.step(params, canvas)

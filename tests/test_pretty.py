@@ -84,12 +84,12 @@ def test_a_decoder_is_a_line_a_part():
     """Of each what is not at its default, as far as a line has room."""
     lines = repr(DECODER).splitlines()
     assert lines[0] == "Speculative(" and lines[-1] == ")" and len(lines) == 5 and max(map(len, lines)) <= WIDTH
-    assert lines[1].startswith(f"  target=LlamaLM(config=ModelConfig(vocab_size={CONFIG.vocab_size}, ")
+    assert lines[1].startswith(f"  target=LlamaLM(config=ModelConfig(hidden_size={CONFIG.hidden_size}, ")
     assert lines[1].endswith(", ...)),") and lines[1].count("(") == lines[1].count(")")
     assert lines[2:4] == ["  drafter=TokenRecycling(k=4, vocab_size=96),", "  verifier=Coupled(),"]
     assert repr(dataclasses.replace(DECODER, logprobs=True)).splitlines()[-2] == "  logprobs=True,"
     unmask = diffusion.diffusion(TARGET, 3, diffusion.Threshold(0.5)), diffusion.BlockDiffusion(TARGET, 3)
-    for decoder in (*unmask, search.BeamSearch(TARGET, num_beams=2), soft.soft_thinking(TARGET)):
+    for decoder in (*unmask, search.BeamSearch(TARGET, search.Beam(2)), soft.soft_thinking(TARGET)):
         first, *inside, last = repr(decoder).splitlines()
         assert (first, last) == (f"{type(decoder).__name__}(", ")") and len(inside) <= 4
     assert "  policy=Threshold(threshold=0.5)," in repr(unmask[0])

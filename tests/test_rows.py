@@ -21,7 +21,15 @@ from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
 from specjax.models.joint import JointLaw
 from specjax.prompts import OPEN, Prompts
 from specjax.sampling import SamplingArrays, row_keys
-from specjax.search import BeamSearch, EntropyAdaptive, StochasticBeamSearch, Superposed
+from specjax.search import (
+    Beam,
+    BeamSearch,
+    EntropyAdaptiveDecoder,
+    StochasticBeam,
+    StochasticBeamSearch,
+    Superposed,
+    SuperposedSearch,
+)
 from specjax.soft import soft_thinking
 from specjax.speculative import commit_counts
 from specjax.state import DecodeState, Finish, finish_rows
@@ -41,11 +49,11 @@ KINDS = {
     "wino": diffusion.diffusion(LM, MASK, wino.Wino(), block_length=WIDTH),
     "canvas": diffusion.CanvasDiffusion(CANVAS, block_length=WIDTH),
     "assd": diffusion.Assd(JointLaw(3, 4)),
-    "beam": BeamSearch(TARGET, num_beams=4, num_beam_groups=2, diversity_penalty=0.5),
-    "stochastic_beam": StochasticBeamSearch(TARGET, stochastic_beams=3),
-    "superposed": Superposed(TARGET),
+    "beam": BeamSearch(TARGET, Beam(4, 2, diversity_penalty=0.5)),
+    "stochastic_beam": StochasticBeamSearch(TARGET, StochasticBeam(3)),
+    "superposed": SuperposedSearch(TARGET, Superposed()),
     "soft_thinking": soft_thinking(TARGET),
-    "entropy_adaptive": EntropyAdaptive(TARGET, TARGET),
+    "entropy_adaptive": EntropyAdaptiveDecoder(TARGET, TARGET),
 }
 
 

@@ -25,13 +25,17 @@ from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.search import (
     AStar,
+    Beam,
     BeamSearch,
     EntropyAdaptive,
+    EntropyAdaptiveDecoder,
     SelfAgreement,
     SpecReason,
     SpeculativeThinking,
+    StochasticBeam,
     StochasticBeamSearch,
     Superposed,
+    SuperposedSearch,
 )
 from specjax.soft import Dirichlet, GumbelSoftmax, soft_thinking
 from specjax.verify import Rejection
@@ -109,7 +113,7 @@ def _diffusion(policy, cache=None, **fields):
 def _adaptive():
     small = with_layers(TARGET, 1)
     own = {"target": weights(), "small": jax.tree.map(lambda x: x * 1.5, weights(small))}
-    return Line(EntropyAdaptive(TARGET, small, 1.5, window=2, least=1, block=4), own)
+    return Line(EntropyAdaptiveDecoder(TARGET, small, EntropyAdaptive(threshold=1.5, window=2, least=1, block=4)), own)
 
 
 def _canvas():
@@ -127,9 +131,9 @@ LINES = {
     "plain": lambda: _of_target(specjax.speculative(TARGET)),
     "tree": lambda: _speculative("draft-top_k"),
     "rejection": lambda: _speculative("draft-chain", Rejection()),
-    "beam": lambda: _of_target(BeamSearch(TARGET, num_beams=3), heats=(0.0, 0.0)),
-    "stochastic_beam": lambda: _of_target(StochasticBeamSearch(TARGET, stochastic_beams=2), heats=(0.7, 0.8)),
-    "superposed": lambda: _of_target(Superposed(TARGET, superposed_drafts=2), heats=(0.0, 0.0)),
+    "beam": lambda: _of_target(BeamSearch(TARGET, Beam(3)), heats=(0.0, 0.0)),
+    "stochastic_beam": lambda: _of_target(StochasticBeamSearch(TARGET, StochasticBeam(2)), heats=(0.7, 0.8)),
+    "superposed": lambda: _of_target(SuperposedSearch(TARGET, Superposed(2)), heats=(0.0, 0.0)),
     "gumbel": lambda: _of_target(soft_thinking(TARGET, GumbelSoftmax(), end_of_think=5)),
     "dirichlet": lambda: _of_target(soft_thinking(TARGET, Dirichlet(), end_of_think=5)),
     "entropy_adaptive": _adaptive,
@@ -160,12 +164,12 @@ def kinds(kind: type = Decoder) -> set[type]:
 WARM = {"max_new_tokens": 8, "temperature": 1.0, "seed": 3}
 STEPS = {"separator": STOPS, "step_tokens": 4}
 THINKING = SpeculativeThinking(
-    STOPS, reflect=("c", "8"), affirm=("a",), verify=("B", "j"), peek=2, turn=2, long_turn=3, longest_long_turn=4, help="nlm"
+    SMALL, STOPS, reflect=("c", "8"), affirm=("a",), verify=("B", "j"), peek=2, turn=2, long_turn=3, longest_long_turn=4, help="nlm"
 )  # fmt: skip
 STEPWISE = {
     "astar": lambda: AStar(samples=2, budget=4, width=2, **STEPS)(LARGE, [[3, 8, 13]], **WARM),
-    "spec_reason": lambda: SpecReason(0.00025, "likelihood", "nnm", **STEPS)(LARGE, SMALL, [[3, 8, 13]], **WARM),
+    "spec_reason": lambda: SpecReason(SMALL, 0.00025, "likelihood", "nnm", **STEPS)(LARGE, [[3, 8, 13]], **WARM),
     "self_agreement": lambda: SelfAgreement(2, before="n", each="m{answer}", after="l")(LARGE, ["dim"], **WARM),
-    "speculative_thinking": lambda: THINKING(LARGE, SMALL, [[3, 8, 13]], **WARM),
+    "speculative_thinking": lambda: THINKING(LARGE, [[3, 8, 13]], **WARM),
 }
 """The searches that a host steps."""

@@ -164,7 +164,8 @@ def kinds(kind: type = Decoder) -> set[type]:
 WARM = {"max_new_tokens": 8, "temperature": 1.0, "seed": 3}
 STEPS = {"separator": STOPS, "step_tokens": 4}
 THINKING = SpeculativeThinking(
-    SMALL, STOPS, reflect=("c", "8"), affirm=("a",), verify=("B", "j"), peek=2, turn=2, long_turn=3, longest_long_turn=4, help="nlm"
+    SMALL, STOPS, reflect=("c", "8"), affirm=("a",), verify=("B", "j"), peek=2, turn=2, long_turn=3, longest_long_turn=4,
+    help="nlm",
 )  # fmt: skip
 STEPWISE = {
     "astar": lambda: AStar(samples=2, budget=4, width=2, **STEPS)(LARGE, [[3, 8, 13]], **WARM),

@@ -17,6 +17,7 @@ from specjax.lm import Block, Wants
 from specjax.models import LlamaLM, Mixer, StateMixerConfig, llama_config
 from specjax.models.linear import Linear
 from specjax.models.mixers import committed
+from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 
 
@@ -74,11 +75,9 @@ def decoded(drafter, width=8):
     decoder = specjax.speculative(LM, drafter)
     given = params() if drafter.needs_params else params() | {"draft": None}
     state = decoding.empty(decoder, given, 2, CAPACITY, jnp.float32, 1)
-    state = decoding.insert(
-        decoder, given, state, jnp.arange(2), PROMPTS, LENGTHS, row_keys(0, ["a", "b"]), limit=LENGTHS + NEW,
-        sampling=SamplingArrays.make(2), width=width,
-    )  # fmt: skip
-    return specjax.run(decoder, given, state)
+    keys = row_keys(0, ["a", "b"])
+    prompts = Prompts(PROMPTS, LENGTHS, keys, LENGTHS + NEW, SamplingArrays.make(2), width=width)
+    return specjax.run(decoder, given, decoding.insert(decoder, given, state, jnp.arange(2), prompts))
 
 
 def whole(tokens):
@@ -136,4 +135,4 @@ def test_what_goes_back_is_refused():
         ):
             committed(MeanConfig(), jnp.zeros((1, 4)), delta, *given)
     with pytest.raises(ValueError, match="layers of MeanConfig keep a running state"):
-        specjax.generate((LM, params()["target"]), [[3, 1, 4]], num_beams=2, max_new_tokens=4)
+        specjax.generate((LM, params()["target"]), [[3, 1, 4]], decode="beam:num_beams=2", max_new_tokens=4)

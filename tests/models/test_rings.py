@@ -12,8 +12,7 @@ from support.shapes import small
 from support.table_lm import Table
 
 import specjax
-from specjax.assembly import assemble as assembling
-from specjax.decode import Speculate
+from specjax.decode import Beam, Speculate, speculate
 from specjax.draft import (
     Confidence,
     Gemma4Assistant,
@@ -170,9 +169,9 @@ def test_who_has_rings():
     """What commands assemble where rows only go on, and not what forks rows or reads a second text."""
     lm, params = made("mistral")
     model = specjax.models.Model(lm, params)
-    ahead = lambda **plan: getattr(Speculate().bind(model)[0].target, "ahead", None)
-    assert ahead(drafter="prompt_lookup") == ahead() == 256
-    assert ahead(num_beams=2) is None and ahead(guidance_scale=2.0) is None
+    ahead = lambda decode: getattr(decode.bind(model)[0].target, "ahead", None)
+    assert ahead(Speculate("prompt_lookup")) == ahead(Speculate()) == 256
+    assert ahead(Beam(2)) is None and ahead(Speculate(steer="guidance:scale=2.0")) is None
 
 
 def ringed(decoder, rings):
@@ -249,7 +248,7 @@ def test_an_engine_beyond_the_rings(monkeypatch):
     rng, found = np.random.default_rng(5), []
     prompts = [rng.integers(0, 64, n).tolist() for n in (300, 5, 150, 282, 40)]
     for rings in (True, False):
-        monkeypatch.setattr(assembling, "has_rings", lambda target, rings=rings: rings)
+        monkeypatch.setattr(speculate, "has_rings", lambda target, rings=rings: rings)
         line = "prompt_lookup:length=4,min_ngram=1"
         assert Engine(model, drafter=line).decoder.target.ahead == (256 if rings else None)
         options = {"max_new_tokens": 60, "temperature": 0.8, "seed": 3, "num_return_sequences": 2}

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from specjax import decode, diffusion, evaluate, models, search, soft, tasks, train, viz
     from specjax.models import load
     from specjax.models.text import Chat
-    from specjax.serve.engine import Engine, generate
+    from specjax.serve.engine import Engine
+    from specjax.serve.generate import generate
     from specjax.serve.sampling import Sampling
     from specjax.serve.score import score
 
@@ -74,7 +75,7 @@ if not TYPE_CHECKING:  # what checkers of types must not see, or any name would 
         "Engine": "specjax.serve.engine:Engine",
         "diffusion": "specjax.diffusion",
         "evaluate": "specjax.evaluate",
-        "generate": "specjax.serve.engine:generate",
+        "generate": "specjax.serve.generate:generate",
         "load": "specjax.models:load",
         "models": "specjax.models",
         "score": "specjax.serve.score:score",

@@ -1,0 +1,102 @@
+"""Text in, text out, in one call."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from specjax.decode import Decode
+from specjax.draft import Drafter
+from specjax.models.text import Chat
+from specjax.names import named
+from specjax.search import Selection
+from specjax.serve.call import Call
+from specjax.serve.engine import Engine
+from specjax.serve.prompts import check_there
+from specjax.serve.request import Record
+from specjax.serve.sampling import Sampling
+
+
+@named
+def generate(
+    model: Any = None,
+    prompts: Any = None,
+    *,
+    decode: str | Decode | None = None,
+    drafter: str | Drafter | tuple[Drafter, Any] | None = None,
+    sampling: Sampling | Sequence[Sampling] | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    max_new_tokens: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    num_return_sequences: int = 1,
+    select: str | Selection | None = None,
+    chat: bool | Chat = False,
+    logprobs: bool | Literal["prompt"] = False,
+    dtype: Any = None,
+    mesh: Any = None,
+    batch_size: int = 8,
+    progress: bool | None = None,
+) -> list[Record]:
+    """Completes prompts and returns a record for each, in order.
+
+    With the default verifier the same seed gives the same text, whatever the drafter, the batch or the mesh. Options of prompts
+    that are not given are what the model's `generation_config.json` says, all but the temperature; a warning of the logger
+    `specjax` says what else of that file is not applied.
+
+    Args:
+      model: what `specjax.load` returned, which has the options of loading; or a folder, a shipped name or hub id, or None for
+        the shipped target; a model of your own as a `specjax.models.Model`, or as a pair of an LM (`specjax.lm.BaseLM`) and its
+        parameters.
+      prompts: a string, token ids (a list, an array, or what a tokenizer returns, whose padding is left out), chat messages, or
+        an iterable of such. A dict instead, like a line of an input file, has `prompt` or `messages`, and may set `id`,
+        `suffix` (what follows the new text; a diffusion model fills in `max_new_tokens` tokens before it) and options of
+        `specjax.Sampling` for itself.
+      decode: a way to decode (`specjax.decode`) or its line: `"beam:num_beams=4"`, `"threshold:threshold=0.9,cache=dual"`;
+        None: by a drafter, or by the policy of a diffusion model.
+      drafter: in the place of `decode`: a drafter's line such as `"eagle3:verifier=typical"`, a drafter, or a pair of a drafter
+        and its parameters.
+      sampling: every option of a prompt (`specjax.Sampling`), or one for each prompt.
+      temperature: 0 is greedy; this and the next five go before what `sampling` says.
+      top_k: keeps the k likeliest tokens; 0 is off.
+      top_p: keeps the smallest likeliest set of this mass; 1 is off.
+      seed: with the prompt it decides the noise.
+      max_new_tokens: new tokens, at most; None: 128.
+      stop: a string or several that end a text; they are left out of it.
+      num_return_sequences: independent completions of each prompt, one after the other; of a search its best texts.
+      select: takes one of these completions: a `specjax.search.Selection`, or a line such as `"majority"` or
+        `"borda:power=0.7"`, see `specjax searches`; None: all.
+      chat: whether a prompt that is a text is a user's turn of the model's chat template; a `Chat` says more.
+      logprobs: whether records carry log-probabilities of their tokens; "prompt": and of their prompts' tokens, for which every
+        prompt is read once more.
+      dtype: of the parameters of a model that is loaded here; see `specjax.load`.
+      mesh: a mesh, or a line such as `"data=2,model=4"`.
+      batch_size: rows decoded together; changes speed, never text.
+      progress: whether a bar of records is shown on stderr; None: for several prompts on a terminal or in a notebook.
+
+    Raises:
+      ValueError: one line that says what cannot be used, before any work is done.
+
+    >>> import specjax
+    >>> record = specjax.generate(None, "Repeat the list. [ hen, dog, deer, olive, mouse, mango ]", chat=True)[0]
+    >>> record.text, record.finish_reason
+    (' [ hen, dog, deer, olive, mouse, mango ]', 'eos')
+    """
+    if prompts is None:
+        check_there(model)
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    options |= {"max_new_tokens": max_new_tokens, "stop": stop}
+    how = {"num_return_sequences": num_return_sequences, "select": select, "chat": chat}
+    call = Call.of(prompts, sampling=sampling, options=options, **how)
+    engine = Engine(
+        model,
+        decode,
+        drafter=drafter,
+        dtype=dtype,
+        mesh=mesh,
+        logprobs=call.keeps(bool(logprobs)),
+        rows=min(batch_size, len(call.prompts) * num_return_sequences),
+    )
+    call = dataclasses.replace(call, logprobs=bool(logprobs))
+    return call.records(engine, batch_size=batch_size, prompt_logprobs=logprobs == "prompt", progress=progress)

@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from specjax.models.errors import ModelError
     from specjax.models.experts import ExpertsConfig
     from specjax.models.gemma_config import DiffusionGemmaConfig
-    from specjax.models.hub import Model, abstract, cached, load, quantised, reduced, resolve_dtype, retyped, shipped
+    from specjax.models.hub import abstract, load, shipped
     from specjax.models.layer import LayerConfig
     from specjax.models.llama import LlamaLM
     from specjax.models.masked import Canvas, Masked
     from specjax.models.mixers import Mixer, MixerConfig, StateMixerConfig
     from specjax.models.mlp import MLPConfig
+    from specjax.models.model import Model, cached, quantised, reduced, resolve_dtype, retyped
     from specjax.models.model_config import EmbeddingConfig, HeadConfig, ModelConfig, llama_config
     from specjax.models.norms import NormConfig
     from specjax.models.placement import spread
@@ -35,14 +36,14 @@ _HOME = {
     "DiffusionGemmaLM": "diffusion_gemma",
     "ExpertsConfig": "experts",
     "ModelError": "errors",
-    "Model": "hub",
+    "Model": "model",
     "abstract": "hub",
-    "cached": "hub",
+    "cached": "model",
     "load": "hub",
-    "quantised": "hub",
-    "reduced": "hub",
-    "resolve_dtype": "hub",
-    "retyped": "hub",
+    "quantised": "model",
+    "reduced": "model",
+    "resolve_dtype": "model",
+    "retyped": "model",
     "save": "saving",
     "shipped": "hub",
     "spread": "placement",

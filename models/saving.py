@@ -19,9 +19,9 @@ from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
 from specjax.models.formats import check_plain
 from specjax.models.generation import FILE
-from specjax.models.hub import resolve_dtype
 from specjax.models.kv_heads import merged
 from specjax.models.llama import LlamaLM
+from specjax.models.model import resolve_dtype
 from specjax.models.packed import dfloat11_writing
 from specjax.names import named
 

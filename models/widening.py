@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
 from specjax.models.formats import check_plain
-from specjax.models.hub import Model
 from specjax.models.llama import LlamaLM
 from specjax.models.mlp import MLPConfig
+from specjax.models.model import Model
 from specjax.models.model_config import HeadConfig, ModelConfig
 
 Array = jax.Array

@@ -17,10 +17,10 @@ from specjax.draft.head import head_kernel
 from specjax.draft.heads.files import write_files
 from specjax.draft.heads.layout import FAMILIES
 from specjax.draft.heads.taps import IDS
-from specjax.models import hub
 from specjax.models.attention import AttentionConfig
 from specjax.models.errors import ModelError
 from specjax.models.hf_config import to_hf
+from specjax.models.model import resolve_dtype
 from specjax.models.model_config import HeadConfig, ModelConfig
 from specjax.sharding.distributed import to_host
 
@@ -49,7 +49,7 @@ def write_head(
     Raises:
       ModelError: on layers that no configuration of the family expresses.
     """
-    kind = hub.resolve_dtype(params["fc"]["kernel"].dtype if dtype is None else dtype)
+    kind = resolve_dtype(params["fc"]["kernel"].dtype if dtype is None else dtype)
     host = to_host(params)
     kernel = host["head"]["kernel"] if "head" in host else to_host(head_kernel(target.lm, target.params))
     tensors = _tensors(host, drafter, "midlayer" if layout == "eagle3" else "layers.0")

@@ -20,6 +20,7 @@ from specjax.expand.static import Static
 from specjax.models import hub
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object
+from specjax.models.model import resolve_dtype
 from specjax.models.tensors import read_folder
 from specjax.sharding.distributed import is_first, to_host
 from specjax.sharding.rules import placed
@@ -75,7 +76,7 @@ def save_head(
     Raises:
       ModelError: when `folder` is a file, or on a bad `dtype`.
     """
-    kind = hub.resolve_dtype(dtype)
+    kind = resolve_dtype(dtype)
     tensors = {}
     for path, array in jax.tree_util.tree_flatten_with_path(to_host(params))[0]:
         tensors[_name(path)] = np.ascontiguousarray(array.astype(kind if array.dtype.kind != "i" else np.int32))

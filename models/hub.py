@@ -115,7 +115,7 @@ def load(
                 "adapter, longest and revision are for a model that is read: leave them out, or name its folder"
             )
         return remade(Model(*model) if isinstance(model, tuple) else model, dtype, weights, cache_dtype, reduce_dtype)
-    mesh = make_mesh(mesh)
+    mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
     resolve_dtype(None if dtype == LAYER_CAST else dtype)  # before anything is looked for
     form = formats.read_format(weights)
     asked = DEFAULT_MODEL if model is None else model

@@ -14,7 +14,7 @@ from specjax.lm import Block, Mixture, Wants, check_mixtures
 from specjax.models.contrastive import Contrastive
 from specjax.models.llama import LlamaLM
 from specjax.models.tabular import TabularLM
-from specjax.search import Superposed
+from specjax.search import Superposed, SuperposedSearch
 from specjax.soft import soft_thinking
 
 TOKENS = jnp.asarray([[3, 5, 2, 7]])
@@ -79,7 +79,11 @@ def test_each_of_a_pair_mixes_its_own_table():
 
 def test_what_reads_tokens_alone_is_refused():
     """It would pass the mixture over, and write plain decoding's text."""
-    for made in (lambda: check_mixtures(Table()), lambda: soft_thinking(Table()), lambda: Superposed(Table())):
+    for made in (
+        lambda: check_mixtures(Table()),
+        lambda: soft_thinking(Table()),
+        lambda: SuperposedSearch(Table(), Superposed()),
+    ):
         with pytest.raises(ValueError, match="Table reads tokens alone, .* set `reads_mixtures`"):
             made()
     assert not Contrastive(TARGET, dataclasses.replace(Table(), vocab_size=96)).reads_mixtures

@@ -135,7 +135,13 @@ class Engine:
           requests: made with these.
         """
         chosen = {name for name, value in options.items() if value is not None}
-        chosen |= set(vars(self.decode)) if self.searches else set()
+        if self.searches:
+            own = {
+                field.name
+                for field in dataclasses.fields(self.decode)
+                if getattr(self.decode, field.name) != field.default
+            }
+            chosen |= own | {"num_beams"}
         chosen |= {"guidance_scale", "dola_layers"} if getattr(self.decode, "steer", None) is not None else set()
         sampled = all(request.temperature for request in requests if isinstance(request, Request))
         return left_out(self.model, chosen, sampled)

@@ -11,6 +11,7 @@ from support.conformance import Rows as Batch
 from support.shapes import changed
 
 import specjax
+from specjax import models
 from specjax.assembly.registry import OLDS, make_old
 from specjax.decode import Plain, Speculate
 from specjax.models.caches import EMS, GEAR, Layer, OldCache, SpAtten
@@ -235,14 +236,15 @@ def test_who_may_have_one():
     assert engine.decoder.target.old == EMS(chunk=16, budget=64) and engine.decoder.target.ahead == 16
     assert engine.model.lm.old is None  # prompts are scored by the whole cache
     for plan, error in (
-        ({"cache": "ems", "num_beams": 2}, "num_beams keeps all of the cache: leave cache out"),
-        ({"cache": "ems", "cache_dtype": "int8"}, "EMS keeps plain numbers of a model .* not in int8"),
-        ({"cache": "prefix"}, "unknown cache of an autoregressive model 'prefix'; choose ems, gear, spatten"),
-        ({"cache": "ems", "guidance_scale": 2.0}, "EMS keeps plain numbers of a model .* not of a "),
-        ({"cache": "ems:budget=65"}, "ems needs a chunk of at least 1, a budget of some chunks"),
+        ("beam:cache=ems", "decode 'beam' has no field 'cache'"),
+        ("plain:cache=prefix", "unknown cache of an autoregressive model 'prefix'; choose ems, gear, spatten"),
+        ("plain:cache=ems,steer=(guidance:scale=2)", "EMS keeps plain numbers of a model .* not of a "),
+        ("plain:cache=(ems:budget=65)", "ems needs a chunk of at least 1, a budget of some chunks"),
     ):
         with pytest.raises(ValueError, match=error):
-            Engine(engine.model, drafter="none", **plan)
+            Engine(engine.model, plan)
+    with pytest.raises(ValueError, match="EMS keeps plain numbers of a model .* not in int8"):
+        Engine(models.load(engine.model, cache_dtype="int8"), Plain(cache="ems"))
     windows = changed(TARGET.config, sliding_window=4, sliding_layers=(True, False, True))
     forgetful = dataclasses.replace(TARGET, old=EMS())
     for make, error in (

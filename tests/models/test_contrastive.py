@@ -8,7 +8,7 @@ from support.conformance import CAPACITY, DRAFT, DRAFTERS, MIXED, TARGET, draft_
 from support.margin import teacher_forced
 
 import specjax
-from specjax.decode import Beam, Contrast, Guidance, Plain
+from specjax.decode import Plain
 from specjax.draft import NoDrafter
 from specjax.models.contrastive import Contrastive
 from specjax.models.tabular import TabularLM
@@ -58,12 +58,14 @@ def test_same_text_as_plain(name):
 
 def test_refused():
     model = TARGET, params_of(NoDrafter())["target"]
-    with pytest.raises(ValueError, match="contrast_beta is of contrastive decoding: name an amateur"):
-        Engine(model, contrast_beta=0.5, decode=Plain(steer=Guidance()))
-    with pytest.raises(ValueError, match="leave guidance_scale out, or amateur"):
-        Engine(model, guidance_scale=2.0, decode=Plain(steer=Contrast("tiny-draft")))
-    with pytest.raises(ValueError, match="leave amateur out, or num_beams at 1"):
-        Engine(model, decode=Beam(num_beams=2))
+    with pytest.raises(
+        ValueError, match="contrastive decoding has an amateur, a weaker model: name it with amateur=MODEL"
+    ):
+        Engine(model, "plain:steer=(contrastive:beta=0.5)")
+    with pytest.raises(ValueError, match="decode 'beam' has no field 'steer'"):
+        Engine(model, "beam:num_beams=2,steer=(contrastive:amateur=tiny-draft)")
+    with pytest.raises(ValueError, match="unknown steer 'contrast'; choose guidance, contrastive, dola"):
+        Engine(model, Plain(steer="contrast"))
     for wrong, message in (({"alpha": 0}, "contrast_alpha must be"), ({"beta": -1}, "contrast_beta must be")):
         with pytest.raises(ValueError, match=message):
             Contrastive(TARGET, DRAFT, **wrong)

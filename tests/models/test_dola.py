@@ -82,8 +82,8 @@ def test_refused():
     for layers in ([3], [], "middle"):
         with pytest.raises(ValueError, match="dola_layers must be low, high or counts of layers"):
             Engine(model, decode=Plain(steer=LayerContrast(layers)))
-    with pytest.raises(ValueError, match="leave guidance_scale out, or dola_layers"):
-        Engine(model, guidance_scale=2.0, decode=Plain(steer=LayerContrast("low")))
+    with pytest.raises(ValueError, match="steer is one of guidance, contrastive, dola as an object or a line"):
+        Engine(model, Plain(steer=("guidance", "dola")))
 
 
 def test_layers_by_name():

@@ -16,6 +16,7 @@ from specjax.search.stepwise import Asked
 from specjax.serve.engine import Engine
 from specjax.serve.options import PromptOptions
 from specjax.serve.request import Request
+from specjax.serve.sampling import Sampling
 
 PROMPTS = [[5, 9, 11, 5, 9], [40, 41, 42]]
 NEW = 12
@@ -57,7 +58,7 @@ def test_greedy_text_is_that_of_transformers(folder, fields):
     model, want = models.load(folder, dtype="float32"), of_transformers(folder)
     assert tokens(model) == want == tokens(model, drafter="prompt_lookup")
     assert want != of_transformers(folder, repetition_penalty=1.0)
-    assert tokens(model, repetition_penalty=1.0) == of_transformers(folder, repetition_penalty=1.0)
+    assert tokens(model, sampling=Sampling(repetition_penalty=1.0)) == of_transformers(folder, repetition_penalty=1.0)
     own = [{"prompt": PROMPTS[0], "repetition_penalty": 1.0}, PROMPTS[1]]
     assert tokens(model, own) == [of_transformers(folder, repetition_penalty=1.0)[0], want[1]]
 
@@ -130,9 +131,9 @@ LINES = {
 def test_a_line_says_what_is_not_applied(folder, caplog, line):
     """And nothing of what is, of what the user sets, and of what changes nothing."""
     options, fields = LINES[line]
-    engine = Engine(
-        models.load(says(folder, **fields), dtype="float32"), decode=Beam(num_beams=options.pop("num_beams", 1))
-    )
+    beams = options.get("num_beams")
+    options = {name: value for name, value in options.items() if name != "num_beams"}
+    engine = Engine(models.load(says(folder, **fields), dtype="float32"), beams and Beam(beams))
     left_out = engine.left_out(options, [engine.request(PROMPTS[0], **options)])
     why = "; texts are greedy where no temperature is given" if line and "do_sample" in line else ""
     said = line and f"own: its generation_config.json says {line}, which is not applied{why}"
@@ -159,8 +160,8 @@ def test_python_and_the_commands_say_it(folder, caplog, capsys, tmp_path):
 
 def test_requests_and_options():
     """What is not given is None, and a request has all: the model's, or the default."""
-    assert PromptOptions().given == {"seed": 0}
-    assert PromptOptions(repetition_penalty=1.0).given == {"repetition_penalty": 1.0, "seed": 0}
+    assert PromptOptions().of_prompts.given == {"seed": 0}
+    assert Sampling(repetition_penalty=1.0).given == {"repetition_penalty": 1.0} and Sampling(temperature=0.0).given
     plain = Request([1], (1,))
     assert (plain.max_new_tokens, plain.temperature, plain.repetition_penalty) == (128, 0.0, 1.0)
 

@@ -8,6 +8,7 @@ from support.conformance import CAPACITY, DRAFTERS, MIXED, TARGET, params_of, sa
 from support.margin import teacher_forced
 
 import specjax
+from specjax.decode import Guidance, Plain
 from specjax.draft import NoDrafter
 from specjax.models.guided import Guided
 from specjax.prompts import Prompts
@@ -70,17 +71,16 @@ def test_same_text_as_plain(name):
 
 
 BAD = {
-    "negative_prompt is what guidance leads away from": {"negative_prompt": [1]},
-    "negative_prompt is empty": {"guidance_scale": 2.0, "negative_prompt": []},
-    "negative_prompt has a token": {"guidance_scale": 2.0, "negative_prompt": [96]},
-    "negative_prompt is a string or": {"guidance_scale": 2.0, "negative_prompt": [0.5]},
-    "has no tokenizer: give negative_prompt": {"guidance_scale": 2.0, "negative_prompt": "a"},
-    "guidance_scale must be a finite number": {"guidance_scale": float("nan")},
-    "leave guidance_scale out, or num_beams": {"guidance_scale": 2.0, "num_beams": 2},
+    "negative_prompt is what guidance leads away from": {"scale": 1.0, "negative_prompt": [1]},
+    "negative_prompt is empty": {"scale": 2.0, "negative_prompt": []},
+    "negative_prompt has a token": {"scale": 2.0, "negative_prompt": [96]},
+    "negative_prompt is a string or": {"scale": 2.0, "negative_prompt": [0.5]},
+    "has no tokenizer: give negative_prompt": {"scale": 2.0, "negative_prompt": "a"},
+    "guidance_scale must be a finite number": {"scale": float("nan")},
 }
 
 
 @pytest.mark.parametrize("message", BAD)
 def test_refused(message):
     with pytest.raises(ValueError, match=message):
-        Engine((TARGET, params_of(NoDrafter())["target"]), drafter="none", **BAD[message])
+        Engine((TARGET, params_of(NoDrafter())["target"]), Plain(steer=Guidance(**BAD[message])))

@@ -11,7 +11,7 @@ import pytest
 from support.shapes import changed
 
 from specjax import models
-from specjax.decode import Speculate
+from specjax.decode import Diffusion
 from specjax.lm import Block, Wants
 from specjax.models import LlamaLM, Masked, ModelError, llama_config, masked, tensors, weights
 
@@ -180,9 +180,9 @@ def test_the_policies_of_generation_config_are_those_that_decode(tmp_path, llada
     models.save(tmp_path / "own", lm, random_params(lm), diffusion=how)
     own, usual = models.load(tmp_path / "own", dtype="float32"), models.load(llada, dtype="float32")
     assert own.masked == how
-    decoded = lambda model, **plan: Speculate().bind(model)[0].policy
+    decoded = lambda model, **own: Diffusion(**own).bind(model)[0].policy
     assert decoded(own) == decoded(usual, unmask=line) != decoded(usual) == decoded(own, unmask="threshold")
-    kept = lambda model, **plan: Speculate().bind(model)[0].cache
+    kept = lambda model, **own: Diffusion(**own).bind(model)[0].cache
     assert kept(own) == kept(usual, cache="none") != kept(usual) == kept(own, cache="prefix")
     (tmp_path / "own" / "generation_config.json").write_text('{"unmask": 3}')
     with pytest.raises(ModelError, match="generation_config.json: unmask must be the line of a policy, not 3"):

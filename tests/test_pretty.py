@@ -90,8 +90,8 @@ def test_a_decoder_is_a_line_a_part():
     assert repr(dataclasses.replace(DECODER, logprobs=True)).splitlines()[-2] == "  logprobs=True,"
     unmask = diffusion.diffusion(TARGET, 3, diffusion.Threshold(0.5)), diffusion.BlockDiffusion(TARGET, 3)
     for decoder in (*unmask, search.BeamSearch(TARGET, search.Beam(2)), soft.soft_thinking(TARGET)):
-        first, *inside, last = repr(decoder).splitlines()
-        assert (first, last) == (f"{type(decoder).__name__}(", ")") and len(inside) <= 4
+        said = repr(decoder)
+        assert said.startswith(f"{type(decoder).__name__}(") and said.endswith(")") and said.count("\n") <= 5
     assert "  policy=Threshold(threshold=0.5)," in repr(unmask[0])
 
 

@@ -192,7 +192,7 @@ FAULTS = {
     ),
     "scales": Fault(
         "keys in eight bits have the scales of the neighbouring head",
-        "specjax/models/llama.py",
+        "specjax/models/attention.py",
         "key_scale=key_scale,",
         "key_scale=None if key_scale is None else jnp.roll(key_scale, 1, axis=1),",
         _of("models/test_cache_dtype", "test_a_block_reads_itself_as_the_cache_will_return_it[plain]"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.conformance import DRAFT, MIXED, TARGET, params, plain, start, texts
 from support.margin import teacher_forced
+from support.shapes import changed
 
 import specjax
 from specjax import cli
@@ -153,7 +154,7 @@ def test_what_it_does_not_take(options, said):
     with pytest.raises(ValueError, match=said):
         EntropyAdaptive(**options)
     with pytest.raises(ValueError, match="the large one has 96 tokens, the small one 97"):
-        EntropyAdaptiveDecoder(TARGET, LlamaLM(dataclasses.replace(DRAFT.config, vocab_size=97)))
+        EntropyAdaptiveDecoder(TARGET, LlamaLM(changed(DRAFT.config, vocab_size=97)))
 
 
 def test_it_is_listed(capsys):

@@ -192,7 +192,7 @@ def test_completions_of_a_prompt_read_it_once(batch_size):
 REFUSED = (
     ({"select": "majority"}, "set num_return_sequences to 2 or more"),
     ({"select": "majority", "num_return_sequences": 2}, "set a temperature, or leave select out"),
-    ({"answer": "x"}, "it is select here, such as majority:answer=REGEX"),
+    ({"answer": "x"}, "it is in select here, such as majority:answer=REGEX"),
     ({"select": 'majority:answer="("', "num_return_sequences": 2}, "answer must be a regular expression"),
     ({"select": "majority", "num_return_sequences": 2, "decode": "beam"}, "a beam search ranks its texts itself"),
 )

@@ -305,7 +305,7 @@ REFUSED = (
     ({"decode": "superposed:superposed_temperature=0"}, "superposed_temperature must be a finite number above 0"),
     ({"decode": "superposed:superposed_drafts=2,superposed_tokens=0"}, "must be whole numbers from 1 on, got 2 and 0"),
     ({"decode": "superposed:superposed_ngrams=nothing"}, "unknown datastore 'nothing'"),
-    ({"superposed_tokens": 3}, "it is decode here, such as superposed:superposed_drafts=3"),
+    ({"superposed_tokens": 3}, "it is in decode here, such as superposed:superposed_tokens="),
     ({"model": "tiny-diffusion"}, "a diffusion model, and superposed decoding writes from left to right"),
 )
 

@@ -364,5 +364,5 @@ def test_a_row_may_fill_its_buffer(name):
 def test_a_prefix_where_none_is_read():
     decoder = KINDS["diffusion"]
     state = jax.eval_shape(lambda of: decoder.empty(of, 2, 64), weights("diffusion"))
-    with pytest.raises(ValueError, match="a Diffusion reads no prefix for many prompts: leave it out"):
+    with pytest.raises(ValueError, match="a DiffusionDecoder reads no prefix for many prompts: leave it out"):
         decoder.insert({}, state, np.arange(2), ROWS, prefix=object())

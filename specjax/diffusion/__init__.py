@@ -49,7 +49,7 @@ from specjax.diffusion.canvas import CanvasDiffusion as CanvasDiffusion
 from specjax.diffusion.canvas import CanvasInfo as CanvasInfo
 from specjax.diffusion.canvas import CanvasLM as CanvasLM
 from specjax.diffusion.canvas import CanvasState as CanvasState
-from specjax.diffusion.decoder import Diffusion as Diffusion
+from specjax.diffusion.decoder import DiffusionDecoder as DiffusionDecoder
 from specjax.diffusion.make import diffusion as diffusion
 from specjax.diffusion.state import DiffusionInfo as DiffusionInfo
 from specjax.diffusion.state import DiffusionState as DiffusionState

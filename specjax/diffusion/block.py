@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from specjax.decoder import Decoder
 from specjax.diffusion.common import block_of, widened
-from specjax.diffusion.decoder import Diffusion
+from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.diffusion.state import DiffusionState
 from specjax.lm import Block, Wants
 from specjax.sampling.sampler import best
@@ -36,8 +36,8 @@ class BlockState(DiffusionState):
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockDiffusion(Diffusion):
-    """A `Diffusion` decoder for models whose blocks do not see later ones.
+class BlockDiffusion(DiffusionDecoder):
+    """A `DiffusionDecoder` for models whose blocks do not see later ones.
 
     A step is a pass over one block a row: the active one, or a finished one that is not in the cache yet. What is stored never
     changes, so there is no cache policy to choose.

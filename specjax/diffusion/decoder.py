@@ -45,7 +45,7 @@ State = TypeVar("State", bound=DiffusionState)
 
 
 @dataclasses.dataclass(frozen=True)
-class Diffusion(Decoder[DiffusionState]):
+class DiffusionDecoder(Decoder[DiffusionState]):
     """A masked-diffusion decoder. Static and hashable: pure functions `empty`, `prefill` and `step`, see `Decoder`.
 
     Blocks are finished from left to right (semi-autoregressive); one block as long as the canvas has no order. Blocks count

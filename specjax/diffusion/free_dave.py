@@ -17,7 +17,7 @@ from specjax.about import About
 from specjax.diffusion.block import BlockDiffusion
 from specjax.diffusion.cache.base import widths
 from specjax.diffusion.common import block_of, first_open, put
-from specjax.diffusion.decoder import Diffusion
+from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.diffusion.partial_pass import read_drafts, read_whole
 from specjax.diffusion.state import DiffusionInfo, DiffusionState
 from specjax.diffusion.unmask.base import Choice, Guess, ranks
@@ -61,8 +61,9 @@ class FreeDave(Fixed):
 
 
 @dataclasses.dataclass(frozen=True)
-class FreeDaveDecoder(Diffusion):
-    """A `Diffusion` decoder whose policy is `FreeDave`. Without a cache a pass reads K canvases; with one, K times what static
+class FreeDaveDecoder(DiffusionDecoder):
+    """A `DiffusionDecoder` whose policy is `FreeDave`. Without a cache a pass reads K canvases; with one, K times "
+    "what static
     decoding computes anew, over one cache.
 
     The first draft of a pass is the canvas as static decoding has it. The others follow from what the last pass over the block
@@ -100,7 +101,7 @@ class FreeDaveDecoder(Diffusion):
         return not self.cache.keeps
 
     def blank(self, batch, capacity):
-        """See `Diffusion.blank`."""
+        """See `DiffusionDecoder.blank`."""
         shape = (batch, self.span)
         return {
             "tokens": jnp.zeros(shape, jnp.int32),

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.diffusion.common import block_of, widened
-from specjax.diffusion.decoder import Diffusion
+from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.diffusion.state import DiffusionState
 from specjax.diffusion.unmask.base import Choice, Guess, Unmask, confidence
 from specjax.lm import LM, Block, Wants
@@ -111,8 +111,8 @@ class GuidedState(DiffusionState):
 
 
 @dataclasses.dataclass(frozen=True)
-class GuidedDecoder(Diffusion):
-    """A `Diffusion` decoder whose policy is `Guided`. It only completes: nothing may be known behind the prompt."""
+class GuidedDecoder(DiffusionDecoder):
+    """A `DiffusionDecoder` whose policy is `Guided`. It only completes: nothing may be known behind the prompt."""
 
     @property
     def fills_in(self) -> bool:
@@ -140,7 +140,7 @@ class GuidedDecoder(Diffusion):
         return widened(GuidedState, bare, guide=self.guide.init_cache(batch, capacity, dtype))
 
     def axes(self, state):
-        """See `Diffusion.axes`."""
+        """See `DiffusionDecoder.axes`."""
         axes: Any = super().axes(state)
         return dataclasses.replace(axes, guide=self.guide.cache_axes(state.guide))
 

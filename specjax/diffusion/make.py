@@ -6,7 +6,7 @@ import jax
 
 from specjax.diffusion.block import BlockDiffusion
 from specjax.diffusion.cache import Cache, NoCache
-from specjax.diffusion.decoder import Diffusion
+from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.diffusion.unmask import Threshold, Unmask
 from specjax.lm import LM
 from specjax.sharding.mesh import make_mesh
@@ -16,24 +16,24 @@ def diffusion(
     target: LM, mask_id: int, policy: Unmask | None = None, cache: Cache | None = None, *, block_length: int = 32,
     shift: bool = False, cfg_scale: float = 0.0, causal_blocks: bool = False, sub_block: int = 0, align: str = "text",
     mesh: jax.sharding.Mesh | None = None, never: Sequence[int] = (), doubted: Sequence[int] = (), warped: bool = False,
-) -> Diffusion:  # fmt: skip
+) -> DiffusionDecoder:  # fmt: skip
     """A masked-diffusion decoder from its parts.
 
     Args:
       target: the model.
-      mask_id: see `Diffusion`.
+      mask_id: see `DiffusionDecoder`.
       policy: what to commit; None is `Threshold()`.
       cache: what to compute anew; None is everything.
-      block_length: see `Diffusion`.
-      shift: see `Diffusion`.
-      cfg_scale: see `Diffusion`.
+      block_length: see `DiffusionDecoder`.
+      shift: see `DiffusionDecoder`.
+      cfg_scale: see `DiffusionDecoder`.
       causal_blocks: whether the model's blocks do not see later ones (`BlockDiffusion`).
       sub_block: see `BlockDiffusion`.
       align: see `BlockDiffusion`.
-      mesh: see `Diffusion`; one that `specjax.sharding.make_mesh` takes.
-      never: see `Diffusion`.
-      doubted: see `Diffusion`.
-      warped: see `Diffusion`.
+      mesh: see `DiffusionDecoder`; one that `specjax.sharding.make_mesh` takes.
+      never: see `DiffusionDecoder`.
+      doubted: see `DiffusionDecoder`.
+      warped: see `DiffusionDecoder`.
 
     Raises:
       ValueError: on a mask id outside the vocabulary, an empty block, a mesh of other axes, or parts that do not go together.
@@ -46,4 +46,4 @@ def diffusion(
     for name, given in (("sub_block", sub_block), ("align", align != "text")):
         if given:
             raise ValueError(f"{name} is for models whose blocks do not see later ones (causal_blocks)")
-    return (policy.decoder or Diffusion)(*parts).checked()
+    return (policy.decoder or DiffusionDecoder)(*parts).checked()

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.diffusion.common import at_least_one, widened
-from specjax.diffusion.decoder import Diffusion
+from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.diffusion.unmask.base import Choice, Guess, Unmask, confidence, ranks
 from specjax.lm import Block, Wants
 
@@ -82,8 +82,8 @@ class Wino(Unmask):
 
 
 @dataclasses.dataclass(frozen=True)
-class WinoDecoder(Diffusion):
-    """A `Diffusion` decoder whose policy is `Wino`."""
+class WinoDecoder(DiffusionDecoder):
+    """A `DiffusionDecoder` whose policy is `Wino`."""
 
     policy: Wino = Wino()
 

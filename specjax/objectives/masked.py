@@ -27,7 +27,7 @@ class MaskedObjective(Objective):
     Attributes:
       lm: the model.
       mask_id: the id of an open position.
-      shift: see `specjax.diffusion.Diffusion`.
+      shift: see `specjax.diffusion.DiffusionDecoder`.
     """
 
     lm: "LlamaLM"

@@ -3,7 +3,7 @@
 import dataclasses
 import os.path
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -138,7 +138,7 @@ class Engine:
         if self.searches:
             own = {
                 field.name
-                for field in dataclasses.fields(self.decode)
+                for field in dataclasses.fields(cast(Any, self.decode))
                 if getattr(self.decode, field.name) != field.default
             }
             chosen |= own | {"num_beams"}

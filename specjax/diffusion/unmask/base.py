@@ -164,7 +164,7 @@ class Unmask(abc.ABC):
     @property
     def warped(self) -> bool | None:
         """Whether its confidences are probabilities after temperature and filters (True) or the model's own (False); None: as
-        in the model's published sampler, see `Diffusion.warped`."""
+        in the model's published sampler, see `DiffusionDecoder.warped`."""
         return None
 
     @property
@@ -199,7 +199,7 @@ class Unmask(abc.ABC):
 
     @property
     def decoder(self) -> Any:
-        """The kind of `Diffusion` that decodes with it; None is that class itself."""
+        """The kind of `DiffusionDecoder` that decodes with it; None is that class itself."""
         return None
 
     @property

@@ -62,9 +62,8 @@ class FreeDave(Fixed):
 
 @dataclasses.dataclass(frozen=True)
 class FreeDaveDecoder(DiffusionDecoder):
-    """A `DiffusionDecoder` whose policy is `FreeDave`. Without a cache a pass reads K canvases; with one, K times "
-    "what static
-    decoding computes anew, over one cache.
+    """A `DiffusionDecoder` whose policy is `FreeDave`. Without a cache a pass reads K canvases; with one, K times
+    what static decoding computes anew, over one cache.
 
     The first draft of a pass is the canvas as static decoding has it. The others follow from what the last pass over the block
     predicted. The state's `memory` holds that: `tokens` and `score` `[B, W]`, whether there was such a pass (`ready` `[B]`),

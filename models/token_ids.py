@@ -83,9 +83,18 @@ def one(prompt: Any) -> Any:
 
 def several(prompts: Any) -> Any:
     """Prompts in a list: an array of ids, or what a tokenizer returns, as lists of ids; anything else as it is, but for such
-    members."""
+    members.
+
+    Raises:
+      ValueError: on an array that is neither one prompt nor a prompt a row.
+    """
     if is_encoding(prompts):
         return rows(prompts)
     if is_array(prompts):
+        shape = tuple(prompts.shape)
+        if len(shape) not in (1, 2) or shape == (0,):
+            raise ValueError(
+                f"an array of token ids is one prompt [N] or several [R, N], N at least 1: this one is {[*shape]}"
+            )
         return listed(prompts)
     return [one(prompt) for prompt in prompts] if isinstance(prompts, (list, tuple)) else prompts

@@ -3,6 +3,7 @@
 Imports nothing but the standard library, and jax where it is set: tests take `folder` before jax comes in.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -84,6 +85,7 @@ def keep() -> None:
 def _sweep(parent: Path) -> None:
     """Deletes programs that nobody takes any more, and what is left of one whose writing was cut off."""
     for file in parent.glob("*/*-cache"):
-        found = file.stat()
-        if not found.st_size or time.time() - max(found.st_atime, found.st_mtime) > UNUSED_DAYS * 86400:
-            file.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process may delete the same ones
+            found = file.stat()
+            if not found.st_size or time.time() - max(found.st_atime, found.st_mtime) > UNUSED_DAYS * 86400:
+                file.unlink()

@@ -116,14 +116,18 @@ def test_a_full_folder_is_one_line(fresh, tmp_path, caplog):
     assert "are not kept" in line and "File too large" in line
 
 
-def test_what_nobody_takes_is_deleted(fresh, monkeypatch, tmp_path):
+def test_what_nobody_takes_is_deleted(fresh, tmp_path, caplog):
+    """Also where another process has just deleted one, which a link to nothing stands for: that is no warning."""
     old, now = time.time() - (programs.UNUSED_DAYS + 1) * 86400, time.time()
     for name, content, used in (("old", b"x", old), ("torn", b"", now), ("new", b"x", now)):
         file = tmp_path / "specjax" / "another" / f"{name}-cache"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
         os.utime(file, (used, old))
+    (file.parent / "gone-cache").symlink_to(tmp_path / "nothing")
     programs.keep.__wrapped__()
+    assert caplog.messages == []
+    (file.parent / "gone-cache").unlink()
     assert kept(tmp_path) == ["new"]
 
 

@@ -50,6 +50,10 @@ class Source:
         """The parameter; see `place_one`."""
         return place_one(self, dtype, place)
 
+    def rows(self, start: int, stop: int) -> "Source":
+        """With some rows of its tensor alone."""
+        return dataclasses.replace(self, tensor=self.tensor.rows(start, stop))
+
     def fill(self, wanted: Sequence[tuple[Box, np.ndarray]]) -> None:
         """Reads boxes of the parameter into arrays of their shapes.
 

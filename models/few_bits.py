@@ -5,7 +5,9 @@ a channel has one scale, one for each group of inputs else, summed by their scal
 matrix in another type to memory, as it does where scales are multiplied into values first (a TPU's and a GPU's both do).
 Shapes: `E` inputs, `F` outputs, `G` groups of inputs that share scales, 1 where a channel has one.
 
-A matrix whose exponents are coded (`specjax.models.dfloat11`) is made plain just before it is multiplied, and one at a time.
+A matrix that is as its file packs it (`specjax.models.packed_matrix`) is multiplied likewise, and what is added to its numbers
+is multiplied by the sums of each group's inputs. A matrix whose exponents are coded (`specjax.models.dfloat11`) is made plain
+just before it is multiplied, and one at a time.
 """
 
 import dataclasses
@@ -18,6 +20,7 @@ import jax.numpy as jnp
 
 from specjax.kernels.scaled_dot import scaled_dot
 from specjax.models.dfloat11 import Coded
+from specjax.models.packed_matrix import Packed, repeated
 from specjax.sharding.ambient import known_mesh
 from specjax.sharding.rules import parts
 
@@ -70,21 +73,18 @@ class Quantised:
 
 
 def is_quantised(x: Any) -> bool:
-    """Whether a node of a params pytree stands for a matrix, a `Quantised` or a `Coded`: what `is_leaf` asks."""
-    return isinstance(x, Quantised | Coded)
+    """Whether a node of a params pytree stands for a matrix, a `Quantised`, a `Packed` or a `Coded`: what `is_leaf` asks."""
+    return isinstance(x, Quantised | Packed | Coded)
 
 
 def plain(x: Any, dtype: Any = None) -> Any:
     """The matrix as one array, in its own type or another; of a plain array that."""
     kind = x.dtype if dtype is None else dtype
-    if isinstance(x, Coded):
+    if isinstance(x, Coded | Packed):
         return x.numbers().astype(kind)
     if not isinstance(x, Quantised):
         return x.astype(kind)
-    scale = x.scale.astype(jnp.float32)
-    for axis, (whole, groups) in enumerate(zip(x.values.shape, scale.shape, strict=True)):
-        scale = jnp.repeat(scale, whole // groups, axis=axis)
-    return (x.values.astype(jnp.float32) * scale).astype(kind)
+    return (x.values.astype(jnp.float32) * repeated(x.scale.astype(jnp.float32), x.values.shape)).astype(kind)
 
 
 def dot(x: Array, kernel: Any, dtype: Any = None) -> Array:
@@ -92,7 +92,7 @@ def dot(x: Array, kernel: Any, dtype: Any = None) -> Array:
 
     Args:
       x: `[..., E]`.
-      kernel: `[E, F]`, plain, `Quantised` or `Coded`.
+      kernel: `[E, F]`, plain, `Quantised`, `Packed` or `Coded`.
       dtype: of the product; None: that of `x`.
 
     Returns:
@@ -105,24 +105,34 @@ def _dot(x, kernel, dtype):
     last = (((x.ndim - 1,), (0,)), ((), ()))
     if isinstance(kernel, Coded):
         kernel = kernel.numbers(x)
-    if not isinstance(kernel, Quantised):
+    if not is_quantised(kernel):
         return jax.lax.dot_general(x, kernel.astype(x.dtype), last, preferred_element_type=dtype)
-    values, scale = kernel.values.astype(x.dtype), kernel.scale.astype(jnp.float32)
-    groups, outputs = scale.shape
-    if groups == 1:
-        product = jax.lax.dot_general(x, values, last, preferred_element_type=jnp.float32)
-        product = product * scale.reshape((1,) * (x.ndim - 1) + (outputs,))
+    rows, outputs = math.prod(x.shape[:-1]), kernel.shape[1]
+    if isinstance(kernel, Packed):
+        product = _packed_dot(x.reshape(rows, -1), kernel)
+    elif kernel.scale.shape[0] == 1:
+        product = jax.lax.dot_general(x, kernel.values.astype(x.dtype), last, preferred_element_type=jnp.float32)
+        product = product * kernel.scale.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (outputs,))
     else:
-        flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-        product = scaled_dot(flat, kernel.values, kernel.scale).reshape(*x.shape[:-1], outputs)
-    return product.astype(x.dtype if dtype is None else dtype)
+        product = scaled_dot(x.reshape(rows, -1), kernel.values, kernel.scale)
+    return product.reshape(*x.shape[:-1], outputs).astype(x.dtype if dtype is None else dtype)
+
+
+def _packed_dot(x: Array, kernel: Packed) -> Array:
+    """Rows `[M, E]` times a matrix, `[M, F]` in float32."""
+    scale, added = kernel.factors()
+    product = scaled_dot(x, kernel.values, scale, kernel.table)
+    if added is None:
+        return product
+    sums = x.astype(jnp.float32).reshape(x.shape[0], added.shape[0], -1).sum(axis=-1)
+    return product + jnp.dot(sums, added, precision=jax.lax.Precision.HIGHEST)
 
 
 def scores(h: Array, kernel: Any) -> Array:
     """Features `[B, T, E]` by an output head `[E, V]`, in whatever form: `[B, T, V]` in float32."""
     if isinstance(kernel, Coded):
         return scores(h, kernel.numbers(h).astype(kernel.dtype))
-    if isinstance(kernel, Quantised):
+    if is_quantised(kernel):
         return dot(h, kernel, jnp.float32)
     return padded_rows(lambda h: jnp.einsum("bte,ev->btv", h, kernel, preferred_element_type=jnp.float32), h)
 
@@ -152,6 +162,8 @@ def rows(table: Any, ids: Array) -> Array:
     """The rows `ids` `[...]` of a table `[V, E]`, in whatever form: `[..., E]`. No id may be outside."""
     if isinstance(table, Coded):
         return plain(table.take(ids)).reshape(*ids.shape, -1)
+    if isinstance(table, Packed):
+        return plain(table.take(ids))
     taken = jax.tree.map(lambda x: x.at[ids].get(mode="promise_in_bounds"), table)
     return plain(taken)
 

@@ -46,15 +46,8 @@ class Format(abc.ABC):
         return ":".join(part for part in (self.name, ",".join(changed)) if part)
 
     def axis_of(self, path: tuple[Any, ...]) -> int | None:
-        """The axis of a parameter's inputs, along which numbers form groups; None of one that stays plain.
-
-        Kernels of linear layers and experts are put into it. Routers are not: they are small, and choose.
-        """
-        keys = [key.key for key in path if hasattr(key, "key")]
-        if keys == ["embed", "embedding"]:
-            return -1 if self.vocab else None
-        inside = keys[-1] == "kernel" and "router" not in keys and (self.vocab or keys[0] != "head")
-        return -2 if inside else None
+        """See `inputs_axis`."""
+        return inputs_axis(path, self.vocab)
 
     def groups(self, inputs: int) -> int:
         """How many groups so many inputs have."""
@@ -218,6 +211,22 @@ FORMATS = {
 """By name."""
 
 
+def inputs_axis(path: tuple[Any, ...], vocab: bool) -> int | None:
+    """The axis of a parameter's inputs, along which numbers form groups; None of one that stays plain.
+
+    Kernels of linear layers and experts are put into few bits. Routers are not: they are small, and choose.
+
+    Args:
+      path: of the parameter.
+      vocab: whether the table of embeddings and the output head are put into few bits as well.
+    """
+    keys = [key.key for key in path if hasattr(key, "key")]
+    if keys == ["embed", "embedding"]:
+        return -1 if vocab else None
+    inside = keys[-1] == "kernel" and "router" not in keys and (vocab or keys[0] != "head")
+    return -2 if inside else None
+
+
 def read_format(line: str | Format | None) -> Format | None:
     """A format from its line, `NAME` or `NAME:group=32,vocab=true`; None is None.
 
@@ -229,7 +238,10 @@ def read_format(line: str | Format | None) -> Format | None:
     """
     if line is None or isinstance(line, Format):
         return line
-    known = f"give {', '.join(FORMATS)}, with group=N inputs of an output (0: all) or vocab=true behind a colon"
+    known = (
+        f"give {', '.join(FORMATS)}, with group=N inputs of an output (0: all) or vocab=true after a colon; packed, as the "
+        "file has them; or plain"
+    )
     name, _, rest = str(line).partition(":")
     fields: dict[str, Any] = {}
     for item in rest.split(",") if rest else ():
@@ -248,7 +260,7 @@ def read_format(line: str | Format | None) -> Format | None:
 def check_plain(params: Any, what: str) -> None:
     """Raises ModelError where matrices are kept in few bits; `what` cannot be done with those."""
     if any(map(is_quantised, jax.tree.leaves(params, is_leaf=is_quantised))):
-        raise ModelError(f"the model's weights are kept in few bits, and {what}: load it without `weights`")
+        raise ModelError(f"the model's weights are kept in few bits, and {what}: load it with weights='plain'")
 
 
 def _name(path: tuple[Any, ...]) -> str:

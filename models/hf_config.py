@@ -40,7 +40,7 @@ def from_hf(config: dict[str, Any], besides: Collection[str] = ()) -> ModelConfi
     """
     family = family_of(config)
     text = config | an_object("text_config", config.get("text_config"))
-    packed.unpacker(config)  # what is not read is an error before anything else
+    packed.found(config)  # what is not read is an error before anything else
     given, asked = {**_USUAL, **family.usual, **text}, {*besides, *family.fixed}
 
     def get(name: str) -> Any:

@@ -20,6 +20,7 @@ from specjax.models import (
     gemma_names,
     generation,
     hf_config,
+    keeping,
     orbax_folder,
     tokenizer,
     weights,
@@ -95,7 +96,8 @@ def load(
         long texts (`longrope` of Phi-3) takes those for this length, for all of a text and for every text.
       weights: a format for the matrices of its layers, `int8`, `int4`, `fp8` or `dfloat11`, which settings may follow, such as
         `int4:group=32`: see `specjax.models.formats`. Each is quantised as it is read; where there is an adapter, or an Orbax
-        checkpoint, once all are there. None: they stay plain.
+        checkpoint, once all are there. `packed`: matrices that the file packs keep its codes and scales, and make the same
+        numbers. `plain`: they do not. None: `packed` where a file has such matrices and the backend is no CPU, else `plain`.
       cache_dtype: the type of the caches of an autoregressive model: float32, bfloat16, float16, or int8 or float8_e4m3fn,
         which have a scale for each slot and head. None: that of the parameters.
       reduce_dtype: the type in which parts of attention's and MLPs' products are summed over a mesh's axis `model`: bfloat16
@@ -117,7 +119,7 @@ def load(
         return remade(Model(*model) if isinstance(model, tuple) else model, dtype, weights, cache_dtype, reduce_dtype)
     mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
     resolve_dtype(None if dtype == LAYER_CAST else dtype)  # before anything is looked for
-    form = formats.read_format(weights)
+    word, form = _word(weights)
     asked = DEFAULT_MODEL if model is None else model
     asked = asked if revision is None else f"{asked}@{revision}"
     name, folder = finding.located(asked) or find(asked, shipped(), "model")
@@ -137,12 +139,19 @@ def load(
     made = cached(dataclasses.replace(made, weights=None if form is None else str(form)), cache_dtype)
     made = reduced(made, reduce_dtype)
     shapes, later = lm.abstract(dtype), added is not None or orbax_folder.is_one(folder)
+    sources = None if orbax_folder.is_one(folder) else _sources(lm, raw, folder, name, dtype, share_of(mesh))
+    if word == keeping.PACKED and later:
+        what = "an Orbax checkpoint" if added is None else "a model with an adapter"
+        raise ModelError(f"{what} has no packed matrices: leave weights='packed' out")
+    if word == keeping.PACKED or (weights is None and not later and jax.default_backend() != "cpu"):
+        sources = _packed(sources, name, asked=word is not None)
+        shapes, packs = keeping.shapes(sources, dtype), keeping.any_packed(sources)
+        made = dataclasses.replace(made, weights=keeping.PACKED if packs else None)
     final = shapes if form is None else form.shapes(shapes)
     places = None if mesh is None else stored_places(wide, mesh, shapes if later else final)
-    if orbax_folder.is_one(folder):
+    if sources is None:
         params = orbax_folder.restore(folder, shapes, places)
     else:
-        sources = _sources(lm, raw, folder, name, dtype, share_of(mesh))
         params = _read(sources, name, dtype, places, None if later else form, later or layers)
     if added is not None:
         added = dataclasses.replace(added, pairs=_text_of(lm, raw, added.pairs))
@@ -153,6 +162,23 @@ def load(
     if not layers:
         return dataclasses.replace(made, params=outer(params))
     return dataclasses.replace(made, params=by_rows(params if mesh is None else with_copies(wide, params, mesh)))
+
+
+def _word(weights: Any) -> tuple[str | None, formats.Format | None]:
+    """What `weights` says: `packed`, `plain` or nothing, and a format."""
+    if weights in (keeping.PACKED, keeping.PLAIN):
+        return weights, None
+    return None, formats.read_format(weights)
+
+
+def _packed(sources: Any, title: str, asked: bool) -> Any:
+    """Where parameters are stored, packed ones by their parts; with a line on what that costs here."""
+    kept = keeping.kept(sources)
+    if asked and not keeping.any_packed(kept):
+        raise ModelError(f"{title} has no packed matrices that can be kept: leave weights='packed' out")
+    if asked and jax.default_backend() == "cpu":
+        _LOG.warning("%s: %s", title, keeping.SLOW)
+    return kept
 
 
 def _said(folder: Path) -> tuple[dict[str, Any], Callable[[], Any], Path]:
@@ -286,8 +312,12 @@ def abstract(
     lm, dtype = typed(lm, "bfloat16" if dtype is None else dtype)
     if isinstance(lm, LlamaLM):
         lm = dataclasses.replace(lm, kv_copies=copies_for(lm.config, mesh))
-    form = checked_format(weights, lm)
-    params, line = _shapes(lm, dtype, mesh, form), None if form is None else str(form)
+    if weights == keeping.PACKED:
+        params = _placed(lm, _packed_shapes(lm, raw, folder, str(asked), dtype), mesh)
+    else:
+        weights = checked_format(_word(weights)[1], lm)
+        params = _shapes(lm, dtype, mesh, weights)
+    line = None if weights is None else str(weights)
     model = Model(lm, params, None, (), str(asked), folder, dtype, diffusion, weights=line)
     return reduced(cached(model, cache_dtype), reduce_dtype)
 
@@ -302,11 +332,28 @@ def with_layers(model: Model, layers: int, mesh: jax.sharding.Mesh | None = None
     """
     lm: Any = model.lm
     lm = dataclasses.replace(lm, config=lm.config.first(layers))
+    if model.weights == keeping.PACKED:  # which matrices are packed, the file says
+        own = {**model.params, "layers": {i: model.params["layers"][i] for i in range(layers)}}
+        return dataclasses.replace(model, lm=lm, params=own)
     return dataclasses.replace(model, lm=lm, params=_shapes(lm, model.dtype, mesh, formats.read_format(model.weights)))
 
 
+def _packed_shapes(lm: Any, raw: dict[str, Any], folder: Path | None, title: str, dtype: Any) -> Any:
+    """The shapes of parameters that are kept as a folder packs them; without its weights, as its config says."""
+    shapes = lm.abstract(dtype)
+    if folder is not None and (finding.is_gguf(folder) or any(folder.glob("*.safetensors"))):
+        return keeping.shapes(_packed(_sources(lm, raw, folder, title, dtype, (0, 1)), title, asked=True), dtype)
+    outline = packed.outline(raw)
+    if outline is None:
+        raise ModelError(f"{title}: which matrices are packed, its weights say: give a folder that has them")
+    return jax.tree_util.tree_map_with_path(outline, shapes)
+
+
 def _shapes(lm: Any, dtype: Any, mesh: jax.sharding.Mesh | None, form: formats.Format | None) -> Any:
-    params = lm.abstract(dtype) if form is None else form.shapes(lm.abstract(dtype))
+    return _placed(lm, lm.abstract(dtype) if form is None else form.shapes(lm.abstract(dtype)), mesh)
+
+
+def _placed(lm: Any, params: Any, mesh: jax.sharding.Mesh | None) -> Any:
     if mesh is None:
         return params
     return by_rows(rules.placed(params, rules.shardings(mesh, lm.axes(params), params, lm.axis_counts())))

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.models import formats
+from specjax.models import formats, keeping
 from specjax.models import masked as masked_config
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
@@ -39,7 +39,8 @@ class Model:
       masked: how it is used for diffusion, a `Canvas` where it has no mask; None for an autoregressive model.
       longest: how many positions it was made for; None is what `lm.config` says, or no bound.
       adapter: the folder of the LoRA adapter that is in its parameters, or None.
-      weights: the format of matrices that are kept in few bits, a line such as `"int4:group=32"`; None: all are plain.
+      weights: the format of matrices that are kept in few bits, a line such as `"int4:group=32"`, or `"packed"`; None: all are
+        plain.
       generation: what `generation_config.json` says of how texts are drawn (`specjax.models.generation`): the defaults of
         options of a prompt, such as `repetition_penalty`, and what is not applied.
     """
@@ -148,6 +149,10 @@ def quantised(model: Model, weights: str | formats.Format) -> Model:
     Raises:
       ModelError: see `load`, and where they are in few bits already.
     """
+    if weights == keeping.PLAIN and model.weights in (None, keeping.PACKED):
+        return dataclasses.replace(model, params=keeping.unpacked(model.params), weights=None)
+    if weights == keeping.PACKED:
+        raise ModelError("weights='packed' is for a file: give load() its folder, not a model that was read")
     formats.check_plain(model.params, "are not put into another format")
     form = checked_format(weights, model.lm)
     assert form is not None, "a format was asked for"

@@ -49,6 +49,7 @@ _GPT_OSS = {
         "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
         "original_max_position_embeddings": 4096,
     },
+    "quantization_config": {"quant_method": "mxfp4"},
 }  # fmt: skip
 _GEMMA3 = {
     "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "vocab_size": 262208, "num_key_value_heads": 16,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import multihost_utils
 
-from specjax.models import gemma_config, gemma_names, hf_config, orbax_folder, weights
+from specjax.models import gemma_config, gemma_names, hf_config, keeping, orbax_folder, weights
 from specjax.models import masked as masked_config
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
@@ -62,14 +62,15 @@ def save(
       generation: what else `generation_config.json` is to say, such as a loaded model's `Model.generation`.
 
     Raises:
-      ModelError: when no supported architecture expresses the config, on a bad `dtype` or `layout`, when matrices are kept
-        in few bits (they are quantised when they are loaded), when `folder` is a file
+      ModelError: when no supported architecture expresses the config, on a bad `dtype` or `layout`, when matrices were
+        quantised when they were loaded, when `folder` is a file
         or, for `orbax`, holds something, when other processes have a part of what is to be written in safetensors, or when a
         model is none that `dfloat11` writes.
     """
     dtype = None if dtype is None else resolve_dtype(dtype)
     folder = Path(folder)
     check_layout(layout)
+    params = keeping.unpacked(params)  # numbers that were packed are written one by one
     check_plain(params, "are not written")
     if folder.exists() and not folder.is_dir():
         raise ModelError(f"{folder} is a file; give a folder to save to")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 
@@ -35,7 +36,8 @@ class Tensor:
     """One tensor of a file, of which nothing was read. `specjax.models.byte_ranges` reads parts of it, `array()` maps it whole.
 
     Where its numbers do not lie in a file as they are, `read` is what makes them, and it has no bytes of its own. Where it is
-    `flat`, they come in a row, and the file does not say of which shape they are.
+    `flat`, they come in a row, and the file does not say of which shape they are. Where the file has codes and scales that can
+    be kept, `packed` reads those: a `specjax.models.packed_matrix.Packed` of `specjax.models.byte_ranges.Source`s.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Tensor:
     size: int
     read: Read | None = None
     flat: bool = False
+    packed: Any = None
 
     @property
     def kind(self) -> np.dtype:
@@ -73,9 +76,10 @@ class Tensor:
         """Its rows from `start` up to `stop`, which lie one behind the other in the file."""
         whole = self.read
         if whole is not None:
+            packed = jax.tree.map(lambda part: part.rows(start, stop), self.packed)
             moved = lambda box: ((box[0][0] + start, box[0][1] + start), *box[1:])
             read: Read = lambda wanted: whole([(moved(box), own) for box, own in wanted])
-            return dataclasses.replace(self, shape=(stop - start, *self.shape[1:]), read=read)
+            return dataclasses.replace(self, shape=(stop - start, *self.shape[1:]), read=read, packed=packed)
         row = self.size // self.shape[0]
         shape, offset = (stop - start, *self.shape[1:]), self.offset + start * row
         return dataclasses.replace(self, shape=shape, offset=offset, size=(stop - start) * row)

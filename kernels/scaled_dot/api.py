@@ -1,5 +1,7 @@
 """The one door to products by groups of inputs: picks an implementation when a program is lowered."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -10,8 +12,8 @@ from specjax.kernels.scaled_dot import xla
 Array = jax.Array
 
 
-@jax.custom_vjp
-def scaled_dot(x: Array, values: Array, scale: Array) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def scaled_dot(x: Array, values: Array, scale: Array, table: tuple[float, ...] = ()) -> Array:
     """`x` times a matrix of few bits, each scale being that of as many neighbouring inputs as there are more of them. There are
     derivatives by `x` alone.
 
@@ -19,44 +21,50 @@ def scaled_dot(x: Array, values: Array, scale: Array) -> Array:
 
     Args:
       x: `[M, E]`.
-      values: `[E, F]` of int8, int4 or float8.
+      values: `[E, F]` of int8, int4, uint4, float4 (e2m1) or float8.
       scale: `[G, F]`.
+      table: the number that each of 16 values stands for; empty: the value itself.
 
     Returns:
       `[M, F]` in float32.
     """
     if split():  # nobody partitions a kernel
-        return xla.dot(x, values, scale)
-    return _dot(x, values, scale)
+        return xla.dot(x, values, scale, table)
+    return _dot(table)(x, values, scale)
 
 
-def _cuda(x, values, scale):
+def _cuda(x, values, scale, table):
     if not has_triton():
-        return xla.dot(x, values, scale)
+        return xla.dot(x, values, scale, table)
     from specjax.kernels.scaled_dot import gpu  # Pallas takes long to import
 
-    return (gpu if gpu.takes(values, scale) else xla).dot(x, values, scale)
+    return (gpu if gpu.takes(values, scale) else xla).dot(x, values, scale, table)
 
 
-def _cpu(x, values, scale):
+def _cpu(x, values, scale, table):
     # XLA's products of bfloat16 by group are not there for every shape on a CPU, and it widens those that are
-    return xla.dot(x.astype(jnp.float32), values, scale)
+    return xla.dot(x.astype(jnp.float32), values, scale, table)
 
 
-def _forward(x, values, scale):
-    return scaled_dot(x, values, scale), (x, values, scale)
+def _forward(x, values, scale, table):
+    return scaled_dot(x, values, scale, table), (x, values, scale)
 
 
-def _backward(kept, above):
+def _backward(table, kept, above):
     x, values, scale = kept
-    return *jax.vjp(lambda x: xla.dot(x, values, scale), x)[1](above), None, None
+    return *jax.vjp(lambda x: xla.dot(x, values, scale, table), x)[1](above), None, None
 
 
 scaled_dot.defvjp(_forward, _backward)
 
-_dot = by_platform(
-    "scaled_dot",
-    lambda x, values, _: jax.core.ShapedArray((x.shape[0], values.shape[1]), jnp.float32),
-    {"cpu": _cpu, "cuda": _cuda},
-    xla.dot,
-)
+
+@functools.cache
+def _dot(table: tuple[float, ...]):
+    """The operation of codes that stand for these numbers."""
+    with_table = lambda way: functools.partial(way, table=table)
+    return by_platform(
+        "scaled_dot",
+        lambda x, values, _: jax.core.ShapedArray((x.shape[0], values.shape[1]), jnp.float32),
+        {"cpu": with_table(_cpu), "cuda": with_table(_cuda)},
+        with_table(xla.dot),
+    )

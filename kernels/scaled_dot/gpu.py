@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from specjax.kernels.precision import is_usual
+from specjax.kernels.scaled_dot.codes import decoded
 
 TILE = (16, 64)
 """The fewest and the most rows of a program; tensor cores take no fewer than 16."""
@@ -21,20 +22,47 @@ DEPTH = (16, 64)
 """The fewest and the most inputs that a program reads at a time, a power of two; a group has whole numbers of them."""
 
 
+def _as_it_is(codes):
+    return codes
+
+
+def _signed(codes):
+    """int4."""
+    return (codes << 28) >> 28
+
+
+def _e2m1(codes):
+    """A sign, two bits of an exponent and one of a fraction."""
+    below = codes & 7
+    twice = jnp.where(below < 4, below, jnp.where(below < 6, 2 * below - 4, 4 * below - 16))
+    return jnp.where(codes < 8, twice, -twice).astype(jnp.float32) * 0.5
+
+
+_HALVES = {
+    jnp.dtype(jnp.int4): _signed,
+    jnp.dtype(jnp.uint4): _as_it_is,
+    jnp.dtype(jnp.float4_e2m1fn): _e2m1,
+}
+"""Types of which two lie in a byte, and the numbers of their codes, which are int32."""
+
+
 def takes(values: jax.Array, scale: jax.Array) -> bool:
     """Whether there is a kernel for such groups."""
     whole = (values.shape[0] // scale.shape[0]) % DEPTH[0] == 0
-    return whole and (values.dtype == jnp.int8 or (values.dtype == jnp.int4 and values.shape[1] % 2 == 0))
+    return whole and (values.dtype == jnp.int8 or (values.dtype in _HALVES and values.shape[1] % 2 == 0))
 
 
-def dot(x: jax.Array, values: jax.Array, scale: jax.Array, *, interpret: bool = False) -> jax.Array:
+def dot(
+    x: jax.Array, values: jax.Array, scale: jax.Array, table: tuple[float, ...] = (), *, interpret: bool = False
+) -> jax.Array:
     """See `api.scaled_dot`. `interpret` runs it on any platform, slowly."""
     (rows, inputs), (groups, outputs) = x.shape, scale.shape
-    each = 2 if values.dtype == jnp.int4 else 1  # values of a byte
+    each = 2 if values.dtype in _HALVES else 1  # values of a byte
+    numbers = functools.partial(decoded, table=table, dtype=x.dtype) if table else _HALVES.get(values.dtype, _as_it_is)
     tile = min(max(pl.next_power_of_2(rows), TILE[0]), TILE[1])
     bytes_ = jax.lax.bitcast_convert_type(values.reshape(inputs, -1, 2), jnp.int8) if each == 2 else values
     out = pl.pallas_call(
-        functools.partial(_kernel, tile=tile, each=each),
+        functools.partial(_kernel, tile=tile, numbers=numbers),
         out_shape=jax.ShapeDtypeStruct((rows, outputs // each, each), jnp.float32),
         grid=(pl.cdiv(outputs, COLUMNS), pl.cdiv(rows, tile)),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
@@ -44,10 +72,10 @@ def dot(x: jax.Array, values: jax.Array, scale: jax.Array, *, interpret: bool = 
     return out.reshape(rows, outputs)
 
 
-def _kernel(x_ref, values_ref, scale_ref, out_ref, *, tile, each):
+def _kernel(x_ref, values_ref, scale_ref, out_ref, *, tile, numbers):
     """x `[M, E]`, values `[E, F / each]` bytes, scale `[G, F / each, each]`, out `[M, F / each, each]`."""
     rows, inputs = x_ref.shape
-    groups, width, _ = scale_ref.shape
+    groups, width, each = scale_ref.shape
     size, wide = inputs // groups, COLUMNS // each
     depth = next(n for n in (64, 32, 16) if size % n == 0)
     columns, lines = pl.ds(pl.program_id(0) * wide, wide), pl.ds(pl.program_id(1) * tile, tile)
@@ -56,13 +84,13 @@ def _kernel(x_ref, values_ref, scale_ref, out_ref, *, tile, each):
     precision = jax.lax.Precision.DEFAULT if is_usual() else jax.lax.Precision.HIGHEST
 
     def product(a, b):
-        return jax.lax.dot(a, b.astype(a.dtype), precision=precision, preferred_element_type=jnp.float32)
+        return jax.lax.dot(a, numbers(b).astype(a.dtype), precision=precision, preferred_element_type=jnp.float32)
 
     def halves(packed):
         if each == 1:
             return (packed,)
         packed = packed.astype(jnp.int32)
-        return (packed << 28) >> 28, packed >> 4
+        return packed & 15, packed >> 4 & 15
 
     def group(g, totals):
         def part(i, sums):

@@ -10,11 +10,13 @@ import numpy as np
 
 from specjax.models import byte_ranges
 from specjax.models.errors import ModelError
+from specjax.models.gguf.blocks import LAYOUTS, Part
 from specjax.models.gguf.header import Header, Stored
 from specjax.models.gguf.names import INTERLEAVED, PLUS_ONE, ROPE, hf_name
 from specjax.models.packed import base
 from specjax.models.packed.base import Reader, Span
-from specjax.models.tensors import Tensor
+from specjax.models.packed_matrix import Packed, Steps
+from specjax.models.tensors import Read, Tensor
 
 PIECE = 1 << 16
 """Numbers that are made plain at a time: what makes them takes several times their room."""
@@ -87,19 +89,42 @@ def _matrix(name: str, stored: Stored, first: int, shape: tuple[int, ...], width
       shape: of the matrix.
       width: of heads whose rows are put back, see `INTERLEAVED`; 0: they stay.
     """
-    read = _rows(stored)
     if stored.kind.is_plain and not width:
         whole = Tensor(name, stored.file, stored.kind.name, _flat(stored), stored.offset, stored.size)
         return whole.rows(first, first + shape[0])
 
-    def decode(rows: Span, columns: Span) -> np.ndarray:
-        if not width:
-            return read((first + rows[0], first + rows[1]), columns)
-        heads = rows[0] // width * width, -(-rows[1] // width) * width
-        return _halved(read(heads, columns), width)[rows[0] - heads[0] : rows[1] - heads[0]]
+    def decoder(part: Part | None = None) -> Reader:
+        read = _rows(stored, part)
 
-    made = base.weight(name.removesuffix(".weight"), stored.file, (shape[0], shape[1]), decode)
+        def decode(rows: Span, columns: Span) -> np.ndarray:
+            if not width:
+                return read((first + rows[0], first + rows[1]), columns)
+            heads = rows[0] // width * width, -(-rows[1] // width) * width
+            return _halved(read(heads, columns), width)[rows[0] - heads[0] : rows[1] - heads[0]]
+
+        return decode
+
+    def source(part: Part) -> byte_ranges.Source:
+        return base.component(stored.file, (shape[0], shape[1] // part.each), part.kind, decoder(part))
+
+    out, wide = shape
+    made = base.weight(
+        name.removesuffix(".weight"), stored.file, (out, wide), decoder(), packed=_packed(stored, source)
+    )
     return dataclasses.replace(made, name=name)
+
+
+def _packed(stored: Stored, source: Callable[[Part], byte_ranges.Source]) -> Packed | None:
+    """What reads a matrix as it is stored, from what reads a part of it; None where its numbers have no codes."""
+    layout = LAYOUTS.get(stored.kind.name)
+    if layout is None:
+        return None
+
+    def levels(parts: tuple[Part, ...]) -> Any:
+        made = [source(part) for part in parts]
+        return Steps(*made) if len(made) > 1 else made[0] if made else None
+
+    return Packed(None, source(layout.values), levels(layout.scale), None, levels(layout.minimum), layout.table)
 
 
 def _flat(stored: Stored) -> tuple[int, int]:
@@ -107,24 +132,29 @@ def _flat(stored: Stored) -> tuple[int, int]:
     return math.prod(stored.shape[:-1]), stored.shape[-1]
 
 
-def _rows(stored: Stored) -> Reader:
-    """What reads some of a tensor's rows, and of those the blocks that some columns lie in, in float32."""
+def _rows(stored: Stored, part: Part | None = None) -> Reader:
+    """What reads some of a tensor's rows, and of those the blocks that some columns lie in: in float32, or one part of them,
+    whose columns are its entries."""
     (rows, columns), kind = _flat(stored), stored.kind
+    each, result = (1, np.dtype(np.float32)) if part is None else (part.each, part.kind)
     blocks = Tensor(
         stored.name, stored.file, "U8", (rows, columns // kind.block * kind.bytes), stored.offset, stored.size
     )
 
+    def entries(own: np.ndarray) -> np.ndarray:
+        if part is None:
+            return kind.numbers(own)
+        return part.read(own.reshape(-1, kind.bytes)).reshape(len(own), -1)
+
     def read(tall: Span, wide: Span) -> np.ndarray:
-        start, stop = wide[0] // kind.block, -(-wide[1] // kind.block)
-        inside = slice(wide[0] - start * kind.block, wide[1] - start * kind.block)
-        step, made = (
-            max(1, PIECE // max(1, wide[1] - wide[0])),
-            np.empty((tall[1] - tall[0], wide[1] - wide[0]), np.float32),
-        )
+        start, stop = wide[0] * each // kind.block, -(-wide[1] * each // kind.block)
+        before, count = wide[0] - start * kind.block // each, wide[1] - wide[0]
+        step = max(1, PIECE // max(1, count * each))
+        made = np.empty((tall[1] - tall[0], count), result)
         for row in range(tall[0], tall[1], step):
             few = row, min(row + step, tall[1])
-            numbers = kind.numbers(base.part(blocks, few, (start * kind.bytes, stop * kind.bytes)))
-            made[few[0] - tall[0] : few[1] - tall[0]] = numbers[:, inside]
+            own = entries(base.part(blocks, few, (start * kind.bytes, stop * kind.bytes)))
+            made[few[0] - tall[0] : few[1] - tall[0]] = own[:, before : before + count]
         return made
 
     return read
@@ -150,14 +180,36 @@ def _vector(name: str, stored: Stored, change: Callable[[np.ndarray], np.ndarray
 def _outputs(name: str, parts: list[Stored]) -> Tensor:
     """A tensor `[X, in, out]` or `[X, out]` whose outputs are by turns those of the file's, `[X, out, in]` or `[X, out]`."""
     shape, turns = parts[0].shape, len(parts)
-    readers = [_rows(part) for part in parts]
+    if len(shape) == 2:
+        return Tensor(
+            name, parts[0].file, "F32", (shape[0], shape[1] * turns), 0, 0, _by_turns([_rows(one) for one in parts])
+        )
 
-    def read_rows(wanted: list[tuple[byte_ranges.Box, np.ndarray]]) -> None:
-        for ((first, last), (start, stop)), own in wanted:
+    def made(part: Part | None, packed: Packed | None = None) -> Tensor:
+        each, readers = 1 if part is None else part.each, [_rows(one, part) for one in parts]
+        whole = shape[0], shape[2] // each, shape[1] * turns
+        return Tensor(name, parts[0].file, "F32", whole, 0, 0, _turned_by_turns(readers, shape[1]), packed=packed)
+
+    source = lambda part: byte_ranges.Source(made(part), False, part.kind)
+    alike = len({one.kind.name for one in parts}) == 1
+    return made(None, _packed(parts[0], source) if alike else None)
+
+
+def _by_turns(readers: list[Reader]) -> Read:
+    """What fills boxes `[X, out]`."""
+
+    def read(wanted: list[tuple[byte_ranges.Box, np.ndarray]]) -> None:
+        for (experts, (start, stop)), own in wanted:
             for turn, reader in enumerate(readers):
-                rows = _every(start, stop, turns, turn)
-                numbers = reader((first, last), rows)
-                own[:, rows[0] * turns + turn - start :: turns] = numbers.astype(own.dtype)
+                rows = _every(start, stop, len(readers), turn)
+                own[:, rows[0] * len(readers) + turn - start :: len(readers)] = reader(experts, rows).astype(own.dtype)
+
+    return read
+
+
+def _turned_by_turns(readers: list[Reader], outputs: int) -> Read:
+    """What fills boxes `[X, in, out]` from matrices `[X outputs, in]`."""
+    turns = len(readers)
 
     def read(wanted: list[tuple[byte_ranges.Box, np.ndarray]]) -> None:
         for ((first, last), inputs, (start, stop)), own in wanted:
@@ -166,15 +218,12 @@ def _outputs(name: str, parts: list[Stored]) -> Tensor:
                 for at in range(start, stop, step):
                     for turn, reader in enumerate(readers):
                         rows = _every(at, min(at + step, stop), turns, turn)
-                        numbers = reader((expert * shape[1] + rows[0], expert * shape[1] + rows[1]), inputs)
+                        numbers = reader((expert * outputs + rows[0], expert * outputs + rows[1]), inputs)
                         begin = rows[0] * turns + turn - start
                         place = own[expert - first, :, begin : begin + (rows[1] - rows[0]) * turns : turns]
                         place[...] = numbers.T.astype(own.dtype)
 
-    outputs = shape[1] * turns
-    if len(shape) == 3:
-        return Tensor(name, parts[0].file, "F32", (shape[0], shape[2], outputs), 0, 0, read)
-    return Tensor(name, parts[0].file, "F32", (shape[0], outputs), 0, 0, read_rows)
+    return read
 
 
 def _every(start: int, stop: int, turns: int, turn: int) -> Span:

@@ -37,15 +37,11 @@ def read(config: dict[str, Any]) -> Unpack:
         wanted: base.Wanted = {"qzeros": (("I32",), (groups, words)), "scales": (base.SCALES, (groups, out))}
         base.check(module, parts, wanted, f"bits {_BITS}, group_size {shown(width)}")
         fields = lambda name: base.turned(base.fields(parts[name], _BITS, 1, _ORDER))
-        decode = base.affine(
-            fields("qweight"),
-            base.turned(base.plain(parts["scales"])),
-            fields("qzeros"),
-            base.every(1),
-            base.every(width),
-        )
-        made = base.weight(module, parts["qweight"].file, (out, wide), decode, axis=1)
-        return base.replaced(module, parts, ("qweight", *wanted), made)
+        made = base.Scaled(
+            module, parts["qweight"].file, (out, wide), fields("qweight"), base.turned(base.plain(parts["scales"])),
+            fields("qzeros"), 1, width, (base.integers(_BITS), base.kind_of(parts["scales"])), 2 ** (_BITS - 1), axis=1,
+        )  # fmt: skip
+        return base.replaced(module, parts, ("qweight", *wanted), made.tensor())
 
     return unpack
 

@@ -19,6 +19,7 @@ from specjax.models import byte_ranges
 from specjax.models.errors import ModelError
 from specjax.models.fields import shown
 from specjax.models.packed import bits as words
+from specjax.models.packed_matrix import Packed
 from specjax.models.tensors import FLOATS, Tensor
 
 PIECE = 1 << 20
@@ -41,6 +42,12 @@ Index = Callable[[Span], np.ndarray]
 """For rows, or columns, where the scale of each stands."""
 
 
+def last_part(name: str) -> tuple[str, str]:
+    """The module of a tensor, and the last part of its name."""
+    module, _, part = name.rpartition(".")
+    return module, part
+
+
 @dataclasses.dataclass(frozen=True)
 class Format:
     """One `quant_method`.
@@ -49,14 +56,18 @@ class Format:
       read: from a `quantization_config` to what unpacks modules.
       reads: what of it is read, for people.
       refuses: what of it is not.
+      split: a tensor's module, and its name there.
     """
 
     read: Callable[[dict[str, Any]], Unpack]
     reads: str
     refuses: str
+    split: Callable[[str], tuple[str, str]] = last_part
 
 
-def weight(module: str, file: Path, shape: tuple[int, int], decode: Reader, axis: int = 0) -> Tensor:
+def weight(
+    module: str, file: Path, shape: tuple[int, int], decode: Reader, axis: int = 0, packed: Packed | None = None
+) -> Tensor:
     """A module's weight `[out, in]`.
 
     Args:
@@ -65,6 +76,7 @@ def weight(module: str, file: Path, shape: tuple[int, int], decode: Reader, axis
       shape: of the weight.
       decode: makes float32 numbers of a box.
       axis: along which of the weight's axes rows of the file follow each other.
+      packed: what reads its codes and scales as they are, where they can be kept.
     """
 
     def read(wanted: list[tuple[byte_ranges.Box, np.ndarray]]) -> None:
@@ -79,7 +91,76 @@ def weight(module: str, file: Path, shape: tuple[int, int], decode: Reader, axis
                 for own in owns:
                     own[at] = numbers.astype(own.dtype)
 
-    return Tensor(f"{module}.weight", file, "F32", shape, 0, 0, read)
+    return Tensor(f"{module}.weight", file, "F32", shape, 0, 0, read, packed=packed)
+
+
+def component(file: Path, shape: tuple[int, int], kind: Any, decode: Reader, axis: int = 0) -> byte_ranges.Source:
+    """A part of a `Packed` `[out, in]`, or `[out, groups]`, in a type of its own; see `weight`."""
+    return byte_ranges.Source(weight("a part of a weight", file, shape, decode, axis), False, np.dtype(kind))
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """A module's weight `[out, in]` as codes with a scale for some neighbours: `(code - zero) * scale`.
+
+    Attributes:
+      module: its name.
+      file: where its parts are.
+      shape: of the weight.
+      codes: of the weight, as they are stored.
+      scales: of the scales.
+      zeros: of the zero points, which stand as the scales do; or one number for all.
+      rows: how many rows of the weight share a scale.
+      columns: how many columns do; or which column of scales a column of the weight has.
+      kinds: the types in which codes and scales are kept.
+      shift: how much greater codes and zero points are as they are stored.
+      axis: see `weight`.
+    """
+
+    module: str
+    file: Path
+    shape: tuple[int, int]
+    codes: Reader
+    scales: Reader
+    zeros: Reader | float
+    rows: int
+    columns: int | Index
+    kinds: tuple[Any, Any]
+    shift: int = 0
+    axis: int = 0
+
+    def tensor(self) -> Tensor:
+        """The weight, plain or as it is packed."""
+        columns = every(self.columns) if isinstance(self.columns, int) else self.columns
+        decode = affine(self.codes, self.scales, self.zeros, every(self.rows), columns)
+        return weight(self.module, self.file, self.shape, decode, self.axis, self._packed())
+
+    def _packed(self) -> Packed | None:
+        (out, wide), width = self.shape, self.columns
+        if not isinstance(width, int) or wide % width:
+            return None
+        part = lambda columns, kind, reader: component(self.file, (out, columns), kind, reader, self.axis)
+        less = lambda reader: lambda rows, columns: reader(rows, columns).astype(np.int16) - self.shift
+        spread = lambda reader: (
+            lambda rows, columns: _spread(reader, np.arange(*rows) // self.rows, np.arange(*columns))
+        )
+        codes, scales = self.kinds
+        return Packed(
+            None,
+            part(wide, codes, less(self.codes) if self.shift else self.codes),
+            part(wide // width, scales, spread(self.scales)),
+            None if isinstance(self.zeros, float) else part(wide // width, codes, less(spread(self.zeros))),
+        )
+
+
+def integers(bits: int) -> Any:
+    """The type in which integers of so many bits are kept, with a sign."""
+    return np.dtype(ml_dtypes.int4 if bits <= 4 else np.int8)
+
+
+def kind_of(tensor: Tensor) -> Any:
+    """The type of a tensor's numbers, of a packed weight's too."""
+    return np.dtype(_KINDS.get(tensor.dtype) or tensor.kind)
 
 
 def _pieces(box: byte_ranges.Box, axis: int) -> Iterator[tuple[Span, Span]]:
@@ -137,6 +218,13 @@ def by_index(tensor: Tensor, groups: int) -> Index:
         return found
 
     return index
+
+
+def in_order(tensor: Tensor, groups: int, width: int) -> int | Index:
+    """`by_index`, or `width` where that is what the tensor says: neighbours share a scale."""
+    (wide,) = tensor.shape
+    own = part(tensor, (0, wide))
+    return width if np.array_equal(own, np.arange(wide) // width) else by_index(tensor, groups)
 
 
 def part(tensor: Tensor, *box: Span) -> np.ndarray:

@@ -1,8 +1,9 @@
 """compressed-tensors (the vLLM project's format, which llm-compressor writes): a scheme for each group of modules.
 
-Weights are stored in one of two ways. `weight` holds int8 or float8 numbers as they are. `weight_packed` holds integers of 1 to
-8 bits, each plus 2^(bits - 1), a row's one behind the other; zero points are packed likewise, but along the rows. Scales are
-one for all (`tensor`), one a row (`channel`), or one for some neighbours of a row (`group`) or of both axes (`block`).
+Weights are stored in one of three ways. `weight` holds int8 or float8 numbers as they are. `weight_packed` holds integers of 1
+to 8 bits, each plus 2^(bits - 1), a row's one after the other; zero points are packed likewise, but along the rows. Or it holds
+floats of 4 bits (`specjax.models.packed.float4`). Scales are one for all (`tensor`), one a row (`channel`), or one for some
+neighbours of a row (`group`) or of both axes (`block`).
 What is said of activations is not done: they stay in the model's type.
 """
 
@@ -13,15 +14,23 @@ from typing import Any
 
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object, is_size, shown
-from specjax.models.packed import base
+from specjax.models.packed import base, float4
 from specjax.models.packed.base import Format, Parts, Unpack
 from specjax.models.tensors import Tensor
 
 _METHOD = "compressed-tensors"
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", *float4.GROUPS)
 _MIXED = "mixed-precision"  # every group of modules names its own
 _ORDERED = ("group", "dynamic")  # two words for columns that go to groups in an order of their own
-_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "k_scale", "v_scale")
+_ACTIVATIONS = (
+    "input_scale",
+    "input_zero_point",
+    "input_global_scale",
+    "output_scale",
+    "output_zero_point",
+    "k_scale",
+    "v_scale",
+)
 """Tensors that say how activations, or the cache, are to be rounded."""
 _FIELDS = frozenset(
     "num_bits type strategy group_size symmetric actorder block_structure dynamic observer observer_kwargs scale_dtype "
@@ -35,6 +44,7 @@ class Scheme:
 
     Attributes:
       targets: which modules these are.
+      form: how they are stored.
       packed: whether integers are in words.
       bits: of a number.
       integer: whether it is one.
@@ -45,6 +55,7 @@ class Scheme:
     """
 
     targets: tuple[str, ...]
+    form: str
     packed: bool
     bits: int
     integer: bool
@@ -95,6 +106,8 @@ def _scheme(group: dict[str, Any], usual: Any) -> Scheme:
     said = an_object("weights", group.get("weights"))
     base.check_off(said, _METHOD, *sorted(set(said) - _FIELDS))
     base.check_off(said, _METHOD, "dynamic")
+    if kind in float4.GROUPS:
+        return _float4(group, said, kind)
     base.check_is(
         said, _METHOD, type=("int", "float"), strategy=("channel", "tensor", "group", "block"), symmetric=(True, False),
         actorder=(None, False, "weight", "static", *_ORDERED), num_bits=tuple(range(8, 0, -1)),
@@ -113,7 +126,16 @@ def _scheme(group: dict[str, Any], usual: Any) -> Scheme:
             f"config.json: {_METHOD} weights with strategy {shown(strategy)} and actorder {ordered} are not read"
         )
     targets, block = tuple(base.strings(group, "targets")), _block(said, strategy)
-    return Scheme(targets, packed, width, integer, strategy, block, symmetric, ordered)
+    return Scheme(targets, kind, packed, width, integer, strategy, block, symmetric, ordered)
+
+
+def _float4(group: dict[str, Any], said: dict[str, Any], kind: str) -> Scheme:
+    """A group of modules of floats of 4 bits."""
+    wide, strategy = float4.GROUPS[kind], "tensor_group" if kind.startswith("nv") else "group"
+    base.check_is(
+        said, _METHOD, num_bits=(4,), type=("float",), strategy=(strategy,), group_size=(wide,), symmetric=(True,)
+    )
+    return Scheme(tuple(base.strings(group, "targets")), kind, True, 4, False, strategy, (1, wide), True, False)
 
 
 def _block(said: dict[str, Any], strategy: str) -> tuple[int | None, int | None]:
@@ -159,6 +181,8 @@ def _chosen(module: str, schemes: list[Scheme]) -> Scheme:
 
 def _unpacked(module: str, parts: Parts, scheme: Scheme) -> Parts:
     """A module's tensors with its plain weight."""
+    if scheme.form in float4.GROUPS:
+        return float4.unpacked(module, parts, scheme.form)
     out, wide = _shape(module, parts, scheme)
     tall_block, wide_block = scheme.block[0] or out, scheme.block[1] or wide
     scales = -(-out // tall_block), -(-wide // wide_block)
@@ -183,16 +207,17 @@ def _unpacked(module: str, parts: Parts, scheme: Scheme) -> Parts:
         return dataclasses.replace(parts[name], shape=scales)
 
     fields = lambda name, axis: base.fields(parts[name], scheme.bits, axis)
-    zero: base.Reader | float = float(2 ** (scheme.bits - 1)) if scheme.packed else 0.0
+    half = 2 ** (scheme.bits - 1) if scheme.packed else 0
+    zero: base.Reader | float = float(half)
     if not scheme.symmetric:  # their sum with 2^(bits - 1) is what is stored of packed ones, as of the numbers
         zero = fields("weight_zero_point", 0) if scheme.packed else base.plain(grid("weight_zero_point"))
-    decode = base.affine(
-        fields(codes, 1) if scheme.packed else base.plain(parts[codes]), base.plain(grid("weight_scale")), zero,
-        base.every(tall_block),
-        base.by_index(parts["weight_g_idx"], scales[1]) if scheme.ordered else base.every(wide_block),
+    made = base.Scaled(
+        module, parts[codes].file, (out, wide), fields(codes, 1) if scheme.packed else base.plain(parts[codes]),
+        base.plain(grid("weight_scale")), zero, tall_block,
+        base.in_order(parts["weight_g_idx"], scales[1], wide_block) if scheme.ordered else wide_block,
+        (base.integers(scheme.bits) if scheme.packed else base.kind_of(parts[codes]), base.kind_of(grid("weight_scale"))), half,
     )  # fmt: skip
-    made = base.weight(module, parts[codes].file, (out, wide), decode)
-    return base.replaced(module, parts, (*wanted, *(("weight_shape",) if scheme.packed else ())), made)
+    return base.replaced(module, parts, (*wanted, *(("weight_shape",) if scheme.packed else ())), made.tensor())
 
 
 def _shape(module: str, parts: Parts, scheme: Scheme) -> tuple[int, int]:
@@ -216,7 +241,7 @@ def _kinds(scheme: Scheme) -> tuple[str, ...]:
 COMPRESSED_TENSORS = Format(
     read,
     "`pack-quantized` (1 to 8 bits, with zero points and `g_idx` too), `int-quantized`, `float-quantized` and "
-    "`naive-quantized`, of int8 and e4m3; scales for all, a row, groups or blocks; `targets` and `ignore` by name or `re:`, "
-    "`Linear`",
-    "`nvfp4-pack-quantized`, `mxfp4-pack-quantized` and other formats, sparse weights, transforms",
+    "`naive-quantized`, of int8 and e4m3, `nvfp4-pack-quantized` and `mxfp4-pack-quantized`; scales for all, a row, groups or "
+    "blocks; `targets` and `ignore` by name or `re:`, `Linear`",
+    "other formats, sparse weights, transforms",
 )

@@ -45,12 +45,12 @@ def read(config: dict[str, Any]) -> Unpack:
         grid = -(-out // tall_block), -(-wide // wide_block)
         stored = () if block is None and parts[scales].shape == () else (1,) if block is None else grid
         base.check(module, parts, {scales: ((*base.SCALES, "F8_E8M0"), stored)}, f"weight_block_size {block}")
-        decode = base.affine(
-            base.plain(parts["weight"]), base.plain(dataclasses.replace(parts[scales], shape=grid)), 0.0,
-            base.every(tall_block), base.every(wide_block),
+        scale = dataclasses.replace(parts[scales], shape=grid)
+        made = base.Scaled(
+            module, parts["weight"].file, (out, wide), base.plain(parts["weight"]), base.plain(scale), 0.0,
+            tall_block, wide_block, (base.kind_of(parts["weight"]), base.kind_of(scale)),
         )  # fmt: skip
-        made = base.weight(module, parts["weight"].file, (out, wide), decode)
-        return base.replaced(module, parts, ("weight", scales), made)
+        return base.replaced(module, parts, ("weight", scales), made.tensor())
 
     return unpack
 

@@ -45,13 +45,13 @@ def read(config: dict[str, Any]) -> Unpack:
         if ordered or "g_idx" in parts:
             wanted["g_idx"] = (("I32", "I64"), (wide,))
         base.check(module, parts, wanted, f"bits {bits}, group_size {group or -1}, desc_act {ordered}")
-        decode = base.affine(
-            base.turned(base.fields(parts["qweight"], bits, 0)), base.turned(base.plain(parts["scales"])),
-            base.turned(_zeros(parts["qzeros"], bits, kind, symmetric)), base.every(1),
-            base.by_index(parts["g_idx"], groups) if "g_idx" in parts else base.every(group or wide),
+        made = base.Scaled(
+            module, parts["qweight"].file, (out, wide), base.turned(base.fields(parts["qweight"], bits, 0)),
+            base.turned(base.plain(parts["scales"])), base.turned(_zeros(parts["qzeros"], bits, kind, symmetric)), 1,
+            base.in_order(parts["g_idx"], groups, group or wide) if "g_idx" in parts else group or wide,
+            (base.integers(bits), base.kind_of(parts["scales"])), 2 ** (bits - 1), axis=1,
         )  # fmt: skip
-        made = base.weight(module, parts["qweight"].file, (out, wide), decode, axis=1)
-        return base.replaced(module, parts, ("qweight", *wanted), made)
+        return base.replaced(module, parts, ("qweight", *wanted), made.tensor())
 
     return unpack
 

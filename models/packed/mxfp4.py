@@ -6,14 +6,18 @@ numbers on their way to the array that they belong to.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
+import jax
+import ml_dtypes
 import numpy as np
 
 from specjax.models import byte_ranges
 from specjax.models.errors import ModelError
 from specjax.models.packed import base
 from specjax.models.packed.base import Format, Parts, Unpack
+from specjax.models.packed_matrix import Packed
 from specjax.models.tensors import Tensor
 
 BLOCK = 32
@@ -34,6 +38,17 @@ def decoded(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """
     pairs = np.ldexp(_PAIRS[blocks], (scales.astype(np.int32) - _BIAS)[..., None, None])
     return pairs.reshape(*scales.shape[:-1], -1)
+
+
+def codes(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The same numbers before they are scaled, as float4."""
+    halves = np.stack([blocks & 15, blocks >> 4], axis=-1)
+    return halves.reshape(*scales.shape[:-1], -1).view(ml_dtypes.float4_e2m1fn)
+
+
+def powers(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The scales as float8."""
+    return scales.view(ml_dtypes.float8_e8m0fnu)
 
 
 def read(config: dict[str, Any]) -> Unpack:
@@ -69,19 +84,56 @@ def unpacked(module: str, parts: Parts, name: str) -> Tensor:
         )
     experts, outputs, groups = scales.shape
     blocks = dataclasses.replace(blocks, shape=(experts, outputs, groups * BLOCK // 2))  # rows are read in one piece
-    # bfloat16 holds every one of its numbers
     shape = (experts, groups * BLOCK, outputs)
-    return Tensor(name, blocks.file, "BF16", shape, 0, 0, functools.partial(_fill, blocks, scales))
+
+    def made(kind: str, shape: tuple[int, ...], make: Make, each: int, packed: Packed | None = None) -> Tensor:
+        return Tensor(
+            name, blocks.file, kind, shape, 0, 0, functools.partial(_fill, blocks, scales, make, each), packed=packed
+        )
+
+    part = lambda shape, make, each, kind: byte_ranges.Source(made("U8", shape, make, each), False, np.dtype(kind))
+    packed = Packed(
+        None,
+        part(shape, codes, 1, ml_dtypes.float4_e2m1fn),
+        part((experts, groups, outputs), powers, BLOCK, ml_dtypes.float8_e8m0fnu),
+    )
+    return made("BF16", shape, decoded, 1, packed)  # bfloat16 holds every one of its numbers
 
 
-def _fill(blocks: Tensor, scales: Tensor, wanted: list[tuple[Any, np.ndarray]]) -> None:
-    """See `specjax.models.byte_ranges.fill`; boxes of the same part of an expert are read once."""
+def outline(path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Any:
+    """What stands for a parameter of a model whose experts' matrices are in blocks, as gpt-oss has them."""
+    keys = [getattr(key, "key", None) for key in path]
+    if "experts" not in keys or keys[-1] != "kernel":
+        return shape
+    part = lambda shape, kind: jax.ShapeDtypeStruct(shape, kind)
+    experts, inputs, outputs = shape.shape
+    return Packed(
+        part((experts, 1, 1), shape.dtype),
+        part(shape.shape, ml_dtypes.float4_e2m1fn),
+        part((experts, inputs // BLOCK, outputs), ml_dtypes.float8_e8m0fnu),
+    )
+
+
+Make = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""What makes of blocks and scales what is asked for: see `decoded`."""
+
+
+def _fill(blocks: Tensor, scales: Tensor, make: Make, each: int, wanted: list[tuple[Any, np.ndarray]]) -> None:
+    """See `specjax.models.byte_ranges.fill`; boxes of the same part of an expert are read once.
+
+    Args:
+      blocks: the codes `[X, outputs, bytes]`.
+      scales: of every block.
+      make: what is asked for, of several rows of an expert.
+      each: how many inputs an entry of that is for.
+      wanted: boxes of it, the inputs before the outputs.
+    """
     boxes: dict[byte_ranges.Box, list[np.ndarray]] = {}
     for box, own in wanted:
         boxes.setdefault(box, []).append(own)
     for ((first, last), (start, stop), outputs), owns in boxes.items():
-        groups = start // BLOCK, -(-stop // BLOCK)
-        inside = slice(start - groups[0] * BLOCK, stop - groups[0] * BLOCK)
+        groups = start * each // BLOCK, -(-stop * each // BLOCK)
+        before = start - groups[0] * BLOCK // each
         for expert in range(first, last):
             for row in range(*outputs, ROWS):
                 rows = row, min(row + ROWS, outputs[1])
@@ -92,7 +144,7 @@ def _fill(blocks: Tensor, scales: Tensor, wanted: list[tuple[Any, np.ndarray]]) 
                     blocks, [(((expert, expert + 1), rows, bytes_of), codes.reshape(1, len(codes[0]), -1))]
                 )
                 byte_ranges.fill(scales, [(((expert, expert + 1), rows, groups), powers)])
-                numbers = decoded(codes, powers)[0][:, inside].T
+                numbers = make(codes, powers)[0][:, before : before + stop - start].T
                 for own in owns:
                     own[expert - first, :, rows[0] - outputs[0] : rows[1] - outputs[0]] = numbers.astype(own.dtype)
 

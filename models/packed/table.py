@@ -4,7 +4,7 @@ from typing import Any
 
 from specjax.models.errors import ModelError
 from specjax.models.fields import an_object, shown
-from specjax.models.packed import awq, compressed_tensors, dfloat11, fp8, gptq, mxfp4
+from specjax.models.packed import awq, bitsandbytes, compressed_tensors, dfloat11, fp8, gptq, mxfp4
 from specjax.models.packed.base import Format, Parts, Unpack
 from specjax.models.tensors import FLOATS, Tensor
 
@@ -14,21 +14,22 @@ FORMATS: dict[str, Format] = {
     "awq": awq.AWQ,
     "gptq": gptq.GPTQ,
     "mxfp4": mxfp4.MXFP4,
+    "bitsandbytes": bitsandbytes.BITSANDBYTES,
 }
 """By `quant_method`."""
 FIELDS: dict[str, Format] = {"dfloat11_config": dfloat11.DFLOAT11}
 """By the field of a `config.json` that describes it, where that is another than `quantization_config`."""
 
 
-def unpacker(config: dict[str, Any]) -> Unpack | None:
-    """What unpacks the modules of a folder with this parsed `config.json`; None where nothing is packed.
+def found(config: dict[str, Any]) -> tuple[Format, Unpack] | None:
+    """The format of a folder with this parsed `config.json`, and what unpacks its modules; None where nothing is packed.
 
     Raises:
       ModelError: where it names a format that is not read.
     """
     for field, form in FIELDS.items():
         if config.get(field) is not None:
-            return form.read(an_object(field, config[field]))
+            return form, form.read(an_object(field, config[field]))
     own = [said.get("quantization_config") for said in (config, an_object("text_config", config.get("text_config")))]
     said = [an_object("quantization_config", one) for one in own if one is not None]
     if not said:
@@ -40,7 +41,14 @@ def unpacker(config: dict[str, Any]) -> Unpack | None:
             f"config.json has a quantization_config of quant_method {shown(method)}; weights are read in "
             f"{', '.join(kind.name for kind in FLOATS.values())}, and packed in {read}"
         )
-    return FORMATS[method].read(said[0])
+    return FORMATS[method], FORMATS[method].read(said[0])
+
+
+def outline(config: dict[str, Any]) -> Any:
+    """What makes of a parameter's path and shape what stands for it where a folder with this config is kept packed; None where
+    only its weights say that."""
+    said = an_object("quantization_config", config.get("quantization_config"))
+    return mxfp4.outline if said.get("quant_method") == "mxfp4" else None
 
 
 def unpacked(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -53,12 +61,12 @@ def unpacked(config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Te
     Raises:
       ModelError: where they are not what the config says.
     """
-    unpack = unpacker(config)
-    if unpack is None:
+    packed = found(config)
+    if packed is None:
         return tensors
-    modules: dict[str, Parts] = {}
+    (form, unpack), modules = packed, dict[str, Parts]()
     for name, tensor in tensors.items():
-        module, _, part = name.rpartition(".")
+        module, part = form.split(name)
         modules.setdefault(module, {})[part] = tensor
-    found = {module: unpack(module, parts) for module, parts in modules.items()}
-    return {f"{module}.{part}".lstrip("."): one for module, parts in found.items() for part, one in parts.items()}
+    made = {module: unpack(module, parts) for module, parts in modules.items()}
+    return {f"{module}.{part}".lstrip("."): one for module, parts in made.items() for part, one in parts.items()}

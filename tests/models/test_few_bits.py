@@ -223,7 +223,7 @@ def test_what_no_format_is(folders, line, said):
 def test_what_cannot_be_done_with_few_bits_is_refused_by_name(folders, tmp_path):
     model = models.load(folders["dense"], weights="int8")
     for layout in ("safetensors", "orbax"):
-        with pytest.raises(ModelError, match="kept in few bits, and are not written: load it without `weights`"):
+        with pytest.raises(ModelError, match="kept in few bits, and are not written: load it with weights='plain'"):
             models.save(tmp_path / layout, model.lm, model.params, layout=layout)
     with pytest.raises(ModelError, match="kept in few bits, and are not widened"):
         models.widen(model, 2)

@@ -15,8 +15,9 @@ from support import packing
 from support.shapes import changed, small
 
 from specjax import models
-from specjax.models import ModelError, byte_ranges, hf_config, weights
+from specjax.models import ModelError, byte_ranges, hf_config, keeping, weights
 from specjax.models.experts import ExpertsConfig
+from specjax.models.few_bits import is_quantised
 from specjax.models.packed import base, table
 from specjax.models.tensors import read_header
 from specjax.sharding import make_mesh
@@ -99,7 +100,27 @@ def gptq(bits, group, form, symmetric, g_idx):
     )
 
 
+def float4(form, group):
+    """A case of numbers in e2m1."""
+    strategy = "tensor_group" if form.startswith("nv") else "group"
+    return (
+        compressed(form, 4, "float", strategy, True, group_size=group),
+        functools.partial(packing.write_float4, group=group),
+        functools.partial(packing.slow_float4, group=group),
+    )
+
+
+def nf4(block, nested):
+    """A case of bitsandbytes' places in a table."""
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    return config, functools.partial(packing.write_nf4, block=block, nested=nested), packing.slow_nf4
+
+
 CASES = {
+    "nvfp4": float4("nvfp4-pack-quantized", 16),
+    "mxfp4": float4("mxfp4-pack-quantized", 32),
+    "nf4": nf4(32, True),
+    "nf4_across": nf4(64, False),
     "pack4": packs(4, 32, True),
     "pack4_zeros": packs(4, 16, False, kind=np.float16),
     "pack4_rows": packs(4, None, False),
@@ -220,6 +241,36 @@ def test_any_box_is_that_of_the_whole(tmp_path, case, monkeypatch):
     np.testing.assert_array_equal(some, whole[35:44])
 
 
+PLAIN = ("pack4_ordered", "gptq4_ordered", "gptq3", "float8_block", "fp8")
+"""Cases whose groups are no neighbours, or divide no inputs: nothing of them can be kept as it is packed."""
+CUT = ("int8_zeros", "nf4_across")
+"""Cases whose groups do not divide the inputs of every matrix: those are made plain."""
+ROUNDED = ("nvfp4",)
+"""Cases of scales in two levels, one of which is a quotient."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_packed_weights_stay_packed(made, case):
+    """Their codes and scales make the same numbers, on a mesh too."""
+    folder, _, numbers = made(case)
+    if case in PLAIN:
+        with pytest.raises(ModelError, match="no packed matrices that can be kept"):
+            models.load(folder, dtype="float32", weights="packed")
+        return
+    shape = jax.tree.structure(models.load(folder, dtype="float32").params)
+    for mesh in (None, make_mesh("model=2", jax.devices()[:2])):
+        model = models.load(folder, dtype="float32", weights="packed", mesh=mesh)
+        kept = [x for x in jax.tree.leaves(model.params, is_leaf=is_quantised) if is_quantised(x)]
+        assert model.weights == "packed" and (len(kept) == 13 or case in CUT)
+        unpacked = keeping.unpacked(model.params)
+        assert jax.tree.structure(unpacked) == shape
+        if case in ROUNDED:
+            near = models.load(folder, dtype="float32").params
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=3e-7), unpacked, near)
+        else:
+            assert_holds(unpacked, numbers)
+
+
 CHANGED = (  # a flag of a file that is turned alone, and what is said
     ("pack4", {"num_bits": 8}, "weight_packed is I32 .* not I32"),
     ("pack4", {"num_bits": 16}, "num_bits 16 are not read"),
@@ -234,7 +285,12 @@ CHANGED = (  # a flag of a file that is turned alone, and what is said
     ("pack4_ordered", {"actorder": None}, "unused .*weight_g_idx"),
     ("pack4", {"is_mx": True}, "is_mx True are not read"),
     ("pack4", {"format": "int-quantized"}, "missing .*down_proj.weight$"),
-    ("pack4", {"format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized' are not read"),
+    ("pack4", {"format": "nvfp4-pack-quantized"}, "with type 'int' are not read"),
+    ("pack4", {"format": "sparse-bitmask"}, "format 'sparse-bitmask' are not read"),
+    ("nvfp4", {"format": "mxfp4-pack-quantized"}, "strategy 'tensor_group' are not read"),
+    ("nvfp4", {"symmetric": False}, "symmetric False are not read"),
+    ("mxfp4", {"group_size": 16}, "group_size 16 are not read"),
+    ("nf4", {"load_in_8bit": True}, "bitsandbytes weights of 8 bits are not read"),
     ("pack4", {"format": None}, "format None are not read"),
     ("pack4", {"ignore": ["model.layers.0.mlp.up_proj"]}, "layers.0.mlp.up_proj is packed, but ignore"),
     ("pack4", {"ignore": ["re:("]}, r"quantization_config has 're:\('"),
@@ -425,7 +481,19 @@ def test_compressed_tensors_makes_the_same_of_it():
     from compressed_tensors.compressors.base import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
-    for case in ("pack4", "pack4_zeros", "pack4_rows", "pack8", "pack3", "pack5", "int8", "float8", "float8_tensor"):
+    for case in (
+        "pack4",
+        "pack4_zeros",
+        "pack4_rows",
+        "pack8",
+        "pack3",
+        "pack5",
+        "int8",
+        "float8",
+        "float8_tensor",
+        "nvfp4",
+        "mxfp4",
+    ):
         config, write, slow = CASES[case]
         parts, group = write(np.random.default_rng(3), (64, 96)), config["config_groups"]["group_0"]
 
@@ -438,6 +506,9 @@ def test_compressed_tensors_makes_the_same_of_it():
         scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**group["weights"]))
         known = BaseCompressor.get_value_from_registry(config["format"])
         got = known.decompress({name: torched(x) for name, x in parts.items()}, scheme)["weight"]
+        if case in ("nvfp4", "mxfp4"):  # made in bfloat16 there
+            np.testing.assert_allclose(got.float().numpy(), slow(parts), rtol=2**-7, err_msg=case)
+            continue
         want = slow(parts).astype(parts["weight_scale"].dtype)
         np.testing.assert_array_equal(got.float().numpy(), want.astype(np.float32), err_msg=case)
 
@@ -445,6 +516,6 @@ def test_compressed_tensors_makes_the_same_of_it():
 def test_the_part_with_the_text_says_it_too():
     (config, *_), said = CASES["pack4"], {"quant_method": "gguf"}
     text = {"model_type": "gemma3_text", "vocab_size": 96}
-    assert table.unpacker({"text_config": {"quantization_config": config}}) is not None
+    assert table.found({"text_config": {"quantization_config": config}}) is not None
     with pytest.raises(ModelError, match="quant_method 'gguf'"):
         hf_config.from_hf({"model_type": "gemma3", "text_config": text | {"quantization_config": said}})

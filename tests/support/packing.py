@@ -185,3 +185,76 @@ def slow_gptq(parts, bits=4, group=32, form="gptq"):
         return np.float32(q - z) * np.float32(parts["scales"][g, n])
 
     return _all((out, wide), number)
+
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def write_float4(rng, shape, group=16):
+    """compressed-tensors' e2m1: NVFP4 in groups of 16, MXFP4 in groups of 32."""
+    out, wide = shape
+    grid = out, -(-wide // group)
+    parts = {"weight_packed": rng.integers(0, 256, (out, wide // 2)).astype(np.uint8)}
+    if group == 32:
+        return parts | {"weight_scale": rng.integers(110, 130, grid).astype(np.uint8)}
+    scales = rng.uniform(1, 400, grid).astype(E4M3)
+    return parts | {"weight_scale": scales, "weight_global_scale": np.array([3000.5], np.float32)}
+
+
+def slow_float4(parts, group=16):
+    """Its numbers."""
+    out, wide = parts["weight_packed"].shape[0], 2 * parts["weight_packed"].shape[1]
+
+    def number(i, k):
+        code = int(parts["weight_packed"][i, k // 2]) >> 4 * (k % 2) & 15
+        scale = parts["weight_scale"][i, k // group]
+        power = np.float32(2.0 ** (int(scale) - 127)) if group == 32 else None
+        real = np.float32(scale) / parts["weight_global_scale"][0] if power is None else power
+        return np.float32(E2M1[code & 7] * (-1 if code > 7 else 1)) * real
+
+    return _all((out, wide), number)
+
+
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+
+
+def write_nf4(rng, shape, block=64, nested=True):
+    """bitsandbytes' nf4, with coded scales."""
+    count = shape[0] * shape[1]
+    blocks = -(-count // block)
+    said = {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16", "shape": list(shape)}
+    parts = {
+        "weight": rng.integers(0, 256, (-(-count // 2), 1)).astype(np.uint8), "weight.quant_map": np.array(NF4, np.float32),
+    }  # fmt: skip
+    if nested:
+        said |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.0625}
+        parts |= {
+            "weight.absmax": rng.integers(0, 256, blocks).astype(np.uint8),
+            "weight.nested_absmax": rng.uniform(0.01, 0.05, -(-blocks // 256)).astype(np.float32),
+            "weight.nested_quant_map": np.sort(rng.uniform(-1, 1, 256)).astype(np.float32),
+        }
+    else:
+        parts["weight.absmax"] = rng.uniform(0.01, 0.1, blocks).astype(np.float32)
+    octets = np.frombuffer(json.dumps(said).encode(), np.uint8)
+    return parts | {"weight.quant_state.bitsandbytes__nf4": octets}
+
+
+def slow_nf4(parts):
+    """Its numbers."""
+    said = json.loads(parts["weight.quant_state.bitsandbytes__nf4"].tobytes())
+    (out, wide), block = said["shape"], said["blocksize"]
+
+    def number(i, k):
+        at = i * wide + k
+        code = int(parts["weight"][at // 2, 0]) >> 4 * (1 - at % 2) & 15
+        scale = parts["weight.absmax"][at // block]
+        if "nested_blocksize" in said:
+            own = parts["weight.nested_absmax"][at // block // said["nested_blocksize"]]
+            scale = parts["weight.nested_quant_map"][scale] * own + np.float32(said["nested_offset"])
+        return np.float32(parts["weight.quant_map"][code]) * scale
+
+    return _all((out, wide), number)

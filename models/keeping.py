@@ -1,0 +1,91 @@
+"""Parameters that are kept as their file packs them: words of the argument `weights` of `load`, and where parts are stored."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from specjax.models.byte_ranges import Room, Source, Stack
+from specjax.models.few_bits import is_quantised, plain
+from specjax.models.formats import inputs_axis
+from specjax.models.packed_matrix import Packed
+
+PACKED, PLAIN = "packed", "plain"
+"""As the file packs them, and each number by itself."""
+SLOW = (
+    "packed weights take less memory, but on a CPU each matrix is widened before it is multiplied: a step is several times "
+    "slower than with weights='plain'"
+)
+"""What is said on a CPU, whose compiler has no product with codes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LikeSource:
+    """The one number of `Packed.like`, which no file has.
+
+    Attributes:
+      shape: of the array, all ones but for experts.
+      dtype: None: as whoever reads it says.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any = None
+
+    def placed(self, dtype: Any, place: jax.sharding.Sharding | None) -> jax.Array:
+        """The array; see `specjax.models.byte_ranges.place_one`."""
+        room = Room(self.shape, dtype if self.dtype is None else self.dtype, place)
+        for buffer in room.buffers.values():
+            buffer[...] = 0
+        return room.array()
+
+
+def kept(sources: Any) -> Any:
+    """Where parameters are stored, packed ones by their parts.
+
+    Kernels of layers, the table of embeddings and the output head are kept packed; of a matrix for every expert, where all
+    experts are packed alike.
+
+    Args:
+      sources: what `specjax.models.weights.match` returned.
+    """
+    return jax.tree_util.tree_map_with_path(
+        lambda path, one: one if inputs_axis(path, True) is None else _kept(one), sources
+    )
+
+
+def _kept(source: Source | Stack) -> Any:
+    parts = source.parts if isinstance(source, Stack) else (source,)
+    own = [
+        jax.tree.map(lambda x, part=part: dataclasses.replace(x, transposed=part.transposed), part.tensor.packed)
+        for part in parts
+    ]
+    if any(one is None for one in own) or len({_layout(one) for one in own}) > 1:
+        return source
+    like = LikeSource((*source.shape[:-2], 1, 1), source.dtype)
+    if isinstance(source, Source):
+        return dataclasses.replace(own[0], like=like)
+    stacked = jax.tree.map(lambda *every: Stack(every, every[0].dtype), *own)
+    return dataclasses.replace(stacked, like=like)
+
+
+def _layout(packed: Packed) -> Any:
+    """What two packed matrices have alike whose parts go into the same arrays."""
+    leaves, tree = jax.tree.flatten(packed)
+    return tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+def any_packed(tree: Any) -> bool:
+    """Whether a pytree like the parameters has a packed matrix."""
+    return any(isinstance(x, Packed) for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Packed)))
+
+
+def shapes(sources: Any, dtype: Any) -> Any:
+    """The parameters as `ShapeDtypeStruct`s, from where they are stored."""
+    one = lambda source: jax.ShapeDtypeStruct(source.shape, dtype if source.dtype is None else source.dtype)
+    return jax.tree.map(one, sources)
+
+
+def unpacked(params: Any) -> Any:
+    """Parameters with packed matrices made plain."""
+    own = lambda x: plain(x) if isinstance(x, Packed) else x
+    return jax.tree.map(own, params, is_leaf=is_quantised)

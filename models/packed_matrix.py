@@ -1,0 +1,122 @@
+"""Matrices as a file packs them: the leaf that stands for one in a params pytree, with the file's own codes and scales.
+
+Shapes: `E` inputs, `F` outputs, `G` groups of inputs that share a scale, `S` larger groups whose scales are counted in steps.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.kernels.scaled_dot.codes import decoded
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """Scales, or minima, in two levels: whole numbers of steps, and a step's size for several groups.
+
+    Attributes:
+      size: `[..., S, F]`, a float type.
+      count: `[..., G, F]`, int8, uint8 or a float type of 8 bits.
+    """
+
+    size: Any
+    count: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.count.shape
+
+    @property
+    def T(self) -> "Steps":  # noqa: N802
+        return Steps(self.size.swapaxes(-1, -2), self.count.swapaxes(-1, -2))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """`(code - zero) * scale + minimum`, in the types of the file that it was read from.
+
+    Its parts have the axes of the matrix, and the type that it is used in comes first, as in `specjax.models.dfloat11.Coded`.
+
+    Attributes:
+      like: `[..., 1, 1]`, one number of the type that the matrix is used in.
+      values: the codes, `[..., E, F]` of a kernel, `[V, E]` of a table of embeddings; of 4 or 8 bits.
+      scale: `[..., G, F]`, or `[V, G]`: floats or `Steps`. Each is that of as many neighbours as there are more codes.
+      zero: integers like the codes, shaped as the scales; None: no code is shifted.
+      minimum: what is added, floats or `Steps` shaped as the scales; None: nothing is.
+      table: the number that each of 16 codes stands for, before it is scaled; empty: the code itself.
+    """
+
+    like: Any
+    values: Any
+    scale: Any
+    zero: Any = None
+    minimum: Any = None
+    table: tuple[float, ...] = dataclasses.field(default=(), metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.values.ndim
+
+    @property
+    def dtype(self) -> Any:
+        """The type that it is used in."""
+        return self.like.dtype
+
+    @property
+    def size(self) -> int:
+        return self.values.size
+
+    @property
+    def T(self) -> "Packed":  # noqa: N802
+        turn = lambda x: x.swapaxes(-1, -2)
+        return jax.tree.map(turn, self)
+
+    def astype(self, dtype: Any) -> "Packed":
+        """To be used in another type."""
+        return dataclasses.replace(self, like=self.like.astype(dtype))
+
+    def take(self, ids: Array) -> "Packed":
+        """The table of the rows `ids` `[...]`, `[..., E]`. No id may be outside."""
+        rows = jax.tree.map(lambda x: x.at[ids].get(mode="promise_in_bounds"), dataclasses.replace(self, like=None))
+        return dataclasses.replace(rows, like=self.like)
+
+    def factors(self) -> tuple[Array, Array | None]:
+        """Scales and what is added, in float32 and shaped as the scales; None where nothing is."""
+        scale, added = levels(self.scale), None if self.minimum is None else levels(self.minimum)
+        if self.zero is not None:
+            shift = -self.zero.astype(jnp.float32) * scale
+            added = shift if added is None else added + shift
+        return scale, added
+
+    def numbers(self) -> Array:
+        """The matrix in float32."""
+        codes = decoded(self.values, self.table, jnp.float32)
+        spread = lambda x: repeated(x, codes.shape)
+        if self.zero is not None:
+            codes = codes - spread(self.zero.astype(jnp.float32))
+        numbers = codes * spread(levels(self.scale))
+        return numbers if self.minimum is None else numbers + spread(levels(self.minimum))
+
+
+def levels(x: Any) -> Array:
+    """Scales or minima in float32."""
+    if not isinstance(x, Steps):
+        return x.astype(jnp.float32)
+    return repeated(x.size.astype(jnp.float32), x.count.shape) * x.count.astype(jnp.float32)
+
+
+def repeated(x: Array, shape: tuple[int, ...]) -> Array:
+    """Every number as often as a shape has more entries along its axis."""
+    for axis, (whole, groups) in enumerate(zip(shape, x.shape, strict=True)):
+        x = jnp.repeat(x, whole // groups, axis=axis) if whole != groups else x
+    return x

@@ -33,7 +33,7 @@ class PlanOptions:
     decode: tuple[str, ...] = option((), "as of generate; several make a table", metavar="LINE")
     drafter: tuple[str, ...] = option((), "likewise", metavar="LINE")
     dtype: str | None = option(None, "of weights and cache (default: bfloat16, or float16 on a t4)")
-    weights: str | None = option(None, "of the model's matrices, as of generate: int8, int4, fp8 or dfloat11")
+    weights: str | None = option(None, "of the model's matrices, as of generate: int8, int4, fp8, dfloat11 or packed")
     cache_dtype: str | None = option(None, "of the cache alone, as of generate: int8, float8_e4m3fn, ...")
     rates: str | None = option(
         None, "measured rates of the chip, as `python -m experiments.chip` writes them", metavar="FILE"

@@ -73,7 +73,7 @@ class ModelOptions:
     weights: str | None = option(
         None,
         "keeps the model's matrices in few bits: int8, int4 (int4:group=32), fp8, or bfloat16 without loss, dfloat11; "
-        ",vocab=true: embeddings and head too",
+        ",vocab=true: embeddings and head too; packed: as the file has them; plain (default: packed, on a CPU plain)",
         metavar="FORMAT",
     )
     cache_dtype: Any = option(

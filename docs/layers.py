@@ -152,10 +152,21 @@ def parts_graph(arrows: Mapping[tuple[str, str], int], layers: Mapping[str, int]
     return graph
 
 
+_METHOD = re.compile(PACKAGE + r"\.(?:draft|diffusion\.unmask)\.\w+(?=\.|$)")
+"""The folder, or file, of a method that may be trained."""
+
+
 def circles(arrows: Iterable[tuple[str, str]]) -> list[list[str]]:
-    """Modules that import each other, at whatever distance and for whatever reason: a list a circle."""
+    """Modules that import each other, at whatever distance and for whatever reason: a list for each circle.
+
+    A trained method's folder counts as one: its door asks for its training and its file formats when they are needed, and they
+    are about its class.
+    """
     graph: dict[str, set[str]] = {}
     for source, target in arrows:
+        room = _METHOD.match(source)
+        if room and f"{target}.".startswith(f"{room[0]}."):
+            continue
         graph.setdefault(source, set()).update({target} - {source})
     reach = {name: _reached(name, graph) for name in graph}
     found = {tuple(sorted(other for other in reach[name] if name in reach.get(other, ()))) for name in graph}

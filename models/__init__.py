@@ -6,6 +6,8 @@ Everything is imported on first use: `import specjax.models` alone loads neither
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from specjax.models.default import DEFAULT_MODEL
+
 if TYPE_CHECKING:
     from specjax.models.attention import AttentionConfig
     from specjax.models.diffusion_gemma import DiffusionGemmaLM
@@ -26,9 +28,6 @@ if TYPE_CHECKING:
     from specjax.models.saving import save
     from specjax.models.tabular import TabularLM
     from specjax.models.widening import widen
-
-DEFAULT_MODEL = "tiny"
-"""The shipped target that is meant where none is named; what is shipped beside a target has its name in front."""
 
 _HOME = {
     "Canvas": "masked",

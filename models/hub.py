@@ -12,7 +12,6 @@ from typing import Any
 import jax
 
 from specjax.models import (
-    DEFAULT_MODEL,
     adapters,
     byte_ranges,
     formats,
@@ -26,6 +25,7 @@ from specjax.models import (
     weights,
 )
 from specjax.models import masked as masked_config
+from specjax.models.default import DEFAULT_MODEL
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.errors import ModelError
 from specjax.models.fields import is_size, shown
@@ -119,7 +119,7 @@ def load(
         return remade(Model(*model) if isinstance(model, tuple) else model, dtype, weights, cache_dtype, reduce_dtype)
     mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
     resolve_dtype(None if dtype == LAYER_CAST else dtype)  # before anything is looked for
-    word, form = _word(weights)
+    form = _word(weights)[1]
     asked = DEFAULT_MODEL if model is None else model
     asked = asked if revision is None else f"{asked}@{revision}"
     name, folder = finding.located(asked) or find(asked, shipped(), "model")
@@ -138,6 +138,26 @@ def load(
     made = Model(wide, None, words(), eos_ids, name, folder, dtype, diffusion, adapter=of, generation=said)
     made = cached(dataclasses.replace(made, weights=None if form is None else str(form)), cache_dtype)
     made = reduced(made, reduce_dtype)
+    return _filled(made, lm, raw, weights, added, mesh, layers)
+
+
+def _filled(
+    made: Model, lm: Any, raw: dict[str, Any], weights: Any, added: Any, mesh: jax.sharding.Mesh | None, layers: bool
+) -> Model:
+    """A model with its parameters.
+
+    Args:
+      made: the model, whose functions may have copies of kv-heads for the mesh.
+      lm: its functions without those copies.
+      raw: the config of its folder.
+      weights: see `load`.
+      added: an adapter, or None.
+      mesh: see `load`.
+      layers: see `load`.
+    """
+    folder, dtype, name = made.path, made.dtype, made.name
+    assert folder is not None, "it is read from somewhere"
+    (word, _), form = _word(weights), formats.read_format(made.weights)
     shapes, later = lm.abstract(dtype), added is not None or orbax_folder.is_one(folder)
     sources = None if orbax_folder.is_one(folder) else _sources(lm, raw, folder, name, dtype, share_of(mesh))
     if word == keeping.PACKED and later:
@@ -148,7 +168,7 @@ def load(
         shapes, packs = keeping.shapes(sources, dtype), keeping.any_packed(sources)
         made = dataclasses.replace(made, weights=keeping.PACKED if packs else None)
     final = shapes if form is None else form.shapes(shapes)
-    places = None if mesh is None else stored_places(wide, mesh, shapes if later else final)
+    places = None if mesh is None else stored_places(made.lm, mesh, shapes if later else final)
     if sources is None:
         params = orbax_folder.restore(folder, shapes, places)
     else:
@@ -158,10 +178,10 @@ def load(
         params = adapters.merged(params, added, *_naming(lm, raw))
     if form is not None and later:
         params = form.params(params)
-        params = params if mesh is None else jax.device_put(params, stored_places(wide, mesh, final))
+        params = params if mesh is None else jax.device_put(params, stored_places(made.lm, mesh, final))
     if not layers:
         return dataclasses.replace(made, params=outer(params))
-    return dataclasses.replace(made, params=by_rows(params if mesh is None else with_copies(wide, params, mesh)))
+    return dataclasses.replace(made, params=by_rows(params if mesh is None else with_copies(made.lm, params, mesh)))
 
 
 def _word(weights: Any) -> tuple[str | None, formats.Format | None]:

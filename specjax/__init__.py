@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from specjax import decode, diffusion, evaluate, models, search, soft, tasks, train, viz
     from specjax.models import load
     from specjax.models.text import Chat
+    from specjax.serve.continuations import score
     from specjax.serve.engine import Engine
     from specjax.serve.generate import generate
     from specjax.serve.sampling import Sampling
-    from specjax.serve.score import score
 
     __version__: str
 
@@ -78,7 +78,7 @@ if not TYPE_CHECKING:  # what checkers of types must not see, or any name would 
         "generate": "specjax.serve.generate:generate",
         "load": "specjax.models:load",
         "models": "specjax.models",
-        "score": "specjax.serve.score:score",
+        "score": "specjax.serve.continuations:score",
         "search": "specjax.search",
         "soft": "specjax.soft",
         "tasks": "specjax.tasks",

@@ -78,7 +78,8 @@ beams = search.BeamSearch(model.lm, search.Beam(3))
 
 def steps(params: Any, ids: Any, keys: Any, thinking: SoftState) -> None:
     sampling_arrays = sampling.SamplingArrays.make(1, temperature=0.7)
-    state = spec.init(params, ids, ids, keys, limit=ids, sampling=sampling_arrays, capacity=64)
+    prompts = specjax.Prompts(ids, ids, keys, ids, sampling_arrays)
+    state = spec.init(params, prompts, capacity=64)
     assert_type(state, DecodeState)
     assert_type(spec.step(params, state), tuple[DecodeState, StepInfo])
     assert_type(decoder.step(spec, params, state)[0], DecodeState)

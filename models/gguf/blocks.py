@@ -81,7 +81,7 @@ def _planes(bits: np.ndarray) -> np.ndarray:
 
 def _half(start: int, sign: int = 1) -> Callable[[Blocks], np.ndarray]:
     """A float16 that begins at a byte."""
-    return lambda b: sign * np.ascontiguousarray(b[:, start : start + 2]).view(_HALF)
+    return lambda b: np.ascontiguousarray(b[:, start : start + 2]).view(np.float16) * np.float16(sign)
 
 
 def _six_bits(minima: bool, start: int) -> Callable[[Blocks], np.ndarray]:

@@ -1,64 +1,16 @@
 """The metadata of a GGUF file as the `config.json` of its family. What no file says is what llama.cpp sets by architecture."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 from specjax.models.errors import ModelError
-from specjax.models.fields import FULL, SLIDING, is_size, shown
+from specjax.models.fields import FULL, SLIDING, shown
 from specjax.models.gguf import ropes
 from specjax.models.gguf.header import Header
+from specjax.models.gguf.keys import Fields
 
 ROOM = 8192
 """Positions of a file that does not say how many its model was made for."""
-
-
-class Fields:
-    """The keys of one architecture.
-
-    Args:
-      header: of the file.
-    """
-
-    def __init__(self, header: Header):
-        self.header, self._prefix = header, f"{header.architecture}."
-
-    def get(self, key: str, usual: Any = None) -> Any:
-        """A value; `usual` where the file does not say."""
-        return self.header.metadata.get(self._prefix + key, usual)
-
-    def size(self, key: str, usual: int | None = None) -> int:
-        """A positive number; of an array for every layer that of all.
-
-        Raises:
-          ModelError: where it is none, is missing and has no usual value, or layers differ.
-        """
-        found = self.get(key, usual)
-        if isinstance(found, list) and len(set(found)) == 1:
-            found = found[0]
-        if not is_size(found):
-            what = (
-                "is different in each layer"
-                if isinstance(found, list)
-                else f"must be a positive number, not {shown(found)}"
-            )
-            raise ModelError(f"{self.header.file}: {self._prefix}{key} {what}")
-        return found
-
-    def number(self, key: str, usual: float | None = None) -> float:
-        """A number.
-
-        Raises:
-          ModelError: where it is none, or is missing and has no usual value.
-        """
-        found = self.get(key, usual)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-            raise ModelError(f"{self.header.file}: {self._prefix}{key} must be a number, not {shown(found)}")
-        return float(found)
-
-    def has(self, tensor: str) -> bool:
-        """Whether the file has a tensor of that name."""
-        return tensor in self.header.tensors
 
 
 def config(header: Header) -> dict[str, Any]:

@@ -1,15 +1,13 @@
 """The rope of a GGUF file as a `config.json` has it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from specjax.models.errors import ModelError
 from specjax.models.fields import shown
 from specjax.models.gguf.header import Header
-
-if TYPE_CHECKING:
-    from specjax.models.gguf.config import Fields
+from specjax.models.gguf.keys import Fields
 
 KEYS = (
     "rope.freq_base", "rope.dimension_count", "rope.scale_linear", "rope.scaling.type",
@@ -22,7 +20,7 @@ _LLAMA3 = 1.0, 4.0, 8192
 """`low_freq_factor`, `high_freq_factor` and `original_max_position_embeddings` of Llama 3.1 and later ones."""
 
 
-def read(fields: "Fields", shared: dict[str, Any]) -> dict[str, Any]:
+def read(fields: Fields, shared: dict[str, Any]) -> dict[str, Any]:
     """Base, scaling and the share of a head that is rotated.
 
     Raises:
@@ -35,7 +33,7 @@ def read(fields: "Fields", shared: dict[str, Any]) -> dict[str, Any]:
     return {"rope_theta": theta, "rope_scaling": _scaling(fields, rotated, theta)} | own
 
 
-def _scaling(fields: "Fields", rotated: int, theta: float) -> dict[str, Any]:
+def _scaling(fields: Fields, rotated: int, theta: float) -> dict[str, Any]:
     header, none = fields.header, {"rope_type": "default"}
     if fields.has("rope_factors_long.weight") and fields.has("rope_factors_short.weight"):
         return {

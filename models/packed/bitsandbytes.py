@@ -9,6 +9,7 @@ scale of `weight.nested_absmax`, and `nested_offset` is added. Sizes stand as JS
 import dataclasses
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -17,7 +18,7 @@ import numpy as np
 from specjax.models.errors import ModelError
 from specjax.models.fields import is_size, shown
 from specjax.models.packed import base
-from specjax.models.packed.base import Format, Parts, Span, Unpack
+from specjax.models.packed.base import Format, Parts, Reader, Span, Unpack
 from specjax.models.packed_matrix import Packed
 from specjax.models.tensors import Tensor
 
@@ -88,8 +89,8 @@ class _Weight:
         count = shape[0] * shape[1]
         blocks = -(-count // block)
         nested = "weight.nested_absmax" in parts
-        inner = said.get("nested_blocksize")
-        if nested and not is_size(inner):
+        inner = said.get("nested_blocksize") if nested else 1
+        if not isinstance(inner, int) or not is_size(inner):
             raise ModelError(f"{parts[state].name} says nested_blocksize {shown(inner)}, which is no size")
         wanted: base.Wanted = {
             "weight.quant_map": (("F32",), (16,)), "weight.absmax": (("U8",) if nested else ("F32",), (blocks,)),
@@ -116,22 +117,23 @@ class _Weight:
         packed = None
         if wide % self.block == 0:
             groups = wide // self.block
-            scales = lambda rows, columns: self._rows(self._scales, rows, columns, groups)
+            scales = self._rows(self._scales, groups)
             packed = Packed(
                 None,
-                base.component(file, self.shape, ml_dtypes.uint4, lambda *box: self._rows(self._codes, *box, wide)),
+                base.component(file, self.shape, ml_dtypes.uint4, self._rows(self._codes, wide)),
                 base.component(file, (out, groups), np.float32, scales),
                 table=tuple(self.table.tolist()),
             )
-        return base.weight(
-            self.module, file, self.shape, lambda *box: self._rows(self._numbers, *box, wide), packed=packed
-        )
+        return base.weight(self.module, file, self.shape, self._rows(self._numbers, wide), packed=packed)
 
     @staticmethod
-    def _rows(read: Any, rows: Span, columns: Span, wide: int) -> np.ndarray:
-        """Some columns of what lies in a row, so many to each row of the weight."""
-        own = read((rows[0] * wide, rows[1] * wide))
-        return own.reshape(-1, wide)[:, columns[0] : columns[1]]
+    def _rows(read: Callable[[Span], np.ndarray], wide: int) -> Reader:
+        """What reads boxes of a matrix whose numbers `read` makes as they lie in a row, so many to each row of the weight."""
+
+        def box(rows: Span, columns: Span) -> np.ndarray:
+            return read((rows[0] * wide, rows[1] * wide)).reshape(-1, wide)[:, columns[0] : columns[1]]
+
+        return box
 
     def _codes(self, span: Span) -> np.ndarray:
         octets = base.part(self.codes, (span[0] // 2, -(-span[1] // 2)))

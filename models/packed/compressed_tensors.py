@@ -107,7 +107,7 @@ def _scheme(group: dict[str, Any], usual: Any) -> Scheme:
     base.check_off(said, _METHOD, *sorted(set(said) - _FIELDS))
     base.check_off(said, _METHOD, "dynamic")
     if kind in float4.GROUPS:
-        return _float4(group, said, kind)
+        return _float4(group, said, str(kind))
     base.check_is(
         said, _METHOD, type=("int", "float"), strategy=("channel", "tensor", "group", "block"), symmetric=(True, False),
         actorder=(None, False, "weight", "static", *_ORDERED), num_bits=tuple(range(8, 0, -1)),
@@ -126,7 +126,7 @@ def _scheme(group: dict[str, Any], usual: Any) -> Scheme:
             f"config.json: {_METHOD} weights with strategy {shown(strategy)} and actorder {ordered} are not read"
         )
     targets, block = tuple(base.strings(group, "targets")), _block(said, strategy)
-    return Scheme(targets, kind, packed, width, integer, strategy, block, symmetric, ordered)
+    return Scheme(targets, str(kind), packed, width, integer, strategy, block, symmetric, ordered)
 
 
 def _float4(group: dict[str, Any], said: dict[str, Any], kind: str) -> Scheme:

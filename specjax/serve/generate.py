@@ -89,14 +89,7 @@ def generate(
     options |= {"max_new_tokens": max_new_tokens, "stop": stop}
     how = {"num_return_sequences": num_return_sequences, "select": select, "chat": chat}
     call = Call.of(prompts, sampling=sampling, options=options, **how)
-    engine = Engine(
-        model,
-        decode,
-        drafter=drafter,
-        dtype=dtype,
-        mesh=mesh,
-        logprobs=call.keeps(bool(logprobs)),
-        rows=min(batch_size, len(call.prompts) * num_return_sequences),
-    )
+    rows, keeps = min(batch_size, len(call.prompts) * num_return_sequences), call.keeps(bool(logprobs))
+    engine = Engine(model, decode, drafter=drafter, dtype=dtype, mesh=mesh, logprobs=keeps, rows=rows)
     call = dataclasses.replace(call, logprobs=bool(logprobs))
     return call.records(engine, batch_size=batch_size, prompt_logprobs=logprobs == "prompt", progress=progress)

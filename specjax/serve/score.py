@@ -3,16 +3,27 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from specjax.models.text import check_unicode, encode_text
 from specjax.models.token_ids import is_array, is_encoding, one, several
-from specjax.names import named
 from specjax.pretty import short
-from specjax.serve.engine import Engine
-from specjax.serve.text_reader import Found, Text
+from specjax.serve.text_reader import Found, Reader, Text
+
+
+class Reads(Protocol):
+    """What scoring needs of a `specjax.Engine`."""
+
+    model: Any
+
+    @property
+    def max_length(self) -> int: ...
+
+    def reader(self) -> Reader: ...
+
+    def encode(self, prompt: Any, what: str = "prompt") -> tuple[int, ...]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +99,7 @@ class Scorer:
       ValueError: for a diffusion model.
     """
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Reads):
         self.engine, self.reader = engine, engine.reader()
 
     def pair(self, prompt: Any, continuation: Any, *, id: str | int | None = None, line: int | None = None) -> Pair:
@@ -132,7 +143,7 @@ def _score(pair: Pair, found: Found) -> Score:
     )
 
 
-def encode_pair(engine: Engine, prompt: Any, continuation: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def encode_pair(engine: Reads, prompt: Any, continuation: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Token ids of a prompt and of what follows it.
 
     White space at the end of a prompt that is text is read as the continuation's beginning, as lm-evaluation-harness does
@@ -177,7 +188,7 @@ def encode_pair(engine: Engine, prompt: Any, continuation: Any) -> tuple[tuple[i
     return before, engine.encode(after, "continuation")
 
 
-def _bos(engine: Engine) -> int:
+def _bos(engine: Reads) -> int:
     bos = getattr(engine.model.tokenizer, "bos_token_id", None)
     if bos is None:
         raise ValueError(
@@ -187,49 +198,13 @@ def _bos(engine: Engine) -> int:
     return bos
 
 
-@named
-def score(
-    model: Any = None,
-    prompts: Any = None,
-    continuations: Any = None,
-    *,
-    batch_size: int = 8,
-    dtype: Any = None,
-    mesh: Any = None,
-) -> list[Score]:
-    """What a model gives continuations of prompts: a score for each, in order.
-
-    Texts of like lengths share a compiled program; scores depend on batch and mesh by rounding alone. How texts become tokens
-    at the border between the two: `encode_pair`.
-
-    Args:
-      model: an autoregressive model, as for `specjax.generate`.
-      prompts: texts, lists of token ids or chats, as many as continuations; or one, which all continuations follow.
-      continuations: texts or lists of token ids; or one of them, for one prompt.
-      batch_size: rows read together.
-      dtype: of the parameters; None is float32 on a CPU and bfloat16 elsewhere.
-      mesh: a mesh, or a line such as `"data=2,model=4"`.
-
-    Raises:
-      ValueError: one line that says what cannot be used, before anything is read; of a pair it says which (from 1).
-
-    >>> import specjax
-    >>> near, far = specjax.score(None, "def add(a, b):\\n    return a +", [" b", " zebra"])
-    >>> near.logprob > far.logprob
-    True
-    """
-    check_batch(batch_size)
-    pair_up(prompts, continuations)  # what is wrong with them is said before the model is loaded
-    return score_with(Engine(model, dtype=dtype, mesh=mesh), prompts, continuations, batch_size)
-
-
 def check_batch(batch_size: int) -> None:
     """Raises ValueError on a batch of no rows."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
 
 
-def score_with(engine: Engine, prompts: Any, continuations: Any, batch_size: int) -> list[Score]:
+def score_with(engine: Reads, prompts: Any, continuations: Any, batch_size: int) -> list[Score]:
     """`score` with the model of an engine."""
     check_batch(batch_size)
     asked = pair_up(prompts, continuations)

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax.numpy as jnp
 import pytest
 from support.conformance import texts as new_tokens
 from support.two_models import EOS, LARGE, LETTERS, PROMPTS, SMALL
@@ -12,7 +11,6 @@ from specjax import Chat, Sampling
 from specjax import decoder as decoding
 from specjax.decode import AStar, EntropyAdaptive, SelfAgreement, SpecReason, SpeculativeThinking
 from specjax.models import save
-from specjax.sampling import SamplingArrays, row_keys
 from specjax.search import EntropyAdaptiveDecoder
 from specjax.serve.engine import Engine
 
@@ -78,10 +76,7 @@ def test_two_models_that_take_turns(small):
     way = EntropyAdaptive(SMALL, 2.2, window=3, least=2, block=4)
     decoder = EntropyAdaptiveDecoder(LARGE.lm, SMALL.lm, dataclasses.replace(way, small=None))
     weights, (prompt,) = {"target": LARGE.params, "small": SMALL.params}, PROMPTS[:1]
-    state = decoder.init(
-        weights, jnp.asarray([prompt]), jnp.asarray([len(prompt)]), row_keys([3], [prompt]), capacity=128,
-        limit=jnp.asarray([len(prompt) + NEW]), sampling=SamplingArrays.make(1, **WARM), eos=jnp.asarray([EOS]),
-    )  # fmt: skip
+    state = decoder.init(weights, specjax.Prompts.of([prompt], NEW, seed=3, eos=[EOS], **WARM), capacity=128)
     (wanted,) = new_tokens(decoding.run(decoder, weights, state))
     line = f"entropy_adaptive:small={small},threshold=2.2,window=3,least=2,block=4"
     assert said(LARGE, decode=way)[0] == said(LARGE, decode=line)[0] == wanted

@@ -13,7 +13,7 @@ from specjax.state import Finish
 
 CHECKS = {
     "README-1": lambda names, out: "24 - 17 = 7. Then 7 + 9 = 16. The answer is 16." in out,
-    "README-5": lambda names, out: (  # each is an answer, and ends there
+    "README-6": lambda names, out: (  # each is an answer, and ends there
         (np.asarray(names["state"].finish) == Finish.EOS).all()
         and [text.count("<|end|>") for text in names["texts"]] == [2, 2]  # the question's, and the answer's
         and all(text.endswith("<|end|>") for text in names["texts"])

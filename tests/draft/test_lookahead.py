@@ -18,7 +18,6 @@ from specjax.lm import Block, Output, Wants
 from specjax.models.tabular import TabularLM, random
 from specjax.reference import lookahead as oracle
 from specjax.reference import trees
-from specjax.sampling import SamplingArrays, row_keys
 
 V, K, G, N = 7, 5, 3, 3
 inserted = jax.jit(insert)
@@ -224,9 +223,8 @@ def test_it_saves_steps_on_text_that_repeats(text):
     counts = []
     for each in (drafter, None):
         decoder = specjax.speculative(lm, each)
-        start = functools.partial(decoder.init, capacity=60, sampling=SamplingArrays.make(2), limit=jnp.full(2, 50))
-        prompts = jnp.asarray([[1, 2], [3, 4]])
-        state = jax.jit(start)(weights, prompts, jnp.asarray([2, 1]), row_keys(0, "ab"))
+        prompts = specjax.Prompts.of([[1, 2], [3]], [48, 49])
+        state = jax.jit(functools.partial(decoder.init, capacity=60))(weights, prompts)
         state = specjax.run(decoder, weights, state)
         counts.append((np.asarray(state.tokens)[:, :50].tolist(), int(state.stats.steps.sum())))
     assert counts[0][0] == counts[1][0]

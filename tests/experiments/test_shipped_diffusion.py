@@ -84,11 +84,10 @@ def test_it_drafts_for_the_target():
             list(
                 engine.run(
                     [
-                        engine.request(p, max_new_tokens=48, temperature=temperature)
+                        engine.request(p, max_new_tokens=48, temperature=temperature, ignore_eos=True)
                         for p in questions(4, list(tasks.FAMILIES))
                     ],
                     batch_size=4,
-                    ignore_eos=True,
                 )
             )
             for engine in (plain, drafted)

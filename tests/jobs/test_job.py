@@ -218,7 +218,7 @@ def test_what_a_stepwise_method_writes_is_shown_at_its_end(capsys):
     assert json.loads(capsys.readouterr().out)["text"] == shown
     assert cli.main([*words, "--json", "--prompt-logprobs"]) == 2
     out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1) and "AStar has its text at the end: ask for the records alone" in err
+    assert (out, err.count("\n")) == ("", 1) and "AStar keeps no log-probabilities: leave prompt_logprobs out" in err
 
 
 def test_one_process_writes_an_output(job):

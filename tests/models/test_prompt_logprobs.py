@@ -57,7 +57,7 @@ def test_a_job_writes_them(references, tmp_path, capsys):
     assert "prompt_logprobs" not in bad
     capsys.readouterr()
     assert cli.main(words) == 2  # another job
-    assert "differs in sampling prompt_logprobs (true there, not given here)" in capsys.readouterr().err
+    assert "differs in sampling prompt_logprobs (true there, false here)" in capsys.readouterr().err
 
 
 def test_diffusion_models_are_refused_before_any_work(tmp_path, capsys):

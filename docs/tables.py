@@ -4,6 +4,7 @@ of the warpers into `specjax/sampling_fields.py`, and the flags of the commands 
 Those of methods have a row each, in the registry's order; the measured figures are those that the folders of experiments hold.
 """
 
+import functools
 import json
 import re
 import textwrap
@@ -15,9 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from specjax import cli
-from specjax.about import abouts
+from specjax.about import About, abouts
 from specjax.assembly import registry
 from specjax.assembly.registry import Entry
+from specjax.diffusion import Assd
 from specjax.models import LlamaLM, ModelConfig, abstract, hf_config
 from specjax.models.families.table import FAMILIES
 from specjax.models.families.unsupported import UNSUPPORTED
@@ -330,6 +332,47 @@ def _ends(config: ModelConfig) -> str:
     return "; ".join(what for what, has in said.items() if has)
 
 
+_DRAFTERS = {name: entry for name, entry in registry.DRAFTERS.items() if name != "none"}
+_LOADED = {"model": "drafts", "diffusion_model": "drafts", "head": "heads", "own_head": "heads"}
+_HOMES: tuple[tuple[Mapping[str, Entry | About], str, str], ...] = (
+    (_DRAFTERS, "drafters", ""),
+    (registry.EXPANDERS, "drafters", "trees"),
+    (registry.RULES, "drafters", "lengths"),
+    (registry.VERIFIERS, "verifiers", "verification"),
+    (registry.SEARCHES, "searches", "searches"),
+    (registry.STEPWISE, "searches", "searches"),
+    (registry.SELECTIONS, "searches", "choosing"),
+    (registry.MIXERS, "samplers", "mixtures"),
+    (registry.OLDS, "models", "older"),
+    (registry.UNMASKS, "diffusion", "masked"),
+    (registry.SAMPLERS, "diffusion", "renoising"),
+    (registry.CACHES, "diffusion", "caching"),
+    ({about.name: about for about in abouts(Assd)}, "diffusion", "any_subset"),
+)
+"""Methods, the page that describes them, and their class in the survey; of drafters it follows from what is loaded for them."""
+_APART = {
+    "self_speculation": ("kangaroo", "swift", "del", "small_cache"),
+    "jacobi": ("lookahead",),
+    "blocks": ("sequential",),
+    "early_commit": ("prophet", "end_of_text"),
+    "verified": ("free_dave", "guided"),
+    "edits": ("remdm", "wino", "rediff", "joint_threshold", "rcr"),
+}
+"""Classes of drafters and policies of which their home says another one."""
+_CLASSES = {name: kind for kind, names in _APART.items() for name in names}
+SURVEY = (*_LOADED.values(), "retrieval", *(kind for _, _, kind in _HOMES if kind), *_APART)
+"""The classes of the survey, some of them several times."""
+
+
+def survey(kind: str) -> Iterator[tuple[str, ...]]:
+    """The methods of a class, wherever they live."""
+    yield "method", "what it does", "source"
+    for entries, page, usual in _HOMES:
+        for name, entry in entries.items():
+            if kind == _CLASSES.get(name, usual or _LOADED.get(entry.loads, "retrieval")):
+                yield f"[`{name}`]({page}.md)", entry.summary, entry.source
+
+
 def _names(method: Any) -> list[str]:
     return [about.name for about in abouts(type(method))]
 
@@ -362,6 +405,7 @@ TABLES = {
     "exact": exact,
     "exact_speed": exact_speed,
     "rings": rings,
+    **{f"survey_{kind}": functools.partial(survey, kind) for kind in SURVEY},
 }
 
 

@@ -6,8 +6,10 @@ Those of methods have a row each, in the registry's order; the measured figures 
 
 import functools
 import json
+import math
 import re
 import textwrap
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import cli
+from specjax import cli, models
 from specjax.about import About, abouts
 from specjax.assembly import registry
 from specjax.assembly.registry import Entry
 from specjax.diffusion import Assd
-from specjax.models import LlamaLM, ModelConfig, abstract, hf_config
+from specjax.models import LlamaLM, ModelConfig, abstract, hf_config, tensors
 from specjax.models.families.table import FAMILIES
 from specjax.models.families.unsupported import UNSUPPORTED
 from specjax.models.packed.table import FIELDS, FORMATS
@@ -373,6 +375,50 @@ def survey(kind: str) -> Iterator[tuple[str, ...]]:
                 yield f"[`{name}`]({page}.md)", entry.summary, entry.source
 
 
+def shipped() -> Iterator[tuple[str, ...]]:
+    """The models that come with the package, as their files say."""
+    yield "model", "architecture", "parameters", "layers", "width", "vocabulary", "on disk"
+    for name, folder in models.shipped().items():
+        config = json.loads((folder / "config.json").read_text())
+        sizes = (str(config[field]) for field in ("num_hidden_layers", "hidden_size"))
+        vocabulary = f"{config['vocab_size']:,}"
+        yield f"`{name}`", f"`{config['architectures'][0]}`", _numbers(folder), *sizes, vocabulary, _disk(folder)
+
+
+def shipped_right() -> Iterator[tuple[str, ...]]:
+    """Right answers of the shipped models by family."""
+    yield "family", "`tiny`", "`tiny-diffusion`"
+    target, masked = (report(f"{name}/eval.json") for name in ("pretrain", "diffusion"))
+    shown = lambda row: f"{row['accuracy']:.1%} ({100 * row['low']:.1f} to {100 * row['high']:.1f})" if row else ""
+    for name, row in target["families"].items():
+        yield f"`{name}`", shown(row), shown(masked["families"].get(name))
+    yield "all", shown(target), shown(masked)
+
+
+def shipped_heads() -> Iterator[tuple[str, ...]]:
+    """What is shipped beside the target: sizes, training, and tokens a step, greedy and at temperature 1."""
+    recipe = tomllib.loads((FOLDER.parent / "experiments/drafters/config.toml").read_text())["heads"]
+    figures = [measured(f"drafters/{name}.json", "decoder", "tokens_per_step") for name in ("greedy", "sampled")]
+    yield "head", "numbers", "on disk", "updates", "tokens a step, greedy", "at temperature 1"
+    for folder in sorted(
+        file.parent for file in (Path(models.__file__).parent / "pretrained/heads").glob("*/config.json")
+    ):
+        name = json.loads((folder / "config.json").read_text())["drafter"]
+        steps = str(recipe[name]["steps"]) if name in recipe else ""
+        found = (f"{column[name]:.2f}" if name in column else "" for column in figures)
+        yield f"`{folder.name}`", _numbers(folder), _disk(folder), steps, *found
+
+
+def _numbers(folder: Path) -> str:
+    """How many numbers a folder's tensors hold."""
+    return f"{sum(math.prod(tensor.shape) for tensor in tensors.read_folder(folder).values()):,}"
+
+
+def _disk(folder: Path) -> str:
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    return f"{size / 1e6:.2f} MB" if size > 1e5 else f"{size / 1e3:.1f} kB"
+
+
 def _names(method: Any) -> list[str]:
     return [about.name for about in abouts(type(method))]
 
@@ -405,6 +451,9 @@ TABLES = {
     "exact": exact,
     "exact_speed": exact_speed,
     "rings": rings,
+    "shipped": shipped,
+    "shipped_right": shipped_right,
+    "shipped_heads": shipped_heads,
     **{f"survey_{kind}": functools.partial(survey, kind) for kind in SURVEY},
 }
 

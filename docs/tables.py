@@ -4,9 +4,12 @@ of the warpers into `specjax/sampling_fields.py`, and the flags of the commands 
 Those of methods have a row each, in the registry's order; the measured figures are those that the folders of experiments hold.
 """
 
+import functools
 import json
+import math
 import re
 import textwrap
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import cli
-from specjax.about import abouts
+from specjax import cli, models
+from specjax.about import About, abouts
 from specjax.assembly import registry
 from specjax.assembly.registry import Entry
-from specjax.models import LlamaLM, ModelConfig, abstract, hf_config
+from specjax.diffusion import Assd
+from specjax.models import LlamaLM, ModelConfig, abstract, hf_config, tensors
 from specjax.models.families.table import FAMILIES
 from specjax.models.families.unsupported import UNSUPPORTED
 from specjax.models.packed.table import FIELDS, FORMATS
@@ -330,6 +334,91 @@ def _ends(config: ModelConfig) -> str:
     return "; ".join(what for what, has in said.items() if has)
 
 
+_DRAFTERS = {name: entry for name, entry in registry.DRAFTERS.items() if name != "none"}
+_LOADED = {"model": "drafts", "diffusion_model": "drafts", "head": "heads", "own_head": "heads"}
+_HOMES: tuple[tuple[Mapping[str, Entry | About], str, str], ...] = (
+    (_DRAFTERS, "drafters", ""),
+    (registry.EXPANDERS, "drafters", "trees"),
+    (registry.RULES, "drafters", "lengths"),
+    (registry.VERIFIERS, "verifiers", "verification"),
+    (registry.SEARCHES, "searches", "searches"),
+    (registry.STEPWISE, "searches", "searches"),
+    (registry.SELECTIONS, "searches", "choosing"),
+    (registry.MIXERS, "samplers", "mixtures"),
+    (registry.OLDS, "models", "older"),
+    (registry.UNMASKS, "diffusion", "masked"),
+    (registry.SAMPLERS, "diffusion", "renoising"),
+    (registry.CACHES, "diffusion", "caching"),
+    ({about.name: about for about in abouts(Assd)}, "diffusion", "any_subset"),
+)
+"""Methods, the page that describes them, and their class in the survey; of drafters it follows from what is loaded for them."""
+_APART = {
+    "self_speculation": ("kangaroo", "swift", "del", "small_cache"),
+    "jacobi": ("lookahead",),
+    "blocks": ("sequential",),
+    "early_commit": ("prophet", "end_of_text"),
+    "verified": ("free_dave", "guided"),
+    "edits": ("remdm", "wino", "rediff", "joint_threshold", "rcr"),
+}
+"""Classes of drafters and policies of which their home says another one."""
+_CLASSES = {name: kind for kind, names in _APART.items() for name in names}
+SURVEY = (*_LOADED.values(), "retrieval", *(kind for _, _, kind in _HOMES if kind), *_APART)
+"""The classes of the survey, some of them several times."""
+
+
+def survey(kind: str) -> Iterator[tuple[str, ...]]:
+    """The methods of a class, wherever they live."""
+    yield "method", "what it does", "source"
+    for entries, page, usual in _HOMES:
+        for name, entry in entries.items():
+            if kind == _CLASSES.get(name, usual or _LOADED.get(entry.loads, "retrieval")):
+                yield f"[`{name}`]({page}.md)", entry.summary, entry.source
+
+
+def shipped() -> Iterator[tuple[str, ...]]:
+    """The models that come with the package, as their files say."""
+    yield "model", "architecture", "parameters", "layers", "width", "vocabulary", "on disk"
+    for name, folder in models.shipped().items():
+        config = json.loads((folder / "config.json").read_text())
+        sizes = (str(config[field]) for field in ("num_hidden_layers", "hidden_size"))
+        vocabulary = f"{config['vocab_size']:,}"
+        yield f"`{name}`", f"`{config['architectures'][0]}`", _numbers(folder), *sizes, vocabulary, _disk(folder)
+
+
+def shipped_right() -> Iterator[tuple[str, ...]]:
+    """Right answers of the shipped models by family."""
+    yield "family", "`tiny`", "`tiny-diffusion`"
+    target, masked = (report(f"{name}/eval.json") for name in ("pretrain", "diffusion"))
+    shown = lambda row: f"{row['accuracy']:.1%} ({100 * row['low']:.1f} to {100 * row['high']:.1f})" if row else ""
+    for name, row in target["families"].items():
+        yield f"`{name}`", shown(row), shown(masked["families"].get(name))
+    yield "all", shown(target), shown(masked)
+
+
+def shipped_heads() -> Iterator[tuple[str, ...]]:
+    """What is shipped beside the target: sizes, training, and tokens a step, greedy and at temperature 1."""
+    recipe = tomllib.loads((FOLDER.parent / "experiments/drafters/config.toml").read_text())["heads"]
+    figures = [measured(f"drafters/{name}.json", "decoder", "tokens_per_step") for name in ("greedy", "sampled")]
+    yield "head", "numbers", "on disk", "updates", "tokens a step, greedy", "at temperature 1"
+    for folder in sorted(
+        file.parent for file in (Path(models.__file__).parent / "pretrained/heads").glob("*/config.json")
+    ):
+        name = json.loads((folder / "config.json").read_text())["drafter"]
+        steps = str(recipe[name]["steps"]) if name in recipe else ""
+        found = (f"{column[name]:.2f}" if name in column else "" for column in figures)
+        yield f"`{folder.name}`", _numbers(folder), _disk(folder), steps, *found
+
+
+def _numbers(folder: Path) -> str:
+    """How many numbers a folder's tensors hold."""
+    return f"{sum(math.prod(tensor.shape) for tensor in tensors.read_folder(folder).values()):,}"
+
+
+def _disk(folder: Path) -> str:
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    return f"{size / 1e6:.2f} MB" if size > 1e5 else f"{size / 1e3:.1f} kB"
+
+
 def _names(method: Any) -> list[str]:
     return [about.name for about in abouts(type(method))]
 
@@ -362,6 +451,10 @@ TABLES = {
     "exact": exact,
     "exact_speed": exact_speed,
     "rings": rings,
+    "shipped": shipped,
+    "shipped_right": shipped_right,
+    "shipped_heads": shipped_heads,
+    **{f"survey_{kind}": functools.partial(survey, kind) for kind in SURVEY},
 }
 
 

@@ -3,7 +3,6 @@
 For the exit status see `specjax.terminal`.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -20,8 +19,10 @@ from specjax.bench import check_head
 from specjax.bench import command as bench
 from specjax.bench.check_head import CheckHeadOptions
 from specjax.bench.options import BenchOptions
+from specjax.completion import CompletionOptions, script
 from specjax.evaluate import command as evaluation
 from specjax.evaluate.options import EvalOptions
+from specjax.helps import HELPS
 from specjax.jobs import convert, datastore, generate, score
 from specjax.jobs.convert import ConvertOptions
 from specjax.jobs.datastore import DatastoreOptions
@@ -181,6 +182,12 @@ def capture(options: CaptureOptions) -> int:
     return command(options)
 
 
+def completion(options: CompletionOptions) -> int:
+    """`specjax completion`."""
+    write(script({name: parser_of(name, whole=True) for name in COMMANDS}, options.shell))
+    return 0
+
+
 WORDS = {"objectives": ", ".join(trainable()), "losses": ", ".join(LOSSES)}
 """What help texts name."""
 
@@ -230,6 +237,7 @@ COMMANDS: dict[str, tuple[str, type, Callable[[Any], int]]] = {
     "searches": ("list the searches and selections: options, what they do, source", NoOptions, searches),
     "policies": ("list the unmask and cache policies of diffusion models", NoOptions, policies),
     "models": ("list the models that have a name", NoOptions, models),
+    "completion": ("print a script by which a shell completes these commands", CompletionOptions, completion),
 }
 
 
@@ -239,19 +247,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(lambda: _dispatch(words))
 
 
-def parser_of(name: str) -> Parser:
-    """What reads the words of a command."""
+def parser_of(name: str, whole: bool = False) -> Parser:
+    """What reads the words of a command; its help shows the whole of them, or the usual ones."""
     about, options, _ = COMMANDS[name]
-    parser = Parser(prog=f"specjax {name}", description=about[0].upper() + about[1:] + ".")
-    add_fields(parser, options, **WORDS)
+    described = about[0].upper() + about[1:] + "."
+    parser = Parser(lambda: parser_of(name, whole=True), prog=f"specjax {name}", description=described)
+    add_fields(parser, options, WORDS, HELPS[name], whole)
+    left = parser.left_out
+    more = f"`{parser.prog} --help all` shows {len(left)} more options: {', '.join(left)}\n\n" if left else ""
+    parser.epilog = f"{more}examples:\n" + "\n".join(f"  {line}" for line in HELPS[name].examples)
     return parser
 
 
 def _dispatch(words: list[str]) -> int:
     listing = "\n".join(f"  {name:10} {about}" for name, (about, _, _) in COMMANDS.items())
     top = Parser(prog="specjax", usage="specjax COMMAND ...", description="Fast language-model decoding in JAX.")
-    top.formatter_class = argparse.RawDescriptionHelpFormatter
-    top.epilog = f"commands:\n{listing}\n\n`specjax COMMAND --help` lists a command's options."
+    top.epilog = (
+        f"commands:\n{listing}\n\n`specjax COMMAND --help` lists a command's options, and `--help all` all of them."
+    )
     top.add_argument("--version", action="store_true", help="print the version")
     if not words or words[0].startswith("-"):
         with _help_exits():

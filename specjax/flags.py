@@ -6,39 +6,40 @@
 from collections.abc import Mapping, Sequence
 
 WORDS = """\
-generate: -h --help --model --dtype --mesh --adapter --longest --weights --cache-dtype --reduce-dtype --decode
-    --drafter --temperature --top-k --top-p --max-new-tokens --seed --stop --ignore-eos --sampling --chat
-    --num-return-sequences --select --batch-size --shared-prefix --logprobs --prompt-logprobs prompts --suffix --input
-    --output --unordered --progress --strict --verbose --json --distributed --coordinator --num-processes --process-id
-    --ray --ray-workers
-score: -h --help --model --dtype --mesh --adapter --weights --input --output --batch-size --strict
-bench: -h --help suite --model --dtype --mesh --adapter --weights --cache-dtype --reduce-dtype --temperature --seed
-    --max-new-tokens --tasks --ignore-eos --samples --answers --drafter --decode --widen --prompts --input --peer
-    --repeats --batch-size --json --plot
-eval: -h --help --model --dtype --mesh --adapter --longest --weights --cache-dtype --reduce-dtype --decode --drafter
-    --temperature --top-k --top-p --max-new-tokens --seed --stop --ignore-eos --sampling --num-return-sequences
-    --select --families --level --limit --questions --samples --infill --uncertainty --batch-size --compare --baseline
-    --margin --answers --plot --json
-check-head: -h --help model head prompts --max-new-tokens --batch-size --dtype --adapter --json --strict
-train: -h --help --distributed --coordinator --num-processes --process-id drafter --target --adapter --data --prompts
-    --max-new-tokens --features --held-out --patience --output --draft --draft-config --reference --draft-vocabulary
-    --start --loss --steps --batch-size --accumulate --length --learning-rate --warmup --weight-decay --clip --clip-by
-    --seed --checkpoint-every --resume --dtype --weights --compute-dtype --save-dtype --mesh --plot
-capture: -h --help --distributed --coordinator --num-processes --process-id drafter --target --adapter --data
-    --prompts --max-new-tokens --output --top-k --length --batch-size --rows-per-file --seed --dtype --weights
-    --save-dtype --mesh
-datastore: -h --help action files --model --output
+generate: -h --help prompts --chat --input --output --json --suffix --unordered --progress --strict --verbose
+    --logprobs --prompt-logprobs --model --weights --mesh --dtype --adapter --longest --cache-dtype --reduce-dtype
+    --decode --drafter --batch-size --num-return-sequences --select --shared-prefix --temperature --top-p
+    --max-new-tokens --seed --stop --sampling --top-k --ignore-eos --distributed --coordinator --num-processes
+    --process-id --ray --ray-workers
+score: -h --help --input --output --strict --model --weights --mesh --dtype --adapter --batch-size
+bench: -h --help suite --drafter --decode --peer --widen --prompts --input --tasks --samples --model --weights --mesh
+    --dtype --adapter --cache-dtype --reduce-dtype --max-new-tokens --temperature --batch-size --repeats --seed
+    --ignore-eos --json --plot --answers
+eval: -h --help --families --limit --level --questions --samples --infill --model --weights --mesh --dtype --adapter
+    --longest --cache-dtype --reduce-dtype --decode --drafter --batch-size --num-return-sequences --select --compare
+    --baseline --margin --temperature --max-new-tokens --seed --top-k --top-p --stop --ignore-eos --sampling --answers
+    --json --plot --uncertainty
+check-head: -h --help model head prompts --max-new-tokens --batch-size --dtype --adapter --strict --json
+train: -h --help drafter --target --output --draft --draft-config --reference --draft-vocabulary --start --adapter
+    --data --prompts --features --held-out --max-new-tokens --length --patience --seed --steps --batch-size
+    --learning-rate --resume --accumulate --warmup --weight-decay --clip --clip-by --loss --checkpoint-every --mesh
+    --plot --weights --dtype --compute-dtype --save-dtype --distributed --coordinator --num-processes --process-id
+capture: -h --help drafter --target --output --top-k --rows-per-file --save-dtype --adapter --data --prompts --length
+    --max-new-tokens --seed --batch-size --mesh --weights --dtype --distributed --coordinator --num-processes
+    --process-id
+datastore: -h --help action files --output --model
 convert: -h --help model output --layout --format --target --dtype --adapter --mesh
-plan: -h --help --model --config --topology --mesh --batch --context --decode --drafter --dtype --weights
-    --cache-dtype --rates --reduce-dtype --tokens-per-step --sampled --whole --json --plot
-plan train: -h --help drafter --target --config --topology --mesh --batch-size --accumulate --length --features
-    --draft-vocabulary --loss --dtype --compute-dtype --weights --rates --whole --json
+plan: -h --help --model --topology --mesh --weights --config --dtype --cache-dtype --reduce-dtype --rates --batch
+    --context --decode --drafter --tokens-per-step --sampled --whole --json --plot
+plan train: -h --help drafter --target --topology --mesh --weights --config --dtype --compute-dtype --rates
+    --batch-size --length --features --accumulate --draft-vocabulary --loss --whole --json
 drafters: -h --help --model --drafter
 verifiers: -h --help
 samplers: -h --help
 searches: -h --help
 policies: -h --help
 models: -h --help
+completion: -h --help shell
 """
 
 

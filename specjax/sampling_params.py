@@ -219,7 +219,7 @@ def column(field: dataclasses.Field, value: Any) -> np.ndarray:
     """A value of `SamplingOptions`, or a sequence of them, in the 32 bits that it is computed with.
 
     Raises:
-      ValueError: where it is out of range.
+      ValueError: where it is out of range, or traced.
     """
     dtype, said = np.int32 if field.type is int else np.float32, f"{field.name} must be {field.metadata['valid']}"
     try:
@@ -227,6 +227,11 @@ def column(field: dataclasses.Field, value: Any) -> np.ndarray:
         if dtype is np.int32 and not np.array_equal(array, array.astype(np.int64)):
             raise ValueError("not a whole number")
         array = array.astype(dtype)
+    except jax.errors.TracerArrayConversionError as error:
+        raise ValueError(
+            f"{field.name} is traced, so that its range cannot be checked: leave it out here, and put an array [B] in by "
+            f"SamplingArrays.replace({field.name}=...)"
+        ) from error
     except (TypeError, ValueError) as error:
         raise ValueError(f"{said}, got {value!r}") from error
     if not np.all(field.metadata["holds"](array)):

@@ -13,9 +13,10 @@ import logging
 import os
 import signal
 import sys
+import textwrap
 import threading
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar, cast
 
 from specjax import names, startup
@@ -45,25 +46,80 @@ def bad_input() -> Iterator[None]:
         raise BadInput(str(error)) from error
 
 
+@dataclasses.dataclass(frozen=True)
+class Help:
+    """How the options of a command are shown.
+
+    Attributes:
+      groups: by title the names of fields with spaces between them, in order. Those after a `|` are shown by `--help all`
+        alone. Names that the command does not have are skipped.
+      examples: command lines.
+    """
+
+    groups: Mapping[str, str]
+    examples: tuple[str, ...]
+
+    def placed(self) -> Iterator[tuple[str, list[str], list[str]]]:
+        """Each title with its usual names and with the others."""
+        for title, names_of_group in self.groups.items():
+            usual, _, others = names_of_group.partition("|")
+            yield title, usual.split(), others.split()
+
+
 class Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows the defaults that say something."""
+    """Shows the defaults that say something, keeps lines that are indented, and has only what must be given in the usage."""
 
     def _get_help_string(self, action):
         if action.default is None or action.default is False or action.default in ([], ()):
             return action.help
         return super()._get_help_string(action)
 
+    def _fill_text(self, text, width, indent):
+        fill = functools.partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
+        return "\n".join(line if line.startswith(" ") else fill(line) for line in text.splitlines())
+
+    def add_usage(self, usage, actions, groups, prefix=None):
+        actions = list(actions)
+        needed = [own for own in actions if own.required or not own.option_strings or isinstance(own, _ShowHelp)]
+        if len(needed) < len(actions):
+            needed.insert(0, argparse.Action([], "option", nargs="*", metavar="OPTION"))
+        super().add_usage(usage, needed, groups, prefix)
+
+
+class _ShowHelp(argparse.Action):
+    """`--help` shows the usual options, and `--help all` every one."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, whole: "Callable[[], Parser] | None" = None):
+        super().__init__(option_strings, argparse.SUPPRESS, "?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        self.metavar, self.whole = "all", whole
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        shown = self.whole() if self.whole and values == "all" else parser
+        shown.print_help()
+        parser.exit()
+
 
 class Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line; no abbreviated options."""
+    """Reports a mistake in one line; no abbreviated options.
 
-    def __init__(self, **kwargs: Any):
-        super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
+    Args:
+      whole: makes the parser whose help `--help all` shows; None: this one's.
+    """
+
+    def __init__(self, whole: "Callable[[], Parser] | None" = None, **kwargs: Any):
+        super().__init__(allow_abbrev=False, add_help=False, formatter_class=Formatter, **kwargs)
+        self.add_argument("-h", "--help", action=_ShowHelp, whole=whole)
 
     @property
     def words(self) -> list[str]:
         """Its flags, and its arguments by name."""
         return [word for action in self._actions for word in action.option_strings or [action.dest]]
+
+    @property
+    def left_out(self) -> list[str]:
+        """The flags that its help does not show."""
+        left = [action for action in self._actions if action.help == argparse.SUPPRESS]
+        return [action.option_strings[0] for action in left if not isinstance(action, _ShowHelp)]
 
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ")
@@ -81,34 +137,54 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def add_fields(parser: argparse.ArgumentParser, cls: type, **words: str) -> None:
+def add_fields(
+    parser: argparse.ArgumentParser,
+    cls: type,
+    words: Mapping[str, str] | None = None,
+    shown: Help | None = None,
+    whole: bool = True,
+) -> None:
     """Adds an option, or where its metadata says so an argument, for every field of a dataclass of options.
 
     Args:
       parser: to add to.
       cls: see `specjax.serve.options`. A field that is a tuple may be repeated; one whose metadata has `hidden` is no option.
-      **words: put into the help texts, where they stand in braces.
+      words: put into the help texts, where they stand in braces.
+      shown: how they are grouped; None: not at all.
+      whole: whether the parser's help shows all of them, or the usual ones alone.
     """
-    for field in dataclasses.fields(cls):
-        about = field.metadata
-        if about.get("hidden"):
-            continue
-        text = functools.reduce(lambda text, word: text.replace(f"{{{word}}}", words[word]), words, about["help"])
-        more: dict[str, Any] = {name: about[name] for name in ("metavar", "choices", "nargs") if name in about}
-        kinds = [kind for kind in typing.get_args(field.type) or (field.type,) if kind in (int, float)]
-        needed = field.default is dataclasses.MISSING
-        if field.type is bool:
-            more["action"] = "store_true"
-        else:
-            several = typing.get_origin(field.type) is tuple and "parse" not in about
-            more |= {"type": about.get("parse") or kinds[0]} if kinds or "parse" in about else {}
-            more |= {"action": "append"} if several and "nargs" not in about else {}
-            default: Any = field.default
-            more |= {} if needed else {"default": list(default) if several else default}
-        if about.get("positional"):
-            parser.add_argument(field.name, help=text, **more)
-        else:
-            parser.add_argument(flag(field.name), help=text, required=needed, **more)
+    fields = {field.name: field for field in dataclasses.fields(cls) if not field.metadata.get("hidden")}
+    for title, usual, others in shown.placed() if shown else ():
+        group = parser.add_argument_group(title)
+        for name in (own for own in (*usual, *others) if own in fields):
+            _add_field(group, fields.pop(name), whole or name in usual, words or {})
+    for field in fields.values():
+        _add_field(parser, field, True, words or {})
+
+
+def _add_field(place: Any, field: dataclasses.Field, visible: bool, words: Mapping[str, str]) -> None:
+    """Adds a field to a parser or a group of one."""
+    about = field.metadata
+    text = functools.reduce(lambda text, word: text.replace(f"{{{word}}}", words[word]), words, about["help"])
+    more: dict[str, Any] = {name: about[name] for name in ("metavar", "choices", "nargs") if name in about}
+    more["help"] = text if visible else argparse.SUPPRESS
+    kinds = [kind for kind in typing.get_args(field.type) or (field.type,) if kind in (int, float)]
+    needed = field.default is dataclasses.MISSING
+    if field.type is bool:
+        more["action"] = "store_true"
+    else:
+        several = typing.get_origin(field.type) is tuple and "parse" not in about
+        more |= {"type": about.get("parse") or kinds[0]} if kinds or "parse" in about else {}
+        more |= {"action": "append"} if several and "nargs" not in about else {}
+        more |= (
+            {"metavar": "N" if kinds[0] is int else "X"} if kinds and not {"metavar", "choices"} & more.keys() else {}
+        )
+        default: Any = field.default
+        more |= {} if needed else {"default": list(default) if several else default}
+    if about.get("positional"):
+        place.add_argument(field.name, **more)
+    else:
+        place.add_argument(flag(field.name), required=needed, **more)
 
 
 def from_args(cls: type[Options], args: argparse.Namespace) -> Options:
@@ -139,7 +215,7 @@ def run_program(
 
     def parse_and_run() -> int:
         parser = Parser(prog=prog, description=about)
-        add_fields(parser, cls, **words)
+        add_fields(parser, cls, words)
         return command(from_args(cls, parser.parse_args(argv)))
 
     return run_command(parse_and_run)

@@ -87,6 +87,7 @@ def tree_attention(
     if not splits:
         visible = own_visible(query.shape[1], key.shape[1], visible, query_positions, key_positions, causal, window)
     own = key.swapaxes(1, 2), value.swapaxes(1, 2)
+    empty = cache_key is None or not cache_key.shape[2]
 
     def attend(queries):
         query, visible, positions = queries
@@ -97,7 +98,7 @@ def tree_attention(
         )  # fmt: skip
         if splits:
             return ungrouped(ring.attend(operands, causal=causal, **options), query)
-        return ungrouped(attend_with("xla" if cache_key is None else implementation, operands, **options), query)
+        return ungrouped(attend_with("xla" if empty else implementation, operands, **options), query)
 
     queries = query, visible, query_positions
     return chunked(attend, queries, QUERIES) if cache_key is None and not splits else attend(queries)

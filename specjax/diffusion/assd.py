@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import jax
 import jax.numpy as jnp
 
+from specjax.about import About
 from specjax.decoder import Decoder
 from specjax.diffusion.common import ends_at
 from specjax.pretty import Pretty
@@ -82,6 +83,8 @@ class Assd(Decoder[AssdState]):
       rule: `coupled` draws with noise of the position, in the draft as in the verification: the text is that of sequential
         decoding, whatever K is. `rejection` is the published rule: the same law, another text.
     """
+
+    about = About("assd", "drafts many positions apart, and verifies them by the same model", "arXiv:2504.20456")
 
     target: AnySubset
     drafts: int = 5

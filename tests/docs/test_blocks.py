@@ -11,6 +11,19 @@ from support.planned import skip_without_compiler
 
 from specjax.state import Finish
 
+
+def texts(state, *at):
+    """The rows' tokens, of the state at an index of a mapped axis."""
+    tokens, length = (np.asarray(leaf)[at] for leaf in (state.tokens, state.length))
+    return [row[:end].tolist() for row, end in zip(tokens, length, strict=True)]
+
+
+def new_logprobs(state):
+    """What the decoder kept of its new tokens, as one list."""
+    rows = zip(np.asarray(state.logprobs.raw), state.prompt_length.tolist(), state.length.tolist(), strict=True)
+    return np.concatenate([row[begin:end] for row, begin, end in rows])
+
+
 CHECKS = {
     "README-1": lambda names, out: "24 - 17 = 7. Then 7 + 9 = 16. The answer is 16." in out,
     "README-6": lambda names, out: (  # each is an answer, and ends there
@@ -24,6 +37,15 @@ CHECKS = {
     ),
     "kernels-5": lambda names, out: names["out"].shape == names["x"].shape,
     "models-7": lambda names, out: names["again"].lm == names["model"].lm,
+    "own_program-1": lambda names, out: (
+        texts(names["watched"]) == texts(names["state"]) == texts(names["states"], 0) != texts(names["states"], 1)
+    ),
+    "own_program-2": lambda names, out: texts(names["state"]) == texts(names["same"]),
+    "own_program-3": lambda names, out: (
+        np.isclose(names["before"], -np.mean(new_logprobs(names["state"])), rtol=1e-5)
+        and names["after"] < names["before"]
+        and bool(names["again"].done.all())
+    ),
     "pictures-1": lambda names, out: len(names["figure"].axes[0].lines) == 1,
     "score-1": lambda names, out: len(names["scores"]) == 2 and all(score.logprob < 0 for score in names["scores"]),
     "searches-7": lambda names, out: "answer is 16" in names["record"].text and names["record"].steps,

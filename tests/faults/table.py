@@ -197,6 +197,13 @@ FAULTS = {
         "key_scale=None if key_scale is None else jnp.roll(key_scale, 1, axis=1),",
         _of("models/test_cache_dtype", "test_a_block_reads_itself_as_the_cache_will_return_it[plain]"),
     ),
+    "no slots": Fault(
+        "a cache without slots is read as one that has some",
+        "specjax/kernels/tree_attention/api.py",
+        "empty = cache_key is None or not cache_key.shape[2]",
+        "empty = cache_key is None",
+        _of("kernels/test_tree_attention", "test_a_cache_without_slots_is_none[None]"),
+    ),
     # ---- distributions
     "wrong node": Fault(
         "warpers see the text before a tree, and not the path to a node",

@@ -211,6 +211,21 @@ def test_without_a_cache_it_can_be_differentiated():
     assert bool(jnp.isfinite(jax.grad(loss)(query)).all())
 
 
+@pytest.mark.parametrize("implementation", [None, "blocked"])
+def test_a_cache_without_slots_is_none(implementation):
+    """Attention is over the causal block alone, as a softmax by hand gives it."""
+    (query, key, value, *_), _ = world(40, (0, 0, 0))
+    none = jnp.zeros((*key.swapaxes(1, 2).shape[:2], 0, key.shape[-1]))
+    got = tree_attention(
+        query, key, value, none, none, jnp.zeros(3, jnp.int32), scale=0.5, causal=True, implementation=implementation
+    )
+    repeat = query.shape[2] // key.shape[2]
+    scores = 0.5 * jnp.einsum("bthd,bshd->bhts", query, jnp.repeat(key, repeat, axis=2))
+    weights = jax.nn.softmax(jnp.where(jnp.tril(jnp.ones(scores.shape[2:], bool))[None, None], scores, -jnp.inf))
+    want = jnp.einsum("bhts,bshd->bthd", weights, jnp.repeat(value, repeat, axis=2))
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize(("rows", "queries"), ((3, 7), (3, 1), (1, 1)))
 def test_without_a_cache_queries_are_met_some_at_a_time(monkeypatch, rows, queries):
     """The last of them filled up; and the same values and gradients as of all at once. A mask is each query's and row's own,

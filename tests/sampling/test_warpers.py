@@ -251,3 +251,14 @@ def test_in_a_tree_every_node_pays_for_its_own_path():
 def test_bad_options_are_named(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         SamplingArrays.make(2, **bad)
+
+
+def test_traced_values_go_into_columns():
+    """`make` checks numbers, which a traced value has not; a column takes any array, and rows are drawn as it says."""
+    for traced in (lambda t: SamplingArrays.make(2, temperature=t), lambda t: SamplingArrays.make(1, temperature=[t])):
+        with pytest.raises(ValueError, match=r"temperature is traced.*SamplingArrays.replace\(temperature="):
+            jax.vmap(traced)(jnp.ones(3))
+    logits, temperatures = jnp.arange(4.0)[None, None], jnp.array([0.5, 2.0])
+    params = SamplingArrays.make(1, temperature=1.0)
+    warped = jax.vmap(lambda t: warp(logits, params.replace(temperature=t[None]), jnp.ones(1, bool)))(temperatures)
+    np.testing.assert_allclose(warped[:, 0, 0], [[0, 2, 4, 6], [0, 0.5, 1, 1.5]])

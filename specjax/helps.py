@@ -1,0 +1,157 @@
+"""What `specjax COMMAND --help` shows: options by what they are about, and examples. Those after a `|` need `--help all`."""
+
+from specjax.terminal import Help
+
+_MODEL = "model weights mesh | dtype adapter longest cache_dtype reduce_dtype"
+_HOSTS = "| distributed coordinator num_processes process_id ray ray_workers"
+_QUESTION = '--chat "Sort the words: pear apple fig"'
+_TEXT = '"[ hen, dog, hen,"'
+
+HELPS: dict[str, Help] = {
+    "generate": Help(
+        {
+            "prompts and records": "prompts chat input output json | suffix unordered progress strict verbose logprobs "
+            "prompt_logprobs",
+            "the model": _MODEL,
+            "how to decode": "decode drafter batch_size | num_return_sequences select shared_prefix",
+            "how a prompt is completed": "temperature top_p max_new_tokens seed stop sampling | top_k ignore_eos",
+            "many processes": _HOSTS,
+        },
+        (
+            f"specjax generate --drafter draft --temperature 0.8 {_QUESTION}",
+            "specjax generate --model FOLDER --input prompts.jsonl --output out.jsonl",
+        ),
+    ),
+    "score": Help(
+        {
+            "texts and scores": "input output | strict",
+            "the model": _MODEL,
+            "how to read": "batch_size",
+        },
+        (
+            "specjax score --input pairs.jsonl",
+            "specjax score --model FOLDER --input pairs.jsonl --output scores.jsonl",
+        ),
+    ),
+    "bench": Help(
+        {
+            "what is compared": "suite drafter decode peer | widen",
+            "on which prompts": "prompts input tasks | samples",
+            "the model": _MODEL,
+            "how they are completed": "max_new_tokens temperature batch_size repeats | seed ignore_eos",
+            "what is written": "json plot | answers",
+        },
+        (
+            "specjax bench --drafter draft,eagle3 --prompts 10",
+            "specjax bench --model tiny-diffusion --decode threshold:cache=dual --plot speed.png",
+        ),
+    ),
+    "eval": Help(
+        {
+            "questions": "families limit level questions | samples infill",
+            "the model": "model weights | mesh dtype adapter longest cache_dtype reduce_dtype",
+            "how to decode": "decode drafter batch_size | num_return_sequences select",
+            "what it is compared with": "compare | baseline margin",
+            "how a question is answered": "temperature max_new_tokens seed | top_k top_p stop ignore_eos sampling",
+            "what is written": "answers json plot | uncertainty",
+        },
+        (
+            "specjax eval --families math,lists --limit 20 --compare drafter=none",
+            "specjax eval --model FOLDER --questions own.jsonl --answers answers.jsonl",
+        ),
+    ),
+    "check-head": Help(
+        {
+            "what is checked": "model head prompts",
+            "how": "max_new_tokens batch_size dtype adapter strict",
+            "what is written": "json",
+        },
+        (
+            "specjax check-head tiny tiny-eagle3",
+            "specjax check-head TARGET 'eagle3:model=HEAD,taps=1 15 28' prompts.jsonl",
+        ),
+    ),
+    "train": Help(
+        {
+            "what is trained": "drafter target output | draft draft_config reference draft_vocabulary start adapter",
+            "on what": "data prompts features held_out | max_new_tokens length patience seed",
+            "how long": "steps batch_size learning_rate resume | accumulate warmup weight_decay clip clip_by loss "
+            "checkpoint_every",
+            "where": "mesh plot | weights dtype compute_dtype save_dtype",
+            "many processes": _HOSTS,
+        },
+        (
+            "specjax train eagle3 --target FOLDER --data texts.jsonl --output head",
+            "specjax train distill --draft tiny-draft --prompts prompts.jsonl --output draft",
+        ),
+    ),
+    "capture": Help(
+        {
+            "what is kept": "drafter target output top_k | rows_per_file save_dtype adapter",
+            "of what": "data prompts length | max_new_tokens seed",
+            "how it is read": "batch_size mesh | weights dtype",
+            "many processes": _HOSTS,
+        },
+        (
+            "specjax capture eagle3 --target FOLDER --data texts.jsonl --output features",
+            "specjax capture eagle3 --prompts prompts.jsonl --output features --top-k 64",
+        ),
+    ),
+    "datastore": Help(
+        {"what is built": "action files output model"},
+        (
+            "specjax datastore build docs --output store",
+            "specjax datastore build answers.txt notes.txt --model FOLDER --output store",
+        ),
+    ),
+    "convert": Help(
+        {"what is written": "model output layout format target", "how it is loaded": "dtype adapter mesh"},
+        (
+            "specjax convert FOLDER checkpoint",
+            "specjax convert tiny-eagle3 head --format eagle3",
+        ),
+    ),
+    "plan": Help(
+        {
+            "the model and the chips": "model topology mesh weights | config dtype cache_dtype reduce_dtype rates",
+            "a step": "batch context decode drafter | tokens_per_step sampled whole",
+            "what is written": "json plot",
+        },
+        (
+            "specjax plan --model meta-llama/Llama-3.1-8B --topology v5e:2x2",
+            "specjax plan --model meta-llama/Llama-3.1-8B --topology h100:8 --batch 1,8,32",
+        ),
+    ),
+    "plan train": Help(
+        {
+            "the head, its target and the chips": "drafter target topology mesh weights | config dtype compute_dtype rates",
+            "an update": "batch_size length features | accumulate draft_vocabulary loss whole",
+            "what is written": "json",
+        },
+        (
+            "specjax plan train eagle3 --target meta-llama/Llama-3.1-8B --topology v5e:4x4",
+            "specjax plan train medusa --target meta-llama/Llama-3.1-8B --topology h100:8 --features",
+        ),
+    ),
+    "drafters": Help(
+        {"of one drafter": "model drafter"},
+        (
+            "specjax drafters",
+            "specjax drafters --model tiny --drafter eagle3:model=tiny-eagle3",
+        ),
+    ),
+    "verifiers": Help({}, ("specjax verifiers", f"specjax generate --drafter draft:verifier=typical {_QUESTION}")),
+    "samplers": Help({}, ("specjax samplers", f"specjax generate --temperature 1 --sampling top_h=0.4 {_TEXT}")),
+    "searches": Help({}, ("specjax searches", f"specjax generate --decode beam:num_beams=4 {_QUESTION}")),
+    "policies": Help(
+        {}, ("specjax policies", f"specjax generate --model tiny-diffusion --decode threshold:cache=dual {_QUESTION}")
+    ),
+    "models": Help({}, ("specjax models", f"specjax generate --model tiny-diffusion {_QUESTION}")),
+    "completion": Help(
+        {"for what": "shell"},
+        (
+            "specjax completion bash > ~/.local/share/bash-completion/completions/specjax",
+            "specjax completion zsh > ~/.zfunc/_specjax",
+        ),
+    ),
+}

@@ -70,7 +70,9 @@ def test_drawn_text_has_its_filters(folder):
     bare = models.load(says(folder), dtype="float32")
     spelled = {"top_k": 3, "top_p": 0.8, "repetition_penalty": 1.4}
     assert tokens(model, temperature=0.9) == tokens(bare, temperature=0.9, sampling=Sampling(**spelled))
-    assert tokens(model, temperature=0.9, top_k=0) == tokens(bare, temperature=0.9, sampling=Sampling(**spelled | {"top_k": 0}))
+    assert tokens(model, temperature=0.9, top_k=0) == tokens(
+        bare, temperature=0.9, sampling=Sampling(**spelled | {"top_k": 0})
+    )
     assert tokens(model, temperature=0.9) != tokens(bare, temperature=0.9)
 
 

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support import packing
+from support.conformance import but_slow
 from support.shapes import changed, small
 
 from specjax import models
@@ -206,7 +207,14 @@ def assert_holds(params, numbers):
         np.testing.assert_array_equal(np.asarray(leaf), want.T if transposed else want, err_msg=name)
 
 
-@pytest.mark.parametrize("case", CASES)
+RARE = (
+    "nf4_across", "pack4_rows", "pack8", "pack3", "pack5", "int8_tensor", "float8_tensor", "fp8_powers", "fp8_tensor",
+    "awq_rows", "gptq2", "gptq8", "gptq4_new",
+)  # fmt: skip
+"""Cases that differ little from others."""
+
+
+@pytest.mark.parametrize("case", but_slow(CASES, *RARE))
 def test_a_folder_is_what_its_format_says(made, case):
     """On a mesh that cuts words and groups too, where a device reads its own part; rounded once to bfloat16."""
     folder, _, numbers = made(case)
@@ -249,7 +257,7 @@ ROUNDED = ("nvfp4",)
 """Cases of scales in two levels, one of which is a quotient."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", but_slow(CASES, *(CASES.keys() - {"nvfp4", "nf4", "pack4_zeros", "gptq4", "fp8"})))
 def test_packed_weights_stay_packed(made, case):
     """Their codes and scales make the same numbers, on a mesh too."""
     folder, _, numbers = made(case)

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support import gguf_files
+from support.conformance import but_slow
 
 import specjax
 from specjax import models
@@ -67,7 +68,7 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", but_slow(KINDS, "int8", "int4_zero", "uint4_minimum"))
 def test_a_product_is_that_of_the_numbers(name):
     """On a CPU and by the GPU's kernel; rows of a table are those of its numbers."""
     kernel = KINDS[name]
@@ -119,7 +120,7 @@ def file(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("name", but_slow(STORED, "mixtral", "qwen3"))
 def test_a_file_is_kept_as_it_is_packed(file, name, caplog):
     """The same numbers as the plain reading, on a mesh too; what it costs on a CPU is said."""
     want = models.load(file(name)).params

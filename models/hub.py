@@ -165,6 +165,8 @@ def _filled(
         raise ModelError(f"{what} has no packed matrices: leave weights='packed' out")
     if word == keeping.PACKED or (weights is None and not later and jax.default_backend() != "cpu"):
         sources = _packed(sources, name, asked=word is not None)
+        if jax.default_backend() == "cpu":
+            _LOG.warning("%s: %s", name, keeping.SLOW)
         shapes, packs = keeping.shapes(sources, dtype), keeping.any_packed(sources)
         made = dataclasses.replace(made, weights=keeping.PACKED if packs else None)
     final = shapes if form is None else form.shapes(shapes)
@@ -191,13 +193,11 @@ def _word(weights: Any) -> tuple[str | None, formats.Format | None]:
     return None, formats.read_format(weights)
 
 
-def _packed(sources: Any, title: str, asked: bool) -> Any:
-    """Where parameters are stored, packed ones by their parts; with a line on what that costs here."""
+def _packed(sources: Any, title: str, asked: bool = True) -> Any:
+    """Where parameters are stored, packed ones by their parts; an error where there are none and somebody asked for them."""
     kept = keeping.kept(sources)
     if asked and not keeping.any_packed(kept):
         raise ModelError(f"{title} has no packed matrices that can be kept: leave weights='packed' out")
-    if asked and jax.default_backend() == "cpu":
-        _LOG.warning("%s: %s", title, keeping.SLOW)
     return kept
 
 
@@ -362,7 +362,7 @@ def _packed_shapes(lm: Any, raw: dict[str, Any], folder: Path | None, title: str
     """The shapes of parameters that are kept as a folder packs them; without its weights, as its config says."""
     shapes = lm.abstract(dtype)
     if folder is not None and (finding.is_gguf(folder) or any(folder.glob("*.safetensors"))):
-        return keeping.shapes(_packed(_sources(lm, raw, folder, title, dtype, (0, 1)), title, asked=True), dtype)
+        return keeping.shapes(_packed(_sources(lm, raw, folder, title, dtype, (0, 1)), title), dtype)
     outline = packed.outline(raw)
     if outline is None:
         raise ModelError(f"{title}: which matrices are packed, its weights say: give a folder that has them")

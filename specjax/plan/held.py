@@ -32,4 +32,6 @@ def looked_up(params: Any) -> list[Any]:
 def _bits(dtype: Any) -> int:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return 64
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.finfo(dtype).bits
     return jnp.iinfo(dtype).bits if jnp.issubdtype(dtype, jnp.integer) else 8 * dtype.itemsize

@@ -19,6 +19,7 @@ from specjax.models.gguf.blocks import LAYOUTS, TABLE
 from specjax.models.gguf.types import TYPES
 from specjax.models.grouped import grouped_dot
 from specjax.models.packed_matrix import Packed, Steps
+from specjax.plan.held import chip_bytes
 from specjax.sharding import make_mesh
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed: pip install gguf")
@@ -148,6 +149,7 @@ def test_the_plan_of_a_published_model_counts_its_codes():
     own = [x for x in jax.tree.leaves(model.params, is_leaf=is_quantised) if is_quantised(x)]
     codes, scales = sum(x.values.size for x in own), sum(x.scale.size for x in own)
     assert codes == 24 * 32 * 3 * 2880**2 and scales == codes // 32
+    assert round(chip_bytes(model.params) / 1e9, 2) == 13.76  # as its files, 13.8 GB
     assert {x.values.dtype for x in own} == {np.dtype(ml_dtypes.float4_e2m1fn)}
     with pytest.raises(ModelError, match="give a folder that has them"):
         models.abstract("Qwen/Qwen3-8B", weights="packed")

@@ -170,11 +170,11 @@ class DiffusionGemmaLM:
         table = params["embed"]["embedding"]
         return self._scaled(embedded(table, tokens, self.vocab_size), table.dtype)
 
-    def soften(self, params: Any, log_law: Array) -> Array:
+    def soften(self, params: Any, log_probs: Array) -> Array:
         """See `specjax.diffusion.canvas.CanvasLM.soften`."""
         table = params["embed"]["embedding"]
-        law = jnp.exp(log_law).astype(table.dtype)
-        return self._scaled(jnp.einsum("btv,ve->bte", law, table, preferred_element_type=jnp.float32), table.dtype)
+        dist = jnp.exp(log_probs).astype(table.dtype)
+        return self._scaled(jnp.einsum("btv,ve->bte", dist, table, preferred_element_type=jnp.float32), table.dtype)
 
     def _scaled(self, x, dtype):
         return x * jnp.asarray(self.config.hidden_size**0.5, dtype).astype(jnp.float32)

@@ -46,9 +46,9 @@ class LogProbs(Pretty):
 
     Attributes:
       raw: `[B, L]` float32, under the model's own softmax.
-      warped: `[B, L]` float32, under the law they were drawn from (greedy rows: after the repetition penalty).
-      certainty: `[B, L]` float32, nats: the Kullback-Leibler divergence of the even law over the vocabulary from the model's
-        own, at each of these places. The mean over a text is its self-certainty (arXiv:2502.18581).
+      warped: `[B, L]` float32, under the distribution they were drawn from (greedy rows: after the repetition penalty).
+      certainty: `[B, L]` float32, nats: the Kullback-Leibler divergence of the uniform distribution over the vocabulary
+        from the model's own, at each of these places. The mean over a text is its self-certainty (arXiv:2502.18581).
     """
 
     raw: Float[Array, "B L"]

@@ -18,7 +18,7 @@ from specjax.diffusion import free_dave, guided, wino
 from specjax.draft import Drafter, Verdict
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
-from specjax.models.joint import JointLaw
+from specjax.models.joint import JointDistribution
 from specjax.prompts import OPEN, Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.search import (
@@ -48,7 +48,7 @@ KINDS = {
     "guided": diffusion.diffusion(LM, MASK, GUIDE, block_length=WIDTH),
     "wino": diffusion.diffusion(LM, MASK, wino.Wino(), block_length=WIDTH),
     "canvas": diffusion.CanvasDiffusion(CANVAS, block_length=WIDTH),
-    "assd": diffusion.Assd(JointLaw(3, 4)),
+    "assd": diffusion.Assd(JointDistribution(3, 4)),
     "beam": BeamSearch(TARGET, Beam(4, 2, diversity_penalty=0.5)),
     "stochastic_beam": StochasticBeamSearch(TARGET, StochasticBeam(3)),
     "superposed": SuperposedSearch(TARGET, Superposed()),

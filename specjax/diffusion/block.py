@@ -168,9 +168,9 @@ class BlockDiffusion(DiffusionDecoder):
             return super()._blocks(state)
         return -(-state.limit // self.block_length) - state.prompt_length // self.block_length
 
-    def _warp(self, law, state):
+    def _warp(self, dist, state):
         """Greedy rows are not filtered, as in the samplers of LLaDA 2 and Fast-dLLM v2."""
-        return jnp.where((state.sampling.temperature > 0)[:, None, None], super()._warp(law, state), law)
+        return jnp.where((state.sampling.temperature > 0)[:, None, None], super()._warp(dist, state), dist)
 
     def _guess(self, state, at, masked, logits):
         guess = super()._guess(state, at, masked, logits)

@@ -122,6 +122,6 @@ class WinoDecoder(DiffusionDecoder):
             logits, hidden = unembed(own), unembed(final[:, size:])
         guess = self._guess(state, at, masked, logits)
         known = jnp.take_along_axis(state.tokens, at, axis=1, mode="clip")
-        law = jax.nn.log_softmax(hidden, axis=-1)
-        again = jnp.exp(jnp.take_along_axis(law, known[:, :, None], axis=2, mode="clip")[:, :, 0])
+        dist = jax.nn.log_softmax(hidden, axis=-1)
+        again = jnp.exp(jnp.take_along_axis(dist, known[:, :, None], axis=2, mode="clip")[:, :, 0])
         return widened(Review, guess, again=again), state

@@ -312,7 +312,7 @@ class TreeDrafter(Drafter):
     @property
     @abc.abstractmethod
     def expander(self) -> Expander:
-        """Turns next-token laws into a tree; a field, where the user may choose it."""
+        """Turns next-token distributions into a tree; a field, where the user may choose it."""
 
     @property
     def nodes(self) -> int:

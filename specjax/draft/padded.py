@@ -11,7 +11,8 @@ from specjax.lm import LM
 
 @dataclasses.dataclass(frozen=True)
 class PaddedLM:
-    """A draft LM whose laws have as many columns as the target's: those behind them are cut off, and what lacks is -inf.
+    """A draft LM whose distributions have as many columns as the target's: those behind them are cut off, and what
+    lacks is -inf.
 
     Its parameters are the model's. A token that it has no row for is read as token 0; no tokenizer writes one.
 

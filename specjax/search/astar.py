@@ -31,7 +31,7 @@ class Partial:
       steps: the same, step by step.
       cost: of the steps, together; when the last one is to be valued, of those before it.
       logprobs: of the last step's tokens, under the model's own softmax.
-      certainty: at the same places, in nats, how far the model's law is from an even one.
+      certainty: at the same places, in nats, how far the model's distribution is from the uniform one.
       ended: whether the text has ended.
     """
 

@@ -30,7 +30,8 @@ class Span:
     Attributes:
       start: its first token.
       stop: behind its last one.
-      log_prob: natural logarithm of the probability that the answer is these tokens and ends there, in the model's own law.
+      log_prob: natural logarithm of the probability that the answer is these tokens and ends there, in the model's own
+        distribution.
     """
 
     start: int
@@ -109,9 +110,9 @@ def _score(lm, params, cache, last, length, tokens, eos):
     begin = jnp.broadcast_to(length - 1, (rows,))
     positions = begin[:, None] + jnp.arange(longest + 1)[None]
     logits = lm(params, Block(block, positions, begin), cache, wants=Wants(logits=True)).logits
-    laws = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-    own = jnp.take_along_axis(laws[:, :-1], jnp.maximum(tokens, 0)[:, :, None], axis=2)[:, :, 0]
-    ends = jax.nn.logsumexp(laws[:, 1:, eos], axis=2)
+    dists = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    own = jnp.take_along_axis(dists[:, :-1], jnp.maximum(tokens, 0)[:, :, None], axis=2)[:, :, 0]
+    ends = jax.nn.logsumexp(dists[:, 1:, eos], axis=2)
     return jnp.where(tokens >= 0, jnp.cumsum(own, axis=1) + ends, -jnp.inf)
 
 

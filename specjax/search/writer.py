@@ -173,10 +173,10 @@ class Writer:
                 part[row, : count[row]] = text[at : at + width]
             given = jax.device_put((part, count.astype(np.int32), np.asarray(ids, np.int32)))
             self.state, *said = _read(self.decoder, self.params, self.state, *given)
-            own, law, likeliest = to_host(said)
+            own, dist, likeliest = to_host(said)
             for row in np.flatnonzero(count):
                 logprobs[row] += own[row, : count[row]].tolist()
-                after[row], top[row] = law[row], likeliest[row]
+                after[row], top[row] = dist[row], likeliest[row]
             self.passes += count > 0
         self.hear()
         return Heard(logprobs, after, top)
@@ -230,9 +230,9 @@ def _read(decoder, params, state, new: Array, count: Array, ids: Array):
     begin = state.length - 1  # the last token of a text has no entry in the cache yet
     positions = begin[:, None] + jnp.arange(tokens.shape[1])[None]
     output = decoder.target(params["target"], Block(tokens, positions, begin), state.cache, wants=Wants(logits=True))
-    laws = jax.nn.log_softmax(output.logits, axis=-1)
-    own = jnp.take_along_axis(laws[:, :-1], jnp.maximum(new, 0)[:, :, None], axis=2)[:, :, 0]
-    last = jnp.take_along_axis(laws, count[:, None, None], axis=1)[:, 0]
+    dists = jax.nn.log_softmax(output.logits, axis=-1)
+    own = jnp.take_along_axis(dists[:, :-1], jnp.maximum(new, 0)[:, :, None], axis=2)[:, :, 0]
+    last = jnp.take_along_axis(dists, count[:, None, None], axis=1)[:, 0]
     # the last token is read too, for what follows it; its entry is written anew by the next pass
     cache = decoder.target.commit(state.cache, output.delta, None, begin)
     text = write(state.tokens, new, state.length)

@@ -73,8 +73,8 @@ class Record:
       chosen: of a selection: which of the completions of its prompt this is (from 0); `sample` is None then.
       nll: the negative log-likelihood of its tokens, the sum of `-logprobs`; of a greedy text an uncertainty (G-NLL,
         arXiv:2412.15176); None without `logprobs`.
-      self_certainty: the mean over its tokens of how far the model's own law is from an even one, in nats; None without
-        `logprobs`.
+      self_certainty: the mean over its tokens of how far the model's own distribution is from the uniform one, in nats;
+        None without `logprobs`.
       prompt_logprobs: of every token of the prompt after those before it, under the model's own softmax, None for the first;
         None as a whole where not asked for.
     """

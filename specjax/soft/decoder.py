@@ -36,7 +36,7 @@ class SoftState(DecodeState):
       ids: `[B, n]` int32, what the last new token is read as, the heaviest first.
       weights: `[B, n]` float32.
       thinks: `[B]` bool, whether that is so.
-      calm: `[B]` int32, for how many tokens on end the law had little entropy.
+      calm: `[B]` int32, for how many tokens on end the distribution had little entropy.
     """
 
     ids: Array

@@ -25,7 +25,7 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Distill(Objective):
-    """Fits a draft model's next-token laws to the target's.
+    """Fits a draft model's next-token distributions to the target's.
 
     `target_params` are the target's parameters; with `keep` below 1 a pair of those and of the reference draft's.
 

@@ -19,8 +19,9 @@ PyTree = Any
 
 
 def rounded(params: PyTree, dtype: str) -> PyTree:
-    """Parameters in the type in which a pass multiplies them. Kernels over a vocabulary stay: laws are made in chunks
-    (`specjax.objectives.teacher`), each of which rounds them anew, so that what all chunks say of them adds up in float32."""
+    """Parameters in the type in which a pass multiplies them. Kernels over a vocabulary stay: distributions are made in
+    chunks (`specjax.objectives.teacher`), each of which rounds them anew, so that what all chunks say of them adds up
+    in float32."""
 
     if dtype == "float32":
         return params

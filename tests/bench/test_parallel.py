@@ -124,8 +124,8 @@ def test_what_the_command_cannot_use(tiny, capsys, words, said):
     assert said in capsys.readouterr().err
 
 
-def everything(laws):
-    return set(laws)
+def everything(dists):
+    return set(dists)
 
 
 @pytest.mark.parametrize("n", (3, 4))
@@ -164,9 +164,9 @@ def test_a_higher_threshold_costs_less():
     joint = 0.7 * independence.chain(4, 0.2) + 0.3 * independence.chain(4, 0.05)[::-1]
 
     def threshold(tau):
-        def policy(laws):
-            sure = {i for i, law in laws.items() if law.max() >= tau}
-            return sure or {max(laws, key=lambda i: laws[i].max())}
+        def policy(dists):
+            sure = {i for i, dist in dists.items() if dist.max() >= tau}
+            return sure or {max(dists, key=lambda i: dists[i].max())}
 
         return policy
 

@@ -187,8 +187,8 @@ def test_an_end_of_text_behind_the_cut_ends_nothing():
 
 @pytest.mark.slow
 def test_one_sure_token_a_position_is_one_pass_a_block():
-    """With top-k 1 the law after filters leaves one token, so that every prediction is certain, as in SDAR's sampler: a pass a
-    block, and one more that stores it. By the model's own law they are as unsure as ever."""
+    """With top-k 1 the distribution after filters leaves one token, so that every prediction is certain, as in SDAR's
+    sampler: a pass a block, and one more that stores it. By the model's own distribution they are as unsure as ever."""
     steps, found = [], []
     for warped in (True, False):
         decoder = make(Threshold(0.85), 4, warped=warped)
@@ -318,7 +318,7 @@ def test_a_folder_says_how_it_is_decoded(folder):
     model = models.load(folder, dtype="float32")
     engine = Engine(model)
     assert model.masked == Masked(MASK, False, 4)
-    assert engine.decoder.policy == Threshold(0.85) and engine.decoder.warped  # SDAR's own threshold and law
+    assert engine.decoder.policy == Threshold(0.85) and engine.decoder.warped  # SDAR's own threshold and distribution
     from_prompt = dataclasses.replace(model, masked=Masked(MASK, False, 4, align="prompt_end"))
     for other in (Engine(from_prompt), Engine(model, decode=Diffusion(unmask="threshold", align="prompt_end"))):
         assert (other.decoder.align, other.decoder.policy) == ("prompt_end", Threshold(0.9))

@@ -102,8 +102,8 @@ def oracle(prompt, limit, block, suffix, shift):
             logits[:, MASK] = -np.inf
             blanks = [i for i in range(lo, hi) if tokens[i] == MASK]
             rows = logits[[i - shift for i in blanks]]
-            law = np.exp(rows - rows.max(1, keepdims=True))
-            sure = (law / law.sum(1, keepdims=True)).max(1)
+            dist = np.exp(rows - rows.max(1, keepdims=True))
+            sure = (dist / dist.sum(1, keepdims=True)).max(1)
             first = shift and entering  # whose logits are shifted, a block's first token is committed alone
             for j in [0] if first else np.argsort(-sure, kind="stable")[: None if shift else half]:
                 tokens[blanks[j]] = rows[j].argmax()

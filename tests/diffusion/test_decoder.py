@@ -1,4 +1,4 @@
-"""Masked-diffusion decoding against a slow oracle, and the laws every policy obeys."""
+"""Masked-diffusion decoding against a slow oracle, and the properties of every policy."""
 
 import dataclasses
 

@@ -47,8 +47,8 @@ def passes(model):
     final, cache = jax.jit(encode)(params, jnp.asarray(PROMPTS), jnp.asarray(LENGTHS))
 
     @jax.jit
-    def read(tokens, laws, settled):
-        soft = jnp.where(jnp.isnan(laws[:, :, :1]), 0, lm.soften(params, jax.nn.log_softmax(laws)))
+    def read(tokens, dists, settled):
+        soft = jnp.where(jnp.isnan(dists[:, :, :1]), 0, lm.soften(params, jax.nn.log_softmax(dists)))
         at = jnp.asarray(LENGTHS)[:, None] + jnp.arange(W)[None]
         out = lm.read(params, tokens, at, cache, soft, settled)
         return out.final, lm.unembed(params, out.final)
@@ -67,8 +67,8 @@ def test_the_encoder_is_transformers(passes):
 def test_the_decoder_is_transformers(passes, conditioned):
     """Every row behind a text of its own length, longer and shorter than the window."""
     torch = pytest.importorskip("torch")
-    laws = jnp.asarray(LOGITS) if conditioned else jnp.full(LOGITS.shape, jnp.nan)
-    got = passes[1](jnp.asarray(CANVAS), laws, jnp.zeros(3, bool))[1]
+    dists = jnp.asarray(LOGITS) if conditioned else jnp.full(LOGITS.shape, jnp.nan)
+    got = passes[1](jnp.asarray(CANVAS), dists, jnp.zeros(3, bool))[1]
     for row, length in enumerate(LENGTHS):
         with torch.no_grad():
             want = theirs()(

@@ -83,7 +83,7 @@ def written(lm, params, name, ahead, *, mesh=None, **options):
 
 
 PAIRS = [("gpt_oss", name) for name in DRAFTERS] + [("shared", "static"), ("mistral", "static")]
-"""Others are held to the text of whole caches by the laws of decoding, on two models with windows."""
+"""Others are held to the text of whole caches by the conformance tests, on two models with windows."""
 
 
 @pytest.mark.slow

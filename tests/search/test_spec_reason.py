@@ -27,14 +27,14 @@ def scored(method, before, step):
     """What the large model makes of a step, by one whole pass."""
     question = [LETTERS.index(letter) for letter in QUESTION]
     ids = [*before, *step, *question]
-    laws = np.asarray(jax.nn.log_softmax(teacher_forced(LARGE.lm, LARGE.params, ids), axis=-1), np.float64)
+    dists = np.asarray(jax.nn.log_softmax(teacher_forced(LARGE.lm, LARGE.params, ids), axis=-1), np.float64)
     if method.score == "likelihood":
         at = range(len(before), len(before) + len(step))
-        return float(np.exp(np.mean([laws[i - 1, ids[i]] for i in at])))
+        return float(np.exp(np.mean([dists[i - 1, ids[i]] for i in at])))
     if method.score == "digit":
-        top = LETTERS[int(np.argmax(laws[-1]))]
+        top = LETTERS[int(np.argmax(dists[-1]))]
         return float(top) if top.isdigit() else 0.0
-    mass = np.exp(laws[-1, 14:])
+    mass = np.exp(dists[-1, 14:])
     return float(mass @ np.arange(10) / mass.sum())
 
 
@@ -217,13 +217,13 @@ def test_a_chat_is_asked_in_a_users_turn():
         turns = [user, {"role": "assistant", "content": said}, {"role": "user", "content": method.question.strip()}]
         text = large.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False) + method.reply
         ids = large.tokenizer.encode(text, add_special_tokens=False)
-        law = np.asarray(jax.nn.softmax(teacher_forced(large.lm, large.params, ids)[-1]), np.float64)
+        dist = np.asarray(jax.nn.softmax(teacher_forced(large.lm, large.params, ids)[-1]), np.float64)
         digits = {
             t: int(word)
-            for t in range(len(law))
+            for t in range(len(dist))
             if (word := large.tokenizer.decode([t]).strip()) in "0123456789" and word
         }
-        wanted = sum(law[t] * digit for t, digit in digits.items()) / sum(law[t] for t in digits)
+        wanted = sum(dist[t] * digit for t, digit in digits.items()) / sum(dist[t] for t in digits)
         assert step.score == pytest.approx(wanted, rel=1e-3)
     assert len(record.steps) > 1 and {step.by for step in record.steps} == {"small"}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support import small_diffusion as small
 from support.conformance import DRAFTERS, MIXED, TARGET, Rows, complete, params, plain, same, start, texts
-from support.mesh_law import SHALLOW, decoder_on, placed, weights
+from support.mesh_cases import SHALLOW, decoder_on, placed, weights
 
 import specjax
 from specjax.diffusion import CanvasDiffusion, Prefix, Threshold, diffusion

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.conformance import MIXED, params, same, start, texts
-from support.mesh_law import SMALLER as TARGET
-from support.mesh_law import begun, checked, placed, run
+from support.mesh_cases import SMALLER as TARGET
+from support.mesh_cases import begun, checked, placed, run
 
 import specjax
 from specjax import cli
@@ -133,34 +133,34 @@ def seen_whole(own, vectors):
     return TARGET(own, block, None, wants=Wants(logits=True)).logits[0]
 
 
-def moments(mixer, law):
+def moments(mixer, dist):
     """Means and variances of the weights by token over many rows that differ in their noise alone."""
     count = 4096
-    logits = jnp.broadcast_to(jnp.log(jnp.asarray(law)), (count, 1, len(law)))
+    logits = jnp.broadcast_to(jnp.log(jnp.asarray(dist)), (count, 1, len(dist)))
     zeros = jnp.zeros((count,), jnp.int32)
     sampler = Sampler(
         row_keys(0, map(str, range(count))), zeros[:, None], zeros, zeros == 0, SamplingArrays.make(count, 1.0)
     )
     mixed = jax.jit(mixer.mix)(logits, sampler)
-    weights = np.zeros((count, len(law)))
+    weights = np.zeros((count, len(dist)))
     np.put_along_axis(weights, np.asarray(mixed.ids), np.asarray(mixed.weights), axis=1)
     assert (np.argmax(weights, axis=1) == np.asarray(mixed.token)).all()
     return weights.mean(axis=0), weights.var(axis=0)
 
 
-def test_weights_have_their_laws():
+def test_weights_have_their_distributions():
     """With p renormalised over the n likeliest, the mean's are p, and Dirichlet's have the mean p and the variance
     p (1 - p) / (alpha + 1)."""
-    law, near = [0.4, 0.05, 0.3, 0.1, 0.15], [0, 2, 3, 4]
+    dist, near = [0.4, 0.05, 0.3, 0.1, 0.15], [0, 2, 3, 4]
     p = np.asarray([0.4, 0.3, 0.1, 0.15]) / 0.95
     for alpha in (1.0, 6.0):
-        mean, variance = moments(Dirichlet(n=4, alpha=alpha), law)
+        mean, variance = moments(Dirichlet(n=4, alpha=alpha), dist)
         np.testing.assert_allclose(mean[near], p, atol=0.02)
         np.testing.assert_allclose(variance[near], p * (1 - p) / (alpha + 1), rtol=0.12)
         assert mean[1] == 0
-    np.testing.assert_allclose(moments(Mean(n=4), law)[0][near], p, rtol=1e-5)
-    first = np.bincount(np.argmax(np.log(law) + np.random.default_rng(0).gumbel(size=(4096, 5)), axis=1)) / 4096
-    np.testing.assert_allclose(moments(GumbelSoftmax(n=5, tau=0.0), law)[0], first, atol=0.03)
+    np.testing.assert_allclose(moments(Mean(n=4), dist)[0][near], p, rtol=1e-5)
+    first = np.bincount(np.argmax(np.log(dist) + np.random.default_rng(0).gumbel(size=(4096, 5)), axis=1)) / 4096
+    np.testing.assert_allclose(moments(GumbelSoftmax(n=5, tau=0.0), dist)[0], first, atol=0.03)
 
 
 @pytest.mark.slow

@@ -96,8 +96,8 @@ def test_certainty_forcing_is_its_formula():
     objective = CertaintyForcing(Table(), MASK, False, 0, weight=1.5, temperature=0.7)
     loss, metrics = objective.loss(table(), None, BATCH, jax.random.key(5))
     logits = np.asarray(table(), np.float64)[..., :MASK]
-    law = np.exp(logits / 0.7) / np.exp(logits / 0.7).sum(-1, keepdims=True)
-    entropy = -(law * np.log(law)).sum(-1)
+    dist = np.exp(logits / 0.7) / np.exp(logits / 0.7).sum(-1, keepdims=True)
+    entropy = -(dist * np.log(dist)).sum(-1)
     right = np.asarray(ANSWER) & (logits.argmax(-1) == np.asarray(TOKENS))
     each = np.asarray(surprise(table()[..., :MASK], TOKENS))
     drawn = [jax.random.uniform(key, (T + 1,))[1:] for key in jax.random.split(jax.random.key(5), len(TOKENS))]

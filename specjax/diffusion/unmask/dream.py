@@ -13,8 +13,8 @@ class Dream(Unmask):
     """Noise falls linearly from 1 to `eps` in `steps` passes; each commits the share of open positions by which it falls.
 
     `origin` commits every position with that probability; the others commit as many of the surest, rounded down, and all
-    that is open in the last pass. How sure a prediction is, the law after temperature and filters says. Counts are each row's
-    own, where the original takes the mean over its batch.
+    that is open in the last pass. How sure a prediction is, the distribution after temperature and filters says. Counts
+    are each row's own, where the original takes the mean over its batch.
 
     `threshold` is Fast-dLLM's rule for Dream (arXiv:2505.22618): a pass looks at the block's positions over `steps`, and as
     many as earlier passes left over; of these the surest is committed, and what is sure enough. The rest is left over.

@@ -38,7 +38,7 @@ class PEagle(Eagle3):
     mask: int = -1
 
     hidden = None  # pyrefly: ignore[bad-override]
-    """No law follows from one that was drafted, so that no rule can read the features between them."""
+    """No distribution follows from one that was drafted, so that no rule can read the features between them."""
 
     @property
     def head(self):
@@ -73,13 +73,13 @@ class PEagle(Eagle3):
         return self.head(own, fill(embeds), fill(feature), block, cache, past)
 
     def propose(self, params, draft, view, sampler):
-        laws = [self.logits(params, draft.feature[:, None])]
+        dists = [self.logits(params, draft.feature[:, None])]
         if self.expander.depth > 1:
             positions = draft.length[:, None] + jnp.arange(self.expander.depth - 1)[None]
             h, _ = self.ahead(params, Block(jnp.zeros_like(positions), positions, draft.length), draft.cache)
-            laws.append(self.logits(params, h))
-        law = jnp.concatenate(laws, axis=1)
-        grow = lambda carry, level: (carry, law[:, level.depth][:, None])
+            dists.append(self.logits(params, h))
+        dist = jnp.concatenate(dists, axis=1)
+        grow = lambda carry, level: (carry, dist[:, level.depth][:, None])
         sampler = self.restricted(params, sampler)
-        tree = self.expander(view.root, law[:, 0], grow, None, sampler, keep_q=view.keep_q)
+        tree = self.expander(view.root, dist[:, 0], grow, None, sampler, keep_q=view.keep_q)
         return Proposal(tree, draft)

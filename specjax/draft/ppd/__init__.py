@@ -21,7 +21,7 @@ class PPDState:
     """What the prompt tokens of the last accepted node said.
 
     Attributes:
-      logits: `[B, m, V]` float32: their laws, for the tokens one, two, ... places after the root.
+      logits: `[B, m, V]` float32: their distributions, for the tokens one, two, ... places after the root.
       state: `[B]` int32, how many of them there were; -1 before the row's first proposal.
     """
 

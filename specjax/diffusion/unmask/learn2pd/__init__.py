@@ -96,7 +96,7 @@ class Learn2PD(Unmask):
 
 def top(guess: Guess) -> Array:
     """The probability `[B, W]` of the likeliest token, of known positions too."""
-    return jnp.exp(guess.log_law.max(axis=-1))
+    return jnp.exp(guess.log_probs.max(axis=-1))
 
 
 def judge(params: Any, sure: Array) -> Array:

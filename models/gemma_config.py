@@ -119,7 +119,7 @@ def from_hf(config: dict[str, Any], generation: dict[str, Any]) -> tuple[Diffusi
         raise ModelError(f"config.json: text_config needs positive integers for: {', '.join(wrong)}")
     check_depth(get("num_hidden_layers"))
     if get("top_k_experts") > get("num_experts"):
-        raise ModelError(f"config.json: {get('top_k_experts')} experts a token, but there are {get('num_experts')}")
+        raise ModelError(f"config.json: {get('top_k_experts')} experts per token, but there are {get('num_experts')}")
     types = layer_types(get("layer_types"), get("num_hidden_layers"))
     heads = {kind: heads_of(kind, get, types) for kind in KINDS}
     length = config.get("canvas_length", 256)

@@ -1,6 +1,6 @@
 """Gemma 4's experts, which stand beside a layer's MLP and read the residual stream themselves.
 
-Shapes: `M` tokens of all rows, `E` width, `X` experts, `k` experts a token.
+Shapes: `M` tokens of all rows, `E` width, `X` experts, `k` experts per token.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""A joint distribution of a few tokens behind the any-subset contract: every conditional is exact. The oracle for
+"""A joint distribution of a few tokens under the any-subset contract: every conditional is exact. The oracle for
 tests."""
 
 import dataclasses

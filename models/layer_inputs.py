@@ -32,7 +32,7 @@ class LayerInputsConfig:
 
 
 class LayerInputs(nnx.Module):
-    """The inputs of all `layers`, once a pass, in a model of width `size`."""
+    """The inputs of all `layers`, once per pass, in a model of width `size`."""
 
     def __init__(
         self, config: LayerInputsConfig, layers: int, size: int, norm: NormConfig, dtype: Any, rngs: nnx.Rngs

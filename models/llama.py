@@ -1,4 +1,4 @@
-"""Decoder-only transformers behind the LM contract: Llama, Mistral, Qwen, Gemma and the others of docs/models.md.
+"""Decoder-only transformers after the LM contract: Llama, Mistral, Qwen, Gemma and the others of docs/models.md.
 
 A model is made of parts, which its `ModelConfig` lists layer by layer; a pass asks each of them, and knows no family. What sets
 a family apart is in its description in `specjax.models.families`.
@@ -65,7 +65,7 @@ def _abstract(config: ModelConfig, dtype: Any, kernel: Implementation | None, re
 
 @dataclasses.dataclass(frozen=True)
 class LlamaLM:
-    """A model of parts behind `specjax.lm.LM`: functions of a params pytree (nested dicts of arrays).
+    """A model of parts as a `specjax.lm.LM`: functions of a params pytree (nested dicts of arrays).
 
     Attributes:
       config: what it is made of.
@@ -277,7 +277,7 @@ class LlamaLM:
             return logits if head.soft_cap is None else head.soft_cap * jnp.tanh(logits / head.soft_cap)
 
     def init_cache(self, batch: int, capacity: int, dtype: Any = jnp.float32) -> KVCache | OldCache:
-        """An empty cache of `capacity` slots a row."""
+        """An empty cache of `capacity` slots per row."""
         kind = self.cache_dtype or (jnp.float32 if self.layer_cast else dtype)
         if self.old is not None:
             return OldCache.empty(self.old, self.laid_out, batch, capacity, kind, self.ahead)

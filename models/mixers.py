@@ -73,7 +73,8 @@ class MixerConfig(abc.ABC):
         return ()
 
     def tables(self, positions: Array, longest: int) -> Any:
-        """What its layers compute of positions `[B, T]` once a pass, in a model for texts of up to `longest` tokens."""
+        """What its layers compute of positions `[B, T]` once per pass, in a model for texts of up to `longest`
+        tokens."""
         return None
 
 

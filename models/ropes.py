@@ -135,7 +135,7 @@ def tables_of(frequencies: Array, positions: Array, magnitude: float = 1.0) -> t
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:
     """Rotary embedding of `[B, T, N, H]` by `rope_tables`, in the half-split layout of the Hugging Face weights; channels
-    behind those that the tables are for stay as they are."""
+    after those that the tables are for stay as they are."""
     turned = 2 * cos.shape[-1]
     if not turned:
         return x

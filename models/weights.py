@@ -72,7 +72,7 @@ def without_cache_scales(tensors: dict[str, Any]) -> tuple[dict[str, Any], list[
 
 
 def extra_layer(name: str, layers: int, count: int = 2**31) -> bool:
-    """Whether a tensor is one of at most `count` layers behind the `layers` that a model counts: they draft for it."""
+    """Whether a tensor is one of at most `count` layers after the `layers` that a model counts: they draft for it."""
     found = _LAYER.match(name)
     return found is not None and layers <= int(found[1]) < layers + count
 

@@ -1,4 +1,4 @@
-"""XLNet behind the any-subset contract (arXiv:1906.08237): distributions of positions, given any others, from one pass
+"""XLNet under the any-subset contract (arXiv:1906.08237): distributions of positions, given any others, from one pass
 of two streams.
 
 The content stream knows what stands at a position, the query stream only where that is, so a position's distribution

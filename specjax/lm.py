@@ -227,10 +227,10 @@ class LM(Protocol):
     ) -> PyTree:  # fmt: skip
         """Writes delta's slots `src` `[B, M]` (None: all, in order) into the cache.
 
-        `dst` `[B]` starts one run of M slots a row; `[B, M]` names every slot, and those out of range are dropped.
-        `counts` `[B]` int32 says how many of a row's M slots are real: those behind may be written where a length hides them,
-        but a running state (`specjax.models.mixers`), which nothing takes back, is made of the real ones alone. Whoever cannot
-        say it, or goes back in a text, gives None, and a model with such states refuses that.
+        `dst` `[B]` starts one run of M slots per row; `[B, M]` names every slot, and those out of range are dropped.
+        `counts` `[B]` int32 says how many of a row's M slots are real: those after may be written where a length hides
+        them, but a running state (`specjax.models.mixers`), which nothing takes back, is made of the real ones alone.
+        Whoever cannot say it, or goes back in a text, gives None, and a model with such states refuses that.
         """
         ...
 

@@ -172,7 +172,7 @@ class SamplingArrays:
 
     @classmethod
     def of_rows(cls, rows: Sequence[Any], form: Form) -> "SamplingArrays":
-        """Those of options, one a row, with the columns of a form, on the host.
+        """Those of options, one per row, with the columns of a form, on the host.
 
         Raises:
           ValueError: where an option is out of range, or needs a column that the form has not.
@@ -208,7 +208,7 @@ class SamplingArrays:
 
 
 def _filled(field: dataclasses.Field, values: Sequence[Any], widths: tuple[int, ...]) -> Any:
-    """A column of values, one a row, on the host."""
+    """A column of values, one per row, on the host."""
     shape = field.metadata.get("shape")
     if shape is None:
         return column(field, list(values))

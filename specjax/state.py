@@ -141,7 +141,8 @@ def finish_rows(
     """The rows' new `finish` `[B]`, after a step of any decoder.
 
     One precedence: EOS, then the limit, then a failure. A text that ends at its limit with EOS has ended by itself. And what a
-    step could not compute lies behind what it committed: where that ends the text, a decoder that takes one token at a time
+    step could not compute lies after what it committed: where that ends the text, a decoder that takes one token at a
+      time
     would never have come to it, so the reason does not depend on how many tokens a step brings.
 
     Args:

@@ -98,7 +98,7 @@ class Topology:
 
     @classmethod
     def chain(cls, length: int) -> "Topology":
-        """The root and `length` nodes below it, one a level."""
+        """The root and `length` nodes below it, one per level."""
         return cls(tuple(range(-1, length)), (0,) * (length + 1))
 
     @classmethod

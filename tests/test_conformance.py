@@ -189,7 +189,7 @@ def test_the_optimised_program(name):
 
 
 def test_garbage_beyond_the_text_is_never_read(name):
-    """Cache slots and text beyond a row's length hold poison, and slots behind a window; the text must not change."""
+    """Cache slots and text beyond a row's length hold poison, and slots after a window; the text must not change."""
     decoder = decoder_of(name)
     state = start(decoder, MIXED, model=params(name))
     reach = (decoder.target.config.near.window or 1) - 1 + decoder.drafter.looks_back

@@ -223,7 +223,7 @@ def test_init_refuses_what_does_not_fit(decoder):
 
 
 def test_expanders_must_fit_the_vocabulary():
-    with pytest.raises(ValueError, match="candidates a node"):
+    with pytest.raises(ValueError, match="candidates per node"):
         specjax.speculative(TARGET, ModelDrafter(DRAFT, TopK(k=97, depth=1, nodes=4)))
 
 

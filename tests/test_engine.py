@@ -83,7 +83,7 @@ def test_prompts_in_every_form(model, monkeypatch):
     go([[1, 2, 3], [4, 5]], progress=False)
     assert shown == []
     go([[1, 2, 3], [4, 5]])
-    assert shown[0] == 2 and sum(count for count, _ in shown[1:]) == 2 and "tokens a step" in shown[-1][1]
+    assert shown[0] == 2 and sum(count for count, _ in shown[1:]) == 2 and "tokens per step" in shown[-1][1]
     monkeypatch.undo()
     assert call_module.bar_fits() is False
     with jax.default_prng_impl("rbg"):  # the user's own choice is not ours

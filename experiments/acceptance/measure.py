@@ -292,7 +292,7 @@ def main() -> None:
     parser.add_argument("--draft", default="tiny-draft")
     parser.add_argument("--questions", type=int, default=5, help="of each family")
     parser.add_argument("--places", type=int, default=5, help="of each answer")
-    parser.add_argument("--samples", type=int, default=256, help="draws of children a place")
+    parser.add_argument("--samples", type=int, default=256, help="draws of children per place")
     parser.add_argument("--output", type=pathlib.Path, default=HERE)
     asked = parser.parse_args()
     logits = logits_of((asked.model, asked.draft), asked.questions, asked.places)

@@ -75,7 +75,7 @@ def listed(chip: str, heads: float, queries: int, capacity: int) -> int:
 
 def cut(capacity: int, slots: int) -> int:
     """A block of about so many slots, and no more: the whole of a small cache, else what divides it, else what leaves the least
-    to be read behind its end."""
+    to be read after its end."""
     if capacity <= min(slots, COMPUTED):
         return capacity
     unit = 128 if slots <= COMPUTED else COMPUTED // 2

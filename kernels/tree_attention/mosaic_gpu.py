@@ -115,7 +115,7 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
 
 
 def filled(x, axis, size):
-    """With zeros behind its end, up to a size."""
+    """With zeros after its end, up to a size."""
     return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
 
 
@@ -237,7 +237,7 @@ def _kernel(
 
     count = pl.cdiv(jnp.maximum(end - begin, 0), BLOCK)
     cache = Source(ref["cache_key"], ref["cache_value"], count, place, seen)
-    # the part behind the last of the cache begins where the row has ended
+    # the part after the last of the cache begins where the row has ended
     own_count = jnp.where(part == shares.parts, own, 0)
     block = Source(ref["key"], ref["value"], own_count, lambda i: i * BLOCK, own_seen)
 

@@ -23,7 +23,7 @@ class Operands:
       value: as `key`.
       cache_key: `[B, K, S, H]`, or None for no prefix.
       cache_value: as `cache_key`.
-      length: `[B]` int32, visible cache slots a row.
+      length: `[B]` int32, visible cache slots per row.
       visible: `[B or 1, T or 1, P + T]` bool, which of the uncommitted keys a query sees; None of a block whose tokens a mesh
         splits, which is causal or full.
       query_positions: `[B, T]` int32, or None without a window.

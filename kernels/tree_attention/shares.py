@@ -16,8 +16,8 @@ from specjax.kernels.tree_attention.parts import Found, Operands
 PROGRAMS = 264
 """How many programs are wanted: two for each of an H100's multiprocessors."""
 SPLIT = 2, 16
-"""The fewest slots of the capacity a part is worth, for each query of a program, since every query leaves a sum behind: where
-the GPU is not full without it, and where it only evens out rows of different lengths."""
+"""The fewest slots of the capacity a part is worth, for each query of a program, since every query leaves a sum after:
+where the GPU is not full without it, and where it only evens out rows of different lengths."""
 FEWEST = 16
 """Queries of a program at least."""
 

@@ -179,7 +179,7 @@ class OldCache(Pretty):
         return cls(tuple(rings), bodies, jnp.zeros((batch,), jnp.int32), policy, ahead)
 
     def layer(self, index: int, length: Array, of_state: bool = False) -> Slots:
-        """What queries behind `length` `[B]` tokens see of a layer."""
+        """What queries after `length` `[B]` tokens see of a layer."""
         key, value, seen = self.policy.read(self.bodies[index], self.folded)
         ring = self.rings[index]
         held = _held(ring.key.shape[2], length)
@@ -236,6 +236,6 @@ class OldCache(Pretty):
 
 
 def _held(slots: int, length: Array) -> Array:
-    """The positions `[B, R]` that a ring holds behind `length` `[B]` tokens; negative where there is none yet."""
+    """The positions `[B, R]` that a ring holds after `length` `[B]` tokens; negative where there is none yet."""
     last = length[:, None] - 1
     return last - (last - jnp.arange(slots)[None]) % slots

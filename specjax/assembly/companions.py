@@ -174,7 +174,8 @@ def check_vocabulary(other: Any, target: Any, besides: int = -1, what: str = "dr
 
 
 def padded(draft: Any, target: Any) -> Any:
-    """The draft's LM for a target whose tables are padded otherwise: the same tokens, and rows behind them that no token has.
+    """The draft's LM for a target whose tables are padded otherwise: the same tokens, and rows after them that no token
+    has.
 
     Raises:
       ValueError: where the tables differ by more than padding, as far as the tokenizers tell.

@@ -33,7 +33,7 @@ class Diffusion(Decode):
       block_length: positions that are decoded together.
       sub_block: of a model whose blocks do not see later ones: the length of a block's parts, which are finished from left to
         right; 0: none.
-      guidance: classifier-free guidance (LLaDA's `cfg_scale`), which reads two canvases a row; 0 is off.
+      guidance: classifier-free guidance (LLaDA's `cfg_scale`), which reads two canvases per row; 0 is off.
       ends: what becomes of predicted ends of text, words of `ENDS` with a space between them. "never": they are not predicted
         (LLaDA's `logits_eos_inf`). "doubted": they, and those of a turn (`<|eot_id|>`), are the least sure of all
         (`confidence_eos_eot_inf`). Empty: they are tokens as others are.

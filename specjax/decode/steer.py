@@ -37,8 +37,8 @@ class Steer(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Guidance(Steer):
-    """Classifier-free guidance of text, as in `transformers`: a second pass a step. Log-probabilities of new tokens are then of
-    the guided distribution, those of prompts of the model's own.
+    """Classifier-free guidance of text, as in `transformers`: a second pass per step. Log-probabilities of new tokens
+    are then of the guided distribution, those of prompts of the model's own.
 
     Attributes:
       scale: transformers' `guidance_scale`; 1 is off.

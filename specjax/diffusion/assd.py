@@ -48,7 +48,7 @@ class AssdState(Rows):
     Attributes:
       opened: `[B, L]` bool, the positions to fill in.
       rank: `[B, L]` int32, when a position becomes known: the given ones come first, then the open ones from left to right;
-        those behind the limit are never known.
+        those after the limit are never known.
       known: `[B]` int32, how many are.
     """
 
@@ -139,7 +139,7 @@ class Assd(Decoder[AssdState]):
         """One round: every live row fills in one position at least, two where two are open and K is at least 2."""
         live, left = ~state.done, state.limit - state.known
         order = jnp.argsort(state.rank, axis=1)
-        ranks = state.known[:, None] + jnp.arange(self.drafts + 1)[None]  # the drafts, and the one behind them
+        ranks = state.known[:, None] + jnp.arange(self.drafts + 1)[None]  # the drafts, and the one after them
         at = jnp.take_along_axis(order, jnp.minimum(ranks, order.shape[1] - 1), axis=1)
         real = ranks < state.limit[:, None]
         noise = gumbel(state.key, at, self.target.vocab_size, GUMBEL)

@@ -35,12 +35,12 @@ NOISE = 5  # the purpose of the random tokens, beside those of `specjax.diffusio
 
 
 class CanvasLM(LM, Protocol):
-    """A model that reads text as an `LM`, causally, and canvases behind it."""
+    """A model that reads text as an `LM`, causally, and canvases after it."""
 
     def read(
         self, params: PyTree, tokens: Array, positions: Array, cache: PyTree, soft: Array, settled: Array
     ) -> Output:
-        """One block a row, behind what the cache holds before its first position: `final`, and a `delta`.
+        """One block a row, after what the cache holds before its first position: `final`, and a `delta`.
 
         Args:
           params: the parameters.
@@ -265,7 +265,7 @@ class CanvasDiffusion(Decoder[CanvasState]):
         return jax.lax.cond(jnp.any(live & sampled), draw, lambda: likeliest)
 
     def _finish(self, state, at, likeliest, finished, failed) -> CanvasState:
-        """The state with the tokens of finished canvases as text, cut at the limit and behind an end of text."""
+        """The state with the tokens of finished canvases as text, cut at the limit and after an end of text."""
         live = ~state.done
         real = at < state.limit[:, None]
         tokens = jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))(

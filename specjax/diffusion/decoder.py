@@ -62,7 +62,7 @@ class DiffusionDecoder(Decoder[DiffusionState]):
       block_length: W.
       shift: the model's output at position i - 1 is for position i (Dream), not that at i (LLaDA).
       cfg_scale: classifier-free guidance: logits are `u + (1 + cfg_scale)(c - u)`, where u are those without what was given
-        (LLaDA's `generate`). A pass then reads two canvases a row. 0 is off.
+        (LLaDA's `generate`). A pass then reads two canvases per row. 0 is off.
       mesh: keeps the state on its shardings: rows over `data`, the cache's heads over `model`, its slots over `context`.
       never: ids that are not predicted either (LLaDA's `logits_eos_inf`).
       doubted: ids that are predicted, but of probability 0 to a policy, which sees the distribution without them

@@ -112,7 +112,7 @@ class GuidedState(DiffusionState):
 
 @dataclasses.dataclass(frozen=True)
 class GuidedDecoder(DiffusionDecoder):
-    """A `DiffusionDecoder` whose policy is `Guided`. It only completes: nothing may be known behind the prompt."""
+    """A `DiffusionDecoder` whose policy is `Guided`. It only completes: nothing may be known after the prompt."""
 
     @property
     def fills_in(self) -> bool:

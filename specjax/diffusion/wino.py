@@ -1,7 +1,7 @@
 """WINO: commits at a low threshold, and opens again what a second look finds unlikely (Hong et al. 2025, arXiv:2507.18578).
 
-The second look costs no pass of its own: behind the canvas stands a shadow of the active block, masks at the same positions. A
-shadow sees all of the canvas but its own twin, and nothing of the canvas sees a shadow.
+The second look costs no pass of its own: after the canvas stands a shadow of the active block, masks at the same
+positions. A shadow sees all of the canvas but its own twin, and nothing of the canvas sees a shadow.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """DiffuSpec: a diffusion language model drafts for an autoregressive target (Li et al. 2025, arXiv:2510.02358).
 
-One pass of the diffusion model over mask tokens behind the text gives a distribution for every position ahead, each
+One pass of the diffusion model over mask tokens after the text gives a distribution for every position ahead, each
 without a view of the others' tokens. Paths through that lattice are searched left to right by the drafter's expander,
 with a small causal model beside the distributions: what followed a token earlier in the row's own text. How far ahead
 is proposed follows what was accepted.
@@ -41,12 +41,12 @@ class DiffuSpecDraft:
 class DiffuSpec(TreeDrafter):
     """Drafts with `params["draft"]`, the parameters of the diffusion model `lm`, through any expander.
 
-    The distribution of the token at depth d behind a parent t is `(prior p_d(v) + n(t, v)) / (prior + n(t))`, where p_d
+    The distribution of the token at depth d after a parent t is `(prior p_d(v) + n(t, v)) / (prior + n(t))`, where p_d
     is the diffusion model's and n counts how often v followed t in the row's text. The causal model of the paper is an
     n-gram model of a corpus; this one needs none.
 
-    A committed token's keys and values are those of the pass that first saw it (Fast-dLLM's prefix cache; with the masks behind
-    it, but for the prompt's), so that a step reads the new tokens and the masks alone.
+    A committed token's keys and values are those of the pass that first saw it (Fast-dLLM's prefix cache; with the
+    masks after it, but for the prompt's), so that a step reads the new tokens and the masks alone.
 
     Attributes:
       lm: the diffusion model.
@@ -96,7 +96,7 @@ class DiffuSpec(TreeDrafter):
             raise ValueError(f"mask_id {self.mask_id} is outside the vocabulary of {self.lm.vocab_size} tokens")
         if self.expander.width >= self.lm.vocab_size:
             raise ValueError(
-                f"the expander takes {self.expander.width} candidates a node: fewer than the vocabulary holds"
+                f"the expander takes {self.expander.width} candidates per node: fewer than the vocabulary holds"
             )
         return self
 
@@ -135,7 +135,7 @@ class DiffuSpec(TreeDrafter):
         )
 
         def behind(dist, parents):
-            """Log-probabilities `[B, F, V]` behind the parents `[B, F]`, from the diffusion model's `[B, V]`."""
+            """Log-probabilities `[B, F, V]` after the parents `[B, F]`, from the diffusion model's `[B, V]`."""
             seen = followers(*pairs, parents, dist.shape[-1])
             total = self.prior + seen.sum(axis=-1, keepdims=True)
             return jnp.log(self.prior * jnp.exp(dist)[:, None] + seen) - jnp.log(total)
@@ -151,7 +151,7 @@ class DiffuSpec(TreeDrafter):
         return Proposal(tree, dataclasses.replace(draft, cache=cache, length=view.length))
 
     def _read(self, params, draft, view):
-        """One pass over what the last step committed and the masks behind it: the cache, and log-probabilities
+        """One pass over what the last step committed and the masks after it: the cache, and log-probabilities
         `[B, D, V]`."""
         batch, width, ahead = view.tokens.shape[0], view.max_depth + 1, self.depth
         at = draft.length[:, None] + jnp.arange(width)[None]

@@ -61,7 +61,7 @@ class ModelDrafter(TreeDrafter):
             )
         if self.expander.width > self.lm.vocab_size:
             raise ValueError(
-                f"the expander takes {self.expander.width} candidates a node and the draft model has only "
+                f"the expander takes {self.expander.width} candidates per node and the draft model has only "
                 f"{self.lm.vocab_size} tokens"
             )
         return self

@@ -1,4 +1,4 @@
-"""Expanders: from a drafter's next-token distributions to a tree. A line a method, in the order in which they are
+"""Expanders: from a drafter's next-token distributions to a tree. A line per method, in the order in which they are
 listed."""
 # isort: skip_file
 

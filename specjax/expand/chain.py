@@ -1,4 +1,4 @@
-"""A chain: the best candidate of every node, one a level."""
+"""A chain: the best candidate of every node, one per level."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ class Chain(Expander):
     The draw is an exact sample of the draft's warped distribution, so a chain also serves the classical rejection rule.
     """
 
-    about = About("chain", "one token a level, drawn with the position's own noise", "arXiv:2211.17192")
+    about = About("chain", "one token per level, drawn with the position's own noise", "arXiv:2211.17192")
 
     length: int = 4
 

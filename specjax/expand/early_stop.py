@@ -32,7 +32,7 @@ class EarlyStop(Expander):
     Attributes:
       length: the longest chain.
       threshold: confidence below which a row stops; 0 never stops.
-      width: nodes a level: the chain's token and its `width - 1` best siblings, which stay leaves.
+      width: nodes per level: the chain's token and its `width - 1` best siblings, which stay leaves.
       narrowing: whether a level whose token is sure has fewer siblings, as SWIFT's: see `SURE`. Those left out are no valid
         nodes; the tree that the target reads is no smaller for it.
     """

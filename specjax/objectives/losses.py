@@ -92,7 +92,7 @@ class Loss(abc.ABC):
 
 
 class Divergence(Loss):
-    """A loss that is the mean of one number a position."""
+    """A loss that is the mean of one number per position."""
 
     counts_outside: ClassVar[bool] = False
     """Whether it compares with the target's distribution over all tokens; see `Loss`."""

@@ -1,6 +1,6 @@
 """Training of masked-diffusion models: LLaDA's loss, and dParallel's certainty-forcing distillation.
 
-In the shape descriptions `B` denotes rows, `T` tokens a row, `V` the vocabulary.
+In the shape descriptions `B` denotes rows, `T` tokens per row, `V` the vocabulary.
 """
 
 import dataclasses

@@ -310,7 +310,7 @@ def _alone(program: Program, here: Computation, op: Op) -> tuple[Op, list[Op]]:
 
 
 def _through(here: Computation, name: str) -> Op:
-    """The operation whose value it is, behind copies."""
+    """The operation whose value it is, after copies."""
     op = here.ops[name]
     while op.opcode in ("copy", "bitcast", "convert") and op.operands:
         op = here.ops[op.operands[0]]

@@ -272,8 +272,8 @@ def turns(model: Any) -> list[int]:
 
 
 def depths(kinds: list[int]) -> tuple[int, int] | None:
-    """Layers of the two least programs that lie on a line with the whole: one turn of its kinds, and two, behind those that the
-    model begins with, such as a layer without experts. None where that is no less than the whole.
+    """Layers of the two least programs that lie on a line with the whole: one turn of its kinds, and two, after those
+    that the model begins with, such as a layer without experts. None where that is no less than the whole.
 
     >>> depths([0, 1, 2, 1, 2, 1, 2])
     (3, 5)

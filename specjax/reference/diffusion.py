@@ -32,7 +32,7 @@ def surest(scores: dict[int, float], count: int) -> set[int]:
 
 
 def fixed(steps: int, rule: str) -> Picker:
-    """Oracle: LLaDA's schedule, `steps` passes a block (0: one token a pass)."""
+    """Oracle: LLaDA's schedule, `steps` passes per block (0: one token per pass)."""
 
     def pick(guesses, step, entry):
         passes = steps or entry
@@ -213,7 +213,7 @@ def dream_threshold(steps: int, tau: float) -> Picker:
 
 
 def remdm(extra: int, count: int, at: float) -> Picker:
-    """Oracle: one token a pass, and late in a block passes that redo the least sure."""
+    """Oracle: one token per pass, and late in a block passes that redo the least sure."""
     written: dict[int, float] = {}
 
     def pick(guesses, step, entry):

@@ -59,7 +59,7 @@ def tree(
       text: committed tokens, the root last.
       parents: of the nodes, the root's first (-1).
       ranks: which of its parent's candidates a node is.
-      noise: Gumbel vectors `[D, V]`, one a depth; not used at temperature 0.
+      noise: Gumbel vectors `[D, V]`, one per depth; not used at temperature 0.
       temperature: of the row.
     """
     lines: list[list[int]] = [list(text)]

@@ -21,7 +21,7 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def repetition_penalty(logits: np.ndarray, seen: Iterable[int], penalty: float) -> np.ndarray:
-    """Oracle: positive logits of seen tokens are divided, negative ones multiplied; once a token."""
+    """Oracle: positive logits of seen tokens are divided, negative ones multiplied; once per token."""
     out = np.array(logits, np.float64)
     for token in set(seen):
         out[token] = out[token] * penalty if out[token] < 0 else out[token] / penalty

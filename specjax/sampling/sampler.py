@@ -160,7 +160,7 @@ class Sampler:
         return jax.lax.cond(sampled, noisy, lambda: self.penalised(logits, paths))
 
     def scores_at(self, log_q: Array, ids: Array, depth: int) -> Array:
-        """Scores like `scores`, but of C candidates a node alone; of the warpers only the temperature.
+        """Scores like `scores`, but of C candidates per node alone; of the warpers only the temperature.
 
         Args:
           log_q: `[B, F, C]` float32 log-probabilities; -inf where there is no candidate.

@@ -36,7 +36,7 @@ def warp(logits: Array, sampling: SamplingArrays, live: Array, text: Text | None
 def carried(
     logits: Array, sampling: SamplingArrays, live: Array, text: Text, tokens: Array, count: Array
 ) -> Mapping[str, Array] | None:
-    """The sums that warpers carry, `[B]` each, after some tokens were drawn one behind the other.
+    """The sums that warpers carry, `[B]` each, after some tokens were drawn one after the other.
 
     Args:
       logits: `[B, T, V]` float32, after the warpers of logits, where each of them was drawn.

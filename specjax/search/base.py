@@ -135,8 +135,8 @@ class SearchSettings(Decode):
 class Search(Decoder[SearchState], abc.ABC):
     """A decoder of several texts a row. Implementations are frozen dataclasses, and write `step`.
 
-    The prompt is read once a row, whatever the number of its texts, and a text that is continued in two ways takes its cache
-    along.
+    The prompt is read once per row, whatever the number of its texts, and a text that is continued in two ways takes
+    its cache along.
 
     Attributes:
       target: the model.
@@ -168,7 +168,7 @@ class Search(Decoder[SearchState], abc.ABC):
 
     @property
     def num_caches(self) -> int:
-        """How many caches a row has: one a text, or one for all of them."""
+        """How many caches a row has: one per text, or one for all of them."""
         return self.num_texts
 
     @property

@@ -231,7 +231,7 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
 
     @on_mesh
     def step(self, params: PyTree, state: AdaptiveState) -> tuple[AdaptiveState, None]:
-        """One token a row, of the model whose turn it is."""
+        """One token per row, of the model whose turn it is."""
         live = ~state.done
         logits = jnp.zeros((live.shape[0], self.target.vocab_size), jnp.float32)
         with jax.named_scope("large"):
@@ -294,7 +294,7 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
             at = memory.known[:, None] + jnp.arange(width)[None]
             tokens = jnp.take_along_axis(state.tokens, at, axis=1, mode="clip")
             output = lm(params, Block(tokens, at, memory.known), memory.cache, wants=wants)
-            # what lies behind the text, and the write to rows whose turn it is not, is garbage that `known` hides
+            # what lies after the text, and the write to rows whose turn it is not, is garbage that `known` hides
             cache = lm.commit(memory.cache, output.delta, None, memory.known)
             known = jnp.where(rows, jnp.minimum(memory.known + width, state.length), memory.known)
             return Memory(cache, known, memory.passes + rows), output.logits

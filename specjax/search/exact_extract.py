@@ -29,7 +29,7 @@ class Span:
 
     Attributes:
       start: its first token.
-      stop: behind its last one.
+      stop: after its last one.
       log_prob: natural logarithm of the probability that the answer is these tokens and ends there, in the model's own
         distribution.
     """
@@ -103,7 +103,7 @@ def _prefilled(lm, params, prompt, room):
 
 
 def _score(lm, params, cache, last, length, tokens, eos):
-    """Log-probabilities `[R, T]` of the spans that begin every row and end behind column t; -inf where it is padding."""
+    """Log-probabilities `[R, T]` of the spans that begin every row and end after column t; -inf where it is padding."""
     rows, longest = tokens.shape
     cache = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (rows, *leaf.shape[1:])), cache)
     block = jnp.concatenate([jnp.broadcast_to(last, (rows, 1)), tokens], axis=1)

@@ -20,7 +20,7 @@ SPARE = 32
 
 @dataclasses.dataclass(frozen=True)
 class SelfAgreement(Stepwise):
-    """Draws completions of a prompt, puts them behind it, and asks for the answer of most of them, greedily.
+    """Draws completions of a prompt, puts them after it, and asks for the answer of most of them, greedily.
 
     The completions are those that `specjax.generate` draws at this seed (`num_return_sequences`). The prompt is read once for
     all of them and for what the two prompts have in common. All must fit into the model's positions beside the prompt.
@@ -29,7 +29,7 @@ class SelfAgreement(Stepwise):
       samples: completions.
       before: between the prompt and the completions.
       each: a completion; `{number}` is from 1 on.
-      after: behind them, what is asked for.
+      after: after them, what is asked for.
 
     Raises:
       ValueError: on fewer than one, or without a place for a completion.

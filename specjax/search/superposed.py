@@ -126,7 +126,7 @@ class SuperposedSearch(Search):
 
     @on_mesh
     def step(self, params: PyTree, state: SearchState) -> tuple[SearchState, None]:
-        """One target pass a row: each of its drafts grows by a token."""
+        """One target pass per row: each of its drafts grows by a token."""
         live, count = ~state.done, self.num_texts
         length = state.prompt_length + state.stats.steps
         old: Any = state.beams

@@ -67,10 +67,10 @@ class Call:
         each = sampling if isinstance(sampling, Sequence) else [sampling] * len(found)
         if len(each) != len(found):
             raise ValueError(
-                f"there are {len(found)} prompts and {len(each)} samplings: give one sampling, or one a prompt"
+                f"there are {len(found)} prompts and {len(each)} samplings: give one sampling, or one per prompt"
             )
         if wrong := [own for own in each if not isinstance(own, (Sampling, type(None)))]:
-            raise ValueError(f"sampling is a specjax.Sampling, or one a prompt, not {wrong[0]!r:.60}")
+            raise ValueError(f"sampling is a specjax.Sampling, or one per prompt, not {wrong[0]!r:.60}")
         asked = [
             (prompt, joined({**({} if own is None else own.given), **common}, fields))
             for (prompt, fields), own in zip(found, each, strict=True)

@@ -513,7 +513,7 @@ class Engine:
         return min(batch_size, 1 if count == 1 else max(4, power_of_two(count)))
 
     def start(self, requests: Sequence[Request]) -> Any:
-        """A state that holds these requests, one a row: for programs that step it themselves."""
+        """A state that holds these requests, one per row: for programs that step it themselves."""
         slots = Slots(self.served(), len(requests), self.capacity(requests), form_of(requests))
         return slots.insert(slots.empty(), range(len(requests)), list(requests), self.keys(requests))
 

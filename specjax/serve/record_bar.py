@@ -37,7 +37,7 @@ class Speed:
         spent = self.timing.decode_seconds - self.began
         if not self.steps or not spent:
             return ""
-        return f"{self.tokens / spent:.0f} tokens/s, {self.tokens / self.steps:.2f} tokens a step"
+        return f"{self.tokens / spent:.0f} tokens/s, {self.tokens / self.steps:.2f} tokens per step"
 
 
 @contextlib.contextmanager

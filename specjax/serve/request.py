@@ -111,7 +111,7 @@ class Record:
             "prompt": self.prompt,
             "text": self.tokens if self.text is None else self.text,
             "finish reason": self.finish_reason if self.error is None else f"{self.finish_reason}: {self.error}",
-            "tokens a step": f"{self.tokens_per_step:.2f} ({self.new_tokens} tokens in {self.steps} steps)",
+            "tokens per step": f"{self.tokens_per_step:.2f} ({self.new_tokens} tokens in {self.steps} steps)",
         }
         style = "text-align: left; white-space: pre-wrap"
         lines = (

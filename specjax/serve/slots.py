@@ -274,7 +274,7 @@ class Loop:
         Args:
           slots: rows with enough room for every request.
           requests: at least one; they enter in this order.
-          keys: key data `[R, 2]`, one a request.
+          keys: key data `[R, 2]`, one per request.
           needs: of these requests, or of a longer list that they are part of.
           timing: what is spent is added to it.
           prefix: ids that every prompt begins with, which are prefilled once.

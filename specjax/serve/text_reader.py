@@ -44,7 +44,7 @@ class Found:
     """What a model gives the tokens of a text from `first` on.
 
     Attributes:
-      logprobs: natural logarithms under the model's own softmax, one a token.
+      logprobs: natural logarithms under the model's own softmax, one per token.
       greedy: whether every one of them is the likeliest.
     """
 

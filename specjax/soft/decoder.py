@@ -136,7 +136,7 @@ def soft_thinking(
       target: the model.
       mixer: what a mixture is; None: `GumbelSoftmax()`.
       end_of_think: the id of the token that ends it; -1: none.
-      logprobs: whether to keep log-probabilities of the emitted tokens, behind the mixtures that were read.
+      logprobs: whether to keep log-probabilities of the emitted tokens, after the mixtures that were read.
       mesh: where parameters and state lie.
       processors: see `specjax.sampling.Processor`.
 

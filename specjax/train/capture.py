@@ -75,7 +75,7 @@ def _here(options: CaptureOptions, several: bool = False) -> int:
     done = len(rows) - sum(len(span) for _, span in left)
     note(
         f"{options.drafter} of {target.name}: {len(rows)} rows of {index.length} tokens, {index.row_bytes / index.length:.0f} "
-        f"bytes a token, {len(rows) * index.row_bytes / 1e9:.3f} GB" + (f"; {done} rows were there" if done else "")
+        f"bytes per token, {len(rows) * index.row_bytes / 1e9:.3f} GB" + (f"; {done} rows were there" if done else "")
     )
     if rows.skipped:
         note(f"left out {len(rows.skipped)} lines of the data, the first: {rows.skipped[0]}")

@@ -128,7 +128,7 @@ def continuations(
       lm: the model.
       params: its parameters.
       batch: the rows.
-      key: a typed key, or one a row.
+      key: a typed key, or one per row.
       prompt: at least 1.
       eos_ids: ids that end a text.
     """

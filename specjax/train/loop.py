@@ -32,7 +32,7 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How parameters are updated: AdamW behind a clipped gradient, a linear warm-up and a cosine down to 0.
+    """How parameters are updated: AdamW after a clipped gradient, a linear warm-up and a cosine down to 0.
 
     Attributes:
       steps: updates.

@@ -51,7 +51,7 @@ class Verifier(abc.ABC):
     keep_q: bool = False
     """Whether it reads `Tree.log_q`."""
     own_noise: bool = False
-    """Whether its decisions rest on draws behind what it keeps, so that no step may use another's noise."""
+    """Whether its decisions rest on draws after what it keeps, so that no step may use another's noise."""
     judges: tuple[Children, ...] = get_args(Children)
     """Of which children it can judge, by how they came to be."""
     text_follows_draft: bool = True
@@ -99,10 +99,11 @@ class Verifier(abc.ABC):
         return None
 
     def extra(self, tree: Tree, sampler: Sampler) -> Extra | None:
-        """Slots that the target shall read behind the tree's nodes, X of them, in the same pass; None: none.
+        """Slots that the target shall read after the tree's nodes, X of them, in the same pass; None: none.
 
-        The rule finds them in its `Output`, behind the tree's. Nobody else does: they are neither observed nor committed. With
-        them a proposal is read whole, whatever the drafter's rungs. A rule that has any checks for `TreeFacts.plain_tree`.
+        The rule finds them in its `Output`, after the tree's. Nobody else does: they are neither observed nor
+        committed. With them a proposal is read whole, whatever the drafter's rungs. A rule that has any checks for
+        `TreeFacts.plain_tree`.
         """
         return None
 

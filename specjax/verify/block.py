@@ -18,7 +18,7 @@ class Block(Rejection):
     """Keeps the longest prefix i with u_i < h_i, see `chances`; then a draw of norm(max(P_i p - q, 0)).
 
     Lossless in distribution for chains, and of all such rules of one chain it keeps the most tokens in the mean. Every
-    uniform and every drafted token decides something, those behind the kept prefix too, so each step has noise of its
+    uniform and every drafted token decides something, those after the kept prefix too, so each step has noise of its
     own.
     """
 
@@ -52,7 +52,7 @@ class Block(Rejection):
 
 
 def carried(p: Array, q: Array, tokens: Array, proposed: Array) -> Array:
-    """P_i, `[B, D + 1]`: P_0 is 1, and P_i = min(1, P_(i-1) p(x_i) / q(x_i)); 0 behind the last proposed token.
+    """P_i, `[B, D + 1]`: P_0 is 1, and P_i = min(1, P_(i-1) p(x_i) / q(x_i)); 0 after the last proposed token.
 
     Args:
       p: `[B, D + 1, V]`.

@@ -33,7 +33,7 @@ class Fly(Verifier):
 
     about = About(
         "fly",
-        "keep another token where the target is unsure, if it agrees again behind it",
+        "keep another token where the target is unsure, if it agrees again after it",
         "arXiv:2511.22972",
         "lossy",
     )

@@ -97,7 +97,7 @@ class Chosen(NamedTuple):
 
 
 class Line(NamedTuple):
-    """The tokens on [0, 1], the largest p / q first. A place s is held as 1 - s, what lies behind it.
+    """The tokens on [0, 1], the largest p / q first. A place s is held as 1 - s, what lies after it.
 
     Attributes:
       kept: `[B, V]` by token, b.

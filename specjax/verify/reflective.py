@@ -18,8 +18,8 @@ Array = jax.Array
 @dataclasses.dataclass(frozen=True)
 class Reflective(Verifier):
     """A chain's token passes where it is the draw from p', which is p mixed with what the target says at the same place of a
-    copy of the draft, behind the draft itself and a prompt that asks to reflect on it, and so does the draw from p; what passes
-    is kept up to the first that does not, and the target's own draw from p follows it.
+    copy of the draft, after the draft itself and a prompt that asks to reflect on it, and so does the draw from p; what
+    passes is kept up to the first that does not, and the target's own draw from p follows it.
 
     One pass reads the chain's N nodes, R tokens of the prompt and N of the copy, which are never committed. The copy begins
     with the root, so that it has a place after which its first drafted token is foretold. Distributions are mixed as
@@ -66,7 +66,7 @@ class Reflective(Verifier):
             )
 
     def extra(self, tree, sampler):
-        """The prompt and the copy, `[B, R + N]`, each slot behind those before it and the drafted tokens."""
+        """The prompt and the copy, `[B, R + N]`, each slot after those before it and the drafted tokens."""
         if tree.max_depth == 0:
             return None
         if not tree.is_chain:

@@ -21,7 +21,7 @@ class Node:
       depth: 0 of the root.
       word: its token, readable.
       kept: whether it is on the accepted path; the root always is, where the path is known.
-      follows: whether it is no node of the tree, but the target's own token behind the path.
+      follows: whether it is no node of the tree, but the target's own token after the path.
     """
 
     id: int

@@ -151,7 +151,7 @@ def test_prices_of_one_pass_have_their_closed_forms(n):
 
 
 def test_which_positions_matter_more_than_how_many():
-    """A chain's every other token first: the rest is then free. One token a pass costs nothing."""
+    """A chain's every other token first: the rest is then free. One token per pass costs nothing."""
     joint = independence.chain(5, 0.1)
     spaced, halves = [(0, 2, 4), (1, 3)], [(0, 1, 2), (3, 4)]
     np.testing.assert_allclose(independence.price(joint, spaced), 2 * 0.2218, atol=1e-4)
@@ -160,7 +160,7 @@ def test_which_positions_matter_more_than_how_many():
 
 
 def test_a_higher_threshold_costs_less():
-    """KL of threshold decoding falls as the threshold rises, to 0 at one token a pass."""
+    """KL of threshold decoding falls as the threshold rises, to 0 at one token per pass."""
     joint = 0.7 * independence.chain(4, 0.2) + 0.3 * independence.chain(4, 0.05)[::-1]
 
     def threshold(tau):

@@ -85,13 +85,14 @@ def partial_pass(size):
 
 
 def oracle(prompt, limit, block, suffix, shift):
-    """Fast-dLLM's loop for one row, as the paper tells it: the whole canvas once a block, then the block, or what follows."""
+    """Fast-dLLM's loop for one row, as the paper tells it: the whole canvas once per block, then the block, or what
+    follows."""
     tokens = np.full(limit, MASK)
     tokens[: len(prompt)] = prompt
     lo = len(prompt)
     while lo < limit:
         hi, cache = min(lo + block, limit), LM.init_cache(1, limit)
-        entering, half = True, -(-(hi - lo) // 2)  # two passes a block, the first half of it first
+        entering, half = True, -(-(hi - lo) // 2)  # two passes per block, the first half of it first
         while (tokens[lo:hi] == MASK).any():
             active = np.full(limit, entering)
             active[lo : hi if suffix else limit] = True

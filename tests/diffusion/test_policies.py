@@ -109,7 +109,7 @@ def test_credit_without_weight_is_the_inner_policy():
 
 @pytest.mark.slow
 def test_prophet_at_its_ends():
-    """No gap is wide enough: the inner policy; every gap is: one pass a block."""
+    """No gap is wide enough: the inner policy; every gap is: one pass per block."""
     never, inner = make(Prophet(Fixed(), *[np.inf] * 3)), make(Fixed())
     assert texts(specjax.run(never, params(), begin(never))) == texts(specjax.run(inner, params(), begin(inner)))
     always = make(Prophet(Fixed(), *[-np.inf] * 3))

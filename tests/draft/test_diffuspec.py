@@ -25,8 +25,8 @@ ROWS = dataclasses.replace(MIXED.pick(1, 4, 6), options=({"temperature": 0.0},) 
 
 
 def plain_dist(model, prompt, shift, ahead):
-    """The diffusion model's likeliest tokens behind a prompt, from one pass without a cache: the prompt but for its last token
-    sees itself; that token and the masks see everything."""
+    """The diffusion model's likeliest tokens after a prompt, from one pass without a cache: the prompt but for its last
+    token sees itself; that token and the masks see everything."""
     tokens = jnp.asarray([[*prompt, *[MASK] * ahead]])
     size = tokens.shape[1]
     at = np.arange(size)

@@ -109,7 +109,7 @@ def drafts_of_transformers(name, ids, depth):
 
 @pytest.mark.slow
 def test_drafts_are_those_of_transformers(name, folders):
-    """Distributions of four depths and the tokens drafted along them; keys at the last token's position and behind it
+    """Distributions of four depths and the tokens drafted along them; keys at the last token's position and after it
     hold garbage."""
     target, head = folders(name)
     target = specjax.models.load(target, dtype="float32")

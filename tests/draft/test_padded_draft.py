@@ -27,7 +27,7 @@ def words(vocab):
 
 
 def draft(rows):
-    """The target's lower layers with a table of `rows`: what is cut off or put behind are rows of no token."""
+    """The target's lower layers with a table of `rows`: what is cut off or put after are rows of no token."""
     lm = LlamaLM(changed(CONFIG, num_hidden_layers=2, vocab_size=rows))
     own = params()["target"]
     table = np.asarray(own["embed"]["embedding"])

@@ -56,7 +56,7 @@ def rope(x, at):
 
 
 def reference(t, taps, slots, window=None, both=False, from_start=False):
-    """Normed outputs of a block behind `taps`: of every layer, keys are those of the features and then the block's own.
+    """Normed outputs of a block after `taps`: of every layer, keys are those of the features and then the block's own.
 
     In the first layer, which has the window, slots see later ones where `both`, and the window before the block `from_start`.
     """
@@ -113,7 +113,8 @@ def by_speculators(config, **more):
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 6, "both", "from_start"])
 def test_a_dflash_block_is_the_published_one(window, tmp_path):
-    """Slots behind the last token, in a layer with a window and in one without; and training reads them as decoding does."""
+    """Slots after the last token, in a layer with a window and in one without; and training reads them as decoding
+    does."""
     both, from_start = ("both" in str(window), "from_start" in str(window))
     window = window and 6
     config, tensors = zlab(window=window)
@@ -132,7 +133,7 @@ def test_a_dflash_block_is_the_published_one(window, tmp_path):
     wanted = reference(tensors, np.asarray(features[0], np.float64), slots, window, both, from_start)
     np.testing.assert_allclose(got, wanted[1:], rtol=1e-3, atol=1e-4)
     later = jnp.asarray([[*text, 1, 2, 3]])
-    more = jnp.pad(features, ((0, 0), (0, 4), (0, 0)), constant_values=1e3)  # what lies behind a block is not seen
+    more = jnp.pad(features, ((0, 0), (0, 4), (0, 0)), constant_values=1e3)  # what lies after a block is not seen
     at = jnp.asarray([[3, len(text) - 1]])
     texts = Batch(later, jnp.ones_like(later, bool))
     taught = outputs(drafter, model, drafter.head.context(head.params, more, texts.positions), texts, at)
@@ -250,7 +251,8 @@ def parallel(**config):
 
 @pytest.mark.slow
 def test_a_peagle_head_reads_masks_behind_the_last_pair(tmp_path):
-    """Against one pass of EAGLE-3's layer over the pairs and, behind them, the mask's embedding and `fc` of `mask_hidden`."""
+    """Against one pass of EAGLE-3's layer over the pairs and, after them, the mask's embedding and `fc` of
+    `mask_hidden`."""
     config, tensors = parallel()
     head = read_head(write(tmp_path, config, tensors), "peagle", PEagle, toy())
     assert drafter_of(tmp_path) == "peagle" and head.format == "speculators"

@@ -270,8 +270,8 @@ CHAIN = Stand(tree="1 | 1 | 1", k=V, slots=1 << 12)
 
 @pytest.mark.slow
 def test_a_memory_of_the_target_accepts_nearly_everything_at_temperature_one():
-    """After the target's own distributions, `log q + g` with the shared noise is the target's draw: 4 tokens a step, of
-    4."""
+    """After the target's own distributions, `log q + g` with the shared noise is the target's draw: 4 tokens per step,
+    of 4."""
     lm = TabularLM(V, order=1)
     params = {"target": random(jax.random.key(0), V, 1), "draft": None}
     text, cold, memory = decode(lm, params, CHAIN, 1.0)

@@ -22,7 +22,7 @@ from specjax.serve.score import Scorer, encode_pair
 from specjax.serve.text_reader import CHUNK, Reading, score_program
 
 SHAPES = [(1, 1), (1, 9), (CHUNK + 6, 5), (3, CHUNK + 30), (CHUNK, 1), (20, CHUNK - 20), (7, 3)]
-"""Tokens of prompt and continuation: within a chunk, up to its end, over two, and behind one of prompt alone."""
+"""Tokens of prompt and continuation: within a chunk, up to its end, over two, and after one of prompt alone."""
 
 
 @functools.cache

@@ -42,7 +42,8 @@ LENGTHS, BEGIN = np.resize([10, 4, 1, 7], ROWS), np.resize([6, 2, 1, 7], ROWS)
 
 
 def transformers_logits(options, text, begin, logits):
-    """The processors in the order of `GenerationMixin._get_logits_processor`, OpenAI's penalties behind that of repetitions."""
+    """The processors in the order of `GenerationMixin._get_logits_processor`, OpenAI's penalties after that of
+    repetitions."""
     torch = pytest.importorskip("torch")
     made = pytest.importorskip("transformers.generation.logits_process")
     ids, eos = torch.tensor(text)[None], list(EOS)

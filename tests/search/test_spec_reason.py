@@ -157,7 +157,7 @@ def test_a_users_own_score_in_rows_that_follow_each_other():
             assert step.by == "large" or len(text) % 2 == 1 or 7 in step.tokens
             text += step.text if step.by == "large" else ""
     assert [said(r) for r in method(LARGE, PROMPTS, batch_size=3, **greedy)] == [said(r) for r in records]
-    with pytest.raises(ValueError, match="the score must be one number a step"):
+    with pytest.raises(ValueError, match="the score must be one number per step"):
         dataclasses.replace(method, score=lambda steps: [])(LARGE, PROMPTS[:1], max_new_tokens=NEW)
 
 
@@ -181,7 +181,7 @@ STUCK = {"logit_bias": {1: 100}, "temperature": 0.0, "max_new_tokens": 40}
     ("fields", "steps"),
     [
         ({"separator": (4,)}, [(1, 1, 1)] * 3),  # the third step says what the second said
-        ({"separator": "e"}, [(1, 1, 1, 4)] * 3),  # a cut step has a separator behind it
+        ({"separator": "e"}, [(1, 1, 1, 4)] * 3),  # a cut step has a separator after it
         ({"separator": "e", "answers": ("d", "bb")}, [(1, 1, 1, 4)]),
     ],
     ids=str,
@@ -195,7 +195,7 @@ def test_a_step_that_is_repeated_or_answers_is_the_last(fields, steps, threshold
 
 
 def test_the_defaults_are_the_authors():
-    """512 tokens a step, 8,192 in all, from 7 on, drawn at 0.6 with a top-p of 0.95 where no temperature is said."""
+    """512 tokens per step, 8,192 in all, from 7 on, drawn at 0.6 with a top-p of 0.95 where no temperature is said."""
     method, call = SpecReason(), inspect.signature(SpecReason.__call__).parameters
     assert (method.threshold, method.score, method.step_tokens, method.first) == (7.0, "digit", 512, 0)
     assert method.separator == "\n\n" and call["max_new_tokens"].default == 8192

@@ -61,7 +61,8 @@ def ranked(state):
 
 @functools.cache
 def counted():
-    """How often each token stood behind each run of tokens, in the way of a datastore: what ends a document ends a context."""
+    """How often each token stood after each run of tokens, in the way of a datastore: what ends a document ends a
+    context."""
     behind, after = collections.Counter(), collections.Counter()
     for text in DOCUMENTS:
         for at in range(1, len(text)):
@@ -78,7 +79,7 @@ def share_of(text, token):
 
 
 def reference(prompt, dist, *, drafts=3, kept=5, heat=0.6, alpha=0.0, new=9, eos=EOS):
-    """Slow and to a row's limit. `dist` has logits `[V]` behind inputs: (tokens, weights) of each place so far."""
+    """Slow and to a row's limit. `dist` has logits `[V]` after inputs: (tokens, weights) of each place so far."""
     alive, found, read = [(list(prompt), 0.0)], [], [([token], [1.0]) for token in prompt[:-1]]
     for step in range(1, new + 1):
         weights = np.exp([score - alive[0][1] for _, score in alive])

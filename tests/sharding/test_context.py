@@ -166,7 +166,7 @@ def test_generate_rounds_and_splits():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ("prefix", "blocks"))
 def test_a_diffusion_models_text(kind):
-    """A canvas whose keys are all in a split cache, and blocks behind a growing one."""
+    """A canvas whose keys are all in a split cache, and blocks after a growing one."""
     mesh = make_mesh("data=2,context=4")
     decoder = small.make(Threshold(0.5))
     decoder = dataclasses.replace(decoder, cache=Prefix())

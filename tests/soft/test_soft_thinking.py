@@ -49,7 +49,7 @@ def soft(mixer=None, rows=ROWS, *, model=MODEL, **options):
 
 @dataclasses.dataclass(frozen=True)
 class Late(GumbelSoftmax):
-    """A fault: the noise of the place behind."""
+    """A fault: the noise of the place after."""
 
     def mix(self, logits, sampler):
         return super().mix(logits, dataclasses.replace(sampler, length=sampler.length + 1))
@@ -165,7 +165,8 @@ def test_weights_have_their_distributions():
 
 @pytest.mark.slow
 def test_it_ends_at_a_token_and_goes_on_plainly():
-    """One that is written first, behind the prompt, leaves nothing soft; a later one leaves what follows to plain decoding."""
+    """One that is written first, after the prompt, leaves nothing soft; a later one leaves what follows to plain
+    decoding."""
     wanted = plain(WARM)
     state = soft(end_of_think=wanted[1][0], rows=WARM)
     assert not state.thinks[1] and texts(state)[1] == wanted[1]
@@ -177,7 +178,7 @@ def test_it_ends_at_a_token_and_goes_on_plainly():
 
 
 def test_a_cold_stop_writes_the_token():
-    """After so many sure tokens, whatever would have come; then it is plain decoding behind that token."""
+    """After so many sure tokens, whatever would have come; then it is plain decoding after that token."""
     end = 17
     state = soft(GumbelSoftmax(cold_stop=99.0, cold_steps=1), WARM, end_of_think=end)
     assert all(text[0] == end for text in texts(state)) and not state.thinks.any()
@@ -273,7 +274,7 @@ def test_the_command_line_goes_on_where_it_was(tmp_path, capsys):
     wanted = specjax.generate("tiny", lines[:2], progress=False, **options)
     assert [record["tokens"] for record in records[:2]] == [record.tokens for record in wanted]
     assert "set a temperature, or decode otherwise" in records[2]["error"]
-    assert "soft thinking, 1.00 tokens a step" in capsys.readouterr().err
+    assert "soft thinking, 1.00 tokens per step" in capsys.readouterr().err
     out.write_text(whole[0])
     assert cli.main(words) == 1 and out.read_text() == "".join(whole)
     assert cli.main([*words[:-1], "mean"]) == 2 and "decode" in capsys.readouterr().err

@@ -158,7 +158,7 @@ DRAFTERS: dict[str, Drafter] = {
     "fuse": fuse(TokenRecycling(k=4, tree="2 | 1 1"), ModelDrafter(DRAFT, Chain(2))),
     "fuse-rasd": Rasd(ModelDrafter(DRAFT, TopK(k=2, depth=2, nodes=5)), Rest(nodes=6, length=4, matches=8), limit=8),
 }
-"""The conformance table: one line a drafter and expander."""
+"""The conformance table: one line per drafter and expander."""
 
 MODELS: dict[str, LlamaLM] = {
     "experts": LlamaLM(
@@ -225,7 +225,7 @@ VERIFIERS: dict[str, Verifier] = {
     "traversal": Traversal(),
     "best": Best(),
 }
-"""One line a verifier. The first is the default, which the whole table of drafters is judged by."""
+"""One line per verifier. The first is the default, which the whole table of drafters is judged by."""
 
 TWINS = (
     "draft-static",

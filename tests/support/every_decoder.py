@@ -1,4 +1,5 @@
-"""One line a kind of decoder, over models that compile in no time, and the searches that a host steps: what each writes."""
+"""One line per kind of decoder, over models that compile in no time, and the searches that a host steps: what each
+writes."""
 
 import dataclasses
 import functools

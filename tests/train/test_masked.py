@@ -43,7 +43,7 @@ def test_lladas_loss_with_everything_masked():
     np.testing.assert_allclose(loss, jnp.mean(each[ANSWER]), rtol=1e-5)
     np.testing.assert_array_equal(Table.shown.tokens == MASK, ANSWER)
     assert int(metrics["weight"]) == int(ANSWER.sum())
-    # padding behind the answer is not seen, the prompt is
+    # padding after the answer is not seen, the prompt is
     assert Table.shown.visible[1, 0].tolist() == [True] * 10 + [False] * 2
 
 

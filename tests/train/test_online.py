@@ -31,7 +31,7 @@ def requests(engine, temperature=0.0, prompts=PROMPTS):
 
 
 def serve(engine, temperature=0.0, **options):
-    """Texts and tokens a step of a stream."""
+    """Texts and tokens per step of a stream."""
     records = list(engine.run(requests(engine, temperature), batch_size=1, capacity=128, **options))
     return [record.tokens for record in records], sum(r.new_tokens for r in records) / sum(r.steps for r in records)
 

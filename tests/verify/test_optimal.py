@@ -66,7 +66,8 @@ def at_a_node(p, q, k):
 
 
 def behind(weight, goes, here, there, at):
-    """The chance that a child of this token comes to lie behind each of some places; here and there are of cells' ends."""
+    """The chance that a child of this token comes to lie after each of some places; here and there are of cells'
+    ends."""
     found = np.zeros_like(at)
     for piece in np.flatnonzero(weight.sum(axis=1)):
         for place, chance in ((here, 1 - goes), (there, goes)):
@@ -158,7 +159,8 @@ def test_many_tokens_and_children_in_closed_form():
 
 @pytest.mark.slow
 def test_places_are_uniform_in_float32():
-    """At 4,000 tokens: as many children come to lie behind a place as lie there, and a token has the density that it should."""
+    """At 4,000 tokens: as many children come to lie after a place as lie there, and a token has the density that it
+    should."""
     rng, vocab, k, cells = np.random.default_rng(0), 4000, 4, 16
     p, q = rng.dirichlet(np.full(vocab, 0.05), 2).astype(np.float32)
     line = line_of(jnp.asarray(p)[None], jnp.asarray(q)[None], jnp.full(1, float(k)))

@@ -58,7 +58,7 @@ def read(tokens):
 
 
 def test_a_step_by_hand():
-    """Drafts of several lengths: what follows a short one stands right behind it."""
+    """Drafts of several lengths: what follows a short one stands right after it."""
     decoder = specjax.speculative(TARGET, DRAFTERS["draft-early_stop"], Reflective(PROMPT, 0.6))
     model = params("draft-early_stop")
     state = start(decoder, GREEDY, model=model)

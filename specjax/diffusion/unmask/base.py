@@ -34,7 +34,7 @@ class Overview:
       open: `[B, N]` bool, those that were read and do not.
       ends: `[B, N]` bool, whether an end of text is predicted.
       place: `[B, N]` int32, the positions, counted from the end of the prompt.
-      after: `[B]` int32, the first position behind the active block.
+      after: `[B]` int32, the first position after the active block.
       passes: `[B]` int32, forward passes over the canvas before this one.
       blocks: `[B]` int32, how many blocks the canvas has.
     """
@@ -286,7 +286,7 @@ def scheduled_in(steps: int, step: Array, entry: Array, rounded: int = 0) -> Arr
     """How many of a block's tokens `[B]` pass number `step` commits, see `scheduled`.
 
     Args:
-      steps: passes a block; 0: `entry`.
+      steps: passes per block; 0: `entry`.
       step: `[B]` int32, passes before this one.
       entry: `[B]` int32, how many positions were open when the block began.
       rounded: the most that may be; a pass then commits what is left over the passes that are left, rounded, and passes without

@@ -20,7 +20,7 @@ class Dream(Unmask):
     many as earlier passes left over; of these the surest is committed, and what is sure enough. The rest is left over.
 
     Attributes:
-      steps: passes a block.
+      steps: passes per block.
       rule: `origin`, `threshold`, or a key of `RULES` (`low_confidence` is Dream's `maskgit_plus`, `margin` its `topk_margin`).
       eps: the noise that is left.
       alg_temp: above 0, the positions are drawn without replacement in proportion to `exp(sureness / alg_temp)`. Not for

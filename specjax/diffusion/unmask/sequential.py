@@ -14,7 +14,7 @@ class Sequential(Unmask):
     """Commits the first open positions of the block, as many a pass that a block takes `steps` of them.
 
     Attributes:
-      steps: denoising steps a block; 0: as many as it has masks, one token each.
+      steps: denoising steps per block; 0: as many as it has masks, one token each.
       published: whether a block-diffusion model's last block is filled and cut, as in the original; see `Unmask.fills`.
     """
 

@@ -17,7 +17,8 @@ from specjax.lm import Block, Wants
 
 @dataclasses.dataclass(frozen=True)
 class DFlash(FeatureDrafter):
-    """The last token and masks behind it, read once by a few decoder layers whose cache is made of the target's features.
+    """The last token and masks after it, read once by a few decoder layers whose cache is made of the target's
+    features.
 
     The distributions of a block do not depend on what is drafted, so that any tree no deeper than the block costs one
     pass.

@@ -30,7 +30,7 @@ class TrainDFlash(HeadObjective):
     token, as drafts do here. `preset=paper` learns the text's own tokens in place of the target's distributions.
 
     Attributes:
-      anchors: blocks a row, at most.
+      anchors: blocks per row, at most.
       gamma: see above.
     """
 

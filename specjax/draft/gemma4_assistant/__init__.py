@@ -25,7 +25,7 @@ class Gemma4Assistant(FeatureDrafter):
 
     A node's distribution follows from its token and its parent's feature alone, so that any tree costs a small pass a
     level and
-    leaves nothing behind: the state is the target's last feature.
+    leaves nothing after: the state is the target's last feature.
 
     `params["draft"]` is AssistantHead's with `head`: {`kernel` `[E, U]`}, and `ids` `[U]` for fewer draft tokens; or, where
     it reads some `clusters` of the vocabulary alone, what `specjax.draft.gemma4_assistant.network.clustered` says.

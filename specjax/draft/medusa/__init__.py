@@ -26,7 +26,7 @@ class Medusa(FeatureDrafter):
     Attributes:
       expander: turns the heads' distributions into a tree; no deeper than there are heads. None: a small static tree.
       heads: how many.
-      layers: residual blocks a head.
+      layers: residual blocks per head.
     """
 
     about = About(

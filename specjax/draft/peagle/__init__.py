@@ -1,4 +1,4 @@
-"""P-EAGLE: EAGLE-3's head drafts every depth in one pass, behind masks (arXiv:2602.01469)."""
+"""P-EAGLE: EAGLE-3's head drafts every depth in one pass, from mask tokens (arXiv:2602.01469)."""
 
 import dataclasses
 
@@ -13,10 +13,10 @@ from specjax.lm import Block
 
 @dataclasses.dataclass(frozen=True)
 class PEagle(Eagle3):
-    """As EAGLE-3, but a slot behind the last pair reads a learnt feature and a mask in place of what was drafted.
+    """As EAGLE-3, but a slot after the last pair reads a learnt feature and a mask in place of what was drafted.
 
-    The last pair's output drafts the first token, the slot j places behind it the one j places further on. What is drafted is
-    never read, so that any tree costs one pass over as many slots as it has levels below the first.
+    The last pair's output drafts the first token, the slot j places after it the one j places further on. What is
+    drafted is never read, so that any tree costs one pass over as many slots as it has levels below the first.
 
     `params["draft"]` is Eagle3's, with `mask`: {`embedding` `[1, E]`} and `mask_feature`: {`embedding` `[C, target width]`},
     which goes through the same norms and `fc` as the target's features.
@@ -27,7 +27,7 @@ class PEagle(Eagle3):
 
     about = About(
         "peagle",
-        "EAGLE-3's head for all depths at once, behind masks",
+        "EAGLE-3's head for all depths at once, from mask tokens",
         "arXiv:2602.01469",
         expander="chain:length=3",
         paper="expander=chain,length=8",

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 PyTree = Any
 
 QUERIES = 512
-"""Of a row, whose scores over all of its keys are there at a time."""
+"""Queries of a row whose scores over all keys exist at a time."""
 
 
 def chunked(make: Callable[[PyTree], PyTree], inputs: PyTree, size: int) -> PyTree:

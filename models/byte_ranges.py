@@ -34,7 +34,7 @@ class Source:
     Attributes:
       tensor: the whole of it.
       transposed: whether its last two dimensions are the other way round in the file.
-      dtype: its type as a parameter; None: as whoever reads it says.
+      dtype: its type as a parameter; None: as the reader says.
     """
 
     tensor: Tensor
@@ -131,7 +131,7 @@ class Room:
     """Memory on this host for every slice of an array that its devices hold, and then the array.
 
     Attributes:
-      buffers: one for each slice, whoever holds it; they are to be filled.
+      buffers: one for each slice, on any device; they are to be filled.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, place: jax.sharding.Sharding | None):

@@ -71,7 +71,7 @@ class ExpertsConfig:
 
 
 def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Array, Array]:
-    """Of a router's logits `[M, X]` in float32 the weights and experts, `[M, k]` each; `bias` is `[X]` or None."""
+    """The weights and experts, `[M, k]` each, from a router's logits `[M, X]` in float32; `bias` is `[X]` or None."""
     c = config
     if c.scoring == "chosen":
         best, experts = jax.lax.top_k(

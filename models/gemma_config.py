@@ -61,7 +61,7 @@ class DiffusionGemmaConfig:
         return ExpertsConfig(self.num_experts, self.top_k_experts, self.moe_intermediate_size)
 
     def first(self, layers: int) -> "DiffusionGemmaConfig":
-        """Of the first so many layers."""
+        """The config of the first `layers` layers."""
         return dataclasses.replace(self, num_hidden_layers=layers, sliding_layers=self.sliding_layers[:layers])
 
     def heads(self, layer: int) -> Heads:

@@ -1,7 +1,7 @@
 """`generation_config.json`: where texts end, and how transformers would draw them where the user does not say.
 
 What has an option of a prompt of the same name is that option's default. `temperature` is not: texts are greedy where no
-temperature is given. Whoever decodes says in a line what else transformers would apply, and is not (`left_out`).
+temperature is given. What else transformers would apply is not applied, and decoding says so in a line (`left_out`).
 """
 
 from collections.abc import Callable, Collection

@@ -82,8 +82,8 @@ class MixerConfig(abc.ABC):
 class StateMixerConfig(MixerConfig):
     """A mixer that keeps a running state of a text: it is updated, and what it was before is gone.
 
-    So a commit is told how many of its tokens are real, and only decoding that never goes back can use it: whoever writes
-    slots again is refused (`committed`).
+    So a commit is told how many of its tokens are real, and only decoding that never goes back can use it: a caller that
+    writes slots again is refused (`committed`).
     """
 
     @abc.abstractmethod

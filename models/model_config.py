@@ -97,7 +97,7 @@ class ModelConfig:
 
     @property
     def attentions(self) -> tuple[AttentionConfig, ...]:
-        """Of the layers that have attention."""
+        """The mixers of the layers that have attention."""
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionConfig))
 
     @property
@@ -125,7 +125,7 @@ class ModelConfig:
 
     @property
     def head_sizes(self) -> frozenset[tuple[int, int]]:
-        """Of every kind of attention there is, how many kv-heads it has, and their width."""
+        """The number of kv-heads and their width, for every kind of attention that the model has."""
         return frozenset((one.num_key_value_heads, one.head_dim) for one in self.attentions)
 
     def attention(self, layer: int = 0) -> AttentionConfig:
@@ -150,7 +150,7 @@ class ModelConfig:
 
     @property
     def state_mixers(self) -> tuple[StateMixerConfig, ...]:
-        """Of the layers that keep a running state."""
+        """The mixers of the layers that keep a running state."""
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, StateMixerConfig))
 
     def keeps_state(self, layer: int) -> bool:
@@ -185,11 +185,11 @@ class ModelConfig:
         return dataclasses.replace(self, layers=tuple(change(i, layer) for i, layer in enumerate(self.layers)))
 
     def first(self, layers: int) -> "ModelConfig":
-        """Of the first so many layers."""
+        """The model of the first `layers` layers."""
         return dataclasses.replace(self, layers=self.layers[:layers])
 
     def only(self, layer: int) -> "ModelConfig":
-        """Of one layer, with keys of its own."""
+        """The model of one layer, with keys of its own."""
         own = self.layers[layer]
         own = dataclasses.replace(own, mixer=dataclasses.replace(self.attention(layer), source=None))
         return dataclasses.replace(self, layers=(own,))

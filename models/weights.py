@@ -104,7 +104,7 @@ class Part:
 
 
 def stored_parts(leaves: list[tuple[Any, Any]], names: Names, layout: Layout) -> dict[str, list[Part]]:
-    """Of every tensor of a file, by name, the parameters that it holds, in the order of its rows."""
+    """The parameters that each tensor of a file holds, by the tensor's name, in the order of its rows."""
     found: dict[str, dict[int, Part]] = {}
     for i, (path, leaf) in enumerate(leaves):
         name, transposed = layout(path)

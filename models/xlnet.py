@@ -34,7 +34,7 @@ _DEFAULTS = {"vocab_size": 32000, "d_model": 1024, "n_layer": 24, "n_head": 16, 
 _OTHERS = {"hidden_size": "d_model", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
 _FIXED = {"attn_type": ("bi",), "bi_data": (False,), "ff_activation": ("gelu",)}
 _SEGMENTS = ("r_s_bias", "seg_embed")
-"""Of two texts in one: read from no file, since there is one."""
+"""Tensors for two texts in one input. They are not read, since there is one text."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ OPEN = -1
 class Prompts(Pretty):
     """Prompts, one per row, and how each of them is completed: what `init` and `insert` of every decoder take.
 
-    `Prompts.of` makes them from lists of token ids. Arrays that there are already, traced ones too, are fields as they are.
+    `Prompts.of` makes them from lists of token ids. A caller that has arrays, traced ones too, gives them as fields.
 
     Attributes:
       tokens: `[R, P]` int32, padded on the right. A decoder that fills in (`Decoder.fills_in`) also writes the positions of a

@@ -198,7 +198,7 @@ class Tree(Pretty):
       valid: `[B, N]` bool. A valid node's parent is valid.
       log_q: `[B, N, V]` float32, only where the verifier asks for it and children are drawn: the distribution that node n's
         children were drawn from, the first of them with all of its mass (greedy rows: one-hot), of `greedy` children the last.
-        Of no meaning at nodes without valid children.
+        It means nothing at nodes without valid children.
       max_depth: static, no node is deeper.
       children: static, how a node's children came to be.
       topology: static, the shape where it does not depend on data.

@@ -295,7 +295,7 @@ def test_a_capacity_that_is_too_small_is_refused(model):
     engine = Engine(model, drafter="prompt_lookup:length=4")
     requests = [engine.request([1, 2, 3], max_new_tokens=6), engine.request([4], max_new_tokens=6)]
     with pytest.raises(
-        ValueError, match="a capacity of 13 does not hold these requests: the longest one needs 14, 5 of"
+        ValueError, match="a capacity of 13 does not hold these requests: the longest one needs 14 slots, 5 of"
     ):
         engine.run(requests, capacity=13)
     assert [r.new_tokens for r in engine.run(requests, capacity=14)] == [6, 6]

@@ -17,7 +17,8 @@ from specjax.kernels.tree_attention.parts import product
 TILE = (16, 64)
 """The fewest and the most rows of a program; tensor cores take no fewer than 16."""
 COLUMNS = 64
-"""Of a program: a line of a GPU's cache in bfloat16, and few enough that narrow experts keep its multiprocessors busy."""
+"""Columns of a program: a line of a GPU's cache in bfloat16, and few enough that narrow experts keep its
+multiprocessors busy."""
 DEPTH = 64
 """Inputs that a program reads at a time."""
 

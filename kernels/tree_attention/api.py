@@ -25,7 +25,7 @@ INTERPRETED = {
     "pallas_gpu_interpreted": ("pallas", "cuda"),
     "mosaic_gpu_interpreted": ("mosaic_gpu", "cuda"),
 }
-"""Of a kernel in an interpreter, the implementation and the platform whose kernel it is."""
+"""For each kernel in an interpreter: the implementation, and the platform whose kernel it is."""
 
 
 def tree_attention(

@@ -149,7 +149,7 @@ class Warpgroup:
 
     @staticmethod
     def product(a, b):
-        """Of two arrays in shared memory, in float32."""
+        """The product of two arrays in shared memory, in float32."""
 
         def multiplied(sums):
             plgpu.wgmma(sums, a, b)
@@ -159,7 +159,7 @@ class Warpgroup:
 
     @classmethod
     def scores(cls, query, keys):
-        """Of queries `[M, H]` and keys `[S, H]`."""
+        """The scores of queries `[M, H]` and keys `[S, H]`."""
         return cls.product(query, keys.transpose((1, 0)))
 
 

@@ -40,7 +40,7 @@ class Shares:
 
     @property
     def programs(self) -> int:
-        """Of a row and kv-head: `part * tiles + tile`."""
+        """The programs of a row and kv-head: `part * tiles + tile`."""
         return (self.parts + 1) * self.tiles
 
 

@@ -33,8 +33,8 @@ class Centres(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class EMS(Old):
-    """Of a head's older tokens the `budget` most important are kept. Every other one is merged into the kept one whose key is
-    most like its own, or evicted where none is like it.
+    """Keeps the `budget` most important of a head's older tokens. Every other one is merged into the kept one whose key
+    is most like its own, or evicted where none is like it.
 
     Importance is the mean of two: the attention from the last chunk's queries (local), and that from all chunks' since the
     token came, over how many those were (global), so that early tokens, which more queries saw, have no advantage. How the

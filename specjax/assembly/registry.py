@@ -135,7 +135,7 @@ MIXERS = listed(soft.Mixer, soft)
 UNMASKS = listed(unmask.Unmask, diffusion, unmask)
 SAMPLERS = listed(EntropyRenoise, diffusion)
 CACHES = listed(cache.Cache, cache)
-"""Of diffusion models."""
+"""Cache policies of diffusion models."""
 OLDS = listed(caches.Old, caches)
 """Cache policies of autoregressive models."""
 

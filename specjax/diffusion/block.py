@@ -44,7 +44,7 @@ class BlockDiffusion(DiffusionDecoder):
 
     Blocks begin at multiples of W, wherever the prompt ends (SDAR, TraDo, LLaDA 2, Fast-dLLM v2). The last one is read whole;
     what lies after a text's end stays masked, or is filled and cut where the policy `fills`. A schedule is for whole blocks,
-    however much of one the prompt fills. Of a model whose logits are shifted, the pass that stores a block commits the next
+    however much of one the prompt fills. If a model's logits are shifted, the pass that stores a block commits the next
     one's first token, its seed: the likeliest one, in rows that draw too.
 
     Or they are counted from the prompt's end (A2D), so that the prompt's first block may be a part of one. The last one is then

@@ -123,7 +123,7 @@ class DiffuSpec(TreeDrafter):
         return caught_up(self, params, draft, view)
 
     def _seen(self, draft, real):
-        """Who sees whom `[B, T, T]`: all that is real, and everything itself."""
+        """The visibility `[B, T, T]`: every token sees all that is real, and everything itself."""
         return real[:, None, :] | jnp.eye(real.shape[1], dtype=bool)[None]
 
     def propose(self, params, draft, view, sampler):

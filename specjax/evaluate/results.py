@@ -227,7 +227,7 @@ def compared(
 
 
 def shares_of(answers: Sequence[Answer]) -> np.ndarray:
-    """Of every question the share of its answers that are right, `[Q]`."""
+    """The share of right answers of every question, `[Q]`."""
     right: dict[str, list[bool]] = {}
     for answer in answers:
         right.setdefault(answer.id, []).append(answer.right)

@@ -15,7 +15,7 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class GreedyDraft(IID):
-    """Of a node's k children the first k - 1 are the likeliest tokens, and the last is a draw from the distribution
+    """The first k - 1 of a node's k children are the likeliest tokens, and the last is a draw from the distribution
     without those.
 
     One child is a plain draw. See `IID` for the shape, and for greedy rows, whose children are the k likeliest.

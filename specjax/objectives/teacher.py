@@ -198,7 +198,7 @@ def _compared(teacher: Teacher, guesses: list[Guess], divergence: Loss) -> tuple
 
 
 def positions_at_a_time(batch: Batch) -> int:
-    """Of every row of a batch, of which distributions are there at a time."""
+    """Slots of every row of a batch whose distributions exist at a time."""
     return max(1, CHUNK // len(batch.tokens))
 
 

@@ -79,7 +79,7 @@ def record(
 
 
 def _experts(own: Chosen) -> dict[str, Any]:
-    """Of one layer how many, and of one chip the bytes of all layers: all, read by one node a row, and read by a step's."""
+    """Experts of one layer, and bytes of all layers on one chip: all, read by one node per row, and read by a step."""
     read = lambda nodes: {"touched": round(own.touched(nodes), 2), "bytes": own.read(nodes)}
     return {
         "count": own.count,

@@ -75,7 +75,9 @@ def _sampled(sampling: SamplingArrays, live: Array, text: Text | None) -> Iterat
         if own is None or each.of_logits:
             continue
         if text is None and each.reads_text:
-            raise ValueError(f"{each.switches[0]} reads a text from left to right, which there is none of here")
+            raise ValueError(
+                f"{each.switches[0]} reads a text from left to right, and there is no such text here: leave it out"
+            )
         yield each, own, active & each.used(own)
 
 

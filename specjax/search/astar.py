@@ -266,7 +266,7 @@ def _numbers(what, value, partials):
     found = [float(number) for number in value(partials)] if partials else []
     if len(found) != len(partials) or any(math.isnan(number) for number in found):
         raise ValueError(
-            f"the {what} must give one number a partial solution: {len(found)} for {len(partials)}, or NaN"
+            f"the {what} must give one number per partial solution: {len(found)} for {len(partials)}, or NaN"
         )
     return found
 

@@ -11,7 +11,8 @@ from specjax.draft.rest import search
 Array = jax.Array
 
 WEIGHTS = 0.01, 0.04, 0.15, 0.18, 0.12
-"""Of the shares after the last 1, 2, ... tokens (the released settings of arXiv:2405.18400). They sum to 0.5."""
+"""Weights of the shares after the last 1, 2, ... tokens (the released settings of arXiv:2405.18400). They sum to
+0.5."""
 
 
 def shares(store: dict[str, Array], tokens: Array, length: Array, asked: Array) -> Array:

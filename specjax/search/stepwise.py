@@ -213,7 +213,7 @@ class Asked:
         keys: np.ndarray | None = None,
         draws: int = 1,
     ) -> "Asked":
-        """Of what a user gave.
+        """Makes it of what a user gave.
 
         Args:
           models: all that write, `specjax.models.Model`; the first one's tokenizer is everyone's.

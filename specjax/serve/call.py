@@ -50,7 +50,7 @@ class Call:
         select: str | Selection | None = None,
         chat: bool | Chat = False,
     ) -> "Call":
-        """Of the arguments of `specjax.generate`; `options` go before those of `sampling`.
+        """Makes it of the arguments of `specjax.generate`; `options` take precedence over those of `sampling`.
 
         Raises:
           ValueError: one line that says what cannot be used.

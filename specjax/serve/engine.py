@@ -372,8 +372,8 @@ class Engine:
             raise ValueError(f"at least one row must decode, got {slots}")
         if not self.writes_steps and capacity is not None and capacity < self._needed(requests):
             raise ValueError(
-                f"a capacity of {capacity} does not hold these requests: the longest one needs {self._needed(requests)}, "
-                f"{self.decoder.slack} of them for what a step writes ahead; leave it out, or give at least that"
+                f"a capacity of {capacity} does not hold these requests: the longest one needs {self._needed(requests)} slots, "
+                f"{self.decoder.slack} of them for tokens that a step writes ahead: give at least that, or leave capacity out"
             )
         reader = self.reader() if prompt_logprobs else None
         if self.writes_steps:
@@ -518,8 +518,8 @@ class Engine:
         return slots.insert(slots.empty(), range(len(requests)), list(requests), self.keys(requests))
 
     def keys(self, requests: Sequence[Request]) -> np.ndarray:
-        """Key data `[R, 2]` of the requests' row keys, on the host. Equal requests differ by their order. Of a stepwise method
-        that draws D times `[R, D, 2]`."""
+        """Key data `[R, 2]` of the requests' row keys, on the host. Equal requests differ by their order. A stepwise
+        method that draws D times has `[R, D, 2]`."""
         given, spare = self.served().given, power_of_two(max(len(requests), 8)) - len(requests)
         names = [given(r) if r.id is None else str(r.id) for r in requests]
         if self.writes_steps:

@@ -23,8 +23,8 @@ _NUMBERS = {
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling(SamplingFields):
     """How a prompt is completed: the parameters of the warpers, such as `temperature` (0 is greedy), `top_k` or `top_p` (see
-    `specjax samplers`), and when its text ends. What is None is what the model's `generation_config.json` says, where that
-    counts (`specjax.models.generation`), or else its default.
+    `specjax samplers`), and when its text ends. A field that is None takes the value of the model's
+    `generation_config.json` if that is one of those that apply (`specjax.models.generation`), or else its default.
 
     Attributes:
       max_new_tokens: new tokens, at most; at least 1; None: 128.

@@ -28,7 +28,7 @@ class Chooser:
 
     @classmethod
     def of(cls, select: str | Selection | None, count: int) -> "Chooser | None":
-        """Of a run; None where it takes all completions.
+        """The chooser of a run; None where it takes all completions.
 
         Args:
           select: a selection or its line.

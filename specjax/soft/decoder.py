@@ -116,7 +116,7 @@ class SoftThinkingDecoder(Speculative):
 
 
 def entropy(logits: Array) -> Array:
-    """Of the softmax of logits `[B, V]`, in nats, `[B]`; a token that cannot come adds nothing."""
+    """The entropy of the softmax of logits `[B, V]`, in nats, `[B]`; a token that cannot come adds nothing."""
     log_p = jax.nn.log_softmax(logits, axis=-1)
     return -jnp.where(log_p > -jnp.inf, jnp.exp(log_p) * log_p, 0.0).sum(axis=-1)
 

@@ -112,7 +112,7 @@ class Distill(Objective):
         return jax.lax.cond(own.any(), write, lambda: batch)
 
     def _logits(self, lm: LM, params: Any, batch: Batch) -> Array:
-        """Of slots 0 to T - 2, which score tokens 1 to T - 1."""
+        """Logits of slots 0 to T - 2, which score tokens 1 to T - 1."""
         return read(lm, params, batch, Wants(logits=True)).logits[:, :-1] / self.temperature
 
 

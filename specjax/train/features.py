@@ -48,7 +48,7 @@ def named(output: Output) -> dict[str, Any]:
 
 
 def _names(wants: Wants, top: bool) -> tuple[str, ...]:
-    """Of the arrays that an objective asks for, with its teacher's likeliest tokens or final features."""
+    """The arrays that an objective asks for, with its teacher's likeliest tokens or final features."""
     own = [f"{_HIDDEN}{layer}" for layer in wants.hidden] + ["final"] * (wants.final or not top)
     return tuple(own + [_VALUES, _IDS] * top)
 
@@ -132,7 +132,9 @@ def wanted(name: str, objective: Objective) -> Wants:
       ValueError: where it runs layers of the target.
     """
     if objective.reads is None:
-        raise ValueError(f"{name} is trained with the target in the loop, whose layers it runs: give --data to train")
+        raise ValueError(
+            f"{name} runs the target's layers while it trains, so captured features do not suffice: give --data"
+        )
     return objective.reads
 
 
@@ -143,7 +145,7 @@ def write_rows(file: Path, arrays: dict[str, np.ndarray]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """Captured rows, the source that batches are drawn from. Of a row that is asked for, its own bytes are read and no others.
+    """Captured rows, the source that batches are drawn from. To get a row, only its own bytes are read.
 
     Attributes:
       folder: that `specjax capture` wrote.

@@ -479,7 +479,7 @@ def _whole(arrays: dict[str, Any], parts: int) -> dict[str, Any]:
 
 
 def _differing(before: str, now: str, width: int = 160) -> tuple[str, str]:
-    """Of two texts as much as one can read, from a little before the first difference.
+    """As much of two texts as one can read, from a little before the first difference.
 
     >>> _differing("a" * 200 + "bc", "a" * 200 + "d", 20)
     ('...aaaaaaaaaabc', '...aaaaaaaaaad')

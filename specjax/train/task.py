@@ -23,7 +23,7 @@ class Task:
       objective: the loss.
       params: where it starts.
       frozen: what the objective takes as `target_params`.
-      save: writes trained parameters, numpy arrays, to a folder. Of many processes all call it, and the first writes.
+      save: writes trained parameters, numpy arrays, to a folder. All processes call it, and the first one writes.
     """
 
     objective: Objective

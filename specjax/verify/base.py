@@ -53,7 +53,7 @@ class Verifier(abc.ABC):
     own_noise: bool = False
     """Whether its decisions rest on draws after what it keeps, so that no step may use another's noise."""
     judges: tuple[Children, ...] = get_args(Children)
-    """Of which children it can judge, by how they came to be."""
+    """The kinds of children that it can judge."""
     text_follows_draft: bool = True
     """Whether another draft may lead to another text, of the same distribution where it is lossless."""
     keeps_greedy: bool = True
@@ -79,7 +79,7 @@ class Verifier(abc.ABC):
         name = next((about.name for about in abouts(type(self))), type(self).__name__)
         if self.text_follows_draft and not drafter.alone:
             raise ValueError(
-                f"the {name} verifier takes drafters whose rows draft on their own, and of this one a row's text would depend "
+                f"the {name} verifier takes drafters whose rows draft on their own; with this one a row's text would depend "
                 "on the other rows: choose another drafter, or the coupled verifier"
             )
         drawn = set(self.judges) - {"deterministic"}

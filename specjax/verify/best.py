@@ -1,4 +1,4 @@
-"""Of the lossless rules that follow the draft the one that pays, by how a node's children come to be."""
+"""Chooses among the lossless rules that follow the draft, by how a node's children come to be."""
 
 import dataclasses
 from types import MappingProxyType

@@ -23,7 +23,7 @@ NARROW = 1e-12
 
 
 class Grades(NamedTuple):
-    """Of rows of p and q.
+    """The grades of rows of p and q.
 
     Attributes:
       edges: `[B, J]`, the p / q of every grade, from 0 to k.

@@ -11,8 +11,8 @@ from specjax.verify.top_down import TopDown, normalised, passing
 Array = jax.Array
 
 HALVINGS = 30
-"""Of the interval in which the factor lies. A factor that is slightly too large costs acceptance, and never the
-distribution."""
+"""Halvings of the interval in which the factor lies. A factor that is slightly too large costs acceptance, and never
+the distribution."""
 
 
 @dataclasses.dataclass(frozen=True)

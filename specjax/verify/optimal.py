@@ -14,9 +14,9 @@ from specjax.verify.top_down import TopDown, at, normalised
 Array = jax.Array
 
 HALVINGS = 40
-"""Of a token's share of the line, when a place in it is looked for."""
+"""Halvings of a token's share of the line, when a place in it is looked for."""
 ROUNDING = 8
-"""Of so many units in the last place of 1 it is not asked whether they are wanted."""
+"""Differences of up to so many units in the last place of 1 are taken for rounding."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +36,10 @@ class Optimal(TopDown):
     is that of Jourdain and Margheriti's martingale coupling of two distributions (arXiv:1808.01390), here of c / q with
     z.
 
-    Lossless in distribution for any number of children and any vocabulary. Of more than a few tokens it is grades that
-    lie on the line (`specjax.verify.grades`): nothing is sorted, the distribution is kept as it is, and a millionth of
-    acceptance may be lost. It is the optimum at a node; of two children it does not prefer the one with more below it.
+    Lossless in distribution for any number of children and any vocabulary. With more than a few tokens it is grades
+    that lie on the line (`specjax.verify.grades`): nothing is sorted, the distribution is kept as it is, and a
+    millionth of acceptance may be lost. It is the optimum at a node; of two children it does not prefer the one with
+    more below it.
     """
 
     about = About(
@@ -210,8 +211,8 @@ def excess(behind: Array, length: Array, level: Array, drafts: Array) -> Array:
 
 
 def places(line: Line, tokens: Array, uniforms: Array) -> tuple[Array, Array, Array]:
-    """Of children of `tokens` `[B, N]` a place in the part of their token, its partner, both as what is behind them, and the
-    chance that a child goes there; all `[B, N]`, as are the uniforms."""
+    """For children of `tokens` `[B, N]`: a place in the part of their token, its partner, both as what is behind them,
+    and the chance that a child goes there; all `[B, N]`, as are the uniforms."""
     rank = jnp.take_along_axis(line.rank, jnp.maximum(tokens, 0), axis=-1)
     drafts = line.drafts[:, None]
     own = lambda values, index: jnp.take_along_axis(values, index, axis=-1)

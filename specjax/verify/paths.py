@@ -9,7 +9,7 @@ Array = jax.Array
 
 
 def entropy(p: Array) -> Array:
-    """Of distributions `[..., V]`, in nats `[...]`."""
+    """The entropy of distributions `[..., V]`, in nats `[...]`."""
     return -jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1)), 0).sum(axis=-1)
 
 

@@ -60,7 +60,7 @@ class Reflective(Verifier):
         super().check(drafter)
         if not drafter.is_chain or not drafter.plain_tree:
             raise ValueError(
-                "the reflective verifier takes chains that are read whole with nothing beside them, and this drafter proposes "
+                "the reflective verifier takes chains that are read whole and alone, and this drafter proposes "
                 f"{'more than its tokens' if drafter.is_chain else 'a tree'}: choose another drafter, a chain expander, or the "
                 "coupled verifier"
             )

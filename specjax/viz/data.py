@@ -108,7 +108,7 @@ class Speed:
 
 
 def speeds(report: Any) -> list[Speed]:
-    """Of every row and peer of a report of `specjax bench`, or of its JSON."""
+    """The speeds of every row and peer of a report of `specjax bench`, or of its JSON."""
     rows = _field(report, "rows")
     plain = _field(rows[0], "tokens_per_second")
     ours = [Speed(_field(row, "decoder"), _field(row, "ratio_to_plain")) for row in rows]
@@ -249,5 +249,5 @@ def _sharding(leaf: Any) -> Any:
 
 
 def _field(value: Any, name: str) -> Any:
-    """Of an object or of its JSON; None where it has no such field."""
+    """A field of an object or of its JSON; None where it has no such field."""
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)

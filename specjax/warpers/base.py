@@ -83,8 +83,8 @@ class Text:
         """`[B, T]`: a sum over the tokens drawn before each position.
 
         A position adds what its last token costs where that was drawn to the sum of the position before it, in the order of the
-        text; so the sum does not depend on how many tokens a step brings. Where the position before is none of the T, as on a
-        level of a draft that is still growing, the sum is that of the text.
+        text; so the sum does not depend on how many tokens each step brings. Where the position before is none of the
+        T, as on a level of a draft that is still growing, the sum is that of the text.
 
         Args:
           start: `[B]`, of the text itself.

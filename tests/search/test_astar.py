@@ -172,7 +172,7 @@ def test_a_users_own_values(toy, found):
     far = lambda partials: [50.0 if p.steps[0].tokens in first else 0.0 for p in partials]
     ahead = dataclasses.replace(METHOD, heuristic=far, budget=20)(toy, PROMPTS, batch_size=2, **OPTIONS)
     assert any(record.steps[0].tokens not in first for record in ahead)
-    with pytest.raises(ValueError, match="the cost must give one number a partial solution"):
+    with pytest.raises(ValueError, match="the cost must give one number per partial solution"):
         dataclasses.replace(METHOD, cost=lambda partials: [])(toy, PROMPTS[:1], **OPTIONS)
 
 

@@ -238,7 +238,9 @@ def test_folders_that_cannot_be_used(run, refused, files, tmp_path):
     assert "has no final, which medusa reads; it has hidden.0" in refused(
         "train", "medusa", "--features", tmp_path / "top", *out
     )
-    assert "ppd is trained with the target in the loop" in refused("train", "ppd", "--features", tmp_path / "cap", *out)
+    assert "ppd runs the target's layers while it trains" in refused(
+        "train", "ppd", "--features", tmp_path / "cap", *out
+    )
     assert "not --data and --features" in refused(
         "train", "eagle3", "--features", tmp_path / "cap", "--data", files / "data.jsonl", *out
     )
@@ -248,11 +250,11 @@ def test_folders_that_cannot_be_used(run, refused, files, tmp_path):
     assert "length (12 there, 16 here)" in refused(*go, "--length", 16)
     assert "differs in data" in refused(*words(files, tmp_path / "cap", "more"))
     assert "arrays topk.ids (not given there" in refused(*go, "--top-k", 2)
-    assert "ppd is trained with the target in the loop" in refused(*words(files, tmp_path / "x", drafter="ppd"))
+    assert "ppd runs the target's layers while it trains" in refused(*words(files, tmp_path / "x", drafter="ppd"))
     assert "cannot capture for 'distill'; choose medusa" in refused(*words(files, tmp_path / "x", drafter="distill"))
     assert "--top-k 33 is more than the 32 tokens" in refused(*words(files, tmp_path / "x"), "--top-k", 33)
     (tmp_path / "cap" / "index.json").unlink()
-    assert "has rows and no index.json that says what of" in refused(*go)
+    assert "holds rows but no index.json" in refused(*go)
 
 
 def test_features_that_do_not_fit_float16(run, files, tmp_path):

@@ -311,7 +311,7 @@ def test_what_fits():
             ModelDrafter(lm, IID(k=1)),
         ):
             rule.check(drafter)
-        with pytest.raises(ValueError, match="of this one a row's text would depend on the other rows"):
+        with pytest.raises(ValueError, match="with this one a row's text would depend on the other rows"):
             rule.check(TokenRecycling())
     for rule in (MultiStep(), Recursive(), KSeq()):
         for expander in (Static(), WithoutReplacement(), GreedyDraft()):

@@ -45,7 +45,7 @@ class Dream(Unmask):
             )
         if not self.alg_temp >= 0 or (self.alg_temp and self.rule in ("origin", "threshold", "random")):
             raise ValueError(
-                f"dream needs alg_temp >= 0, and a rule that is sure of something where it is not 0, got {self}"
+                f"dream needs alg_temp >= 0, and above 0 a rule that ranks predictions by confidence, got {self}"
             )
         if not self.threshold >= 0:
             raise ValueError(f"dream needs threshold >= 0, got {self.threshold}")

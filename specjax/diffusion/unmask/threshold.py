@@ -16,7 +16,7 @@ class Threshold(Unmask):
     Attributes:
       threshold: tau, which a probability must exceed where the guess is `strict`; above 1 it is one token per step, or
         what the schedule says.
-      steps: passes a block of the schedule, see `Fixed`; 0: at least one token per pass.
+      steps: passes per block of the schedule, see `Fixed`; 0: at least one token per pass.
       published: whether a block-diffusion model's last block is filled and cut, as in the originals; see `Unmask.fills`.
     """
 

@@ -79,7 +79,7 @@ class TrainDFlash(HeadObjective):
         return jax.lax.cond(places[1].any(), compare, nothing, places)
 
     def told(self, own, h, blocks: "Blocks") -> dict[str, Any]:
-        """Of every place `[B, A, drafts]` what the loss and the metrics need, from outputs `[B, A, drafts, E]`."""
+        """What the loss and the metrics need of every place `[B, A, drafts]`, from outputs `[B, A, drafts, E]`."""
         logits, more = self.dists(own, h, blocks)
         kept, agreed = jax.lax.stop_gradient(
             (acceptance(blocks.dists, logits, blocks.outside), agreement(blocks.dists, logits))

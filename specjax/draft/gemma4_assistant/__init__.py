@@ -178,7 +178,7 @@ def own_config(target: "ModelConfig", layers: int) -> "ModelConfig":
 
 
 def sources(own: "ModelConfig", target: "ModelConfig") -> tuple[int, ...]:
-    """Of every layer of an assistant, which of the target's caches it reads: that of the last layer of its kind that has one.
+    """Which of the target's caches each layer of an assistant reads: that of the last layer of its kind that has one.
 
     Raises:
       ValueError: where the target has none of that kind.

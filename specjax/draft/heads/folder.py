@@ -63,7 +63,8 @@ def _is_same(target: Any, made_for: dict[str, Any]) -> bool:
 def save_head(
     folder: str | os.PathLike[str], name: str, fields: dict[str, Any], params: Any, target: Any, dtype: Any = "float32"
 ) -> None:
-    """Writes a trained drafter; an older one in the folder is replaced. Of many processes all call this, and the first writes.
+    """Writes a trained drafter; an older one in the folder is replaced. All processes call this, and the first one
+    writes.
 
     Args:
       folder: created where needed.

@@ -29,7 +29,7 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
 
 
 def _take_apart(reader: Reader, target: Any) -> None:
-    """Of a Medusa-2 model, which was trained and saved together with its heads, leaves the heads alone."""
+    """Leaves only the heads of a Medusa-2 model, which was trained and saved together with them."""
     heads = {name.removeprefix(_MERGED): x for name, x in reader.tensors.items() if name.startswith(_MERGED)}
     if not heads:
         return

@@ -27,7 +27,7 @@ class Learn2PD(Unmask):
       threshold: of the filter's probability.
       block_length: W, that it was trained for.
       hidden: H.
-      steps: passes a block of the schedule, see `Fixed`; 0: one token per pass.
+      steps: passes per block of the schedule, see `Fixed`; 0: one token per pass.
     """
 
     about = About(

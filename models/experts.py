@@ -219,7 +219,7 @@ class ClampedExperts(nnx.Module):
 
 
 class SparseMLP(nnx.Module):
-    """What stands in the place of an MLP where a layer has experts."""
+    """The experts of a layer, in the place of its MLP."""
 
     def __init__(self, config: ExpertsConfig, width: int, dtype: Any, rngs: nnx.Rngs):
         self.router = Router(config, width, dtype, rngs)

@@ -10,7 +10,8 @@ from specjax.models.ropes import RopeScaling
 
 
 def from_hf(config: dict[str, Any], max_positions: int, pairs: int = 0) -> tuple[float, RopeScaling | None]:
-    """Base and scaling; `rope_scaling` (transformers 4) goes before `rope_parameters` (5), as in transformers 5.
+    """Base and scaling; `rope_scaling` (transformers 4) takes precedence over `rope_parameters` (5), as in transformers
+    5.
 
     Args:
       config: the parsed file.

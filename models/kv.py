@@ -13,7 +13,7 @@ from specjax.pretty import Pretty
 
 
 class Slots(NamedTuple):
-    """What a layer's queries may see of a cache.
+    """The part of a cache that a layer's queries may see.
 
     Attributes:
       key: `[B, K, S, H]`, or `kv_bits.Scaled`.

@@ -21,7 +21,7 @@ from specjax.models.model_config import ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class Masked:
-    """How a model is used for masked diffusion.
+    """Settings of a model for masked diffusion.
 
     Attributes:
       mask_id: the id of an open position.
@@ -57,7 +57,7 @@ class Masked:
 
 @dataclasses.dataclass(frozen=True)
 class Canvas(Masked):
-    """How a model is used for block diffusion over canvases of random tokens (DiffusionGemma): no token is a mask, so
+    """Settings of a model for block diffusion over canvases of random tokens (DiffusionGemma): no token is a mask, so
     `mask_id` is -1, and `block` is the length of a canvas.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""What a model of `specjax.models.llama` is made of: an embedding, a list of layers of parts, a norm and a head."""
+"""The parts of a model of `specjax.models.llama`: an embedding, a list of layers of parts, a norm and a head."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ Part = TypeVar("Part")
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingConfig:
-    """How tokens are embedded.
+    """The embedding of tokens.
 
     Attributes:
       vocab_size: tokens that there are.
@@ -34,7 +34,7 @@ class EmbeddingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class HeadConfig:
-    """How logits are read off.
+    """The language-model head.
 
     Attributes:
       tied: whether by the table of embeddings.
@@ -173,15 +173,15 @@ class ModelConfig:
         return self.layers[layer].mixer.tables(positions, self.max_position_embeddings)
 
     def mapped(self, kind: type[Part], change: Callable[[Part], Any]) -> "ModelConfig":
-        """With every part of a kind, wherever it is, made anew."""
+        """The model with every part of a kind replaced by what a function makes of it."""
         return _mapped(self, kind, change, {})
 
     def every(self, kind: type[Any], /, **fields: Any) -> "ModelConfig":
-        """With these fields in every part of a kind: `config.every(AttentionConfig, window=512)`."""
+        """The model with these fields in every part of a kind: `config.every(AttentionConfig, window=512)`."""
         return self.mapped(kind, lambda part: dataclasses.replace(part, **fields))
 
     def each(self, change: Callable[[int, LayerConfig], LayerConfig]) -> "ModelConfig":
-        """With every layer made anew, of its number and itself."""
+        """The model with every layer replaced by what a function makes of its number and itself."""
         return dataclasses.replace(self, layers=tuple(change(i, layer) for i, layer in enumerate(self.layers)))
 
     def first(self, layers: int) -> "ModelConfig":

@@ -35,7 +35,7 @@ class PairedCache(Pretty):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PairedDelta(Pretty):
-    """What both passes add to their caches; `other` is None where there was none."""
+    """The deltas of both passes; `other` is None where there was none."""
 
     own: PyTree
     other: PyTree

@@ -12,7 +12,7 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """What becomes of a rope's frequencies.
+    """The scaling of a rope's frequencies.
 
     Attributes:
       kind: `linear` divides positions by `factor`; `llama3` rescales low frequencies only (Llama 3.1, section 3.3);

@@ -1,4 +1,4 @@
-"""What safetensors files hold: names, types, shapes and where each tensor's bytes lie."""
+"""Reads the headers of safetensors files: names, types, shapes and where each tensor's bytes lie."""
 
 import dataclasses
 import math

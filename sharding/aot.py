@@ -19,7 +19,7 @@ from jax.experimental import topologies
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What its maker publishes about one chip.
+    """The figures that its maker publishes about one chip.
 
     Attributes:
       name: as written in a topology.

@@ -68,7 +68,7 @@ class Block(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class Wants:
-    """The menu: what a forward pass must return. Static and hashable; merge two with `|`.
+    """The menu of results that a forward pass must return. Static and hashable; merge two with `|`.
 
     Attributes:
       logits: raw logits, `[B, T, V]` float32.

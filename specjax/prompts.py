@@ -1,4 +1,4 @@
-"""What decoders take: prompts, one per row, and how each of them is completed.
+"""The input of decoders: prompts, one per row, and the options of each.
 
 In the shape descriptions `R` denotes rows, `P` prompt columns, `K` ids that end a text.
 """

@@ -127,7 +127,7 @@ def listed_ids(options: Mapping[str, Any]) -> dict[str, list[int]]:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SamplingArrays:
-    """How each row draws its tokens. Names and meanings are those of `transformers`' generation options.
+    """Options of each row for drawing its tokens. Names and meanings are those of `transformers`' generation options.
 
     Rows differ, and changing their values never recompiles. Which columns there are is static: a warper without any is no part
     of a program.

@@ -54,7 +54,7 @@ def prefill_width(prompt_length: int, parts: int = 1) -> int:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepInfo(Pretty):
-    """What one step did; nothing here is needed by the next one.
+    """The record of one step; the next one needs nothing of it.
 
     Attributes:
       verdict: the accepted path, the step's tokens, and how many of them were committed.
@@ -142,7 +142,7 @@ class Speculative(Decoder[DecodeState]):
         )
 
     def param_shardings(self, params: PyTree) -> PyTree:
-        """Where every parameter belongs on the mesh: `jax.device_put(params, decoder.param_shardings(params))`.
+        """The sharding of every parameter on the mesh: `jax.device_put(params, decoder.param_shardings(params))`.
 
         Raises:
           ValueError: without a mesh.

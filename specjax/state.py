@@ -1,4 +1,4 @@
-"""What a decoder carries from step to step.
+"""The state that a decoder carries from step to step.
 
 In the shape descriptions `B` denotes rows, `L` the text buffer, `D` the deepest node a step may verify.
 """
@@ -59,7 +59,7 @@ class LogProbs(Pretty):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows(Pretty):
-    """What every decoder's state has of its rows.
+    """The part of every decoder's state that describes its rows.
 
     Attributes:
       tokens: `[B, L]` int32, prompt and output.
@@ -179,7 +179,7 @@ class DecodeState(Rows):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prefix(Pretty):
-    """What prompts that begin alike have in common, computed once: one row, after all but the last of its tokens.
+    """The common beginning of several prompts, computed once: one row, after all but the last of its tokens.
 
     Attributes:
       tokens: `[1, L]` int32, the prefix and nothing meaningful after it.

@@ -30,7 +30,7 @@ DRAWN: tuple[Children, ...] = ("coupled", "iid", "without_replacement", "greedy"
 
 
 class TreeFacts(Protocol):
-    """What is known of trees before any is proposed, and so what a verifier judges them by; every `Drafter` says it."""
+    """Facts about a drafter's trees that are known before any is proposed. A verifier judges the drafter by them."""
 
     @property
     def nodes(self) -> int:
@@ -64,7 +64,7 @@ class TreeFacts(Protocol):
 
 
 class OfTopology(abc.ABC):
-    """What has trees of one shape that is known beforehand, as `TreeFacts`."""
+    """The base of drafters and expanders whose trees have one shape, known beforehand, as `TreeFacts`."""
 
     @property
     @abc.abstractmethod

@@ -47,7 +47,7 @@ def rope(get: Fields, partial: bool = False, long: int = 0) -> RopeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What is different in one architecture.
+    """The differences of one architecture.
 
     Attributes:
       model_type: its name in `config.json`.

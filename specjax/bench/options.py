@@ -1,4 +1,4 @@
-"""What `specjax bench` was asked for."""
+"""Options of `specjax bench`."""
 
 import dataclasses
 from typing import Any

@@ -144,7 +144,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """What one operation moves, each time that it runs.
+    """The memory traffic of one operation, each time that it runs.
 
     Attributes:
       op: the operation.

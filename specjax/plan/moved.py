@@ -28,7 +28,7 @@ _PIECES = {
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where an array comes from.
+    """The origin of an array.
 
     Attributes:
       weights: whose numbers it carries.

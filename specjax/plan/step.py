@@ -67,7 +67,7 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one step takes on one chip.
+    """The cost of one step on one chip.
 
     Attributes:
       temporaries: bytes.

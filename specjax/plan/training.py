@@ -31,7 +31,7 @@ LEVEL = "O1"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanTrainOptions:
-    """What `specjax plan train` was asked for; see the help of each."""
+    """Options of `specjax plan train`; see the help of each."""
 
     drafter: str = option(dataclasses.MISSING, "the head, as of train", metavar="DRAFTER", positional=True)
     target: str = option(dataclasses.MISSING, "hub name of a built-in configuration, shipped name, or folder")

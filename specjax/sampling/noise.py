@@ -1,4 +1,4 @@
-"""Where randomness comes from: a row's key, an absolute position, a purpose; never a slot, a batch or a step count."""
+"""The sources of randomness: a row's key, an absolute position, a purpose; never a slot, a batch or a step count."""
 
 import collections
 import hashlib

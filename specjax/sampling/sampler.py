@@ -89,7 +89,7 @@ class Sampler:
         return self._columns(process(self.processors, self.full(penalised), text))
 
     def text(self, paths: Paths | None) -> Text:
-        """What stands before positions that `paths` lead to; before the next one without."""
+        """The text before the positions that `paths` lead to; before the next one without."""
         key = self.key if self.place_key is None else self.place_key
         coins = lambda positions: uniform(key, positions, COIN)
         partial = self.ids is not None

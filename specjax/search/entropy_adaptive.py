@@ -30,7 +30,7 @@ PyTree = Any
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """What a model has read of the rows' texts.
+    """The part of the rows' texts that a model has read.
 
     Attributes:
       cache: opaque.

@@ -51,7 +51,8 @@ def exact_extract(
 ) -> list[Span]:
     """The likeliest spans of a passage as the answer to a prompt, the best first.
 
-    Nothing is searched: all spans are scored, those that begin at one place in one row, and the prompt is read once.
+    Nothing is searched: all spans are scored, those that begin at one place in one row, and the prompt is prefilled
+      once.
 
     Args:
       lm: the model, on one device.

@@ -1,4 +1,4 @@
-"""What methods that go step by step have in common: prompts, steps, what comes back, and rows that stop at a step's end.
+"""The base of methods that go step by step: prompts, steps, what comes back, and rows that stop at a step's end.
 
 In the shape descriptions `B` denotes rows, `W` tokens that are read together, `V` the vocabulary.
 """
@@ -153,7 +153,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Written:
-    """What a method that goes step by step wrote after a prompt.
+    """The text that a step-by-step method wrote after a prompt.
 
     Attributes:
       prompt: as given.

@@ -32,7 +32,7 @@ WIDTHS = (16, 32, 64)
 
 @dataclasses.dataclass(frozen=True)
 class Heard:
-    """What a model makes of tokens that it read.
+    """The model's judgement of tokens that it read.
 
     Attributes:
       logprobs: of every row, natural logarithms under the model's own softmax, one per token.

@@ -21,7 +21,7 @@ _LOG = logging.getLogger("specjax")
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What is asked of an engine.
+    """A call of an engine, checked.
 
     Attributes:
       prompts: each with its options, which are those of a `Request`.
@@ -122,7 +122,7 @@ class Call:
 
 
 def joined(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a prompt: its own go before the common ones, but its stop strings stand beside theirs.
+    """Options of a prompt: its own take precedence over the common ones, but its stop strings stand beside theirs.
 
     Raises:
       ValueError: on what are no stop strings.

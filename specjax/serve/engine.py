@@ -234,7 +234,7 @@ class Engine:
         return dataclasses.replace(request, suffix=suffix, suffix_ids=after)
 
     def served(self) -> Served:
-        """What `specjax.serve.slots` needs of this engine."""
+        """The part of this engine that `specjax.serve.slots` needs."""
         eos = self.model.eos_ids
         mask_id = None if self.model.masked is None else self.model.masked.mask_id
         return Served(self.decoder, self.params, self.max_length, self.model.tokenizer, eos, mask_id, self.mesh)
@@ -265,7 +265,7 @@ class Engine:
         return prefix if len(requests) > 1 and len(prefix) >= SHORTEST_PREFIX else ()
 
     def reader(self) -> Reader:
-        """What reads texts with this model for their log-probabilities.
+        """The reader of texts with this model, for their log-probabilities.
 
         Raises:
           ValueError: for a diffusion model.
@@ -459,7 +459,7 @@ class Engine:
         return call.records(self, batch_size=batch_size, prompt_logprobs=prompt_logprobs, progress=progress)
 
     def score(self, prompts: Any, continuations: Any, *, batch_size: int = 8) -> list[Any]:
-        """What the model gives continuations of prompts; see `specjax.score`."""
+        """Log-probabilities of continuations of prompts; see `specjax.score`."""
         from specjax.serve.score import score_with
 
         return score_with(self, prompts, continuations, batch_size)
@@ -501,7 +501,7 @@ class Engine:
             )
 
     def rows(self, requests: Sequence[Request]) -> int:
-        """How many rows hold these requests: one each, but of a search one for all completions of a prompt."""
+        """The number of rows that hold these requests: one each; in a search one for all completions of a prompt."""
         return len(rows_of(requests, self.decoder.num_texts))
 
     def slots(self, requests: Sequence[Request], batch_size: int) -> int:

@@ -173,6 +173,6 @@ BRIEF = 512
 
 
 def needs_of(requests: Sequence[Request]) -> Needs:
-    """What these requests ask of the program that decodes them."""
+    """The needs of these requests: what the program that decodes them must be able to do."""
     greedy = not any(in_use(each, request) for request in requests for each in WARPERS)
     return Needs(greedy, sum(r.max_new_tokens for r in requests) <= BRIEF, form_of(requests))

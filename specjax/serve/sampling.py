@@ -1,4 +1,4 @@
-"""How one prompt is completed, as the user says it: what may differ from row to row without a program of its own."""
+"""A user's options of one prompt: all that may differ from row to row without a program of its own."""
 
 import dataclasses
 import json
@@ -22,8 +22,8 @@ _NUMBERS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling(SamplingFields):
-    """How a prompt is completed: the parameters of the warpers, such as `temperature` (0 is greedy), `top_k` or `top_p` (see
-    `specjax samplers`), and when its text ends. A field that is None takes the value of the model's
+    """The options of a prompt: the parameters of the warpers, such as `temperature` (0 is greedy), `top_k` or `top_p`
+    (see `specjax samplers`), and when its text ends. A field that is None takes the value of the model's
     `generation_config.json` if that is one of those that apply (`specjax.models.generation`), or else its default.
 
     Attributes:
@@ -50,7 +50,7 @@ class Sampling(SamplingFields):
 
     @property
     def given(self) -> dict[str, Any]:
-        """What the user has set."""
+        """The options that the user has set."""
         off = ([] if self.stop else ["stop"]) + ([] if self.ignore_eos else ["ignore_eos"])
         return {name: value for name, value in vars(self).items() if value is not None and name not in off}
 

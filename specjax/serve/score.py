@@ -38,7 +38,7 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What a model gives a continuation; the fields are those of the JSON output.
+    """The log-probability that a model gives a continuation; the fields are those of the JSON output.
 
     Attributes:
       prompt: as given.
@@ -197,7 +197,7 @@ def score(
     dtype: Any = None,
     mesh: Any = None,
 ) -> list[Score]:
-    """What a model gives continuations of prompts: a score for each, in order.
+    """Scores continuations of prompts by their log-probabilities: a score for each, in order.
 
     Texts of like lengths share a compiled program; scores depend on batch and mesh by rounding alone. How texts become tokens
     at the border between the two: `encode_pair`.

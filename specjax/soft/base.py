@@ -1,4 +1,4 @@
-"""What a mixer is: from a token's distribution to the mixture of tokens that a row reads next while it thinks.
+"""The base of mixers: from a token's distribution to the mixture of tokens that a row reads next while it thinks.
 
 In the shape descriptions `B` denotes rows, `n` tokens of a mixture, `V` the vocabulary.
 """
@@ -21,7 +21,7 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mixed(Pretty):
-    """What a step makes of every row's distribution.
+    """The mixture that a step makes of every row's distribution.
 
     Attributes:
       ids: `[B, n]` int32, different tokens, the heaviest first.
@@ -36,7 +36,7 @@ class Mixed(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class Mixer(abc.ABC):
-    """How a row thinks: which tokens its next input is a mixture of, with which weights, and when it has thought enough.
+    """A rule of soft thinking: the tokens and weights of a row's next input, and when it has thought enough.
 
     Implementations are frozen dataclasses. A greedy row's distribution is one token, and so is its mixture.
 
@@ -67,7 +67,7 @@ class Mixer(abc.ABC):
 
     @abc.abstractmethod
     def mix(self, logits: Array, sampler: Sampler) -> Mixed:
-        """What is read next, from raw logits `[B, 1, V]`."""
+        """The next input, from raw logits `[B, 1, V]`."""
 
     def plain(self, logits: Array, sampler: Sampler, mixed: Mixed) -> Array:
         """Plain decoding's token `[B]` at the same place; -1 where no score is finite."""

@@ -1,4 +1,5 @@
-"""What a target says of training text, captured once: a folder of rows in safetensors files, and an index of what they are.
+"""The target's outputs on training text, captured once: a folder of rows in safetensors files, and an index of what
+they are.
 
 `index.json` comes first and says what all files hold, `rows-00000.safetensors` and so on. Each is there as a whole or not at
 all, and has as many rows as the index says, the last one what is left.
@@ -55,7 +56,7 @@ def _names(wants: Wants, top: bool) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """What a folder of features holds.
+    """The index of a folder of features.
 
     Attributes:
       target: see `said_by`.

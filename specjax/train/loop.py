@@ -32,7 +32,7 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How parameters are updated: AdamW after a clipped gradient, a linear warm-up and a cosine down to 0.
+    """Settings of the optimiser: AdamW after a clipped gradient, a linear warm-up and a cosine down to 0.
 
     Attributes:
       steps: updates.
@@ -93,7 +93,7 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Settings)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """What a step takes and returns.
+    """The state that a training step takes and returns.
 
     Attributes:
       step: int32 scalar, updates made.

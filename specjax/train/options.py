@@ -1,4 +1,4 @@
-"""What `specjax train` and `specjax capture` were asked for."""
+"""Options of `specjax train` and `specjax capture`."""
 
 import dataclasses
 from typing import Any
@@ -87,7 +87,7 @@ class TrainOptions(HostOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CaptureOptions(HostOptions):
-    """What `specjax capture` was asked for; see the help of each."""
+    """Options of `specjax capture`; see the help of each."""
 
     drafter: str = option(
         dataclasses.MISSING, "the head that is to be trained, as of train: its layers are captured", metavar="DRAFTER",

@@ -111,7 +111,7 @@ def pack(sizes: np.ndarray, length: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """Which row every piece has, and in which order they are written.
+    """The row of every piece, and the order in which they are written.
 
     Attributes:
       order: numbers of pieces, row by row.

@@ -1,4 +1,4 @@
-"""What a run trains, and what a line and the command's options say of it."""
+"""The task of a training run, from a line and the command's options."""
 
 import dataclasses
 from collections.abc import Callable

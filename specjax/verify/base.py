@@ -21,7 +21,7 @@ from specjax.tree import DRAWN, Children, Extra, Tree, TreeFacts
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Verdict(Pretty):
-    """What a verifier decided, and what of it the row keeps.
+    """The decision of a verifier, and the part of it that the row keeps.
 
     Attributes:
       path: `[B, D + 1]` int32 node ids, root first, -1 padded.

@@ -1,4 +1,5 @@
-"""What no exact verifier can beat: the largest chance that one of a node's drafted children is accepted (arXiv:2502.18779).
+"""The bound of every exact verifier: the largest chance that one of a node's drafted children is accepted
+(arXiv:2502.18779).
 
 A verifier that keeps the target's distribution is a coupling of the target's token with the drafts. The best coupling
 accepts with probability `1 + min over H of P(H) - Q(H)`, where H is a set of tokens, P(H) the target's chance of it and

@@ -1,4 +1,4 @@
-"""What rules that judge whole paths share."""
+"""Parts that rules which judge whole paths share."""
 
 import jax
 import jax.numpy as jnp

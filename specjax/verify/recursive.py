@@ -1,4 +1,4 @@
-"""Recursive rejection sampling of i.i.d. children (Jeon et al. 2024): the ordinary test, again on what is left of p."""
+"""Recursive rejection sampling of i.i.d. children (Jeon et al. 2024): the ordinary test, again on the residual of p."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ class Recursive(TopDown):
 
     about = About(
         "recursive",
-        "try i.i.d. children in their order, each against what is left of p",
+        "try i.i.d. children in their order, each against the residual of p",
         "arXiv:2402.14160",
         "same distribution",
         tree="iid:length={depth}",

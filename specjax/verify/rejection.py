@@ -77,7 +77,7 @@ def draft_probs(tree, vocab: int) -> Array:
 
 
 def count_accepted(p: Array, q: Array, tokens: Array, uniforms: Array, valid: Array) -> Array:
-    """How many drafted tokens pass, `[B]` int32. All arguments lead with `[B, D]`.
+    """The number of drafted tokens that pass, `[B]` int32. All arguments lead with `[B, D]`.
 
     The test is `u q < p`, strict and without a division: a token with p = 0 never passes.
     """

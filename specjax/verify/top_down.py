@@ -19,7 +19,7 @@ State = Any
 
 
 class Rule(Protocol):
-    """How children are tried. All arrays lead with `[B]`; the state is a pytree of such."""
+    """A rule for trying children. All arrays lead with `[B]`; the state is a pytree of such."""
 
     def enter(self, p: Array, log_q: Any, count: Array) -> State:
         """The state at a node before its first child.
@@ -56,7 +56,7 @@ class Rule(Protocol):
 
 
 class Descent(NamedTuple):
-    """Where a way down ended.
+    """The end of a way down the tree.
 
     Attributes:
       node: `[B]` int32, the last node that passed.

@@ -1,4 +1,4 @@
-"""What pictures show, out of what the library returns: one reading for figures and for text."""
+"""The data of pictures, read from the library's results: one reading for figures and for text."""
 
 import dataclasses
 import itertools
@@ -167,7 +167,7 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a cache lies over devices.
+    """The layout of a cache over devices.
 
     Attributes:
       sizes: rows, heads and slots of an array; 1 where it has no such dimension.
@@ -191,7 +191,7 @@ SIDES = {"rows": "batch", "heads": "kv_heads", "slots": "slots"}
 
 
 def layout(decoder: Any, state: Any) -> Layout:
-    """How the cache of a decoder's state lies; of a state of `ShapeDtypeStruct`s with shardings too.
+    """The layout of the cache of a decoder's state; of a state of `ShapeDtypeStruct`s with shardings too.
 
     Raises:
       ValueError: where the state has no cache.

@@ -140,7 +140,7 @@ def read_head(
       mesh: where to place the parameters, as its class says (`param_shardings`).
       published: the fields in place of `chosen` where the head is a published one; None: the same.
       chosen: fields that the user set, the expander among them. Of a published head, which does not say how its layers are
-        counted, `taps` go before what is read.
+        counted, `taps` take precedence over what is read.
 
     Raises:
       ModelError: (a ValueError) where there is no such head, it belongs to another drafter or target, a tensor is missing,

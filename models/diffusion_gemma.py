@@ -72,7 +72,7 @@ class DiffusionGemmaLM:
         return nnx.to_pure_dict(nnx.split(DiffusionGemma(self.config, dtype, nnx.Rngs(key)))[1])
 
     def abstract(self, dtype: Any = jnp.float32) -> Any:
-        """The params pytree as `jax.ShapeDtypeStruct`s."""
+        """The params pytree, with `jax.ShapeDtypeStruct` in the place of arrays."""
         return nnx.to_pure_dict(_abstract(self.config, dtype)[1])
 
     def bind(self, params: Any) -> DiffusionGemma:

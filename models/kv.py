@@ -38,7 +38,7 @@ class KVCache(Pretty):
     A layer whose S is less than the capacity has a ring: position p lies in slot p mod S, over that of p - S. A block that
     begins at position n sees the window before it, so that a ring has those for certain where no commit wrote more than
     `ahead` positions from n on, and S is at least the window and `ahead` together: what was rejected, or lies after a
-      prompt,
+    prompt,
     has then taken the place of what no query sees any more. A row whose length goes back further has lost its window.
 
     Attributes:

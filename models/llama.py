@@ -140,7 +140,7 @@ class LlamaLM:
         return copied(plain, self.config, self.kv_copies)
 
     def abstract(self, dtype: Any = jnp.float32) -> Any:
-        """The params pytree as `jax.ShapeDtypeStruct`s."""
+        """The params pytree, with `jax.ShapeDtypeStruct` in the place of arrays."""
         return nnx.to_pure_dict(_abstract(self.laid_out, dtype, self.attention, self.reduce_dtype)[1])
 
     def bind(self, params: Any) -> Llama:

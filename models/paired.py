@@ -46,7 +46,7 @@ class Paired(abc.ABC):
     """An LM around another: its logits are `blended` of two passes, each with a cache of its own.
 
     Drafters and verifiers see one target: what a node's distribution is depends on the text and the path that lead
-      there alone, so
+    there alone, so
     every drafter keeps the text of plain decoding. What they read of it besides (layers, features, the head) is the model's own
     pass. A step reads the weights of both passes.
 

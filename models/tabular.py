@@ -67,7 +67,7 @@ class TabularLM:
         return random(key, self.vocab_size, self.order, concentration, zeros)
 
     def abstract(self) -> Any:
-        """The params pytree as `jax.ShapeDtypeStruct`s."""
+        """The params pytree, with `jax.ShapeDtypeStruct` in the place of arrays."""
         return {"table": jax.ShapeDtypeStruct((self.vocab_size,) * (self.order + 1), jnp.float32)}
 
     def __call__(

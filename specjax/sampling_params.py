@@ -160,7 +160,7 @@ class SamplingArrays:
                 continue
             rows = value if field.name in given else [()] * batch
             if not isinstance(rows, (list, tuple)) or len(rows) != batch:
-                raise ValueError(f"{field.name} of {batch} rows is as many values, each {field.metadata['valid']}")
+                raise ValueError(f"{field.name} of {batch} rows needs as many values, each {field.metadata['valid']}")
             columns[field.name] = _filled(field, rows, _widths(field, rows))
         return cls(jax.device_put(columns))
 

@@ -142,8 +142,7 @@ def finish_rows(
 
     One precedence: EOS, then the limit, then a failure. A text that ends at its limit with EOS has ended by itself. And what a
     step could not compute lies after what it committed: where that ends the text, a decoder that takes one token at a
-      time
-    would never have come to it, so the reason does not depend on how many tokens each step brings.
+    time would never have come to it, so the reason does not depend on how many tokens each step brings.
 
     Args:
       state: before the step, with the limit that it leaves; finished rows stay as they are.

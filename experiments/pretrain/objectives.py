@@ -65,7 +65,7 @@ class Diffusion(Target):
     """Masked tokens of an answer, all else in view (LLaDA's second stage, arXiv:2502.09992, section 2.3).
 
     An answer stands in a canvas: after its end token there is end after end. A share `uniform` of the rows have every
-      token of
+    token of
     the canvas masked at one rate; in the others a block as semi-autoregressive decoding meets it is masked at one rate, what
     is before the block is known and what is behind it is not. A gap, whose both sides are known, is a canvas of its own length.
     """

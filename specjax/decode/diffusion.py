@@ -61,7 +61,7 @@ class Diffusion(Decode):
 
     def __post_init__(self):
         if wrong := [word for word in self.ends.split() if word not in ENDS]:
-            raise ValueError(f"ends has words of {' and '.join(ENDS)}, not {wrong[0]!r}")
+            raise ValueError(f"ends takes the words {' and '.join(ENDS)}, not {wrong[0]!r}")
 
     def bind(self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False) -> tuple[Any, PyTree]:
         """See `Decode.bind`."""

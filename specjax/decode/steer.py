@@ -87,7 +87,7 @@ class Contrast(Steer):
 
     def target(self, model, mesh):
         if self.amateur is None:
-            raise ValueError("contrastive decoding has an amateur, a weaker model: name it with amateur=MODEL")
+            raise ValueError("contrastive decoding needs an amateur, a weaker model: name it with amateur=MODEL")
         if mesh is not None:
             raise ValueError("a model and its amateur lie on one device: leave the mesh out, or the amateur")
         amateur = companion(self.amateur, model, None)

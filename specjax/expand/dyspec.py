@@ -14,7 +14,7 @@ from specjax.expand.dynamic import DynamicTree, Ranked
 class DySpec(DynamicTree):
     """A node's children are draws without replacement. Of all that could be drawn those `nodes - 1` are kept whose turn is most
     likely to come: the chance of the path that leads to their parent, times what its earlier children leave of its
-      distribution.
+    distribution.
 
     That is known before a child is drawn, so a child is never dropped for what it turned out to be, and rules for draws without
     replacement keep the target's distribution. In greedy rows, whose children are the likeliest, it is the chance of

@@ -147,7 +147,7 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
         large, small = self.target.vocab_size, self.small.vocab_size
         if large != small:
             raise ValueError(
-                f"two models of one text have one vocabulary: the large one has {large} tokens, the small one {small}"
+                f"both models must have one vocabulary: the large one has {large} tokens, the small one {small}"
             )
 
     @property

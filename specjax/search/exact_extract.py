@@ -52,7 +52,7 @@ def exact_extract(
     """The likeliest spans of a passage as the answer to a prompt, the best first.
 
     Nothing is searched: all spans are scored, those that begin at one place in one row, and the prompt is prefilled
-      once.
+    once.
 
     Args:
       lm: the model, on one device.

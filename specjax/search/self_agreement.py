@@ -94,9 +94,7 @@ class SelfAgreement(Stepwise):
             if not isinstance(prompt, str) and not (len(prompt) and isinstance(prompt[-1], Mapping)):
                 raise ValueError("a second prompt is written with the first one's words: give texts or chats, not ids")
             if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
-                raise ValueError(
-                    "the last message goes on with a question, and is the assistant's: end with the user's"
-                )
+                raise ValueError("a question follows the last message, which is the assistant's: end with the user's")
         parts = asked.parts(batch_size)
         if not parts:
             return []

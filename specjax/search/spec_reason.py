@@ -92,7 +92,7 @@ class SpecReason(StepwisePair):
         if isinstance(self.score, str) and self.score not in SCORES:
             raise ValueError(f"unknown score {self.score!r}; choose {', '.join(SCORES)}, or give a function")
         if math.isnan(self.threshold):
-            raise ValueError("threshold is a score, and nan is none")
+            raise ValueError("threshold must be a number, got nan")
         if self.step_tokens < 1 or self.first < 0:
             raise ValueError(
                 f"step_tokens must be at least 1 and first at least 0, got {self.step_tokens} and {self.first}"
@@ -158,7 +158,9 @@ def _digits(model):
     texts = ((token, model.tokenizer.decode([token]).strip()) for token in range(model.lm.vocab_size))
     found = {token: int(text) for token, text in texts if len(text) == 1 and text in "0123456789"}
     if not found:
-        raise ValueError(f"no token of {model.name} is a digit, which scores are: take the likelihood, or a function")
+        raise ValueError(
+            f"no token of {model.name} is a digit, so it gives no digit scores: set score=likelihood, or give a function"
+        )
     return found
 
 

@@ -137,4 +137,4 @@ def _object(text: str) -> dict[str, Any]:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ValueError(f"--sampling {text!r:.60} begins as JSON and is none: {error}") from error
+        raise ValueError(f"--sampling {text!r:.60} begins as JSON, but is not valid JSON: {error}") from error

@@ -135,7 +135,7 @@ def test_a_line_of_text_names_the_guide(folders):
         engine.request([1, 2], suffix=[3], max_new_tokens=8)
     with pytest.raises(ValueError, match="is a diffusion model: pick an autoregressive one"):
         Engine(model, decode=Diffusion(unmask=f"guided:model={folders / 'diffusion'}"))
-    with pytest.raises(ValueError, match="nothing stands before"):
+    with pytest.raises(ValueError, match="put no policy before it"):
         registry.make_unmask("credit+guided")
 
 

@@ -59,7 +59,7 @@ def test_same_text_as_plain(name):
 def test_refused():
     model = TARGET, params_of(NoDrafter())["target"]
     with pytest.raises(
-        ValueError, match="contrastive decoding has an amateur, a weaker model: name it with amateur=MODEL"
+        ValueError, match="contrastive decoding needs an amateur, a weaker model: name it with amateur=MODEL"
     ):
         Engine(model, "plain:steer=(contrastive:beta=0.5)")
     with pytest.raises(ValueError, match="decode 'beam' has no field 'steer'"):

@@ -120,7 +120,7 @@ def test_forms():
     for bare in (rows[6], rows[8]):
         with pytest.raises(ValueError, match="no column that holds (bad_words_ids|suppress_tokens)"):
             SamplingArrays.of_rows([bare], form_of([SamplingOptions(suppress_tokens=[1])]))
-    with pytest.raises(ValueError, match="suppress_tokens of 3 rows is as many values"):
+    with pytest.raises(ValueError, match="suppress_tokens of 3 rows needs as many values"):
         SamplingArrays.make(3, suppress_tokens=[[1]])
     assert SamplingArrays.make(2, suppress_tokens=[[1], []])["suppress_tokens"].tolist() == [[1], [-1]]
 

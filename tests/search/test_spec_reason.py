@@ -230,7 +230,7 @@ def test_a_chat_is_asked_in_a_users_turn():
 
 REFUSED = (
     ({"score": "grade"}, "unknown score 'grade'; choose digit, mean_digit, likelihood"),
-    ({"threshold": float("nan")}, "threshold is a score, and nan is none"),
+    ({"threshold": float("nan")}, "threshold must be a number, got nan"),
     ({"step_tokens": 0}, "step_tokens must be at least 1"),
 )
 

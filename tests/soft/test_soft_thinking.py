@@ -294,7 +294,7 @@ REFUSED = (
     ({"decode": "mean:end_of_think=two words here"}, "end_of_think must be one token, and 'two words here' is"),
     ({"decode": "mean:end_of_think=1000000"}, "end_of_think 1000000 is outside the vocabulary"),
     ({"end_of_think": 3}, "it is in decode here, such as gumbel:end_of_think="),
-    ({"model": "tiny-diffusion", "decode": "mean"}, "a diffusion model, and soft thinking is of autoregressive ones"),
+    ({"model": "tiny-diffusion", "decode": "mean"}, "a diffusion model, and soft thinking needs an autoregressive one"),
 )
 
 

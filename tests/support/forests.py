@@ -135,7 +135,7 @@ def distribution_error(rule, topology, p, q, children, order=None):
     """How far the joint distribution of len(p) tokens is from the target's; texts that come out short go on with p.
 
     Of children that are taken as they are, the largest distance over all fillings: each must keep the distribution by
-      itself.
+    itself.
     """
     tokens, chance = drafts(topology, q, children)
     dists = written(rule, topology, p, q, children, tokens, order)

@@ -1,4 +1,5 @@
-"""What is made of some slots at a time, so that it is never there as a whole: neither forward nor for the gradient."""
+"""Computes over some slots at a time, so that the result is never there as a whole: neither forward nor for the
+gradient."""
 
 from collections.abc import Callable
 from typing import Any

@@ -29,7 +29,7 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a parameter is stored.
+    """The place of a stored parameter.
 
     Attributes:
       tensor: the whole of it.
@@ -62,7 +62,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """Where a parameter is stored of which the file has a tensor for every index of its first axis.
+    """The place of a stored parameter of which the file has a tensor for every index of its first axis.
 
     Attributes:
       parts: of every index, alike in shape.

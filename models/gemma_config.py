@@ -52,7 +52,7 @@ class DiffusionGemmaConfig:
     final_logit_softcapping: float = 30.0
 
     def window(self, layer: int) -> int | None:
-        """How far back a layer attends; None: to everything."""
+        """The window of a layer; None: it attends to everything."""
         return self.sliding_window if self.sliding_layers[layer] else None
 
     @property

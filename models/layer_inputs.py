@@ -1,4 +1,4 @@
-"""What every layer of a model reads of its tokens besides the residual stream (the small Gemma 4).
+"""Inputs of every layer besides the residual stream (the small Gemma 4).
 
 A second table has a vector of width P for every token and layer. With what the embedding projects to, it is added at the
 layer's end, through a gate.

@@ -1,5 +1,5 @@
-"""What a masked-diffusion model adds to a transformer, and the config files of LLaDA, Dream, SDAR, Fast-dLLM v2 and A2D; those
-of LLaDA's models with experts are in `specjax.models.llada_moe` and `llada2`.
+"""The settings that masked diffusion adds to a transformer, and the config files of LLaDA, Dream, SDAR, Fast-dLLM v2
+and A2D; those of LLaDA's models with experts are in `specjax.models.llada_moe` and `llada2`.
 
 LLaDA (arXiv:2502.09992) is Llama-shaped with names of its own, in `config.json` and in the weights; Dream
 (arXiv:2508.15487) has Qwen2's. Both see the whole canvas in both directions. SDAR (arXiv:2510.06303; TraDo is one) has Qwen3's

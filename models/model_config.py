@@ -140,7 +140,7 @@ class ModelConfig:
         return mixer
 
     def window(self, layer: int) -> int | None:
-        """How far back a layer attends; None: to everything."""
+        """The window of a layer; None: it attends to everything."""
         return getattr(self.layers[layer].mixer, "window", None)
 
     def source(self, layer: int) -> int:

@@ -120,7 +120,7 @@ class Paired(abc.ABC):
 
     @property
     def room(self) -> int:
-        """How many slots more the other text may need."""
+        """The number of slots that the other text may need besides."""
         return 0
 
     def begin(self, params: PyTree, cache: PairedCache, lengths: Array) -> PairedCache:

@@ -74,7 +74,7 @@ class Chip:
         return self.ici_bandwidth * (1 + self._closed(sides)) * sum(side > 1 for side in sides) / (2 * len(sides))
 
     def hops(self, topology: str) -> int:
-        """How many links a message passes at most on its way through a slice.
+        """The most links that a message passes on its way through a slice.
 
         >>> [chip_of("v5e:2x2").hops(shape) for shape in ("v5e:1x1", "v5e:2x4", "v5e:16x16")]
         [0, 4, 16]

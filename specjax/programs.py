@@ -24,7 +24,7 @@ _PROBE = 1 << 16  # bytes: a folder on a full disk does not take these
 
 
 def caches() -> Path:
-    """Where the platform keeps what programs can make again."""
+    """The platform's folder for what programs can make again."""
     if sys.platform == "darwin":
         usual = Path.home() / "Library" / "Caches"
     elif os.name == "nt":

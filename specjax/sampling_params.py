@@ -197,7 +197,7 @@ class SamplingArrays:
 
     @property
     def form(self) -> Form:
-        """Which columns there are."""
+        """The columns that there are."""
         there = [name for name in FIELDS if name in self.columns]
         return tuple((name, tuple(jax.tree.leaves(self.columns[name])[0].shape[1:])) for name in there)
 

@@ -1,4 +1,4 @@
-"""What the description of a model family is made of, and what several of them read and write alike."""
+"""The description of a model family, and the parts that several of them read and write alike."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

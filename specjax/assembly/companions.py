@@ -55,7 +55,7 @@ class Stored:
 
     @property
     def loader(self) -> "Loader":
-        """How it is loaded."""
+        """The loader."""
         return LOADERS[abouts(self.kind)[0].loads]
 
     def found(self, target: Any = None) -> str:
@@ -313,7 +313,7 @@ def _datastore(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-    """How a kind of companion is loaded.
+    """The loader of a kind of companion.
 
     Attributes:
       load: from what is stored, the target and a mesh to the method and its parameters; see `Stored.load`.

@@ -67,7 +67,7 @@ class Step:
 
     @property
     def terms(self) -> tuple[float, ...]:
-        """What `TIMES` are multiplied by."""
+        """The factors of `TIMES`."""
         return self.drafted, self.drafted * self.rows, 1, self.context, self.rows * (self.drafted + 1)
 
 

@@ -1,4 +1,4 @@
-"""What a slice and a mesh can take, and the nearest that can where they cannot."""
+"""The limits of a slice and a mesh, and the nearest ones that fit."""
 
 import contextlib
 import math

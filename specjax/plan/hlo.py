@@ -1,4 +1,4 @@
-"""What a compiled program moves: memory traffic and collectives, read off its optimized HLO text.
+"""The traffic of a compiled program: memory and collectives, read off its optimized HLO text.
 
 Every buffer in a chip's main memory counts once for each operation that reads or writes it; buffers that the compiler keeps
 on the chip (a memory space `S(n)` in the layout) cost nothing. `cost_analysis` counts those as well, and a whole operand where

@@ -21,7 +21,7 @@ def record(
     asked: dict[str, Any], chip: Chip, mesh: Any, setup: Setup, held: Sizes, cost: Cost | None, tokens_per_step: float,
     layers: tuple[int, ...], reason: str | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What `--json` prints. All bytes, operations and collectives are those of one chip and one step.
+    """The record that `--json` prints. All bytes, operations and collectives are those of one chip and one step.
 
     Args:
       asked: what the plan is for.

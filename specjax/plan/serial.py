@@ -1,4 +1,4 @@
-"""How long a compiled program takes where its operations run one after the other, which is longer than they need.
+"""The time of a compiled program whose operations run one after the other, which is longer than they need.
 
 A TPU's program stands in the order in which it runs, and the compiler has written its estimate of cycles at most operations:
 kernels, and that of a small one is that of starting it and of waiting for what it reads and writes. The rest is reckoned with:

@@ -122,13 +122,13 @@ def prepare(model: Any, way: Decode, mesh: Any, batch: int, context: int) -> Set
 
 
 def nodes_of(decoder: Any) -> int:
-    """How many nodes the target reads of a row in a step, or how long a diffusion decoder's block is."""
+    """The number of nodes that the target reads of a row in a step, or the length of a diffusion decoder's block."""
     drafter = getattr(decoder, "drafter", None)
     return decoder.block_length if drafter is None else drafter.nodes
 
 
 def sizes(setup: Setup) -> Sizes:
-    """What lies on one chip before a step."""
+    """The arrays that one chip holds before a step."""
     cache = chip_bytes(setup.state.cache)
     weights = chip_bytes(setup.params)
     context = setup.state.tokens.shape[1]

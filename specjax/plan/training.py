@@ -90,8 +90,8 @@ def command(options: PlanTrainOptions) -> int:
 
 
 def largest(records: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """How many rows fit, by arithmetic: on the line through the two largest batches that were compiled, in steps of what a mesh
-    and the parts divide. None where there are not two, or where more rows take no more.
+    """The number of rows that fit, by arithmetic: on the line through the two largest batches that were compiled, in
+    steps of what a mesh and the parts divide. None where there are not two, or where more rows take no more.
 
     Args:
       records: of several batch sizes, otherwise alike.

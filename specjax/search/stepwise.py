@@ -43,7 +43,7 @@ class Stepwise(Decode):
 
     @property
     def draws(self) -> int:
-        """How many keys a prompt has, as so many completions of it would have them."""
+        """The number of keys of a prompt, as so many completions of it would have them."""
         return 1
 
     def published(self, sampling: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How far a run is: a bar of records on stderr."""
+"""The progress of a run: a bar of records on stderr."""
 
 import contextlib
 import importlib.util

@@ -146,7 +146,7 @@ class Slots:
 
     @property
     def share(self) -> int:
-        """How many rows enter together."""
+        """The number of rows that enter together."""
         return max(1, self.rows // REFILL_SHARE)
 
     def with_params(self, params: Any) -> "Slots":

@@ -75,7 +75,7 @@ class Rows:
 
     @functools.cached_property
     def due(self) -> int:
-        """How many tokens are to be predicted."""
+        """The number of tokens to be predicted."""
         return int(np.count_nonzero(self.mask))
 
     def counts(self, size: int) -> np.ndarray:

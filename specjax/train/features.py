@@ -123,7 +123,7 @@ def _opened(file: Path) -> Any:
 
 
 def wanted(name: str, objective: Objective) -> Wants:
-    """What an objective reads of a target's pass.
+    """The part of a target's pass that an objective reads.
 
     Args:
       name: of its drafter.
@@ -211,7 +211,7 @@ class Features:
 
     @property
     def due(self) -> int:
-        """How many tokens are to be predicted."""
+        """The number of tokens to be predicted."""
         return self.index.due
 
     @property

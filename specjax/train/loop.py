@@ -216,7 +216,7 @@ def _summed(of: Callable[..., PyTree], parts: tuple[Any, ...]) -> PyTree:
 
 @dataclasses.dataclass
 class Kept:
-    """Which checkpoints stay: some of the latest, and the best one.
+    """The checkpoints that stay: some of the latest, and the best one.
 
     Attributes:
       latest: how many.

@@ -1,4 +1,5 @@
-"""From documents to rows of one length, without holding either: pieces lie in a file, and rows in arrays that may."""
+"""Packs documents into rows of one length, without holding either: pieces lie in a file, and rows in arrays that
+may."""
 
 import array
 import bisect

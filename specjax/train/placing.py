@@ -1,4 +1,4 @@
-"""Where what is trained lies on a mesh.
+"""The placement of trained parameters on a mesh.
 
 Between uses every device holds its own part of a parameter, of its moments and of its gradient: split as in decoding, and over
 the axis of rows as well, which otherwise would all hold the same (FSDP, arXiv:2304.11277). A pass has them gathered over rows.

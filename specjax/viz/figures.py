@@ -51,7 +51,7 @@ def token_tree(step: Any, row: int = 0, tokenizer: Any = None, axes: Any = None)
 
 
 def heights(nodes: Sequence[data.Node]) -> dict[int, float]:
-    """How far down each node lies: leaves one below the other, a parent in the middle of its children."""
+    """The height of each node: leaves one below the other, a parent in the middle of its children."""
     below: dict[int, list[int]] = {node.id: [] for node in nodes}
     for node in nodes[1:]:
         below[node.parent].append(node.id)

@@ -400,7 +400,7 @@ class Progress(Generic[State]):
     Attributes:
       state: the decoder's state; the next call consumes it.
       tokens: one list of new ids a row.
-      finish: a `Finish` value a row.
+      finish: a `Finish` value per row.
     """
 
     state: State

@@ -121,7 +121,7 @@ def candidates(
     Args:
       sampler: the step's sampler, restricted where the logits' columns are not the vocabulary.
       logits: `[B, F, V]` float32, or `[B, 1, V]` where the nodes share one distribution.
-      k: how many a node.
+      k: how many per node.
       nodes: F.
       depth: of the nodes; 0 is the root.
       paths: makes `[B, F, depth]`, the tokens of each node's path, for the repetition penalty. A distribution shared by

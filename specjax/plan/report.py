@@ -222,7 +222,8 @@ def _assumptions(r: dict[str, Any], chip: Chip) -> list[str]:
 
 
 def _of_experts(r: dict[str, Any]) -> str:
-    """How many of a layer's experts one node a row touches and how many a step does, which is most where it verifies a tree."""
+    """How many of a layer's experts one node per row touches and how many a step does, which is most where it verifies
+    a tree."""
     own = r["experts"]
     passes = {"one node": own["one_node"]} | ({f"{r['nodes']} nodes": own["step"]} if r["nodes"] > 1 else {})
     said = ", ".join(

@@ -90,7 +90,7 @@ def _candidate(answer: str | None, record: Record) -> Candidate:
 
 
 def selected(turns: Iterator[Turn], requests: Sequence[Request], choose: Choose) -> Iterator[Turn]:
-    """The turns with one record a prompt, under the prompt's index, once all of its completions are there.
+    """The turns with one record per prompt, under the prompt's index, once all of its completions are there.
 
     Args:
       turns: of these requests.

@@ -11,7 +11,7 @@ from specjax.diffusion.unmask.base import RULES, Choice, Unmask, ranks, schedule
 
 @dataclasses.dataclass(frozen=True)
 class Fixed(Unmask):
-    """Commits the surest positions, as many a step that a block takes `steps` of them.
+    """Commits the surest positions, so many per step that a block takes `steps` of them.
 
     Attributes:
       steps: denoising steps per block; 0: as many as it has masks, one token each.
@@ -20,7 +20,9 @@ class Fixed(Unmask):
       published: whether a block-diffusion model's last block is filled and cut, as in the original; see `Unmask.fills`.
     """
 
-    about = About("fixed", "LLaDA's sampler: as many a pass that a block takes `steps`", "arXiv:2502.09992", "own text")
+    about = About(
+        "fixed", "LLaDA's sampler: `steps` passes per block, the surest first", "arXiv:2502.09992", "own text"
+    )
 
     steps: int = 0
     rule: str = "low_confidence"

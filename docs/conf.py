@@ -21,7 +21,7 @@ exclude_patterns = ["_build", "notebooks/*.ipynb"]  # the other halves of the no
 myst_heading_anchors = 3
 nb_execution_mode = "cache"  # a notebook runs again when its code has changed
 nb_execution_raise_on_error = True
-nb_execution_timeout = 900  # seconds a cell; the longest takes one minute where nothing else runs
+nb_execution_timeout = 900  # seconds per cell; the longest takes one minute where nothing else runs
 nb_execution_in_temp = True
 nb_output_stderr = "remove"  # bars
 

@@ -128,7 +128,7 @@ def filled(page: str, name: str, text: str) -> str:
     """
     block = re.compile(rf"(\(pictures/{name}\.png\)\n\n```text\n).*?(\n```\n)", re.DOTALL)
     if len(block.findall(page)) != 1:
-        raise ValueError(f"pictures.md shows pictures/{name}.png with a block of text behind it, once")
+        raise ValueError(f"pictures.md shows pictures/{name}.png with a block of text after it, once")
     return block.sub(lambda found: found[1] + text + found[2], page)
 
 

@@ -66,12 +66,12 @@ def needs(entries: Mapping[str, Entry]) -> dict[str, str]:
 
 
 def drafters() -> Iterator[tuple[str, ...]]:
-    """Every drafter but the one that drafts nothing, with tokens a step, greedy and at temperature 1."""
+    """Every drafter but the one that drafts nothing, with tokens per step, greedy and at temperature 1."""
     greedy, sampled = (
         measured(f"drafters/{name}.json", "decoder", "tokens_per_step") for name in ("greedy", "sampled")
     )
     entries = {name: entry for name, entry in registry.DRAFTERS.items() if name != "none"}
-    yield "name", "drafts with", "needs", "tokens a step, greedy", "at temperature 1", "source"
+    yield "name", "drafts with", "needs", "tokens per step, greedy", "at temperature 1", "source"
     for name, entry in entries.items():
         shown = (f"{found[name]:.2f}" if name in found else "" for found in (greedy, sampled))
         yield f"`{name}`", entry.summary, needs(entries)[name], *shown, entry.source
@@ -86,11 +86,11 @@ def listed(entries: Mapping[str, Entry], what: str) -> Iterator[tuple[str, ...]]
 
 
 def speeds() -> Iterator[tuple[str, ...]]:
-    """Every measured drafter: tokens a step and ratios to plain, greedy at both widths and at temperature 1."""
+    """Every measured drafter: tokens per step and ratios to plain, greedy at both widths and at temperature 1."""
     shown = ("greedy", "tokens_per_step"), ("wide", "ratio_to_plain"), ("greedy", "ratio_to_plain")
     shown += ("sampled", "tokens_per_step"), ("sampled", "ratio_to_plain")
     columns = [measured(f"drafters/{name}.json", "decoder", figure) for name, figure in shown]
-    yield "drafter", "tokens a step, greedy", "ratio, 4x as wide", "ratio", "tokens a step, temperature 1", "ratio"
+    yield "drafter", "tokens per step, greedy", "ratio, 4x as wide", "ratio", "tokens per step, temperature 1", "ratio"
     for name in sorted(columns[2], key=columns[2].__getitem__, reverse=True):
         yield f"`{name}`", *(f"{column[name]:.2f}" if name in column else "" for column in columns)
 
@@ -115,7 +115,14 @@ def policies() -> Iterator[tuple[str, ...]]:
     """What the unmask and cache policies of the shipped diffusion model gain in speed and cost in right answers."""
     found = report("diffusion/eval.json")
     against = {paired["decoder"]: paired for paired in found["comparisons"]}
-    yield "decoder", "tokens a pass", "ratio to the first row", "right", "points against the first row, 95%", "verdict"
+    yield (
+        "decoder",
+        "tokens per pass",
+        "ratio to the first row",
+        "right",
+        "points against the first row, 95%",
+        "verdict",
+    )
     for row in (found, *found["decoders"]):
         paired = against.get(row["decoder"])
         speed = f"{paired['speed'] if paired else 1.0:.2f}"
@@ -281,8 +288,8 @@ def _norms(config: ModelConfig) -> str:
     kinds = {"rounded": "rounded, times w", "wide": "times w in float32", "offset": "times 1 + w in float32"}
     layer, own = config.layers[0], config.near
     more = {
-        "behind attention and MLP too": layer.post_norms and layer.pre_norms,
-        "behind attention and MLP, not before": layer.post_norms and not layer.pre_norms,
+        "after attention and MLP too": layer.post_norms and layer.pre_norms,
+        "after attention and MLP, not before": layer.post_norms and not layer.pre_norms,
         "of q and k": own.qk_norm, "of q and k over all heads": own.qk_wide_norm, "of v": own.value_norm,
     }  # fmt: skip
     return "; ".join((kinds[config.norm.kind], *(what for what, has in more.items() if has)))
@@ -396,10 +403,10 @@ def shipped_right() -> Iterator[tuple[str, ...]]:
 
 
 def shipped_heads() -> Iterator[tuple[str, ...]]:
-    """What is shipped beside the target: sizes, training, and tokens a step, greedy and at temperature 1."""
+    """What is shipped beside the target: sizes, training, and tokens per step, greedy and at temperature 1."""
     recipe = tomllib.loads((FOLDER.parent / "experiments/drafters/config.toml").read_text())["heads"]
     figures = [measured(f"drafters/{name}.json", "decoder", "tokens_per_step") for name in ("greedy", "sampled")]
-    yield "head", "numbers", "on disk", "updates", "tokens a step, greedy", "at temperature 1"
+    yield "head", "numbers", "on disk", "updates", "tokens per step, greedy", "at temperature 1"
     for folder in sorted(
         file.parent for file in (Path(models.__file__).parent / "pretrained/heads").glob("*/config.json")
     ):

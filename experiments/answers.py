@@ -2,7 +2,7 @@
 
 python -m experiments.answers FOLDER              # writes results.json, the picture and the tables of README.md
 python -m experiments.answers FOLDER --pieces 1   # so many decoders more, and stops
-python -m experiments.answers FOLDER --limit 2    # a look with two questions a family; writes nothing
+python -m experiments.answers FOLDER --limit 2    # a look with two questions per family; writes nothing
 python -m experiments.answers FOLDER --show       # the picture and the tables again, of the results that are there
 
 A decoder is a piece: what is measured is kept, and the next run goes on with the others, unless the config's `[eval]` or the
@@ -10,8 +10,8 @@ weights are others now. A config has the options of `specjax eval` in `[eval]`; 
 `specjax eval --compare` takes them, and where they differ options of its own; and `[[pairs]]`, which compare two decoders of
 the `[eval]` alone. Of groups with the same options the first decoder of the first one is what the others are compared with.
 
-Speed is tokens a second of CPU time, of all threads, prefill included and compiling not: other work on the machine counts
-little.
+Speed is tokens per second of CPU time, of all threads, prefill included and compiling not: other work on the machine
+counts little.
 """
 
 import argparse
@@ -119,7 +119,7 @@ def run(folder: Path, most: int | None = None, limit: int | None = None) -> dict
 
 
 def written(report: Mapping[str, Any]) -> str:
-    """JSON, a line a row."""
+    """JSON, a line per row."""
     return "{\n" + ",\n".join(f'"{name}": {by_line(value)}' for name, value in report.items()) + "\n}\n"
 
 
@@ -171,7 +171,7 @@ def grouped(config: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[tu
 
 
 def between(pair: Mapping[str, str], report: Mapping[str, Any]) -> Row | None:
-    """How many passes and tokens a second one decoder has against another; None where one is not measured yet."""
+    """How many passes and tokens per second one decoder has against another; None where one is not measured yet."""
     rows = {row["line"]: row for row in report["rows"] if not row["eval"]}
     one, other = (rows.get(pair[side]) for side in ("of", "against"))
     if one is None or other is None:
@@ -197,8 +197,8 @@ def points(found: Paired) -> str:
 
 
 def tables(config: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
-    """The tables of a README: one a group, and one of pairs."""
-    head = ["decoder", "right (95%)", "tokens a pass", "passes", "tokens/s", "ratio", "points (95%)", "verdict"]
+    """The tables of a README: one per group, and one of pairs."""
+    head = ["decoder", "right (95%)", "tokens per pass", "passes", "tokens/s", "ratio", "points (95%)", "verdict"]
     for called, first, rows in grouped(config, report):
         if not rows:
             continue
@@ -250,7 +250,7 @@ def best(rows: Sequence[Row]) -> list[Row]:
 
 
 def picture(config: Mapping[str, Any], report: Mapping[str, Any]) -> Picture:
-    """Tokens a second and right answers, a line a decoder, the fastest on top; two panels for each kind of question.
+    """Tokens a second and right answers, a line per decoder, the fastest on top; two panels for each kind of question.
 
     In bold is the Pareto front: no other decoder is both faster and as often right.
     """
@@ -276,7 +276,7 @@ def picture(config: Mapping[str, Any], report: Mapping[str, Any]) -> Picture:
         right.grid(alpha=0.3)
         fast.margins(y=0.02)
         fast.set_title(f"{len(rows[0]['right'])} questions", fontsize=9)
-        fast.set_xlabel("tokens a second of CPU time")
+        fast.set_xlabel("tokens per second of CPU time")
         right.set_xlabel("right answers, % (bars: 95%)")
     handles = [Patch(color=f"C{index}", label=called) for index, ((called, _, rows), _) in enumerate(groups) if rows]
     title = "bold: none is both faster and as often right"
@@ -297,7 +297,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="of experiments")
     parser.add_argument("--pieces", type=int, help="measure at most so many decoders")
-    parser.add_argument("--limit", type=int, help="questions a family, for a look; nothing is written")
+    parser.add_argument("--limit", type=int, help="questions per family, for a look; nothing is written")
     parser.add_argument("--show", action="store_true", help="measure nothing")
     asked = parser.parse_args()
     folder = HERE / asked.folder

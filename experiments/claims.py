@@ -5,8 +5,8 @@ python -m experiments.claims FOLDER --show    # the picture and the tables again
 
 All decoders of a run answer the same held-out questions, in rounds that alternate between them (`specjax bench`). A config has
 the options of `specjax bench`, which `[[runs]]` may change; `[[decoders]]`, each with a drafter's `line` and what it is called
-by; and `[[pairs]]`, which ask how many more tokens a step one has than another. Seconds are those that the process itself had
-the processor for: other work on the machine hardly changes them.
+by; and `[[pairs]]`, which ask how many more tokens per step one has than another. Seconds are those that the process
+itself had the processor for: other work on the machine hardly changes them.
 """
 
 import argparse
@@ -184,7 +184,7 @@ def tables(report: Mapping[str, Any], show: Mapping[str, Any]) -> Iterator[str]:
     """
     rows = report["rows"]
     words = list(dict.fromkeys(name for row in rows for name in row if name not in FIGURES))
-    head = [*words, "nodes", "tokens a step", "95%"]
+    head = [*words, "nodes", "tokens per step", "95%"]
     head += ["ratio to plain", "step ratio"] if show.get("speed") else []
     head += ["accepted at least 1, 2, 3 ..."] if show.get("depths", True) else []
     lines = []
@@ -199,7 +199,7 @@ def tables(report: Mapping[str, Any], show: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         first = [name for name in report["pairs"][0] if name not in ("of", "against", "ratio", "low", "high")]
         yield from table(
-            [*first, "tokens a step of", "over those of", "ratio", "95%"],
+            [*first, "tokens per step of", "over those of", "ratio", "95%"],
             [
                 [
                     *(pair[name] for name in first), pair["of"], pair["against"], f"{pair['ratio']:.3f}",
@@ -235,13 +235,13 @@ def picture(report: Mapping[str, Any], show: Mapping[str, Any], path: Path) -> N
     sides = np.asarray([[row["tokens_per_step"] - row["low"], row["high"] - row["tokens_per_step"]] for row in rows]).T
     panels[0].barh(at, middle, xerr=np.abs(sides), color="#a9cce3", ecolor="#555555", capsize=2)
     panels[0].set_yticks(at, [label(row) for row in rows], fontsize=8)
-    panels[0].set_xlabel("tokens a step (bars: 95% over questions)")
+    panels[0].set_xlabel("tokens per step (bars: 95% over questions)")
     panels[0].set_xlim(left=1)
     if show.get("families"):
         families = list(rows[0]["families"])
         for row in rows:
             panels[1].plot(families, [row["families"][name] for name in families], "o", label=label(row))
-        panels[1].set_ylabel("tokens a step")
+        panels[1].set_ylabel("tokens per step")
         panels[1].tick_params(axis="x", rotation=45)
         panels[1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
     figure.savefig(str(path), dpi=110)

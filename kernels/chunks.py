@@ -1,4 +1,5 @@
-"""What is made of some slots at a time, so that it is never there as a whole: neither forward nor for the gradient."""
+"""Computes over some slots at a time, so that the result is never there as a whole: neither forward nor for the
+gradient."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 PyTree = Any
 
 QUERIES = 512
-"""Of a row, whose scores over all of its keys are there at a time."""
+"""Queries of a row whose scores over all keys exist at a time."""
 
 
 def chunked(make: Callable[[PyTree], PyTree], inputs: PyTree, size: int) -> PyTree:

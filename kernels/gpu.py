@@ -1,4 +1,5 @@
-"""Which kernels an NVIDIA GPU has: Triton under Pallas, which JAX calls deprecated from 0.11 on, may be gone one day."""
+"""The kernels that an NVIDIA GPU has: Triton under Pallas, which JAX calls deprecated from 0.11 on, may be gone one
+day."""
 
 import functools
 import importlib.util

@@ -1,4 +1,4 @@
-"""How a TPU lays out a cache in its memory."""
+"""The layout of a cache in a TPU's memory."""
 
 
 def slots_last(slots: int, width: int) -> bool:

@@ -1,4 +1,4 @@
-"""Models behind the `specjax.lm.LM` contract, and `load` and `save` for Hugging Face folders.
+"""Models that keep the `specjax.lm.LM` contract, and `load` and `save` for Hugging Face folders.
 
 Everything is imported on first use: `import specjax.models` alone loads neither flax nor transformers.
 """

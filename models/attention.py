@@ -71,12 +71,12 @@ class AttentionConfig(MixerConfig):
 
     @property
     def scores_scale(self) -> float:
-        """What scores are multiplied by."""
+        """The factor of the scores."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def rotary_dim(self) -> int:
-        """How many channels of a head are rotated."""
+        """The number of channels of a head that are rotated."""
         return 0 if self.rope is None else self.rope.channels(self.head_dim)
 
     @property

@@ -29,12 +29,12 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a parameter is stored.
+    """The place of a stored parameter.
 
     Attributes:
       tensor: the whole of it.
       transposed: whether its last two dimensions are the other way round in the file.
-      dtype: its type as a parameter; None: as whoever reads it says.
+      dtype: its type as a parameter; None: as the reader says.
     """
 
     tensor: Tensor
@@ -66,7 +66,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """Where a parameter is stored of which the file has a tensor for every index of its first axis.
+    """The place of a stored parameter of which the file has a tensor for every index of its first axis.
 
     Attributes:
       parts: of every index, alike in shape.
@@ -135,7 +135,7 @@ class Room:
     """Memory on this host for every slice of an array that its devices hold, and then the array.
 
     Attributes:
-      buffers: one for each slice, whoever holds it; they are to be filled.
+      buffers: one for each slice, on any device; they are to be filled.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, place: jax.sharding.Sharding | None):

@@ -11,7 +11,8 @@ from specjax.models.paired import Paired
 
 @dataclasses.dataclass(frozen=True)
 class Contrastive(Paired):
-    """The law of a model without what a weaker one says as well: `(1 + beta) * own - beta * other` in log-probabilities.
+    """The distribution of a model without what a weaker one says as well: `(1 + beta) * own - beta * other` in
+    log-probabilities.
 
     Tokens of less than `alpha` times the likeliest one's probability under the model are removed. The amateur reads the same
     text. Parameters are {`lm`, `amateur`}.

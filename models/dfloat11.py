@@ -33,8 +33,8 @@ class Coded:
 
     Attributes:
       like: `[..., 1, 1]`, one number of the type that the matrix is used in.
-      rest: `[..., E, F]` of a kernel, `[V, E]` of a table of embeddings; uint8, a number's sign and the seven bits behind its
-        exponent.
+      rest: `[..., E, F]` of a kernel, `[V, E]` of a table of embeddings; uint8, a number's sign and the seven bits
+        after its exponent.
       codes: `[..., W, S, F]`, or `[W, V, S]`; uint32, see `specjax.kernels.exponents.numbers`.
       table: `[..., 256, 1, 1]` uint16, see there.
     """
@@ -119,7 +119,7 @@ def _encoded(matrix: np.ndarray, run: int) -> tuple[np.ndarray, np.ndarray, np.n
             taken += lengths[own]
         joined <<= (64 - taken - (at & 31)).astype(np.uint64)
         for half, shift in ((0, 32), (1, 0)):
-            word = np.minimum((at >> 5) + half, len(codes) - 1)[None]  # nothing goes behind the last one
+            word = np.minimum((at >> 5) + half, len(codes) - 1)[None]  # nothing goes after the last one
             part = (joined >> np.uint64(shift)).astype(np.uint32)[None]
             part = np.where((at >> 5) + half < len(codes), part, np.uint32(0))
             np.put_along_axis(codes, word, np.take_along_axis(codes, word, 0) | part, 0)

@@ -48,7 +48,7 @@ def _abstract(config: DiffusionGemmaConfig, dtype: Any):
 
 @dataclasses.dataclass(frozen=True)
 class DiffusionGemmaLM:
-    """DiffusionGemma behind `specjax.lm.LM` as an encoder, and `specjax.diffusion.canvas.CanvasLM` as a decoder.
+    """DiffusionGemma as a `specjax.lm.LM`, the encoder, and `specjax.diffusion.canvas.CanvasLM` as a decoder.
 
     As an encoder it reads no uncommitted tokens (`past`), starts at its first layer (no `partial`), and leaves none out.
     """
@@ -97,7 +97,7 @@ class DiffusionGemmaLM:
         """
         if any(x is not None for x in (past, partial, block.unseen, block.embeddings, block.mixture)):
             raise ValueError(
-                "DiffusionGemma reads whole blocks of tokens behind a cache without holes, and nothing else"
+                "DiffusionGemma reads whole blocks of tokens after a cache without holes, and nothing else"
             )
         h, hidden, lo = self.embed(params, block.tokens), {}, 0
         deltas = []
@@ -170,11 +170,11 @@ class DiffusionGemmaLM:
         table = params["embed"]["embedding"]
         return self._scaled(embedded(table, tokens, self.vocab_size), table.dtype)
 
-    def soften(self, params: Any, log_law: Array) -> Array:
+    def soften(self, params: Any, log_probs: Array) -> Array:
         """See `specjax.diffusion.canvas.CanvasLM.soften`."""
         table = params["embed"]["embedding"]
-        law = jnp.exp(log_law).astype(table.dtype)
-        return self._scaled(jnp.einsum("btv,ve->bte", law, table, preferred_element_type=jnp.float32), table.dtype)
+        dist = jnp.exp(log_probs).astype(table.dtype)
+        return self._scaled(jnp.einsum("btv,ve->bte", dist, table, preferred_element_type=jnp.float32), table.dtype)
 
     def _scaled(self, x, dtype):
         return x * jnp.asarray(self.config.hidden_size**0.5, dtype).astype(jnp.float32)
@@ -191,7 +191,7 @@ class DiffusionGemmaLM:
             return cap * jnp.tanh(jnp.moveaxis(logits, 0, 2) / cap)
 
     def init_cache(self, batch: int, capacity: int, dtype: Any = jnp.float32) -> KVCache:
-        """An empty cache of `capacity` slots a row: `[B, K, S, H]` a layer, with that layer's K and H."""
+        """An empty cache of `capacity` slots per row: `[B, K, S, H]` a layer, with that layer's K and H."""
         of = [self.config.heads(i) for i in range(self.num_layers)]
         make = lambda: tuple(jnp.zeros((batch, h.num_key_value_heads, capacity, h.head_dim), dtype) for h in of)
         return KVCache(make(), make())

@@ -18,10 +18,11 @@ Array = jax.Array
 class Dola:
     """An LM around another, whose scores are `final - early` in log-probabilities.
 
-    `early` is what the model's head says of the stream after one of some layers, at every place the one whose law is farthest
-    from the last one's (`divergence`). As in the released program the stream is not normed. Tokens of less than `alpha` times
-    the likeliest one's probability are removed. One pass; the head runs once more for each of the layers. The released
-    program and `transformers` 4 take one layer for all rows of a batch; here rows are apart.
+    `early` is what the model's head says of the stream after one of some layers, at every place the one whose
+    distribution is farthest from the last one's (`divergence`). As in the released program the stream is not normed.
+    Tokens of less than `alpha` times the likeliest one's probability are removed. One pass; the head runs once more for
+    each of the layers. The released program and `transformers` 4 take one layer for all rows of a batch; here rows are
+    apart.
 
     Attributes:
       lm: the model.
@@ -69,21 +70,22 @@ class Dola:
 def contrasted(final: Array, early: list[Array], alpha: float) -> Array:
     """Scores `[B, T, V]` from log-probabilities of the last layer and of earlier ones."""
     chosen, most = early[0], divergence(final, early[0])
-    for law in early[1:]:
-        far = divergence(final, law)
-        chosen = jnp.where(far > most, law, chosen)
+    for dist in early[1:]:
+        far = divergence(final, dist)
+        chosen = jnp.where(far > most, dist, chosen)
         most = jnp.maximum(far, most)
     plausible = final >= math.log(alpha) + final.max(axis=-1, keepdims=True)
     return jnp.where(plausible, final - chosen, -jnp.inf)
 
 
 def divergence(a: Array, b: Array) -> Array:
-    """How far two laws are apart, `[B, T, 1]`, from log-probabilities: (KL(m | a) + KL(m | b)) / 2 with m = (a + b) / 2.
+    """How far two distributions are apart, `[B, T, 1]`, from log-probabilities: (KL(m | a) + KL(m | b)) / 2 with m = (a
+    + b) / 2.
 
     That is the released program's. The paper's, Jensen and Shannon's, has KL(a | m) and KL(b | m).
     """
     middle = jnp.logaddexp(a, b) - math.log(2)
-    to = lambda law: jnp.where(middle > -jnp.inf, jnp.exp(middle) * (middle - law), 0.0).sum(axis=-1, keepdims=True)
+    to = lambda dist: jnp.where(middle > -jnp.inf, jnp.exp(middle) * (middle - dist), 0.0).sum(axis=-1, keepdims=True)
     return (to(a) + to(b)) / 2
 
 

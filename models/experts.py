@@ -1,6 +1,6 @@
 """Mixtures of experts: routers that choose a token's experts, and MLPs over exactly the tokens that chose them.
 
-Shapes: `M` tokens of all rows, `E` width, `X` experts, `k` experts a token, `F` an expert's inner width.
+Shapes: `M` tokens of all rows, `E` width, `X` experts, `k` experts per token, `F` an expert's inner width.
 """
 
 import dataclasses
@@ -71,7 +71,7 @@ class ExpertsConfig:
 
 
 def route(logits: Array, bias: Array | None, config: ExpertsConfig) -> tuple[Array, Array]:
-    """Of a router's logits `[M, X]` in float32 the weights and experts, `[M, k]` each; `bias` is `[X]` or None."""
+    """The weights and experts, `[M, k]` each, from a router's logits `[M, X]` in float32; `bias` is `[X]` or None."""
     c = config
     if c.scoring == "chosen":
         best, experts = jax.lax.top_k(
@@ -121,7 +121,7 @@ def mixed(own: Any, x: Array, weights: Array, experts: Array) -> Array:
 
         def mlp(x, sizes):
             here = (jnp.arange(x.shape[0]) < sizes[:number].sum())[:, None]
-            # what comes behind is of other devices' experts, and a product leaves it undefined, as its derivative does
+            # what comes after is of other devices' experts, and a product leaves it undefined, as its derivative does
             return jnp.where(here, held.mlp(jnp.where(here, x, 0), sizes[:number]), 0)
 
         own_first = (experts - jax.lax.axis_index(axis) * number) % count
@@ -219,7 +219,7 @@ class ClampedExperts(nnx.Module):
 
 
 class SparseMLP(nnx.Module):
-    """What stands in the place of an MLP where a layer has experts."""
+    """The experts of a layer, in the place of its MLP."""
 
     def __init__(self, config: ExpertsConfig, width: int, dtype: Any, rngs: nnx.Rngs):
         self.router = Router(config, width, dtype, rngs)

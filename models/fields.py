@@ -7,7 +7,7 @@ from specjax.models.errors import ModelError
 MOST_LAYERS = 1000
 """No published model has a fifth of it, and reading a config takes a time that grows with its layers."""
 MOST_EXPERTS = 100_000
-"""Of a layer; a checkpoint has a tensor or more for each."""
+"""The most experts of a layer; a checkpoint has a tensor or more for each."""
 SLIDING, FULL = "sliding_attention", "full_attention"
 """What `layer_types` calls a layer with a window, and one that attends to everything."""
 _MOST = 2**31 - 1  # what an index of 32 bits can count

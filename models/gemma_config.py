@@ -52,7 +52,7 @@ class DiffusionGemmaConfig:
     final_logit_softcapping: float = 30.0
 
     def window(self, layer: int) -> int | None:
-        """How far back a layer attends; None: to everything."""
+        """The window of a layer; None: it attends to everything."""
         return self.sliding_window if self.sliding_layers[layer] else None
 
     @property
@@ -61,7 +61,7 @@ class DiffusionGemmaConfig:
         return ExpertsConfig(self.num_experts, self.top_k_experts, self.moe_intermediate_size)
 
     def first(self, layers: int) -> "DiffusionGemmaConfig":
-        """Of the first so many layers."""
+        """The config of the first `layers` layers."""
         return dataclasses.replace(self, num_hidden_layers=layers, sliding_layers=self.sliding_layers[:layers])
 
     def heads(self, layer: int) -> Heads:
@@ -119,7 +119,7 @@ def from_hf(config: dict[str, Any], generation: dict[str, Any]) -> tuple[Diffusi
         raise ModelError(f"config.json: text_config needs positive integers for: {', '.join(wrong)}")
     check_depth(get("num_hidden_layers"))
     if get("top_k_experts") > get("num_experts"):
-        raise ModelError(f"config.json: {get('top_k_experts')} experts a token, but there are {get('num_experts')}")
+        raise ModelError(f"config.json: {get('top_k_experts')} experts per token, but there are {get('num_experts')}")
     types = layer_types(get("layer_types"), get("num_hidden_layers"))
     heads = {kind: heads_of(kind, get, types) for kind in KINDS}
     length = config.get("canvas_length", 256)

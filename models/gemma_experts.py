@@ -1,6 +1,6 @@
 """Gemma 4's experts, which stand beside a layer's MLP and read the residual stream themselves.
 
-Shapes: `M` tokens of all rows, `E` width, `X` experts, `k` experts a token.
+Shapes: `M` tokens of all rows, `E` width, `X` experts, `k` experts per token.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ class Router(nnx.Module):
         self.count, self.eps = chosen, eps
 
     def __call__(self, x: Array) -> tuple[Array, Array]:
-        """Of tokens `[M, E]` the weights and experts, `[M, k]` each."""
+        """The weights and experts, `[M, k]` each, of tokens `[M, E]`."""
         scores = self.proj(rms_norm(x, None, self.eps) * self.scale[...][None] * x.shape[-1] ** -0.5)
         weights, experts = jax.lax.top_k(jax.nn.softmax(scores.astype(jnp.float32), axis=-1), self.count)
         weights = weights / weights.sum(axis=-1, keepdims=True)

@@ -26,7 +26,7 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class View:
-    """Where the tokens of a pass stand, and what they see.
+    """The positions of a pass's tokens, and what they see.
 
     Attributes:
       rope: `(cos, sin)` of sliding layers, and of full ones.

@@ -1,7 +1,7 @@
 """`generation_config.json`: where texts end, and how transformers would draw them where the user does not say.
 
 What has an option of a prompt of the same name is that option's default. `temperature` is not: texts are greedy where no
-temperature is given. Whoever decodes says in a line what else transformers would apply, and is not (`left_out`).
+temperature is given. What else transformers would apply is not applied, and decoding says so in a line (`left_out`).
 """
 
 from collections.abc import Callable, Collection
@@ -38,8 +38,8 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def fields(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """What a folder says of how texts are drawn; where it has no `generation_config.json`, `config.json` does, as it does for
-    transformers. Only fields that change something.
+    """A folder's settings for drawing texts; where it has no `generation_config.json`, `config.json` does, as it does
+    for transformers. Only fields that change something.
 
     Args:
       folder: of the model.
@@ -102,7 +102,7 @@ def left_out(model: Any, chosen: Collection[str], sampled: bool) -> str | None:
 
     Args:
       model: a `specjax.models.Model`.
-      chosen: options that the user has set, which go before the model's.
+      chosen: options that the user has set, which take precedence over the model's.
       sampled: whether texts are drawn, and not greedy.
     """
     said = {name: value for name, value in model.generation.items() if name not in chosen}

@@ -16,7 +16,7 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Guided(Paired):
-    """The law `other + scale * (own - other)` in log-probabilities: away from what follows without the prompt.
+    """The distribution `other + scale * (own - other)` in log-probabilities: away from what follows without the prompt.
 
     The other text is the negative prompt, or without one the prompt's last token, and then the new text, which both share. It
     is read with the same weights from a cache of its own. At `scale` 1 nothing is guided, and nobody should make one.

@@ -10,7 +10,8 @@ from specjax.models.ropes import RopeScaling
 
 
 def from_hf(config: dict[str, Any], max_positions: int, pairs: int = 0) -> tuple[float, RopeScaling | None]:
-    """Base and scaling; `rope_scaling` (transformers 4) goes before `rope_parameters` (5), as in transformers 5.
+    """Base and scaling; `rope_scaling` (transformers 4) takes precedence over `rope_parameters` (5), as in transformers
+    5.
 
     Args:
       config: the parsed file.
@@ -148,14 +149,15 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Any], Any], RopeSca
     "llama3": (("factor", "low_freq_factor", "high_freq_factor"), _llama3),
     "yarn": (("factor",), _yarn),
 }
-"""Of every type the fields that it needs, and what reads them with the positions of the first training."""
+"""For each type: the fields that it needs, and the function that reads them with the positions of the first
+training."""
 
 _WRITTEN = {
     "llama3": {name: name for name in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")},
     "yarn": {name: name for name in ("beta_fast", "beta_slow", "truncate", "original_max_position_embeddings")}
     | {"attention_factor": "magnitude"},
 }
-"""Of a type what a file says besides `factor`, and our names for it."""
+"""For each type: what a file says besides `factor`, and our names for it."""
 
 
 def to_hf(scaling: RopeScaling | None) -> dict[str, Any] | None:

@@ -1,4 +1,5 @@
-"""A joint law of a few tokens behind the any-subset contract: every conditional is exact. The oracle for tests."""
+"""A joint distribution of a few tokens under the any-subset contract: every conditional is exact. The oracle for
+tests."""
 
 import dataclasses
 import itertools
@@ -11,10 +12,10 @@ Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class JointLaw:
+class JointDistribution:
     """An any-subset model (`specjax.diffusion.assd.AnySubset`) of texts of `size` tokens.
 
-    Params: `{"log_law": [V ** size]}` float32, in the order of `itertools.product`; texts that cannot come have -inf.
+    Params: `{"log_probs": [V ** size]}` float32, in the order of `itertools.product`; texts that cannot come have -inf.
     """
 
     vocab_size: int
@@ -30,7 +31,7 @@ class JointLaw:
 
         def row(tokens, sees, at):
             agrees = jnp.all((texts == tokens[None])[None] | ~sees[at][:, None], axis=2)  # [K, texts]
-            weights = jnp.where(agrees, jnp.exp(params["log_law"])[None], 0.0)
+            weights = jnp.where(agrees, jnp.exp(params["log_probs"])[None], 0.0)
             ones = jax.nn.one_hot(texts[:, at], self.vocab_size)  # [texts, K, V]
             return jnp.log(jnp.einsum("kt,tkv->kv", weights, ones))
 

@@ -25,7 +25,7 @@ class LikeSource:
 
     Attributes:
       shape: of the array, all ones but for experts.
-      dtype: None: as whoever reads it says.
+      dtype: None: as the caller says.
     """
 
     shape: tuple[int, ...]

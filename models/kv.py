@@ -13,7 +13,7 @@ from specjax.pretty import Pretty
 
 
 class Slots(NamedTuple):
-    """What a layer's queries may see of a cache.
+    """The part of a cache that a layer's queries may see.
 
     Attributes:
       key: `[B, K, S, H]`, or `kv_bits.Scaled`.
@@ -37,7 +37,8 @@ class KVCache(Pretty):
 
     A layer whose S is less than the capacity has a ring: position p lies in slot p mod S, over that of p - S. A block that
     begins at position n sees the window before it, so that a ring has those for certain where no commit wrote more than
-    `ahead` positions from n on, and S is at least the window and `ahead` together: what was rejected, or lies behind a prompt,
+    `ahead` positions from n on, and S is at least the window and `ahead` together: what was rejected, or lies after a
+    prompt,
     has then taken the place of what no query sees any more. A row whose length goes back further has lost its window.
 
     Attributes:
@@ -56,8 +57,8 @@ class KVCache(Pretty):
     states: tuple[Any, ...] = ()
 
     def layer(self, index: int, length: Array, of_state: bool = False) -> Any:
-        """Of a layer with slots its `Slots`: keys and values, and of a ring the positions `[B, S]` of its slots behind `length`
-        `[B]` tokens; or (`of_state`) the state of one that keeps one."""
+        """Of a layer with slots its `Slots`: keys and values, and of a ring the positions `[B, S]` of its slots after
+        `length` `[B]` tokens; or (`of_state`) the state of one that keeps one."""
         if of_state:
             return self.states[index]
         key, value = self.key[index], self.value[index]
@@ -93,7 +94,7 @@ class KVDelta(Pretty):
 
 
 def init_kv(config: Any, batch: int, capacity: int, dtype: Any, ahead: int | None = None) -> KVCache:
-    """An empty cache of `capacity` slots a row for the layers of a `ModelConfig` that keep anything.
+    """An empty cache of `capacity` slots per row for the layers of a `ModelConfig` that keep anything.
 
     Args:
       config: which.

@@ -29,7 +29,7 @@ class Scaled(Pretty):
 
     Attributes:
       values: `[..., H]`, int8 or float8.
-      scale: `[...]` float32, one a slot and head.
+      scale: `[...]` float32, one per slot and head.
     """
 
     values: Any

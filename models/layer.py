@@ -30,7 +30,7 @@ class FeedConfig(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class LayerConfig:
-    """What a layer is made of.
+    """The parts of a layer.
 
     Attributes:
       mixer: in which tokens read each other.

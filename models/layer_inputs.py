@@ -1,4 +1,4 @@
-"""What every layer of a model reads of its tokens besides the residual stream (the small Gemma 4).
+"""Inputs of every layer besides the residual stream (the small Gemma 4).
 
 A second table has a vector of width P for every token and layer. With what the embedding projects to, it is added at the
 layer's end, through a gate.
@@ -32,7 +32,7 @@ class LayerInputsConfig:
 
 
 class LayerInputs(nnx.Module):
-    """The inputs of all `layers`, once a pass, in a model of width `size`."""
+    """The inputs of all `layers`, once per pass, in a model of width `size`."""
 
     def __init__(
         self, config: LayerInputsConfig, layers: int, size: int, norm: NormConfig, dtype: Any, rngs: nnx.Rngs

@@ -1,4 +1,4 @@
-"""How tables of embeddings lie in memory.
+"""The layout of tables of embeddings in memory.
 
 A TPU's default layout of a matrix is the one with least padding, which of a table whose rows are no multiple of 128 numbers is
 column by column (the 2,880 of gpt-oss). Rows are looked up in none of that kind: the compiler copies the table in every step.

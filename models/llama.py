@@ -1,4 +1,4 @@
-"""Decoder-only transformers behind the LM contract: Llama, Mistral, Qwen, Gemma and the others of docs/models.md.
+"""Decoder-only transformers after the LM contract: Llama, Mistral, Qwen, Gemma and the others of docs/models.md.
 
 A model is made of parts, which its `ModelConfig` lists layer by layer; a pass asks each of them, and knows no family. What sets
 a family apart is in its description in `specjax.models.families`.
@@ -65,7 +65,7 @@ def _abstract(config: ModelConfig, dtype: Any, kernel: Implementation | None, re
 
 @dataclasses.dataclass(frozen=True)
 class LlamaLM:
-    """A model of parts behind `specjax.lm.LM`: functions of a params pytree (nested dicts of arrays).
+    """A model of parts as a `specjax.lm.LM`: functions of a params pytree (nested dicts of arrays).
 
     Attributes:
       config: what it is made of.
@@ -74,8 +74,9 @@ class LlamaLM:
       layer_cast: whether all but the stored parameters is float32: each weight is widened where it is used, inputs and cache
         are float32, and products have their full precision (LayerCast, Yuan et al. 2025, arXiv:2506.09501).
       ahead: where given, layers with a window keep that and so many tokens besides, in a ring (`specjax.models.kv.KVCache`),
-        for whoever writes at most so many ahead of what it reads next and never goes back further; None: every layer keeps all.
-      cache_dtype: where given, the type of its caches, whatever whoever makes them asks for; one of
+        for callers that write at most so many ahead of what they read next and never go back further; None: every layer
+        keeps all.
+      cache_dtype: where given, the type of its caches, whatever their maker asks for; one of
         `specjax.models.kv_bits.CACHE_DTYPES`.
       reduce_dtype: the type in which parts of products are summed over a mesh, such as `bfloat16`, at half the exchange; None:
         float32. Those of attention and of MLPs, not those of experts.
@@ -224,7 +225,9 @@ class LlamaLM:
         for i in range(lo, hi):
             mixer, source, place = config.layers[i].mixer, config.source(i), config.places[i]
             if source < i and source not in own:
-                raise ValueError(f"layer {i} reads the keys of layer {source}: give layers() what that made as `below`")
+                raise ValueError(
+                    f"layer {i} reads the keys of layer {source}: pass layers() the delta of the layers below as `below`"
+                )
             of_state = config.keeps_state(i)
             with jax.named_scope(f"layer_{i}"), self._precisely():
                 layer_cache = None if cache is None else cache.layer(place, block.length, of_state)
@@ -277,7 +280,7 @@ class LlamaLM:
             return logits if head.soft_cap is None else head.soft_cap * jnp.tanh(logits / head.soft_cap)
 
     def init_cache(self, batch: int, capacity: int, dtype: Any = jnp.float32) -> KVCache | OldCache:
-        """An empty cache of `capacity` slots a row."""
+        """An empty cache of `capacity` slots per row."""
         kind = self.cache_dtype or (jnp.float32 if self.layer_cast else dtype)
         if self.old is not None:
             return OldCache.empty(self.old, self.laid_out, batch, capacity, kind, self.ahead)

@@ -1,5 +1,5 @@
-"""What a masked-diffusion model adds to a transformer, and the config files of LLaDA, Dream, SDAR, Fast-dLLM v2 and A2D; those
-of LLaDA's models with experts are in `specjax.models.llada_moe` and `llada2`.
+"""The settings that masked diffusion adds to a transformer, and the config files of LLaDA, Dream, SDAR, Fast-dLLM v2
+and A2D; those of LLaDA's models with experts are in `specjax.models.llada_moe` and `llada2`.
 
 LLaDA (arXiv:2502.09992) is Llama-shaped with names of its own, in `config.json` and in the weights; Dream
 (arXiv:2508.15487) has Qwen2's. Both see the whole canvas in both directions. SDAR (arXiv:2510.06303; TraDo is one) has Qwen3's
@@ -21,7 +21,7 @@ from specjax.models.model_config import ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class Masked:
-    """How a model is used for masked diffusion.
+    """Settings of a model for masked diffusion.
 
     Attributes:
       mask_id: the id of an open position.
@@ -57,7 +57,7 @@ class Masked:
 
 @dataclasses.dataclass(frozen=True)
 class Canvas(Masked):
-    """How a model is used for block diffusion over canvases of random tokens (DiffusionGemma): no token is a mask, so
+    """Settings of a model for block diffusion over canvases of random tokens (DiffusionGemma): no token is a mask, so
     `mask_id` is -1, and `block` is the length of a canvas.
 
     Attributes:

@@ -117,7 +117,7 @@ def rendered(tokenizer: Any, messages: Messages, model: str, continue_last: bool
 
 
 def next_turn(tokenizer: Any, question: str, reply: str, model: str) -> list[int]:
-    """Token ids behind an assistant's turn that is still open: they end it, ask in a user's turn, and begin to reply.
+    """Token ids after an assistant's turn that is still open: they end it, ask in a user's turn, and begin to reply.
 
     Args:
       tokenizer: one with a chat template.

@@ -73,7 +73,8 @@ class MixerConfig(abc.ABC):
         return ()
 
     def tables(self, positions: Array, longest: int) -> Any:
-        """What its layers compute of positions `[B, T]` once a pass, in a model for texts of up to `longest` tokens."""
+        """What its layers compute of positions `[B, T]` once per pass, in a model for texts of up to `longest`
+        tokens."""
         return None
 
 
@@ -81,8 +82,8 @@ class MixerConfig(abc.ABC):
 class StateMixerConfig(MixerConfig):
     """A mixer that keeps a running state of a text: it is updated, and what it was before is gone.
 
-    So a commit is told how many of its tokens are real, and only decoding that never goes back can use it: whoever writes
-    slots again is refused (`committed`).
+    So a commit is told how many of its tokens are real, and only decoding that never goes back can use it: a caller that
+    writes slots again is refused (`committed`).
     """
 
     @abc.abstractmethod

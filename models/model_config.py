@@ -1,4 +1,4 @@
-"""What a model of `specjax.models.llama` is made of: an embedding, a list of layers of parts, a norm and a head."""
+"""The parts of a model of `specjax.models.llama`: an embedding, a list of layers of parts, a norm and a head."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ Part = TypeVar("Part")
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingConfig:
-    """How tokens are embedded.
+    """The embedding of tokens.
 
     Attributes:
       vocab_size: tokens that there are.
@@ -34,7 +34,7 @@ class EmbeddingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class HeadConfig:
-    """How logits are read off.
+    """The language-model head.
 
     Attributes:
       tied: whether by the table of embeddings.
@@ -97,7 +97,7 @@ class ModelConfig:
 
     @property
     def attentions(self) -> tuple[AttentionConfig, ...]:
-        """Of the layers that have attention."""
+        """The mixers of the layers that have attention."""
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionConfig))
 
     @property
@@ -125,7 +125,7 @@ class ModelConfig:
 
     @property
     def head_sizes(self) -> frozenset[tuple[int, int]]:
-        """Of every kind of attention there is, how many kv-heads it has, and their width."""
+        """The number of kv-heads and their width, for every kind of attention that the model has."""
         return frozenset((one.num_key_value_heads, one.head_dim) for one in self.attentions)
 
     def attention(self, layer: int = 0) -> AttentionConfig:
@@ -140,7 +140,7 @@ class ModelConfig:
         return mixer
 
     def window(self, layer: int) -> int | None:
-        """How far back a layer attends; None: to everything."""
+        """The window of a layer; None: it attends to everything."""
         return getattr(self.layers[layer].mixer, "window", None)
 
     def source(self, layer: int) -> int:
@@ -150,7 +150,7 @@ class ModelConfig:
 
     @property
     def state_mixers(self) -> tuple[StateMixerConfig, ...]:
-        """Of the layers that keep a running state."""
+        """The mixers of the layers that keep a running state."""
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, StateMixerConfig))
 
     def keeps_state(self, layer: int) -> bool:
@@ -173,23 +173,23 @@ class ModelConfig:
         return self.layers[layer].mixer.tables(positions, self.max_position_embeddings)
 
     def mapped(self, kind: type[Part], change: Callable[[Part], Any]) -> "ModelConfig":
-        """With every part of a kind, wherever it is, made anew."""
+        """The model with every part of a kind replaced by what a function makes of it."""
         return _mapped(self, kind, change, {})
 
     def every(self, kind: type[Any], /, **fields: Any) -> "ModelConfig":
-        """With these fields in every part of a kind: `config.every(AttentionConfig, window=512)`."""
+        """The model with these fields in every part of a kind: `config.every(AttentionConfig, window=512)`."""
         return self.mapped(kind, lambda part: dataclasses.replace(part, **fields))
 
     def each(self, change: Callable[[int, LayerConfig], LayerConfig]) -> "ModelConfig":
-        """With every layer made anew, of its number and itself."""
+        """The model with every layer replaced by what a function makes of its number and itself."""
         return dataclasses.replace(self, layers=tuple(change(i, layer) for i, layer in enumerate(self.layers)))
 
     def first(self, layers: int) -> "ModelConfig":
-        """Of the first so many layers."""
+        """The model of the first `layers` layers."""
         return dataclasses.replace(self, layers=self.layers[:layers])
 
     def only(self, layer: int) -> "ModelConfig":
-        """Of one layer, with keys of its own."""
+        """The model of one layer, with keys of its own."""
         own = self.layers[layer]
         own = dataclasses.replace(own, mixer=dataclasses.replace(self.attention(layer), source=None))
         return dataclasses.replace(self, layers=(own,))

@@ -1,4 +1,5 @@
-"""A target whose law is made of two passes: its own, and another over a text of its own or of another model."""
+"""A target whose distribution is made of two passes: its own, and another over a text of its own or of another
+model."""
 
 import abc
 import dataclasses
@@ -34,7 +35,7 @@ class PairedCache(Pretty):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PairedDelta(Pretty):
-    """What both passes add to their caches; `other` is None where there was none."""
+    """The deltas of both passes; `other` is None where there was none."""
 
     own: PyTree
     other: PyTree
@@ -44,7 +45,8 @@ class PairedDelta(Pretty):
 class Paired(abc.ABC):
     """An LM around another: its logits are `blended` of two passes, each with a cache of its own.
 
-    Drafters and verifiers see one target: what a node's law is depends on the text and the path that lead there alone, so
+    Drafters and verifiers see one target: what a node's distribution is depends on the text and the path that lead
+    there alone, so
     every drafter keeps the text of plain decoding. What they read of it besides (layers, features, the head) is the model's own
     pass. A step reads the weights of both passes.
 
@@ -118,7 +120,7 @@ class Paired(abc.ABC):
 
     @property
     def room(self) -> int:
-        """How many slots more the other text may need."""
+        """The number of slots that the other text may need besides."""
         return 0
 
     def begin(self, params: PyTree, cache: PairedCache, lengths: Array) -> PairedCache:

@@ -40,7 +40,7 @@ def _axes(path: tuple[Any, ...], ndim: int) -> tuple[str | None, ...]:
 
 
 def head_shardings(mesh: Mesh, params: Any, config: Any = None) -> Any:
-    """Where the parameters of a trained drafter belong on a mesh.
+    """The shardings of a trained drafter's parameters on a mesh.
 
     Args:
       mesh: the mesh.

@@ -1,4 +1,4 @@
-"""Where a model's parameters lie on a mesh, with the copies of kv-heads that it asks for."""
+"""The placement of a model's parameters on a mesh, with the copies of kv-heads that it asks for."""
 
 import dataclasses
 from typing import Any

@@ -12,7 +12,7 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """What becomes of a rope's frequencies.
+    """The scaling of a rope's frequencies.
 
     Attributes:
       kind: `linear` divides positions by `factor`; `llama3` rescales low frequencies only (Llama 3.1, section 3.3);
@@ -135,7 +135,7 @@ def tables_of(frequencies: Array, positions: Array, magnitude: float = 1.0) -> t
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:
     """Rotary embedding of `[B, T, N, H]` by `rope_tables`, in the half-split layout of the Hugging Face weights; channels
-    behind those that the tables are for stay as they are."""
+    after those that the tables are for stay as they are."""
     turned = 2 * cos.shape[-1]
     if not turned:
         return x

@@ -1,4 +1,4 @@
-"""A Markov chain behind the LM contract: every probability of every sequence is known exactly. The oracle for tests.
+"""A Markov chain after the LM contract: every probability of every sequence is known exactly. The oracle for tests.
 
 A query's logits depend on its own token and, at order 2, on the visible token one position before. Where several
 visible slots claim that position their logits mix, so a mask that shows too much changes the output. Positions before

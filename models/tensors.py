@@ -1,4 +1,4 @@
-"""What safetensors files hold: names, types, shapes and where each tensor's bytes lie."""
+"""Reads the headers of safetensors files: names, types, shapes and where each tensor's bytes lie."""
 
 import dataclasses
 import math
@@ -73,7 +73,7 @@ class Tensor:
         return np.asarray(raw).view(kind).reshape(self.shape)
 
     def rows(self, start: int, stop: int) -> "Tensor":
-        """Its rows from `start` up to `stop`, which lie one behind the other in the file."""
+        """Its rows from `start` up to `stop`, which lie one after the other in the file."""
         whole = self.read
         if whole is not None:
             packed = jax.tree.map(lambda part: part.rows(start, stop), self.packed)
@@ -140,11 +140,11 @@ def _check_order(file: Path, tensors: dict[str, Tensor], start: int, stop: int) 
     before = "the header"
     for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.size)):
         if tensor.offset != start:
-            what = "overlaps" if tensor.offset < start else "leaves a gap behind"
+            what = "overlaps" if tensor.offset < start else "leaves a gap after"
             raise ModelError(f"{file}: {tensor.name} {what} {before}; fetch it again")
         start, before = tensor.offset + tensor.size, tensor.name
     if start != stop:
-        raise ModelError(f"{file} has {stop - start} bytes behind its last tensor; fetch it again")
+        raise ModelError(f"{file} has {stop - start} bytes after its last tensor; fetch it again")
 
 
 def unread(folder: Path) -> str:

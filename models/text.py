@@ -12,7 +12,7 @@ from specjax.models.token_ids import one
 
 @dataclasses.dataclass(frozen=True)
 class Chat:
-    """How chat messages are written, beyond the messages.
+    """Settings of a chat template, beyond the messages.
 
     Attributes:
       tools: what the model may call, as `apply_chat_template` of transformers takes them: JSON schemas or functions.

@@ -72,7 +72,7 @@ def without_cache_scales(tensors: dict[str, Any]) -> tuple[dict[str, Any], list[
 
 
 def extra_layer(name: str, layers: int, count: int = 2**31) -> bool:
-    """Whether a tensor is one of at most `count` layers behind the `layers` that a model counts: they draft for it."""
+    """Whether a tensor is one of at most `count` layers after the `layers` that a model counts: they draft for it."""
     found = _LAYER.match(name)
     return found is not None and layers <= int(found[1]) < layers + count
 
@@ -104,7 +104,7 @@ class Part:
 
 
 def stored_parts(leaves: list[tuple[Any, Any]], names: Names, layout: Layout) -> dict[str, list[Part]]:
-    """Of every tensor of a file, by name, the parameters that it holds, in the order of its rows."""
+    """The parameters that each tensor of a file holds, by the tensor's name, in the order of its rows."""
     found: dict[str, dict[int, Part]] = {}
     for i, (path, leaf) in enumerate(leaves):
         name, transposed = layout(path)

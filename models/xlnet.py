@@ -1,9 +1,10 @@
-"""XLNet behind the any-subset contract (arXiv:1906.08237): laws of positions, given any others, from one pass of two streams.
+"""XLNet under the any-subset contract (arXiv:1906.08237): distributions of positions, given any others, from one pass
+of two streams.
 
-The content stream knows what stands at a position, the query stream only where that is, so a position's law never sees its own
-token. Such a model, trained for any order, is an AS-ARM: what ASSD drafts and verifies with (arXiv:2504.20456).
-In the shape descriptions `B` denotes rows, `L` positions, `K` positions that are asked, `E` the width, `N` heads, `H` a head's
-width, `V` the vocabulary.
+The content stream knows what stands at a position, the query stream only where that is, so a position's distribution
+never sees its own token. Such a model, trained for any order, is an AS-ARM: what ASSD drafts and verifies with
+(arXiv:2504.20456). In the shape descriptions `B` denotes rows, `L` positions, `K` positions that are asked, `E` the
+width, `N` heads, `H` a head's width, `V` the vocabulary.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ _DEFAULTS = {"vocab_size": 32000, "d_model": 1024, "n_layer": 24, "n_head": 16, 
 _OTHERS = {"hidden_size": "d_model", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
 _FIXED = {"attn_type": ("bi",), "bi_data": (False,), "ff_activation": ("gelu",)}
 _SEGMENTS = ("r_s_bias", "seg_embed")
-"""Of two texts in one: read from no file, since there is one."""
+"""Tensors for two texts in one input. They are not read, since there is one text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,7 @@ class XlnetLM:
     """An any-subset model (`specjax.diffusion.assd.AnySubset`). Static and hashable.
 
     What a position sees must see no more than it: else what it learns from them is not of those tokens alone. ASSD's orders are
-    so. A position that sees nothing has no law that is its own, as in `transformers`.
+    so. A position that sees nothing has no distribution that is its own, as in `transformers`.
     """
 
     config: XlnetConfig

@@ -19,14 +19,14 @@ from jax.experimental import topologies
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What its maker publishes about one chip.
+    """The figures that its maker publishes about one chip.
 
     Attributes:
       name: as written in a topology.
       hbm_bytes: memory.
-      hbm_bandwidth: bytes a second.
-      flops: dense bfloat16 operations a second.
-      ici_bandwidth: bytes a second between a chip and its neighbours, all links and both directions together.
+      hbm_bandwidth: bytes per second.
+      flops: dense bfloat16 operations per second.
+      ici_bandwidth: bytes per second between a chip and its neighbours, all links and both directions together.
       dimensions: of a slice; 1 where every chip reaches every other through a switch.
       torus: a slice whose sides are all multiples of it is closed to a ring in every dimension.
       slices: usual slices, smallest first.
@@ -35,7 +35,7 @@ class Chip:
       dtype: the usual type of weights.
       clock: cycles a second, of those that its compiler counts; 0: it counts none. The published operations over those that the
         matrix units do in a cycle.
-      reads: bytes a second at which its compiler expects a product of few rows to read a large matrix.
+      reads: bytes per second at which its compiler expects a product of few rows to read a large matrix.
       latency: seconds of a message to a neighbour, about 1 us on TPUs (jax-ml.github.io/scaling-book), or through the switch,
         an assumption.
       launch: seconds that a kernel takes to start, where the compiler counts no cycles; an assumption.
@@ -74,7 +74,7 @@ class Chip:
         return self.ici_bandwidth * (1 + self._closed(sides)) * sum(side > 1 for side in sides) / (2 * len(sides))
 
     def hops(self, topology: str) -> int:
-        """How many links a message passes at most on its way through a slice.
+        """The most links that a message passes on its way through a slice.
 
         >>> [chip_of("v5e:2x2").hops(shape) for shape in ("v5e:1x1", "v5e:2x4", "v5e:16x16")]
         [0, 4, 16]

@@ -25,7 +25,7 @@ _LANES = 128
 
 
 def parts(mesh: Mesh | AbstractMesh | None, name: str) -> int:
-    """How many parts a mesh makes of a logical axis that divides; 1 without a mesh."""
+    """The number of parts that a mesh makes of a logical axis; 1 without a mesh."""
     return 1 if mesh is None else mesh.shape.get(RULES[name], 1)
 
 
@@ -54,7 +54,7 @@ def whole_experts(mesh: Mesh | AbstractMesh, count: int, inner: int) -> bool:
 def partition(
     mesh: Mesh | AbstractMesh, axes: tuple[str | None, ...], shape: tuple[int, ...], counts: dict[str, int]
 ) -> PartitionSpec:
-    """How one array is split. A dimension that its mesh axis does not divide is replicated.
+    """The split of one array. A dimension that its mesh axis does not divide is replicated.
 
     Args:
       mesh: the mesh.

@@ -1,4 +1,4 @@
-"""What a method says of itself, as an attribute of its class: the registry is made of it."""
+"""The self-description of a method, an attribute of its class. The registry is made of these."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ GUARANTEES = {
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What the registry and the listings say of a method.
+    """The entry of a method in the registry and the listings.
 
     A class names itself in its own attribute `about`, or in a tuple of these where it has several names; what it inherits does
     not count. Without one it is for Python alone.

@@ -57,7 +57,7 @@ class Decoder(Protocol[State]):
 
     @property
     def fills_in(self) -> bool:
-        """Whether tokens may be known behind open positions."""
+        """Whether tokens may be known after open positions."""
         return False
 
     @property
@@ -264,7 +264,8 @@ def run(
 ) -> State:  # fmt: skip
     """Steps until fewer than `min_live` rows are running, or `max_steps` times, in one `lax.while_loop`. `state` is donated.
 
-    One program a decoder and state shape, whatever the two numbers; `run_program` is that program, to lower or to compile.
+    One program per decoder and state shape, whatever the two numbers; `run_program` is that program, to lower or to
+    compile.
     """
     return run_program(decoder, params, state, _count(max_steps), _count(min_live))
 
@@ -399,7 +400,7 @@ class Progress(Generic[State]):
     Attributes:
       state: the decoder's state; the next call consumes it.
       tokens: one list of new ids a row.
-      finish: a `Finish` value a row.
+      finish: a `Finish` value per row.
     """
 
     state: State

@@ -22,7 +22,7 @@ Draw = Callable[[Float[Array, "B T V"]], Int[Array, "B T"]]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mixture(Pretty):
-    """Inputs that are weighted sums of `n` tokens' embeddings, in the table of whoever reads them.
+    """Inputs that are weighted sums of `n` tokens' embeddings, in the table of the model that reads them.
 
     Attributes:
       ids: `[B, T, n]` int32; of equal ones the weights add up.
@@ -47,7 +47,7 @@ class Block(Pretty):
       visible: bool `[B or 1, T or 1, P + T]` over the uncommitted past and the block itself, or None for `causal`/full; or an
         `Unrolled` (`specjax.kernels.tree_attention`), where the past is earlier passes over the same slots.
       embeddings: `[B, T, E]` inputs that replace the embedding of the tokens marked in `embedded`, or None.
-      embedded: `[B, T]` bool, who uses `embeddings`.
+      embedded: `[B, T]` bool, the tokens that use `embeddings`.
       mixture: of slots that are read as several tokens at once (`LM.reads_mixtures`), or None; `tokens` are what texts have.
       unseen: `[B, S]` bool, committed slots below `length` that no query sees, since the block holds them anew; or None.
       causal: without `visible`: a query sees all of the past, and the block up to itself (True) or all of it (False).
@@ -68,12 +68,12 @@ class Block(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class Wants:
-    """The menu: what a forward pass must return. Static and hashable; merge two with `|`.
+    """The menu of results that a forward pass must return. Static and hashable; merge two with `|`.
 
     Attributes:
       logits: raw logits, `[B, T, V]` float32.
       topk: the k largest raw logits and their ids, `[B, T, k]` each.
-      draw: what `draw(logits)` says, `[B, T]` int32, without keeping the logits.
+      draw: the tokens of `draw(logits)`, `[B, T]` int32, without keeping the logits.
       hidden: residual stream after these layers (0-based), `[B, T, E]` each, before any norm.
       final: the last layer's output after the final norm, `[B, T, E]`.
     """
@@ -102,13 +102,13 @@ class Wants:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Output(Pretty):
-    """What `Wants` asked for, nothing else; the rest is None.
+    """The results that `Wants` asked for; the rest is None.
 
     `delta` is the block's contribution to the cache: opaque but for one promise, every leaf leads with `[B, T]`.
     """
 
     delta: PyTree
-    # whoever asked for one has it, so to checkers of types they are arrays; whoever makes an Output may leave them out
+    # a caller that asked for one has it, so to checkers of types they are arrays; an LM may leave the others out
     logits: Float[Array, "B T V"] = None  # type: ignore[assignment]
     topk: tuple[Float[Array, "B T k"], Int[Array, "B T k"]] = None  # type: ignore[assignment]  # values, ids
     draw: Int[Array, "B T"] = None  # type: ignore[assignment]
@@ -200,7 +200,8 @@ class LM(Protocol):
         `cache`, `past` and `skip` are indexed from layer 0; `past` may end at layer `hi`. `skip` `[L, 2]` bool leaves out
         sublayers, attention first, then the MLP: one scalar branch each, so that the work is really saved. An attention
         left out contributes zeros to the delta, which nobody may commit. `below` is the delta of the same block in the layers
-        `[0, lo)`, of which some layers read keys and values; whoever begins above the first layer hands it on.
+        `[0, lo)`: a caller that starts at layer `lo` must pass it, since later layers may read keys and values of
+        those.
         """
         ...
 
@@ -227,10 +228,11 @@ class LM(Protocol):
     ) -> PyTree:  # fmt: skip
         """Writes delta's slots `src` `[B, M]` (None: all, in order) into the cache.
 
-        `dst` `[B]` starts one run of M slots a row; `[B, M]` names every slot, and those out of range are dropped.
-        `counts` `[B]` int32 says how many of a row's M slots are real: those behind may be written where a length hides them,
-        but a running state (`specjax.models.mixers`), which nothing takes back, is made of the real ones alone. Whoever cannot
-        say it, or goes back in a text, gives None, and a model with such states refuses that.
+        `dst` `[B]` starts one run of M slots per row; `[B, M]` names every slot, and those out of range are dropped.
+        `counts` `[B]` int32 says how many of a row's M slots are real: those after may be written where a length hides
+        them, but a running state (`specjax.models.mixers`), which nothing takes back, is made of the real ones alone.
+        A caller that does not know the counts, or goes back in a text, gives None, which a model with such states
+        refuses.
         """
         ...
 

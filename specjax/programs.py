@@ -24,7 +24,7 @@ _PROBE = 1 << 16  # bytes: a folder on a full disk does not take these
 
 
 def caches() -> Path:
-    """Where the platform keeps what programs can make again."""
+    """The platform's folder for what programs can make again."""
     if sys.platform == "darwin":
         usual = Path.home() / "Library" / "Caches"
     elif os.name == "nt":
@@ -50,9 +50,9 @@ def folder(parent: Path) -> Path:
 def keep() -> None:
     """Has jax keep what it compiles from now on, and take what an earlier process kept. Only the first call does anything.
 
-    A user's own setting of `jax_compilation_cache_dir` or `jax_enable_compilation_cache` goes before it. The environment
-    variable `SPECJAX_CACHE` names another folder, or is `off`. Of several processes the first one alone writes. A folder that
-    cannot be written costs one warning.
+    A user's own setting of `jax_compilation_cache_dir` or `jax_enable_compilation_cache` takes precedence. The
+    environment variable `SPECJAX_CACHE` names another folder, or is `off`. If there are several processes, only the
+    first one writes. A folder that cannot be written costs one warning.
     """
     import jax
 

@@ -1,4 +1,4 @@
-"""What decoders take: prompts, one a row, and how each of them is completed.
+"""The input of decoders: prompts, one per row, and the options of each.
 
 In the shape descriptions `R` denotes rows, `P` prompt columns, `K` ids that end a text.
 """
@@ -26,15 +26,15 @@ OPEN = -1
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prompts(Pretty):
-    """Prompts, one a row, and how each of them is completed: what `init` and `insert` of every decoder take.
+    """Prompts, one per row, and how each of them is completed: what `init` and `insert` of every decoder take.
 
-    `Prompts.of` makes them from lists of token ids. Arrays that there are already, traced ones too, are fields as they are.
+    `Prompts.of` makes them from lists of token ids. A caller that has arrays, traced ones too, gives them as fields.
 
     Attributes:
       tokens: `[R, P]` int32, padded on the right. A decoder that fills in (`Decoder.fills_in`) also writes the positions of a
         prompt that hold `OPEN`, -1, or its own mask id.
       lengths: `[R]` int32, tokens of each prompt, at least 1.
-      keys: `[R]` typed keys (`specjax.sampling.row_keys`, or `jax.random.split`): one a row, whose noise is its own.
+      keys: `[R]` typed keys (`specjax.sampling.row_keys`, or `jax.random.split`): one per row, whose noise is its own.
       limit: `[R]` int32, the length of the text, prompt and output, at which a row stops.
       sampling: how the rows draw their tokens.
       eos: `[R, K]` int32, ids that end a row's text, -1 padded; None: there are none.
@@ -64,12 +64,13 @@ class Prompts(Pretty):
 
         Args:
           prompts: R lists or arrays `[n]` of token ids.
-          max_new_tokens: new tokens behind a prompt, at most: one number, or one a row. 0 where a prompt holds all positions
-            that are to be filled in.
-          seed: one, or one a row: with a prompt's ids it decides the noise, which is that of `specjax.generate`.
+          max_new_tokens: new tokens after a prompt, at most: one number, or one per row. 0 where a prompt holds all
+            positions that are to be filled in.
+          seed: one, or one per row: with a prompt's ids it decides the noise, which is that of `specjax.generate`.
           keys: `[R]` typed keys, in place of those of the seed.
           eos: ids that end a text.
-          **sampling: parameters of the warpers such as `temperature`, one value or one a row: see `SamplingArrays.make`.
+          **sampling: parameters of the warpers such as `temperature`, one value or one per row: see
+            `SamplingArrays.make`.
 
         Raises:
           ValueError: on something else than lists of token ids, and on an option that is out of range.
@@ -118,9 +119,9 @@ class Prompts(Pretty):
         count = len(self.tokens)
         _check_keys(self.keys, count)
         if np.shape(self.lengths) != (count,):
-            raise ValueError(f"lengths are of shape {np.shape(self.lengths)}: give one a prompt, [{count}]")
+            raise ValueError(f"lengths are of shape {np.shape(self.lengths)}: give one per prompt, [{count}]")
         if np.shape(self.limit) != (count,):
-            raise ValueError(f"limit is of shape {np.shape(self.limit)}: give one a prompt, [{count}]")
+            raise ValueError(f"limit is of shape {np.shape(self.limit)}: give one per prompt, [{count}]")
         if len(self.sampling.temperature) != count:
             raise ValueError(
                 f"sampling is of {len(self.sampling.temperature)} rows: specjax.sampling.SamplingArrays.make({count}) fits"
@@ -135,7 +136,7 @@ def _ids(prompt: Any) -> np.ndarray:
     """A prompt's token ids `[n]`."""
     ids = np.asarray(prompt)
     if ids.ndim != 1 or ids.size and not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(f"prompts are lists of token ids, one a row, and one of these is {prompt!r:.60}")
+        raise ValueError(f"prompts are lists of token ids, one per row, and one of these is {prompt!r:.60}")
     return ids.astype(np.int32)
 
 
@@ -151,14 +152,14 @@ def _check_keys(keys, count):
         )
     if keys.shape != (count,):
         raise ValueError(
-            f"keys are of shape {keys.shape}, and there are {count} prompts: give a key a row, since each has noise "
+            f"keys are of shape {keys.shape}, and there are {count} prompts: give a key per row, since each has noise "
             f"of its own: specjax.sampling.row_keys(seed, ids), or jax.random.split(key, {count})"
         )
 
 
 def check_padding(tokens: np.ndarray, lengths: np.ndarray, short: np.ndarray) -> None:
-    """Checks that prompts are not padded on the left: that shorter ones do not all begin with so many times one id, behind
-    which something else comes.
+    """Checks that prompts are not padded on the left: that shorter ones do not all begin with so many times one id,
+    after which something else comes.
 
     Args:
       tokens: `[R, P]`.

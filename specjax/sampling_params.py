@@ -127,7 +127,7 @@ def listed_ids(options: Mapping[str, Any]) -> dict[str, list[int]]:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SamplingArrays:
-    """How each row draws its tokens. Names and meanings are those of `transformers`' generation options.
+    """Options of each row for drawing its tokens. Names and meanings are those of `transformers`' generation options.
 
     Rows differ, and changing their values never recompiles. Which columns there are is static: a warper without any is no part
     of a program.
@@ -160,7 +160,7 @@ class SamplingArrays:
                 continue
             rows = value if field.name in given else [()] * batch
             if not isinstance(rows, (list, tuple)) or len(rows) != batch:
-                raise ValueError(f"{field.name} of {batch} rows is as many values, each {field.metadata['valid']}")
+                raise ValueError(f"{field.name} of {batch} rows needs as many values, each {field.metadata['valid']}")
             columns[field.name] = _filled(field, rows, _widths(field, rows))
         return cls(jax.device_put(columns))
 
@@ -172,7 +172,7 @@ class SamplingArrays:
 
     @classmethod
     def of_rows(cls, rows: Sequence[Any], form: Form) -> "SamplingArrays":
-        """Those of options, one a row, with the columns of a form, on the host.
+        """Those of options, one per row, with the columns of a form, on the host.
 
         Raises:
           ValueError: where an option is out of range, or needs a column that the form has not.
@@ -197,7 +197,7 @@ class SamplingArrays:
 
     @property
     def form(self) -> Form:
-        """Which columns there are."""
+        """The columns that there are."""
         there = [name for name in FIELDS if name in self.columns]
         return tuple((name, tuple(jax.tree.leaves(self.columns[name])[0].shape[1:])) for name in there)
 
@@ -208,7 +208,7 @@ class SamplingArrays:
 
 
 def _filled(field: dataclasses.Field, values: Sequence[Any], widths: tuple[int, ...]) -> Any:
-    """A column of values, one a row, on the host."""
+    """A column of values, one per row, on the host."""
     shape = field.metadata.get("shape")
     if shape is None:
         return column(field, list(values))

@@ -54,7 +54,7 @@ def prefill_width(prompt_length: int, parts: int = 1) -> int:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepInfo(Pretty):
-    """What one step did; nothing here is needed by the next one.
+    """The record of one step; the next one needs nothing of it.
 
     Attributes:
       verdict: the accepted path, the step's tokens, and how many of them were committed.
@@ -142,7 +142,7 @@ class Speculative(Decoder[DecodeState]):
         )
 
     def param_shardings(self, params: PyTree) -> PyTree:
-        """Where every parameter belongs on the mesh: `jax.device_put(params, decoder.param_shardings(params))`.
+        """The sharding of every parameter on the mesh: `jax.device_put(params, decoder.param_shardings(params))`.
 
         Raises:
           ValueError: without a mesh.
@@ -193,7 +193,7 @@ class Speculative(Decoder[DecodeState]):
     def prefill(
         self, params: PyTree, state: DecodeState, prompts: Prompts, prefix: Prefix | None = None
     ) -> DecodeState:
-        """See `Decoder.prefill`: all but each prompt's last token is read, behind the prefix where there is one.
+        """See `Decoder.prefill`: all but each prompt's last token is read, after the prefix where there is one.
 
         Rows of one `prefill_width` belong together.
         """
@@ -272,7 +272,7 @@ class Speculative(Decoder[DecodeState]):
             tokens = jnp.take(state.tokens, columns, axis=1, mode="clip")
             positions = jnp.broadcast_to(columns[None], tokens.shape)
             real = positions < state.length[:, None] - 1
-            # behind its prompt a row writes garbage that its length hides, and never far behind
+            # after its prompt a row writes garbage that its length hides, and never far behind
             block = Block(tokens, positions, jnp.minimum(start, state.length - 1), split=True)
             output = self.target(params["target"], block, cache, wants=self.drafter.prefill_wants)
             counts = real.sum(axis=1, dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""What is seen to before jax comes in: that the package is whole, that a command line has no unknown names, and that a CUDA
+"""Checks before jax is imported: that the package is whole, that a command line has no unknown names, and that a CUDA
 plugin without a GPU keeps quiet.
 
 Imports nothing but the standard library, and what imports no more.

@@ -1,4 +1,4 @@
-"""What a decoder carries from step to step.
+"""The state that a decoder carries from step to step.
 
 In the shape descriptions `B` denotes rows, `L` the text buffer, `D` the deepest node a step may verify.
 """
@@ -46,9 +46,9 @@ class LogProbs(Pretty):
 
     Attributes:
       raw: `[B, L]` float32, under the model's own softmax.
-      warped: `[B, L]` float32, under the law they were drawn from (greedy rows: after the repetition penalty).
-      certainty: `[B, L]` float32, nats: the Kullback-Leibler divergence of the even law over the vocabulary from the model's
-        own, at each of these places. The mean over a text is its self-certainty (arXiv:2502.18581).
+      warped: `[B, L]` float32, under the distribution they were drawn from (greedy rows: after the repetition penalty).
+      certainty: `[B, L]` float32, nats: the Kullback-Leibler divergence of the uniform distribution over the vocabulary
+        from the model's own, at each of these places. The mean over a text is its self-certainty (arXiv:2502.18581).
     """
 
     raw: Float[Array, "B L"]
@@ -59,7 +59,7 @@ class LogProbs(Pretty):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows(Pretty):
-    """What every decoder's state has of its rows.
+    """The part of every decoder's state that describes its rows.
 
     Attributes:
       tokens: `[B, L]` int32, prompt and output.
@@ -141,8 +141,8 @@ def finish_rows(
     """The rows' new `finish` `[B]`, after a step of any decoder.
 
     One precedence: EOS, then the limit, then a failure. A text that ends at its limit with EOS has ended by itself. And what a
-    step could not compute lies behind what it committed: where that ends the text, a decoder that takes one token at a time
-    would never have come to it, so the reason does not depend on how many tokens a step brings.
+    step could not compute lies after what it committed: where that ends the text, a decoder that takes one token at a
+    time would never have come to it, so the reason does not depend on how many tokens each step brings.
 
     Args:
       state: before the step, with the limit that it leaves; finished rows stay as they are.
@@ -178,7 +178,7 @@ class DecodeState(Rows):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prefix(Pretty):
-    """What prompts that begin alike have in common, computed once: one row, after all but the last of its tokens.
+    """The common beginning of several prompts, computed once: one row, after all but the last of its tokens.
 
     Attributes:
       tokens: `[1, L]` int32, the prefix and nothing meaningful after it.

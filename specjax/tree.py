@@ -30,7 +30,7 @@ DRAWN: tuple[Children, ...] = ("coupled", "iid", "without_replacement", "greedy"
 
 
 class TreeFacts(Protocol):
-    """What is known of trees before any is proposed, and so what a verifier judges them by; every `Drafter` says it."""
+    """Facts about a drafter's trees that are known before any is proposed. A verifier judges the drafter by them."""
 
     @property
     def nodes(self) -> int:
@@ -64,7 +64,7 @@ class TreeFacts(Protocol):
 
 
 class OfTopology(abc.ABC):
-    """What has trees of one shape that is known beforehand, as `TreeFacts`."""
+    """The base of drafters and expanders whose trees have one shape, known beforehand, as `TreeFacts`."""
 
     @property
     @abc.abstractmethod
@@ -98,7 +98,7 @@ class Topology:
 
     @classmethod
     def chain(cls, length: int) -> "Topology":
-        """The root and `length` nodes below it, one a level."""
+        """The root and `length` nodes below it, one per level."""
         return cls(tuple(range(-1, length)), (0,) * (length + 1))
 
     @classmethod
@@ -198,7 +198,7 @@ class Tree(Pretty):
       valid: `[B, N]` bool. A valid node's parent is valid.
       log_q: `[B, N, V]` float32, only where the verifier asks for it and children are drawn: the distribution that node n's
         children were drawn from, the first of them with all of its mass (greedy rows: one-hot), of `greedy` children the last.
-        Of no meaning at nodes without valid children.
+        It means nothing at nodes without valid children.
       max_depth: static, no node is deeper.
       children: static, how a node's children came to be.
       topology: static, the shape where it does not depend on data.

@@ -148,7 +148,7 @@ def test_every_reader_of_messages_reads_parts(tmp_path, monkeypatch):
         json.dumps({"messages": [*bad, said("assistant", "yes")]}) + "\n" + json.dumps({"text": "a b"}) + "\n"
     )
     assert "part 1 of message 1 is 'image_url'" in read_rows([file], model, 16).skipped[0]
-    with pytest.raises(ValueError, match="the last message goes on with a question, and is the assistant's"):
+    with pytest.raises(ValueError, match="a question follows the last message, which is the assistant's"):
         SelfAgreement(samples=1)(model, [whole])
     asked = SelfAgreement(samples=1).question(parts[:1], [""])
     assert asked[0]["content"].startswith("Say yes.") and "type" not in asked[0]["content"]

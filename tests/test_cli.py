@@ -299,7 +299,7 @@ def test_streamed_text_is_the_records_text(run, records):
     assert status == 0 and record["prompt"] == COPY and record["new_tokens"] == 24
     status, out, err = run("generate", COPY, *FEW)
     assert (status, out) == (0, COPY + record["text"] + "\n")
-    assert "tokens a step against 1.00 of plain decoding" in err and "drafter prompt_lookup" in err
+    assert "tokens per step against 1.00 of plain decoding" in err and "drafter prompt_lookup" in err
     status, out, err = run("generate", COPY, *FEW, "--drafter", "none")
     assert (status, out) == (0, COPY + record["text"] + "\n") and "plain decoding" in err
 

@@ -1,4 +1,4 @@
-"""The laws of decoding, over every drafter, expander and verifier there is."""
+"""What holds for decoding, over every drafter, expander and verifier there is."""
 
 import dataclasses
 import re
@@ -189,7 +189,7 @@ def test_the_optimised_program(name):
 
 
 def test_garbage_beyond_the_text_is_never_read(name):
-    """Cache slots and text beyond a row's length hold poison, and slots behind a window; the text must not change."""
+    """Cache slots and text beyond a row's length hold poison, and slots after a window; the text must not change."""
     decoder = decoder_of(name)
     state = start(decoder, MIXED, model=params(name))
     reach = (decoder.target.config.near.window or 1) - 1 + decoder.drafter.looks_back
@@ -244,7 +244,7 @@ def test_a_verifier_refuses_what_it_cannot_judge(verifier, name):
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_a_verifier_judges_chains_at_least(verifier):
-    """So no verifier escapes its laws by refusing everything, and rejection judges no tree."""
+    """So no verifier escapes its checks by refusing everything, and rejection judges no tree."""
     able = judged(VERIFIERS[verifier], DRAFTERS)
     assert {"none", "prompt_lookup", "draft-chain"} <= set(able)
     if verifier == "rejection":

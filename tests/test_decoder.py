@@ -179,8 +179,8 @@ def test_logprobs_equal_a_fresh_pass(reference):
     tokens = state.tokens[row : row + 1, :end]
     block = Block(tokens, jnp.arange(end)[None], jnp.zeros((1,), jnp.int32))
     logits = jax.jit(lambda target: TARGET(target, block, None, wants=Wants(logits=True)).logits[0])(params()["target"])
-    law = jax.nn.log_softmax(logits, axis=-1)
-    wanted = [float(law[t - 1, int(tokens[0, t])]) for t in range(begin, end)]
+    dist = jax.nn.log_softmax(logits, axis=-1)
+    wanted = [float(dist[t - 1, int(tokens[0, t])]) for t in range(begin, end)]
     np.testing.assert_allclose(np.asarray(state.logprobs.raw[row, begin:end]), wanted, atol=2e-4)
 
 
@@ -223,7 +223,7 @@ def test_init_refuses_what_does_not_fit(decoder):
 
 
 def test_expanders_must_fit_the_vocabulary():
-    with pytest.raises(ValueError, match="candidates a node"):
+    with pytest.raises(ValueError, match="candidates per node"):
         specjax.speculative(TARGET, ModelDrafter(DRAFT, TopK(k=97, depth=1, nodes=4)))
 
 

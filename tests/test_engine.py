@@ -83,7 +83,7 @@ def test_prompts_in_every_form(model, monkeypatch):
     go([[1, 2, 3], [4, 5]], progress=False)
     assert shown == []
     go([[1, 2, 3], [4, 5]])
-    assert shown[0] == 2 and sum(count for count, _ in shown[1:]) == 2 and "tokens a step" in shown[-1][1]
+    assert shown[0] == 2 and sum(count for count, _ in shown[1:]) == 2 and "tokens per step" in shown[-1][1]
     monkeypatch.undo()
     assert call_module.bar_fits() is False
     with jax.default_prng_impl("rbg"):  # the user's own choice is not ours
@@ -295,7 +295,7 @@ def test_a_capacity_that_is_too_small_is_refused(model):
     engine = Engine(model, drafter="prompt_lookup:length=4")
     requests = [engine.request([1, 2, 3], max_new_tokens=6), engine.request([4], max_new_tokens=6)]
     with pytest.raises(
-        ValueError, match="a capacity of 13 does not hold these requests: the longest one needs 14, 5 of"
+        ValueError, match="a capacity of 13 does not hold these requests: the longest one needs 14 slots, 5 of"
     ):
         engine.run(requests, capacity=13)
     assert [r.new_tokens for r in engine.run(requests, capacity=14)] == [6, 6]

@@ -70,8 +70,8 @@ def test_each_of_a_pair_mixes_its_own_table():
     own, other = weights(TARGET), small.init(jax.random.key(2))
     pair = Contrastive(TARGET, small, beta=1.0, alpha=1e-9)
     got = logits(pair, {"lm": own, "amateur": other}, halves(TOKENS))
-    law = lambda lm, of: np.asarray(jax.nn.log_softmax(logits(lm, of, halves(TOKENS)), axis=-1))
-    wanted = 2 * law(TARGET, own) - law(small, other)
+    dist = lambda lm, of: np.asarray(jax.nn.log_softmax(logits(lm, of, halves(TOKENS)), axis=-1))
+    wanted = 2 * dist(TARGET, own) - dist(small, other)
     near = got > -np.inf
     assert near.mean() > 0.5
     np.testing.assert_allclose(got[near], wanted[near], atol=1e-4)

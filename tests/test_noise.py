@@ -131,7 +131,8 @@ def test_the_sampler_uses_the_position_alone():
 
 
 def test_once_is_other_noise_at_every_length_and_the_same_coins():
-    """A coin is part of a place's law, so a step's own noise leaves it; what a step draws, the next one does not see."""
+    """A coin is part of a place's distribution, so a step's own noise leaves it; what a step draws, the next one does
+    not see."""
     keys, depth = row_keys(0, ["a", "b"]), jnp.asarray([2, 0])
     at = lambda s: jnp.asarray([[6, 7, 8]] * 2)
     coins = jax.jit(lambda s: s.text(None).uniform(at(s)))

@@ -159,7 +159,7 @@ def test_lines_of_sampling():
         ("top_g=1", "there is no option 'top_g'; did you mean top_p?"),
         ("temp=1", "there is no option 'temp'; it is temperature here"),
         ("[1]", "is not OPTION=VALUE"),
-        ('{"min_p": 0.1', "begins as JSON and is none"),
+        ('{"min_p": 0.1', "begins as JSON, but is not valid JSON"),
     ):
         with pytest.raises(ValueError) as error:
             _ = from_words("--sampling", line).of_prompts

@@ -74,7 +74,7 @@ def test_what_an_own_model_lacks_is_named(own):
 
 
 def odd_behind_even(tokens, length, logits):
-    """Only even ids behind odd ones and the other way round: of every node another mask, by the path above it."""
+    """Only even ids after odd ones and the other way round: of every node another mask, by the path above it."""
     ids = jnp.arange(logits.shape[0])
     return jnp.where(ids % 2 == tokens[length - 1] % 2, -jnp.inf, logits)
 

@@ -102,7 +102,7 @@ def test_a_record_is_a_table_in_a_notebook():
         ("prompt", "&lt;b&gt;1 &amp; 2&lt;/b&gt;"),
         ("text", "three\n&lt;/td&gt;&lt;script&gt;"),
         ("finish reason", "eos"),
-        ("tokens a step", "2.00 (2 tokens in 1 steps)"),
+        ("tokens per step", "2.00 (2 tokens in 1 steps)"),
     ]
     failed = Record([{"role": "user"}], None, [7] * 900, "error", 0, 0, 0.0, error="too <long>")._repr_html_()
     assert "[{&#x27;role&#x27;: &#x27;user&#x27;}]" in failed and "error: too &lt;long&gt;" in failed

@@ -18,7 +18,7 @@ from specjax.diffusion import free_dave, guided, wino
 from specjax.draft import Drafter, Verdict
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
-from specjax.models.joint import JointLaw
+from specjax.models.joint import JointDistribution
 from specjax.prompts import OPEN, Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.search import (
@@ -48,7 +48,7 @@ KINDS = {
     "guided": diffusion.diffusion(LM, MASK, GUIDE, block_length=WIDTH),
     "wino": diffusion.diffusion(LM, MASK, wino.Wino(), block_length=WIDTH),
     "canvas": diffusion.CanvasDiffusion(CANVAS, block_length=WIDTH),
-    "assd": diffusion.Assd(JointLaw(3, 4)),
+    "assd": diffusion.Assd(JointDistribution(3, 4)),
     "beam": BeamSearch(TARGET, Beam(4, 2, diversity_penalty=0.5)),
     "stochastic_beam": StochasticBeamSearch(TARGET, StochasticBeam(3)),
     "superposed": SuperposedSearch(TARGET, Superposed()),
@@ -166,7 +166,7 @@ def one_by_one(tokens, room):
 
 
 def test_a_tree_step_ends_where_plain_decoding_does():
-    """EOS, limit and failure in every order, within and behind each other."""
+    """EOS, limit and failure in every order, within and after each other."""
     texts = [
         tuple(EOS if i == at else 7 for i in range(2)) + (last,) for at in (0, 1, None) for last in (7, EOS, -1)
     ]  # two accepted tokens and the target's own
@@ -258,18 +258,18 @@ ROWS = Prompts.of([[7, 3, 4], [7, 5, 6, 2, 1]], [6, 4], seed=0)
 LEFT = np.asarray([[0, 0, 7, 3, 4], [7, 5, 6, 2, 1]])
 KEY = jax.random.key(0)
 MISTAKES = {  # what a row needs, and what is given instead
-    "one key": ({"keys": KEY}, r"keys are of shape \(\), and there are 2 prompts: give a key a row"),
+    "one key": ({"keys": KEY}, r"keys are of shape \(\), and there are 2 prompts: give a key per row"),
     "a key for both": ({"keys": KEY[None]}, r"keys are of shape \(1,\), and there are 2 prompts"),
     "an old key": ({"keys": jax.random.PRNGKey(0)}, "keys are not typed.* jax.random.wrap_key_data"),
     "old keys": ({"keys": jax.random.split(jax.random.PRNGKey(0))}, "keys are not typed"),
     "a seed": ({"keys": 0}, "keys are not typed"),
     "other keys": ({"keys": jax.random.split(jax.random.key(0, impl="rbg"))}, "keys are rbg keys"),
     "left padding": ({"tokens": LEFT}, "prompt 0 is padded on the left with the id 0: pad on the right"),
-    "one length": ({"lengths": 3}, r"lengths are of shape \(\): give one a prompt, \[2\]"),
+    "one length": ({"lengths": 3}, r"lengths are of shape \(\): give one per prompt, \[2\]"),
     "one prompt": ({"tokens": LEFT[0]}, r"tokens are of shape \(5,\): give \[R, P\]"),
     "ends of one row": ({"eos": np.asarray([5])}, r"eos is of shape \(1,\): give \[2, K\]"),
     "more samplers": ({"sampling": SamplingArrays.make(3)}, r"sampling is of 3 rows: .*SamplingArrays.make\(2\)"),
-    "more limits": ({"limit": np.asarray([9, 9, 9])}, r"limit is of shape \(3,\): give one a prompt"),
+    "more limits": ({"limit": np.asarray([9, 9, 9])}, r"limit is of shape \(3,\): give one per prompt"),
 }
 
 
@@ -293,13 +293,13 @@ def test_every_decoder_wants_a_key_a_row(name):
     decoder, of = KINDS[name], jax.eval_shape(lambda: weights(name))
     state = jax.eval_shape(lambda of: decoder.empty(of, 2, 64), of)
     prompts = dataclasses.replace(ROWS, keys=KEY)
-    with pytest.raises(ValueError, match="give a key a row"):
+    with pytest.raises(ValueError, match="give a key per row"):
         jax.eval_shape(lambda of, state: decoder.insert(of, state, np.arange(2), prompts), of, state)
 
 
 @pytest.mark.slow
 def test_keys_of_a_single_key_give_each_row_noise_of_its_own():
-    """`jax.random.split` is another way to one key a row: two rows of one prompt are two draws."""
+    """`jax.random.split` is another way to one key per row: two rows of one prompt are two draws."""
     decoder, prompts = (
         specjax.speculative(TARGET),
         Prompts.of([[7, 3, 4]] * 2, 12, keys=jax.random.split(KEY, 2), temperature=1.0),
@@ -313,7 +313,7 @@ def test_keys_of_a_single_key_give_each_row_noise_of_its_own():
     ("tokens", "lengths"),
     (
         ([[0, 0, 7, 0, 0], [7, 5, 6, 2, 1]], [3, 5]),  # begins as padding does
-        ([[7, 7, 7, 1, 2], [7, 5, 6, 2, 1]], [3, 4]),  # anything may lie behind a prompt
+        ([[7, 7, 7, 1, 2], [7, 5, 6, 2, 1]], [3, 4]),  # anything may lie after a prompt
         ([[7, 3, 4, 1, 2], [8, 5, 6, 2, 1]], [3, 4]),
     ),
 )
@@ -331,7 +331,7 @@ def test_prompts_of_lists():
     wanted = jax.random.key_data(row_keys(3, [(7, 3, 4), (5,)]))
     np.testing.assert_array_equal(jax.random.key_data(made.keys), wanted)
     for wrong in ("abc", [7, 3, 4], [["a"]], [[0.5]]):
-        with pytest.raises(ValueError, match="prompts are lists of token ids, one a row"):
+        with pytest.raises(ValueError, match="prompts are lists of token ids, one per row"):
             Prompts.of(wrong, 4)
 
 
@@ -343,7 +343,7 @@ def test_ends_of_a_text_for_a_state_with_room_for_more():
 
 
 def test_only_who_fills_in_takes_open_positions():
-    """Whatever its mask id is; those of the prompt are open as those behind it."""
+    """Whatever its mask id is; those of the prompt are open as those after it."""
     prompts, masked = (Prompts.of([[3, mark, 4]], 2, seed=0) for mark in (OPEN, MASK))
     begin = lambda prompts: KINDS["diffusion"].init(small_diffusion.params(), prompts, capacity=32)
     got, wanted = begin(prompts), begin(masked)

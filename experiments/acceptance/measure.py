@@ -52,7 +52,8 @@ GAPS = (
 """Of which pairs of lines it is said where they cross."""
 
 
-# ---- laws -------------------------------------------------------------------------------------------------------------
+# ---- distributions
+# -------------------------------------------------------------------------------------------------------------
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -89,10 +90,10 @@ def logits_of(names: tuple[str, ...], questions: int, places: int, seed: int = 0
     return [np.concatenate(rows).astype(np.float64) for rows in found]
 
 
-def law_of(logits: np.ndarray, temperature: float) -> np.ndarray:
+def distribution_of(logits: np.ndarray, temperature: float) -> np.ndarray:
     scaled = logits / temperature
-    law = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
-    return law / law.sum(axis=-1, keepdims=True)
+    dist = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+    return dist / dist.sum(axis=-1, keepdims=True)
 
 
 # ---- rates ------------------------------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ def law_of(logits: np.ndarray, temperature: float) -> np.ndarray:
 
 def passed(rule: Rule, p: Array, log_q: Array, children: Array) -> Array:
     """The chance `[S, k]` that one of the first 1, 2, ... k children `[S, k]` passes, given what they are; p, log_q `[V]`."""
-    wide = lambda law: jnp.broadcast_to(law, (len(children), len(law)))
+    wide = lambda dist: jnp.broadcast_to(dist, (len(children), len(dist)))
     count = jnp.full(children.shape[:1], children.shape[1], jnp.int32)
 
     def one(carry, tokens):
@@ -140,19 +141,19 @@ def sampled(p: Array, q: Array, samples: int, key: Array) -> dict[str, Array]:
 def closed(p: np.ndarray, q: np.ndarray, count: int) -> dict[str, np.ndarray]:
     """Acceptance `[M]` of what has a formula; p, q `[M, V]`."""
     with jax.enable_x64(True):
-        laws, drafts = (jnp.asarray(p), jnp.asarray(q)), jnp.full(len(p), float(count))
-        beta = k_seq.overlap(*laws, k_seq.factor(*laws, drafts))
+        dists, drafts = (jnp.asarray(p), jnp.asarray(q)), jnp.full(len(p), float(count))
+        beta = k_seq.overlap(*dists, k_seq.factor(*dists, drafts))
         found = {"k_seq, iid": np.asarray(k_seq.some_pass(beta, drafts))}
-        found["optimal, iid"] = np.asarray(line_over(*laws, drafts)[1].kept.sum(axis=1))
+        found["optimal, iid"] = np.asarray(line_over(*dists, drafts)[1].kept.sum(axis=1))
     likeliest = np.argsort(-q, axis=1, kind="stable")[:, :count]
     found["greedy_multi, greedy_draft"] = np.asarray(
-        [greedy_acceptance(*laws, count) for laws in zip(p, q, strict=True)]
+        [greedy_acceptance(*dists, count) for dists in zip(p, q, strict=True)]
     )
     found["coupled, eagle2"] = np.take_along_axis(p, likeliest, axis=1).sum(axis=1)
     if count == 1:
         one = np.minimum(p, q).sum(axis=1)
         found |= {"recursive_wor, without_replacement": one, "recursive, iid": one}
-        found["coupled, static"] = np.asarray([agreement(*laws) for laws in zip(p, q, strict=True)])
+        found["coupled, static"] = np.asarray([agreement(*dists) for dists in zip(p, q, strict=True)])
     return found
 
 
@@ -176,17 +177,17 @@ def measure(logits: list[np.ndarray], samples: int, seed: int = 0) -> dict[str, 
     """Rows of the mean acceptance over all places, and how far that of `coupled` is from that of recursive rejection."""
     rows, crossing = [], []
     for temperature in TEMPERATURES:
-        p, q = (law_of(values, temperature) for values in logits)
+        p, q = (distribution_of(values, temperature) for values in logits)
         rates = sampled(jnp.asarray(p, jnp.float32), jnp.asarray(q, jnp.float32), samples, jax.random.key(seed))
         rates = {name: np.asarray(values, np.float64) for name, values in rates.items()}
         for count in COUNTS:
             own = {name: values[:, count - 1] for name, values in rates.items()}
             exact = closed(p, q, count)
             own |= exact
-            laws = list(zip(p, q, strict=True))
+            dists = list(zip(p, q, strict=True))
             best = {
-                "without replacement": np.asarray([limit(*pair, count) for pair in laws]),
-                "i.i.d.": np.asarray([optimal_acceptance(*pair, count, replacement=True) for pair in laws]),
+                "without replacement": np.asarray([limit(*pair, count) for pair in dists]),
+                "i.i.d.": np.asarray([optimal_acceptance(*pair, count, replacement=True) for pair in dists]),
                 "greedy": exact["greedy_multi, greedy_draft"],
                 "target": exact["coupled, eagle2"],
             }
@@ -291,7 +292,7 @@ def main() -> None:
     parser.add_argument("--draft", default="tiny-draft")
     parser.add_argument("--questions", type=int, default=5, help="of each family")
     parser.add_argument("--places", type=int, default=5, help="of each answer")
-    parser.add_argument("--samples", type=int, default=256, help="draws of children a place")
+    parser.add_argument("--samples", type=int, default=256, help="draws of children per place")
     parser.add_argument("--output", type=pathlib.Path, default=HERE)
     asked = parser.parse_args()
     logits = logits_of((asked.model, asked.draft), asked.questions, asked.places)

@@ -97,8 +97,8 @@ def modelled(chip: str, heads: int, queries: int, capacity: int, tiles: Tiles, r
 
 
 def before(chip: str, heads: int, queries: int, capacity: int) -> tuple[int, float]:
-    """Steps and modelled seconds of a grid of rows, heads and the longest row's blocks of 512 slots. All are run; those behind
-    a row's end fetch and compute nothing."""
+    """Steps and modelled seconds of a grid of rows, heads and the longest row's blocks of 512 slots. All are run; those
+    after a row's end fetch and compute nothing."""
     old = Tiles(512, 1)
     run = ROWS * heads * math.ceil(max(lengths(capacity)) / old.slots)
     empty = run - steps(heads, capacity, old)
@@ -205,7 +205,7 @@ def _scheduled(folder: str, chip: str, queries: int, slots: int) -> tuple[int, i
 def cycles(lines: Sequence[str]) -> tuple[int, int]:
     """Of the compiler's schedule, an instruction word a line with its number: the words of a step that are always run, and
     those of the work on a block. Of the parts that may be jumped over, two have matrix products: a row's first step, which is
-    not counted, and the work. The part behind them is a row's last step, which is not counted either."""
+    not counted, and the work. The part after them is a row's last step, which is not counted either."""
     begin, last, jumps, places, products = 0, 0, [], {}, []
     for line in lines:
         word = re.match(r"\s*(0x[0-9a-f]+|0)\s+(\w+)?\s*:", line)
@@ -233,7 +233,7 @@ CASES = (
 def report() -> str:
     """What the blocks of the table change, for some calls."""
     lines = [
-        "| chip | kv-heads | queries | slots | block | heads a step | steps | bandwidth |",
+        "| chip | kv-heads | queries | slots | block | heads per step | steps | bandwidth |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for chip, heads, queries, capacity in CASES:

@@ -1,7 +1,8 @@
-"""What guessing tokens apart costs, exactly, where the joint law of a text is known.
+"""What guessing tokens apart costs, exactly, where the joint distribution of a text is known.
 
-A pass that commits the positions A given the known ones S draws each from its own law. The best that such a product can do lies
-`C(A | S) = sum_i H(y_i | S) - H(y_A | S)` nats from the truth, and a whole schedule the sum of its passes' C, in expectation.
+A pass that commits the positions A given the known ones S draws each from its own distribution. The best that such a
+product can do lies `C(A | S) = sum_i H(y_i | S) - H(y_A | S)` nats from the truth, and a whole schedule the sum of its
+passes' C, in expectation.
 """
 
 import itertools
@@ -13,11 +14,11 @@ import numpy as np
 Joint = np.ndarray
 """`[V] * n` probabilities of the texts of n tokens."""
 Policy = Callable[[dict[int, np.ndarray]], set[int]]
-"""From {open position: its law `[V]`} to the positions to commit; the drawn tokens do not matter to it."""
+"""From {open position: its distribution `[V]`} to the positions to commit; the drawn tokens do not matter to it."""
 
 
 def uniform(texts: Sequence[Sequence[int]], vocab_size: int) -> Joint:
-    """The joint law of a text that is any of these, all equally likely."""
+    """The joint distribution of a text that is any of these, all equally likely."""
     joint = np.zeros((vocab_size,) * len(texts[0]))
     for text in texts:
         joint[tuple(text)] += 1 / len(texts)
@@ -53,8 +54,8 @@ def chain(n: int, flip: float) -> Joint:
     return joint
 
 
-def laws(joint: Joint, known: dict[int, int]) -> dict[int, np.ndarray]:
-    """The law of every open position, given the known tokens."""
+def dists(joint: Joint, known: dict[int, int]) -> dict[int, np.ndarray]:
+    """The distribution of every open position, given the known tokens."""
     where = tuple(known.get(i, slice(None)) for i in range(joint.ndim))
     rest = joint[where]
     rest = rest / rest.sum()
@@ -62,9 +63,9 @@ def laws(joint: Joint, known: dict[int, int]) -> dict[int, np.ndarray]:
     return {i: rest.sum(axis=tuple(k for k in range(len(left)) if k != axis)) for axis, i in enumerate(left)}
 
 
-def entropy(law: np.ndarray) -> float:
+def entropy(dist: np.ndarray) -> float:
     """In nats."""
-    some = law[law > 0]
+    some = dist[dist > 0]
     return float(-(some * np.log(some)).sum())
 
 
@@ -81,7 +82,8 @@ def price(joint: Joint, passes: Sequence[Sequence[int]]) -> float:
 
 
 def decoded(joint: Joint, policy: Policy) -> Joint:
-    """The law of the texts that a policy writes, drawing each committed token from its own law; exact, by recursion."""
+    """The distribution of the texts that a policy writes, drawing each committed token from its own distribution;
+    exact, by recursion."""
     out = np.zeros_like(joint)
 
     def go(known: dict[int, int], chance: float) -> None:
@@ -93,10 +95,10 @@ def decoded(joint: Joint, policy: Policy) -> Joint:
             left = [i for i in range(joint.ndim) if i not in known]
             go(known | dict.fromkeys(left, 0), chance)
             return
-        open_laws = laws(joint, known)
-        chosen = sorted(policy(open_laws))
-        for tokens in itertools.product(*(np.flatnonzero(open_laws[i]) for i in chosen)):
-            share = math.prod(float(open_laws[i][t]) for i, t in zip(chosen, tokens, strict=True))
+        open_dists = dists(joint, known)
+        chosen = sorted(policy(open_dists))
+        for tokens in itertools.product(*(np.flatnonzero(open_dists[i]) for i in chosen)):
+            share = math.prod(float(open_dists[i][t]) for i, t in zip(chosen, tokens, strict=True))
             go(known | {i: int(t) for i, t in zip(chosen, tokens, strict=True)}, chance * share)
 
     go({}, 1.0)

@@ -3,9 +3,10 @@
 
 The same prompts (openings of held-out functions) with `max_new_tokens` between 8 and `--most` (256), drawn uniformly once, go
 through slots with refill, through static batches of as many rows, each of which waits for its longest text, and, where torch
-is installed, through `transformers.generate` in the same batches. With a shared prefix they stand behind the first N tokens of
-all of them together, and slots that know of it run against slots that do not. Greedy, EOS ignored; only tokens that were asked
-for count. Everyone is compiled first, then rounds alternate; the clock runs from token ids to token ids, prefill included.
+is installed, through `transformers.generate` in the same batches. With a shared prefix they stand after the first N
+tokens of all of them together, and slots that know of it run against slots that do not. Greedy, EOS ignored; only
+tokens that were asked for count. Everyone is compiled first, then rounds alternate; the clock runs from token ids to
+token ids, prefill included.
 """
 
 import dataclasses
@@ -93,7 +94,7 @@ def compare(
 
     Args:
       engine: a `specjax.serve.engine.Engine`.
-      prompts: one a record.
+      prompts: one per record.
       slots: rows.
       repeats: rounds.
       peer: whether to run transformers too.
@@ -182,7 +183,7 @@ def command(options: RefillOptions) -> int:
     if options.json:
         sys.stdout.write(jsonl.dumps(report) + "\n")
         return 0
-    behind = f" behind {len(prefix)} shared tokens" if prefix else ""
+    behind = f" after {len(prefix)} shared tokens" if prefix else ""
     first = report["rows"][0]["decoder"]
     drafter = "" if engine.model.masked else f", drafter {options.drafter or 'none'}"
     print(

@@ -174,7 +174,7 @@ def cases(shape: Shape) -> dict[str, Case]:
 
 
 def measure(shape: Shape, operations: Sequence[str], repeats: int, calls: int) -> tuple[float, list[Row]]:
-    """The copy's bandwidth in bytes a second, and a row for every implementation of the operations."""
+    """The copy's bandwidth in bytes per second, and a row for every implementation of the operations."""
     count = 2 * shape.batch * shape.kv_heads * shape.slots * shape.width
     bandwidth = copy_bandwidth(count, shape.dtype, repeats, calls)
     rows = []

@@ -1,9 +1,9 @@
 """`python -m experiments.costs.step_cost`: what a decoding step costs by the number of tokens that it verifies.
 
-A Llama of the given shape with random float32 weights decodes at batch 1 behind a prefix of `--prefix` tokens. N = 1 is plain
-decoding; N > 1 verifies a chain of N nodes whose drafting costs nothing and whose tokens are never accepted. Every
-measurement is one `lax.while_loop` of whole steps. transformers decodes in the same run and rounds: a forward loop with its own
-KV cache and argmax, which is leaner than its `generate`.
+A Llama of the given shape with random float32 weights decodes at batch 1 after a prefix of `--prefix` tokens. N = 1 is
+plain decoding; N > 1 verifies a chain of N nodes whose drafting costs nothing and whose tokens are never accepted.
+Every measurement is one `lax.while_loop` of whole steps. transformers decodes in the same run and rounds: a forward
+loop with its own KV cache and argmax, which is leaner than its `generate`.
 """
 
 import dataclasses
@@ -200,9 +200,9 @@ def command(options: StepOptions) -> int:
         return 0
     base = times[nodes[0]]
     for size, ms in times.items():
-        sys.stdout.write(f"N={size:<4d} {ms:9.3f} ms a step   {ms / base:5.2f} x N={nodes[0]}\n")
+        sys.stdout.write(f"N={size:<4d} {ms:9.3f} ms per step   {ms / base:5.2f} x N={nodes[0]}\n")
     if peer is not None:
-        sys.stdout.write(f"transformers {peer:.3f} ms a token (forward loop)   {peer / base:.2f} x N={nodes[0]}\n")
+        sys.stdout.write(f"transformers {peer:.3f} ms per token (forward loop)   {peer / base:.2f} x N={nodes[0]}\n")
     return 0
 
 

@@ -1,9 +1,9 @@
 """`python -m experiments.costs.verify_cost`: what a verdict costs by the verifier, at one vocabulary and one tree.
 
 Logits of a target are drawn at random, those of a draft are these with noise, and children are i.i.d. draws from the draft's
-law at their parent. Each verifier is timed alone, jitted, from logits to verdict, its own noise and the target's draw included;
-the model and the drafting are not. Every round judges several trees, since a rule that goes down pays for the nodes that it
-comes to.
+distribution at their parent. Each verifier is timed alone, jitted, from logits to verdict, its own noise and the
+target's draw included; the model and the drafting are not. Every round judges several trees, since a rule that goes
+down pays for the nodes that it comes to.
 """
 
 import dataclasses
@@ -47,7 +47,8 @@ class VerifyOptions:
 
 
 def judge(verifier: Verifier, topology: Topology) -> Callable[..., Any]:
-    """A jitted function from tokens `[B, N]`, logits and the draft's law `[B, N, V]`, and row keys to a verdict."""
+    """A jitted function from tokens `[B, N]`, logits and the draft's distribution `[B, N, V]`, and row keys to a
+    verdict."""
 
     @jax.jit
     def run(tokens, logits, log_q, keys):

@@ -18,7 +18,7 @@ def table(name: str) -> str:
     rows = json.loads((HERE / f"{name}.json").read_text())["rows"]
     assert all(row["identical_text"] for row in rows)
     lines = [
-        "| drafter | tokens a step | tokens/s | ratio to plain | step ratio | accepted at least 1, 2, 3 ... |",
+        "| drafter | tokens per step | tokens/s | ratio to plain | step ratio | accepted at least 1, 2, 3 ... |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -33,7 +33,7 @@ def trees() -> str:
     rows = {row["decoder"]: row for row in json.loads((HERE / "trees.json").read_text())["rows"]}
     assert all(row["identical_text"] for row in rows.values())
     lines = [
-        "| drafter | tokens a step | with the paper's tree | it pays where its step takes less than | measured here |",
+        "| drafter | tokens per step | with the paper's tree | it pays where its step takes less than | measured here |",
         "|---|---|---|---|---|",
     ]
     for line, paper in rows.items():
@@ -49,7 +49,7 @@ def before() -> str:
     """Of every head what it accepted as it was trained earlier (`before.json`), and what it accepts now."""
     earlier = json.loads((HERE / "before.json").read_text())
     lines = [
-        "| head | sampling | tokens a step | accepted before | tokens a step now | accepted now |",
+        "| head | sampling | tokens per step | accepted before | tokens per step now | accepted now |",
         "|---|---|---|---|---|---|",
     ]
     for sampling, rows in earlier.items():

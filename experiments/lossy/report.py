@@ -28,7 +28,7 @@ def _points(against: dict[str, dict], one: dict[str, Any]) -> dict[str, Any]:
 
 def table(found: dict[str, Any]) -> str:
     """The rules as lines of a table."""
-    lines = ["| rule | tokens a step | right | points against `coupled` | p |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| rule | tokens per step | right | points against `coupled` | p |", "| --- | --- | --- | --- | --- |"]
     for row in rows(found):
         low, middle, high = (100 * row[key] for key in ("low", "accuracy", "high"))
         points = "{:+.1f} to {:+.1f}".format(*row["points"]) if "points" in row else ""
@@ -53,7 +53,7 @@ def main() -> None:
             axes.errorbar(
                 row["tokens_per_step"], middle, yerr=bars, fmt="s" if index == 0 else "o", capsize=3, label=row["rule"]
             )
-        axes.set_xlabel("tokens a step")
+        axes.set_xlabel("tokens per step")
         axes.set_ylabel("right answers, % (Wilson, 95%)")
         axes.set_title(f"{drafter}, temperature {temperature}", fontsize=10)
         axes.grid(alpha=0.3)

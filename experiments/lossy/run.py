@@ -1,4 +1,4 @@
-"""What lossy verifiers of `tiny` gain in tokens a step and cost in right answers: `python experiments/lossy/run.py`.
+"""What lossy verifiers of `tiny` gain in tokens per step and cost in right answers: `python experiments/lossy/run.py`.
 
 Each drafter and temperature is one `specjax eval`: the rules on the same questions, against `coupled`. Writes `DRAFTER_T.json`
 beside this file.

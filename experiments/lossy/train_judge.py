@@ -2,9 +2,9 @@
 `python experiments/lossy/train_judge.py --output FOLDER`.
 
 Along the target's own right answers the draft model says at every token what it would have written, its likeliest token and a
-drawn one. Where that is another token than the target's, the target goes on greedily behind it, and the task's checker says
-whether the answer is right all the same: that is the token's label. The head is fitted to what the target makes of these tokens
-by cross-entropy, each of the two labels with half of the weight.
+drawn one. Where that is another token than the target's, the target goes on greedily after it, and the task's checker
+says whether the answer is right all the same: that is the token's label. The head is fitted to what the target makes of
+these tokens by cross-entropy, each of the two labels with half of the weight.
 """
 
 import argparse
@@ -69,8 +69,8 @@ def other_tokens(engine: Engine, draft: Any, answers: list, key: jax.Array) -> l
 
     @jax.jit
     def read(tokens, first, key):
-        """Drafted tokens `[B, A, 2]` in place of those behind the slots `first` `[B]`, `first` + 1 and so on of texts `[B, T]`,
-        and the target's features `[B, A, 2, E]` at them."""
+        """Drafted tokens `[B, A, 2]` in place of those after the slots `first` `[B]`, `first` + 1 and so on of texts
+        `[B, T]`, and the target's features `[B, A, 2, E]` at them."""
         rows, length = tokens.shape
         slots = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), tokens.shape)
         text = Block(tokens, slots, jnp.zeros((rows,), jnp.int32))
@@ -104,7 +104,7 @@ def other_tokens(engine: Engine, draft: Any, answers: list, key: jax.Array) -> l
 
 
 def labels(engine: Engine, tokens: list[Token]) -> np.ndarray:
-    """Whether the answer is right that the target gives behind each token, `[M]` bool."""
+    """Whether the answer is right that the target gives after each token, `[M]` bool."""
     ends = set(engine.model.eos_ids)
     decode = lambda ids: engine.model.tokenizer.decode([i for i in ids if i not in ends])
     going_on = [index for index, each in enumerate(tokens) if each.token not in ends]

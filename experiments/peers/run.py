@@ -116,7 +116,7 @@ def tables() -> Iterator[str]:
             continue
         rows, wall = contestants_of(report(name)), contestants_of(report(name), "tokens_per_second")
         yield f"\n{title}, {report(name)['options']['prompts']} questions (`{name}.json`):\n"
-        heads = ["decoder", "tokens a step", *(f"over {who}" for who in rows[0]["over"]), "plain's text"]
+        heads = ["decoder", "tokens per step", *(f"over {who}" for who in rows[0]["over"]), "plain's text"]
         yield "| " + " | ".join(heads) + " |"
         yield "| " + " | ".join(["---"] * len(heads)) + " |"
         for row, other in zip(rows, wall, strict=True):

@@ -12,7 +12,7 @@ from specjax.tasks.chat import render
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Ids, where the answer begins, how much each token counts as a label, and how many known ones stand behind it."""
+    """Ids, where the answer begins, how much each token counts as a label, and how many known ones stand after it."""
 
     tokens: list[int]
     answer: int

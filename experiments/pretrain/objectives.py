@@ -64,7 +64,8 @@ class Draft(Target):
 class Diffusion(Target):
     """Masked tokens of an answer, all else in view (LLaDA's second stage, arXiv:2502.09992, section 2.3).
 
-    An answer stands in a canvas: behind its end token there is end after end. A share `uniform` of the rows have every token of
+    An answer stands in a canvas: after its end token there is end after end. A share `uniform` of the rows have every
+    token of
     the canvas masked at one rate; in the others a block as semi-autoregressive decoding meets it is masked at one rate, what
     is before the block is known and what is behind it is not. A gap, whose both sides are known, is a canvas of its own length.
     """
@@ -110,7 +111,8 @@ class Diffusion(Target):
         return (_cross_entropy(model(inputs), tokens) * weights).sum()
 
     def wrong(self, model: Model, batch: Batch) -> Tensor:
-        """Which rows `[B]` are wrong when written left to right in one pass a token, given all before it, nothing after."""
+        """Which rows `[B]` are wrong when written left to right in one pass per token, given all before it, nothing
+        after."""
         tokens = torch.from_numpy(batch.tokens).clone()
         rows, at = torch.arange(len(tokens)), torch.arange(tokens.shape[1])
         lengths, answers = torch.from_numpy(batch.lengths), torch.from_numpy(batch.answers)
@@ -136,7 +138,7 @@ class Probe:
 
     Args:
       row: makes a row of a question.
-      count: questions a family.
+      count: questions per family.
     """
 
     def __init__(self, tokenizer, pad: int, count: int, batch_tokens: int = 8192, families: Iterable[str] = FAMILIES):

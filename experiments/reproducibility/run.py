@@ -38,7 +38,7 @@ def written(model: Any, asked: list[dict[str, Any]], temperature: float, setting
 
 
 def difference(texts: list[list[int]], plain: list[list[int]]) -> dict[str, Any]:
-    """How many texts are others, and what share of plain decoding's tokens lies behind the first that differs."""
+    """How many texts are others, and what share of plain decoding's tokens lies after the first that differs."""
     same = lambda a, b: sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
     kept = [same(a, b) for a, b in zip(texts, plain, strict=True)]
     total = sum(map(len, plain))
@@ -64,7 +64,7 @@ def measured(count: int, seed: int, temperature: float) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]], temperature: float) -> str:
-    """Other texts, and the share of tokens behind a difference, as lines of a table."""
+    """Other texts, and the share of tokens after a difference, as lines of a table."""
     lines = [f"| beside plain decoding of one row | {' | '.join(DTYPES)} |", "| --- |" + " --- |" * len(DTYPES)]
     for name in SETTINGS:
         found = {r["dtype"]: r for r in rows if r["setting"] == name and r["temperature"] == temperature}
@@ -96,7 +96,7 @@ def picture(rows: list[dict[str, Any]]) -> Picture:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=8, help="questions a family")
+    parser.add_argument("--count", type=int, default=8, help="questions per family")
     parser.add_argument("--seed", type=int, default=61)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Right answers against target passes a question: `python experiments/selection/picture.py` writes two pictures."""
+"""Right answers against target passes per question: `python experiments/selection/picture.py` writes two pictures."""
 
 import json
 from pathlib import Path
@@ -71,7 +71,7 @@ def against(axes, greedy):
     axes.axhspan(100 * greedy["low"], 100 * greedy["high"], color="black", alpha=0.07)
     axes.plot(greedy["passes"], 100 * greedy["right"], "k*", ms=12, label="greedy")
     axes.set_xscale("log", base=2)
-    axes.set_xlabel("target passes a question")
+    axes.set_xlabel("target passes per question")
     axes.grid(alpha=0.3)
 
 

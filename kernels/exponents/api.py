@@ -29,7 +29,7 @@ def numbers(
     on, so all lanes are decoded side by side and none waits for another. `W` are words of a lane.
 
     Args:
-      rest: `[..., E, F]` uint8, the sign and the seven bits behind the exponent.
+      rest: `[..., E, F]` uint8, the sign and the seven bits after the exponent.
       codes: `[..., W, S, F]` uint32.
       table: `[..., 256, 1, 1]` uint16; for the eight bits that follow in a lane the exponent whose code they begin with and,
         in the high byte, how many of them that has.

@@ -15,7 +15,7 @@ from specjax.kernels.exponents.xla import FOUR, LONGEST, joined, window
 Array = jax.Array
 
 LANES = 128
-"""Of a program."""
+"""Lanes of a program."""
 
 
 def numbers(rest: Array, codes: Array, table: Array, *, interpret: bool = False) -> Array:

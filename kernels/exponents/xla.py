@@ -46,7 +46,7 @@ def _numbers(rest, codes, table):
 
 
 def window(first: Array, second: Array, at: Array) -> Array:
-    """The 32 bits that follow a place, of the word that it is in and the one behind that."""
+    """The 32 bits that follow a place, of the word that it is in and the one after that."""
     bit = (at & 31).astype(jnp.uint32)
     return first << bit | second >> 1 >> (31 - bit)  # no shift by 32, which is undefined
 

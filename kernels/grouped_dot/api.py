@@ -24,7 +24,7 @@ def grouped_dot(x: Array, kernels: Array, sizes: Array) -> Array:
       sizes: how many rows each group has, `[X]` int32, at most R in all.
 
     Returns:
-      `[R, F]` in the type of `x`; what lies behind the rows of all groups is undefined.
+      `[R, F]` in the type of `x`; what lies after the rows of all groups is undefined.
     """
     if split():
         return _ragged(x, kernels, sizes)

@@ -17,7 +17,8 @@ from specjax.kernels.tree_attention.parts import product
 TILE = (16, 64)
 """The fewest and the most rows of a program; tensor cores take no fewer than 16."""
 COLUMNS = 64
-"""Of a program: a line of a GPU's cache in bfloat16, and few enough that narrow experts keep its multiprocessors busy."""
+"""Columns of a program: a line of a GPU's cache in bfloat16, and few enough that narrow experts keep its
+multiprocessors busy."""
 DEPTH = 64
 """Inputs that a program reads at a time."""
 
@@ -46,7 +47,7 @@ def _kernel(x_ref, kernels_ref, sizes_ref, out_ref, *, tile):
     group = jnp.sum((jnp.cumsum(tiles) <= pl.program_id(0)).astype(jnp.int32))
     before = groups < group
     start = jnp.sum(jnp.where(before, sizes, 0)) + (pl.program_id(0) - jnp.sum(jnp.where(before, tiles, 0))) * tile
-    end = jnp.sum(jnp.where(groups <= group, sizes, 0))  # behind the last group it lies before the start
+    end = jnp.sum(jnp.where(groups <= group, sizes, 0))  # after the last group it lies before the start
     own = (start + jax.lax.iota(jnp.int32, tile) < end)[:, None]
     first = pl.program_id(1) * COLUMNS
     kept = (first + jax.lax.iota(jnp.int32, COLUMNS) < columns)[None]

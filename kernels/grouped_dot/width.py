@@ -1,4 +1,4 @@
-"""How many rows are multiplied at a time."""
+"""The number of rows that are multiplied at a time."""
 
 
 def width(rows: int, groups: int) -> int:

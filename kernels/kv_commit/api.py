@@ -29,8 +29,9 @@ def kv_commit(
         one shape and type, with H.
       news: as many, `[B, T, K, H]` or `[B, T, K]`; cast to the caches' type.
       src: `[B, M]` int32, clipped to the block; None: all of it in order, M = T.
-      dst: `[B]` int32 starts one run of M slots a row (moved back into the cache where it would leave it), or `[B, M]` int32
-        names every slot, and those out of range are dropped. Negative ones count from the end. Named slots must differ.
+      dst: `[B]` int32 starts one run of M slots per row (moved back into the cache where it would leave it), or
+        `[B, M]` int32 names every slot, and those out of range are dropped. Negative ones count from the end. Named
+        slots must differ.
       positions: given for rings, whose slot p mod S holds position p: how many of those there are. `dst` says positions then,
         and those out of range are dropped; no two of a row may share a slot.
       implementation: `xla`, or the TPU kernel, `pallas`, which writes runs of all these caches in one call. None picks, when a

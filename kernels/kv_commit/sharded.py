@@ -114,7 +114,7 @@ def _commit(cache, new, src, dst, *, axis):
 
 
 def _run(slots, new, src, first):
-    """Writes what lies in `slots` `[K, S, ...]` of a run that starts at `first`: before them, among them or behind."""
+    """Writes what lies in `slots` `[K, S, ...]` of a run that starts at `first`: before them, among them or after."""
     size, count = slots.shape[1], new.shape[0] if src is None else src.shape[0]
     width = min(count, size)
     at = jnp.clip(first, 0, size - width)

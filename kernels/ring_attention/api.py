@@ -29,7 +29,7 @@ def ring_attention(
     values that came by.
 
     Parts are contiguous, so under `is_causal` the last device works longest: a part of the keys is skipped where all of
-    it lies ahead, and the ring waits for the devices that it lies behind. (A zigzag order would balance that.)
+    it lies ahead, and the ring waits for the devices that it lies after. (A zigzag order would balance that.)
 
     In the shape descriptions `T` denotes queries, `S` keys, `K` kv-heads, `G` query heads per kv-head.
 

@@ -1,4 +1,4 @@
-"""What a device of the ring does, inside `shard_map` (Liu et al. 2023, arXiv:2310.01889)."""
+"""The part of one device of the ring, inside `shard_map` (Liu et al. 2023, arXiv:2310.01889)."""
 
 import jax
 import jax.numpy as jnp

@@ -25,7 +25,7 @@ INTERPRETED = {
     "pallas_gpu_interpreted": ("pallas", "cuda"),
     "mosaic_gpu_interpreted": ("mosaic_gpu", "cuda"),
 }
-"""Of a kernel in an interpreter, the implementation and the platform whose kernel it is."""
+"""For each kernel in an interpreter: the implementation, and the platform whose kernel it is."""
 
 
 def tree_attention(
@@ -46,7 +46,7 @@ def tree_attention(
       value: as `key`.
       cache_key: `[B, K, S, H]`, or None for no prefix.
       cache_value: as `cache_key`.
-      length: `[B]` int32, visible cache slots a row; what finite numbers lie beyond never matters.
+      length: `[B]` int32, visible cache slots per row; what finite numbers lie beyond never matters.
       visible: `[B or 1, T or 1, P + T]` bool, or None for `causal`/full; or `Unrolled`, of passes over the same slots, without
         a cache.
       query_positions: `[B, T]` int32, read only under a `window`.

@@ -1,4 +1,5 @@
-"""How the TPU kernel of tree attention cuts a cache into blocks: by a table of chips, and by what fits their memory."""
+"""The blocks into which the TPU kernel of tree attention cuts a cache: by a table of chips, and by what fits their
+memory."""
 
 import dataclasses
 import math
@@ -22,7 +23,7 @@ COMPUTED = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Tiles:
-    """What a step of the grid reads.
+    """The part of a cache that a step of the grid reads.
 
     Attributes:
       slots: cache slots, of which every row has the same.
@@ -75,7 +76,7 @@ def listed(chip: str, heads: float, queries: int, capacity: int) -> int:
 
 def cut(capacity: int, slots: int) -> int:
     """A block of about so many slots, and no more: the whole of a small cache, else what divides it, else what leaves the least
-    to be read behind its end."""
+    to be read after its end."""
     if capacity <= min(slots, COMPUTED):
         return capacity
     unit = 128 if slots <= COMPUTED else COMPUTED // 2

@@ -178,7 +178,7 @@ def _kernel(*refs, names, shares, scale, window, soft_cap):
         tuple(jnp.zeros(q.shape, jnp.float32) for q in query),
     )
     found = jax.lax.fori_loop(0, pl.cdiv(jnp.maximum(end - begin, 0), block), read, found)
-    # the part behind the last of the cache begins where the row has ended
+    # the part after the last of the cache begins where the row has ended
     found = jax.lax.fori_loop(0, (part == shares.parts).astype(jnp.int32) * pl.cdiv(own, block), read_own, found)
     first = pl.program_id(2) % shares.tiles * rows
     real = (first + jax.lax.iota(jnp.int32, rows) < sum_ref.shape[0])[:, None]

@@ -115,7 +115,7 @@ def find(operands: Operands, *, scale, window, soft_cap, interpret=False) -> Fou
 
 
 def filled(x, axis, size):
-    """With zeros behind its end, up to a size."""
+    """With zeros after its end, up to a size."""
     return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
 
 
@@ -149,7 +149,7 @@ class Warpgroup:
 
     @staticmethod
     def product(a, b):
-        """Of two arrays in shared memory, in float32."""
+        """The product of two arrays in shared memory, in float32."""
 
         def multiplied(sums):
             plgpu.wgmma(sums, a, b)
@@ -159,7 +159,7 @@ class Warpgroup:
 
     @classmethod
     def scores(cls, query, keys):
-        """Of queries `[M, H]` and keys `[S, H]`."""
+        """The scores of queries `[M, H]` and keys `[S, H]`."""
         return cls.product(query, keys.transpose((1, 0)))
 
 
@@ -237,7 +237,7 @@ def _kernel(
 
     count = pl.cdiv(jnp.maximum(end - begin, 0), BLOCK)
     cache = Source(ref["cache_key"], ref["cache_value"], count, place, seen)
-    # the part behind the last of the cache begins where the row has ended
+    # the part after the last of the cache begins where the row has ended
     own_count = jnp.where(part == shares.parts, own, 0)
     block = Source(ref["key"], ref["value"], own_count, lambda i: i * BLOCK, own_seen)
 

@@ -1,4 +1,4 @@
-"""What the implementations share: their operands, who sees whom, and the two products.
+"""Parts that the implementations share: their operands, visibility, and the two products.
 
 In the shape descriptions `M` denotes T * G, the queries of one kv-head; the rest is as in `api.tree_attention`.
 """
@@ -15,7 +15,8 @@ MASKED = -1e30  # finite: a query that sees nothing must not make NaN
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """What attention reads: grouped queries, the block's own keys, and the cache; or what belongs to each, such as their axes.
+    """The operands of attention: grouped queries, the block's own keys, and the cache; or what belongs to each, such as
+    their axes.
 
     Attributes:
       queries: `[B, K, M, H]`.
@@ -23,7 +24,7 @@ class Operands:
       value: as `key`.
       cache_key: `[B, K, S, H]`, or None for no prefix.
       cache_value: as `cache_key`.
-      length: `[B]` int32, visible cache slots a row.
+      length: `[B]` int32, visible cache slots per row.
       visible: `[B or 1, T or 1, P + T]` bool, which of the uncommitted keys a query sees; None of a block whose tokens a mesh
         splits, which is causal or full.
       query_positions: `[B, T]` int32, or None without a window.
@@ -52,7 +53,8 @@ class Operands:
 
 
 class Found(NamedTuple):
-    """What queries found among some of the keys that they see, from which softmaxes over several parts are put together.
+    """The result of queries over some of the keys that they see, from which softmaxes over several parts are put
+    together.
 
     Attributes:
       peak: `[B, K, M, 1]` float32, the highest score; MASKED where nothing was seen.
@@ -66,7 +68,7 @@ class Found(NamedTuple):
 
 
 def nothing(shape):
-    """What queries of this shape found before they looked."""
+    """The empty result of queries of this shape."""
     return Found(jnp.full((*shape[:-1], 1), MASKED), jnp.zeros((*shape[:-1], 1)), jnp.zeros(shape))
 
 
@@ -81,7 +83,7 @@ def finished(found, sinks=None):
 
 
 def merged(found, axis):
-    """What the devices of a mesh axis found together, inside `shard_map`."""
+    """The merged results of the devices of a mesh axis, inside `shard_map`."""
     peak = jax.lax.pmax(jax.lax.stop_gradient(found.peak), axis)
     worth = jnp.exp(found.peak - peak)
     return Found(peak, *jax.lax.psum((found.total * worth, found.sums * worth), axis))

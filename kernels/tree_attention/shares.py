@@ -1,4 +1,4 @@
-"""How a GPU's programs share out the cache of every row, and how what they found is put together.
+"""The shares of a GPU's programs in the cache of every row, and the merging of their results.
 
 With few queries there are too few rows and kv-heads to fill a GPU, so the used part of every row's cache is split as well
 (Flash-Decoding, Dao et al. 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html). The block's own keys are one more
@@ -16,8 +16,8 @@ from specjax.kernels.tree_attention.parts import Found, Operands
 PROGRAMS = 264
 """How many programs are wanted: two for each of an H100's multiprocessors."""
 SPLIT = 2, 16
-"""The fewest slots of the capacity a part is worth, for each query of a program, since every query leaves a sum behind: where
-the GPU is not full without it, and where it only evens out rows of different lengths."""
+"""The fewest slots of the capacity a part is worth, for each query of a program, since every query leaves a sum after:
+where the GPU is not full without it, and where it only evens out rows of different lengths."""
 FEWEST = 16
 """Queries of a program at least."""
 
@@ -40,7 +40,7 @@ class Shares:
 
     @property
     def programs(self) -> int:
-        """Of a row and kv-head: `part * tiles + tile`."""
+        """The programs of a row and kv-head: `part * tiles + tile`."""
         return (self.parts + 1) * self.tiles
 
 
@@ -53,7 +53,7 @@ def shares(operands: Operands, block: int, largest: int) -> Shares:
 
 
 def splits(batch: int, heads: int, tiles: int, tile: int, capacity: int, block: int) -> int:
-    """In how many parts a row's cache is read, by shapes alone.
+    """The number of parts in which a row's cache is read, by shapes alone.
 
     As many as fill the GPU with the whole batch; and, in larger parts, as many as fill it with a single row, since the others
     may be short.

@@ -2,7 +2,7 @@
 
 Every device keeps its queries, and a part in n of the work: the block's keys and the parts of the cache go round a ring of n
 devices (`specjax.kernels.ring_attention`). So a block of n times the tokens costs a device what one costs without a mesh; what
-travels is the cache, once a block but the first, which is why blocks that are split should be wide.
+travels is the cache, once per block but the first, which is why blocks that are split should be wide.
 """
 
 import dataclasses

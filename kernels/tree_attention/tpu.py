@@ -144,7 +144,7 @@ def schedule(count: jax.Array, parts: int, most: int) -> tuple[jax.Array, jax.Ar
 
     Returns:
       The step of its part's list at which a row begins, `[B]`; the row of each step, `[B * most]`, the parts' lists one after
-      the other and each as long, behind its end its last one; and how many steps the longest list has.
+      the other and each as long, after its end its last one; and how many steps the longest list has.
     """
     each = count.reshape(parts, -1)
     ends = jnp.cumsum(each, axis=1)

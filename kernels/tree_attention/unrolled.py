@@ -1,7 +1,7 @@
 """Attention of a pass over slots that were passed over before, as training unrolls a draft: in XLA, with a gradient.
 
-Of every later pass a query sees one key. So these are `[B, T, s]` scores beside the first pass's `[B, T, T]`, of some queries
-at a time, in place of a mask and scores `[B, T, (s + 1) T]`.
+A query sees one key of every later pass. So these are `[B, T, s]` scores beside the first pass's `[B, T, T]`, of some
+queries at a time, in place of a mask and scores `[B, T, (s + 1) T]`.
 """
 
 import dataclasses
@@ -83,6 +83,6 @@ def attend(query, key, value, visible: Unrolled, *, positions, scale, window, so
 
 
 def _near(x, passes):
-    """Of keys `[B, s + 1, T, K, H]` those that each slot sees of the later passes, `[B, T, s, K, H]`."""
+    """The keys that each slot sees of the later passes, `[B, T, s, K, H]`, from keys `[B, s + 1, T, K, H]`."""
     moved = [jnp.roll(x[:, r], passes - r, axis=1) for r in range(1, passes + 1)]  # none is seen that comes round
     return jnp.stack(moved, axis=2)

@@ -34,7 +34,7 @@ def argmax(scores, words, which, noisy, columns, *, block=None):
     size = min(max((block or max(ELEMENTS // (batch * nodes), 128)) // runs, 1), width)
     scores = scores.reshape(batch, nodes, runs, width)
     shared = nodes > words.shape[1]
-    if not shared:  # as many keys as nodes: one noise a node, and none is looked up
+    if not shared:  # as many keys as nodes: one noise per node, and none is looked up
         words = jnp.take_along_axis(words, which[:, :, None], axis=1)
     first, second = words[:, :, None, None, 0], words[:, :, None, None, 1]
     noisy = noisy[:, None, None, None]

@@ -24,7 +24,7 @@ _ENDLESS = 2**31 - 1  # positions
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Layer(Pretty):
-    """What a policy folds, of one layer.
+    """The part of one layer that a policy folds.
 
     Attributes:
       key: `[B, K, g, H]`, of the chunk.
@@ -65,7 +65,7 @@ class Layer(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class Old(abc.ABC):
-    """What becomes of older tokens. Implementations are frozen dataclasses.
+    """A policy for older tokens of a cache. Implementations are frozen dataclasses.
 
     Attributes:
       recent: how many of the newest tokens are exact, at least.
@@ -179,7 +179,7 @@ class OldCache(Pretty):
         return cls(tuple(rings), bodies, jnp.zeros((batch,), jnp.int32), policy, ahead)
 
     def layer(self, index: int, length: Array, of_state: bool = False) -> Slots:
-        """What queries behind `length` `[B]` tokens see of a layer."""
+        """The slots of a layer that queries after `length` `[B]` tokens see."""
         key, value, seen = self.policy.read(self.bodies[index], self.folded)
         ring = self.rings[index]
         held = _held(ring.key.shape[2], length)
@@ -236,6 +236,6 @@ class OldCache(Pretty):
 
 
 def _held(slots: int, length: Array) -> Array:
-    """The positions `[B, R]` that a ring holds behind `length` `[B]` tokens; negative where there is none yet."""
+    """The positions `[B, R]` that a ring holds after `length` `[B]` tokens; negative where there is none yet."""
     last = length[:, None] - 1
     return last - (last - jnp.arange(slots)[None]) % slots

@@ -33,8 +33,8 @@ class Centres(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class EMS(Old):
-    """Of a head's older tokens the `budget` most important are kept. Every other one is merged into the kept one whose key is
-    most like its own, or evicted where none is like it.
+    """Keeps the `budget` most important of a head's older tokens. Every other one is merged into the kept one whose key
+    is most like its own, or evicted where none is like it.
 
     Importance is the mean of two: the attention from the last chunk's queries (local), and that from all chunks' since the
     token came, over how many those were (global), so that early tokens, which more queries saw, have no advantage. How the
@@ -93,7 +93,7 @@ class EMS(Old):
         worth = jnp.where(there, (local + every.score / jnp.maximum(every.chunks, 1)) / 2, -1.0)
         order = jnp.argsort(-worth, axis=2)
         kept, rest = jnp.sort(order[..., : self.budget], axis=2), order[..., self.budget :]
-        # where there is room for all, the kept are the tokens so far and empty slots behind them, and the rest are empty
+        # where there is room for all, the kept are the tokens so far and empty slots after them, and the rest are empty
         kept = jnp.where(folded[:, None, None] < self.budget, _behind(folded, self.budget, self.chunk), kept)
         full = (folded >= self.budget)[:, None, None]
         centres, others = (jax.tree.map(lambda x, at=at: _take(x, at), every) for at in (kept, rest))
@@ -117,7 +117,8 @@ class EMS(Old):
 
 
 def _behind(folded: Array, budget: int, chunk: int) -> Array:
-    """Where a body with room finds its tokens in body and chunk side by side, `[B, 1, C]`: the chunk goes behind the others."""
+    """Where a body with room finds its tokens in body and chunk side by side, `[B, 1, C]`: the chunk goes after the
+    others."""
     at = jnp.arange(budget)[None]
     ours = (at >= folded[:, None]) & (at < folded[:, None] + chunk)
     return jnp.where(ours, budget + at - folded[:, None], at)[:, None]

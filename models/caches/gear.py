@@ -12,7 +12,7 @@ from specjax.pretty import Pretty
 Array = jax.Array
 
 ITERATIONS = 3
-"""Of the power iteration that finds the low rank."""
+"""Iterations of the power method that finds the low rank."""
 
 
 @jax.tree_util.register_dataclass
@@ -41,9 +41,9 @@ class Geared(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class GEAR(Old):
-    """Keeps every token. Of a chunk keys are quantised by channel and values by token, each between the least and the most of
-    its vector without outliers; the errors of a head's matrix are approximated in low rank; outliers are exact. A step restores
-    all chunks.
+    """Keeps every token. A chunk's keys are quantised by channel and its values by token, each between the least and
+    the most of its vector without outliers; the errors of a head's matrix are approximated in low rank; outliers are
+    exact. A step restores all chunks.
 
     The paper's rank is higher for a prompt than for what is generated; here a chunk's is one, whatever it holds.
 

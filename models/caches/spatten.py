@@ -33,9 +33,9 @@ class Alive(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class SpAtten(Old):
-    """Of older tokens the first layer keeps `important`, the last one `last`, those between in proportion; what a layer keeps
-    is among what the one below keeps. A token is as important as the attention that it has received so far, added up over heads
-    and over layers up to this one. The first `start` tokens are always kept.
+    """The first layer keeps `important` of the older tokens, the last one `last`, those between in proportion; what a
+    layer keeps is among what the one below keeps. A token is as important as the attention that it has received so far,
+    added up over heads and over layers up to this one. The first `start` tokens are always kept.
 
     This is the pruning of tokens alone: not of heads or values, nor the quantisation in two parts, which are the accelerator's.
 

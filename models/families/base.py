@@ -1,4 +1,4 @@
-"""What the description of a model family is made of, and what several of them read and write alike."""
+"""The description of a model family, and the parts that several of them read and write alike."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ def rope(get: Fields, partial: bool = False, long: int = 0) -> RopeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What is different in one architecture.
+    """The differences of one architecture.
 
     Attributes:
       model_type: its name in `config.json`.

@@ -1,7 +1,8 @@
 """Fields of `config.json` by which published models differ: what a file may say in them of a model that was read without them.
 
-A family reads the fields that it has. Of any other here, which may be left over, or be of another model under a known name, the
-value must be one that leaves the arithmetic as it was read: else texts would be wrong, and nothing would say so.
+A family reads the fields that it has. For any other field here, which may be left over, or be of another model under a
+known name, the value must be one that leaves the arithmetic as it was read: else texts would be wrong, and nothing
+would say so.
 """
 
 import math

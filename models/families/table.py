@@ -1,5 +1,5 @@
-"""The architectures that are read and written. A line a family; `save` writes a model of no family as the first of these that
-can say what it is."""
+"""The architectures that are read and written. A line per family; `save` writes a model of no family as the first of
+these that can say what it is."""
 # isort: skip_file
 
 from specjax.models.families.base import Family

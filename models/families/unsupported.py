@@ -15,7 +15,7 @@ UNSUPPORTED = {
     (
         "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeLiteForCausalLM",
         "Kimi_K25ForConditionalGeneration",
-    ): "latent attention (MLA): keys and values are made of one compressed vector a token",
+    ): "latent attention (MLA): keys and values are made of one compressed vector per token",
     ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"): "attention in chunks, and queries that are scaled by position",
     ("CohereForCausalLM", "Cohere2ForCausalLM"): "layer norms with a mean, and attention beside the MLP",
     (

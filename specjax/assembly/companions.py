@@ -55,7 +55,7 @@ class Stored:
 
     @property
     def loader(self) -> "Loader":
-        """How it is loaded."""
+        """The loader."""
         return LOADERS[abouts(self.kind)[0].loads]
 
     def found(self, target: Any = None) -> str:
@@ -174,7 +174,8 @@ def check_vocabulary(other: Any, target: Any, besides: int = -1, what: str = "dr
 
 
 def padded(draft: Any, target: Any) -> Any:
-    """The draft's LM for a target whose tables are padded otherwise: the same tokens, and rows behind them that no token has.
+    """The draft's LM for a target whose tables are padded otherwise: the same tokens, and rows after them that no token
+    has.
 
     Raises:
       ValueError: where the tables differ by more than padding, as far as the tokenizers tell.
@@ -312,7 +313,7 @@ def _datastore(stored: Stored, target: Any, mesh: Any) -> tuple[Any, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-    """How a kind of companion is loaded.
+    """The loader of a kind of companion.
 
     Attributes:
       load: from what is stored, the target and a mesh to the method and its parameters; see `Stored.load`.

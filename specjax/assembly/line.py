@@ -97,7 +97,7 @@ def of_json(text: str) -> str:
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{text!r:.60} begins as JSON and is none: {error}") from error
+        raise ValueError(f"{text!r:.60} begins as JSON, but is not valid JSON: {error}") from error
     return line_of(content)
 
 

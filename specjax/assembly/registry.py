@@ -135,7 +135,7 @@ MIXERS = listed(soft.Mixer, soft)
 UNMASKS = listed(unmask.Unmask, diffusion, unmask)
 SAMPLERS = listed(EntropyRenoise, diffusion)
 CACHES = listed(cache.Cache, cache)
-"""Of diffusion models."""
+"""Cache policies of diffusion models."""
 OLDS = listed(caches.Old, caches)
 """Cache policies of autoregressive models."""
 
@@ -257,7 +257,7 @@ def make_unmask(spec: str) -> "unmask.Unmask | Stored":
     *outer, inner = line.parts(spec)
     policy = parse("unmask policy", UNMASKS, inner)
     if outer and of_several_passes(policy):
-        raise ValueError(f"nothing stands before {inner.strip()!r}, which decides over more than one pass")
+        raise ValueError(f"{inner.strip()!r} decides over more than one pass: put no policy before it")
     before = tuple(parse("unmask policy", UNMASKS, part) for part in outer)
     for part, wrapper in zip(outer, before, strict=True):
         if not isinstance(wrapper, unmask.Wrapper):

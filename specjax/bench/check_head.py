@@ -23,7 +23,7 @@ FITS = 0.5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckHeadOptions:
-    """What `specjax check-head` was asked for; see the help of each."""
+    """Options of `specjax check-head`; see the help of each."""
 
     model: str = option(
         dataclasses.MISSING,

@@ -67,7 +67,7 @@ class Step:
 
     @property
     def terms(self) -> tuple[float, ...]:
-        """What `TIMES` are multiplied by."""
+        """The factors of `TIMES`."""
         return self.drafted, self.drafted * self.rows, 1, self.context, self.rows * (self.drafted + 1)
 
 
@@ -89,14 +89,14 @@ def measure(
     count: int,
     repeats: int,
 ) -> list[Step]:
-    """Times of steps for every batch size, context (tokens a row) and rung.
+    """Times of steps for every batch size, context (tokens per row) and rung.
 
     Args:
       model: what `specjax.models.load` returned.
       drafter: an `Adaptive` bound to it, with the rule `Forced`.
       draft_params: its parameters.
       batches: batch sizes.
-      contexts: tokens a row.
+      contexts: tokens per row.
       count: steps a measurement.
       repeats: measurements.
 

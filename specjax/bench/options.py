@@ -1,4 +1,4 @@
-"""What `specjax bench` was asked for."""
+"""Options of `specjax bench`."""
 
 import dataclasses
 from typing import Any
@@ -71,7 +71,7 @@ class BenchOptions:
 
     @property
     def new_tokens(self) -> int:
-        """Of a text, at most."""
+        """The most new tokens of a text."""
         usual = SPEC_TOKENS if self.suite == "spec" else TOKENS
         return usual if self.max_new_tokens is None else self.max_new_tokens
 

@@ -22,8 +22,8 @@ class Row:
     Attributes:
       decoder: its name.
       passes: forward passes in all.
-      order: of every position behind the prompt, the step that wrote its final token, from 1; 0 where it was given. A step is a
-        pass.
+      order: of every position after the prompt, the step that wrote its final token, from 1; 0 where it was given. A
+        step is a pass.
     """
 
     decoder: str

@@ -33,7 +33,7 @@ def command(options: BenchOptions) -> int:
     if options.json:
         write(jsonl.dumps({"rows": rows}) + "\n")
     else:
-        _table(rows, chosen, f"{next(iter(engines.values())).model.name}, {options.samples} questions a task")
+        _table(rows, chosen, f"{next(iter(engines.values())).model.name}, {options.samples} questions per task")
     return 0
 
 

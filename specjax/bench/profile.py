@@ -97,7 +97,7 @@ def shown(found: list[Profile]) -> str:
 
 
 def profile(name: str, engine: Any, requests: list[Any], repeats: int) -> Profile:
-    """Compiles, measures and traces the steps of these requests, one a row, until the first of them ends.
+    """Compiles, measures and traces the steps of these requests, one per row, until the first of them ends.
 
     Args:
       name: of the decoder.

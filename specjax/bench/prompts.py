@@ -10,7 +10,7 @@ from specjax.tasks import FAMILIES, generate
 from specjax.tasks.generate import family_of
 
 LEVEL, SEED = 2, 0
-"""Of the questions, which are held out from training."""
+"""Level and seed of the questions, which are held out from training."""
 
 
 def read_input(options: BenchOptions) -> list[jsonl.Line] | None:

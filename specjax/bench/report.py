@@ -3,7 +3,7 @@
 from specjax.bench.run import Report
 
 DEPTHS = 8
-"""Of acceptance by depth, in the table: a diffusion model has as many as its block has positions."""
+"""Depths of acceptance that the table shows: a diffusion model has as many as its block has positions."""
 
 
 def table(report: Report) -> None:

@@ -89,7 +89,7 @@ class Row:
       tokens_per_step: new tokens a forward pass of the target.
       tokens_per_second: median of the rounds.
       ratio_to_plain: its speed over plain decoding's.
-      step_ratio: seconds a step, prefill apart, over plain decoding's.
+      step_ratio: seconds per step, prefill apart, over plain decoding's.
       identical_text: whether every token equals plain decoding's.
       acceptance_by_depth: the share of steps that accepted at least 1, 2, ... draft tokens (diffusion: committed so many).
     """
@@ -118,7 +118,7 @@ class Report:
     """A whole run.
 
     Attributes:
-      rows: one a decoder; plain decoding (one token a step, without a cache of its own for diffusion) is the first.
+      rows: one per decoder; plain decoding (one token per step, without a cache of its own for diffusion) is the first.
       peers: one a peer's mode.
       about: the setting in words.
     """

@@ -1,7 +1,8 @@
 """Spec-Bench (Xia et al. 2024, arXiv:2401.07851): its questions, answers and measures.
 
-480 questions in six tasks; of the first task every question has a second turn, which is asked behind the model's own answer to
-the first. The clock runs over a turn, prefill included, compilation not. The questions are read from a file that the user has.
+480 questions in six tasks; of the first task every question has a second turn, which is asked after the model's own
+answer to the first. The clock runs over a turn, prefill included, compilation not. The questions are read from a file
+that the user has.
 """
 
 import dataclasses
@@ -123,7 +124,7 @@ def measure(rounds: Sequence[Sequence[Answer]], plain: Sequence[Sequence[Answer]
 
 
 def deviation(rounds: Sequence[Sequence[Answer]]) -> float:
-    """The standard deviation of the rounds' overall speed, tokens a second; 0 of one round."""
+    """The standard deviation of the rounds' overall speed, tokens per second; 0 of one round."""
     return round(statistics.stdev(map(_speed, rounds)), 2) if len(rounds) > 1 else 0.0
 
 

@@ -33,7 +33,7 @@ class Diffusion(Decode):
       block_length: positions that are decoded together.
       sub_block: of a model whose blocks do not see later ones: the length of a block's parts, which are finished from left to
         right; 0: none.
-      guidance: classifier-free guidance (LLaDA's `cfg_scale`), which reads two canvases a row; 0 is off.
+      guidance: classifier-free guidance (LLaDA's `cfg_scale`), which reads two canvases per row; 0 is off.
       ends: what becomes of predicted ends of text, words of `ENDS` with a space between them. "never": they are not predicted
         (LLaDA's `logits_eos_inf`). "doubted": they, and those of a turn (`<|eot_id|>`), are the least sure of all
         (`confidence_eos_eot_inf`). Empty: they are tokens as others are.
@@ -61,7 +61,7 @@ class Diffusion(Decode):
 
     def __post_init__(self):
         if wrong := [word for word in self.ends.split() if word not in ENDS]:
-            raise ValueError(f"ends has words of {' and '.join(ENDS)}, not {wrong[0]!r}")
+            raise ValueError(f"ends takes the words {' and '.join(ENDS)}, not {wrong[0]!r}")
 
     def bind(self, model: Any, *, mesh: Any = None, rows: int = 1, logprobs: bool = False) -> tuple[Any, PyTree]:
         """See `Decode.bind`."""

@@ -45,7 +45,7 @@ class SoftThinking(Decode):
     ) -> tuple[SoftThinkingDecoder, PyTree]:
         """See `Decode.bind`."""
         if model.masked or model.canvas:
-            raise ValueError(f"{model.name} is a diffusion model, and soft thinking is of autoregressive ones")
+            raise ValueError(f"{model.name} is a diffusion model, and soft thinking needs an autoregressive one")
         mixer = make_mixer(self.mixer) if isinstance(self.mixer, str) else self.mixer
         if not isinstance(mixer, Mixer):
             raise ValueError("the mixer of soft thinking must be a line of text or a mixer (`specjax.soft`)")

@@ -84,9 +84,9 @@ class Speculate(Decode):
 
 @dataclasses.dataclass(frozen=True)
 class Plain(Decode):
-    """A token a pass. The attributes are those of `Speculate`."""
+    """A token per pass. The attributes are those of `Speculate`."""
 
-    about = About("plain", "a token a pass", "-", "same text", fields=("steer", "cache"))
+    about = About("plain", "a token per pass", "-", "same text", fields=("steer", "cache"))
 
     steer: "str | Steer | None" = None
     cache: "str | Old | None" = None

@@ -37,8 +37,8 @@ class Steer(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Guidance(Steer):
-    """Classifier-free guidance of text, as in `transformers`: a second pass a step. Log-probabilities of new tokens are then of
-    the guided distribution, those of prompts of the model's own.
+    """Classifier-free guidance of text, as in `transformers`: a second pass per step. Log-probabilities of new tokens
+    are then of the guided distribution, those of prompts of the model's own.
 
     Attributes:
       scale: transformers' `guidance_scale`; 1 is off.
@@ -87,7 +87,7 @@ class Contrast(Steer):
 
     def target(self, model, mesh):
         if self.amateur is None:
-            raise ValueError("contrastive decoding has an amateur, a weaker model: name it with amateur=MODEL")
+            raise ValueError("contrastive decoding needs an amateur, a weaker model: name it with amateur=MODEL")
         if mesh is not None:
             raise ValueError("a model and its amateur lie on one device: leave the mesh out, or the amateur")
         amateur = companion(self.amateur, model, None)

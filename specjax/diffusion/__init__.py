@@ -1,4 +1,4 @@
-"""Masked-diffusion decoding: blocks of a canvas are unmasked in parallel, behind the same `init`/`step` pair.
+"""Masked-diffusion decoding: blocks of a canvas are unmasked in parallel, after the same `init`/`step` pair.
 
 A line an export; methods are listed in this order.
 """

@@ -1,8 +1,9 @@
 """Any-subset speculative decoding: one model drafts many positions apart and verifies them together (arXiv:2504.20456).
 
-An any-subset model gives the law of every position given any set of others, each position's set its own, in one pass. A round
-drafts the next positions of an order from the known tokens alone, then reads them all at once, each given those before it. The
-first draft's two laws are one, so it always holds, and a round of two passes brings two tokens at least.
+An any-subset model gives the distribution of every position given any set of others, each position's set its own, in
+one pass. A round drafts the next positions of an order from the known tokens alone, then reads them all at once, each
+given those before it. The first draft's two distributions are one, so it always holds, and a round of two passes brings
+two tokens at least.
 
 In the shape descriptions `B` denotes rows, `L` positions, `K` drafts of a round, `V` the vocabulary, `R` inserted rows.
 """
@@ -29,7 +30,7 @@ PyTree = Any
 
 
 class AnySubset(Protocol):
-    """A model of the law of every position given any others. Hashable."""
+    """A model of the distribution of every position given any others. Hashable."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -48,7 +49,7 @@ class AssdState(Rows):
     Attributes:
       opened: `[B, L]` bool, the positions to fill in.
       rank: `[B, L]` int32, when a position becomes known: the given ones come first, then the open ones from left to right;
-        those behind the limit are never known.
+        those after the limit are never known.
       known: `[B]` int32, how many are.
     """
 
@@ -73,15 +74,16 @@ class AssdInfo(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class Assd(Decoder[AssdState]):
-    """Fills in from left to right with the model's own sequential law. Static and hashable: a `Decoder`, without a cache.
+    """Fills in from left to right with the model's own sequential distribution. Static and hashable: a `Decoder`,
+    without a cache.
 
-    Of a row's sampling options temperature, top-k, top-p and min-p are used, for both laws.
+    Of a row's sampling options temperature, top-k, top-p and min-p are used, for both distributions.
 
     Attributes:
       target: the model.
       drafts: K, tokens of a round; 1 is sequential decoding.
       rule: `coupled` draws with noise of the position, in the draft as in the verification: the text is that of sequential
-        decoding, whatever K is. `rejection` is the published rule: the same law, another text.
+        decoding, whatever K is. `rejection` is the published rule: the same distribution, another text.
     """
 
     about = About("assd", "drafts many positions apart, and verifies them by the same model", "arXiv:2504.20456")
@@ -140,7 +142,7 @@ class Assd(Decoder[AssdState]):
         """One round: every live row fills in one position at least, two where two are open and K is at least 2."""
         live, left = ~state.done, state.limit - state.known
         order = jnp.argsort(state.rank, axis=1)
-        ranks = state.known[:, None] + jnp.arange(self.drafts + 1)[None]  # the drafts, and the one behind them
+        ranks = state.known[:, None] + jnp.arange(self.drafts + 1)[None]  # the drafts, and the one after them
         at = jnp.take_along_axis(order, jnp.minimum(ranks, order.shape[1] - 1), axis=1)
         real = ranks < state.limit[:, None]
         noise = gumbel(state.key, at, self.target.vocab_size, GUMBEL)
@@ -148,13 +150,13 @@ class Assd(Decoder[AssdState]):
 
         before = self._before(state)
         apart = before & (state.rank < state.known[:, None])[:, None]  # and nothing that is drafted
-        q = self._laws(params, state, state.tokens, apart, at[:, :-1])
+        q = self._distributions(params, state, state.tokens, apart, at[:, :-1])
         drafted = best(q + noise[:, :-1])
         padded = jnp.pad(drafted, ((0, 0), (0, 1)))
 
         def verify():
             filled = _write(state.tokens, at[:, :-1], drafted, real[:, :-1])
-            p = self._laws(params, state, filled, before, at)
+            p = self._distributions(params, state, filled, before, at)
             judge = self._coupled if self.rule == "coupled" else self._rejection
             accepted, token = judge(p, q, drafted, real, noise, at, state.key)
             slots = jnp.arange(self.drafts + 1)[None]
@@ -175,7 +177,7 @@ class Assd(Decoder[AssdState]):
         """Which positions j each position i sees `[B, L, L]` once all before it are known; given ones see all that is given.
 
         A known token sees the same in the draft as in the verification, and in every later round: so what a network makes of
-        it is the same, and with it the laws of what follows.
+        it is the same, and with it the distributions of what follows.
         """
         given = ~state.opened & (jnp.arange(state.opened.shape[1])[None] < state.limit[:, None])
         reach = jnp.where(given, given.sum(axis=1, keepdims=True), state.rank)
@@ -201,7 +203,7 @@ class Assd(Decoder[AssdState]):
             known=known,
         )
 
-    def _laws(self, params, state, tokens, sees, at):
+    def _distributions(self, params, state, tokens, sees, at):
         """Log-probabilities `[B, K, V]` of the positions `at`, as the rows' options leave them; one-hot in greedy rows."""
         scores = warp(self.target(params["target"], tokens, sees, at), state.sampling, ~state.done)
         greedy = (state.sampling.temperature == 0)[:, None, None]

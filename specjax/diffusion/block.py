@@ -44,7 +44,7 @@ class BlockDiffusion(DiffusionDecoder):
 
     Blocks begin at multiples of W, wherever the prompt ends (SDAR, TraDo, LLaDA 2, Fast-dLLM v2). The last one is read whole;
     what lies after a text's end stays masked, or is filled and cut where the policy `fills`. A schedule is for whole blocks,
-    however much of one the prompt fills. Of a model whose logits are shifted, the pass that stores a block commits the next
+    however much of one the prompt fills. If a model's logits are shifted, the pass that stores a block commits the next
     one's first token, its seed: the likeliest one, in rows that draw too.
 
     Or they are counted from the prompt's end (A2D), so that the prompt's first block may be a part of one. The last one is then
@@ -138,7 +138,7 @@ class BlockDiffusion(DiffusionDecoder):
         return dataclasses.replace(fresh, cache=cache, stored=stored)
 
     def _read_block(self, params, cache, tokens, at, length, visible=None):
-        """Features `[B, T, E]` of tokens behind `length` stored positions, and their keys and values."""
+        """Features `[B, T, E]` of tokens after `length` stored positions, and their keys and values."""
         block = Block(tokens, at, length, visible, causal=False)
         output = self.target(params["target"], block, cache, wants=Wants(final=True))
         return output.final, output.delta
@@ -168,9 +168,9 @@ class BlockDiffusion(DiffusionDecoder):
             return super()._blocks(state)
         return -(-state.limit // self.block_length) - state.prompt_length // self.block_length
 
-    def _warp(self, law, state):
+    def _warp(self, dist, state):
         """Greedy rows are not filtered, as in the samplers of LLaDA 2 and Fast-dLLM v2."""
-        return jnp.where((state.sampling.temperature > 0)[:, None, None], super()._warp(law, state), law)
+        return jnp.where((state.sampling.temperature > 0)[:, None, None], super()._warp(dist, state), dist)
 
     def _guess(self, state, at, masked, logits):
         guess = super()._guess(state, at, masked, logits)
@@ -218,7 +218,7 @@ class BlockDiffusion(DiffusionDecoder):
         begin = jnp.where(storing, state.stored, at[:, 0])
         read = begin[:, None] - ahead + jnp.arange(ahead + self.block_length)[None]
         real = read < state.limit[:, None]
-        # a block is read whole, as in training: masks stand behind the limit too
+        # a block is read whole, as in training: masks stand after the limit too
         blocks = jax.vmap(block_of, in_axes=(1, None), out_axes=1)(canvases, read)
         blocks = jnp.where(real[:, None], blocks, self.mask_id)
 
@@ -232,7 +232,7 @@ class BlockDiffusion(DiffusionDecoder):
                 visible = ((of[:, None] == of[None]) & own[:, None])[None] & ends[:, None]
             tokens = blocks[:, :count].reshape(place.shape)
             final, delta = self._read_block(params, state.cache, tokens, place, begin, visible)
-            # what an unfinished block writes lies behind `stored`: it is not read before it is written again
+            # what an unfinished block writes lies after `stored`: it is not read before it is written again
             write = jnp.tile(real & ~state.done[:, None], (1, count)) & ((of == 0) & own)[None]
             cache = self.target.commit(state.cache, delta, None, jnp.where(write, place, capacity))
             final = final.reshape(*blocks[:, :count].shape, -1)

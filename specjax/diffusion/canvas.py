@@ -1,9 +1,9 @@
 """Block diffusion over canvases of random tokens (DiffusionGemma): no mask, every token may change until its canvas is final.
 
 A canvas begins as random tokens. A pass predicts all of it; the sampler keeps the surest predictions, the other positions
-get random tokens anew, and the next pass sees a soft embedding of this one's laws (self-conditioning). A final canvas is the
-likeliest tokens of its last pass. It is read once more as text, causally, its keys and values are stored, and the next canvas
-follows.
+get random tokens anew, and the next pass sees a soft embedding of this one's distributions (self-conditioning). A final
+canvas is the likeliest tokens of its last pass. It is read once more as text, causally, its keys and values are stored,
+and the next canvas follows.
 
 In the shape descriptions `B` denotes rows, `R` inserted rows, `W` the canvas, `L` the text buffer, `V` the vocabulary and `E`
 the model width.
@@ -35,12 +35,12 @@ NOISE = 5  # the purpose of the random tokens, beside those of `specjax.diffusio
 
 
 class CanvasLM(LM, Protocol):
-    """A model that reads text as an `LM`, causally, and canvases behind it."""
+    """A model that reads text as an `LM`, causally, and canvases after it."""
 
     def read(
         self, params: PyTree, tokens: Array, positions: Array, cache: PyTree, soft: Array, settled: Array
     ) -> Output:
-        """One block a row, behind what the cache holds before its first position: `final`, and a `delta`.
+        """One block a row, after what the cache holds before its first position: `final`, and a `delta`.
 
         Args:
           params: the parameters.
@@ -52,8 +52,8 @@ class CanvasLM(LM, Protocol):
         """
         ...
 
-    def soften(self, params: PyTree, log_law: Array) -> Array:
-        """Mean embeddings `[B, W, E]` under the laws `[B, W, V]`, for the next pass."""
+    def soften(self, params: PyTree, log_probs: Array) -> Array:
+        """Mean embeddings `[B, W, E]` under the distributions `[B, W, V]`, for the next pass."""
         ...
 
 
@@ -104,7 +104,7 @@ class CanvasDiffusion(Decoder[CanvasState]):
 
     The random token at a position is a function of the row's key, the position and the pass, and so is the noise of a draw:
     neither the batch nor the mesh changes them. At temperature 0 predictions are the likeliest tokens; else they are drawn from
-    the law that the sampler's own temperature leaves, warped by the row's options: 1 is the published sampler.
+    the distribution that the sampler's own temperature leaves, warped by the row's options: 1 is the published sampler.
 
     Attributes:
       target: the model.
@@ -221,17 +221,17 @@ class CanvasDiffusion(Decoder[CanvasState]):
             scores = logits / self.policy.heat(state.step)[:, None, None]
             likeliest = best(scores)
             drawn = self._draw(state, at, scores, likeliest)
-            log_law = jax.nn.log_softmax(scores, axis=-1)
+            log_probs = jax.nn.log_softmax(scores, axis=-1)
         failed = live & jnp.any(likeliest < 0, axis=1)
         with jax.named_scope("renoise"):
-            keep, final, memory = self.policy(log_law, likeliest, state.step, state.memory)
+            keep, final, memory = self.policy(log_probs, likeliest, state.step, state.memory)
         storing = storing & ~failed
         working = live & ~storing & ~failed
         finished = working & final
         renewed = working & ~finished
         keep = keep & renewed[:, None]
         with jax.named_scope("target"):
-            soft = self.target.soften(weights, log_law)
+            soft = self.target.soften(weights, log_probs)
             cache = self.target.commit(state.cache, output.delta, None, jnp.where(storing[:, None], at, capacity))
         step = jnp.where(finished, 0, state.step + working)
         noise = self._noise(state.key, step, at + self.block_length * finished[:, None])
@@ -265,7 +265,7 @@ class CanvasDiffusion(Decoder[CanvasState]):
         return jax.lax.cond(jnp.any(live & sampled), draw, lambda: likeliest)
 
     def _finish(self, state, at, likeliest, finished, failed) -> CanvasState:
-        """The state with the tokens of finished canvases as text, cut at the limit and behind an end of text."""
+        """The state with the tokens of finished canvases as text, cut at the limit and after an end of text."""
         live = ~state.done
         real = at < state.limit[:, None]
         tokens = jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))(

@@ -62,11 +62,11 @@ class DiffusionDecoder(Decoder[DiffusionState]):
       block_length: W.
       shift: the model's output at position i - 1 is for position i (Dream), not that at i (LLaDA).
       cfg_scale: classifier-free guidance: logits are `u + (1 + cfg_scale)(c - u)`, where u are those without what was given
-        (LLaDA's `generate`). A pass then reads two canvases a row. 0 is off.
+        (LLaDA's `generate`). A pass then reads two canvases per row. 0 is off.
       mesh: keeps the state on its shardings: rows over `data`, the cache's heads over `model`, its slots over `context`.
       never: ids that are not predicted either (LLaDA's `logits_eos_inf`).
-      doubted: ids that are predicted, but of probability 0 to a policy, which sees the law without them (LLaDA's
-        `confidence_eos_eot_inf`).
+      doubted: ids that are predicted, but of probability 0 to a policy, which sees the distribution without them
+        (LLaDA's `confidence_eos_eot_inf`).
       warped: whether confidences are probabilities after temperature and filters, as in the samplers of Dream, SDAR, TraDo,
         LLaDA 2 and Fast-dLLM v2, or the model's own, as in LLaDA's. A policy may say so itself (`Unmask.warped`).
       growth: with a cache, how many times as wide as the one before each static size of a pass is, of which each is a program;
@@ -323,7 +323,7 @@ class DiffusionDecoder(Decoder[DiffusionState]):
             overview = Overview(
                 at=view,
                 tokens=seen.tokens,
-                log_law=seen.log_law,
+                log_probs=seen.log_probs,
                 log_own=seen.log_own,
                 noise=seen.noise,
                 read=read,
@@ -444,12 +444,12 @@ class DiffusionDecoder(Decoder[DiffusionState]):
             drawn = draws(warp(logits, state.sampling, live), keys, at, sampled)
             return jnp.where(sampled[:, None], drawn, best(logits))
 
-        law = logits.at[:, :, jnp.asarray(self.doubted)].set(-jnp.inf) if self.doubted else logits
+        dist = logits.at[:, :, jnp.asarray(self.doubted)].set(-jnp.inf) if self.doubted else logits
         if self.warped if self.policy.warped is None else self.policy.warped:
-            law = self._warp(law, state)
+            dist = self._warp(dist, state)
         return Guess(
             tokens=jax.lax.cond(jnp.any(live & sampled), draw, lambda: best(logits)),
-            log_law=jax.nn.log_softmax(law, axis=-1),
+            log_probs=jax.nn.log_softmax(dist, axis=-1),
             masked=masked,
             committed=self._committed(state, at),
             step=state.step,
@@ -462,10 +462,10 @@ class DiffusionDecoder(Decoder[DiffusionState]):
             rounded=self.rounded,
         )
 
-    def _warp(self, law, state) -> Array:
+    def _warp(self, dist, state) -> Array:
         """Scores `[B, W, V]` after temperature and filters; of greedy rows after filters, as Dream's sampler has them."""
         heat = jnp.where(state.sampling.temperature > 0, state.sampling.temperature, 1.0)
-        return warp(law, state.sampling.replace(temperature=heat), ~state.done)
+        return warp(dist, state.sampling.replace(temperature=heat), ~state.done)
 
     def _noise(self, state, at):
         """Uniforms `[B, W]` of these positions and of the pass; of a policy that is `ordered`, of the positions alone."""

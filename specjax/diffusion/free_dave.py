@@ -28,7 +28,7 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class FreeDave(Fixed):
-    """`Fixed`, several steps a pass: the same text, whatever `drafts` is.
+    """`Fixed`, several steps per pass: the same text, whatever `drafts` is.
 
     Attributes:
       drafts: K.
@@ -38,7 +38,7 @@ class FreeDave(Fixed):
 
     about = About(
         "free_dave",
-        "fixed with the same cache, several steps a pass: the same text, unless eager",
+        "fixed with the same cache, several steps per pass: the same text, unless eager",
         "arXiv:2510.00294",
         "same text",
     )

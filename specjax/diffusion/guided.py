@@ -84,12 +84,12 @@ class Guided(Unmask):
 
     def accepts(self, logits: Array, tokens: Array) -> Array:
         """Which tokens `[B, W]` the guide's logits `[B, W, V]` accept."""
-        law = jax.nn.softmax(logits, axis=-1)
-        own = jnp.take_along_axis(law, tokens[:, :, None], axis=2)
+        dist = jax.nn.softmax(logits, axis=-1)
+        own = jnp.take_along_axis(dist, tokens[:, :, None], axis=2)
         if self.rule == "threshold":
             return own[:, :, 0] > self.threshold
-        among = jnp.sum(law > own, axis=2) < self.top
-        return among & (own[:, :, 0] >= self.relative * law.max(axis=2)) if self.rule == "relative" else among
+        among = jnp.sum(dist > own, axis=2) < self.top
+        return among & (own[:, :, 0] >= self.relative * dist.max(axis=2)) if self.rule == "relative" else among
 
     def __call__(self, guess: Supervised, memory):
         view = guess.overview
@@ -112,7 +112,7 @@ class GuidedState(DiffusionState):
 
 @dataclasses.dataclass(frozen=True)
 class GuidedDecoder(DiffusionDecoder):
-    """A `DiffusionDecoder` whose policy is `Guided`. It only completes: nothing may be known behind the prompt."""
+    """A `DiffusionDecoder` whose policy is `Guided`. It only completes: nothing may be known after the prompt."""
 
     @property
     def fills_in(self) -> bool:

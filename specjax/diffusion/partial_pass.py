@@ -1,8 +1,8 @@
 """A pass over a part of the canvas: what is computed anew, in the narrowest static size that holds every row's.
 
 Rows that ask for all of their canvas (they enter a block) are read apart, a few at a time, so that the others need not be as
-wide as they. A pass may read several drafts of a canvas at once: one behind the other, each sees itself and the cache, and no
-other draft.
+wide as they. A pass may read several drafts of a canvas at once: one after the other, each sees itself and the cache,
+and no other draft.
 In the shape descriptions `K` denotes the drafts of a canvas, `L` the canvas, `W` the positions whose features are asked for.
 """
 

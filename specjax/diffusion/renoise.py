@@ -80,12 +80,12 @@ class EntropyRenoise:
         return Settling(jnp.full((batch, width), -1, jnp.int32), jnp.zeros((batch,), jnp.int32))
 
     def __call__(
-        self, log_law: Array, likeliest: Array, step: Array, memory: Settling
+        self, log_probs: Array, likeliest: Array, step: Array, memory: Settling
     ) -> tuple[Array, Array, Settling]:
         """What one pass decides.
 
         Args:
-          log_law: `[B, W, V]` float32, after the temperature.
+          log_probs: `[B, W, V]` float32, after the temperature.
           likeliest: `[B, W]` int32, its most probable tokens.
           step: `[B]` int32, passes over the canvas before this one.
           memory: of the canvas.
@@ -93,8 +93,8 @@ class EntropyRenoise:
         Returns:
           The positions to keep `[B, W]` bool, whose canvas is final `[B]` bool, and what to remember.
         """
-        law = jnp.exp(log_law)
-        entropy = -jnp.sum(jnp.where(law > 0, law * log_law, 0.0), axis=-1)
+        dist = jnp.exp(log_probs)
+        entropy = -jnp.sum(jnp.where(dist > 0, dist * log_probs, 0.0), axis=-1)
         keep = within_budget(entropy, -entropy, self.bound)
         same = jnp.where(jnp.all(likeliest == memory.last, axis=1), memory.same + 1, 0)
         settled = (same >= self.stability) & (jnp.mean(entropy, axis=-1) < self.confidence)

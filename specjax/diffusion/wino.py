@@ -1,7 +1,7 @@
 """WINO: commits at a low threshold, and opens again what a second look finds unlikely (Hong et al. 2025, arXiv:2507.18578).
 
-The second look costs no pass of its own: behind the canvas stands a shadow of the active block, masks at the same positions. A
-shadow sees all of the canvas but its own twin, and nothing of the canvas sees a shadow.
+The second look costs no pass of its own: after the canvas stands a shadow of the active block, masks at the same
+positions. A shadow sees all of the canvas but its own twin, and nothing of the canvas sees a shadow.
 """
 
 import dataclasses
@@ -122,6 +122,6 @@ class WinoDecoder(DiffusionDecoder):
             logits, hidden = unembed(own), unembed(final[:, size:])
         guess = self._guess(state, at, masked, logits)
         known = jnp.take_along_axis(state.tokens, at, axis=1, mode="clip")
-        law = jax.nn.log_softmax(hidden, axis=-1)
-        again = jnp.exp(jnp.take_along_axis(law, known[:, :, None], axis=2, mode="clip")[:, :, 0])
+        dist = jax.nn.log_softmax(hidden, axis=-1)
+        again = jnp.exp(jnp.take_along_axis(dist, known[:, :, None], axis=2, mode="clip")[:, :, 0])
         return widened(Review, guess, again=again), state

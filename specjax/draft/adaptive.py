@@ -1,8 +1,8 @@
 """Drafts of adapted length: a chain that stops where going on does not pay (SpecDec++, arXiv:2405.19715).
 
 The rule decides from the draft's side alone, before a token's own score is known, so the classical rejection rule keeps
-its law. `rungs` makes a short draft cheap to verify, and levels that no live row needs are not computed. A rule may also decide
-for the batch, from its load (`specjax.draft.goodput`).
+its distribution. `rungs` makes a short draft cheap to verify, and levels that no live row needs are not computed. A
+rule may also decide for the batch, from its load (`specjax.draft.goodput`).
 """
 
 import abc
@@ -26,12 +26,12 @@ if TYPE_CHECKING:  # what is loaded when it is asked for
 Array = jax.Array
 PyTree = Any
 Hidden = Callable[[Any], Array]
-"""From a drafter's carry to the features `[B, E]` that its last law was read from."""
+"""From a drafter's carry to the features `[B, E]` that its last distribution was read from."""
 
 
 @runtime_checkable
 class ShowsFeatures(Protocol):
-    """A drafter that shows the features `[B, E]` its last law was read from, given the carry of `grow`."""
+    """A drafter that shows the features `[B, E]` its last distribution was read from, given the carry of `grow`."""
 
     def hidden(self, carry: Any) -> Array: ...
 
@@ -240,11 +240,11 @@ class Adaptive(TreeDrafter):
     def _unless_none(self, some, grown, state, view):
         """The tree and the drafter's state of a step that drafts, or the root alone and the state as it is."""
         shape = jax.eval_shape(grown, state)[0]
-        law = None if shape.log_q is None else jnp.zeros(shape.log_q.shape, shape.log_q.dtype)
+        dist = None if shape.log_q is None else jnp.zeros(shape.log_q.shape, shape.log_q.dtype)
         tokens = jnp.broadcast_to(view.root[:, None], (view.root.shape[0], self.nodes))
         root = jnp.arange(self.nodes)[None] == 0
         bare = Tree.of(
-            self.expander.topology, tokens, jnp.broadcast_to(root, tokens.shape), log_q=law, children=shape.children
+            self.expander.topology, tokens, jnp.broadcast_to(root, tokens.shape), log_q=dist, children=shape.children
         )
         # a loop of at most one pass: XLA updates a cache in place in a loop, and copies it in and out of a branch
         once = jax.lax.while_loop(

@@ -37,7 +37,7 @@ class View(Pretty):
       length: `[B]` int32, committed tokens; the root is the last of them and has no cache entry yet.
       live: `[B]` bool, rows still decoding.
       cache: the target's cache.
-      max_depth: static, D: a step commits at most D + 1 tokens, whoever proposed them.
+      max_depth: static, D: a step commits at most D + 1 tokens, also those that another drafter proposed.
       keep_q: static, whether the verifier reads `Tree.log_q`.
     """
 
@@ -93,7 +93,7 @@ class Proposal(Pretty):
         """
         if extra is not None and (self.extra is not None or self.partial is not None):
             raise ValueError(
-                "a verifier has its own slots read beside a tree alone: choose a drafter without extra slots"
+                "this verifier reads slots of its own, beside a tree and nothing else: choose a drafter without extra slots"
             )
         return self if extra is None else dataclasses.replace(self, extra=extra)
 
@@ -312,7 +312,7 @@ class TreeDrafter(Drafter):
     @property
     @abc.abstractmethod
     def expander(self) -> Expander:
-        """Turns next-token laws into a tree; a field, where the user may choose it."""
+        """Turns next-token distributions into a tree; a field, where the user may choose it."""
 
     @property
     def nodes(self) -> int:

@@ -63,7 +63,7 @@ class Pending:
 
 
 def tokens_per_layer(rate: Array, exits: tuple[int, ...], length: int, layers: int) -> Array:
-    """Expected tokens a step over the layers it reads, `[B, X, length]` for 1 to `length` drafted tokens.
+    """Expected tokens per step over the layers it reads, `[B, X, length]` for 1 to `length` drafted tokens.
 
     With d tokens drafted at exit l it is `(1 + a + ... + a^d) / (d l + L)`, a the rate `[B, X]`.
     """
@@ -85,8 +85,8 @@ class DynamicExit(TreeDrafter):
       exits: ascending layer counts to choose from; empty: see `every`.
       length: the longest chain.
       decay: what a step's evidence is multiplied by at the next.
-      every: without `exits`: an exit behind every so many layers; the paper has 1, all of them. A step's program holds a branch
-        for each, and reads the head for each. 0: a quarter and a half of the target.
+      every: without `exits`: an exit after every so many layers; the paper has 1, all of them. A step's program holds a
+        branch for each, and reads the head for each. 0: a quarter and a half of the target.
       target: filled in by `bind`.
     """
 

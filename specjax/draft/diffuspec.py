@@ -1,8 +1,9 @@
 """DiffuSpec: a diffusion language model drafts for an autoregressive target (Li et al. 2025, arXiv:2510.02358).
 
-One pass of the diffusion model over mask tokens behind the text gives a law for every position ahead, each without a view of
-the others' tokens. Paths through that lattice are searched left to right by the drafter's expander, with a small causal model
-beside the laws: what followed a token earlier in the row's own text. How far ahead is proposed follows what was accepted.
+One pass of the diffusion model over mask tokens after the text gives a distribution for every position ahead, each
+without a view of the others' tokens. Paths through that lattice are searched left to right by the drafter's expander,
+with a small causal model beside the distributions: what followed a token earlier in the row's own text. How far ahead
+is proposed follows what was accepted.
 """
 
 import dataclasses
@@ -40,19 +41,19 @@ class DiffuSpecDraft:
 class DiffuSpec(TreeDrafter):
     """Drafts with `params["draft"]`, the parameters of the diffusion model `lm`, through any expander.
 
-    The law of the token at depth d behind a parent t is `(prior p_d(v) + n(t, v)) / (prior + n(t))`, where p_d is the diffusion
-    model's and n counts how often v followed t in the row's text. The causal model of the paper is an n-gram model of a corpus;
-    this one needs none.
+    The distribution of the token at depth d after a parent t is `(prior p_d(v) + n(t, v)) / (prior + n(t))`, where p_d
+    is the diffusion model's and n counts how often v followed t in the row's text. The causal model of the paper is an
+    n-gram model of a corpus; this one needs none.
 
-    A committed token's keys and values are those of the pass that first saw it (Fast-dLLM's prefix cache; with the masks behind
-    it, but for the prompt's), so that a step reads the new tokens and the masks alone.
+    A committed token's keys and values are those of the pass that first saw it (Fast-dLLM's prefix cache; with the
+    masks after it, but for the prompt's), so that a step reads the new tokens and the masks alone.
 
     Attributes:
       lm: the diffusion model.
       mask_id: its mask; never proposed.
-      expander: turns the laws into a tree.
+      expander: turns the distributions into a tree.
       shift: the model's output at position i - 1 is for position i (Dream), not that at i (LLaDA).
-      prior: what the diffusion model's law weighs, in observed pairs.
+      prior: what the diffusion model's distribution weighs, in observed pairs.
       decay: what the running mean of accepted tokens keeps of itself at every step.
       ahead: how many tokens beyond that mean are proposed; as large as the expander is deep, it adapts nothing.
     """
@@ -95,7 +96,7 @@ class DiffuSpec(TreeDrafter):
             raise ValueError(f"mask_id {self.mask_id} is outside the vocabulary of {self.lm.vocab_size} tokens")
         if self.expander.width >= self.lm.vocab_size:
             raise ValueError(
-                f"the expander takes {self.expander.width} candidates a node: fewer than the vocabulary holds"
+                f"the expander takes {self.expander.width} candidates per node: fewer than the vocabulary holds"
             )
         return self
 
@@ -122,35 +123,36 @@ class DiffuSpec(TreeDrafter):
         return caught_up(self, params, draft, view)
 
     def _seen(self, draft, real):
-        """Who sees whom `[B, T, T]`: all that is real, and everything itself."""
+        """The visibility `[B, T, T]`: every token sees all that is real, and everything itself."""
         return real[:, None, :] | jnp.eye(real.shape[1], dtype=bool)[None]
 
     def propose(self, params, draft, view, sampler):
-        cache, laws = self._read(params, draft, view)
+        cache, dists = self._read(params, draft, view)
         pairs = (
             view.tokens[:, :-1],
             view.tokens[:, 1:],
             jnp.arange(1, view.tokens.shape[1])[None] < view.length[:, None],
         )
 
-        def behind(law, parents):
-            """Log-laws `[B, F, V]` behind the parents `[B, F]`, from the diffusion model's `[B, V]`."""
-            seen = followers(*pairs, parents, law.shape[-1])
+        def behind(dist, parents):
+            """Log-probabilities `[B, F, V]` after the parents `[B, F]`, from the diffusion model's `[B, V]`."""
+            seen = followers(*pairs, parents, dist.shape[-1])
             total = self.prior + seen.sum(axis=-1, keepdims=True)
-            return jnp.log(self.prior * jnp.exp(law)[:, None] + seen) - jnp.log(total)
+            return jnp.log(self.prior * jnp.exp(dist)[:, None] + seen) - jnp.log(total)
 
         def grow(carry, level):
-            return carry, behind(laws[:, level.depth], level.tokens)
+            return carry, behind(dists[:, level.depth], level.tokens)
 
         tree = self.expander(
-            view.root, behind(laws[:, 0], view.root[:, None])[:, 0], grow, None, sampler, keep_q=view.keep_q
+            view.root, behind(dists[:, 0], view.root[:, None])[:, 0], grow, None, sampler, keep_q=view.keep_q
         )
         limit = jnp.round(draft.reach).astype(jnp.int32) + self.ahead
         tree = dataclasses.replace(tree, valid=tree.valid & (tree.depth <= limit[:, None]))
         return Proposal(tree, dataclasses.replace(draft, cache=cache, length=view.length))
 
     def _read(self, params, draft, view):
-        """One pass over what the last step committed and the masks behind it: the cache, and log-laws `[B, D, V]`."""
+        """One pass over what the last step committed and the masks after it: the cache, and log-probabilities
+        `[B, D, V]`."""
         batch, width, ahead = view.tokens.shape[0], view.max_depth + 1, self.depth
         at = draft.length[:, None] + jnp.arange(width)[None]
         masks = view.length[:, None] + jnp.arange(ahead)[None]

@@ -125,7 +125,8 @@ class FeatureDrafter(TreeDrafter, Trained):
         return self, {**params, "head": {"kernel": kernel[:, ids]}, "ids": jnp.asarray(ids, jnp.int32)}
 
     def restricted(self, params: PyTree, sampler: Sampler) -> Sampler:
-        """The sampler for the head's laws: `params["draft"]` holds `ids` where it knows fewer tokens than the target."""
+        """The sampler for the head's distributions: `params["draft"]` holds `ids` where it knows fewer tokens than the
+        target."""
         return sampler.restricted(params["draft"].get("ids"), self.target.vocab_size)
 
 

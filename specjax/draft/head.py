@@ -28,7 +28,8 @@ def head_kernel(lm: LM, params: Any, ids: Array | None = None) -> Array:
 
 
 def draft_logits(target: LM, params: Any, h: Array) -> Array:
-    """A draft's law `[..., U]` float32 from features `[..., E]`: by its own `head`, or by the target's where it has none.
+    """A draft's distribution `[..., U]` float32 from features `[..., E]`: by its own `head`, or by the target's where
+    it has none.
 
     Args:
       target: the target LM.

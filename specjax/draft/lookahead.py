@@ -49,8 +49,8 @@ class Lookahead(Drafter):
 
     Guesses are the target's argmax whatever the temperature: sampled text agrees with them less often, and is the same.
 
-    The pool takes `4 * buckets * guesses * level` bytes a row (131 kB by default); with fewer buckets than tokens, tokens
-    share one. A step reads `nodes + window * (level - 1) - 1` slots.
+    The pool takes `4 * buckets * guesses * level` bytes per row (131 kB by default); with fewer buckets than tokens,
+    tokens share one. A step reads `nodes + window * (level - 1) - 1` slots.
 
     Attributes:
       level: N, at least 3.

@@ -36,7 +36,7 @@ class ModelDrafter(TreeDrafter):
 
     Attributes:
       lm: the draft model.
-      expander: turns its next-token laws into a tree.
+      expander: turns its next-token distributions into a tree.
     """
 
     about = About(
@@ -61,7 +61,7 @@ class ModelDrafter(TreeDrafter):
             )
         if self.expander.width > self.lm.vocab_size:
             raise ValueError(
-                f"the expander takes {self.expander.width} candidates a node and the draft model has only "
+                f"the expander takes {self.expander.width} candidates per node and the draft model has only "
                 f"{self.lm.vocab_size} tokens"
             )
         return self
@@ -123,5 +123,5 @@ class ModelDrafter(TreeDrafter):
         return Proposal(tree, ModelDraft(cache, view.length))
 
     def hidden(self, carry):
-        """The features `[B, E]` that the last law was read from."""
+        """The features `[B, E]` that the last distribution was read from."""
         return carry[1][:, -1]

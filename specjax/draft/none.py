@@ -9,7 +9,7 @@ from specjax.tree import root_only
 
 @dataclasses.dataclass(frozen=True)
 class NoDrafter(Drafter):
-    """Plain autoregressive decoding: one target pass a token."""
+    """Plain autoregressive decoding: one target pass per token."""
 
     about = About("none", "plain decoding", "-")
 

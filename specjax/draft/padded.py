@@ -1,4 +1,5 @@
-"""A draft model whose tables have other padding than its target's: the same tokens, and more or fewer rows behind them."""
+"""A draft model whose tables have other padding than its target's: the same tokens, and more or fewer rows after
+them."""
 
 import dataclasses
 from typing import Any
@@ -11,7 +12,8 @@ from specjax.lm import LM
 
 @dataclasses.dataclass(frozen=True)
 class PaddedLM:
-    """A draft LM whose laws have as many columns as the target's: those behind them are cut off, and what lacks is -inf.
+    """A draft LM whose distributions have as many columns as the target's: those after them are cut off, and what
+    lacks is -inf.
 
     Its parameters are the model's. A token that it has no row for is read as token 0; no tokenizer writes one.
 

@@ -13,8 +13,9 @@ from specjax.tree import Tree
 class Rasd(Fused):
     """The union of drafter `a`'s tree and retriever `b`'s, of the latter only what begins as `a` might.
 
-    The paper prunes by the draft's law after the root. Here a drafter is anything that proposes a tree, so its law shows
-    in the root's children, best first; a row for which it proposes nothing keeps all that was retrieved.
+    The paper prunes by the draft's distribution after the root. Here a drafter is anything that proposes a tree, so its
+    distribution shows in the root's children, best first; a row for which it proposes nothing keeps all that was
+    retrieved.
 
     Attributes:
       limit: nodes kept of the union; None keeps all.

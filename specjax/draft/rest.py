@@ -16,7 +16,7 @@ from specjax.tree import Tree
 Array = jax.Array
 
 _FAN = 8  # every round of the search splits its interval in so many
-_END = 2**31 - 1  # stands after a sequence's last token, and sorts behind all others
+_END = 2**31 - 1  # stands after a sequence's last token, and sorts after all others
 
 
 @dataclasses.dataclass(frozen=True)

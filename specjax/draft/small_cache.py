@@ -19,7 +19,7 @@ class SmallCache(TreeDrafter):
 
     Attributes:
       cache_dtype: of the smaller cache, see `specjax.models.load`.
-      expander: turns next-token laws into a tree.
+      expander: turns next-token distributions into a tree.
       target: with that cache; filled in by `bind`.
     """
 

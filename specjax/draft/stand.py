@@ -1,4 +1,5 @@
-"""STAND: an n-gram memory of the target's own laws, drafted from with the target's own noise (arXiv:2506.04708)."""
+"""STAND: an n-gram memory of the target's own distributions, drafted from with the target's own noise
+(arXiv:2506.04708)."""
 
 import dataclasses
 
@@ -22,13 +23,13 @@ _KEPT = np.triu(np.ones((CONTEXT, CONTEXT), bool))  # the longest context first,
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """A hash table from contexts to the target's average law after them, shared by all rows.
+    """A hash table from contexts to the target's average distribution after them, shared by all rows.
 
     Attributes:
       keys: `[S, 3]` int32 contexts, the latest token last, -1 in front of shorter ones and in empty slots.
       ids: `[S, k]` int32, the likeliest next tokens, -1 where there are fewer.
       probs: `[S, k]` float32, their average probabilities, 0 where there are fewer.
-      seen: `[S]` int32, how many laws the average is of.
+      seen: `[S]` int32, how many distributions the average is of.
       tail: `[B, 3]` int32, each row's last committed tokens at its latest proposal; -1 before its text.
     """
 
@@ -44,7 +45,8 @@ class Stand(TableDrafter):
     """A static tree filled from what the target said earlier after the same last 3, 2 or 1 tokens.
 
     A node takes its longest known context. Its children are the best of `log q / temperature + g` with the position's
-    shared noise, so that a memory equal to the target's law proposes the target's own draws. A law is kept as the
+    shared noise, so that a memory equal to the target's distribution proposes the target's own draws. A distribution is
+    kept as the
     probabilities of the k largest logits among themselves: all that drafting reads of it, without a softmax over V.
 
     The memory is shared by the rows of a batch, since several completions of one prompt repeat each other's n-grams;
@@ -99,7 +101,7 @@ class Stand(TableDrafter):
         back = view.length[:, None] - CONTEXT + jnp.arange(CONTEXT)[None]
         tail = jnp.take_along_axis(view.tokens, jnp.maximum(back, 0), axis=1)
         tail = jnp.where(back >= 0, tail, -1)
-        columns, last, laws = {0: view.root}, {0: tail}, {}
+        columns, last, dists = {0: view.root}, {0: tail}, {}
         for depth in range(self.depth):
             frontier = [n for n in range(self.nodes) if depths[n] == depth and n in parents]
             ids, probs = self._recall(draft, jnp.stack([last[n] for n in frontier], axis=1))
@@ -107,7 +109,7 @@ class Stand(TableDrafter):
             scores = sampler.scores_at(log_q, ids, depth)
             if view.keep_q:
                 for i, n in enumerate(frontier):
-                    laws[n] = drawn_from(log_q[:, i], ids[:, i], sampler.params.temperature, self.vocab_size or 0)
+                    dists[n] = drawn_from(log_q[:, i], ids[:, i], sampler.params.temperature, self.vocab_size or 0)
             width = 1 + max(ranks[n] for n in range(1, self.nodes) if parents[n] in frontier)
             values, order = jax.lax.top_k(scores, width)
             best = jnp.where(values > -jnp.inf, jnp.take_along_axis(ids, order, axis=2), -1)
@@ -116,7 +118,7 @@ class Stand(TableDrafter):
                     columns[n] = best[:, frontier.index(parents[n]), ranks[n]]
                     last[n] = jnp.concatenate([last[parents[n]][:, 1:], columns[n][:, None]], axis=1)
         tokens = jnp.stack([columns[n] for n in range(self.nodes)], axis=1)
-        log_q = log_q_of(laws, self.nodes) if laws else None
+        log_q = log_q_of(dists, self.nodes) if dists else None
         tree = Tree.of(topology, tokens, tokens >= 0, log_q=log_q, children=self.children)
         return Proposal(tree, dataclasses.replace(draft, tail=tail))
 
@@ -126,28 +128,29 @@ class Stand(TableDrafter):
         last = jnp.stack([text[:, 1 + i : 1 + i + tokens.shape[1]] for i in range(CONTEXT)], axis=-1)
         certain = jnp.arange(self.k) == 0
         ids = jnp.where(certain, chunk.following[..., None], -1)
-        laws = jnp.broadcast_to(certain.astype(jnp.float32), ids.shape)
+        dists = jnp.broadcast_to(certain.astype(jnp.float32), ids.shape)
         read = chunk.real.sum(axis=1)[:, None] + jnp.arange(CONTEXT)[None]
         tail = jnp.take_along_axis(text, read, axis=1)
-        return dataclasses.replace(self._learn_after(draft, last, chunk.real, ids, laws), tail=tail)
+        return dataclasses.replace(self._learn_after(draft, last, chunk.real, ids, dists), tail=tail)
 
     def observe(self, params, draft, proposal, output, verdict):
         path = jnp.maximum(verdict.path, 0)
         values, ids = (jnp.take_along_axis(x[..., : self.k], path[:, :, None], axis=1) for x in output.topk)
-        laws = jax.nn.softmax(values, axis=-1)
+        dists = jax.nn.softmax(values, axis=-1)
         text = jnp.concatenate([draft.tail[:, :-1], jnp.take_along_axis(proposal.tree.tokens, path, axis=1)], axis=1)
         steps = path.shape[1]
         last = jnp.stack([text[:, i : i + steps] for i in range(CONTEXT)], axis=-1)  # [B, D + 1, 3]
-        # the law after a node counts where it decided a committed token
-        known = (jnp.arange(steps)[None] < verdict.committed[:, None]) & jnp.isfinite(laws).all(axis=-1)
-        return self._learn_after(draft, last, known, ids, laws)
+        # the distribution after a node counts where it decided a committed token
+        known = (jnp.arange(steps)[None] < verdict.committed[:, None]) & jnp.isfinite(dists).all(axis=-1)
+        return self._learn_after(draft, last, known, ids, dists)
 
-    def _learn_after(self, memory: Memory, last: Array, known: Array, ids: Array, laws: Array) -> Memory:
-        """Learns laws (`ids`, `laws` `[B, T, k]`) after every context of `last` `[B, T, 3]`, where `known` `[B, T]`."""
+    def _learn_after(self, memory: Memory, last: Array, known: Array, ids: Array, dists: Array) -> Memory:
+        """Learns distributions (`ids`, `dists` `[B, T, k]`) after every context of `last` `[B, T, 3]`, where `known`
+        `[B, T]`."""
         keys, complete = contexts(last)
         spread = lambda x: jnp.repeat(x.reshape(-1, self.k), CONTEXT, axis=0)
         learns = (complete & known[:, :, None]).reshape(-1)
-        return self._learn(memory, keys.reshape(-1, CONTEXT), learns, spread(ids), spread(laws))
+        return self._learn(memory, keys.reshape(-1, CONTEXT), learns, spread(ids), spread(dists))
 
     def _places(self, keys: Array) -> Array:
         """The slots `[..., P]` in which `keys` `[..., 3]` may lie."""
@@ -168,7 +171,7 @@ class Stand(TableDrafter):
         return memory.ids[slot], jnp.where(hit.any(axis=-1)[..., None], memory.probs[slot], 0)
 
     def _learn(self, memory: Memory, keys: Array, known: Array, ids: Array, probs: Array) -> Memory:
-        """Averages M laws (`ids`, `probs` `[M, k]`) into the slots of `keys` `[M, 3]`, where `known` `[M]`.
+        """Averages M distributions (`ids`, `probs` `[M, k]`) into the slots of `keys` `[M, 3]`, where `known` `[M]`.
 
         All M are looked up in the memory as it was; of those that get the same slot the last one counts.
         """
@@ -202,7 +205,8 @@ def contexts(last: Array) -> tuple[Array, Array]:
 
 
 def drawn_from(log_q: Array, ids: Array, temperature: Array, vocab: int) -> Array:
-    """The law of a node's best candidate over the vocabulary, `[B, V]` log-probabilities; one-hot in greedy rows.
+    """The distribution of a node's best candidate over the vocabulary, `[B, V]` log-probabilities; one-hot in greedy
+    rows.
 
     Args:
       log_q: `[B, k]`; -inf where there is no candidate.
@@ -214,17 +218,17 @@ def drawn_from(log_q: Array, ids: Array, temperature: Array, vocab: int) -> Arra
     greedy = jnp.where(jax.nn.one_hot(jnp.argmax(log_q, axis=1), ids.shape[1]) > 0, log_q, -jnp.inf)
     scores = jnp.where(heat > 0, log_q / jnp.where(heat > 0, heat, 1), greedy)
     some = scores.max(axis=1, keepdims=True) > -jnp.inf
-    law = jnp.where(some, jax.nn.log_softmax(jnp.where(some, scores, 0), axis=1), -jnp.inf)
+    dist = jnp.where(some, jax.nn.log_softmax(jnp.where(some, scores, 0), axis=1), -jnp.inf)
     rows = jnp.arange(ids.shape[0])[:, None]
-    return jnp.full((ids.shape[0], vocab), -jnp.inf).at[rows, jnp.where(ids >= 0, ids, vocab)].set(law, mode="drop")
+    return jnp.full((ids.shape[0], vocab), -jnp.inf).at[rows, jnp.where(ids >= 0, ids, vocab)].set(dist, mode="drop")
 
 
 def average(ids: Array, probs: Array, count: Array, new_ids: Array, new_probs: Array) -> tuple[Array, Array]:
-    """The average of laws after one more, over the union of their tokens; the k likeliest stay.
+    """The average of distributions after one more, over the union of their tokens; the k likeliest stay.
 
     Args:
       ids: `[M, k]`, distinct but for -1.
-      probs: `[M, k]`, an average over `count` laws.
+      probs: `[M, k]`, an average over `count` distributions.
       count: `[M]`; 0 forgets `ids`.
       new_ids: `[M, k]`.
       new_probs: `[M, k]`.

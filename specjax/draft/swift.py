@@ -33,7 +33,7 @@ class Swift(TreeDrafter):
     Attributes:
       length: the longest chain.
       threshold: the confidence below which a row stops drafting.
-      width: nodes a level, the chain's own and its siblings.
+      width: nodes per level, the chain's own and its siblings.
       narrowing: whether levels that are sure have fewer, as published; see `EarlyStop`.
       share: how many of the sublayers that may be skipped are skipped (the first and the last layer may not).
       window: tokens a trial looks at; rows with less text wait.

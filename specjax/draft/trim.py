@@ -71,7 +71,7 @@ def trim(drafter: Drafter, params: PyTree, ids: Any, vocab_size: int) -> tuple[D
         raise ValueError("this drafter's head is trimmed already: trim the one with all tokens")
     if isinstance(drafter, TreeDrafter) and drafter.expander.width > ids.size:
         raise ValueError(
-            f"the drafter takes {drafter.expander.width} candidates a node: keep more than {ids.size} tokens"
+            f"the drafter takes {drafter.expander.width} candidates per node: keep more than {ids.size} tokens"
         )
     return drafter.trimmed(params["draft"], params["target"], ids)
 

@@ -62,7 +62,7 @@ def decoders_of(options: EvalOptions) -> list[Decoder]:
     engines = _engines(chosen, keeps, options.batch_size)
     names = [_named(base, engines[0]), *lines]
     if len(set(names)) < len(names):
-        raise ValueError(f"compare names {names[0]!r}, which is what the others are compared with: leave it out")
+        raise ValueError(f"compare names {names[0]!r}, the decoder that the others are compared with: leave it out")
     return [Decoder(*parts) for parts in zip(names, engines, chosen, choosers, strict=True)]
 
 

@@ -116,7 +116,7 @@ def own_questions(given: "str | os.PathLike[str] | Iterable[Mapping[str, Any]]")
             raise ValueError(f"{what}, line {line.number}: another question has the id {item.id!r}")
         items[item.id] = item
     if not items:
-        raise ValueError(f"{what}: there is no question")
+        raise ValueError(f"{what} holds no question")
     return list(items.values())
 
 

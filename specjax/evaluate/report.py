@@ -94,7 +94,7 @@ def plot(found: Evaluation, path: str) -> None:
 
 
 def picture(found: Evaluation) -> Any:
-    """Accuracy against tokens a second, a point a decoder, with 95% intervals of the accuracy."""
+    """Accuracy against tokens per second, a point a decoder, with 95% intervals of the accuracy."""
     from specjax.viz.picture import Picture
 
     figure = Picture(8, 5 + 0.18 * len(found.rows))
@@ -102,7 +102,7 @@ def picture(found: Evaluation) -> Any:
     for index, row in enumerate(found.rows):
         _point(axes, row, f"C{index % 10}")
     axes.set_xlim(0, 1.1 * max(row.tokens_per_second for row in found.rows))
-    axes.set_xlabel("tokens a second")
+    axes.set_xlabel("tokens per second")
     axes.set_ylabel("right answers, %")
     axes.grid(alpha=0.3)
     figure.legend(fontsize=8, loc="outside lower center")
@@ -120,5 +120,5 @@ def _point(axes: Any, row: Row, color: str) -> None:
         fmt="o",
         capsize=4,
         color=color,
-        label=f"{row.decoder}: {row.tokens_per_step:.2f} tokens a step",
+        label=f"{row.decoder}: {row.tokens_per_step:.2f} tokens per step",
     )

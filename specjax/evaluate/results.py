@@ -143,7 +143,7 @@ class Comparison:
       baseline: the other's.
       overall: difference of accuracy over all questions.
       families: by family.
-      speed: ratio of their tokens a second in one run; None where the other's answers are of another run.
+      speed: ratio of their tokens per second in one run; None where the other's answers are of another run.
       same_text: answers with the same text.
       answers: of each.
       verdict: whether accuracy was lost, in words.
@@ -177,7 +177,7 @@ class Evaluation:
     """A whole run.
 
     Attributes:
-      rows: one a decoder, the first the one that was asked for.
+      rows: one per decoder, the first the one that was asked for.
       comparisons: of the others with it, or of all with the answers of another run.
       about: the setting in words.
     """
@@ -227,7 +227,7 @@ def compared(
 
 
 def shares_of(answers: Sequence[Answer]) -> np.ndarray:
-    """Of every question the share of its answers that are right, `[Q]`."""
+    """The share of right answers of every question, `[Q]`."""
     right: dict[str, list[bool]] = {}
     for answer in answers:
         right.setdefault(answer.id, []).append(answer.right)

@@ -15,9 +15,9 @@ Z = NormalDist().inv_cdf(0.975)
 def wilson(shares: np.ndarray, samples: int = 1) -> tuple[float, float]:
     """Wilson's interval of an accuracy.
 
-    Of one sample a question it is the binomial one. Of several it has the effective number of questions that the spread between
-    questions leaves (Korn and Graubard 1998): as many as there are where a question's samples are all right or all wrong, and
-    at most all samples.
+    For one sample per question it is the binomial one. For several it has the effective number of questions that the
+    spread between questions leaves (Korn and Graubard 1998): as many as there are where a question's samples are all
+    right or all wrong, and at most all samples.
 
     Args:
       shares: `[Q]`, the share of each question's samples that are right.

@@ -1,4 +1,5 @@
-"""Expanders: from a drafter's next-token laws to a tree. A line a method, in the order in which they are listed."""
+"""Expanders: from a drafter's next-token distributions to a tree. A line per method, in the order in which they are
+listed."""
 # isort: skip_file
 
 from specjax.expand.chain import Chain as Chain

@@ -35,7 +35,7 @@ class Level:
 
 Grow = Callable[[Any, Level], tuple[Any, Array]]
 """`(carry, level) -> (carry, logits)`: the drafter's side. The logits are `[B, F, V]`, or `[B, 1, V]` where all nodes of the
-level share one law. V may be fewer columns: those that the sampler is restricted to."""
+level share one distribution. V may be fewer columns: those that the sampler is restricted to."""
 
 
 class Expander(abc.ABC):
@@ -81,7 +81,7 @@ class Expander(abc.ABC):
         """
         Args:
           root: `[B]` int32.
-          logits: `[B, V]` float32, the draft's law after the root.
+          logits: `[B, V]` float32, the draft's distribution after the root.
           grow: scores the next frontier.
           carry: whatever `grow` carries from level to level.
           sampler: the step's sampler, so that children are ranked with the target's own noise.
@@ -120,12 +120,12 @@ def candidates(
 
     Args:
       sampler: the step's sampler, restricted where the logits' columns are not the vocabulary.
-      logits: `[B, F, V]` float32, or `[B, 1, V]` where the nodes share one law.
-      k: how many a node.
+      logits: `[B, F, V]` float32, or `[B, 1, V]` where the nodes share one distribution.
+      k: how many per node.
       nodes: F.
       depth: of the nodes; 0 is the root.
-      paths: makes `[B, F, depth]`, the tokens of each node's path, for the repetition penalty. A law shared by several
-        nodes is penalised by the committed text alone.
+      paths: makes `[B, F, depth]`, the tokens of each node's path, for the repetition penalty. A distribution shared by
+        several nodes is penalised by the committed text alone.
       coupled: whether to use the noise.
       tau: temperature of the worth.
     """
@@ -160,20 +160,20 @@ def drawn_from(sampler: Sampler, logits: Array, paths: Paths | None = None, *, n
       `[B, F, V]` log-probabilities; one-hot in greedy rows.
     """
     shared = logits.shape[1] != nodes
-    law = sampler.full(sampler.log_law(logits, None if shared else paths))
-    return jnp.broadcast_to(law, (law.shape[0], nodes, law.shape[2]))
+    dist = sampler.full(sampler.log_probs(logits, None if shared else paths))
+    return jnp.broadcast_to(dist, (dist.shape[0], nodes, dist.shape[2]))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """Draws without replacement from the laws of F nodes; in greedy rows the likeliest tokens.
+    """Draws without replacement from the distributions of F nodes; in greedy rows the likeliest tokens.
 
     Attributes:
       tokens: `[B, F, k]` int32 target ids, in the order of the draws; -1 where nothing is left.
-      log_q: `[B, F, k]`, the law's log-probability of each; -inf where there is none.
+      log_q: `[B, F, k]`, the distribution's log-probability of each; -inf where there is none.
       noisy: `[B, F, k]`, the same with the Gumbel noise that they were drawn with.
-      left: `[B, F, 1]`, the log of what the law has beside them.
+      left: `[B, F, 1]`, the log of what the distribution has beside them.
     """
 
     tokens: Array
@@ -183,9 +183,10 @@ class Draws:
 
 
 def draws(sampler: Sampler, logits: Array, k: int, *, nodes: int, depth: int, paths: Paths | None) -> Draws:
-    """k draws from the law of every node of a level, with noise of the node's own. See `candidates` for the arguments."""
-    batch, law, columns = logits.shape
-    paths = paths if law == nodes else None
+    """k draws from the distribution of every node of a level, with noise of the node's own. See `candidates` for the
+    arguments."""
+    batch, dists, columns = logits.shape
+    paths = paths if dists == nodes else None
     every = lambda scores: jnp.broadcast_to(jax.nn.log_softmax(scores, axis=-1), (batch, nodes, columns))
 
     def with_noise():

@@ -1,4 +1,4 @@
-"""A chain: the best candidate of every node, one a level."""
+"""A chain: the best candidate of every node, one per level."""
 
 import dataclasses
 
@@ -13,10 +13,10 @@ from specjax.tree import Topology, Tree, log_q_of
 class Chain(Expander):
     """`length` tokens in a row, each the drafter's own draw with the position's shared noise.
 
-    The draw is an exact sample of the draft's warped law, so a chain also serves the classical rejection rule.
+    The draw is an exact sample of the draft's warped distribution, so a chain also serves the classical rejection rule.
     """
 
-    about = About("chain", "one token a level, drawn with the position's own noise", "arXiv:2211.17192")
+    about = About("chain", "one token per level, drawn with the position's own noise", "arXiv:2211.17192")
 
     length: int = 4
 
@@ -43,13 +43,13 @@ class Chain(Expander):
     def __call__(self, root, logits, grow, carry, sampler, *, keep_q=False):
         batch = root.shape[0]
         logits = logits[:, None]
-        tokens, laws = [], {}
+        tokens, dists = [], {}
         for depth in range(self.length):
             above = tuple(tokens)
             paths = (lambda above=above: jnp.stack(above, axis=1)[:, None]) if above else None
             tokens.append(candidates(sampler, logits, 1, depth=depth, paths=paths).tokens[:, 0, 0])
             if keep_q:
-                laws[depth] = drawn_from(sampler, logits, paths)[:, 0]
+                dists[depth] = drawn_from(sampler, logits, paths)[:, 0]
             if depth + 1 < self.length:
                 level = Level(
                     tokens=tokens[-1][:, None],
@@ -59,6 +59,6 @@ class Chain(Expander):
                 )
                 carry, logits = grow(carry, level)
         nodes = jnp.stack([root, *tokens], axis=1)
-        log_q = log_q_of(laws, self.nodes) if keep_q else None
+        log_q = log_q_of(dists, self.nodes) if keep_q else None
         topology = Topology.chain(self.length)
         return Tree.of(topology, nodes, nodes >= 0, log_q=log_q, children=self.children)

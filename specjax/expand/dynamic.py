@@ -1,4 +1,5 @@
-"""What trees share whose shape rests on the draft's laws: a beam is scored level by level, and the best of all is kept."""
+"""What trees share whose shape rests on the draft's distributions: a beam is scored level by level, and the best of all
+is kept."""
 
 import abc
 import dataclasses
@@ -56,7 +57,7 @@ class DynamicTree(Expander):
 
         Args:
           sampler: the step's sampler, restricted where the logits' columns are not the vocabulary.
-          logits: `[B, F, V]` float32, or `[B, 1, V]` where the nodes share one law.
+          logits: `[B, F, V]` float32, or `[B, 1, V]` where the nodes share one distribution.
           value: of the F nodes, a pytree of `[B, F]`.
           nodes: F.
           depth: of the nodes; 0 is the root.
@@ -81,7 +82,7 @@ class DynamicTree(Expander):
         keep_q = keep_q and self.children in DRAWN
         first = jax.tree.map(lambda x: jnp.full((batch, 1), x, jnp.float32), self.start)
         few = self.choose(sampler, logits[:, None], first, nodes=1, depth=0, paths=None)
-        laws = [drawn_from(sampler, logits[:, None])] if keep_q else []
+        dists = [drawn_from(sampler, logits[:, None])] if keep_q else []
         flat = lambda x: x.reshape(batch, -1)
         tokens, ranks = [flat(few.tokens)], [flat(few.rank)]
         parents = [jnp.zeros((batch, 1), jnp.int32)]  # candidate id (1-based, 0 is the root) that a group of k hangs on
@@ -104,12 +105,12 @@ class DynamicTree(Expander):
 
             more = self.goes_on(ranks, going)
             if more is None:
-                carry, (few, law) = score(carry)
+                carry, (few, dist) = score(carry)
             else:
                 going = more
-                carry, (few, law) = skippable(jnp.any(sampler.live & going), score, carry)
+                carry, (few, dist) = skippable(jnp.any(sampler.live & going), score, carry)
                 few = dataclasses.replace(few, rank=jnp.where(going[:, None, None], few.rank, -jnp.inf))
-            laws += [law] if keep_q else []
+            dists += [dist] if keep_q else []
             tokens.append(flat(few.tokens))
             ranks.append(flat(few.rank))
             parents.append(beams[-1] + 1)
@@ -127,7 +128,7 @@ class DynamicTree(Expander):
         tree = self._tree(root, jnp.concatenate(tokens, axis=1), rank, jnp.concatenate(parents, axis=1), chosen)
         if not keep_q:
             return tree
-        return dataclasses.replace(tree, log_q=self._laws(laws, beams[:-1], chosen, rank.shape[1]))
+        return dataclasses.replace(tree, log_q=self._distributions(dists, beams[:-1], chosen, rank.shape[1]))
 
     def _tree(self, root, tokens, ranks, parents, chosen):
         """The tree of the chosen candidates, in their order: parents come first, and siblings as they were."""
@@ -153,12 +154,12 @@ class DynamicTree(Expander):
             children=self.children,
         )
 
-    def _laws(self, laws, beams, chosen, count):
+    def _distributions(self, dists, beams, chosen, count):
         """`Tree.log_q` of the chosen candidates; of those that were not scored, which have no children, the root's."""
-        laws = jnp.concatenate(laws, axis=1)  # [B, 1 + scored, V]
-        scored = jnp.concatenate(beams, axis=1) if beams else jnp.zeros((laws.shape[0], 0), jnp.int32)
-        rows = jnp.arange(laws.shape[0])[:, None]
+        dists = jnp.concatenate(dists, axis=1)  # [B, 1 + scored, V]
+        scored = jnp.concatenate(beams, axis=1) if beams else jnp.zeros((dists.shape[0], 0), jnp.int32)
+        rows = jnp.arange(dists.shape[0])[:, None]
         numbers = 1 + jnp.arange(scored.shape[1], dtype=jnp.int32)[None]
-        row_of = jnp.zeros((laws.shape[0], count), jnp.int32).at[rows, scored].set(numbers)
+        row_of = jnp.zeros((dists.shape[0], count), jnp.int32).at[rows, scored].set(numbers)
         row_of = jnp.pad(jnp.take_along_axis(row_of, chosen, axis=1), ((0, 0), (1, 0)))
-        return laws[rows, row_of]
+        return dists[rows, row_of]

@@ -13,11 +13,12 @@ from specjax.expand.dynamic import DynamicTree, Ranked
 @dataclasses.dataclass(frozen=True)
 class DySpec(DynamicTree):
     """A node's children are draws without replacement. Of all that could be drawn those `nodes - 1` are kept whose turn is most
-    likely to come: the chance of the path that leads to their parent, times what its earlier children leave of its law.
+    likely to come: the chance of the path that leads to their parent, times what its earlier children leave of its
+    distribution.
 
     That is known before a child is drawn, so a child is never dropped for what it turned out to be, and rules for draws without
-    replacement keep the target's law. In greedy rows, whose children are the likeliest, it is the chance of the child itself,
-    and the tree is EAGLE-2's.
+    replacement keep the target's distribution. In greedy rows, whose children are the likeliest, it is the chance of
+    the child itself, and the tree is EAGLE-2's.
 
     Attributes:
       k: how many nodes of a level are scored, those whose turn is likeliest, and the most children of a node. Of

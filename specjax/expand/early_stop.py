@@ -32,7 +32,7 @@ class EarlyStop(Expander):
     Attributes:
       length: the longest chain.
       threshold: confidence below which a row stops; 0 never stops.
-      width: nodes a level: the chain's token and its `width - 1` best siblings, which stay leaves.
+      width: nodes per level: the chain's token and its `width - 1` best siblings, which stay leaves.
       narrowing: whether a level whose token is sure has fewer siblings, as SWIFT's: see `SURE`. Those left out are no valid
         nodes; the tree that the target reads is no smaller for it.
     """
@@ -137,7 +137,7 @@ class EarlyStop(Expander):
                 kept.shape
             )
         kept = jnp.concatenate([jnp.ones((root.shape[0], 1), bool), kept], axis=1)
-        known = {max(0, 1 + (i - 1) * self.width): law for i, (*_, law) in enumerate(levels) if law is not None}
+        known = {max(0, 1 + (i - 1) * self.width): dist for i, (*_, dist) in enumerate(levels) if dist is not None}
         log_q = log_q_of(known, self.nodes) if keep_q else None
         nodes = jnp.concatenate([root[:, None], ids], axis=1)
         tree = Tree.of(self.topology, nodes, kept, log_q=log_q, children=self.children)
@@ -150,9 +150,10 @@ class EarlyStop(Expander):
         return jnp.where(sampler.params.temperature[:, None] > 0, sampled, greedy)
 
     def _pick(self, logits, above, sampler, keep_q):
-        """Candidates `[B, width]` (-1: none), the first one's confidence `[B]`, and its law `[B, V]` if wanted."""
+        """Candidates `[B, width]` (-1: none), the first one's confidence `[B]`, and its distribution `[B, V]` if
+        wanted."""
         logits = logits[:, None]
         paths = (lambda: jnp.stack(above, axis=1)[:, None]) if above else None
         few = candidates(sampler, logits, self.width, depth=len(above), paths=paths)
-        law = drawn_from(sampler, logits, paths)[:, 0] if keep_q else None
-        return few.tokens[:, 0], jnp.exp(few.worth[:, 0, 0]), law
+        dist = drawn_from(sampler, logits, paths)[:, 0] if keep_q else None
+        return few.tokens[:, 0], jnp.exp(few.worth[:, 0, 0]), dist

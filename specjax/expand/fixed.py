@@ -26,13 +26,13 @@ class FixedTree(OfTopology, Expander):
 
         Args:
           sampler: the step's sampler, restricted where the logits' columns are not the vocabulary.
-          logits: `[B, F, V]` float32, or `[B, 1, V]` where the nodes share one law.
+          logits: `[B, F, V]` float32, or `[B, 1, V]` where the nodes share one distribution.
           counts: how many ranks each of the F nodes of a level with children has; what is chosen beyond them is not read.
           depth: of the nodes; 0 is the root.
           paths: see `specjax.expand.base.candidates`.
         """
 
-    def law(
+    def dist(
         self, sampler: Sampler, logits: Array, chosen: Array, counts: tuple[int, ...], paths: Paths | None
     ) -> Array:
         """`Tree.log_q` `[B, F, V]` of a level's nodes with children. See `choose`, which made `chosen` `[B, F, k]`."""
@@ -46,7 +46,7 @@ class FixedTree(OfTopology, Expander):
         topology = self.topology
         parents, ranks, depths = (np.asarray(x) for x in (topology.parents, topology.ranks, topology.depths))
         above = topology.ancestors()
-        columns, laws = {0: root}, {}
+        columns, dists = {0: root}, {}
         scored: list[int] = []  # nodes with children, in the order they were scored; the root is not among them
         frontier = [0]
         logits = logits[:, None]
@@ -59,8 +59,8 @@ class FixedTree(OfTopology, Expander):
             counts = tuple(1 + int(ranks[group].max()) for group in children)
             chosen = self.choose(sampler, logits, counts, depth=depth, paths=paths)
             if keep_q and self.children in DRAWN:
-                law = self.law(sampler, logits, chosen, counts, paths)
-                laws.update((node, law[:, row]) for row, node in enumerate(frontier))
+                dist = self.dist(sampler, logits, chosen, counts, paths)
+                dists.update((node, dist[:, row]) for row, node in enumerate(frontier))
             for row, group in enumerate(children):
                 for node in group:
                     columns[node] = chosen[:, row, ranks[node]]
@@ -78,7 +78,7 @@ class FixedTree(OfTopology, Expander):
             carry, logits = grow(carry, level)
             scored += frontier
         tokens = jnp.stack([columns[n] for n in range(self.nodes)], axis=1)
-        log_q = log_q_of(laws, self.nodes) if laws else None
+        log_q = log_q_of(dists, self.nodes) if dists else None
         return Tree.of(topology, tokens, tokens >= 0, log_q=log_q, children=self.children)
 
 

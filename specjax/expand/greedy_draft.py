@@ -15,7 +15,8 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class GreedyDraft(IID):
-    """Of a node's k children the first k - 1 are the likeliest tokens, and the last is a draw from the law without those.
+    """The first k - 1 of a node's k children are the likeliest tokens, and the last is a draw from the distribution
+    without those.
 
     One child is a plain draw. See `IID` for the shape, and for greedy rows, whose children are the k likeliest.
     """
@@ -35,8 +36,8 @@ class GreedyDraft(IID):
         last = best(left_over(scores, likeliest, counts) + noise)
         return jnp.where(_ranks(counts) == 0, last[:, :, None], likeliest)
 
-    def law(self, sampler, logits, chosen, counts, paths):
-        left = left_over(super().law(sampler, logits, chosen, counts, paths), chosen, counts)
+    def dist(self, sampler, logits, chosen, counts, paths):
+        left = left_over(super().dist(sampler, logits, chosen, counts, paths), chosen, counts)
         mass = jax.nn.logsumexp(left, axis=2, keepdims=True)
         return jnp.where(mass > -jnp.inf, left - mass, -jnp.inf)
 

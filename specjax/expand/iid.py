@@ -1,4 +1,5 @@
-"""Children drawn from the draft's law independently of each other, so two may be equal (SpecTr, arXiv:2310.15141)."""
+"""Children drawn from the draft's distribution independently of each other, so two may be equal (SpecTr,
+arXiv:2310.15141)."""
 
 import dataclasses
 
@@ -13,7 +14,7 @@ from specjax.tree import Children, Topology
 
 @dataclasses.dataclass(frozen=True)
 class IID(FixedTree):
-    """Every child is a draw of its own from the law at its parent; greedy rows take the likeliest tokens.
+    """Every child is a draw of its own from the distribution at its parent; greedy rows take the likeliest tokens.
 
     The noise is each node's own, apart from that of the positions.
 
@@ -46,9 +47,9 @@ class IID(FixedTree):
         return "iid"
 
     def choose(self, sampler, logits, counts, *, depth, paths):
-        batch, law, columns = logits.shape
+        batch, dists, columns = logits.shape
         nodes, k = len(counts), max(counts)
-        paths = paths if law == nodes else None
+        paths = paths if dists == nodes else None
         spread = lambda scores: jnp.broadcast_to(scores, (batch, nodes, columns))
 
         def likeliest(scores):

@@ -40,7 +40,7 @@ def sequoia_tree(accuracy: Any, nodes: int) -> tuple[Path, ...]:
 
 
 def fastest_tree(accuracy: Any, draft: float, verify: Sequence[float]) -> tuple[Path, ...]:
-    """The tree of most tokens a second, among the best ones of every size and depth.
+    """The tree of most tokens per second, among the best ones of every size and depth.
 
     Args:
       accuracy: see `sequoia_tree`.

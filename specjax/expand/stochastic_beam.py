@@ -16,7 +16,7 @@ class StochasticBeam(DynamicTree):
 
     The best of a node's children has the node's own noisy value, so whole sequences are drawn without replacement, and so are a
     node's children. Which of them stay in the beam depends on their noisy values alone, and how large a node's next one is does
-    not depend on which token it is: rules for draws without replacement keep the target's law.
+    not depend on which token it is: rules for draws without replacement keep the target's distribution.
     Greedy rows have the plain beam search.
 
     Attributes:

@@ -18,7 +18,7 @@ class TopK(DynamicTree):
     takes them as they are, and there is no `log_q`.
 
     Attributes:
-      k: beam width and candidates a node. Of k >= `nodes` - 1 no other tree of as many nodes is worth more.
+      k: beam width and candidates per node. With k >= `nodes` - 1 no other tree of as many nodes is worth more.
       depth: levels below the root.
       nodes: kept tree nodes, the root included.
       coupled: worth is `log softmax((log q + g) / tau)`, the chance that a candidate is the target's token given the

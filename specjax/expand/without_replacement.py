@@ -11,7 +11,8 @@ from specjax.expand.iid import IID
 
 @dataclasses.dataclass(frozen=True)
 class WithoutReplacement(IID):
-    """A node's children are draws from its law without those before them; where it has fewer tokens, so has the node.
+    """A node's children are draws from its distribution without those before them; where it has fewer tokens, so has
+    the node.
 
     They are the largest of `log q + g` with noise g of the node's own: the trees of `Static` have the position's noise there,
     which nodes of one depth share. See `IID` for the shape, and for greedy rows.

@@ -1,4 +1,4 @@
-"""Who completes the requests of a job: an engine in this process. `specjax.jobs.fleet` has the workers of a cluster."""
+"""Completes the requests of a job by an engine in this process. `specjax.jobs.fleet` has the workers of a cluster."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from specjax.terminal import bad_input
 
 
 class Completer(Protocol):
-    """What a job needs of whoever completes its requests.
+    """What a job needs in order to have its requests completed.
 
     Attributes:
       timing: what was spent so far.
@@ -81,7 +81,7 @@ class Whole:
 
     @classmethod
     def of(cls, options: JobOptions, engine: Engine, items: Sequence[Item]) -> "Whole":
-        """Of the items of a job, at least one of them a request.
+        """Makes it of the items of a job, at least one of them a request.
 
         Raises:
           ValueError: where the model cannot share a prefix.

@@ -93,9 +93,9 @@ def _read(options: JobOptions, first: bool) -> list[Any]:
     if options.input and options.suffix:
         raise ValueError("--suffix goes with PROMPT; lines of --input have a field of that name")
     if options.strict and not options.input:
-        raise ValueError("--strict is about the lines of --input, and there is none")
+        raise ValueError("--strict is for the lines of a file: give --input, or leave it out")
     if options.unordered and not options.input:
-        raise ValueError("--unordered is about the order of --input, and there is none")
+        raise ValueError("--unordered is for the lines of a file: give --input, or leave it out")
     if options.file and first:
         check_output(options.file, options.input)
     if options.input:

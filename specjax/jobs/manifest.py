@@ -38,7 +38,7 @@ def _header_bytes(file: Path) -> int:
 
 
 def _stretches(file: Path, start: int) -> bytes:
-    """Of a file's size, its first bytes, and stretches of the rest."""
+    """A digest of a file's size, its first bytes, and stretches of the rest."""
     size = file.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with file.open("rb") as data:

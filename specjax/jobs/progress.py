@@ -23,7 +23,7 @@ def progress(total: int, done: int, timing: Timing, bar: bool, lines: bool) -> I
     Args:
       total: records of the job.
       done: records that were there before.
-      timing: of whoever decodes.
+      timing: of the decoding engine.
       bar: whether stderr shows a bar.
       lines: whether it gets a line every ten seconds where there is no bar.
     """
@@ -47,7 +47,8 @@ def progress(total: int, done: int, timing: Timing, bar: bool, lines: bool) -> I
 @contextlib.contextmanager
 def interruptible(active: bool) -> Iterator[Callable[[], int]]:
     """The number of the signal that asked the job to end, 0 for none. The first Ctrl-C only says so, and a second one ends the
-    program as it always does; SIGTERM may come several times, from a scheduler and from whoever started this process."""
+    program as it always does; SIGTERM may come several times, from a scheduler and from the process that started this
+    one."""
     if not active or threading.current_thread() is not threading.main_thread():
         yield lambda: 0
         return

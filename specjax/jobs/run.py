@@ -33,7 +33,7 @@ class Totals:
 
     tokens: int = 0
     steps: int = 0
-    decoded: float = 0.0  # tokens behind a stop string too
+    decoded: float = 0.0  # tokens after a stop string too
     failed: int = 0
 
     def add(self, record: Record) -> None:
@@ -202,15 +202,15 @@ def _summary(options: JobOptions, completer: Completer, totals: Totals) -> None:
     way = options.way
     cache = "" if completer.decoding == "masked" else _lossy("cache", getattr(way, "cache", None), make_old)
     if completer.decoding == "masked":
-        note(f"{tokens} new tokens in {steps} forward passes: {tokens / steps:.2f} tokens a pass, {speed}")
+        note(f"{tokens} new tokens in {steps} forward passes: {tokens / steps:.2f} tokens per pass, {speed}")
     elif completer.decoding == "searched":
         note(f"{tokens} new tokens{_step(way)}, {speed}")
     elif completer.decoding == "soft":
-        note(f"{tokens} new tokens in {steps} steps: soft thinking, 1.00 tokens a step, {speed}")
+        note(f"{tokens} new tokens in {steps} steps: soft thinking, 1.00 tokens per step, {speed}")
     elif completer.decoding == "plain":
-        note(f"{tokens} new tokens in {steps} steps: plain decoding, 1.00 tokens a step, {speed}{cache}")
+        note(f"{tokens} new tokens in {steps} steps: plain decoding, 1.00 tokens per step, {speed}{cache}")
     else:
-        gain = f"{totals.decoded / steps:.2f} tokens a step against 1.00 of plain decoding"
+        gain = f"{totals.decoded / steps:.2f} tokens per step against 1.00 of plain decoding"
         verifier = _lossy("verifier", getattr(way, "verifier", None), make_verifier)
         parts = f"drafter {getattr(way, 'drafter', None) or completer.decoding}{verifier}{cache}"
         note(f"{tokens} new tokens in {steps} steps: {gain}, {speed}, {parts}")

@@ -145,7 +145,7 @@ def item_of(scorer: Scorer, line: jsonl.Line) -> Item:
 
 
 def _scores(scorer: Scorer, items: list[Item], done: int, options: ScoreOptions) -> Iterator[Score]:
-    """Scores of the items behind the first `done`, in order; at the end a note of how long it took."""
+    """Scores of the items after the first `done`, in order; at the end a note of how long it took."""
     began, tokens, count = time.monotonic(), 0, 0
     pairs = [item for item in items if isinstance(item, Pair)]
     start = sum(isinstance(item, Pair) for item in items[:done])

@@ -1,4 +1,5 @@
-"""What parameters are fitted to: the contract of an objective, losses between laws, and what objectives share."""
+"""What parameters are fitted to: the contract of an objective, losses between distributions, and what objectives
+share."""
 
 from specjax.objectives.base import Batch, Objective
 from specjax.objectives.losses import LOSSES, Loss

@@ -1,6 +1,6 @@
 """What is trained: batches of text, and the objective that a drafter's parameters are fitted to.
 
-In the shape descriptions `B` denotes rows, `T` tokens a row, `V` the vocabulary.
+In the shape descriptions `B` denotes rows, `T` tokens per row, `V` the vocabulary.
 """
 
 import abc
@@ -202,7 +202,7 @@ class Objective(abc.ABC):
           params: what is trained.
           target_params: what is not.
           batch: the rows.
-          key: for what is drawn: one key, or one a row, `[B]`.
+          key: for what is drawn: one key, or one per row, `[B]`.
           mean: takes the means.
 
         Returns:
@@ -216,7 +216,7 @@ def each_row(draw: Callable[[Array], Array], key: Array, rows: int) -> Array:
 
     Args:
       draw: from a key to a row's draws.
-      key: one key, or one a row.
+      key: one key, or one per row.
       rows: B.
     """
     return jax.vmap(draw)(key if key.ndim else jax.random.split(key, rows))
@@ -226,7 +226,7 @@ def drawn_places(key: Array, useful: Array, count: int) -> tuple[Array, Array]:
     """Random places of every row, without replacement.
 
     Args:
-      key: one key, or one a row.
+      key: one key, or one per row.
       useful: `[B, T]` bool, places that may be drawn.
       count: places a row.
 

@@ -1,4 +1,5 @@
-"""Losses that pull a draft's law q towards the target's law p, and the share of draft tokens that p accepts of q.
+"""Losses that pull a draft's distribution q towards the target's distribution p, and the share of draft tokens that p
+accepts of q.
 
 All take logits `[B, T, V]` of both models for the same positions and a `mask` `[B, T]`, bool or non-negative weights (the axes
 before the vocabulary may be any), and give a float32 scalar: the mean over the masked positions of all the rows they are given
@@ -29,7 +30,7 @@ def acceptance(target_logits: Array, draft_logits: Array, outside: Array | None 
       draft_logits: `[B, T, V]`.
       outside: `[B, T]`, the target's probability of all tokens that the draft cannot say and V leaves out; None: of none.
     """
-    p, q = _laws(target_logits, draft_logits, outside)
+    p, q = _distributions(target_logits, draft_logits, outside)
     return jnp.minimum(p, q).sum(axis=-1)
 
 
@@ -42,9 +43,9 @@ class Loss(abc.ABC):
     """A loss on logits. Implementations are frozen dataclasses; see `LOSSES`.
 
     Of a draft over fewer tokens than the target knows, the logits of both are over the draft's tokens. What then counts is the
-    loss's own: acceptance and what is made of it (total variation, LK) compare with the target's law over all its tokens; a
-    Kullback-Leibler divergence would be infinite, so it and its like take the target's law given that it says what the draft
-    can, at positions where its likeliest token is such a one (EAGLE-3's way).
+    loss's own: acceptance and what is made of it (total variation, LK) compare with the target's distribution over all
+    its tokens; a Kullback-Leibler divergence would be infinite, so it and its like take the target's distribution given
+    that it says what the draft can, at positions where its likeliest token is such a one (EAGLE-3's way).
     """
 
     @abc.abstractmethod
@@ -91,10 +92,10 @@ class Loss(abc.ABC):
 
 
 class Divergence(Loss):
-    """A loss that is the mean of one number a position."""
+    """A loss that is the mean of one number per position."""
 
     counts_outside: ClassVar[bool] = False
-    """Whether it compares with the target's law over all tokens; see `Loss`."""
+    """Whether it compares with the target's distribution over all tokens; see `Loss`."""
 
     @abc.abstractmethod
     def positions(self, target_logits: Array, draft_logits: Array, outside: Array | None = None) -> Array:
@@ -112,7 +113,7 @@ class ForwardKL(Divergence):
     """`sum_v p (log p - log q)`. Covers all that the target may say."""
 
     def positions(self, target_logits, draft_logits, outside=None):
-        return _kl(_log_law(target_logits), _log_law(draft_logits))
+        return _kl(_log_probs(target_logits), _log_probs(draft_logits))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +121,7 @@ class ReverseKL(Divergence):
     """`sum_v q (log q - log p)`. Keeps to what the target is likely to say."""
 
     def positions(self, target_logits, draft_logits, outside=None):
-        return _kl(_log_law(draft_logits), _log_law(target_logits))
+        return _kl(_log_probs(draft_logits), _log_probs(target_logits))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +139,7 @@ class JSD(Divergence):
             raise ValueError(f"loss jsd: beta must lie between 0 and 1, got {self.beta}")
 
     def positions(self, target_logits, draft_logits, outside=None):
-        log_p, log_q = _log_law(target_logits), _log_law(draft_logits)
+        log_p, log_q = _log_probs(target_logits), _log_probs(draft_logits)
         # a floor: the gradient of a sum of two exact zeros would be NaN
         middle = jnp.log(jnp.maximum(self.beta * jnp.exp(log_p) + (1 - self.beta) * jnp.exp(log_q), TINY))
         return self.beta * _kl(log_p, middle) + (1 - self.beta) * _kl(log_q, middle)
@@ -151,10 +152,10 @@ class TVD(Divergence):
     counts_outside = True
 
     def positions(self, target_logits, draft_logits, outside=None):
-        p, q = _laws(target_logits, draft_logits, outside)
+        p, q = _distributions(target_logits, draft_logits, outside)
         more = jnp.where(q < p, p - q, 0.0).sum(
             axis=-1
-        )  # half of all differences, and of equal laws without a gradient
+        )  # half of all differences, and of equal distributions without a gradient
         return more if outside is None else more + outside
 
 
@@ -170,7 +171,7 @@ class TVDPP(Loss):
     """
 
     def numbers(self, target_logits, draft_logits, outside=None, labels=None):
-        p, q = _laws(target_logits, draft_logits, outside)
+        p, q = _distributions(target_logits, draft_logits, outside)
         return TVD().positions(target_logits, draft_logits, outside), jnp.where(q < p, q, 0.0).sum(axis=-1)
 
     def taken(self, numbers, mask, mean=MEAN, known=None):
@@ -267,19 +268,19 @@ LOSSES: dict[str, type[Loss]] = {
 """Every loss by name; its fields are set as in `jsd:beta=0.1`."""
 
 
-def _log_law(logits: Array) -> Array:
+def _log_probs(logits: Array) -> Array:
     return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
 
 
-def _laws(target_logits: Array, draft_logits: Array, outside: Array | None) -> tuple[Array, Array]:
+def _distributions(target_logits: Array, draft_logits: Array, outside: Array | None) -> tuple[Array, Array]:
     """The target's over all its tokens, of which these are those that the draft can say, and the draft's."""
-    p, q = jnp.exp(_log_law(target_logits)), jnp.exp(_log_law(draft_logits))
+    p, q = jnp.exp(_log_probs(target_logits)), jnp.exp(_log_probs(draft_logits))
     return p if outside is None else p * (1 - outside[..., None]), q
 
 
 def _surprise(logits: Array, labels: Array) -> Array:
     """`-log q` of the columns `labels`."""
-    return -jnp.take_along_axis(_log_law(logits), labels[..., None], axis=-1)[..., 0]
+    return -jnp.take_along_axis(_log_probs(logits), labels[..., None], axis=-1)[..., 0]
 
 
 def _kl(log_a: Array, log_b: Array) -> Array:

@@ -1,6 +1,6 @@
 """Training of masked-diffusion models: LLaDA's loss, and dParallel's certainty-forcing distillation.
 
-In the shape descriptions `B` denotes rows, `T` tokens a row, `V` the vocabulary.
+In the shape descriptions `B` denotes rows, `T` tokens per row, `V` the vocabulary.
 """
 
 import dataclasses
@@ -139,9 +139,9 @@ class CertaintyForcing(MaskedObjective):
     def term(self, params, batch, masked, after) -> tuple[Array, Array, Array]:
         """Cross-entropy `[B, T]`, entropy `[B, T]`, and which masked predictions are right `[B, T]`."""
         logits = self.logits(params, jnp.where(masked | after, self.mask_id, batch.tokens), seen(batch))
-        law = jax.nn.log_softmax(logits / self.temperature, axis=-1)
-        law = jnp.where(jnp.isfinite(law), law, -1e9)  # the mask's: neither it nor its gradient is anything but 0
-        entropy = -jnp.sum(jnp.exp(law) * law, axis=-1)
+        dist = jax.nn.log_softmax(logits / self.temperature, axis=-1)
+        dist = jnp.where(jnp.isfinite(dist), dist, -1e9)  # the mask's: neither it nor its gradient is anything but 0
+        entropy = -jnp.sum(jnp.exp(dist) * dist, axis=-1)
         return surprise(logits, batch.tokens), entropy, masked & (jnp.argmax(logits, axis=-1) == batch.tokens)
 
 

@@ -1,4 +1,5 @@
-"""What the objectives of heads share: a frozen target's laws, seen through the draft's vocabulary, some tokens ahead.
+"""What the objectives of heads share: a frozen target's distributions, seen through the draft's vocabulary, some tokens
+ahead.
 
 In the shape descriptions `V` denotes the target's vocabulary, `U` the draft's.
 """
@@ -23,12 +24,12 @@ PyTree = Any
 Ids = tuple[int, ...]
 
 CHUNK = 2048
-"""Positions whose laws are there at a time."""
+"""Positions whose distributions are there at a time."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Law:
+class Distribution:
     """What the target says at some positions.
 
     Attributes:
@@ -44,11 +45,11 @@ class Law:
 
 @dataclasses.dataclass(frozen=True)
 class Teacher:
-    """A batch as the target reads it. Its laws are made where they are needed, and never all at once.
+    """A batch as the target reads it. Its distributions are made where they are needed, and never all at once.
 
     Attributes:
       batch: the text.
-      output: the target's, without gradient: what the head reads, and what laws are made from.
+      output: the target's, without gradient: what the head reads, and what distributions are made from.
       unembed: from `grounds` to logits `[..., V]`.
       ids: the draft's vocabulary; empty: all.
     """
@@ -60,7 +61,8 @@ class Teacher:
 
     @property
     def grounds(self) -> PyTree:
-        """What laws are made from: final features `[B, T, E]`, or the likeliest tokens where those were captured."""
+        """What distributions are made from: final features `[B, T, E]`, or the likeliest tokens where those were
+        captured."""
         return self.output.final if self.output.topk is None else self.output.topk
 
     def columns(self, tokens: Array) -> Array:
@@ -80,18 +82,18 @@ class Teacher:
         """`[B, width, ...]`: slot t holds x of slot t + steps."""
         return x[:, steps : steps + width]
 
-    def law(self, grounds: PyTree) -> Law:
+    def dist(self, grounds: PyTree) -> Distribution:
         """What the target says on some slots of `grounds`, `[B, T, ...]`, without gradient."""
         every = jax.lax.stop_gradient(self.unembed(grounds))
         if not self.ids:
-            return Law(every, jnp.ones(every.shape[:-1], bool))
+            return Distribution(every, jnp.ones(every.shape[:-1], bool))
         columns = np.asarray(self.ids, np.int32)
         inside = np.zeros((every.shape[-1],), bool)
         inside[columns] = True
         logits = every[..., columns]
         said = jax.nn.logsumexp(logits, axis=-1) - jax.nn.logsumexp(every, axis=-1)
         known = jnp.asarray(inside)[jnp.argmax(every, axis=-1)]
-        return Law(logits, known, jnp.maximum(-jnp.expm1(said), 0.0))
+        return Distribution(logits, known, jnp.maximum(-jnp.expm1(said), 0.0))
 
 
 def teach(drafter, target_params, batch: Batch, ids: Ids, wants: Wants) -> Teacher:
@@ -112,7 +114,7 @@ def teach(drafter, target_params, batch: Batch, ids: Ids, wants: Wants) -> Teach
 
 
 def spread_evenly(size: int, likeliest: tuple[Array, Array]) -> Array:
-    """A law of which the likeliest tokens are known, `[..., V]` float32: the others share evenly what is left.
+    """A distribution of which the likeliest tokens are known, `[..., V]` float32: the others share evenly what is left.
 
     Args:
       size: V.
@@ -126,17 +128,17 @@ def spread_evenly(size: int, likeliest: tuple[Array, Array]) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Guess:
-    """One head's laws of the token `steps + 1` after slot t's feature, t < W.
+    """One head's distributions of the token `steps + 1` after slot t's feature, t < W.
 
     Attributes:
       inputs: arrays `[B, W, ...]` that they are made from.
-      law: from `inputs` of some slots to logits `[B, ..., U]`; what else it depends on is in it.
+      dist: from `inputs` of some slots to logits `[B, ..., U]`; what else it depends on is in it.
       steps: see above.
       weight: of its loss.
     """
 
     inputs: PyTree
-    law: Callable[[PyTree], Array]
+    dist: Callable[[PyTree], Array]
     steps: int
     weight: float
 
@@ -146,7 +148,8 @@ class Guess:
         return jax.tree.leaves(self.inputs)[0].shape[1]
 
     def aligned(self, length: int) -> PyTree:
-        """`inputs` `[B, length, ...]` where the target's law stands that they are compared with: slot t + steps."""
+        """`inputs` `[B, length, ...]` where the target's distribution stands that they are compared with: slot t +
+        steps."""
         behind = length - self.steps - self.width
         pad = lambda x: jnp.pad(x, ((0, 0), (self.steps, behind), *[(0, 0)] * (x.ndim - 2)))
         return jax.tree.map(pad, self.inputs)
@@ -155,8 +158,8 @@ class Guess:
 def score(teacher: Teacher, guesses: list[Guess], divergence: Loss, mean: Mean) -> tuple[Array, dict[str, Array]]:
     """The weighted losses of some guesses, each on its own, and how often each would be accepted.
 
-    A guess of `steps` s at slot t is compared with the target's law after token t + s, where token t + s + 1 is to be
-    predicted and is of slot t's document. A token that the draft cannot say is one that it guesses wrongly.
+    A guess of `steps` s at slot t is compared with the target's distribution after token t + s, where token t + s + 1
+    is to be predicted and is of slot t's document. A token that the draft cannot say is one that it guesses wrongly.
     """
     loss = jnp.zeros(())
     metrics = {}
@@ -175,26 +178,27 @@ def score(teacher: Teacher, guesses: list[Guess], divergence: Loss, mean: Mean) 
 
 
 def _compared(teacher: Teacher, guesses: list[Guess], divergence: Loss) -> tuple[Array, list[Any]]:
-    """Where the target's law stands `[B, T]`: `Law.known`, and for every guess the loss's numbers, acceptance and agreement.
+    """Where the target's distribution stands `[B, T]`: `Distribution.known`, and for every guess the loss's numbers,
+    acceptance and agreement.
 
-    Laws are made of some slots at a time, of the target once for all guesses, and made again for the gradient.
+    Distributions are made of some slots at a time, of the target once for all guesses, and made again for the gradient.
     """
     length = teacher.batch.tokens.shape[1]
     inputs = teacher.grounds, [guess.aligned(length) for guess in guesses], teacher.labels
 
     def compare(inputs):
-        law, every = teacher.law(inputs[0]), []
+        dist, every = teacher.dist(inputs[0]), []
         for guess, own in zip(guesses, inputs[1], strict=True):
-            q = guess.law(own)
-            kept = jax.lax.stop_gradient((acceptance(law.logits, q, law.outside), agreement(law.logits, q)))
-            every.append((divergence.numbers(law.logits, q, law.outside, inputs[2]), *kept))
-        return law.known, every
+            q = guess.dist(own)
+            kept = jax.lax.stop_gradient((acceptance(dist.logits, q, dist.outside), agreement(dist.logits, q)))
+            every.append((divergence.numbers(dist.logits, q, dist.outside, inputs[2]), *kept))
+        return dist.known, every
 
     return chunked(compare, inputs, positions_at_a_time(teacher.batch))
 
 
 def positions_at_a_time(batch: Batch) -> int:
-    """Of every row of a batch, of which laws are there at a time."""
+    """Slots of every row of a batch whose distributions exist at a time."""
     return max(1, CHUNK // len(batch.tokens))
 
 
@@ -214,7 +218,7 @@ class HeadObjective(Objective):
     Attributes:
       drafter: bound to the target.
       ids: the draft's vocabulary; empty: the target's.
-      divergence: between the laws.
+      divergence: between the distributions.
     """
 
     follows_dtype = True

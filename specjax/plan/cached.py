@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from specjax.plan.hlo import Access, Op, Program
 
 SHARE = 0.5
-"""Of the cache."""
+"""The share of the cache."""
 
 
 def through(program: Program, found: Sequence[Access], cache: int) -> list[Access]:

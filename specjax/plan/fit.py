@@ -1,4 +1,4 @@
-"""What a slice and a mesh can take, and the nearest that can where they cannot."""
+"""The limits of a slice and a mesh, and the nearest ones that fit."""
 
 import contextlib
 import math
@@ -83,7 +83,7 @@ def reason(setup: step.Setup, model: Any, chip: Chip, topology: str, held: step.
     rows, context = setup.state.tokens.shape
     need, have = (held.arguments + spare) / 1e9, chip.hbm_bytes / 1e9
     room = chip.hbm_bytes - spare - held.weights
-    share = (held.cache + held.state) / (rows * context)  # bytes a slot
+    share = (held.cache + held.state) / (rows * context)  # bytes per slot
     ways = []
     for name in (f"{chip.name}:{shape}" for shape in chip.slices):
         if chips_of(name) <= chips_of(topology):
@@ -98,7 +98,7 @@ def reason(setup: step.Setup, model: Any, chip: Chip, topology: str, held: step.
     ways += [f"--batch {fewer}"] if fewer >= 1 else []
     shorter = int(room / (share * rows)) // 128 * 128
     ways += [f"--context {shorter}"] if shorter >= 128 else []
-    text = f"it needs {need:.1f} GB a chip and {topology} has {have:.1f}"
+    text = f"it needs {need:.1f} GB per chip and {topology} has {have:.1f}"
     return f"{text}; this fits: {', or '.join(ways)}" if ways else f"{text}; no slice of {chip.name} takes it"
 
 

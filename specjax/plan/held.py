@@ -1,4 +1,4 @@
-"""What lies on one chip."""
+"""The arrays that one chip holds."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a compiled program moves: memory traffic and collectives, read off its optimized HLO text.
+"""The traffic of a compiled program: memory and collectives, read off its optimized HLO text.
 
 Every buffer in a chip's main memory counts once for each operation that reads or writes it; buffers that the compiler keeps
 on the chip (a memory space `S(n)` in the layout) cost nothing. `cost_analysis` counts those as well, and a whole operand where
@@ -92,13 +92,13 @@ class Op:
 
     @functools.cached_property
     def target(self) -> str:
-        """Of a custom call."""
+        """The target of a custom call."""
         found = re.search(r'custom_call_target="([^"]*)"', self.rest)
         return found[1] if found else ""
 
     @property
     def number(self) -> int:
-        """Of a parameter, or of a constant of one number."""
+        """The number of a parameter, or the value of a constant of one number."""
         return int(self.rest.split(")")[0])
 
     @functools.cached_property
@@ -123,7 +123,7 @@ class Computation:
 
     @functools.cached_property
     def users(self) -> dict[str, list[Op]]:
-        """Who reads a value."""
+        """The operations that read each value, by its name."""
         found: dict[str, list[Op]] = {name: [] for name in self.ops}
         for op in self.ops.values():
             for name in dict.fromkeys(op.operands):
@@ -144,7 +144,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """What one operation moves, each time that it runs.
+    """The memory traffic of one operation, each time that it runs.
 
     Attributes:
       op: the operation.
@@ -310,7 +310,7 @@ def _alone(program: Program, here: Computation, op: Op) -> tuple[Op, list[Op]]:
 
 
 def _through(here: Computation, name: str) -> Op:
-    """The operation whose value it is, behind copies."""
+    """The operation whose value it is, after copies."""
     op = here.ops[name]
     while op.opcode in ("copy", "bitcast", "convert") and op.operands:
         op = here.ops[op.operands[0]]
@@ -328,7 +328,7 @@ def _unbounded(program: Program) -> tuple[str, ...]:
 
 
 def _flops(program: Program, here: Computation, op: Op) -> int:
-    """Of matrix products, two for every product of two numbers; those inside a fusion as well."""
+    """Operations of matrix products, two for every product of two numbers; those inside a fusion as well."""
     if op.opcode == "fusion":
         return sum(_flops(program, inside, each) for inside in map(program.computations.get, op.called) if inside
                    for each in inside.ops.values())  # fmt: skip
@@ -363,7 +363,7 @@ def _moved(here: Computation, op: Op) -> int:
 
 
 def _result(here: Computation, op: Op, size: Callable[[Buffer], int]) -> int:
-    """Of what it makes; a `-start` may also hand on its operands."""
+    """The size of what it makes; a `-start` may also hand on its operands."""
     own = list(op.value)
     if op.opcode.endswith("-start"):
         given = [b for name in op.operands for b in here.value(name)]
@@ -490,7 +490,7 @@ class Traffic:
     unbounded: tuple[str, ...] = ()
 
     def written(self, dims: Sequence[int]) -> list[Access]:
-        """Who writes a whole array of this shape to main memory: copies."""
+        """Accesses that write a whole array of this shape to main memory: copies."""
         return [
             access for access in self.accesses
             if any(b.dims == tuple(dims) and 0 < b.hbm <= access.written for b in access.op.value)

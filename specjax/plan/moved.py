@@ -1,4 +1,4 @@
-"""Which weights a compiled program sends from chip to chip: where each collective's operands come from.
+"""The weights that a compiled program sends from chip to chip: the origin of each collective's operands.
 
 A value carries a weight if it is made of weights alone (a slice, a transpose, a conversion, a product of two of them), or if
 it is put together of pieces of which one does (concatenated, padded, selected). What is computed from a weight and from
@@ -28,7 +28,7 @@ _PIECES = {
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where an array comes from.
+    """The origin of an array.
 
     Attributes:
       weights: whose numbers it carries.

@@ -1,4 +1,4 @@
-"""What Pallas kernels move, from their block specs and grids.
+"""The traffic of Pallas kernels, from their block specs and grids.
 
 The compiler does not look into a kernel, so its traffic is worked out before lowering: the blocks of an operand are those that
 its index map names, in the order of the grid, and one is fetched whenever it is not the one before. A grid or an index map
@@ -38,7 +38,7 @@ class _Found:
 
 
 def kernels(step: Callable[..., Any], args: Sequence[Any], platform: str = "tpu", devices: int = 1) -> Kernel:
-    """What every Pallas call of a function moves: for `specjax.plan.hlo.traffic`.
+    """The traffic of every Pallas call of a function, for `specjax.plan.hlo.traffic`.
 
     Args:
       step: to be traced.

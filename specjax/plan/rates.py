@@ -9,7 +9,8 @@ from typing import Any
 from specjax.sharding.aot import Chip
 
 FIELDS = "hbm_bandwidth", "flops", "launch"
-"""Of `Chip`: bytes a second of its memory, dense bfloat16 operations a second, and seconds that a kernel takes to start."""
+"""Of `Chip`: bytes per second of its memory, dense bfloat16 operations per second, and seconds that a kernel takes to
+start."""
 
 
 def rated(chip: Chip, file: str | None) -> Chip:

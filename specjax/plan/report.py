@@ -21,7 +21,7 @@ def record(
     asked: dict[str, Any], chip: Chip, mesh: Any, setup: Setup, held: Sizes, cost: Cost | None, tokens_per_step: float,
     layers: tuple[int, ...], reason: str | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What `--json` prints. All bytes, operations and collectives are those of one chip and one step.
+    """The record that `--json` prints. All bytes, operations and collectives are those of one chip and one step.
 
     Args:
       asked: what the plan is for.
@@ -79,7 +79,7 @@ def record(
 
 
 def _experts(own: Chosen) -> dict[str, Any]:
-    """Of one layer how many, and of one chip the bytes of all layers: all, read by one node a row, and read by a step's."""
+    """Experts of one layer, and bytes of all layers on one chip: all, read by one node per row, and read by a step."""
     read = lambda nodes: {"touched": round(own.touched(nodes), 2), "bytes": own.read(nodes)}
     return {
         "count": own.count,
@@ -174,7 +174,7 @@ def _single(r: dict[str, Any]) -> list[str]:
     lines = [
         f"{r['model']} {r['dtype']}{_kinds(r)} on {r['topology']}, {r['chips']} chips, mesh {mesh}",
         f"step       {r['decoding']}, {r['nodes']} nodes, batch {r['batch']}, context {r['context']}",
-        f"memory     {r['bytes_per_chip']['total'] / GB:.3f} GB a chip: {parts}",
+        f"memory     {r['bytes_per_chip']['total'] / GB:.3f} GB per chip: {parts}",
         f"fits       {'yes' if r['fits'] else 'no'}, a chip has {r['bytes_per_chip']['limit'] / GB:.3f} GB",
     ]
     lines += [_of_experts(r)] if "experts" in r else []
@@ -189,17 +189,17 @@ def _single(r: dict[str, Any]) -> list[str]:
     uncounted = [f"loops      {', '.join(r['unbounded_loops'])}: of unknown length, counted once"]
     return [
         *lines,
-        f"traffic    {r['bytes_accessed'] / GB:.3f} GB a chip and step, {r['bytes_over_ideal']:.2f} times the ideal "
+        f"traffic    {r['bytes_accessed'] / GB:.3f} GB per chip and step, {r['bytes_over_ideal']:.2f} times the ideal "
         f"{r['ideal_bytes'] / GB:.3f} GB ({'touched experts, other ' if 'experts' in r else ''}weights and live cache once)",
         f"compute    {r['flops'] / GB:.1f} GFLOP a chip and step",
         f"collective {kinds or 'none'}{spared if r['reduce_dtype_spares'] else ''}",
         *(uncounted if r["unbounded_loops"] else []),
-        f"time       {seconds['step']:.3f} to {longest['step']:.3f} ms a step",
+        f"time       {seconds['step']:.3f} to {longest['step']:.3f} ms per step",
         f"at least   {seconds['step']:.3f} ms: memory {seconds['memory']:.3f} or compute {seconds['compute']:.3f}, whichever "
         f"is longer, then collectives {seconds['collectives']:.3f}",
         f"at most    {longest['step']:.3f} ms: {', '.join(shown.values())}",
         f"speed      {r['tokens_per_second_least']:.0f} to {r['tokens_per_second']:.0f} tokens/s at {r['tokens_per_step']:g} "
-        "tokens a step and row",
+        "tokens per step and row",
         f"compile    {r['compile_seconds']:.0f} CPU seconds here, the target {_reads(r['rungs'])} among them",
     ]
 
@@ -222,15 +222,17 @@ def _assumptions(r: dict[str, Any], chip: Chip) -> list[str]:
 
 
 def _of_experts(r: dict[str, Any]) -> str:
-    """How many of a layer's experts one node a row touches and how many a step does, which is most where it verifies a tree."""
+    """How many of a layer's experts one node per row touches and how many a step does, which is most where it verifies
+    a tree."""
     own = r["experts"]
     passes = {"one node": own["one_node"]} | ({f"{r['nodes']} nodes": own["step"]} if r["nodes"] > 1 else {})
     said = ", ".join(
-        f"{name} a row about {read['touched']:.1f}, {read['bytes'] / GB:.3f} GB a chip" for name, read in passes.items()
+        f"{name} per row about {read['touched']:.1f}, {read['bytes'] / GB:.3f} GB per chip"
+        for name, read in passes.items()
     )
     return (
-        f"experts    {own['count']} in each of {own['layers']} layers, {own['bytes'] / GB:.3f} GB a chip, {own['per_token']} a "
-        f"token; chosen evenly, {said}"
+        f"experts    {own['count']} in each of {own['layers']} layers, {own['bytes'] / GB:.3f} GB per chip, "
+        f"{own['per_token']} per token; chosen evenly, {said}"
     )
 
 
@@ -259,7 +261,7 @@ def plot(records: list[dict[str, Any]], chip: Chip, file: str) -> None:
         left.bar(labels, heights, bottom=bottom, label=part)
         bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
     left.axhline(chip.hbm_bytes / GB, color="black", linestyle="--", label=f"{chip.name}: {chip.hbm_bytes / GB:.1f} GB")
-    left.set(title="Memory", ylabel="GB a chip")
+    left.set(title="Memory", ylabel="GB per chip")
     for part in ("memory", "compute", "collectives"):
         offset = 0.27 * (("memory", "compute", "collectives").index(part) - 1)
         values = [1e3 * r.get("seconds", {}).get(part, math.nan) for r in records]
@@ -271,7 +273,7 @@ def plot(records: list[dict[str, Any]], chip: Chip, file: str) -> None:
     longest = [1e3 * r.get("serial_seconds", {}).get("step", math.nan) for r in records]
     right.plot(range(len(records)), longest, "kv", label="at most")
     right.set_xticks(range(len(records)), labels)
-    right.set(title="Roofline", ylabel="ms a step")
+    right.set(title="Roofline", ylabel="ms per step")
     for axes in (left, right):
         axes.legend(fontsize=8)
     figure.suptitle(f"{records[0]['model']} on {records[0]['topology']}, context {records[0]['context']}")

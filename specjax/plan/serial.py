@@ -1,10 +1,10 @@
-"""How long a compiled program takes where its operations run one after the other, which is longer than they need.
+"""The time of a compiled program whose operations run one after the other, which is longer than they need.
 
 A TPU's program stands in the order in which it runs, and the compiler has written its estimate of cycles at most operations:
 kernels, and that of a small one is that of starting it and of waiting for what it reads and writes. The rest is reckoned with:
 
 - Copies that begin ahead (`copy-start`, `slice-start`) take what an operation leaves of the memory's bandwidth, in the order in
-  which they began; whoever needs one waits for what is left of it.
+  which they began; an operation that needs one waits for the rest of it.
 - What the compiler gives no estimate of (Pallas kernels, relayouts, writes into a cache) takes its bytes at the rate that it
   expects of large reads (`Chip.reads`), and as long as the median of its estimates at least. Scalars take nothing.
 - A collective takes its bytes over the links, and the latency of its way through the slice.

@@ -67,7 +67,7 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one step takes on one chip.
+    """The cost of one step on one chip.
 
     Attributes:
       temporaries: bytes.
@@ -122,13 +122,13 @@ def prepare(model: Any, way: Decode, mesh: Any, batch: int, context: int) -> Set
 
 
 def nodes_of(decoder: Any) -> int:
-    """How many nodes the target reads of a row in a step, or how long a diffusion decoder's block is."""
+    """The number of nodes that the target reads of a row in a step, or the length of a diffusion decoder's block."""
     drafter = getattr(decoder, "drafter", None)
     return decoder.block_length if drafter is None else drafter.nodes
 
 
 def sizes(setup: Setup) -> Sizes:
-    """What lies on one chip before a step."""
+    """The arrays that one chip holds before a step."""
     cache = chip_bytes(setup.state.cache)
     weights = chip_bytes(setup.params)
     context = setup.state.tokens.shape[1]
@@ -272,8 +272,8 @@ def turns(model: Any) -> list[int]:
 
 
 def depths(kinds: list[int]) -> tuple[int, int] | None:
-    """Layers of the two least programs that lie on a line with the whole: one turn of its kinds, and two, behind those that the
-    model begins with, such as a layer without experts. None where that is no less than the whole.
+    """Layers of the two least programs that lie on a line with the whole: one turn of its kinds, and two, after those
+    that the model begins with, such as a layer without experts. None where that is no less than the whole.
 
     >>> depths([0, 1, 2, 1, 2, 1, 2])
     (3, 5)

@@ -1,6 +1,6 @@
 """`specjax plan train`: what an update of a head costs on a TPU slice or an H100 machine, from a configuration alone.
 
-In the shape descriptions `B` denotes rows and `T` tokens a row.
+In the shape descriptions `B` denotes rows and `T` tokens per row.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ LEVEL = "O1"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanTrainOptions:
-    """What `specjax plan train` was asked for; see the help of each."""
+    """Options of `specjax plan train`; see the help of each."""
 
     drafter: str = option(dataclasses.MISSING, "the head, as of train", metavar="DRAFTER", positional=True)
     target: str = option(dataclasses.MISSING, "hub name of a built-in configuration, shipped name, or folder")
@@ -90,8 +90,8 @@ def command(options: PlanTrainOptions) -> int:
 
 
 def largest(records: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """How many rows fit, by arithmetic: on the line through the two largest batches that were compiled, in steps of what a mesh
-    and the parts divide. None where there are not two, or where more rows take no more.
+    """The number of rows that fit, by arithmetic: on the line through the two largest batches that were compiled, in
+    steps of what a mesh and the parts divide. None where there are not two, or where more rows take no more.
 
     Args:
       records: of several batch sizes, otherwise alike.
@@ -215,7 +215,7 @@ def _one(options: PlanTrainOptions, chip: Any, rows: int) -> dict[str, Any]:
     memory = held | ({} if cost is None else {"temporaries": round(cost.temporaries)})
     total: int = sum(memory.values())
     if reason is None and total > chip.hbm_bytes:
-        reason = f"it needs {total / 1e9:.1f} GB a chip and {options.topology} has {chip.hbm_bytes / 1e9:.1f}"
+        reason = f"it needs {total / 1e9:.1f} GB per chip and {options.topology} has {chip.hbm_bytes / 1e9:.1f}"
     own = {
         "drafter": options.drafter, "target": options.target, "dtype": options.dtype, "weights": model.weights,
         "topology": options.topology, "mesh": dict(mesh.shape), "chips": mesh.size, "batch_size": rows,
@@ -248,18 +248,18 @@ def _told(r: dict[str, Any]) -> str:
         f"{r['drafter']} for {r['target']} {r['dtype']} on {r['topology']}, {r['chips']} chips, mesh {mesh}",
         f"update     {r['batch_size']} rows of {r['length']} tokens in {r['accumulate']} parts{known}, products in "
         f"{r['compute_dtype']}{', captured features' if r['features'] else ''}",
-        f"memory     {memory['total'] / 1e9:.3f} GB a chip: {parts}",
+        f"memory     {memory['total'] / 1e9:.3f} GB per chip: {parts}",
         f"fits       {'yes' if r['fits'] else 'no'}, a chip has {memory['limit'] / 1e9:.3f} GB",
     ]
     if most := r.get("largest_batch"):
         few, many = most["through"]
-        line = f"the line through {few} and {many}, {most['bytes_per_row'] / 1e9:.3f} GB a row; not compiled"
+        line = f"the line through {few} and {many}, {most['bytes_per_row'] / 1e9:.3f} GB per row; not compiled"
         lines.append(f"largest    {most['rows']} rows fit by {line}")
     if "seconds" in r:
         kinds = ", ".join(f"{e['count']} {kind} of {e['bytes'] / 1e9:.2f} GB" for kind, e in r["collectives"].items())
         seconds = {name: f"{1e3 * value:.0f}" for name, value in r["seconds"].items()}
         lines += [
-            f"traffic    {r['bytes_accessed'] / 1e9:.1f} GB a chip and update",
+            f"traffic    {r['bytes_accessed'] / 1e9:.1f} GB per chip and update",
             f"compute    {r['flops'] / 1e12:.1f} TFLOP a chip and update",
             f"collective {kinds or 'none'}",
             f"roofline   {seconds['step']} ms an update: memory {seconds['memory']}, compute {seconds['compute']}, "

@@ -4,24 +4,24 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-Law = np.ndarray
+Distribution = np.ndarray
 """`[V]` probabilities."""
-Guesses = dict[int, tuple[int, Law, float]]
-"""{position: (token, law, uniform)} of a block's open positions."""
+Guesses = dict[int, tuple[int, Distribution, float]]
+"""{position: (token, distribution, uniform)} of a block's open positions."""
 Picker = Callable[[Guesses, int, int], set[int] | tuple[set[int], set[int]]]
 """From a block's guesses, the passes over it so far and how many positions were open when it began, to the positions to commit,
 or to those and the ones to open again afterwards. It may change the guesses."""
 
 
-def score(rule: str, token: int, law: Law, uniform: float) -> float:
+def score(rule: str, token: int, dist: Distribution, uniform: float) -> float:
     """Oracle: how sure a prediction is."""
     if rule == "low_confidence":
-        return float(law[token])
+        return float(dist[token])
     if rule == "margin":
-        first, second = np.sort(law)[::-1][:2]
+        first, second = np.sort(dist)[::-1][:2]
         return float(first - second)
     if rule == "entropy":
-        some = law[law > 0]
+        some = dist[dist > 0]
         return float((some * np.log(some)).sum())
     return uniform
 
@@ -32,7 +32,7 @@ def surest(scores: dict[int, float], count: int) -> set[int]:
 
 
 def fixed(steps: int, rule: str) -> Picker:
-    """Oracle: LLaDA's schedule, `steps` passes a block (0: one token a pass)."""
+    """Oracle: LLaDA's schedule, `steps` passes per block (0: one token per pass)."""
 
     def pick(guesses, step, entry):
         passes = steps or entry
@@ -46,7 +46,7 @@ def threshold(tau: float, steps: int = 0) -> Picker:
     """Oracle: every prediction of at least `tau`; with `steps` the surest of LLaDA's schedule where there are fewer."""
 
     def pick(guesses, step, entry):
-        sure = {at for at, (token, law, _) in guesses.items() if law[token] >= tau}
+        sure = {at for at, (token, dist, _) in guesses.items() if dist[token] >= tau}
         least = fixed(steps, "low_confidence")(guesses, step, entry) if steps else set()
         return sure if len(sure) >= len(least) else least
 
@@ -57,7 +57,7 @@ def factor(f: float, published: bool = False) -> Picker:
     """Oracle: the n surest while (n + 1)(1 - c_n) <= f; published, the last one too where all others are."""
 
     def pick(guesses, step, entry):
-        scores = {at: float(law[token]) for at, (token, law, _) in guesses.items()}
+        scores = {at: float(dist[token]) for at, (token, dist, _) in guesses.items()}
         n = 0
         for c in sorted(scores.values(), reverse=True):
             if (n + 2) * (1 - c) > f:
@@ -96,7 +96,7 @@ def local_leap(anchor: float, relaxed: float, radius: int) -> Picker:
     """Oracle: anchors, and what is nearly as sure around them."""
 
     def pick(guesses, step, entry):
-        scores = {at: float(law[token]) for at, (token, law, _) in guesses.items()}
+        scores = {at: float(dist[token]) for at, (token, dist, _) in guesses.items()}
         anchors = {at for at, c in scores.items() if c >= anchor}
         near = {at for at, c in scores.items() if c >= relaxed and any(abs(at - a) <= radius for a in anchors)}
         return anchors | near
@@ -105,17 +105,17 @@ def local_leap(anchor: float, relaxed: float, radius: int) -> Picker:
 
 
 def credit(inner: Picker, alpha: float, beta: float, gamma: float) -> Picker:
-    """Oracle: laws raised by what earlier passes found likeliest."""
+    """Oracle: distributions raised by what earlier passes found likeliest."""
     credits: dict[int, np.ndarray] = {}
 
     def pick(guesses, step, entry):
         if step == 0:
             credits.clear()
-        for at, (_, law, uniform) in list(guesses.items()):
-            kept = credits.get(at, np.zeros(len(law))) * beta
-            kept[int(np.argmax(law))] += law.max() ** gamma
+        for at, (_, dist, uniform) in list(guesses.items()):
+            kept = credits.get(at, np.zeros(len(dist))) * beta
+            kept[int(np.argmax(dist))] += dist.max() ** gamma
             credits[at] = kept
-            raised = law * (1 + kept) ** alpha
+            raised = dist * (1 + kept) ** alpha
             guesses[at] = int(np.argmax(raised)), raised / raised.sum(), uniform
         return inner(guesses, step, entry)
 
@@ -126,7 +126,7 @@ def prophet(inner: Picker, early: float, middle: float, late: float) -> Picker:
     """Oracle: the whole block once its smallest gap between two likeliest logits is wide enough."""
 
     def pick(guesses, step, entry):
-        gap = min(float(np.diff(np.log(np.sort(law)[-2:]))[0]) for _, law, _ in guesses.values())
+        gap = min(float(np.diff(np.log(np.sort(dist)[-2:]))[0]) for _, dist, _ in guesses.values())
         asked = early if step / entry < 0.33 else middle if step / entry < 0.67 else late
         return set(guesses) if gap >= asked else inner(guesses, step, entry)
 
@@ -137,7 +137,7 @@ def hierarchy(tau: float, low: float) -> Picker:
     """Oracle: what is sure, and the surest of each run of open positions."""
 
     def pick(guesses, step, entry):
-        scores = {at: float(law[token]) for at, (token, law, _) in guesses.items()}
+        scores = {at: float(dist[token]) for at, (token, dist, _) in guesses.items()}
         runs: list[dict[int, float]] = []
         for at in sorted(scores):
             if at - 1 not in scores:
@@ -157,7 +157,7 @@ def slow_fast(explore: int, reach: float, rest: float, tau: float) -> Picker:
     def pick(guesses, step, entry):
         if step == 0:
             state.update(start=min(guesses), begin=min(guesses), passes=0, ends=[], fast=False, settled=False)
-        scores = {at: float(law[token]) for at, (token, law, _) in guesses.items() if at >= state["begin"]}
+        scores = {at: float(dist[token]) for at, (token, dist, _) in guesses.items() if at >= state["begin"]}
         if not state["fast"] and not state["settled"]:
             state["ends"].append(max([at + 1 for at, c in scores.items() if c >= reach] + [state["begin"] + 1]))
             last = [end - state["start"] for end in state["ends"][-2:]]
@@ -203,7 +203,7 @@ def dream_threshold(steps: int, tau: float) -> Picker:
     def pick(guesses, step, entry):
         if step == 0:
             left["over"] = 0
-        scores = {at: float(law[token]) for at, (token, law, _) in guesses.items()}
+        scores = {at: float(dist[token]) for at, (token, dist, _) in guesses.items()}
         looked = surest(scores, max(1, left["over"] + (entry // steps if step < steps else 0)))
         chosen = surest(scores, 1) | {at for at in looked if scores[at] >= tau}
         left["over"] = len(looked - chosen)
@@ -213,14 +213,14 @@ def dream_threshold(steps: int, tau: float) -> Picker:
 
 
 def remdm(extra: int, count: int, at: float) -> Picker:
-    """Oracle: one token a pass, and late in a block passes that redo the least sure."""
+    """Oracle: one token per pass, and late in a block passes that redo the least sure."""
     written: dict[int, float] = {}
 
     def pick(guesses, step, entry):
         if step == 0:
             written.clear()
         first = min(max(int(at * entry), 1), max(entry - 1, 1))
-        scores = {at: float(law[token]) for at, (token, law, _) in guesses.items()}
+        scores = {at: float(dist[token]) for at, (token, dist, _) in guesses.items()}
         chosen = surest(scores, count if first <= step < first + extra else 1)
         written.update({at: scores[at] for at in chosen})
         again: set[int] = set()
@@ -238,7 +238,7 @@ def running_confidence(steps: int) -> Picker:
     written: dict[int, float] = {}
 
     def pick(guesses, step, entry):
-        written.update({at: float(law[token]) for at, (token, law, _) in guesses.items()})
+        written.update({at: float(dist[token]) for at, (token, dist, _) in guesses.items()})
         passes = steps or entry
         left = int(np.floor(entry * (1 - (step + 1) / passes))) if step + 1 < passes else 0
         again = surest({at: -c for at, c in written.items()}, left)
@@ -297,8 +297,8 @@ def generate(
             for at in known:
                 if canvas[at] == mask_id:
                     row = logits[max(at - 1, 0) if shift else at]
-                    law = np.exp(row - row.max())
-                    guesses[at] = int(np.argmax(row)), law / law.sum(), uniforms(at, step)
+                    dist = np.exp(row - row.max())
+                    guesses[at] = int(np.argmax(row)), dist / dist.sum(), uniforms(at, step)
             picked = pick(guesses, step, entry)
             chosen, again = picked if isinstance(picked, tuple) else (picked, set())
             for at in chosen or (set() if idle else surest({at: float(g[1][g[0]]) for at, g in guesses.items()}, 1)):

@@ -1,7 +1,7 @@
-"""Oracles for rejection sampling on chains, and the exact laws that it must keep.
+"""Oracles for rejection sampling on chains, and the exact distributions that it must keep.
 
-A chain's laws are given as context tables: `tables[i]` has shape `(V,) * i + (V,)`, the law of token i given those
-before it.
+A chain's distributions are given as context tables: `tables[i]` has shape `(V,) * i + (V,)`, the distribution of token
+i given those before it.
 """
 
 import itertools
@@ -20,13 +20,13 @@ def chain(p: np.ndarray, q: np.ndarray, tokens: Sequence[int], uniforms: Sequenc
     """Oracle: one row of rejection sampling, token by token.
 
     Args:
-      p: `[K + 1, V]`, the target's laws along the chain.
-      q: `[K, V]`, the laws the tokens were drawn from.
+      p: `[K + 1, V]`, the target's distributions along the chain.
+      q: `[K, V]`, the distributions the tokens were drawn from.
       tokens: K drafted tokens.
       uniforms: K numbers in [0, 1).
 
     Returns:
-      How many tokens are accepted, and the law `[V]` of the token after them.
+      How many tokens are accepted, and the distribution `[V]` of the token after them.
     """
     for i, token in enumerate(tokens):
         if not uniforms[i] * q[i, token] < p[i, token]:
@@ -35,11 +35,11 @@ def chain(p: np.ndarray, q: np.ndarray, tokens: Sequence[int], uniforms: Sequenc
 
 
 def joint(tables: Sequence[np.ndarray]) -> np.ndarray:
-    """Oracle: the joint law `(V,) * n` of the first n tokens, the product of n tables."""
-    law = np.ones(())
+    """Oracle: the joint distribution `(V,) * n` of the first n tokens, the product of n tables."""
+    dist = np.ones(())
     for table in tables:
-        law = law[..., None] * table
-    return law
+        dist = dist[..., None] * table
+    return dist
 
 
 def expected_accepted(p: Sequence[np.ndarray], q: Sequence[np.ndarray]) -> float:

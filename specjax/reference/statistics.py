@@ -1,19 +1,19 @@
-"""How samples are compared with an exact law."""
+"""How samples are compared with an exact distribution."""
 
 import numpy as np
 
 
-def chi_square(counts: np.ndarray, law: np.ndarray) -> float:
-    """The p-value of counts under a law, both of any one shape; cells expected below 5 are pooled.
+def chi_square(counts: np.ndarray, dist: np.ndarray) -> float:
+    """The p-value of counts under a distribution, both of any one shape; cells expected below 5 are pooled.
 
-    A count where the law is 0 gives 0.
+    A count where the distribution is 0 gives 0.
     """
     from scipy import stats  # jax brings scipy; nothing but tests needs it here
 
-    counts, law = np.ravel(counts).astype(float), np.ravel(law).astype(float)
-    if counts[law == 0].any():
+    counts, dist = np.ravel(counts).astype(float), np.ravel(dist).astype(float)
+    if counts[dist == 0].any():
         return 0.0
-    expected = counts.sum() * law / law.sum()
+    expected = counts.sum() * dist / dist.sum()
     big = expected >= 5
     observed = np.append(counts[big], counts[~big].sum())
     expected = np.append(expected[big], expected[~big].sum())
@@ -24,7 +24,8 @@ def chi_square(counts: np.ndarray, law: np.ndarray) -> float:
 
 
 def power(samples: int, cells: int, distance: float, alpha: float) -> float:
-    """The least chance that `chi_square` < alpha for a law at this total variation distance from the tested one."""
+    """The least chance that `chi_square` < alpha for a distribution at this total variation distance from the tested
+    one."""
     from scipy import stats
 
     return float(stats.ncx2.sf(stats.chi2.isf(alpha, cells - 1), cells - 1, 4 * samples * distance**2))

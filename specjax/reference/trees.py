@@ -63,6 +63,6 @@ def greedy_walk(tokens: Ints, parent: Ints, valid: Ints, logits: np.ndarray) -> 
 def coupled_walk(
     tokens: Ints, parent: Ints, valid: Ints, scores: np.ndarray, gumbel: np.ndarray
 ) -> tuple[list[int], int, int]:
-    """Oracle: `walk` along argmax(scores + g) with scores `[N, V]` and one noise vector a depth, `[D + 1, V]`."""
+    """Oracle: `walk` along argmax(scores + g) with scores `[N, V]` and one noise vector per depth, `[D + 1, V]`."""
     depths = [len(path_to(parent, node)) - 1 for node in range(len(parent))]
     return greedy_walk(tokens, parent, valid, np.asarray(scores) + np.asarray(gumbel)[depths])

@@ -21,7 +21,7 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def repetition_penalty(logits: np.ndarray, seen: Iterable[int], penalty: float) -> np.ndarray:
-    """Oracle: positive logits of seen tokens are divided, negative ones multiplied; once a token."""
+    """Oracle: positive logits of seen tokens are divided, negative ones multiplied; once per token."""
     out = np.array(logits, np.float64)
     for token in set(seen):
         out[token] = out[token] * penalty if out[token] < 0 else out[token] / penalty
@@ -59,7 +59,7 @@ def min_p(scores: np.ndarray, share: float) -> np.ndarray:
 
 
 def entropy(scores: np.ndarray) -> float:
-    """Oracle: of the law that scores stand for, in nats."""
+    """Oracle: of the distribution that scores stand for, in nats."""
     chances = softmax(scores)
     return -sum(p * np.log(p) for p in chances if p > 0)
 
@@ -134,7 +134,7 @@ def xtc(scores: np.ndarray, threshold: float, special: Sequence[int] = ()) -> np
 
 
 def warp(logits: np.ndarray, temperature: float, k: int = 0, p: float = 1.0, share: float = 0.0) -> np.ndarray:
-    """Oracle: the scores whose softmax is the law of the next token; temperature 0 changes nothing."""
+    """Oracle: the scores whose softmax is the distribution of the next token; temperature 0 changes nothing."""
     scores = np.asarray(logits, np.float64)
     if temperature == 0:
         return scores

@@ -1,4 +1,4 @@
-"""Where randomness comes from: a row's key, an absolute position, a purpose; never a slot, a batch or a step count."""
+"""The sources of randomness: a row's key, an absolute position, a purpose; never a slot, a batch or a step count."""
 
 import collections
 import hashlib
@@ -23,13 +23,13 @@ MIXTURE = 9
 
 
 def row_keys(seed: int | Sequence[int], identities: Iterable[str | Sequence[int]]) -> Array:
-    """One typed threefry key a record, `[B]`.
+    """One typed threefry key per record, `[B]`.
 
     A record is known by its string id or, without one, by its prompt's token ids; records with equal identity are told
     apart by their ordinal in input order. So a row's noise does not depend on the batch, slot or host it is decoded in.
 
     Args:
-      seed: one seed, or one a record: integers of 64 bits. Those that are equal modulo 2^64 give equal keys.
+      seed: one seed, or one per record: integers of 64 bits. Those that are equal modulo 2^64 give equal keys.
       identities: string ids or token ids.
     """
     identities = list(identities)

@@ -38,7 +38,7 @@ class Sampler:
       greedy: static, whether it is known that no row uses a warper: then nothing is traced for them.
       begin: `[B]` int32, how much of the text is the prompt; None: nothing.
       eos: `[B, K]` int32, ids that end a row, -1 padded; None: none.
-      law_key: `[B]` typed row keys of noise that is part of a place's law, where that is not `key`.
+      place_key: `[B]` typed row keys of noise that is part of a place's distribution, where that is not `key`.
       carried: the sums of the warpers that carry one, `[B]` float32 each; None: they begin here.
     """
 
@@ -53,7 +53,7 @@ class Sampler:
     greedy: bool = dataclasses.field(default=False, metadata={"static": True})
     begin: Int[Array, " B"] | None = None
     eos: Int[Array, "B K"] | None = None
-    law_key: Key[Array, " B"] | None = None
+    place_key: Key[Array, " B"] | None = None
     carried: Mapping[str, Float[Array, " B"]] | None = None
 
     def restricted(self, ids: Int[Array, " U"] | None, vocab: int) -> "Sampler":
@@ -61,18 +61,18 @@ class Sampler:
         return self if ids is None else dataclasses.replace(self, ids=ids, vocab=vocab)
 
     def once(self) -> "Sampler":
-        """The same laws with noise that no other step uses: a row's text grows in every one."""
-        return dataclasses.replace(self, key=keys_at(self.key, self.length[:, None], STEP)[:, 0], law_key=self.key)
+        """The same distributions with noise that no other step uses: a row's text grows in every one."""
+        return dataclasses.replace(self, key=keys_at(self.key, self.length[:, None], STEP)[:, 0], place_key=self.key)
 
     def tokens_of(self, columns: Array) -> Array:
         """Target ids of columns."""
         return columns if self.ids is None else self.ids[columns]
 
-    def full(self, log_law: Array) -> Array:
-        """A law `[..., U]` over the columns as one over the vocabulary, `[..., V]`; the rest is impossible."""
+    def full(self, log_probs: Array) -> Array:
+        """A distribution `[..., U]` over the columns as one over the vocabulary, `[..., V]`; the rest is impossible."""
         if self.ids is None:
-            return log_law
-        return jnp.full((*log_law.shape[:-1], self.vocab), -jnp.inf).at[..., self.ids].set(log_law)
+            return log_probs
+        return jnp.full((*log_probs.shape[:-1], self.vocab), -jnp.inf).at[..., self.ids].set(log_probs)
 
     def _columns(self, full: Array) -> Array:
         return full if self.ids is None else full[..., self.ids]
@@ -89,14 +89,15 @@ class Sampler:
         return self._columns(process(self.processors, self.full(penalised), text))
 
     def text(self, paths: Paths | None) -> Text:
-        """What stands before positions that `paths` lead to; before the next one without."""
-        key = self.key if self.law_key is None else self.law_key
+        """The text before the positions that `paths` lead to; before the next one without."""
+        key = self.key if self.place_key is None else self.place_key
         coins = lambda positions: uniform(key, positions, COIN)
         partial = self.ids is not None
         return Text(self.tokens, self.length, self.begin, self.eos, paths, coins, self.carried, partial)
 
     def warped(self, logits: Float[Array, "B T V"], paths: Paths | None = None) -> Float[Array, "B T V"]:
-        """Scores `[B, T, V]` whose softmax is the law of the next token; greedy rows keep their penalised logits."""
+        """Scores `[B, T, V]` whose softmax is the distribution of the next token; greedy rows keep their penalised
+        logits."""
         penalised = self.penalised(logits, paths)
         return penalised if self.greedy else warp(penalised, self.params, self.live, self.text(paths))
 
@@ -113,16 +114,16 @@ class Sampler:
         """
         return carried(self.penalised(logits, paths), self.params, self.live, self.text(paths), tokens, count)
 
-    def log_law(self, logits: Float[Array, "B T V"], paths: Paths | None = None) -> Float[Array, "B T V"]:
-        """The law of the next token as log-probabilities `[B, T, V]`; one-hot in greedy rows that are live."""
+    def log_probs(self, logits: Float[Array, "B T V"], paths: Paths | None = None) -> Float[Array, "B T V"]:
+        """The distribution of the next token as log-probabilities `[B, T, V]`; one-hot in greedy rows that are live."""
         warped = self.warped(logits, paths)
-        law, greedy = jax.nn.log_softmax(warped, axis=-1), self.params.temperature == 0
+        dist, greedy = jax.nn.log_softmax(warped, axis=-1), self.params.temperature == 0
 
         def one_hot():
             top = jax.nn.one_hot(best(warped), logits.shape[-1], dtype=bool)
-            return jnp.where(greedy[:, None, None], jnp.where(top, 0.0, -jnp.inf), law)
+            return jnp.where(greedy[:, None, None], jnp.where(top, 0.0, -jnp.inf), dist)
 
-        return jax.lax.cond(jnp.any(self.live & greedy), one_hot, lambda: law)
+        return jax.lax.cond(jnp.any(self.live & greedy), one_hot, lambda: dist)
 
     def scores(
         self,
@@ -159,7 +160,7 @@ class Sampler:
         return jax.lax.cond(sampled, noisy, lambda: self.penalised(logits, paths))
 
     def scores_at(self, log_q: Array, ids: Array, depth: int) -> Array:
-        """Scores like `scores`, but of C candidates a node alone; of the warpers only the temperature.
+        """Scores like `scores`, but of C candidates per node alone; of the warpers only the temperature.
 
         Args:
           log_q: `[B, F, C]` float32 log-probabilities; -inf where there is no candidate.

@@ -36,7 +36,7 @@ def warp(logits: Array, sampling: SamplingArrays, live: Array, text: Text | None
 def carried(
     logits: Array, sampling: SamplingArrays, live: Array, text: Text, tokens: Array, count: Array
 ) -> Mapping[str, Array] | None:
-    """The sums that warpers carry, `[B]` each, after some tokens were drawn one behind the other.
+    """The sums that warpers carry, `[B]` each, after some tokens were drawn one after the other.
 
     Args:
       logits: `[B, T, V]` float32, after the warpers of logits, where each of them was drawn.
@@ -75,7 +75,9 @@ def _sampled(sampling: SamplingArrays, live: Array, text: Text | None) -> Iterat
         if own is None or each.of_logits:
             continue
         if text is None and each.reads_text:
-            raise ValueError(f"{each.switches[0]} reads a text from left to right, which there is none of here")
+            raise ValueError(
+                f"{each.switches[0]} reads a text from left to right, and there is no such text here: leave it out"
+            )
         yield each, own, active & each.used(own)
 
 

@@ -31,7 +31,7 @@ class Partial:
       steps: the same, step by step.
       cost: of the steps, together; when the last one is to be valued, of those before it.
       logprobs: of the last step's tokens, under the model's own softmax.
-      certainty: at the same places, in nats, how far the model's law is from an even one.
+      certainty: at the same places, in nats, how far the model's distribution is from the uniform one.
       ended: whether the text has ended.
     """
 
@@ -266,7 +266,7 @@ def _numbers(what, value, partials):
     found = [float(number) for number in value(partials)] if partials else []
     if len(found) != len(partials) or any(math.isnan(number) for number in found):
         raise ValueError(
-            f"the {what} must give one number a partial solution: {len(found)} for {len(partials)}, or NaN"
+            f"the {what} must give one number per partial solution: {len(found)} for {len(partials)}, or NaN"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""What searches have in common: rows that hold several texts of one prompt, and caches that are forked.
+"""The base of searches: rows that hold several texts of one prompt, and caches that are forked.
 
 In the shape descriptions `B` denotes rows (prompts), `K` texts of a row, `L` the text buffer, `S` cache slots.
 """
@@ -94,7 +94,7 @@ class SearchState(Rows):
 
 @dataclasses.dataclass(frozen=True)
 class SearchSettings(Decode):
-    """What a search is set to. Implementations stand beside their decoder, whose field `how` they are.
+    """Settings of a search. Implementations stand beside their decoder, whose field `how` they are.
 
     Attributes:
       processors: the user's own warpers (`specjax.sampling.Processor`), of log-probabilities.
@@ -135,8 +135,8 @@ class SearchSettings(Decode):
 class Search(Decoder[SearchState], abc.ABC):
     """A decoder of several texts a row. Implementations are frozen dataclasses, and write `step`.
 
-    The prompt is read once a row, whatever the number of its texts, and a text that is continued in two ways takes its cache
-    along.
+    The prompt is prefilled once per row, whatever the number of its texts, and a text that is continued in two ways
+    takes its cache along.
 
     Attributes:
       target: the model.
@@ -168,7 +168,7 @@ class Search(Decoder[SearchState], abc.ABC):
 
     @property
     def num_caches(self) -> int:
-        """How many caches a row has: one a text, or one for all of them."""
+        """The number of caches of a row: one per text, or one for all of them."""
         return self.num_texts
 
     @property

@@ -10,7 +10,7 @@ from specjax.search.selection import Selection, by_answer, certainties
 class Borda(Selection):
     """Of N completions the r-th by self-certainty has `(N - r + 1) ** power` votes for its answer.
 
-    Those without an answer have their ranks and no votes. Of equally sure ones the first has the better rank; the first
+    Those without an answer have their ranks and no votes. The first of equally sure ones has the better rank; the first
     completion with the winning answer is taken, and of answers with equal votes the one that comes first.
 
     Attributes:

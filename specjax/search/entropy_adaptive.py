@@ -30,7 +30,7 @@ PyTree = Any
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """What a model has read of the rows' texts.
+    """The part of the rows' texts that a model has read.
 
     Attributes:
       cache: opaque.
@@ -53,7 +53,8 @@ class AdaptiveState(Rows):
       small: what the small model has read.
       on_large: `[B]` bool, whether the large model goes on.
       since: `[B]` int32, tokens since the models last changed.
-      recent: `[B, R]` float32, entropies in nats of the laws that the last tokens were drawn from, the newest last.
+      recent: `[B, R]` float32, entropies in nats of the distributions that the last tokens were drawn from, the newest
+        last.
       threshold: `[B]` float32, see `EntropyAdaptive.threshold`; rows may differ.
       by_large: `[B, L]` bool, which tokens the large model wrote.
     """
@@ -69,7 +70,8 @@ class AdaptiveState(Rows):
 
 @dataclasses.dataclass(frozen=True)
 class EntropyAdaptive(PairSettings):
-    """The large model writes where the mean entropy of the laws before is at the threshold or above, else the small one.
+    """The large model writes where the mean entropy of the distributions before is at the threshold or above, else the
+    small one.
 
     Both models draw with the row's own noise, so a threshold of 0 gives the large model's text and an infinite one the small
     model's, token for token. Between them the text is neither's. The model that did not write catches up when its turn comes:
@@ -89,7 +91,7 @@ class EntropyAdaptive(PairSettings):
     """
 
     about = About(
-        "entropy_adaptive", "two models take turns: the large one where laws are uncertain", "arXiv:2502.06833",
+        "entropy_adaptive", "two models take turns: the large one where distributions are uncertain", "arXiv:2502.06833",
         "own text", fields=("small", "threshold", "window", "least", "block"),
     )  # fmt: skip
 
@@ -145,7 +147,7 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
         large, small = self.target.vocab_size, self.small.vocab_size
         if large != small:
             raise ValueError(
-                f"two models of one text have one vocabulary: the large one has {large} tokens, the small one {small}"
+                f"both models must have one vocabulary: the large one has {large} tokens, the small one {small}"
             )
 
     @property
@@ -229,7 +231,7 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
 
     @on_mesh
     def step(self, params: PyTree, state: AdaptiveState) -> tuple[AdaptiveState, None]:
-        """One token a row, of the model whose turn it is."""
+        """One token per row, of the model whose turn it is."""
         live = ~state.done
         logits = jnp.zeros((live.shape[0], self.target.vocab_size), jnp.float32)
         with jax.named_scope("large"):
@@ -272,8 +274,8 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
 
     def _turns(self, state, logits, moves, length):
         """Whose turn it is after a token from these logits `[B, V]`."""
-        law = jax.nn.log_softmax(logits, axis=-1)
-        entropy = -jnp.sum(jnp.where(law > -jnp.inf, jnp.exp(law) * law, 0.0), axis=1)
+        dist = jax.nn.log_softmax(logits, axis=-1)
+        entropy = -jnp.sum(jnp.where(dist > -jnp.inf, jnp.exp(dist) * dist, 0.0), axis=1)
         recent = jnp.concatenate([state.recent[:, 1:], entropy[:, None]], axis=1)
         count = jnp.minimum(length - state.prompt_length, self.how.window)
         mean = jnp.sum(recent, axis=1) / jnp.maximum(count, 1)  # places without a token hold 0
@@ -292,7 +294,7 @@ class EntropyAdaptiveDecoder(Decoder[AdaptiveState]):
             at = memory.known[:, None] + jnp.arange(width)[None]
             tokens = jnp.take_along_axis(state.tokens, at, axis=1, mode="clip")
             output = lm(params, Block(tokens, at, memory.known), memory.cache, wants=wants)
-            # what lies behind the text, and the write to rows whose turn it is not, is garbage that `known` hides
+            # what lies after the text, and the write to rows whose turn it is not, is garbage that `known` hides
             cache = lm.commit(memory.cache, output.delta, None, memory.known)
             known = jnp.where(rows, jnp.minimum(memory.known + width, state.length), memory.known)
             return Memory(cache, known, memory.passes + rows), output.logits

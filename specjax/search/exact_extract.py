@@ -29,8 +29,9 @@ class Span:
 
     Attributes:
       start: its first token.
-      stop: behind its last one.
-      log_prob: natural logarithm of the probability that the answer is these tokens and ends there, in the model's own law.
+      stop: after its last one.
+      log_prob: natural logarithm of the probability that the answer is these tokens and ends there, in the model's own
+        distribution.
     """
 
     start: int
@@ -50,7 +51,8 @@ def exact_extract(
 ) -> list[Span]:
     """The likeliest spans of a passage as the answer to a prompt, the best first.
 
-    Nothing is searched: all spans are scored, those that begin at one place in one row, and the prompt is read once.
+    Nothing is searched: all spans are scored, those that begin at one place in one row, and the prompt is prefilled
+    once.
 
     Args:
       lm: the model, on one device.
@@ -102,16 +104,16 @@ def _prefilled(lm, params, prompt, room):
 
 
 def _score(lm, params, cache, last, length, tokens, eos):
-    """Log-probabilities `[R, T]` of the spans that begin every row and end behind column t; -inf where it is padding."""
+    """Log-probabilities `[R, T]` of the spans that begin every row and end after column t; -inf where it is padding."""
     rows, longest = tokens.shape
     cache = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (rows, *leaf.shape[1:])), cache)
     block = jnp.concatenate([jnp.broadcast_to(last, (rows, 1)), tokens], axis=1)
     begin = jnp.broadcast_to(length - 1, (rows,))
     positions = begin[:, None] + jnp.arange(longest + 1)[None]
     logits = lm(params, Block(block, positions, begin), cache, wants=Wants(logits=True)).logits
-    laws = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-    own = jnp.take_along_axis(laws[:, :-1], jnp.maximum(tokens, 0)[:, :, None], axis=2)[:, :, 0]
-    ends = jax.nn.logsumexp(laws[:, 1:, eos], axis=2)
+    dists = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    own = jnp.take_along_axis(dists[:, :-1], jnp.maximum(tokens, 0)[:, :, None], axis=2)[:, :, 0]
+    ends = jax.nn.logsumexp(dists[:, 1:, eos], axis=2)
     return jnp.where(tokens >= 0, jnp.cumsum(own, axis=1) + ends, -jnp.inf)
 
 

@@ -11,7 +11,8 @@ from specjax.search.selection import Selection
 class FirstFinish(Selection):
     """The shortest completion that ends by itself, of equal ones the first; what it says does not matter.
 
-    So it is the one that ends first where all are written side by side, a token a step, and it is the same one where they
+    So it is the one that ends first where all are written side by side, a token per step, and it is the same one where
+    they
     are not: in rows of a smaller batch, or with a drafter.
     """
 

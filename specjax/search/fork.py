@@ -23,7 +23,7 @@ def spread(x: Array, count: int) -> Array:
 
 
 def chosen(x: Array, at: Array) -> Array:
-    """Of every row of `[B, K, ...]` the entries `at` `[B, M]`, as `[B, M, ...]`."""
+    """The entries `at` `[B, M]` of every row of `[B, K, ...]`, as `[B, M, ...]`."""
     return jax.vmap(lambda row, at: row[at])(x, at)
 
 

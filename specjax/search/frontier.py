@@ -31,7 +31,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How one search ended.
+    """The outcome of one search.
 
     Attributes:
       node: the first popped goal; without one the open node to be popped next, a goal before any other; None of no open node.

@@ -11,16 +11,17 @@ from specjax.draft.rest import search
 Array = jax.Array
 
 WEIGHTS = 0.01, 0.04, 0.15, 0.18, 0.12
-"""Of the shares behind the last 1, 2, ... tokens (the released settings of arXiv:2405.18400). They sum to 0.5."""
+"""Weights of the shares after the last 1, 2, ... tokens (the released settings of arXiv:2405.18400). They sum to
+0.5."""
 
 
 def shares(store: dict[str, Array], tokens: Array, length: Array, asked: Array) -> Array:
     """`[R, m]` float32: the weighted sum over i of `P(v | the last i tokens)`, by counts; 0 of what never came.
 
-    A datastore is sorted by the tokens before each position, nearest first, so that the places behind some tokens lie side by
-    side and two searches count them. Behind `v` and those tokens lie the places where `v` was next: so no table of n-grams is
-    made, and the datastore of retrieval drafters serves. It has no place behind a document's last token, which is therefore
-    counted as a context's end and not as its next token.
+    A datastore is sorted by the tokens before each position, nearest first, so that the places after some tokens lie
+    side by side and two searches count them. After `v` and those tokens lie the places where `v` was next: so no table
+    of n-grams is made, and the datastore of retrieval drafters serves. It has no place after a document's last token,
+    which is therefore counted as a context's end and not as its next token.
 
     Args:
       store: `specjax.draft.datastore.build`, `tokens` and `suffixes`.
@@ -46,7 +47,8 @@ def shares(store: dict[str, Array], tokens: Array, length: Array, asked: Array) 
 
 
 def _counts(store, recent, lengths) -> Array:
-    """How many places of the store come behind the nearest `lengths` `[O]` of the tokens `recent` `[R, O + 1]`, `[R, O]`."""
+    """How many places of the store come after the nearest `lengths` `[O]` of the tokens `recent` `[R, O + 1]`,
+    `[R, O]`."""
     compared = jnp.broadcast_to(jnp.repeat(lengths, 2)[None], (recent.shape[0], 2 * lengths.shape[0]))
     ends = search(store, recent, compared, (False, True) * lengths.shape[0])
     return (ends[:, 1::2] - ends[:, ::2]).astype(jnp.float32)

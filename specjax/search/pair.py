@@ -34,7 +34,7 @@ class Pair:
         self.steps: list[list[Step]] = [[] for _ in asked.ids]
 
     def text(self, row: int, tokens: Sequence[int]) -> str | None:
-        """A whole text behind the prompt."""
+        """A whole text after the prompt."""
         return new_text(self.large.model.tokenizer, self.asked.ids[row], tokens)
 
     def so_far(self, row: int) -> list[int]:

@@ -1,4 +1,5 @@
-"""What a selection is: it takes one of several completions of a prompt, all of which are drawn by then, on the host."""
+"""The base of selections. A selection takes one of several completions of a prompt, all of which are drawn by then, on
+the host."""
 
 import abc
 import dataclasses
@@ -54,7 +55,7 @@ class Selection(abc.ABC):
 
     @abc.abstractmethod
     def scores(self, candidates: Sequence[Candidate]) -> list[float]:
-        """What each is worth; -inf for one that must not be taken."""
+        """The score of each; -inf for one that must not be taken."""
 
     def choose(self, candidates: Sequence[Candidate]) -> tuple[int, float | None]:
         """The best of at least one, the first of equals, and what it is worth; without any answer the first, worth nothing."""
@@ -85,7 +86,7 @@ def certainties(candidates: Sequence[Candidate]) -> list[float]:
 
 
 def answer_of(text: str, pattern: str | None = None) -> str | None:
-    """What a text says: all of it with single spaces, or the last place where a regular expression fits.
+    """The answer of a text: all of it with single spaces, or the last place where a regular expression fits.
 
     Args:
       text: the completion.

@@ -20,7 +20,7 @@ SPARE = 32
 
 @dataclasses.dataclass(frozen=True)
 class SelfAgreement(Stepwise):
-    """Draws completions of a prompt, puts them behind it, and asks for the answer of most of them, greedily.
+    """Draws completions of a prompt, puts them after it, and asks for the answer of most of them, greedily.
 
     The completions are those that `specjax.generate` draws at this seed (`num_return_sequences`). The prompt is read once for
     all of them and for what the two prompts have in common. All must fit into the model's positions beside the prompt.
@@ -29,7 +29,7 @@ class SelfAgreement(Stepwise):
       samples: completions.
       before: between the prompt and the completions.
       each: a completion; `{number}` is from 1 on.
-      after: behind them, what is asked for.
+      after: after them, what is asked for.
 
     Raises:
       ValueError: on fewer than one, or without a place for a completion.
@@ -94,9 +94,7 @@ class SelfAgreement(Stepwise):
             if not isinstance(prompt, str) and not (len(prompt) and isinstance(prompt[-1], Mapping)):
                 raise ValueError("a second prompt is written with the first one's words: give texts or chats, not ids")
             if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
-                raise ValueError(
-                    "the last message goes on with a question, and is the assistant's: end with the user's"
-                )
+                raise ValueError("a question follows the last message, which is the assistant's: end with the user's")
         parts = asked.parts(batch_size)
         if not parts:
             return []

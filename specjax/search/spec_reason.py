@@ -58,11 +58,12 @@ class SpecReason(StepwisePair):
       small: the one that proposes, see `PairSettings`.
       threshold: a step is taken from this score on.
       score: one of `SCORES`, or a function. The likelihood is between 0 and 1, digits between 0 and 9.
-      question: what the base model is asked behind a step. Where the prompt is a chat it is a user's turn; else it goes on in
-        the text, and the digit follows it.
+      question: what the base model is asked after a step. Where the prompt is a chat it is a user's turn; else it goes
+        on in the text, and the digit follows it.
       reply: of a chat, what the base model's answer to that begins with; the digit follows it.
       first: so many steps are the base model's unasked.
-      separator: what the last token of a step holds, or the ids of such tokens. A text is put behind a step that was cut.
+      separator: what the last token of a step holds, or the ids of such tokens. A text is put after a step that was
+        cut.
       step_tokens: of a step, at most.
       answers: texts of which a last step holds one.
 
@@ -91,7 +92,7 @@ class SpecReason(StepwisePair):
         if isinstance(self.score, str) and self.score not in SCORES:
             raise ValueError(f"unknown score {self.score!r}; choose {', '.join(SCORES)}, or give a function")
         if math.isnan(self.threshold):
-            raise ValueError("threshold is a score, and nan is none")
+            raise ValueError("threshold must be a number, got nan")
         if self.step_tokens < 1 or self.first < 0:
             raise ValueError(
                 f"step_tokens must be at least 1 and first at least 0, got {self.step_tokens} and {self.first}"
@@ -141,7 +142,7 @@ class SpecReason(StepwisePair):
         return found
 
     def _question(self, model, prompt):
-        """What is read behind a step of this prompt's text before a digit is written."""
+        """What is read after a step of this prompt's text before a digit is written."""
         if not isinstance(prompt, str) and isinstance(prompt[0], Mapping):
             return tuple(next_turn(model.tokenizer, self.question.strip(), self.reply, model.name))
         return words_of(model, self.question)
@@ -157,7 +158,9 @@ def _digits(model):
     texts = ((token, model.tokenizer.decode([token]).strip()) for token in range(model.lm.vocab_size))
     found = {token: int(text) for token, text in texts if len(text) == 1 and text in "0123456789"}
     if not found:
-        raise ValueError(f"no token of {model.name} is a digit, which scores are: take the likelihood, or a function")
+        raise ValueError(
+            f"no token of {model.name} is a digit, so it gives no digit scores: set score=likelihood, or give a function"
+        )
     return found
 
 
@@ -213,7 +216,7 @@ class _Rows(Pair):
         little.read([[] if large.over(row) or self.done[row] else text for row, text in enumerate(own)])
 
     def _closed(self, writer, steps):
-        """Steps, those that were cut with a separator behind them."""
+        """Steps, those that were cut with a separator after them."""
         most = self.method.step_tokens
         cut = [
             len(step) == most and step[-1] not in writer.stops and not writer.over(i) for i, step in enumerate(steps)
@@ -256,7 +259,7 @@ class _Rows(Pair):
         return scores
 
     def _asking(self, row, step):
-        """What is read behind a step; a turn that the step has ended itself is not ended again."""
+        """What is read after a step; a turn that the step has ended itself is not ended again."""
         own, last = self.questions[row], step[-1]
         return own[1:] if last in self.large.model.eos_ids and own[:1] == (last,) else own
 
@@ -273,7 +276,7 @@ class _Rows(Pair):
             asked.append(Proposed(self.asked.prompts[row], text, step, logprobs))
         found = [float(number) for number in score(asked)]
         if len(found) != len(rows) or any(math.isnan(score) for score in found):
-            raise ValueError(f"the score must be one number a step: {len(found)} for {len(rows)}, or NaN")
+            raise ValueError(f"the score must be one number per step: {len(found)} for {len(rows)}, or NaN")
         return found
 
     def _written(self, row):

@@ -1,4 +1,4 @@
-"""What methods that go step by step have in common: prompts, steps, what comes back, and rows that stop at a step's end.
+"""The base of methods that go step by step: prompts, steps, what comes back, and rows that stop at a step's end.
 
 In the shape descriptions `B` denotes rows, `W` tokens that are read together, `V` the vocabulary.
 """
@@ -43,7 +43,7 @@ class Stepwise(Decode):
 
     @property
     def draws(self) -> int:
-        """How many keys a prompt has, as so many completions of it would have them."""
+        """The number of keys of a prompt, as so many completions of it would have them."""
         return 1
 
     def published(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Written:
-    """What a method that goes step by step wrote after a prompt.
+    """The text that a step-by-step method wrote after a prompt.
 
     Attributes:
       prompt: as given.
@@ -213,7 +213,7 @@ class Asked:
         keys: np.ndarray | None = None,
         draws: int = 1,
     ) -> "Asked":
-        """Of what a user gave.
+        """Makes it of what a user gave.
 
         Args:
           models: all that write, `specjax.models.Model`; the first one's tokenizer is everyone's.

@@ -28,7 +28,7 @@ class Drawn(Beams):
     """Texts that grow; their `scores` are log-probabilities with Gumbel noise.
 
     Attributes:
-      log_probs: `[B, K]` float32, of their new tokens, under the law that they are drawn from.
+      log_probs: `[B, K]` float32, of their new tokens, under the distribution that they are drawn from.
     """
 
     log_probs: Array
@@ -62,7 +62,7 @@ class StochasticBeam(SearchSettings):
 
     A text's score is its log-probability with Gumbel noise; the best of its continuations has its own score, so the K best
     of all texts are found in one go from left to right. The first text is the one that plain decoding draws at the same seed.
-    Rows have a temperature, and their law is that after all warpers.
+    Rows have a temperature, and their distribution is that after all warpers.
 
     Attributes:
       stochastic_beams: K.
@@ -110,7 +110,7 @@ class StochasticBeamSearch(Search):
         grows = (old.scores > -jnp.inf) & live[:, None]
         failed = (grows & jnp.isnan(logits).any(axis=2)).any(axis=1)
         sampler = self._sampler(state, old.tokens, length, live)
-        own = parted(sampler.log_law(merged(logits)[:, None]), count)[:, :, 0]
+        own = parted(sampler.log_probs(merged(logits)[:, None]), count)[:, :, 0]
         own = jnp.where(grows[:, :, None], old.log_probs[:, :, None] + own, -jnp.inf)
         # the noise of the first text is plain decoding's, and the best text is the first until it has ended
         noise = gumbel_at(state.key, length[:, None], jnp.arange(own[0].size)[None, None]).reshape(own.shape)

@@ -32,14 +32,14 @@ PENALTY = 200.0
 class Superposed(SearchSettings):
     """K drafts, of which one pass reads all: its input is the mean of their last tokens' embeddings, by the drafts' weights.
 
-    All drafts are continued by the m likeliest tokens of that one law; the K best candidates grow on, and what ends is kept
-    apart. A draft's score is its log-probability; texts that have ended are ranked by that over their new tokens (the lowest
-    perplexity first), those that grow at a row's limit among them. So a row is done when no draft that grows could still come
-    to be among K texts that have ended.
+    All drafts are continued by the m likeliest tokens of that one distribution; the K best candidates grow on, and what
+    ends is kept apart. A draft's score is its log-probability; texts that have ended are ranked by that over their new
+    tokens (the lowest perplexity first), those that grow at a row's limit among them. So a row is done when no draft
+    that grows could still come to be among K texts that have ended.
 
     With n-grams (`params["ngrams"]`, a datastore) a candidate's log-probability is
-    `(1 - alpha) log p + alpha log sum_i w_i P_i(v | the draft's last i tokens)`: they tell apart what one law cannot. A
-    datastore has no ends of texts, where the model's own probability stands in for P_i.
+    `(1 - alpha) log p + alpha log sum_i w_i P_i(v | the draft's last i tokens)`: they tell apart what one distribution
+    cannot. A datastore has no ends of texts, where the model's own probability stands in for P_i.
 
     Attributes:
       superposed_drafts: K.
@@ -126,7 +126,7 @@ class SuperposedSearch(Search):
 
     @on_mesh
     def step(self, params: PyTree, state: SearchState) -> tuple[SearchState, None]:
-        """One target pass a row: each of its drafts grows by a token."""
+        """One target pass per row: each of its drafts grows by a token."""
         live, count = ~state.done, self.num_texts
         length = state.prompt_length + state.stats.steps
         old: Any = state.beams
@@ -170,8 +170,8 @@ class SuperposedSearch(Search):
         return self._after(state, over, failed, beams, found, ~over[:, None], cache), None
 
     def _kept(self, state, logits, length, live) -> tuple[Array, Array]:
-        """The m likeliest tokens of logits `[B, V]` and their log-probabilities, `[B, K, m]` each. One law for all drafts, but
-        where warpers read what each of them says."""
+        """The m likeliest tokens of logits `[B, V]` and their log-probabilities, `[B, K, m]` each. One distribution for
+        all drafts, but where warpers read what each of them says."""
         count, size = self.num_texts, min(self.how.superposed_tokens, logits.shape[1])
         if self.greedy and not self.how.processors:
             scores = logits[:, None]

@@ -32,10 +32,10 @@ WIDTHS = (16, 32, 64)
 
 @dataclasses.dataclass(frozen=True)
 class Heard:
-    """What a model makes of tokens that it read.
+    """The model's judgement of tokens that it read.
 
     Attributes:
-      logprobs: of every row, natural logarithms under the model's own softmax, one a token.
+      logprobs: of every row, natural logarithms under the model's own softmax, one per token.
       after: `[B, M]` float32, log-probabilities of the ids that were asked for as the next token.
       top: `[B]` int32, the likeliest next token.
     """
@@ -151,7 +151,7 @@ class Writer:
         self.failed = self.failed | (host["finish"] == Finish.ERROR)
 
     def read(self, texts: Sequence[Sequence[int]], ids: Sequence[int] = (0,)) -> Heard:
-        """Appends tokens to rows, and says what the model makes of them: one pass a row for up to 64 tokens.
+        """Appends tokens to rows, and says what the model makes of them: one pass per row for up to 64 tokens.
 
         Args:
           texts: of every row; nothing in those that stay as they are.
@@ -173,16 +173,16 @@ class Writer:
                 part[row, : count[row]] = text[at : at + width]
             given = jax.device_put((part, count.astype(np.int32), np.asarray(ids, np.int32)))
             self.state, *said = _read(self.decoder, self.params, self.state, *given)
-            own, law, likeliest = to_host(said)
+            own, dist, likeliest = to_host(said)
             for row in np.flatnonzero(count):
                 logprobs[row] += own[row, : count[row]].tolist()
-                after[row], top[row] = law[row], likeliest[row]
+                after[row], top[row] = dist[row], likeliest[row]
             self.passes += count > 0
         self.hear()
         return Heard(logprobs, after, top)
 
     def back(self, lengths: np.ndarray) -> None:
-        """Takes back what rows have behind these lengths `[B]`; what was computed for the rest stays."""
+        """Takes back what rows have after these lengths `[B]`; what was computed for the rest stays."""
         self.length = np.minimum(self.length, lengths)
         self._set(length=self.length)
 
@@ -205,7 +205,7 @@ class Writer:
         return _kept(self.decoder, pool, self.state, jax.device_put(np.asarray(slots, np.int32)))
 
     def new(self, row: int) -> list[int]:
-        """What a row has behind its prompt."""
+        """What a row has after its prompt."""
         return self.tokens[row, self.begin[row] : self.length[row]].tolist()
 
     def ended(self, row: int) -> bool:
@@ -224,15 +224,15 @@ class Writer:
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 @settled
 def _read(decoder, params, state, new: Array, count: Array, ids: Array):
-    """The state with `count` `[B]` of the tokens `new` `[B, W]` behind every text; `Heard` as arrays."""
+    """The state with `count` `[B]` of the tokens `new` `[B, W]` after every text; `Heard` as arrays."""
     root = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     tokens = jnp.concatenate([root, new], axis=1)
     begin = state.length - 1  # the last token of a text has no entry in the cache yet
     positions = begin[:, None] + jnp.arange(tokens.shape[1])[None]
     output = decoder.target(params["target"], Block(tokens, positions, begin), state.cache, wants=Wants(logits=True))
-    laws = jax.nn.log_softmax(output.logits, axis=-1)
-    own = jnp.take_along_axis(laws[:, :-1], jnp.maximum(new, 0)[:, :, None], axis=2)[:, :, 0]
-    last = jnp.take_along_axis(laws, count[:, None, None], axis=1)[:, 0]
+    dists = jax.nn.log_softmax(output.logits, axis=-1)
+    own = jnp.take_along_axis(dists[:, :-1], jnp.maximum(new, 0)[:, :, None], axis=2)[:, :, 0]
+    last = jnp.take_along_axis(dists, count[:, None, None], axis=1)[:, 0]
     # the last token is read too, for what follows it; its entry is written anew by the next pass
     cache = decoder.target.commit(state.cache, output.delta, None, begin)
     text = write(state.tokens, new, state.length)

@@ -21,7 +21,7 @@ _LOG = logging.getLogger("specjax")
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What is asked of an engine.
+    """A call of an engine, checked.
 
     Attributes:
       prompts: each with its options, which are those of a `Request`.
@@ -50,7 +50,7 @@ class Call:
         select: str | Selection | None = None,
         chat: bool | Chat = False,
     ) -> "Call":
-        """Of the arguments of `specjax.generate`; `options` go before those of `sampling`.
+        """Makes it of the arguments of `specjax.generate`; `options` take precedence over those of `sampling`.
 
         Raises:
           ValueError: one line that says what cannot be used.
@@ -67,10 +67,10 @@ class Call:
         each = sampling if isinstance(sampling, Sequence) else [sampling] * len(found)
         if len(each) != len(found):
             raise ValueError(
-                f"there are {len(found)} prompts and {len(each)} samplings: give one sampling, or one a prompt"
+                f"there are {len(found)} prompts and {len(each)} samplings: give one sampling, or one per prompt"
             )
         if wrong := [own for own in each if not isinstance(own, (Sampling, type(None)))]:
-            raise ValueError(f"sampling is a specjax.Sampling, or one a prompt, not {wrong[0]!r:.60}")
+            raise ValueError(f"sampling is a specjax.Sampling, or one per prompt, not {wrong[0]!r:.60}")
         asked = [
             (prompt, joined({**({} if own is None else own.given), **common}, fields))
             for (prompt, fields), own in zip(found, each, strict=True)
@@ -122,7 +122,7 @@ class Call:
 
 
 def joined(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a prompt: its own go before the common ones, but its stop strings stand beside theirs.
+    """Options of a prompt: its own take precedence over the common ones, but its stop strings stand beside theirs.
 
     Raises:
       ValueError: on what are no stop strings.

@@ -17,7 +17,7 @@ def score(
     dtype: Any = None,
     mesh: Any = None,
 ) -> list[Score]:
-    """What a model gives continuations of prompts: a score for each, in order.
+    """Scores continuations of prompts by their log-probabilities: a score for each, in order.
 
     Texts of like lengths share a compiled program; scores depend on batch and mesh by rounding alone. How texts become tokens
     at the border between the two: `encode_pair`.

@@ -234,7 +234,7 @@ class Engine:
         return dataclasses.replace(request, suffix=suffix, suffix_ids=after)
 
     def served(self) -> Served:
-        """What `specjax.serve.slots` needs of this engine."""
+        """The part of this engine that `specjax.serve.slots` needs."""
         eos = self.model.eos_ids
         mask_id = None if self.model.masked is None else self.model.masked.mask_id
         return Served(self.decoder, self.params, self.max_length, self.model.tokenizer, eos, mask_id, self.mesh)
@@ -265,7 +265,7 @@ class Engine:
         return prefix if len(requests) > 1 and len(prefix) >= SHORTEST_PREFIX else ()
 
     def reader(self) -> Reader:
-        """What reads texts with this model for their log-probabilities.
+        """The reader of texts with this model, for their log-probabilities.
 
         Raises:
           ValueError: for a diffusion model.
@@ -372,8 +372,8 @@ class Engine:
             raise ValueError(f"at least one row must decode, got {slots}")
         if not self.writes_steps and capacity is not None and capacity < self._needed(requests):
             raise ValueError(
-                f"a capacity of {capacity} does not hold these requests: the longest one needs {self._needed(requests)}, "
-                f"{self.decoder.slack} of them for what a step writes ahead; leave it out, or give at least that"
+                f"a capacity of {capacity} does not hold these requests: the longest one needs {self._needed(requests)} slots, "
+                f"{self.decoder.slack} of them for tokens that a step writes ahead: give at least that, or leave capacity out"
             )
         reader = self.reader() if prompt_logprobs else None
         if self.writes_steps:
@@ -459,7 +459,7 @@ class Engine:
         return call.records(self, batch_size=batch_size, prompt_logprobs=prompt_logprobs, progress=progress)
 
     def score(self, prompts: Any, continuations: Any, *, batch_size: int = 8) -> list[Any]:
-        """What the model gives continuations of prompts; see `specjax.score`."""
+        """Log-probabilities of continuations of prompts; see `specjax.score`."""
         from specjax.serve.score import score_with
 
         return score_with(self, prompts, continuations, batch_size)
@@ -501,7 +501,7 @@ class Engine:
             )
 
     def rows(self, requests: Sequence[Request]) -> int:
-        """How many rows hold these requests: one each, but of a search one for all completions of a prompt."""
+        """The number of rows that hold these requests: one each; in a search one for all completions of a prompt."""
         return len(rows_of(requests, self.decoder.num_texts))
 
     def slots(self, requests: Sequence[Request], batch_size: int) -> int:
@@ -513,13 +513,13 @@ class Engine:
         return min(batch_size, 1 if count == 1 else max(4, power_of_two(count)))
 
     def start(self, requests: Sequence[Request]) -> Any:
-        """A state that holds these requests, one a row: for programs that step it themselves."""
+        """A state that holds these requests, one per row: for programs that step it themselves."""
         slots = Slots(self.served(), len(requests), self.capacity(requests), form_of(requests))
         return slots.insert(slots.empty(), range(len(requests)), list(requests), self.keys(requests))
 
     def keys(self, requests: Sequence[Request]) -> np.ndarray:
-        """Key data `[R, 2]` of the requests' row keys, on the host. Equal requests differ by their order. Of a stepwise method
-        that draws D times `[R, D, 2]`."""
+        """Key data `[R, 2]` of the requests' row keys, on the host. Equal requests differ by their order. A stepwise
+        method that draws D times has `[R, D, 2]`."""
         given, spare = self.served().given, power_of_two(max(len(requests), 8)) - len(requests)
         names = [given(r) if r.id is None else str(r.id) for r in requests]
         if self.writes_steps:

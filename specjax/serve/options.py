@@ -96,7 +96,7 @@ class ModelOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeOptions:
-    """How to decode.
+    """Options of decoding.
 
     Attributes:
       decode: a line of `specjax.decode`, such as `"beam:num_beams=4"`.
@@ -128,7 +128,7 @@ class DecodeOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptOptions:
-    """How prompts are completed, as flags say it.
+    """Options of prompts, as flags.
 
     Attributes:
       temperature: see `specjax.Sampling`.
@@ -158,7 +158,7 @@ class PromptOptions:
 
     @property
     def of_prompts(self) -> Sampling:
-        """The options of every prompt; flags go before lines, as keywords go before `sampling` in Python.
+        """The options of every prompt; flags take precedence over lines, as keywords do over `sampling` in Python.
 
         Raises:
           ValueError: on one that there is not or that is out of range.
@@ -171,7 +171,7 @@ class PromptOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What all prompts of a run have in common.
+    """Options of all prompts of a run.
 
     Attributes:
       chat: whether a prompt that is a text is a user's turn of the model's chat template.

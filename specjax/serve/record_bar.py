@@ -1,4 +1,4 @@
-"""How far a run is: a bar of records on stderr."""
+"""The progress of a run: a bar of records on stderr."""
 
 import contextlib
 import importlib.util
@@ -24,7 +24,7 @@ class Speed:
     """Says how fast a run is, from its turns.
 
     Args:
-      timing: the `specjax.serve.engine.Timing` of whoever decodes.
+      timing: the `specjax.serve.engine.Timing` of the decoding engine.
     """
 
     def __init__(self, timing: Any):
@@ -32,12 +32,12 @@ class Speed:
         self.tokens = self.steps = 0
 
     def __call__(self, turn: Any) -> str:
-        """Tokens a second and a step, this turn included."""
+        """Tokens per second and per step, this turn included."""
         self.tokens, self.steps = self.tokens + turn.new_tokens, self.steps + turn.steps
         spent = self.timing.decode_seconds - self.began
         if not self.steps or not spent:
             return ""
-        return f"{self.tokens / spent:.0f} tokens/s, {self.tokens / self.steps:.2f} tokens a step"
+        return f"{self.tokens / spent:.0f} tokens/s, {self.tokens / self.steps:.2f} tokens per step"
 
 
 @contextlib.contextmanager

@@ -73,8 +73,8 @@ class Record:
       chosen: of a selection: which of the completions of its prompt this is (from 0); `sample` is None then.
       nll: the negative log-likelihood of its tokens, the sum of `-logprobs`; of a greedy text an uncertainty (G-NLL,
         arXiv:2412.15176); None without `logprobs`.
-      self_certainty: the mean over its tokens of how far the model's own law is from an even one, in nats; None without
-        `logprobs`.
+      self_certainty: the mean over its tokens of how far the model's own distribution is from the uniform one, in nats;
+        None without `logprobs`.
       prompt_logprobs: of every token of the prompt after those before it, under the model's own softmax, None for the first;
         None as a whole where not asked for.
     """
@@ -111,7 +111,7 @@ class Record:
             "prompt": self.prompt,
             "text": self.tokens if self.text is None else self.text,
             "finish reason": self.finish_reason if self.error is None else f"{self.finish_reason}: {self.error}",
-            "tokens a step": f"{self.tokens_per_step:.2f} ({self.new_tokens} tokens in {self.steps} steps)",
+            "tokens per step": f"{self.tokens_per_step:.2f} ({self.new_tokens} tokens in {self.steps} steps)",
         }
         style = "text-align: left; white-space: pre-wrap"
         lines = (
@@ -173,6 +173,6 @@ BRIEF = 512
 
 
 def needs_of(requests: Sequence[Request]) -> Needs:
-    """What these requests ask of the program that decodes them."""
+    """The needs of these requests: what the program that decodes them must be able to do."""
     greedy = not any(in_use(each, request) for request in requests for each in WARPERS)
     return Needs(greedy, sum(r.max_new_tokens for r in requests) <= BRIEF, form_of(requests))

@@ -1,4 +1,4 @@
-"""How one prompt is completed, as the user says it: what may differ from row to row without a program of its own."""
+"""A user's options of one prompt: all that may differ from row to row without a program of its own."""
 
 import dataclasses
 import json
@@ -22,9 +22,9 @@ _NUMBERS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling(SamplingFields):
-    """How a prompt is completed: the parameters of the warpers, such as `temperature` (0 is greedy), `top_k` or `top_p` (see
-    `specjax samplers`), and when its text ends. What is None is what the model's `generation_config.json` says, where that
-    counts (`specjax.models.generation`), or else its default.
+    """The options of a prompt: the parameters of the warpers, such as `temperature` (0 is greedy), `top_k` or `top_p`
+    (see `specjax samplers`), and when its text ends. A field that is None takes the value of the model's
+    `generation_config.json` if that is one of those that apply (`specjax.models.generation`), or else its default.
 
     Attributes:
       max_new_tokens: new tokens, at most; at least 1; None: 128.
@@ -50,7 +50,7 @@ class Sampling(SamplingFields):
 
     @property
     def given(self) -> dict[str, Any]:
-        """What the user has set."""
+        """The options that the user has set."""
         off = ([] if self.stop else ["stop"]) + ([] if self.ignore_eos else ["ignore_eos"])
         return {name: value for name, value in vars(self).items() if value is not None and name not in off}
 
@@ -137,4 +137,4 @@ def _object(text: str) -> dict[str, Any]:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ValueError(f"--sampling {text!r:.60} begins as JSON and is none: {error}") from error
+        raise ValueError(f"--sampling {text!r:.60} begins as JSON, but is not valid JSON: {error}") from error

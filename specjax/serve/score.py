@@ -49,7 +49,7 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What a model gives a continuation; the fields are those of the JSON output.
+    """The log-probability that a model gives a continuation; the fields are those of the JSON output.
 
     Attributes:
       prompt: as given.

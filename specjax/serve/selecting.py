@@ -28,7 +28,7 @@ class Chooser:
 
     @classmethod
     def of(cls, select: str | Selection | None, count: int) -> "Chooser | None":
-        """Of a run; None where it takes all completions.
+        """The chooser of a run; None where it takes all completions.
 
         Args:
           select: a selection or its line.
@@ -90,7 +90,7 @@ def _candidate(answer: str | None, record: Record) -> Candidate:
 
 
 def selected(turns: Iterator[Turn], requests: Sequence[Request], choose: Choose) -> Iterator[Turn]:
-    """The turns with one record a prompt, under the prompt's index, once all of its completions are there.
+    """The turns with one record per prompt, under the prompt's index, once all of its completions are there.
 
     Args:
       turns: of these requests.

@@ -46,7 +46,7 @@ OnEnd = Callable[[Sequence[int], Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """What one call on the device brought.
+    """The result of one call on the device.
 
     Attributes:
       finished: the index of every request that ended, and its record.
@@ -74,7 +74,7 @@ def in_order(turns: Iterator[Turn]) -> Iterator[Record]:
 
 @dataclasses.dataclass
 class Timing:
-    """What has been spent: decoding steps only, compilation and prefill apart."""
+    """The time spent: decoding steps only, compilation and prefill apart."""
 
     decode_seconds: float = 0.0
     prefill_seconds: float = 0.0
@@ -96,7 +96,7 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """What is served: all that rows need to know of a model.
+    """The model as rows see it: all that they need to know of it.
 
     Attributes:
       decoder: a `specjax.decoder.Decoder`.
@@ -146,7 +146,7 @@ class Slots:
 
     @property
     def share(self) -> int:
-        """How many rows enter together."""
+        """The number of rows that enter together."""
         return max(1, self.rows // REFILL_SHARE)
 
     def with_params(self, params: Any) -> "Slots":
@@ -274,7 +274,7 @@ class Loop:
         Args:
           slots: rows with enough room for every request.
           requests: at least one; they enter in this order.
-          keys: key data `[R, 2]`, one a request.
+          keys: key data `[R, 2]`, one per request.
           needs: of these requests, or of a longer list that they are part of.
           timing: what is spent is added to it.
           prefix: ids that every prompt begins with, which are prefilled once.
@@ -293,7 +293,7 @@ class Loop:
         self.kept: Any = None
 
     def turns(self) -> Iterator[Turn]:
-        """What each call on the device brought, until every request has ended."""
+        """The result of each call on the device, until every request has ended."""
         self.begin()
         while self.waiting or self.held:
             self.enter()

@@ -1,4 +1,4 @@
-"""What a model gives every token of given texts: read once, in batches of like lengths. Nothing is decoded.
+"""Log-probabilities of every token of given texts: read once, in batches of like lengths. Nothing is decoded.
 
 Shapes: `B` rows, `W` buffer columns, `C` columns of a chunk, `V` vocabulary.
 """
@@ -28,7 +28,7 @@ WINDOW = 64
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """What is read.
+    """A text to read.
 
     Attributes:
       ids: token ids.
@@ -41,10 +41,10 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a model gives the tokens of a text from `first` on.
+    """The log-probabilities of a text's tokens from `first` on.
 
     Attributes:
-      logprobs: natural logarithms under the model's own softmax, one a token.
+      logprobs: natural logarithms under the model's own softmax, one per token.
       greedy: whether every one of them is the likeliest.
     """
 

@@ -1,4 +1,4 @@
-"""What a mixer is: from a token's law to the mixture of tokens that a row reads next while it thinks.
+"""The base of mixers: from a token's distribution to the mixture of tokens that a row reads next while it thinks.
 
 In the shape descriptions `B` denotes rows, `n` tokens of a mixture, `V` the vocabulary.
 """
@@ -21,7 +21,7 @@ Array = jax.Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mixed(Pretty):
-    """What a step makes of every row's law.
+    """The mixture that a step makes of every row's distribution.
 
     Attributes:
       ids: `[B, n]` int32, different tokens, the heaviest first.
@@ -36,13 +36,14 @@ class Mixed(Pretty):
 
 @dataclasses.dataclass(frozen=True)
 class Mixer(abc.ABC):
-    """How a row thinks: which tokens its next input is a mixture of, with which weights, and when it has thought enough.
+    """A rule of soft thinking: the tokens and weights of a row's next input, and when it has thought enough.
 
-    Implementations are frozen dataclasses. A greedy row's law is one token, and so is its mixture.
+    Implementations are frozen dataclasses. A greedy row's distribution is one token, and so is its mixture.
 
     Attributes:
       n: tokens of a mixture, at most V of them.
-      cold_stop: nats; thinking ends where the model's own law had less entropy for `cold_steps` tokens on end; 0: it does not.
+      cold_stop: nats; thinking ends where the model's own distribution had less entropy for `cold_steps` tokens on end;
+        0: it does not.
       cold_steps: how many.
 
     Raises:
@@ -66,7 +67,7 @@ class Mixer(abc.ABC):
 
     @abc.abstractmethod
     def mix(self, logits: Array, sampler: Sampler) -> Mixed:
-        """What is read next, from raw logits `[B, 1, V]`."""
+        """The next input, from raw logits `[B, 1, V]`."""
 
     def plain(self, logits: Array, sampler: Sampler, mixed: Mixed) -> Array:
         """Plain decoding's token `[B]` at the same place; -1 where no score is finite."""
@@ -81,10 +82,10 @@ def heaviest(ids: Array, weights: Array, finite: Array) -> Mixed:
 
 
 def likeliest(logits: Array, sampler: Sampler, n: int) -> tuple[Array, Array, Array]:
-    """The n likeliest tokens `[B, n]` of every row's law after all warpers, their renormalised log-probabilities `[B, n]`, and
-    whether these are numbers `[B]`."""
-    log_law = sampler.log_law(logits)[:, 0]
-    top, ids = jax.lax.top_k(log_law, min(n, log_law.shape[1]))
-    # greedy rows' law is made by a comparison, which hides what is no number
+    """The n likeliest tokens `[B, n]` of every row's distribution after all warpers, their renormalised
+    log-probabilities `[B, n]`, and whether these are numbers `[B]`."""
+    log_probs = sampler.log_probs(logits)[:, 0]
+    top, ids = jax.lax.top_k(log_probs, min(n, log_probs.shape[1]))
+    # greedy rows' distribution is made by a comparison, which hides what is no number
     finite = jnp.isfinite(top[:, 0]) & ~jnp.isnan(logits).any(axis=(1, 2))
     return ids, jax.nn.log_softmax(top, axis=1), finite

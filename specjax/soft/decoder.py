@@ -36,7 +36,7 @@ class SoftState(DecodeState):
       ids: `[B, n]` int32, what the last new token is read as, the heaviest first.
       weights: `[B, n]` float32.
       thinks: `[B]` bool, whether that is so.
-      calm: `[B]` int32, for how many tokens on end the law had little entropy.
+      calm: `[B]` int32, for how many tokens on end the distribution had little entropy.
     """
 
     ids: Array
@@ -116,7 +116,7 @@ class SoftThinkingDecoder(Speculative):
 
 
 def entropy(logits: Array) -> Array:
-    """Of the softmax of logits `[B, V]`, in nats, `[B]`; a token that cannot come adds nothing."""
+    """The entropy of the softmax of logits `[B, V]`, in nats, `[B]`; a token that cannot come adds nothing."""
     log_p = jax.nn.log_softmax(logits, axis=-1)
     return -jnp.where(log_p > -jnp.inf, jnp.exp(log_p) * log_p, 0.0).sum(axis=-1)
 
@@ -136,7 +136,7 @@ def soft_thinking(
       target: the model.
       mixer: what a mixture is; None: `GumbelSoftmax()`.
       end_of_think: the id of the token that ends it; -1: none.
-      logprobs: whether to keep log-probabilities of the emitted tokens, behind the mixtures that were read.
+      logprobs: whether to keep log-probabilities of the emitted tokens, after the mixtures that were read.
       mesh: where parameters and state lie.
       processors: see `specjax.sampling.Processor`.
 

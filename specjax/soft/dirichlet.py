@@ -13,7 +13,8 @@ from specjax.soft.base import Mixer, heaviest, likeliest
 
 @dataclasses.dataclass(frozen=True)
 class Dirichlet(Mixer):
-    """Weights drawn from `Dirichlet(alpha p)`, p the renormalised law of the n likeliest tokens after all warpers.
+    """Weights drawn from `Dirichlet(alpha p)`, p the renormalised distribution of the n likeliest tokens after all
+    warpers.
 
     A token's Gamma draw belongs to its place and its id, so a near-tie between two tokens changes no other one's.
 
@@ -24,7 +25,7 @@ class Dirichlet(Mixer):
       ValueError: on numbers out of range.
     """
 
-    about = About("dirichlet", "weights drawn from a Dirichlet around the law", "arXiv:2508.03440", "own text")
+    about = About("dirichlet", "weights drawn from a Dirichlet around the distribution", "arXiv:2508.03440", "own text")
 
     alpha: float = 1.0
 

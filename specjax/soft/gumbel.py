@@ -12,7 +12,8 @@ from specjax.soft.base import Mixed, Mixer
 
 @dataclasses.dataclass(frozen=True)
 class GumbelSoftmax(Mixer):
-    """Weights `softmax((log p + g) / tau)` over the n tokens of the highest `log p + g`; p is the law after all warpers.
+    """Weights `softmax((log p + g) / tau)` over the n tokens of the highest `log p + g`; p is the distribution after
+    all warpers.
 
     g is the Gumbel vector that the place owns, so the heaviest token is the one that plain decoding draws there from the same
     inputs, and with `tau` 0 the whole text is plain decoding's. The published rule takes the n likeliest tokens before the
@@ -25,7 +26,7 @@ class GumbelSoftmax(Mixer):
       ValueError: on numbers out of range.
     """
 
-    about = About("gumbel", "weights by Gumbel-softmax of the law", "arXiv:2508.03440", "own text")
+    about = About("gumbel", "weights by Gumbel-softmax of the distribution", "arXiv:2508.03440", "own text")
 
     tau: float = 0.5
 

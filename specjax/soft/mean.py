@@ -1,4 +1,4 @@
-"""No noise: the mean embedding under the law of the likeliest tokens (arXiv:2505.15778)."""
+"""No noise: the mean embedding under the distribution of the likeliest tokens (arXiv:2505.15778)."""
 
 import dataclasses
 
@@ -10,9 +10,10 @@ from specjax.soft.base import Mixer, heaviest, likeliest
 
 @dataclasses.dataclass(frozen=True)
 class Mean(Mixer):
-    """Weights p, the renormalised law of the n likeliest tokens after all warpers. Nothing is drawn while a row thinks."""
+    """Weights p, the renormalised distribution of the n likeliest tokens after all warpers. Nothing is drawn while a
+    row thinks."""
 
-    about = About("mean", "the law's own weights, nothing drawn", "arXiv:2505.15778", "own text")
+    about = About("mean", "the distribution's own weights, nothing drawn", "arXiv:2505.15778", "own text")
 
     def mix(self, logits, sampler):
         ids, log_p, finite = likeliest(logits, sampler, self.n)

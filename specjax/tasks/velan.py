@@ -1,8 +1,8 @@
 """Velan, an invented language: its dictionary and grammar never change, so a model can learn them.
 
 A clause is a particle of time (`ta` past, `su` future), `ne` where it is denied, the verb, its subject, its object, and
-`po` with a place. A noun has `mi` in front where there are several, and its adjective behind. `ke` joins two clauses, and a
-full stop ends them.
+`po` with a place. A noun has `mi` in front where there are several, and its adjective after. `ke` joins two clauses,
+and a full stop ends them.
 """
 
 import dataclasses

@@ -75,7 +75,7 @@ def _here(options: CaptureOptions, several: bool = False) -> int:
     done = len(rows) - sum(len(span) for _, span in left)
     note(
         f"{options.drafter} of {target.name}: {len(rows)} rows of {index.length} tokens, {index.row_bytes / index.length:.0f} "
-        f"bytes a token, {len(rows) * index.row_bytes / 1e9:.3f} GB" + (f"; {done} rows were there" if done else "")
+        f"bytes per token, {len(rows) * index.row_bytes / 1e9:.3f} GB" + (f"; {done} rows were there" if done else "")
     )
     if rows.skipped:
         note(f"left out {len(rows.skipped)} lines of the data, the first: {rows.skipped[0]}")
@@ -131,7 +131,7 @@ def prepare(options: CaptureOptions) -> tuple[Wants, models.Model, Any]:
 
 
 def _no_rows() -> data.Rows:
-    raise ValueError("what is captured depends on no text")
+    raise ValueError("captured features depend on no text")
 
 
 def _index(options: CaptureOptions, target: models.Model, wants: Wants, rows: data.Rows) -> Index:
@@ -155,7 +155,7 @@ def _index(options: CaptureOptions, target: models.Model, wants: Wants, rows: da
         index.check_same(before, folder)
         return before
     if any(folder.glob("rows-*")):
-        raise ValueError(f"{str(folder)!r} has rows and no {INDEX} that says what of: choose another --output")
+        raise ValueError(f"{str(folder)!r} holds rows but no {INDEX}: choose another --output")
     if distributed.is_first():
         index.write(folder)
     return index
@@ -164,7 +164,8 @@ def _index(options: CaptureOptions, target: models.Model, wants: Wants, rows: da
 def _captured(
     options: CaptureOptions, target: models.Model, mesh: Any, wants: Wants, rows: data.Rows, span: range
 ) -> Iterator[dict[str, np.ndarray]]:
-    """All arrays of some rows, a batch at a time; the next one is read while one is fetched. Of many processes each has all."""
+    """All arrays of some rows, a batch at a time; the next one is read while one is fetched. Each of several processes
+    has all."""
     here = own_rows(mesh, options.batch_size)
     waiting: tuple[dict[str, np.ndarray], Output] | None = None
     for number in range(math.ceil(len(span) / options.batch_size)):

@@ -183,7 +183,7 @@ def prepare(options: TrainOptions) -> tuple[Task, Any, Any, Any, Any, Any, list[
 
 
 def _length(options: TrainOptions) -> int:
-    """Tokens a row."""
+    """Tokens per row."""
     if options.features is None:
         return length_of(options)
     stored = Index.read(Path(options.features)).length

@@ -75,7 +75,7 @@ class Rows:
 
     @functools.cached_property
     def due(self) -> int:
-        """How many tokens are to be predicted."""
+        """The number of tokens to be predicted."""
         return int(np.count_nonzero(self.mask))
 
     def counts(self, size: int) -> np.ndarray:
@@ -126,7 +126,7 @@ def read_rows(
 
     Documents (texts, each ended by EOS, and examples with a prompt) share rows as far as they fit, and none sees another. One
     that is longer than a row has several: a text is cut, and of an example every row begins with what came before, so that each
-    answer is read behind its prompt; see `cut`.
+    answer is read after its prompt; see `cut`.
 
     Args:
       paths: .jsonl, .txt or .py files, or folders that are searched for them.

@@ -25,7 +25,7 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Distill(Objective):
-    """Fits a draft model's next-token laws to the target's.
+    """Fits a draft model's next-token distributions to the target's.
 
     `target_params` are the target's parameters; with `keep` below 1 a pair of those and of the reference draft's.
 
@@ -112,7 +112,7 @@ class Distill(Objective):
         return jax.lax.cond(own.any(), write, lambda: batch)
 
     def _logits(self, lm: LM, params: Any, batch: Batch) -> Array:
-        """Of slots 0 to T - 2, which score tokens 1 to T - 1."""
+        """Logits of slots 0 to T - 2, which score tokens 1 to T - 1."""
         return read(lm, params, batch, Wants(logits=True)).logits[:, :-1] / self.temperature
 
 
@@ -128,7 +128,7 @@ def continuations(
       lm: the model.
       params: its parameters.
       batch: the rows.
-      key: a typed key, or one a row.
+      key: a typed key, or one per row.
       prompt: at least 1.
       eos_ids: ids that end a text.
     """

@@ -1,4 +1,5 @@
-"""What a target says of training text, captured once: a folder of rows in safetensors files, and an index of what they are.
+"""The target's outputs on training text, captured once: a folder of rows in safetensors files, and an index of what
+they are.
 
 `index.json` comes first and says what all files hold, `rows-00000.safetensors` and so on. Each is there as a whole or not at
 all, and has as many rows as the index says, the last one what is left.
@@ -48,14 +49,14 @@ def named(output: Output) -> dict[str, Any]:
 
 
 def _names(wants: Wants, top: bool) -> tuple[str, ...]:
-    """Of the arrays that an objective asks for, with its teacher's likeliest tokens or final features."""
+    """The arrays that an objective asks for, with its teacher's likeliest tokens or final features."""
     own = [f"{_HIDDEN}{layer}" for layer in wants.hidden] + ["final"] * (wants.final or not top)
     return tuple(own + [_VALUES, _IDS] * top)
 
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """What a folder of features holds.
+    """The index of a folder of features.
 
     Attributes:
       target: see `said_by`.
@@ -122,7 +123,7 @@ def _opened(file: Path) -> Any:
 
 
 def wanted(name: str, objective: Objective) -> Wants:
-    """What an objective reads of a target's pass.
+    """The part of a target's pass that an objective reads.
 
     Args:
       name: of its drafter.
@@ -132,7 +133,9 @@ def wanted(name: str, objective: Objective) -> Wants:
       ValueError: where it runs layers of the target.
     """
     if objective.reads is None:
-        raise ValueError(f"{name} is trained with the target in the loop, whose layers it runs: give --data to train")
+        raise ValueError(
+            f"{name} runs the target's layers while it trains, so captured features do not suffice: give --data"
+        )
     return objective.reads
 
 
@@ -143,7 +146,7 @@ def write_rows(file: Path, arrays: dict[str, np.ndarray]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """Captured rows, the source that batches are drawn from. Of a row that is asked for, its own bytes are read and no others.
+    """Captured rows, the source that batches are drawn from. To get a row, only its own bytes are read.
 
     Attributes:
       folder: that `specjax capture` wrote.
@@ -208,7 +211,7 @@ class Features:
 
     @property
     def due(self) -> int:
-        """How many tokens are to be predicted."""
+        """The number of tokens to be predicted."""
         return self.index.due
 
     @property

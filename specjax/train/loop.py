@@ -32,7 +32,7 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How parameters are updated: AdamW behind a clipped gradient, a linear warm-up and a cosine down to 0.
+    """Settings of the optimiser: AdamW after a clipped gradient, a linear warm-up and a cosine down to 0.
 
     Attributes:
       steps: updates.
@@ -93,7 +93,7 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Settings)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """What a step takes and returns.
+    """The state that a training step takes and returns.
 
     Attributes:
       step: int32 scalar, updates made.
@@ -216,7 +216,7 @@ def _summed(of: Callable[..., PyTree], parts: tuple[Any, ...]) -> PyTree:
 
 @dataclasses.dataclass
 class Kept:
-    """Which checkpoints stay: some of the latest, and the best one.
+    """The checkpoints that stay: some of the latest, and the best one.
 
     Attributes:
       latest: how many.
@@ -479,7 +479,7 @@ def _whole(arrays: dict[str, Any], parts: int) -> dict[str, Any]:
 
 
 def _differing(before: str, now: str, width: int = 160) -> tuple[str, str]:
-    """Of two texts as much as one can read, from a little before the first difference.
+    """As much of two texts as one can read, from a little before the first difference.
 
     >>> _differing("a" * 200 + "bc", "a" * 200 + "d", 20)
     ('...aaaaaaaaaabc', '...aaaaaaaaaad')

@@ -82,7 +82,8 @@ def update(
     Args:
       target: the teacher.
       draft: the model that learns.
-      divergence: the loss between both laws of every corrected token, which the logits one place before it hold.
+      divergence: the loss between both distributions of every corrected token, which the logits one place before it
+        hold.
       learning_rate: constant.
       params: the draft's.
       optimizer: optax's state.

@@ -1,4 +1,4 @@
-"""What `specjax train` and `specjax capture` were asked for."""
+"""Options of `specjax train` and `specjax capture`."""
 
 import dataclasses
 from typing import Any
@@ -22,7 +22,7 @@ class TrainOptions(HostOptions):
     adapter: str | None = same(ModelOptions, "adapter")
     data: tuple[str, ...] = option((), ".jsonl, .txt or .py files, or folders of them", nargs="+", metavar="FILE")
     prompts: str | None = option(
-        None, "in place of --data: lines as of generate --input, which the target answers first, by its own law",
+        None, "in place of --data: lines as of generate --input, which the target answers first, by its own distribution",
         metavar="FILE.jsonl",
     )  # fmt: skip
     max_new_tokens: int = option(256, "tokens of each of these answers, at most", metavar="N", least=1)
@@ -87,7 +87,7 @@ class TrainOptions(HostOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CaptureOptions(HostOptions):
-    """What `specjax capture` was asked for; see the help of each."""
+    """Options of `specjax capture`; see the help of each."""
 
     drafter: str = option(
         dataclasses.MISSING, "the head that is to be trained, as of train: its layers are captured", metavar="DRAFTER",
@@ -102,7 +102,7 @@ class CaptureOptions(HostOptions):
         dataclasses.MISSING, "for the features; after a kill the same command goes on where it was", metavar="FOLDER"
     )
     top_k: int | None = option(
-        None, "keep of the target's laws the N likeliest tokens, not the final features that all of them follow from",
+        None, "keep of the target's distributions the N likeliest tokens, not the final features that all of them follow from",
         metavar="N", least=1,
     )  # fmt: skip
     length: int = option(LENGTH, "tokens a row", least=2)

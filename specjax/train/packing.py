@@ -1,4 +1,5 @@
-"""From documents to rows of one length, without holding either: pieces lie in a file, and rows in arrays that may."""
+"""Packs documents into rows of one length, without holding either: pieces lie in a file, and rows in arrays that
+may."""
 
 import array
 import bisect
@@ -111,7 +112,7 @@ def pack(sizes: np.ndarray, length: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """Which row every piece has, and in which order they are written.
+    """The row of every piece, and the order in which they are written.
 
     Attributes:
       order: numbers of pieces, row by row.

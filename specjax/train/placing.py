@@ -1,4 +1,4 @@
-"""Where what is trained lies on a mesh.
+"""The placement of trained parameters on a mesh.
 
 Between uses every device holds its own part of a parameter, of its moments and of its gradient: split as in decoding, and over
 the axis of rows as well, which otherwise would all hold the same (FSDP, arXiv:2304.11277). A pass has them gathered over rows.
@@ -19,8 +19,9 @@ PyTree = Any
 
 
 def rounded(params: PyTree, dtype: str) -> PyTree:
-    """Parameters in the type in which a pass multiplies them. Kernels over a vocabulary stay: laws are made in chunks
-    (`specjax.objectives.teacher`), each of which rounds them anew, so that what all chunks say of them adds up in float32."""
+    """Parameters in the type in which a pass multiplies them. Kernels over a vocabulary stay: distributions are made in
+    chunks (`specjax.objectives.teacher`), each of which rounds them anew, so that what all chunks say of them adds up
+    in float32."""
 
     if dtype == "float32":
         return params

@@ -34,7 +34,7 @@ class Stopped(Exception):
 
 def written(options: Any, target: Any, folder: Path) -> tuple[str, ...]:
     """The files to train on. Of `--prompts` the target first writes the answers, as `specjax generate` does: drawn from its own
-    law, temperature 1 and nothing cut off. A job that was stopped goes on where it was.
+    distribution, temperature 1 and nothing cut off. A job that was stopped goes on where it was.
 
     Args:
       options: of `train` or `capture`.

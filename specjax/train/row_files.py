@@ -25,7 +25,7 @@ Fields = dict[str, Any]
 
 
 def made_of(files: Sequence[Path], model: Any, length: int, seed: int, packed: bool) -> dict[str, Any]:
-    """What rows depend on, JSON: the content of files, who tokenises them, and how they share rows."""
+    """The things that rows depend on, JSON: the content of files, the tokenizer, and the sharing of rows."""
     return {
         "files": [[file.suffix, _hash(file)] for file in files],  # wherever each of many processes has them
         "model": None if model.path is None else fingerprint(model.path),

@@ -1,4 +1,4 @@
-"""Which tokens a small draft should spend itself on (AdaSPEC, arXiv:2510.19779)."""
+"""The choice of tokens that a small draft should spend itself on (AdaSPEC, arXiv:2510.19779)."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What many processes must have alike to train, or to capture, together."""
+"""The settings that many processes must share to train, or to capture, together."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a run trains, and what a line and the command's options say of it."""
+"""The task of a training run, from a line and the command's options."""
 
 import dataclasses
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class Task:
       objective: the loss.
       params: where it starts.
       frozen: what the objective takes as `target_params`.
-      save: writes trained parameters, numpy arrays, to a folder. Of many processes all call it, and the first writes.
+      save: writes trained parameters, numpy arrays, to a folder. All processes call it, and the first one writes.
     """
 
     objective: Objective

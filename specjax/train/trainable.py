@@ -1,4 +1,4 @@
-"""What can be trained: models, and the methods that packages export with an objective."""
+"""The list of what can be trained: models, and the methods that packages export with an objective."""
 
 import functools
 

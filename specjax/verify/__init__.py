@@ -1,6 +1,6 @@
 """Verifiers: which of the drafted tokens are kept, and what follows them.
 
-A line a method, in the order in which they are listed.
+A line per method, in the order in which they are listed.
 """
 # isort: skip_file
 

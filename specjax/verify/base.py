@@ -21,7 +21,7 @@ from specjax.tree import DRAWN, Children, Extra, Tree, TreeFacts
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Verdict(Pretty):
-    """What a verifier decided, and what of it the row keeps.
+    """The decision of a verifier, and the part of it that the row keeps.
 
     Attributes:
       path: `[B, D + 1]` int32 node ids, root first, -1 padded.
@@ -51,9 +51,9 @@ class Verifier(abc.ABC):
     keep_q: bool = False
     """Whether it reads `Tree.log_q`."""
     own_noise: bool = False
-    """Whether its decisions rest on draws behind what it keeps, so that no step may use another's noise."""
+    """Whether its decisions rest on draws after what it keeps, so that no step may use another's noise."""
     judges: tuple[Children, ...] = get_args(Children)
-    """Of which children it can judge, by how they came to be."""
+    """The kinds of children that it can judge."""
     text_follows_draft: bool = True
     """Whether another draft may lead to another text, of the same distribution where it is lossless."""
     keeps_greedy: bool = True
@@ -79,7 +79,7 @@ class Verifier(abc.ABC):
         name = next((about.name for about in abouts(type(self))), type(self).__name__)
         if self.text_follows_draft and not drafter.alone:
             raise ValueError(
-                f"the {name} verifier takes drafters whose rows draft on their own, and of this one a row's text would depend "
+                f"the {name} verifier takes drafters whose rows draft on their own; with this one a row's text would depend "
                 "on the other rows: choose another drafter, or the coupled verifier"
             )
         drawn = set(self.judges) - {"deterministic"}
@@ -99,10 +99,11 @@ class Verifier(abc.ABC):
         return None
 
     def extra(self, tree: Tree, sampler: Sampler) -> Extra | None:
-        """Slots that the target shall read behind the tree's nodes, X of them, in the same pass; None: none.
+        """Slots that the target shall read after the tree's nodes, X of them, in the same pass; None: none.
 
-        The rule finds them in its `Output`, behind the tree's. Nobody else does: they are neither observed nor committed. With
-        them a proposal is read whole, whatever the drafter's rungs. A rule that has any checks for `TreeFacts.plain_tree`.
+        The rule finds them in its `Output`, after the tree's. Nobody else does: they are neither observed nor
+        committed. With them a proposal is read whole, whatever the drafter's rungs. A rule that has any checks for
+        `TreeFacts.plain_tree`.
         """
         return None
 

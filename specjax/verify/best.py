@@ -1,4 +1,4 @@
-"""Of the lossless rules that follow the draft the one that pays, by how a node's children come to be."""
+"""Chooses among the lossless rules that follow the draft, by how a node's children come to be."""
 
 import dataclasses
 from types import MappingProxyType
@@ -29,9 +29,9 @@ RULES = MappingProxyType(
 class Best(Verifier):
     """Judges a tree as the rule for its kind of children does. Which one that is is known before the first step.
 
-    Lossless in law. At a node `block` and `greedy_multi` reach what their children allow (`specjax.verify.bounds`), and
-    `recursive` of i.i.d. ones nearly that; of children without replacement no rule here does, and `traversal` keeps at least
-    as many as `recursive_wor`.
+    Lossless in distribution. At a node `block` and `greedy_multi` reach what their children allow
+    (`specjax.verify.bounds`), and `recursive` of i.i.d. ones nearly that; of children without replacement no rule here
+    does, and `traversal` keeps at least as many as `recursive_wor`.
     """
 
     about = About(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from specjax.about import About
 from specjax.sampling.sampler import best
 from specjax.verify.base import Verdict
-from specjax.verify.rejection import SMALLEST, Rejection, draft_law
+from specjax.verify.rejection import SMALLEST, Rejection, draft_probs
 
 Array = jax.Array
 
@@ -17,13 +17,14 @@ Array = jax.Array
 class Block(Rejection):
     """Keeps the longest prefix i with u_i < h_i, see `chances`; then a draw of norm(max(P_i p - q, 0)).
 
-    Lossless in law for chains, and of all such rules of one chain it keeps the most tokens in the mean. Every uniform and every
-    drafted token decides something, those behind the kept prefix too, so each step has noise of its own.
+    Lossless in distribution for chains, and of all such rules of one chain it keeps the most tokens in the mean. Every
+    uniform and every drafted token decides something, those after the kept prefix too, so each step has noise of its
+    own.
     """
 
     about = About(
         "block",
-        "keep the longest prefix that the joint law allows; chains only",
+        "keep the longest prefix that the joint distribution allows; chains only",
         "arXiv:2403.10444",
         "same distribution",
         tree="chain:length={depth}",
@@ -35,8 +36,8 @@ class Block(Rejection):
         self.check_chain(tree)
         logits = output.logits[:, : tree.nodes]
         finite = jnp.isfinite(logits.max(axis=-1))
-        p = jnp.exp(sampler.log_law(logits, tree.path_tokens))  # [B, D + 1, V]
-        q = draft_law(tree, p.shape[-1])  # [B, D, V]
+        p = jnp.exp(sampler.log_probs(logits, tree.path_tokens))  # [B, D + 1, V]
+        q = draft_probs(tree, p.shape[-1])  # [B, D, V]
         proposed = jnp.cumprod(tree.valid[:, 1:] & finite[:, :-1], axis=1).astype(bool)
         weight = carried(p, q, tree.tokens[:, 1:], proposed)
         passes = sampler.uniform(tree.max_depth) < chances(p, q, weight, proposed)[:, 1:]
@@ -51,7 +52,7 @@ class Block(Rejection):
 
 
 def carried(p: Array, q: Array, tokens: Array, proposed: Array) -> Array:
-    """P_i, `[B, D + 1]`: P_0 is 1, and P_i = min(1, P_(i-1) p(x_i) / q(x_i)); 0 behind the last proposed token.
+    """P_i, `[B, D + 1]`: P_0 is 1, and P_i = min(1, P_(i-1) p(x_i) / q(x_i)); 0 after the last proposed token.
 
     Args:
       p: `[B, D + 1, V]`.
@@ -60,7 +61,7 @@ def carried(p: Array, q: Array, tokens: Array, proposed: Array) -> Array:
       proposed: `[B, D]` bool, whether x_i was proposed, and all before it.
     """
     at = jnp.maximum(tokens, 0)[:, :, None]
-    ours, theirs = (jnp.take_along_axis(law, at, axis=2)[:, :, 0] for law in (p[:, :-1], q))
+    ours, theirs = (jnp.take_along_axis(dist, at, axis=2)[:, :, 0] for dist in (p[:, :-1], q))
     ratios = jnp.where(proposed & (theirs > 0), ours / jnp.where(theirs > 0, theirs, 1), 0)
     each = [jnp.ones_like(p[:, 0, 0])]
     for ratio in ratios.T:
@@ -89,9 +90,9 @@ def residual(p: Array, q: Array, weight: Array, proposed: Array, accepted: Array
       accepted: `[B]`.
     """
     here = accepted[:, None]
-    law = jnp.take_along_axis(p, here[:, :, None], axis=1)[:, 0]
+    dist = jnp.take_along_axis(p, here[:, :, None], axis=1)[:, 0]
     drafted = jnp.pad(jnp.where(proposed[:, :, None], q, 0), ((0, 0), (0, 1), (0, 0)))
     goes_on = jnp.take_along_axis(jnp.pad(proposed, ((0, 0), (0, 1))), here, axis=1)
     scale = jnp.where(goes_on, jnp.take_along_axis(weight, here, axis=1), 1)
-    left = jnp.maximum(scale * law - jnp.take_along_axis(drafted, here[:, :, None], axis=1)[:, 0], 0)
-    return jnp.where(left.sum(axis=-1, keepdims=True) > SMALLEST, left, law)
+    left = jnp.maximum(scale * dist - jnp.take_along_axis(drafted, here[:, :, None], axis=1)[:, 0], 0)
+    return jnp.where(left.sum(axis=-1, keepdims=True) > SMALLEST, left, dist)

@@ -1,8 +1,9 @@
-"""What no exact verifier can beat: the largest chance that one of a node's drafted children is accepted (arXiv:2502.18779).
+"""The bound of every exact verifier: the largest chance that one of a node's drafted children is accepted
+(arXiv:2502.18779).
 
-A verifier that keeps the target's law is a coupling of the target's token with the drafts. The best coupling accepts with
-probability `1 + min over H of P(H) - Q(H)`, where H is a set of tokens, P(H) the target's chance of it and Q(H) the chance that
-all drafts lie in it; a best H consists of the tokens of the largest q / p.
+A verifier that keeps the target's distribution is a coupling of the target's token with the drafts. The best coupling
+accepts with probability `1 + min over H of P(H) - Q(H)`, where H is a set of tokens, P(H) the target's chance of it and
+Q(H) the chance that all drafts lie in it; a best H consists of the tokens of the largest q / p.
 """
 
 import numpy as np
@@ -17,15 +18,15 @@ def optimal_acceptance(p: Array, q: Array, drafts: int = 1, *, replacement: bool
     """The largest acceptance rate of `drafts` children drawn from q, over all verifiers that keep p.
 
     Args:
-      p: `[V]`, the target's law.
+      p: `[V]`, the target's distribution.
       q: `[V]`, the draft's.
       drafts: how many children.
       replacement: whether they are i.i.d.; False: drawn one after the other, none twice.
 
     Raises:
-      ValueError: where p and q are no laws over the same tokens, or there are fewer than one draft.
+      ValueError: where p and q are no distributions over the same tokens, or there are fewer than one draft.
     """
-    p, q = _laws(p, q)
+    p, q = _distributions(p, q)
     if drafts < 1:
         raise ValueError(f"drafts must be at least 1, got {drafts}")
     ratio = np.divide(q, p, out=np.full_like(q, np.inf), where=p > 0)
@@ -45,7 +46,7 @@ def greedy_acceptance(p: Array, q: Array, drafts: int = 1) -> float:
     Raises:
       ValueError: likewise.
     """
-    p, q = _laws(p, q)
+    p, q = _distributions(p, q)
     if drafts < 1:
         raise ValueError(f"drafts must be at least 1, got {drafts}")
     order = np.argsort(-q, kind="stable")
@@ -54,10 +55,10 @@ def greedy_acceptance(p: Array, q: Array, drafts: int = 1) -> float:
     return float(p[top].sum() + (np.minimum(p[rest], q[rest] / left).sum() if left > 0 else 0.0))
 
 
-def _laws(p: Array, q: Array) -> tuple[Array, Array]:
-    p, q = (np.asarray(law, np.float64) for law in (p, q))
+def _distributions(p: Array, q: Array) -> tuple[Array, Array]:
+    p, q = (np.asarray(dist, np.float64) for dist in (p, q))
     if p.ndim != 1 or p.shape != q.shape or min(p.min(), q.min()) < 0 or max(abs(p.sum() - 1), abs(q.sum() - 1)) > 1e-4:
-        raise ValueError(f"p and q must be laws over the same tokens, got shapes {p.shape} and {q.shape}")
+        raise ValueError(f"p and q must be distributions over the same tokens, got shapes {p.shape} and {q.shape}")
     return p / p.sum(), q / q.sum()
 
 
@@ -65,7 +66,8 @@ def _all_within_prefixes(q: Array, drafts: int) -> Array:
     """The chance, for every m, that draws without replacement all lie among the first m tokens, `[V]`.
 
     The draws are the first of exponential clocks of rates q to ring. They all lie within a prefix when at least so many of its
-    clocks ring before the first of the others, whose time is exponential itself; its law is integrated over a grid.
+    clocks ring before the first of the others, whose time is exponential itself; its distribution is integrated over a
+    grid.
     """
     possible = int((q > 0).sum())
     drafts = min(drafts, possible)  # where nothing is left, no more is drawn

@@ -36,7 +36,7 @@ class Ears(TopDown):
             raise ValueError(f"ears needs a tolerance in [0, 1], got {self}")
 
     def rule(self, tree):
-        return self  # children that are taken as they are have a law too: all of it is theirs
+        return self  # children that are taken as they are have a distribution too: all of it is theirs
 
     def enter(self, p, log_q, count):
         return p, None if log_q is None else jnp.exp(log_q), self.tolerance * (1 - p.max(axis=-1))

@@ -18,11 +18,12 @@ class Fly(Verifier):
     """A child that is not the target's own draw passes where H3 >= threshold, the next `window` nodes of its path all are the
     target's own draws, and it is not among the last `window` + 1 levels of the draft; the longest path that owes none of these
     is kept, of equal ones the likeliest, and the target's own draw follows it. H3 is what the three likeliest tokens add to
-    the entropy of the model's own law, whatever a row's temperature.
+    the entropy of the model's own distribution, whatever a row's temperature.
 
     Lossy in greedy rows too. With a threshold that H3 never reaches it is `Coupled`. The defaults are the authors', whose
     drafts have 15 tokens: in one of `window` + 1 tokens or fewer nothing but the target's own draws passes. What the target's
-    law rules out (a filter, a bad word) never passes, which is of this library, as is that a sampled row has one draw of its
+    distribution rules out (a filter, a bad word) never passes, which is of this library, as is that a sampled row has
+    one draw of its
     own: the released code takes either of two.
 
     Attributes:
@@ -32,7 +33,7 @@ class Fly(Verifier):
 
     about = About(
         "fly",
-        "keep another token where the target is unsure, if it agrees again behind it",
+        "keep another token where the target is unsure, if it agrees again after it",
         "arXiv:2511.22972",
         "lossy",
     )
@@ -49,13 +50,13 @@ class Fly(Verifier):
 
     def __call__(self, output, tree, sampler):
         p, _, offered = judged_by(output, tree, sampler, soft=True)
-        own_law = jax.nn.softmax(output.logits[:, : tree.nodes], axis=-1)
+        own_dist = jax.nn.softmax(output.logits[:, : tree.nodes], axis=-1)
         last = jnp.where(tree.valid, tree.depth, 0).max(axis=1, keepdims=True) - self.window - 1
         rows, parent = jnp.arange(tree.tokens.shape[0])[:, None], jnp.maximum(tree.parent, 0)
         draw = output.draw[:, : tree.nodes]
         own = tree.tokens == draw[rows, parent]
         chance = p[rows, parent, jnp.maximum(tree.tokens, 0)]
-        unsure = (entropy(jax.lax.top_k(own_law, min(3, p.shape[-1]))[0]) >= self.threshold)[rows, parent]
+        unsure = (entropy(jax.lax.top_k(own_dist, min(3, p.shape[-1]))[0]) >= self.threshold)[rows, parent]
         loose = unsure & (chance > 0) & (tree.depth <= last)
         lost = self.window + 1
         owed = jnp.zeros(

@@ -1,8 +1,9 @@
 """Few grades in place of many tokens: a rule that goes by p / q alone can be made for them, and keeps p exactly.
 
 A token lies between the two grades next to its p / q, and has either with a chance that gives it its own p / q in the mean.
-So a child drawn from q with a grade drawn for it is a draw from a law q over grades, of which the target's is their ratio times
-that; and whatever keeps the target's law over grades keeps p over tokens, since a grade's tokens lie as they do in q.
+So a child drawn from q with a grade drawn for it is a draw from a distribution q over grades, of which the target's is
+their ratio times that; and whatever keeps the target's distribution over grades keeps p over tokens, since a grade's
+tokens lie as they do in q.
 
 Shapes: `B` rows, `V` tokens, `J` edges, `N` children.
 """
@@ -22,11 +23,12 @@ NARROW = 1e-12
 
 
 class Grades(NamedTuple):
-    """Of rows of p and q.
+    """The grades of rows of p and q.
 
     Attributes:
       edges: `[B, J]`, the p / q of every grade, from 0 to k.
-      p: `[B, J + 1]`, the target's law over grades; of the last one is what of p lies above k q, which no rule can let pass.
+      p: `[B, J + 1]`, the target's distribution over grades; of the last one is what of p lies above k q, which no rule
+        can let pass.
       q: `[B, J + 1]`, the draft's; 0 of the last.
     """
 
@@ -36,7 +38,8 @@ class Grades(NamedTuple):
 
 
 def grades_of(p: Array, q: Array, drafts: Array) -> Grades:
-    """Grades of laws `[B, V]` for `drafts` `[B]` i.i.d. children, among which the best rule for tokens has its equal.
+    """Grades of distributions `[B, V]` for `drafts` `[B]` i.i.d. children, among which the best rule for tokens has its
+    equal.
 
     That rule rests on the largest of E[(p / q - r)+] - K(r) over r, where a token is one of q and K depends on k alone
     (`penalty`). The first term is the same over grades where r is an edge, and above it on a line between two. So edges are
@@ -59,7 +62,8 @@ def grades_of(p: Array, q: Array, drafts: Array) -> Grades:
 
 
 def grade(grades: Grades, p: Array, q: Array, uniforms: Array) -> Array:
-    """The grades `[B, N]` int32 that are drawn for children whose laws are p and q `[B, N]`, with uniforms `[B, N]`."""
+    """The grades `[B, N]` int32 that are drawn for children whose distributions are p and q `[B, N]`, with uniforms
+    `[B, N]`."""
     parts = jnp.stack(_parts(grades.edges, p, q), axis=0)
     drawn = (uniforms[None] * q[None] < parts).sum(axis=0, dtype=jnp.int32)
     return jnp.where((q > 0) | (p <= 0), drawn, grades.edges.shape[1])  # a greedy row's child is no draw

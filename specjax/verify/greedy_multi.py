@@ -10,11 +10,11 @@ from specjax.verify.top_down import TopDown, at, normalised, passing, residual, 
 
 @dataclasses.dataclass(frozen=True)
 class GreedyMulti(TopDown):
-    """Tries the drawn child x with min(1, p(x) / q(x)), where q is the draft's law without its likeliest tokens; else the
-    target's token is a draw from norm(max(p - q, 0)), and a child that is equal to it passes.
+    """Tries the drawn child x with min(1, p(x) / q(x)), where q is the draft's distribution without its likeliest
+    tokens; else the target's token is a draw from norm(max(p - q, 0)), and a child that is equal to it passes.
 
     q is 0 at the likeliest tokens, so they keep all of p: one of k children passes with their p and the sum of min(p, q) over
-    the rest, the most that any verifier can make of such children. Lossless in law.
+    the rest, the most that any verifier can make of such children. Lossless in distribution.
     """
 
     about = About(

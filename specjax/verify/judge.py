@@ -24,7 +24,7 @@ class Judge(Verifier):
     target makes of the child itself, after its final norm.
 
     Lossy in greedy rows too. At a threshold of 1 nothing passes but the target's own draw, as `Coupled` has it. What the
-    target's law rules out (a filter, a bad word) never passes, which is of this library, as are trees.
+    target's distribution rules out (a filter, a bad word) never passes, which is of this library, as are trees.
 
     Its parameters, `params["verify"]`, are {`kernel`: `[E]`, `bias`: `[1]`}, trained for one target
     (`experiments/lossy/train_judge.py`).

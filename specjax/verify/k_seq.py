@@ -1,4 +1,4 @@
-"""K-SEQ (SpecTr; Sun et al. 2023): k i.i.d. drafts share the target's mass through a draft law made larger."""
+"""K-SEQ (SpecTr; Sun et al. 2023): k i.i.d. drafts share the target's mass through a draft distribution made larger."""
 
 import dataclasses
 
@@ -11,14 +11,15 @@ from specjax.verify.top_down import TopDown, normalised, passing
 Array = jax.Array
 
 HALVINGS = 30
-"""Of the interval in which the factor lies. A factor that is slightly too large costs acceptance, and never the law."""
+"""Halvings of the interval in which the factor lies. A factor that is slightly too large costs acceptance, and never
+the distribution."""
 
 
 @dataclasses.dataclass(frozen=True)
 class KSeq(TopDown):
     """Each of k i.i.d. children passes with min(1, p(x) / (r q(x))), whatever was rejected before it; see `factor` for r.
 
-    Lossless in law; at least 1 - (1 - 1/k)^k of what any rule for i.i.d. children accepts.
+    Lossless in distribution; at least 1 - (1 - 1/k)^k of what any rule for i.i.d. children accepts.
     """
 
     about = About(
@@ -37,7 +38,7 @@ class KSeq(TopDown):
         return p, r[:, None] * q, normalised(left, p)
 
     def chance(self, state, tokens):
-        p, q = (jnp.take_along_axis(law, tokens[:, None], axis=1)[:, 0] for law in state[:2])
+        p, q = (jnp.take_along_axis(dist, tokens[:, None], axis=1)[:, 0] for dist in state[:2])
         return passing(p, q)
 
     def rejected(self, state, tokens):

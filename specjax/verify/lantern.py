@@ -35,10 +35,11 @@ class Lantern(Verifier):
     every other token's p. A rejected x leaves norm(max(p - q', 0)), where q' is q, and where anything was pooled 0 at the
     `neighbours` + 1 tokens nearest to x; of children that are taken as they are p loses x and these tokens.
 
-    Lossy, in greedy rows too. The law that x is tested against is within `bound` of p in total variation; what p rules out
-    never passes. At a bound of 0 it is `Recursive`. Nearest are the closest rows of the target's embedding, where the papers
+    Lossy, in greedy rows too. The distribution that x is tested against is within `bound` of p in total variation; what
+    p rules out never passes. At a bound of 0 it is `Recursive`. Nearest are the closest rows of the target's embedding,
+    where the papers
     have codes of an image tokenizer: `preset=paper` is for a vocabulary of such. Where nothing at all would be left, x alone
-    is taken from p, in place of the released code's even law.
+    is taken from p, in place of the released code's uniform distribution.
 
     Attributes:
       neighbours: how many tokens may be pooled, at least 1.
@@ -109,7 +110,8 @@ def nearest(table: Array, count: int) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Pooling:
-    """See `specjax.verify.top_down.Rule`. The state: the law, the law of the draft, and the law as it was at first."""
+    """See `specjax.verify.top_down.Rule`. The state: the distribution, the distribution of the draft, and the
+    distribution as it was at first."""
 
     nearest: Array
     neighbours: int

@@ -18,7 +18,7 @@ class MultiStep(Recursive):
 
     about = About(
         "multi_step",
-        "try i.i.d. children in a random order, each against what is left of p",
+        "try i.i.d. children in a random order, each against the residual of p",
         "arXiv:2305.09781, algorithm 2",
         "same distribution",
         tree="iid:length={depth}",

@@ -1,4 +1,4 @@
-"""The optimal verifier of i.i.d. children: no rule that keeps the target's law lets more of them pass."""
+"""The optimal verifier of i.i.d. children: no rule that keeps the target's distribution lets more of them pass."""
 
 import dataclasses
 from typing import NamedTuple
@@ -14,9 +14,9 @@ from specjax.verify.top_down import TopDown, at, normalised
 Array = jax.Array
 
 HALVINGS = 40
-"""Of a token's share of the line, when a place in it is looked for."""
+"""Halvings of a token's share of the line, when a place in it is looked for."""
 ROUNDING = 8
-"""Of so many units in the last place of 1 it is not asked whether they are wanted."""
+"""Differences of up to so many units in the last place of 1 are taken for rounding."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +33,13 @@ class Optimal(TopDown):
     line has less of z than of y. So places with z > y are paired with later ones with z < y, in the order in which what is too
     much and what is missing add up, and a child at s goes to the partner t with the chance (z(s) - y(s)) / (z(s) - z(t)). As
     many go one way as the other: places are still uniform, and the first of them now is of x with the chance c(x). The pairing
-    is that of Jourdain and Margheriti's martingale coupling of two laws (arXiv:1808.01390), here of c / q with z.
+    is that of Jourdain and Margheriti's martingale coupling of two distributions (arXiv:1808.01390), here of c / q with
+    z.
 
-    Lossless in law for any number of children and any vocabulary. Of more than a few tokens it is grades that lie on the line
-    (`specjax.verify.grades`): nothing is sorted, the law is kept as it is, and a millionth of acceptance may be lost. It is the
-    optimum at a node; of two children it does not prefer the one with more below it.
+    Lossless in distribution for any number of children and any vocabulary. With more than a few tokens it is grades
+    that lie on the line (`specjax.verify.grades`): nothing is sorted, the distribution is kept as it is, and a
+    millionth of acceptance may be lost. It is the optimum at a node; of two children it does not prefer the one with
+    more below it.
     """
 
     about = About(
@@ -54,7 +56,7 @@ class Optimal(TopDown):
 
     def enter(self, p, log_q, count):
         drafts = jnp.maximum(count, 1).astype(p.dtype)
-        p, q = (law / law.sum(axis=-1, keepdims=True) for law in (p, jnp.exp(log_q)))
+        p, q = (dist / dist.sum(axis=-1, keepdims=True) for dist in (p, jnp.exp(log_q)))
         return p, q, *line_over(p, q, drafts)
 
     def compare(self, state, tokens, offered, noise):
@@ -62,7 +64,7 @@ class Optimal(TopDown):
         if grades is None:
             which, kept = tokens, line.kept
         else:
-            of_tokens = lambda law: jnp.take_along_axis(law, jnp.maximum(tokens, 0), axis=1)
+            of_tokens = lambda dist: jnp.take_along_axis(dist, jnp.maximum(tokens, 0), axis=1)
             which = grade(grades, of_tokens(p), of_tokens(q), noise[..., 2])
             kept = over_tokens(grades, line.kept[:, :-1] / jnp.maximum(grades.q[:, :-1], NARROW), p, q)
         here, there, goes = places(line, which, noise[..., 0])
@@ -96,7 +98,7 @@ class Chosen(NamedTuple):
 
 
 class Line(NamedTuple):
-    """The tokens on [0, 1], the largest p / q first. A place s is held as 1 - s, what lies behind it.
+    """The tokens on [0, 1], the largest p / q first. A place s is held as 1 - s, what lies after it.
 
     Attributes:
       kept: `[B, V]` by token, b.
@@ -124,7 +126,7 @@ class Line(NamedTuple):
 
 
 def line_over(p: Array, q: Array, drafts: Array) -> tuple[Grades | None, Line]:
-    """The line of laws `[B, V]`: of their grades, which come with it; of few tokens of themselves."""
+    """The line of distributions `[B, V]`: of their grades, which come with it; of few tokens of themselves."""
     if p.shape[1] <= COUNT:
         return None, line_of(p, q, drafts)
     grades = grades_of(p, q, drafts)
@@ -133,8 +135,8 @@ def line_over(p: Array, q: Array, drafts: Array) -> tuple[Grades | None, Line]:
 
 def line_of(p: Array, q: Array, drafts: Array) -> Line:
     """The line of p and q `[B, V]` for `drafts` `[B]` children."""
-    p, q = (law / law.sum(axis=-1, keepdims=True) for law in (p, q))
-    # greedy rows have children that are no draws: the target's token stands first, what neither law has last
+    p, q = (dist / dist.sum(axis=-1, keepdims=True) for dist in (p, q))
+    # greedy rows have children that are no draws: the target's token stands first, what neither distribution has last
     ratio = jnp.where(q > 0, jnp.minimum(p / jnp.where(q > 0, q, 1), 1e30), jnp.where(p > 0, jnp.inf, -1))
     order = jnp.argsort(-ratio, axis=-1)
     rank = jnp.argsort(order, axis=-1).astype(jnp.int32)
@@ -209,8 +211,8 @@ def excess(behind: Array, length: Array, level: Array, drafts: Array) -> Array:
 
 
 def places(line: Line, tokens: Array, uniforms: Array) -> tuple[Array, Array, Array]:
-    """Of children of `tokens` `[B, N]` a place in the part of their token, its partner, both as what is behind them, and the
-    chance that a child goes there; all `[B, N]`, as are the uniforms."""
+    """For children of `tokens` `[B, N]`: a place in the part of their token, its partner, both as what is behind them,
+    and the chance that a child goes there; all `[B, N]`, as are the uniforms."""
     rank = jnp.take_along_axis(line.rank, jnp.maximum(tokens, 0), axis=-1)
     drafts = line.drafts[:, None]
     own = lambda values, index: jnp.take_along_axis(values, index, axis=-1)

@@ -1,4 +1,4 @@
-"""What rules that judge whole paths share."""
+"""Parts that rules which judge whole paths share."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ Array = jax.Array
 
 
 def entropy(p: Array) -> Array:
-    """Of laws `[..., V]`, in nats `[...]`."""
+    """The entropy of distributions `[..., V]`, in nats `[...]`."""
     return -jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1)), 0).sum(axis=-1)
 
 

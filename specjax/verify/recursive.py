@@ -1,4 +1,4 @@
-"""Recursive rejection sampling of i.i.d. children (Jeon et al. 2024): the ordinary test, again on what is left of p."""
+"""Recursive rejection sampling of i.i.d. children (Jeon et al. 2024): the ordinary test, again on the residual of p."""
 
 import dataclasses
 
@@ -12,12 +12,12 @@ from specjax.verify.top_down import TopDown, passing, residual
 class Recursive(TopDown):
     """Tries i.i.d. children in the order of their draws: x passes with min(1, p(x) / q(x)), else p becomes norm(max(p - q, 0)).
 
-    Lossless in law: whatever is rejected, p is then the law that the target's token has to have.
+    Lossless in distribution: whatever is rejected, p is then the distribution that the target's token has to have.
     """
 
     about = About(
         "recursive",
-        "try i.i.d. children in their order, each against what is left of p",
+        "try i.i.d. children in their order, each against the residual of p",
         "arXiv:2402.14160",
         "same distribution",
         tree="iid:length={depth}",
@@ -27,7 +27,7 @@ class Recursive(TopDown):
         return p, jnp.exp(log_q)
 
     def chance(self, state, tokens):
-        p, q = (jnp.take_along_axis(law, tokens[:, None], axis=1)[:, 0] for law in state)
+        p, q = (jnp.take_along_axis(dist, tokens[:, None], axis=1)[:, 0] for dist in state)
         return passing(p, q)
 
     def rejected(self, state, tokens):

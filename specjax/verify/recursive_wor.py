@@ -20,7 +20,7 @@ class RecursiveWOR(TopDown):
 
     about = About(
         "recursive_wor",
-        "try children drawn without replacement, each against what is left of p and q",
+        "try children drawn without replacement, each against the residuals of p and q",
         "arXiv:2402.14160",
         "same distribution",
         tree="without_replacement:length={depth}",

@@ -18,20 +18,21 @@ Array = jax.Array
 @dataclasses.dataclass(frozen=True)
 class Reflective(Verifier):
     """A chain's token passes where it is the draw from p', which is p mixed with what the target says at the same place of a
-    copy of the draft, behind the draft itself and a prompt that asks to reflect on it, and so does the draw from p; what passes
-    is kept up to the first that does not, and the target's own draw from p follows it.
+    copy of the draft, after the draft itself and a prompt that asks to reflect on it, and so does the draw from p; what
+    passes is kept up to the first that does not, and the target's own draw from p follows it.
 
     One pass reads the chain's N nodes, R tokens of the prompt and N of the copy, which are never committed. The copy begins
-    with the root, so that it has a place after which its first drafted token is foretold. Laws are mixed as the model has them,
-    ahead of filters and temperature. With a weight of 0 it is `Coupled`.
+    with the root, so that it has a place after which its first drafted token is foretold. Distributions are mixed as
+    the model has them, ahead of filters and temperature. With a weight of 0 it is `Coupled`.
 
     Lossy in greedy rows too, by what passes alone: no token is written that is neither drafted nor the target's own. Mixing
-    laws or logits, the weight and the prompt are choices of this library, as is that p' is tested by draws with the noise of p.
+    distributions or logits, the weight and the prompt are choices of this library, as is that p' is tested by draws
+    with the noise of p.
 
     Attributes:
       prompt: its token ids, R of them; a line of text names it as words.
       weight: of what is said the second time, in [0, 1].
-      mix: "laws": p' = (1 - weight) p + weight p_2; "logits": their logarithms in its place.
+      mix: "probs": p' = (1 - weight) p + weight p_2; "logits": their logarithms in its place.
     """
 
     about = About(
@@ -49,23 +50,23 @@ class Reflective(Verifier):
 
     prompt: tuple[int, ...] = ()
     weight: float = 0.3
-    mix: str = "laws"
+    mix: str = "probs"
 
     def __post_init__(self):
-        if not 0 <= self.weight <= 1 or self.mix not in ("laws", "logits"):
-            raise ValueError(f"reflective needs a weight in [0, 1], and laws or logits to mix, got {self}")
+        if not 0 <= self.weight <= 1 or self.mix not in ("probs", "logits"):
+            raise ValueError(f"reflective needs a weight in [0, 1], and mix=probs or mix=logits, got {self}")
 
     def check(self, drafter):
         super().check(drafter)
         if not drafter.is_chain or not drafter.plain_tree:
             raise ValueError(
-                "the reflective verifier takes chains that are read whole with nothing beside them, and this drafter proposes "
+                "the reflective verifier takes chains that are read whole and alone, and this drafter proposes "
                 f"{'more than its tokens' if drafter.is_chain else 'a tree'}: choose another drafter, a chain expander, or the "
                 "coupled verifier"
             )
 
     def extra(self, tree, sampler):
-        """The prompt and the copy, `[B, R + N]`, each slot behind those before it and the drafted tokens."""
+        """The prompt and the copy, `[B, R + N]`, each slot after those before it and the drafted tokens."""
         if tree.max_depth == 0:
             return None
         if not tree.is_chain:
@@ -94,9 +95,10 @@ class Reflective(Verifier):
 
 
 def mixed(logits: Array, again: Array, weight: float, mix: str) -> Array:
-    """Logits `[..., V]` of the law p' (see `Reflective`), those of p where the weight is 0; what p rules out stays so.
+    """Logits `[..., V]` of the distribution p' (see `Reflective`), those of p where the weight is 0; what p rules out
+    stays so.
 
-    They are the first ones and a difference, so that mixed laws keep their scale, which penalties go by.
+    They are the first ones and a difference, so that mixed distributions keep their scale, which penalties go by.
 
     Args:
       logits: `[..., V]` of p.

@@ -21,8 +21,8 @@ SMALLEST = 1e-6
 class Rejection(Verifier):
     """Accepts x with probability min(1, p(x) / q(x)); the first rejection is replaced by a draw of norm(max(p - q, 0)).
 
-    Lossless in law for chains, but the text differs from plain sampling's at the same seed. Positions below a rejection
-    are never looked at, so noise keyed by position is fresh whenever it decides something.
+    Lossless in distribution for chains, but the text differs from plain sampling's at the same seed. Positions below a
+    rejection are never looked at, so noise keyed by position is fresh whenever it decides something.
     """
 
     about = About(
@@ -54,9 +54,9 @@ class Rejection(Verifier):
     def __call__(self, output, tree, sampler):
         self.check_chain(tree)
         logits = output.logits[:, : tree.nodes]
-        p = jnp.exp(sampler.log_law(logits, tree.path_tokens))  # [B, D + 1, V]
+        p = jnp.exp(sampler.log_probs(logits, tree.path_tokens))  # [B, D + 1, V]
         finite = jnp.isfinite(logits.max(axis=-1))
-        q = draft_law(tree, p.shape[-1])  # [B, D, V]
+        q = draft_probs(tree, p.shape[-1])  # [B, D, V]
         uniforms = sampler.uniform(tree.max_depth)
         accepted = count_accepted(p[:, :-1], q, tree.tokens[:, 1:], uniforms, tree.valid[:, 1:] & finite[:, :-1])
         weights = residual(p, q, tree.valid[:, 1:], accepted)
@@ -68,15 +68,16 @@ class Rejection(Verifier):
         return Verdict(path, accepted, jnp.where(stopped, token, -1))
 
 
-def draft_law(tree, vocab: int) -> Array:
-    """The law each of a chain's tokens came from, `[B, D, V]`: as recorded, or one-hot where it is taken as it is."""
+def draft_probs(tree, vocab: int) -> Array:
+    """The distribution each of a chain's tokens came from, `[B, D, V]`: as recorded, or one-hot where it is taken as it
+    is."""
     if tree.log_q is not None:
         return jnp.exp(tree.log_q[:, :-1])
     return jax.nn.one_hot(tree.tokens[:, 1:], vocab)
 
 
 def count_accepted(p: Array, q: Array, tokens: Array, uniforms: Array, valid: Array) -> Array:
-    """How many drafted tokens pass, `[B]` int32. All arguments lead with `[B, D]`.
+    """The number of drafted tokens that pass, `[B]` int32. All arguments lead with `[B, D]`.
 
     The test is `u q < p`, strict and without a division: a token with p = 0 never passes.
     """

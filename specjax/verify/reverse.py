@@ -49,9 +49,9 @@ class Reverse(Verifier):
         passes = ((chance >= self.threshold) & (chance > 0) & offered.valid).at[:, 0].set(True)
         above = tree.ancestors()
         node = longest(jnp.all(passes[:, None] | ~above, axis=-1), chance, tree)
-        law = jnp.take_along_axis(p, node[:, None, None], axis=1)[:, 0]
+        dist = jnp.take_along_axis(p, node[:, None, None], axis=1)[:, 0]
         # with the noise of the draft the student's token would be the teacher's, whatever the student makes of it
-        noise = sampler.residual_noise(at(tree.depth, node), law.shape[-1])
+        noise = sampler.residual_noise(at(tree.depth, node), dist.shape[-1])
         hot = sampler.params.temperature > 0
-        token = best(jnp.where(law > 0, jnp.log(law), -jnp.inf) + jnp.where(hot[:, None], noise, 0))
+        token = best(jnp.where(dist > 0, jnp.log(dist), -jnp.inf) + jnp.where(hot[:, None], noise, 0))
         return Verdict(tree.path_to(node, above), at(tree.depth, node), jnp.where(at(finite, node), token, -1))

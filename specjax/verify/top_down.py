@@ -19,13 +19,13 @@ State = Any
 
 
 class Rule(Protocol):
-    """How children are tried. All arrays lead with `[B]`; the state is a pytree of such."""
+    """A rule for trying children. All arrays lead with `[B]`; the state is a pytree of such."""
 
     def enter(self, p: Array, log_q: Any, count: Array) -> State:
         """The state at a node before its first child.
 
         Args:
-          p: `[B, V]`, the target's law there.
+          p: `[B, V]`, the target's distribution there.
           log_q: `[B, V]`, what the children were drawn from; None where they are taken as they are.
           count: `[B]` int32, how many children there are; of 0, p decides.
         """
@@ -56,7 +56,7 @@ class Rule(Protocol):
 
 
 class Descent(NamedTuple):
-    """Where a way down ended.
+    """The end of a way down the tree.
 
     Attributes:
       node: `[B]` int32, the last node that passed.
@@ -119,15 +119,16 @@ class TopDown(Verifier):
 
 
 def judged_by(output: Output, tree: Tree, sampler: Sampler, soft: bool = False) -> tuple[Array, Array, Tree]:
-    """The target's laws `[B, N, V]`, whether they are any `[B, N]`, and the tree without what lies below one that is none.
+    """The target's distributions `[B, N, V]`, whether they are any `[B, N]`, and the tree without what lies below one
+    that is none.
 
-    Greedy rows have one-hot laws, or with `soft` the softmax of their logits at temperature 1.
+    Greedy rows have one-hot distributions, or with `soft` the softmax of their logits at temperature 1.
     """
     logits = output.logits[:, : tree.nodes]
     if soft:
         p = jax.nn.softmax(sampler.warped(logits, tree.path_tokens), axis=-1)
     else:
-        p = jnp.exp(sampler.log_law(logits, tree.path_tokens))
+        p = jnp.exp(sampler.log_probs(logits, tree.path_tokens))
     finite = jnp.isfinite(logits.max(axis=-1))
     valid = tree.valid & jnp.take_along_axis(finite, jnp.maximum(tree.parent, 0), axis=1)
     return p, finite, dataclasses.replace(tree, valid=valid)
@@ -169,7 +170,7 @@ def descend(rule: Rule, p: Array, tree: Tree, uniforms: Array, order: Array, noi
 
     Args:
       rule: how children are tried.
-      p: `[B, N, V]`, the target's law at every node.
+      p: `[B, N, V]`, the target's distribution at every node.
       tree: what is tried, its valid nodes alone.
       uniforms: `[B, N]`, a node passes where its own is below its chance.
       order: `[B, N - 1]`, see `TopDown.order`.
@@ -179,7 +180,7 @@ def descend(rule: Rule, p: Array, tree: Tree, uniforms: Array, order: Array, noi
     offered = tree.valid.at[:, 0].set(False)
     rows = jnp.arange(p.shape[0])[:, None]
     has_children = jnp.zeros(offered.shape, bool).at[rows, above].max(offered)
-    law = lambda laws, node: jnp.take_along_axis(laws, node[:, None, None], axis=1)[:, 0]
+    dist = lambda dists, node: jnp.take_along_axis(dists, node[:, None, None], axis=1)[:, 0]
     below = lambda here: offered & jnp.take_along_axis(here, above, axis=1)
 
     def enter(here, node):
@@ -187,8 +188,8 @@ def descend(rule: Rule, p: Array, tree: Tree, uniforms: Array, order: Array, noi
         offered = below(here)
         count = offered.sum(axis=1)
         node = jnp.where(count > 0, jnp.argmax(here & has_children, axis=1), node)
-        log_q = None if tree.log_q is None else law(tree.log_q, node)
-        return rule.compare(rule.enter(law(p, node), log_q, count), tree.tokens, offered, noise)
+        log_q = None if tree.log_q is None else dist(tree.log_q, node)
+        return rule.compare(rule.enter(dist(p, node), log_q, count), tree.tokens, offered, noise)
 
     def one(carry, node):
         tried = at(below(carry[0]), node)
@@ -228,7 +229,8 @@ def residual(p: Array, q: Array) -> Array:
 
 
 def normalised(weights: Array, otherwise: Array) -> Array:
-    """Weights `[B, V]` as a law; `otherwise` `[B, V]` where their sum is rounding noise, at a bias below it."""
+    """Weights `[B, V]` as a distribution; `otherwise` `[B, V]` where their sum is rounding noise, at a bias below
+    it."""
     mass = weights.sum(axis=-1, keepdims=True)
     return jnp.where(mass > SMALLEST, weights / jnp.where(mass > SMALLEST, mass, 1), otherwise)
 

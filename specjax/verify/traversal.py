@@ -1,4 +1,5 @@
-"""Traversal verification (Weng et al. 2025): a tree is judged from its leaves up, by the joint law of each path."""
+"""Traversal verification (Weng et al. 2025): a tree is judged from its leaves up, by the joint distribution of each
+path."""
 
 import dataclasses
 
@@ -21,13 +22,13 @@ class Traversal(Verifier):
 
     The root has A = 1, a child of token x min(1, A p(x) / q(x)). A child that fails leaves its parent A = s / (s + 1 - A) and
     p = norm(max(A p - q, 0)), with s the mass of max(A p - q, 0), and q without x. For a chain this is `Block`.
-    Lossless in law. What it keeps depends on draws all over the tree, so each node needs draws of its own, and each step noise
-    of its own.
+    Lossless in distribution. What it keeps depends on draws all over the tree, so each node needs draws of its own, and
+    each step noise of its own.
     """
 
     about = About(
         "traversal",
-        "judge a tree from its leaves up, by the joint law of each path",
+        "judge a tree from its leaves up, by the joint distribution of each path",
         "arXiv:2505.12398",
         "same distribution",
         tree="without_replacement:length={depth}",
@@ -47,7 +48,7 @@ def climb(p: Array, tree: Tree, uniforms: Array) -> Descent:
     """The first node, children before parents, that is kept. What is open are the nodes of one path, a level each.
 
     Args:
-      p: `[B, N, V]`, the target's law at every node.
+      p: `[B, N, V]`, the target's distribution at every node.
       tree: what is judged, its valid nodes alone.
       uniforms: `[B, N]`, a node is kept where its own is below its weight; the root always is.
 
@@ -58,7 +59,7 @@ def climb(p: Array, tree: Tree, uniforms: Array) -> Descent:
     rows = jnp.arange(batch)
     root = jnp.zeros((batch,), jnp.int32)
     levels = tree.max_depth + 1
-    law = lambda laws, node: jnp.take_along_axis(laws, node[:, None, None], axis=1)[:, 0]
+    dist = lambda dists, node: jnp.take_along_axis(dists, node[:, None, None], axis=1)[:, 0]
 
     def one(carry, event):
         node, leaves = event // 2, event % 2 == 1
@@ -67,30 +68,30 @@ def climb(p: Array, tree: Tree, uniforms: Array) -> Descent:
         above = jnp.maximum(depth - 1, 0)
 
         def enter(carry):
-            weight, law_p, law_q, found, kept = carry
-            q = None if law_q is None else jnp.exp(at(law(law_q, above), tokens))
-            joint = at(weight, above) * at(law(law_p, above), tokens)
+            weight, dist_p, dist_q, found, kept = carry
+            q = None if dist_q is None else jnp.exp(at(dist(dist_q, above), tokens))
+            joint = at(weight, above) * at(dist(dist_p, above), tokens)
             joint = joint if q is None else jnp.where(q > 0, joint / jnp.where(q > 0, q, 1), (joint > 0) * 1.0)
             own = jnp.where(node == 0, 1, jnp.minimum(joint, 1)).astype(p.dtype)
             put = lambda stack, new: stack.at[rows, depth].set(
                 jnp.where((active & ~leaves).reshape(-1, *[1] * (new.ndim - 1)), new, stack[rows, depth])
             )
-            law_q = None if law_q is None else put(law_q, law(tree.log_q, node))
-            return put(weight, own), put(law_p, law(p, node)), law_q, found, kept
+            dist_q = None if dist_q is None else put(dist_q, dist(tree.log_q, node))
+            return put(weight, own), put(dist_p, dist(p, node)), dist_q, found, kept
 
         def leave(carry):
-            weight, law_p, law_q, found, kept = carry
+            weight, dist_p, dist_q, found, kept = carry
             chance = at(weight, depth)
             passes = active & leaves & ((at(uniforms, node) < chance) | (node == 0))
-            found = jnp.where(passes[:, None], law(law_p, depth), found)
+            found = jnp.where(passes[:, None], dist(dist_p, depth), found)
             fails = active & leaves & ~passes
-            drawn = None if law_q is None else law(law_q, above)
-            own, left = after(at(weight, above), law(law_p, above), drawn, tokens)
+            drawn = None if dist_q is None else dist(dist_q, above)
+            own, left = after(at(weight, above), dist(dist_p, above), drawn, tokens)
             put = lambda stack, new: stack.at[rows, above].set(
                 jnp.where(fails.reshape(-1, *[1] * (new.ndim - 1)), new, stack[rows, above])
             )
-            law_q = None if drawn is None else put(law_q, drawn_after(drawn, tokens))
-            return put(weight, own), put(law_p, left), law_q, found, jnp.where(passes, node, kept)
+            dist_q = None if drawn is None else put(dist_q, drawn_after(drawn, tokens))
+            return put(weight, own), put(dist_p, left), dist_q, found, jnp.where(passes, node, kept)
 
         chance = jnp.where(active & leaves, at(carry[0], depth), jnp.nan)
         carry = jax.lax.cond(jnp.any(active & ~leaves), enter, lambda carry: carry, carry)
@@ -112,7 +113,7 @@ def climb(p: Array, tree: Tree, uniforms: Array) -> Descent:
 
 
 def after(weight: Array, p: Array, log_q: Array | None, tokens: Array) -> tuple[Array, Array]:
-    """A parent's weight `[B]` and law `[B, V]` once its child of `tokens` `[B]` has failed.
+    """A parent's weight `[B]` and distribution `[B, V]` once its child of `tokens` `[B]` has failed.
 
     Args:
       weight: `[B]`, A before it.

@@ -1,4 +1,4 @@
-"""What pictures show, out of what the library returns: one reading for figures and for text."""
+"""The data of pictures, read from the library's results: one reading for figures and for text."""
 
 import dataclasses
 import itertools
@@ -21,7 +21,7 @@ class Node:
       depth: 0 of the root.
       word: its token, readable.
       kept: whether it is on the accepted path; the root always is, where the path is known.
-      follows: whether it is no node of the tree, but the target's own token behind the path.
+      follows: whether it is no node of the tree, but the target's own token after the path.
     """
 
     id: int
@@ -108,7 +108,7 @@ class Speed:
 
 
 def speeds(report: Any) -> list[Speed]:
-    """Of every row and peer of a report of `specjax bench`, or of its JSON."""
+    """The speeds of every row and peer of a report of `specjax bench`, or of its JSON."""
     rows = _field(report, "rows")
     plain = _field(rows[0], "tokens_per_second")
     ours = [Speed(_field(row, "decoder"), _field(row, "ratio_to_plain")) for row in rows]
@@ -167,7 +167,7 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a cache lies over devices.
+    """The layout of a cache over devices.
 
     Attributes:
       sizes: rows, heads and slots of an array; 1 where it has no such dimension.
@@ -191,7 +191,7 @@ SIDES = {"rows": "batch", "heads": "kv_heads", "slots": "slots"}
 
 
 def layout(decoder: Any, state: Any) -> Layout:
-    """How the cache of a decoder's state lies; of a state of `ShapeDtypeStruct`s with shardings too.
+    """The layout of the cache of a decoder's state; of a state of `ShapeDtypeStruct`s with shardings too.
 
     Raises:
       ValueError: where the state has no cache.
@@ -249,5 +249,5 @@ def _sharding(leaf: Any) -> Any:
 
 
 def _field(value: Any, name: str) -> Any:
-    """Of an object or of its JSON; None where it has no such field."""
+    """A field of an object or of its JSON; None where it has no such field."""
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)

@@ -15,7 +15,8 @@ SHADES = ("#a9cce3", "#f5cba7", "#b8d8ba", "#d2b4de", "#f7dc6f", "#e6b0aa", "#ae
 
 
 def token_tree(step: Any, row: int = 0, tokenizer: Any = None, axes: Any = None) -> Any:
-    """A step's token tree from left to right, a column a depth; green is the accepted path, dashed the target's own token.
+    """A step's token tree from left to right, a column per depth; green is the accepted path, dashed the target's own
+    token.
 
     Args:
       step: a `specjax.StepInfo`, or a `specjax.Tree`.
@@ -50,7 +51,7 @@ def token_tree(step: Any, row: int = 0, tokenizer: Any = None, axes: Any = None)
 
 
 def heights(nodes: Sequence[data.Node]) -> dict[int, float]:
-    """How far down each node lies: leaves one below the other, a parent in the middle of its children."""
+    """The height of each node: leaves one below the other, a parent in the middle of its children."""
     below: dict[int, list[int]] = {node.id: [] for node in nodes}
     for node in nodes[1:]:
         below[node.parent].append(node.id)
@@ -75,7 +76,7 @@ def cut(word: str, room: int = 12) -> str:
 
 
 def acceptance(what: Any, axes: Any = None) -> Any:
-    """A line a decoder: the share of steps that accepted at least 1, 2, ... draft tokens.
+    """A line per decoder: the share of steps that accepted at least 1, 2, ... draft tokens.
 
     Args:
       what: a report of `specjax bench` or its JSON; or by name the records of `specjax.generate`, a decoder's state, or shares.
@@ -118,14 +119,14 @@ def speedup(report: Any, axes: Any = None) -> Any:
 
 
 def unmask_order(what: Any, words: Sequence[str] | None = None, columns: int = 16, axes: Any = None) -> Any:
-    """A heat map of the step that wrote each position: a line a decoder; or with words one decoder's text in lines.
+    """A heat map of the step that wrote each position: a line per decoder; or with words one decoder's text in lines.
 
     Decoders take few passes or many, so that each has the whole scale of colours for its own.
 
     Args:
       what: rows of `specjax bench order`, their JSON, or orders by name, as `specjax.bench.order.unmask_order` gives them.
       words: what stands at each position, of a single decoder.
-      columns: positions a line, where there are words.
+      columns: positions per line, where there are words.
       axes: to draw on; None: those of a new figure.
 
     Raises:
@@ -187,7 +188,8 @@ def step_times(what: Mapping[str, Any], axes: Any = None) -> Any:
 
 
 def cache_layout(decoder: Any, state: Any, axes: Any = None) -> Any:
-    """One array of a decoder's cache, a row a line and a slot a column, coloured and numbered by the devices that hold it.
+    """One array of a decoder's cache, a row per line and a slot per column, coloured and numbered by the devices that
+    hold it.
 
     A row's heads lie one below the other; a black line covers the slots in use.
 
@@ -247,7 +249,7 @@ def training(records: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _held_out(axes: Any, told: Sequence[Mapping[str, Any]], name: str) -> None:
-    """What was read of held-out text under a name, and under that name with a depth behind it."""
+    """What was read of held-out text under a name, and under that name with a depth after it."""
     steps = [record["step"] for record in told]
     found = [key for key in told[0] if key == name or key.removeprefix(f"{name}_").isdecimal()]
     for number, key in enumerate(found, start=1):

@@ -1,4 +1,4 @@
-"""What can be said of a picture's file before anything is drawn."""
+"""Checks of a picture's file before anything is drawn."""
 
 import importlib.util
 from pathlib import Path

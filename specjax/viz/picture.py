@@ -1,4 +1,4 @@
-"""What is drawn on: a matplotlib figure that belongs to no window, and that a notebook shows as it is."""
+"""The canvas of pictures: a matplotlib figure that belongs to no window, and that a notebook shows as it is."""
 
 import io
 from typing import Any

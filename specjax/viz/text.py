@@ -13,7 +13,8 @@ GIVEN = "\u00b7"
 
 
 def token_tree(step: Any, row: int = 0, tokenizer: Any = None) -> str:
-    """A step's token tree, a line a node: filled dots are the accepted path, the arrow is the target's own token behind it."""
+    """A step's token tree, a line per node: filled dots are the accepted path, the arrow is the target's own token
+    after it."""
     nodes = data.nodes_of(step, row, tokenizer)
     below: dict[int, list[data.Node]] = {node.id: [] for node in nodes}
     for node in nodes[1:]:
@@ -34,7 +35,7 @@ def token_tree(step: Any, row: int = 0, tokenizer: Any = None) -> str:
 
 
 def acceptance(what: Any) -> str:
-    """A line a decoder: shares of steps that accepted at least 1, 2, ... draft tokens, as heights and as numbers."""
+    """A line per decoder: shares of steps that accepted at least 1, 2, ... draft tokens, as heights and as numbers."""
     found = {name: shares for name, shares in data.acceptances(what).items() if shares}
     shown = {name: "".join(HEIGHTS[min(int(8 * share), 7)] for share in shares) for name, shares in found.items()}
     room = max(map(len, shown.values()), default=0)
@@ -50,7 +51,8 @@ def speedup(report: Any, width: int = 40) -> str:
 
 
 def unmask_order(what: Any, words: Sequence[str] | None = None) -> str:
-    """The step that wrote each position as a height, a line a decoder; with words, one decoder's text after every step.
+    """The step that wrote each position as a height, a line per decoder; with words, one decoder's text after every
+    step.
 
     Raises:
       ValueError: on words for several decoders, or not one for each position.

@@ -1,4 +1,5 @@
-"""Warpers: what changes the distribution that a token is drawn from. A line a method, in the order in which they are applied.
+"""Warpers: what changes the distribution that a token is drawn from. A line per method, in the order in which they are
+applied.
 
 The order is `transformers`': those of logits, for greedy rows too, and then for sampled rows the temperature and what cuts.
 """

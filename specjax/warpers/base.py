@@ -1,4 +1,4 @@
-"""What a warper is: a function from the scores of a text's next token to others, with parameters of each row's own.
+"""The base of warpers: functions from the scores of a text's next token to others, with parameters of each row's own.
 
 In shapes `B` denotes rows, `T` positions, `V` the vocabulary, `L` the text buffer, `D` the deepest node of a tree.
 """
@@ -34,7 +34,7 @@ def parameter(default: float | None, help: str, valid: str, holds: Callable[[Any
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """What stands before each of T positions: the row's text, and then the path that leads to a node of a tree.
+    """The text before each of T positions: the row's text, and then the path that leads to a node of a tree.
 
     Attributes:
       tokens: `[B, L]` int32, the rows' text.
@@ -83,8 +83,8 @@ class Text:
         """`[B, T]`: a sum over the tokens drawn before each position.
 
         A position adds what its last token costs where that was drawn to the sum of the position before it, in the order of the
-        text; so the sum does not depend on how many tokens a step brings. Where the position before is none of the T, as on a
-        level of a draft that is still growing, the sum is that of the text.
+        text; so the sum does not depend on how many tokens each step brings. Where the position before is none of the
+        T, as on a level of a draft that is still growing, the sum is that of the text.
 
         Args:
           start: `[B]`, of the text itself.
@@ -184,7 +184,7 @@ class Warper(abc.ABC):
 
     @abc.abstractmethod
     def warp(self, scores: Array, own: Columns, text: Any) -> Array:
-        """What it makes of the scores of rows that use it; of other rows anything."""
+        """The new scores of rows that use it; other rows may get anything."""
 
 
 def marked(ids: Array, vocab: int) -> Array:

@@ -22,7 +22,7 @@ class Dry(Warper):
     """Subtracts `multiplier * base ** (n - allowed_length)` from a token that would continue a repetition of n tokens.
 
     n is the longest end of the text, at least `allowed_length` and at most 50, that occurs before in the text with this token
-    behind it. A repetition does not reach over a breaker, and a breaker is never penalised.
+    after it. A repetition does not reach over a breaker, and a breaker is never penalised.
 
     Attributes:
       dry_multiplier: float32 >= 0; 0 is off.

@@ -32,7 +32,7 @@ def rounded(count: int) -> int:
 
 
 def ids_array(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
-    """`[R, width]` int32, padded behind."""
+    """`[R, width]` int32, padded after."""
     out = np.full((len(rows), width), NONE, np.int32)
     for row, ids in enumerate(rows):
         out[row, : len(ids)] = ids
@@ -46,7 +46,7 @@ class Shape:
     Attributes:
       read: from what the user gave to a canonical value, empty where it is off; raises TypeError or ValueError.
       widths: of a canonical value.
-      array: of canonical values, one a row, and widths that hold them all.
+      array: of canonical values, one per row, and widths that hold them all.
     """
 
     read: Callable[[Any], Any]

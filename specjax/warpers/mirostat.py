@@ -12,7 +12,7 @@ from specjax.warpers.base import Columns, Warper, parameter
 MOST = 101
 """The likeliest tokens from which version 1 tells how fast probabilities fall with their rank."""
 TOKENS = 50_000
-"""The size of a vocabulary, in version 1's law of ranks: its authors' program has it for any."""
+"""The size of a vocabulary, in version 1's formula of ranks: its authors' program has it for any."""
 LN2 = float(np.log(2.0))
 
 
@@ -20,9 +20,9 @@ LN2 = float(np.log(2.0))
 class Mirostat(Warper):
     """Keeps tokens that surprise at most by `mu` bits, and moves mu by `eta` times what each drawn one was off `tau`.
 
-    A token's surprise is -log2 of its probability under the whole law after the temperature, in the cut and in the error, as
-    in the paper; llama.cpp takes that of the error after the cut. So mu is 2 tau - eta times the sum of the errors so far,
-    which is what a row carries. The likeliest token always stays.
+    A token's surprise is -log2 of its probability under the whole distribution after the temperature, in the cut and in
+    the error, as in the paper; llama.cpp takes that of the error after the cut. So mu is 2 tau - eta times the sum of
+    the errors so far, which is what a row carries. The likeliest token always stays.
 
     Attributes:
       mirostat: int32; 2 cuts by the surprise (the paper's section 5, alternative), 1 keeps the k likeliest, with k from mu and

@@ -15,10 +15,11 @@ MOST = 64
 
 @dataclasses.dataclass(frozen=True)
 class Momentum(Warper):
-    """Of the k likeliest tokens takes that of the highest `p - alpha * n`: n is how long a repetition it would make.
+    """Takes that of the k likeliest tokens with the highest `p - alpha * n`, where n is how long a repetition it would
+    make.
 
     p is the model's probability. n is the largest of 1 to 5 for which the last n - 1 tokens and this one stand in the text
-    already, one behind the other, the prompt included; 0 of a token that the text has not. That is the resistance of the
+    already, one after the other, the prompt included; 0 of a token that the text has not. That is the resistance of the
     paper's program, f(n) = n.
 
     Attributes:

@@ -42,8 +42,9 @@ class TopKTopP(Cut):
 def cut(scores: Array, top_k: Array, top_p: Array, active: Array) -> Array:
     """The lowest score that survives, `[B, T]`; everything does where both are off.
 
-    Top-p acts on the law renormalised after top-k, as in `transformers`; ties at the cut are all kept. The ranking goes
-    through the `WIDTH` largest and falls back to a full sort only where an active row's cut lies beyond them.
+    Top-p acts on the distribution renormalised after top-k, as in `transformers`; ties at the cut are all kept. The
+    ranking goes through the `WIDTH` largest and falls back to a full sort only where an active row's cut lies beyond
+    them.
 
     Args:
       scores: `[B, T, V]` float32 after temperature.

@@ -79,7 +79,8 @@ def test_every_tap_that_is_named_reaches_the_drafts(tmp_path):
 
 @pytest.mark.slow
 def test_acceptance_by_depth_and_its_verdict(target, tmp_path, capsys):
-    """Medusa's first head is the target's own law of the token after the next: its drafts are hardly ever right."""
+    """Medusa's first head is the target's own distribution of the token after the next: its drafts are hardly ever
+    right."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": [5 + i, 7, 9]}) + "\n" for i in range(2)))
     model = toy()

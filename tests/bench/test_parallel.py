@@ -124,8 +124,8 @@ def test_what_the_command_cannot_use(tiny, capsys, words, said):
     assert said in capsys.readouterr().err
 
 
-def everything(laws):
-    return set(laws)
+def everything(dists):
+    return set(dists)
 
 
 @pytest.mark.parametrize("n", (3, 4))
@@ -151,7 +151,7 @@ def test_prices_of_one_pass_have_their_closed_forms(n):
 
 
 def test_which_positions_matter_more_than_how_many():
-    """A chain's every other token first: the rest is then free. One token a pass costs nothing."""
+    """A chain's every other token first: the rest is then free. One token per pass costs nothing."""
     joint = independence.chain(5, 0.1)
     spaced, halves = [(0, 2, 4), (1, 3)], [(0, 1, 2), (3, 4)]
     np.testing.assert_allclose(independence.price(joint, spaced), 2 * 0.2218, atol=1e-4)
@@ -160,13 +160,13 @@ def test_which_positions_matter_more_than_how_many():
 
 
 def test_a_higher_threshold_costs_less():
-    """KL of threshold decoding falls as the threshold rises, to 0 at one token a pass."""
+    """KL of threshold decoding falls as the threshold rises, to 0 at one token per pass."""
     joint = 0.7 * independence.chain(4, 0.2) + 0.3 * independence.chain(4, 0.05)[::-1]
 
     def threshold(tau):
-        def policy(laws):
-            sure = {i for i, law in laws.items() if law.max() >= tau}
-            return sure or {max(laws, key=lambda i: laws[i].max())}
+        def policy(dists):
+            sure = {i for i, dist in dists.items() if dist.max() >= tau}
+            return sure or {max(dists, key=lambda i: dists[i].max())}
 
         return policy
 

@@ -113,7 +113,7 @@ def test_sums_in_bfloat16_spare_what_the_plan_says(plan):
 
 @needs_libtpu
 def test_canvases_of_random_tokens_are_planned(plan, tmp_path):
-    """DiffusionGemma, from its config alone: a pass over a canvas, behind a cache of what is final."""
+    """DiffusionGemma, from its config alone: a pass over a canvas, after a cache of what is final."""
     shape = DiffusionGemmaConfig(
         vocab_size=256, hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
         sliding_layers=(True, False), sliding_window=64, sliding=Heads(128, 2, 1e4, 64), full=Heads(128, 1, 1e6, 32),
@@ -194,7 +194,7 @@ def test_what_nothing_compiles_for_is_counted(plan):
     status, out, _ = plan(*words)
     assert status == 0 and "float16, weights in int4" in out and "not compiled: memory is that of" in out
     status, _, err = plan(*words[:-2])
-    assert status == 2 and "it needs 20.4 GB a chip and t4:1 has 16.0" in err
+    assert status == 2 and "it needs 20.4 GB per chip and t4:1 has 16.0" in err
     record = json.loads(plan(*words, "--json")[1])
     assert record["fits"] and "seconds" not in record and "temporaries" not in record["bytes_per_chip"]
     assert record["bytes_per_chip"]["cache"] == 4 * 8192 * 32 * 8 * 128 * 2 * 2

@@ -56,7 +56,7 @@ def records(tmp_path_factory):
 def test_a_tree_touches_more_experts_than_a_token(records):
     (alone, one), (setup, tree) = records.values()
     own = tree["experts"]
-    # two layers, three matrices of 32 x 12 in bfloat16, of a half of the experts; two rows a chip
+    # two layers, three matrices of 32 x 12 in bfloat16, of a half of the experts; two rows per chip
     down = setup.params["target"]["layers"][0]["mlp"]["experts"]["down"]["kernel"]
     assert down.sharding.shard_shape(down.shape) == (8, 12, 32)
     assert (own["count"], own["per_token"], own["layers"], own["bytes"]) == (16, 2, 2, 2 * 16 * 3 * 32 * 12 * 2 // 2)
@@ -77,8 +77,8 @@ def test_a_tree_touches_more_experts_than_a_token(records):
 def test_the_tables_say_so(records):
     one, tree = (record for _, record in records.values())
     single = report.table([tree], CHIP)
-    assert "experts    16 in each of 2 layers, 0.000 GB a chip, 2 a token" in single
-    assert "one node a row about 3.8" in single and "8 nodes a row about 14.1" in single
+    assert "experts    16 in each of 2 layers, 0.000 GB per chip, 2 per token" in single
+    assert "one node per row about 3.8" in single and "8 nodes per row about 14.1" in single
     head, first, second, _ = report.table([one, tree], CHIP).splitlines()
     assert head.endswith("experts") and first.endswith("4 of 16") and second.endswith("4 to 14 of 16")
 

@@ -16,8 +16,8 @@ def test_llama_8b_on_four_chips():
     need, table = held.ideal, chip_bytes(setup.params["target"]["embed"])
     assert need <= traffic.bytes <= need + 0.15 * (need - table)  # the head is as large as the table
     assert cost.bytes == traffic.bytes and cost.temporaries < held.cache
-    # two operations a weight (of two bytes) and node, but for the table, which is only looked up; and four a number of the
-    # head's width, node, query head and slot
+    # two operations per weight (of two bytes) and node, but for the table, which is only looked up; and four a number
+    # of the head's width, node, query head and slot
     products = 8 * 16 * (held.weights - table)
     attention = 2 * 4 * 8 * 16 * 8 * 128 * 8192
     assert 0.98 * (products + attention) < cost.flops < 1.15 * (products + attention)

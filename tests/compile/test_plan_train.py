@@ -83,7 +83,7 @@ def test_the_largest_batch_is_on_the_line_through_two():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("ppd", *TINY[1:5], "--features"), "ppd is trained with the target in the loop"),
+        (("ppd", *TINY[1:5], "--features"), "ppd runs the target's layers while it trains"),
         (("distill", "--target", "tiny"), "cannot plan the training of 'distill'; choose medusa, hydra, "),
         ((*TINY, "--accumulate", "3"), "--accumulate 3 does not divide --batch-size 4"),
         ((*TINY, "--batch-size", "0"), "--batch-size '0' is not a number of rows"),

@@ -49,7 +49,7 @@ def test_what_an_8b_model_takes():
 )
 def test_a_step_reads_what_is_stored(topology, line, cache):
     """Of two layers of 8B: no matrix is written whole, in any type, nor a cache, and traffic is at most 1.1 times the ideal. A
-    TPU's step has 16 nodes a row; an H100's has one, since its compiler splits products of more rows."""
+    TPU's step has 16 nodes per row; an H100's has one, since its compiler splits products of more rows."""
     skip_without_compiler(topology)
     (device,) = aot.devices(topology)
     mesh = make_mesh("model=1", [device])

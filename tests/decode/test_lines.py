@@ -122,7 +122,7 @@ WRONG = {
     "beam:num_beams": "'num_beams' is not FIELD=VALUE",
     "beam:num_beams=many": "num_beams must be int, got 'many'",
     "beam:early_stopping=perhaps": "early_stopping must be true, false or .never., got 'perhaps'",
-    "diffusion:ends=always": "ends has words of never and doubted, not 'always'",
+    "diffusion:ends=always": "ends takes the words never and doubted, not 'always'",
     "threshold:shift=perhaps": "shift must be true or false, got 'perhaps'",
     "plain:verifier=typical": "decode 'plain' has no field 'verifier'; it has steer, cache",
     "none:steer=(guidance:scale=2": "the parenthesis before .* has no end",

@@ -1,4 +1,4 @@
-"""Any-subset speculative decoding on an exact joint law: its law, its text, and its passes."""
+"""Any-subset speculative decoding on an exact joint distribution: its distribution, its text, and its passes."""
 
 import functools
 
@@ -10,19 +10,19 @@ from support.compiled import optimised
 
 import specjax
 from specjax.diffusion.assd import Assd
-from specjax.models.joint import JointLaw
+from specjax.models.joint import JointDistribution
 from specjax.prompts import Prompts
 from specjax.reference import statistics
 from specjax.sampling import SamplingArrays
 from specjax.state import Finish
 
 V, N, ROWS, ALPHA = 3, 3, 30_000, 1e-3
-MODEL = JointLaw(V, N)
+MODEL = JointDistribution(V, N)
 
 
 @functools.cache
-def law(seed=0, size=N):
-    """A random joint law with a few impossible texts."""
+def dist(seed=0, size=N):
+    """A random joint distribution with a few impossible texts."""
     rng = np.random.default_rng(seed)
     weights = rng.dirichlet(np.full(V**size, 0.5))
     weights[rng.random(V**size) < 0.2] = 0
@@ -30,7 +30,7 @@ def law(seed=0, size=N):
 
 
 def params(size=N):
-    return {"target": {"log_law": jnp.log(jnp.asarray(law(size=size)))}}
+    return {"target": {"log_probs": jnp.log(jnp.asarray(dist(size=size)))}}
 
 
 @functools.partial(jax.jit, static_argnums=(0,), static_argnames=("temperature", "seed"))
@@ -63,22 +63,22 @@ def test_the_model_is_its_table():
     tokens, sees = jnp.asarray([[1, 0, 2]]), np.zeros((1, N, N), bool)
     sees[0, 0, 2] = sees[0, 1, 0] = sees[0, 1, 2] = True
     got = np.exp(np.asarray(MODEL(params()["target"], tokens, jnp.asarray(sees), jnp.arange(N)[None]))[0])
-    joint = law().reshape(V, V, V)
+    joint = dist().reshape(V, V, V)
     np.testing.assert_allclose(got[0], joint[:, :, 2].sum(1) / joint[:, :, 2].sum(), atol=1e-5)
     np.testing.assert_allclose(got[1], joint[1, :, 2] / joint[1, :, 2].sum(), atol=1e-5)
     np.testing.assert_allclose(got[2], joint.sum((0, 1)), atol=1e-5)
 
 
 @pytest.mark.parametrize("rule", ("coupled", "rejection"))
-def test_texts_have_the_joint_law(rule):
+def test_texts_have_the_joint_distribution(rule):
     """Chi-square of 30,000 texts against the table, at 1e-3; a distance of 0.03 is seen with power 0.99."""
     assert statistics.power(ROWS, V**N, 0.03, ALPHA) > 0.99
     state = complete(Assd(MODEL, 3, rule))
-    assert statistics.chi_square(counts(state.tokens), law()) > ALPHA
+    assert statistics.chi_square(counts(state.tokens), dist()) > ALPHA
 
 
 def test_drafts_kept_unseen_are_caught():
-    """The check above fails where nothing is verified: positions drawn apart have another law."""
+    """The check above fails where nothing is verified: positions drawn apart have another distribution."""
 
     class Gullible(Assd):
         def _coupled(self, p, q, drafted, real, noise, at, keys):
@@ -86,13 +86,13 @@ def test_drafts_kept_unseen_are_caught():
 
     state = complete(Gullible(MODEL, 3))
     apart = counts(state.tokens)
-    seen = law() > 0
-    assert apart[~seen].sum() > 0 or statistics.chi_square(apart[seen], law()[seen] / law()[seen].sum()) < ALPHA
+    seen = dist() > 0
+    assert apart[~seen].sum() > 0 or statistics.chi_square(apart[seen], dist()[seen] / dist()[seen].sum()) < ALPHA
 
 
 @pytest.mark.slow
 def test_coupled_text_is_sequential_text_whatever_the_drafts():
-    model, size = JointLaw(V, 5), 5
+    model, size = JointDistribution(V, 5), 5
     want = complete(Assd(model, 1), 400, size=size)
     assert (want.stats.steps == size).all()
     for drafts in (2, 3, 7):
@@ -111,7 +111,7 @@ def test_given_tokens_stay_and_condition_the_rest(rule):
     tokens = np.full((ROWS, N), 2, np.int32)
     state = complete(Assd(MODEL, 2, rule), given=given, tokens=tokens)
     assert (np.asarray(state.tokens)[:, 1] == 2).all() and (state.stats.steps <= 2).all()
-    joint = law().reshape(V, V, V) * np.asarray([0, 0, 1])[None, :, None]
+    joint = dist().reshape(V, V, V) * np.asarray([0, 0, 1])[None, :, None]
     want = joint.reshape(-1) / joint.sum()
     kept = want > 0
     got = counts(state.tokens)
@@ -134,7 +134,7 @@ def test_no_retrace_and_finished_rows_stay():
 def test_greedy_rows_end_and_failed_ones():
     """Beside a sampled row: greedy text is the sequential argmax, whatever the drafts and the rule; EOS ends a row where
     plain decoding meets it, before a limit of its own; a model that fails ends its row and says so."""
-    joint = law(size=N).reshape(V, V, V)
+    joint = dist(size=N).reshape(V, V, V)
     first = int(joint.sum((1, 2)).argmax())
     second = int(joint[first].sum(1).argmax())
     text = [first, second, int(joint[first, second].argmax())]

@@ -168,14 +168,14 @@ def test_a_last_block_is_filled_and_cut(policy):
             limit - len(prompt) + prompt.count(MASK) for limit, prompt in zip(LIMITS, PROMPTS, strict=True)
         ]
     masked = specjax.run(whole, params(), begin(whole))
-    assert not policy.edits or texts(masked) != texts(state)  # tokens behind the end say something else than masks
+    assert not policy.edits or texts(masked) != texts(state)  # tokens after the end say something else than masks
     with pytest.raises(ValueError, match="writes up to 7 beyond it"):
         begin(decoder, capacity=24)
 
 
 @pytest.mark.slow
 def test_an_end_of_text_behind_the_cut_ends_nothing():
-    """The token that a filled block has behind the text's end is made the end of texts."""
+    """The token that a filled block has after the text's end is made the end of texts."""
     decoder = make(Threshold(0.4, published=True), 8)
     whole = make(Threshold(0.4), 8)
     row = specjax.run(whole, params(), begin(whole, (0,), limits=(24,) * 4))
@@ -187,8 +187,9 @@ def test_an_end_of_text_behind_the_cut_ends_nothing():
 
 @pytest.mark.slow
 def test_one_sure_token_a_position_is_one_pass_a_block():
-    """With top-k 1 the law after filters leaves one token, so that every prediction is certain, as in SDAR's sampler: a pass a
-    block, and one more that stores it. By the model's own law they are as unsure as ever."""
+    """With top-k 1 the distribution after filters leaves one token, so that every prediction is certain, as in SDAR's
+    sampler: a pass per block, and one more that stores it. By the model's own distribution they are as unsure as
+      ever."""
     steps, found = [], []
     for warped in (True, False):
         decoder = make(Threshold(0.85), 4, warped=warped)
@@ -207,7 +208,8 @@ def test_one_sure_token_a_position_is_one_pass_a_block():
 
 @pytest.mark.slow
 def test_a_threshold_that_certainty_equals_is_not_passed():
-    """A threshold of 1 is one token a pass where all is certain, as in the samplers of SDAR and Fast-dLLM v2; not of A2D."""
+    """A threshold of 1 is one token per pass where all is certain, as in the samplers of SDAR and Fast-dLLM v2; not of
+    A2D."""
     for align, passes in (("text", 19 - 3), ("prompt_end", 4)):
         decoder = make(Threshold(1.0), 4, warped=True, align=align)
         state = begin(decoder, (0,))
@@ -255,7 +257,7 @@ def test_sequential_goes_from_left_to_right():
 
 
 def test_the_cache_is_that_of_one_pass_over_the_text():
-    """Only what is final is stored: the passes that saw masks leave nothing behind."""
+    """Only what is final is stored: the passes that saw masks leave nothing after."""
     decoder = make(Threshold(0.4), 4)
     state = specjax.run(decoder, params(), begin(decoder))
     for row, text in enumerate(texts(state)):
@@ -299,9 +301,7 @@ def test_parts_of_a_block_are_finished_from_left_to_right():
         for row, limit in enumerate(LIMITS[:3]):
             open_at = np.flatnonzero(np.asarray(state.tokens[row, :limit]) == MASK)
             later = open_at[open_at // 2 > open_at[:1] // 2] if len(open_at) else open_at
-            assert (
-                later.tolist() == list(range(limit))[limit - len(later) :]
-            )  # all that lies behind the first open part
+            assert later.tolist() == list(range(limit))[limit - len(later) :]  # all that lies after the first open part
 
 
 @pytest.fixture(scope="module")
@@ -318,7 +318,7 @@ def test_a_folder_says_how_it_is_decoded(folder):
     model = models.load(folder, dtype="float32")
     engine = Engine(model)
     assert model.masked == Masked(MASK, False, 4)
-    assert engine.decoder.policy == Threshold(0.85) and engine.decoder.warped  # SDAR's own threshold and law
+    assert engine.decoder.policy == Threshold(0.85) and engine.decoder.warped  # SDAR's own threshold and distribution
     from_prompt = dataclasses.replace(model, masked=Masked(MASK, False, 4, align="prompt_end"))
     for other in (Engine(from_prompt), Engine(model, decode=Diffusion(unmask="threshold", align="prompt_end"))):
         assert (other.decoder.align, other.decoder.policy) == ("prompt_end", Threshold(0.9))

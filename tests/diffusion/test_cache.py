@@ -85,13 +85,14 @@ def partial_pass(size):
 
 
 def oracle(prompt, limit, block, suffix, shift):
-    """Fast-dLLM's loop for one row, as the paper tells it: the whole canvas once a block, then the block, or what follows."""
+    """Fast-dLLM's loop for one row, as the paper tells it: the whole canvas once per block, then the block, or what
+    follows."""
     tokens = np.full(limit, MASK)
     tokens[: len(prompt)] = prompt
     lo = len(prompt)
     while lo < limit:
         hi, cache = min(lo + block, limit), LM.init_cache(1, limit)
-        entering, half = True, -(-(hi - lo) // 2)  # two passes a block, the first half of it first
+        entering, half = True, -(-(hi - lo) // 2)  # two passes per block, the first half of it first
         while (tokens[lo:hi] == MASK).any():
             active = np.full(limit, entering)
             active[lo : hi if suffix else limit] = True
@@ -102,8 +103,8 @@ def oracle(prompt, limit, block, suffix, shift):
             logits[:, MASK] = -np.inf
             blanks = [i for i in range(lo, hi) if tokens[i] == MASK]
             rows = logits[[i - shift for i in blanks]]
-            law = np.exp(rows - rows.max(1, keepdims=True))
-            sure = (law / law.sum(1, keepdims=True)).max(1)
+            dist = np.exp(rows - rows.max(1, keepdims=True))
+            sure = (dist / dist.sum(1, keepdims=True)).max(1)
             first = shift and entering  # whose logits are shifted, a block's first token is committed alone
             for j in [0] if first else np.argsort(-sure, kind="stable")[: None if shift else half]:
                 tokens[blanks[j]] = rows[j].argmax()

@@ -183,15 +183,15 @@ def test_the_rule_against_plain_python():
     """What is kept, and when a canvas is final, from entropies in 64 bits."""
     policy = EntropyRenoise(steps=4, bound=0.9, stability=2, confidence=0.6)
     source = np.random.default_rng(0)
-    laws = source.dirichlet([0.2] * 5, (3, 1, 7))
-    laws = np.stack([laws[0], laws[1], *[laws[2]] * 4])
+    dists = source.dirichlet([0.2] * 5, (3, 1, 7))
+    dists = np.stack([dists[0], dists[1], *[dists[2]] * 4])
     memory, history = policy.init(1, 7), []
-    for step, law in enumerate(laws):
-        likeliest = law.argmax(axis=-1)
+    for step, dist in enumerate(dists):
+        likeliest = dist.argmax(axis=-1)
         keep, final, memory = policy(
-            jnp.log(jnp.asarray(law, jnp.float32)), jnp.asarray(likeliest), jnp.asarray([step]), memory
+            jnp.log(jnp.asarray(dist, jnp.float32)), jnp.asarray(likeliest), jnp.asarray([step]), memory
         )
-        entropy = [-sum(p * np.log(p) for p in row if p > 0) for row in law[0]]
+        entropy = [-sum(p * np.log(p) for p in row if p > 0) for row in dist[0]]
         order, want, total = sorted(range(7), key=entropy.__getitem__), set(), 0.0
         for i in order:
             if total <= policy.bound:

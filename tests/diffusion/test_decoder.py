@@ -1,4 +1,4 @@
-"""Masked-diffusion decoding against a slow oracle, and the laws every policy obeys."""
+"""Masked-diffusion decoding against a slow oracle, and the properties of every policy."""
 
 import dataclasses
 
@@ -175,7 +175,8 @@ def test_nothing_is_compiled_again():
 
 @pytest.mark.slow
 def test_extremes():
-    """A threshold no prediction reaches is one token a pass; log V of entropy, a threshold of 0, are one pass a block."""
+    """A threshold no prediction reaches is one token per pass; log V of entropy, a threshold of 0, are one pass per
+    block."""
     slow, fast = (specjax.run(make(p), params(), begin(make(p))) for p in (Threshold(1.1), Threshold(0.0)))
     assert texts(slow) == texts(specjax.run(make(Fixed()), params(), begin(make(Fixed()))))
     assert fast.stats.steps.tolist() == [

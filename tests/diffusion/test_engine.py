@@ -139,7 +139,7 @@ def test_the_end_of_a_turn_is_doubted_too(tiny):
             Speculate("prompt_lookup"),
             "tiny is a diffusion model, and drafts are verified by an autoregressive one",
         ),
-        ("tiny", SoftThinking(), "tiny is a diffusion model, and soft thinking is of autoregressive ones"),
+        ("tiny", SoftThinking(), "tiny is a diffusion model, and soft thinking needs an autoregressive one"),
         ("tiny", Beam(2), "tiny is a diffusion model, and a beam search writes from left to right"),
         ("plain", Diffusion("threshold"), "plain is an autoregressive model, which has no canvas to unmask"),
         ("tiny", {"unmask": "frob"}, "unknown unmask policy 'frob'; choose threshold"),
@@ -163,7 +163,7 @@ def test_log_probabilities_are_of_autoregressive_models(tiny):
 
 
 def test_ends_of_texts_have_two_words():
-    with pytest.raises(ValueError, match="ends has words of never and doubted, not 'maybe'"):
+    with pytest.raises(ValueError, match="ends takes the words never and doubted, not 'maybe'"):
         Diffusion(ends="never maybe")
 
 

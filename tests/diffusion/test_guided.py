@@ -44,11 +44,11 @@ def slow(row, top, rule="top"):
         says = np.asarray(_guide(LIMITS[row])(jnp.asarray([*text, *drafts])), np.float64)
         count = 0
         for i, token in enumerate(drafts):
-            law = np.exp(says[len(text) + i - 1])
-            law /= law.sum()
-            among = (law > law[token]).sum() < top
-            share = law[token] / law.max()
-            accepted = {"top": among, "threshold": law[token] > LOW[0], "relative": among and share >= LOW[1]}
+            dist = np.exp(says[len(text) + i - 1])
+            dist /= dist.sum()
+            among = (dist > dist[token]).sum() < top
+            share = dist[token] / dist.max()
+            accepted = {"top": among, "threshold": dist[token] > LOW[0], "relative": among and share >= LOW[1]}
             if not accepted[rule]:
                 break
             count += 1
@@ -80,7 +80,7 @@ def test_a_guide_that_agrees_with_all_takes_one_pass(cache, passes):
     state = specjax.run(decoder, everything(), begin(decoder, ROWS, model=everything()))
     assert state.stats.steps.tolist() == passes
     logits = [np.array(forward([*PROMPTS[r], *[MASK] * (LIMITS[r] - len(PROMPTS[r]))]))[:, :MASK] for r in ROWS]
-    want = [[*PROMPTS[r], *law[len(PROMPTS[r]) :].argmax(axis=1)] for r, law in zip(ROWS, logits, strict=True)]
+    want = [[*PROMPTS[r], *dist[len(PROMPTS[r]) :].argmax(axis=1)] for r, dist in zip(ROWS, logits, strict=True)]
     assert texts(state) == want
 
 
@@ -89,9 +89,9 @@ def test_a_guide_that_agrees_with_all_takes_one_pass(cache, passes):
 )
 def test_what_is_accepted(rule, want):
     """Of the guide's two likeliest; of more than a tenth; of the two, at least half as likely as the likeliest."""
-    law = np.log([[0.6, 0.3, 0.1], [0.65, 0.3, 0.05], [0.91, 0.06, 0.03], [0.5, 0.3, 0.2]])[None]
+    dist = np.log([[0.6, 0.3, 0.1], [0.65, 0.3, 0.05], [0.91, 0.06, 0.03], [0.5, 0.3, 0.2]])[None]
     tokens = jnp.asarray([[0, 1, 1, 2]])
-    assert Guided(GUIDE, 2, rule).accepts(jnp.asarray(law), tokens)[0].tolist() == [bool(x) for x in want]
+    assert Guided(GUIDE, 2, rule).accepts(jnp.asarray(dist), tokens)[0].tolist() == [bool(x) for x in want]
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_a_line_of_text_names_the_guide(folders):
         engine.request([1, 2], suffix=[3], max_new_tokens=8)
     with pytest.raises(ValueError, match="is a diffusion model: pick an autoregressive one"):
         Engine(model, decode=Diffusion(unmask=f"guided:model={folders / 'diffusion'}"))
-    with pytest.raises(ValueError, match="nothing stands before"):
+    with pytest.raises(ValueError, match="put no policy before it"):
         registry.make_unmask("credit+guided")
 
 

@@ -39,11 +39,11 @@ def wanted(row, causal, policy):
             if post > policy.max_post_steps or not any(not given[at] for at in block):
                 break
             canvas = [*text[: low + W], *[MASK] * (low + W - len(text))] if causal else text
-            law = np.asarray(_forward(len(canvas), causal)(jnp.asarray(canvas)), np.float64)
-            law[:, MASK] = -np.inf
-            law = np.exp(law - law.max(axis=1, keepdims=True))
-            law /= law.sum(axis=1, keepdims=True)
-            sure, best, passes = law.max(axis=1), law.argmax(axis=1), passes + 1
+            dist = np.asarray(_forward(len(canvas), causal)(jnp.asarray(canvas)), np.float64)
+            dist[:, MASK] = -np.inf
+            dist = np.exp(dist - dist.max(axis=1, keepdims=True))
+            dist /= dist.sum(axis=1, keepdims=True)
+            sure, best, passes = dist.max(axis=1), dist.argmax(axis=1), passes + 1
             write = [at for at in opened if sure[at] > policy.threshold]
             write = write or sorted(opened, key=lambda at: -sure[at])[:1]
             known = [at for at in block if not given[at] and text[at] != MASK]
@@ -91,11 +91,11 @@ def test_without_edits_it_is_a_threshold(causal):
 def guess(current, best, sure):
     """Of a block in which position 0 is the prompt's, and mask ids are open; `sure` is the probability of the likeliest."""
     current, best = jnp.asarray([current]), jnp.asarray([best])
-    law = jnp.where(jax.nn.one_hot(best, V) > 0, jnp.asarray([sure])[..., None], 1e-3)
+    dist = jnp.where(jax.nn.one_hot(best, V) > 0, jnp.asarray([sure])[..., None], 1e-3)
     masked, flags = current == MASK, jnp.zeros((1,), bool)
     committed = ~masked & (jnp.arange(current.shape[1]) > 0)[None]
     zero = jnp.zeros((1,), jnp.int32)
-    return Guess(best, jnp.log(law), masked, committed, zero, zero, jnp.zeros(best.shape), flags, current=current)
+    return Guess(best, jnp.log(dist), masked, committed, zero, zero, jnp.zeros(best.shape), flags, current=current)
 
 
 def test_each_threshold_has_its_positions():

@@ -29,7 +29,7 @@ def constant(value, width=8, hidden=4):
 
 @pytest.mark.parametrize("wrap", (lambda policy: policy, Credit), ids=("alone", "behind-credit"))
 def test_the_ends_of_a_filter(wrap):
-    """One that accepts all takes a pass a block; one that accepts none commits the surest token a pass."""
+    """One that accepts all takes a pass per block; one that accepts none commits the surest token per pass."""
     decoder = make(wrap(Learn2PD(block_length=8, hidden=4)), 8)
     bold = specjax.run(decoder, params() | {"unmask": constant(9.0)}, begin(decoder))
     open_positions = [limit - len(prompt) for prompt, limit in zip(PROMPTS, LIMITS, strict=True)]

@@ -77,23 +77,23 @@ def test_equal_to_the_oracle(name, block_length, shift):
         assert (text, steps) == wanted(row, block_length, ORACLES[name]()[1], shift)
 
 
-def guess(laws, masked=None, step=0, entry=None):
-    """A row of open positions with these laws `[W][V]`."""
-    laws = jnp.asarray([laws], jnp.float32)
-    masked = jnp.ones(laws.shape[:2], bool) if masked is None else jnp.asarray([masked])
+def guess(dists, masked=None, step=0, entry=None):
+    """A row of open positions with these distributions `[W][V]`."""
+    dists = jnp.asarray([dists], jnp.float32)
+    masked = jnp.ones(dists.shape[:2], bool) if masked is None else jnp.asarray([masked])
     return Guess(
-        tokens=jnp.argmax(laws, axis=-1).astype(jnp.int32), log_law=jnp.log(laws), masked=masked, committed=~masked,
-        step=jnp.asarray([step]), entry=jnp.asarray([laws.shape[1] if entry is None else entry]),
-        noise=jnp.zeros(laws.shape[:2]), sampled=jnp.zeros((1,), bool), log_own=jnp.log(laws),
+        tokens=jnp.argmax(dists, axis=-1).astype(jnp.int32), log_probs=jnp.log(dists), masked=masked, committed=~masked,
+        step=jnp.asarray([step]), entry=jnp.asarray([dists.shape[1] if entry is None else entry]),
+        noise=jnp.zeros(dists.shape[:2]), sampled=jnp.zeros((1,), bool), log_own=jnp.log(dists),
     )  # fmt: skip
 
 
-def test_credit_grows_to_its_limit_with_constant_laws():
+def test_credit_grows_to_its_limit_with_constant_distributions():
     """The card's check: the raised gap grows to alpha log(1 + p^gamma / (1 - beta)); alpha 0 is the inner policy."""
-    policy, law = Credit(), [[0.5, 0.3, 0.2]]
+    policy, dist = Credit(), [[0.5, 0.3, 0.2]]
     memory, gaps = policy.init(1, 1, 3), []
     for step in range(60):
-        _, memory = policy(guess(law, step=step), memory)
+        _, memory = policy(guess(dist, step=step), memory)
         gaps.append(float(policy.alpha * np.log1p(memory[0][0, 0, 0])))
     assert np.all(np.diff(gaps) > -1e-6)
     np.testing.assert_allclose(gaps[-1], 0.7 * np.log(1 + 0.5**0.2 / (1 - 0.8)), rtol=1e-4)
@@ -109,7 +109,7 @@ def test_credit_without_weight_is_the_inner_policy():
 
 @pytest.mark.slow
 def test_prophet_at_its_ends():
-    """No gap is wide enough: the inner policy; every gap is: one pass a block."""
+    """No gap is wide enough: the inner policy; every gap is: one pass per block."""
     never, inner = make(Prophet(Fixed(), *[np.inf] * 3)), make(Fixed())
     assert texts(specjax.run(never, params(), begin(never))) == texts(specjax.run(inner, params(), begin(inner)))
     always = make(Prophet(Fixed(), *[-np.inf] * 3))
@@ -128,10 +128,11 @@ def test_prophet_looks_for_its_answer_in_the_canvas():
 
 
 def test_gaps_are_the_models_own():
-    """At a temperature that makes every law sharp, nothing is settled earlier: the pass that settles it is the greedy one's."""
+    """At a temperature that makes every distribution sharp, nothing is settled earlier: the pass that settles it is the
+    greedy one's."""
     policy = Prophet(Dream(8, "low_confidence"), 3.0, 3.0, 3.0)
-    law = jnp.asarray([[[2.0, 0.0, -9.0]]])
-    own, sharp = (jax.nn.log_softmax(x, axis=-1) for x in (law, 10 * law))
+    dist = jnp.asarray([[[2.0, 0.0, -9.0]]])
+    own, sharp = (jax.nn.log_softmax(x, axis=-1) for x in (dist, 10 * dist))
     sure = dataclasses.replace(guess(np.exp(sharp[0])), log_own=own)
     assert not policy(sure, ())[0].commit.any()
     assert policy(dataclasses.replace(sure, log_own=sharp), ())[0].commit.all()
@@ -145,22 +146,23 @@ def test_credit_leaves_drawn_tokens_alone():
 
 
 def test_hierarchy_commits_one_of_every_run():
-    laws = [[0.5, 0.5 - 1e-3, 1e-3], [0.6, 0.3, 0.1], [0.9, 0.05, 0.05], [0.45, 0.44, 0.11], [0.95, 0.03, 0.02]]
-    choice, _ = Hierarchy(0.93, 0.4)(guess(laws, masked=[True, True, False, True, True]), ())
+    dists = [[0.5, 0.5 - 1e-3, 1e-3], [0.6, 0.3, 0.1], [0.9, 0.05, 0.05], [0.45, 0.44, 0.11], [0.95, 0.03, 0.02]]
+    choice, _ = Hierarchy(0.93, 0.4)(guess(dists, masked=[True, True, False, True, True]), ())
     assert choice.commit[0].tolist()[:2] == [False, True] and choice.commit[0].tolist()[3:] == [False, True]
 
 
 def test_dream_draws_positions_in_proportion():
-    """Of 20,000 draws of one of three positions, each falls as often as its law says, within four standard errors."""
+    """Of 20,000 draws of one of three positions, each falls as often as its distribution says, within four standard
+    errors."""
     count, sureness = 20_000, np.asarray([0.9, 0.6, 0.5])
-    laws = np.stack([[p, 1 - p, 1e-9] for p in sureness])
+    dists = np.stack([[p, 1 - p, 1e-9] for p in sureness])
     noise = jnp.asarray(np.random.default_rng(0).uniform(size=(count, 3)), jnp.float32)
-    many = dataclasses.replace(jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), guess(laws)), noise=noise)
+    many = dataclasses.replace(jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), guess(dists)), noise=noise)
     choice, _ = Dream(2, "low_confidence", alg_temp=0.2)(many, ())
-    law = np.exp(sureness / 0.2) / np.exp(sureness / 0.2).sum()
+    dist = np.exp(sureness / 0.2) / np.exp(sureness / 0.2).sum()
     assert (choice.commit.sum(axis=1) == 1).all()
     seen = np.asarray(choice.commit.mean(axis=0))
-    assert (np.abs(seen - law) < 4 * np.sqrt(law * (1 - law) / count)).all(), (seen, law)
+    assert (np.abs(seen - dist) < 4 * np.sqrt(dist * (1 - dist) / count)).all(), (seen, dist)
 
 
 def test_dream_is_sure_where_it_draws():
@@ -192,9 +194,9 @@ def test_a_predicted_end_of_text_ends_the_canvas():
             before = state
             state, _ = step(params(), state)
             for row, (limit, old) in enumerate(zip(state.limit.tolist(), before.limit.tolist(), strict=True)):
-                law = forward(np.asarray(before.tokens)[row, :old].tolist()) if limit < old else None
+                dist = forward(np.asarray(before.tokens)[row, :old].tolist()) if limit < old else None
                 assert limit == old or (
-                    int(np.argmax(law[limit - 1, :MASK])) == eos and before.tokens[row, limit - 1] == MASK
+                    int(np.argmax(dist[limit - 1, :MASK])) == eos and before.tokens[row, limit - 1] == MASK
                 )
                 shrunk += limit < old and MASK in np.asarray(state.tokens)[row, :limit]
         assert not any(MASK in text for text in texts(state))

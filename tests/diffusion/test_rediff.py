@@ -26,11 +26,11 @@ def wanted(row, policy):
             opened = [at for at in block if text[at] == MASK]
             if not opened:
                 break
-            law = np.asarray(forward(text), np.float64)
-            law[:, MASK] = -np.inf
-            law = np.exp(law - law.max(axis=1, keepdims=True))
-            law /= law.sum(axis=1, keepdims=True)
-            sure, best, passes = law.max(axis=1), law.argmax(axis=1), passes + 1
+            dist = np.asarray(forward(text), np.float64)
+            dist[:, MASK] = -np.inf
+            dist = np.exp(dist - dist.max(axis=1, keepdims=True))
+            dist /= dist.sum(axis=1, keepdims=True)
+            sure, best, passes = dist.max(axis=1), dist.argmax(axis=1), passes + 1
             known = sorted((at for at in block if at not in opened and not given[at]), key=lambda at: -sure[at])
             share = int(len(known) * policy.revise_topk) if policy.revise_topk else len(known)
             again = known[:share] if i >= steps - math.ceil(steps * policy.revise_start) else []

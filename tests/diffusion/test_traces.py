@@ -18,7 +18,8 @@ PUBLISHED = ("dream-6", "fast_dllm_factor-1", "fast_dllm_factor-3")
 MISSAID = {"bd3lm-5": "fixed:steps=12"}
 """Where a line's call has other steps than its passes show: the original's 24 over two blocks, the second a part of one."""
 LIKELIEST = "sdar_warped"
-"""Settings with the likeliest token of the warped law in place of a drawn one, so that all of a line is compared."""
+"""Settings with the likeliest token of the warped distribution in place of a drawn one, so that all of a line is
+compared."""
 LIKELIEST_TIED = {"sdar_warped-7": [["order"], [], ["tokens", "order"]]}
 """What differs there where top-p leaves one token at more positions than a pass commits, as in `TIED`."""
 TIED = ("dream_warped-1", "dream_warped-3")
@@ -47,7 +48,7 @@ WARPED = {
     "dream_warped-5": DREAM("steps=8,rule=low_confidence", temperature=0.5, top_p=0.9),
     "dream_warped-6": DREAM("steps=4,rule=low_confidence", temperature=1.0, top_p=0.8),
 }
-"""Settings with the likeliest token of the warped law in place of a drawn one, and ties as in `TIED`."""
+"""Settings with the likeliest token of the warped distribution in place of a drawn one, and ties as in `TIED`."""
 
 needs_traces = pytest.mark.skipif(
     not traces.FOLDER.is_dir(), reason="needs the folder diffusion_traces in shared/data beside this checkout"
@@ -84,7 +85,7 @@ def test_every_other_setting(setting):
 @needs_traces
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", [name for name in OTHERS if name.startswith(LIKELIEST)])
-def test_confidences_of_the_warped_law(setting, monkeypatch):
+def test_confidences_of_the_warped_distribution(setting, monkeypatch):
     """With the draw replaced as in the original, tokens, order and passes are its own."""
     monkeypatch.setattr(decoding, "draws", lambda scores, keys, at, sampled: jnp.argmax(scores, axis=-1))
     lines = [line | {"compare": ["tokens", "order", "passes"]} for line in traces.lines()[setting]]

@@ -35,9 +35,9 @@ def read(canvas, block):
     positions = jnp.asarray([*range(size), *block])
     logits = np.array(_pass(size, width)(jnp.asarray(tokens), positions, jnp.asarray(visible)), np.float64)
     logits[:, MASK] = -np.inf
-    law = np.exp(logits - logits.max(axis=1, keepdims=True))
-    law /= law.sum(axis=1, keepdims=True)
-    return law[:size], law[size:]
+    dist = np.exp(logits - logits.max(axis=1, keepdims=True))
+    dist /= dist.sum(axis=1, keepdims=True)
+    return dist[:size], dist[size:]
 
 
 def slow(canvas, block_length, policy):
@@ -48,11 +48,11 @@ def slow(canvas, block_length, policy):
         opened = {at for at in block if canvas[at] == MASK}
         last, counts = 30, [len(opened)]
         while masks := [at for at in block if canvas[at] == MASK]:
-            law, shadow = read(canvas, block)
-            token = {at: int(law[at].argmax()) for at in masks}
-            sure = [at for at in masks if law[at].max() > policy.threshold]
+            dist, shadow = read(canvas, block)
+            token = {at: int(dist[at].argmax()) for at in masks}
+            sure = [at for at in masks if dist[at].max() > policy.threshold]
             cap = min(max(int(policy.share * len(masks) + 1e-9), policy.fewest), policy.most)
-            best = sorted(masks, key=lambda at, law=law: (-law[at].max(), at))
+            best = sorted(masks, key=lambda at, dist=dist: (-dist[at].max(), at))
             chosen = [at for at in best if at in sure][:cap] or best[:1]
             doubted = []
             if len(chosen) > 1:

@@ -26,11 +26,6 @@ def new_logprobs(state):
 
 CHECKS = {
     "README-1": lambda names, out: "24 - 17 = 7. Then 7 + 9 = 16. The answer is 16." in out,
-    "README-6": lambda names, out: (  # each is an answer, and ends there
-        (np.asarray(names["state"].finish) == Finish.EOS).all()
-        and [text.count("<|end|>") for text in names["texts"]] == [2, 2]  # the question's, and the answer's
-        and all(text.endswith("<|end|>") for text in names["texts"])
-    ),
     "diffusion-2": lambda names, out: len(names["between"][0].tokens) == 6 and names["between"][0].suffix == " 9, 10.",
     "evaluate-2": lambda names, out: (
         names["found"].comparisons[0].verdict == "same text" and names["found"].rows[0].overall.n == 8
@@ -51,6 +46,11 @@ CHECKS = {
     "searches-7": lambda names, out: "answer is 16" in names["record"].text and names["record"].steps,
     "searches-8": lambda names, out: (
         len(names["spans"]) == 3 and names["spans"][0].log_prob > names["spans"][-1].log_prob
+    ),
+    "use-4": lambda names, out: (  # each is an answer, and ends there
+        (np.asarray(names["state"].finish) == Finish.EOS).all()
+        and [text.count("<|end|>") for text in names["texts"]] == [2, 2]  # the question's, and the answer's
+        and all(text.endswith("<|end|>") for text in names["texts"])
     ),
     "verifiers-3": lambda names, out: names["rates"] == sorted(names["rates"]),
 }

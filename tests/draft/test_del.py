@@ -101,7 +101,8 @@ def test_a_low_exit_reads_no_higher_layer_to_draft(midway):
 
 
 def test_every_layer_is_read_once(midway):
-    """MLP inputs, two a layer: below each exit one pass a node, from there to the last exit one, above it one a rung."""
+    """MLP inputs, two per layer: below each exit one pass per node, from there to the last exit one, above it one per
+    rung."""
     decoder, state = midway
     jaxpr = jax.make_jaxpr(decoder.step)(params("del"), state).jaxpr
     shape = CONFIG.hidden_size, CONFIG.dense.intermediate_size

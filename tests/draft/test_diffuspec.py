@@ -1,4 +1,4 @@
-"""DiffuSpec: its laws against one plain pass, the causal counts against Python, and how far it reaches."""
+"""DiffuSpec: its distributions against one plain pass, the causal counts against Python, and how far it reaches."""
 
 import collections
 import dataclasses
@@ -24,9 +24,9 @@ MASK = 95
 ROWS = dataclasses.replace(MIXED.pick(1, 4, 6), options=({"temperature": 0.0},) * 3)
 
 
-def plain_law(model, prompt, shift, ahead):
-    """The diffusion model's likeliest tokens behind a prompt, from one pass without a cache: the prompt but for its last token
-    sees itself; that token and the masks see everything."""
+def plain_dist(model, prompt, shift, ahead):
+    """The diffusion model's likeliest tokens after a prompt, from one pass without a cache: the prompt but for its last
+    token sees itself; that token and the masks see everything."""
     tokens = jnp.asarray([[*prompt, *[MASK] * ahead]])
     size = tokens.shape[1]
     at = np.arange(size)
@@ -41,14 +41,14 @@ def plain_law(model, prompt, shift, ahead):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shift", [False, True], ids=["own", "shifted"])
-def test_one_pass_gives_the_laws_ahead(shift):
+def test_one_pass_gives_the_distributions_ahead(shift):
     drafter = DiffuSpec(DRAFT, MASK, Chain(4), shift=shift, prior=1e9)
     model = params("diffuspec")
     decoder = specjax.speculative(TARGET, drafter)
     state = start(decoder, ROWS, model=model)
     tree = proposed(decoder, model, state).tree
     for row, prompt in enumerate(ROWS.prompts):
-        assert tree.tokens[row].tolist() == [prompt[-1], *plain_law(model, prompt, shift, 4)]
+        assert tree.tokens[row].tolist() == [prompt[-1], *plain_dist(model, prompt, shift, 4)]
 
 
 @pytest.fixture(scope="module")

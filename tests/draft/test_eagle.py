@@ -41,7 +41,7 @@ def test_the_cache_is_a_fresh_pass_over_committed_pairs(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["eagle1", "eagle3", "mtp"])
 def test_a_draft_at_depth_s_is_pass_s_of_training(name):
-    """Laws along a drafted chain, against the unrolled passes over the text made of prompt and draft."""
+    """Distributions along a drafted chain, against the unrolled passes over the text made of prompt and draft."""
     from specjax.objectives.base import Batch
 
     drafter = dataclasses.replace(DRAFTERS[name], expander=Chain(3)).bind(TARGET)
@@ -57,18 +57,18 @@ def test_a_draft_at_depth_s_is_pass_s_of_training(name):
             return seen[-1]
 
     watched = Watched(**{f.name: getattr(drafter, f.name) for f in dataclasses.fields(drafter)})
-    tree, laws = jax.jit(lambda *args: (watched.propose(*args).tree, tuple(seen)))(model, state.draft, view, sampler)
+    tree, dists = jax.jit(lambda *args: (watched.propose(*args).tree, tuple(seen)))(model, state.draft, view, sampler)
     text = row_texts(state)[row] + tuple(np.asarray(tree.tokens)[row, 1:].tolist())
     features = drafter.features(read_text(text, drafter.feature_wants))
     batch = Batch(jnp.asarray([text]), jnp.ones((1, len(text)), bool))
     read, reread = jax.jit(drafter.read), jax.jit(drafter.reread)
     h, past = read(model, features[:, :-1], batch.pairs(), None)
     last = len(row_texts(state)[row]) - 2  # the last committed pair
-    np.testing.assert_allclose(laws[0][row, 0], drafter.logits(model, h)[0, last], rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(dists[0][row, 0], drafter.logits(model, h)[0, last], rtol=1e-3, atol=1e-3)
     for s in (1, 2):
         h, delta = reread(model, jnp.pad(h[:, :-1], ((0, 0), (1, 0), (0, 0))), batch.pairs(s), None, past)
         past = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), past, delta)
-        np.testing.assert_allclose(laws[s][row, 0], drafter.logits(model, h)[0, last + s], rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(dists[s][row, 0], drafter.logits(model, h)[0, last + s], rtol=1e-3, atol=1e-3)
 
 
 def _view(decoder, state):

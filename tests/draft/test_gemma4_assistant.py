@@ -89,27 +89,28 @@ def folders(tmp_path_factory):
 
 
 def drafts_of_transformers(name, ids, depth):
-    """The target's greedy token after `ids`, then `depth` drafts and their laws."""
+    """The target's greedy token after `ids`, then `depth` drafts and their distributions."""
     import torch
 
     main, assistant = oracle(name)
     with torch.no_grad():
         out = main(torch.tensor([ids]), output_hidden_states=True, return_shared_kv_states=True)
-        tokens, hidden, laws = [int(out.logits[0, -1].argmax())], out.hidden_states[-1][:, -1:], []
+        tokens, hidden, dists = [int(out.logits[0, -1].argmax())], out.hidden_states[-1][:, -1:], []
         for _ in range(depth):
             embeds = main.get_input_embeddings()(torch.tensor([tokens[-1:]]))
             made = assistant(
                 inputs_embeds=torch.cat([embeds, hidden], dim=-1), position_ids=torch.tensor([[len(ids)]]),
                 shared_kv_states=dict(out.shared_kv_states.items()),
             )  # fmt: skip
-            laws.append(made.logits[0, -1].numpy())
-            tokens, hidden = [*tokens, int(laws[-1].argmax())], made.last_hidden_state
-    return tokens, np.stack(laws)
+            dists.append(made.logits[0, -1].numpy())
+            tokens, hidden = [*tokens, int(dists[-1].argmax())], made.last_hidden_state
+    return tokens, np.stack(dists)
 
 
 @pytest.mark.slow
 def test_drafts_are_those_of_transformers(name, folders):
-    """Laws of four depths and the tokens drafted along them; keys at the last token's position and behind it hold garbage."""
+    """Distributions of four depths and the tokens drafted along them; keys at the last token's position and after it
+    hold garbage."""
     target, head = folders(name)
     target = specjax.models.load(target, dtype="float32")
     drafter, own = build_drafter(f"gemma4_assistant:model={head}", target)
@@ -121,15 +122,15 @@ def test_drafts_are_those_of_transformers(name, folders):
     cache = target.lm.commit(target.lm.init_cache(1, 16), out.delta, None, jnp.zeros((1,), jnp.int32))
     spoil = lambda xs: tuple(x.at[:, :, 11:].set(1e4) for x in xs)
     cache = KVCache(spoil(cache.key), spoil(cache.value))
-    left, laws = out.final[:, -1:], []
+    left, dists = out.final[:, -1:], []
     for token in tokens[:-1]:
-        law, left = drafter.ask(model, jnp.asarray([[token]]), left, jnp.asarray([11]), cache)
-        laws.append(law[0, 0])
-    law = np.stack(laws)
-    read = np.isfinite(law)
+        dist, left = drafter.ask(model, jnp.asarray([[token]]), left, jnp.asarray([11]), cache)
+        dists.append(dist[0, 0])
+    dist = np.stack(dists)
+    read = np.isfinite(dist)
     assert read.sum(axis=1).tolist() == [24 if drafter.clusters else 96] * 4
-    np.testing.assert_allclose(law[read], wanted[read], rtol=1e-4, atol=1e-4)
-    assert law.argmax(axis=1).tolist() == tokens[1:]
+    np.testing.assert_allclose(dist[read], wanted[read], rtol=1e-4, atol=1e-4)
+    assert dist.argmax(axis=1).tolist() == tokens[1:]
     assert (wanted[~read].reshape(4, -1) < np.where(read, wanted, np.inf).min(axis=1, keepdims=True)).all()
 
 
@@ -227,7 +228,7 @@ def test_a_target_must_have_what_it_asks_for():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("window", (None, 5), ids=("whole", "window"))
-def test_training_has_the_laws_of_decoding(window):
+def test_training_has_the_distributions_of_decoding(window):
     """Pass s of training, at every pair, against a draft of s tokens of the same text."""
     lm = LlamaLM(changed(TARGET.config, sliding_window=window))
     drafter = Gemma4Assistant(layers=2).bind(lm)
@@ -236,10 +237,10 @@ def test_training_has_the_laws_of_decoding(window):
     batch = Batch(jnp.asarray(np.random.default_rng(2).integers(1, 96, (1, 10))), jnp.ones((1, 10), bool))
     output = read(lm, target, batch, Wants(final=True))
     cache = lm.commit(lm.init_cache(1, 12), output.delta, None, jnp.zeros((1,), jnp.int32))
-    laws = [drafter.logits(own, h) for h in TrainGemma4Assistant(drafter, unroll=3).outputs(own, batch, output)]
+    dists = [drafter.logits(own, h) for h in TrainGemma4Assistant(drafter, unroll=3).outputs(own, batch, output)]
     ask = jax.jit(drafter.ask)
     for first in (0, 3, 6):  # the pair that a draft begins with
         left = output.final[:, first : first + 1]
         for s in range(3):
-            law, left = ask(own, batch.tokens[:, first + s + 1, None], left, jnp.asarray([first + 1]), cache)
-            np.testing.assert_allclose(laws[s][0, first + s], law[0, 0], rtol=1e-4, atol=1e-4)
+            dist, left = ask(own, batch.tokens[:, first + s + 1, None], left, jnp.asarray([first + 1]), cache)
+            np.testing.assert_allclose(dists[s][0, first + s], dist[0, 0], rtol=1e-4, atol=1e-4)

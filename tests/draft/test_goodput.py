@@ -68,7 +68,7 @@ SEEN: dict[str, list] = {"target": [], "draft": []}
 
 @dataclasses.dataclass(frozen=True)
 class Counted(LlamaLM):
-    """Says how many tokens a row each of its passes read, when it runs."""
+    """Says how many tokens per row each of its passes read, when it runs."""
 
     name: str = "target"
 
@@ -95,7 +95,7 @@ def chosen(state):
 
 
 def step(decoder, state):
-    """A step, and the tokens a row of every pass of target and draft."""
+    """A step, and the tokens per row of every pass of target and draft."""
     for passes in SEEN.values():
         passes.clear()
     state = decoding.run(decoder, MODEL, state, 1)
@@ -119,7 +119,7 @@ def test_a_shorter_draft_costs_less(decoder):
 
 @pytest.mark.slow
 def test_the_text_stays_whatever_is_drafted(decoder):
-    """Nothing at first, until the context makes target passes dear; by then the draft model is many tokens behind."""
+    """Nothing at first, until the context makes target passes dear; by then the draft model is many tokens after."""
     state = start(decoder, MIXED, model=MODEL)
     lengths, behind = [], []
     while not bool(state.done.all()):

@@ -10,8 +10,8 @@ from support.steps_seen import read_pairs, read_text, row_texts, steps
 
 import specjax
 from specjax.draft import Clover2, Hydra, Medusa, View
-from specjax.draft.hydra import head_law as hydra_law
-from specjax.draft.medusa import head_law as medusa_law
+from specjax.draft.hydra import head_logits as hydra_logits
+from specjax.draft.medusa import head_logits as medusa_logits
 from specjax.expand import Static
 from specjax.sampling import Sampler
 
@@ -59,7 +59,7 @@ def test_fresh_medusa_heads_are_the_base_head():
     base = TARGET.unembed(target, h[:, None])[:, 0]
     heads = drafter.init_params(jax.random.key(1), target)["heads"]
     for head in heads:
-        np.testing.assert_allclose(medusa_law(head, h), base, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(medusa_logits(head, h), base, rtol=1e-5, atol=1e-5)
     assert len(heads) == drafter.heads
 
 
@@ -76,14 +76,14 @@ def test_a_medusa_depth_listens_to_its_own_head():
     assert same_tokens[:, depth >= 2].all() and not same_tokens[0, depth == 1].all()
     for row, text in enumerate(row_texts(state)):
         final = read_text(text, drafter.bind(TARGET).feature_wants).final[0]
-        if len(text) > 1:  # the feature whose law produced the root
+        if len(text) > 1:  # the feature whose distribution produced the root
             np.testing.assert_allclose(state.draft.feature[row], final[-2], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prefix_layer", [False, True])
 def test_hydra_heads_see_their_ancestors_and_no_other_node(prefix_layer):
-    """Every node's law, computed on its own from feature, root and ancestors, gives that node's children."""
+    """Every node's distribution, computed on its own from feature, root and ancestors, gives that node's children."""
     drafter = Hydra(TREE, prefix_layer=prefix_layer)
     model = noisy(drafter)
     tree, state = propose(drafter, model)
@@ -100,8 +100,10 @@ def test_hydra_heads_see_their_ancestors_and_no_other_node(prefix_layer):
             line, at = [], node
             while at >= 0:
                 line, at = [embed(tokens[row, at]), *line], parents[at]
-            law = hydra_law(model["draft"]["heads"][len(line) - 1], jnp.concatenate([state.draft.feature[row], *line]))
-            ranked = np.argsort(-np.asarray(law), kind="stable")
+            dist = hydra_logits(
+                model["draft"]["heads"][len(line) - 1], jnp.concatenate([state.draft.feature[row], *line])
+            )
+            ranked = np.argsort(-np.asarray(dist), kind="stable")
             assert [tokens[row, c] for c in children] == ranked[[TREE.topology.ranks[c] for c in children]].tolist()
 
 
@@ -111,7 +113,7 @@ def test_hydra_listens_to_the_drafted_token():
     head = model["draft"]["heads"][1]
     x = jax.random.normal(jax.random.key(1), (3 * 64,))
     moved = x.at[2 * 64 :].add(1.0)
-    assert not np.allclose(hydra_law(head, x), hydra_law(head, moved), atol=1e-3)
+    assert not np.allclose(hydra_logits(head, x), hydra_logits(head, moved), atol=1e-3)
 
 
 @pytest.mark.slow

@@ -45,7 +45,8 @@ def test_drafting_reads_no_upper_layer(midway):
 
 
 def test_every_node_passes_the_lower_layers_once(midway):
-    """Two products with an MLP's input matrices a layer and pass: root, levels and last node below, one pass a rung above."""
+    """Two products with an MLP's input matrices a layer and pass: root, levels and last node below, one pass per rung
+    above."""
     decoder, state = midway
     jaxpr = jax.make_jaxpr(decoder.step)(model(), state).jaxpr
     shape = CONFIG.hidden_size, CONFIG.dense.intermediate_size

@@ -27,7 +27,7 @@ def words(vocab):
 
 
 def draft(rows):
-    """The target's lower layers with a table of `rows`: what is cut off or put behind are rows of no token."""
+    """The target's lower layers with a table of `rows`: what is cut off or put after are rows of no token."""
     lm = LlamaLM(changed(CONFIG, num_hidden_layers=2, vocab_size=rows))
     own = params()["target"]
     table = np.asarray(own["embed"]["embedding"])
@@ -53,7 +53,7 @@ def test_a_draft_with_other_padding_is_built_and_drafts(rows, tmp_path):
     assert int(np.asarray(state.stats.steps).sum()) < 0.8 * sum(map(len, got))
 
 
-def test_a_padded_law_has_the_targets_columns():
+def test_a_padded_distribution_has_the_targets_columns():
     from specjax.lm import Block, Wants
 
     block = Block(np.asarray([[5, 7, V - 1]]), np.arange(3)[None], np.zeros((1,), np.int32))

@@ -93,7 +93,8 @@ def test_a_prompt_slot_says_what_the_prompt_tokens_say_after_its_nodes_path():
 
 
 def test_a_rows_first_tree_is_made_of_prompt_tokens_behind_its_last_token_but_one():
-    """Their laws are those of a plain pass over the text without its last token; a row of one token has none to read."""
+    """Their distributions are those of a plain pass over the text without its last token; a row of one token has none
+    to read."""
     view, sampler = view_and_sampler()
     draft, fresh = embeddings(2), state_of(states=(-1, -1, -1, 2))
     proposal, _ = read(draft, fresh, view, sampler)

@@ -56,7 +56,7 @@ def rope(x, at):
 
 
 def reference(t, taps, slots, window=None, both=False, from_start=False):
-    """Normed outputs of a block behind `taps`: of every layer, keys are those of the features and then the block's own.
+    """Normed outputs of a block after `taps`: of every layer, keys are those of the features and then the block's own.
 
     In the first layer, which has the window, slots see later ones where `both`, and the window before the block `from_start`.
     """
@@ -113,7 +113,8 @@ def by_speculators(config, **more):
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 6, "both", "from_start"])
 def test_a_dflash_block_is_the_published_one(window, tmp_path):
-    """Slots behind the last token, in a layer with a window and in one without; and training reads them as decoding does."""
+    """Slots after the last token, in a layer with a window and in one without; and training reads them as decoding
+    does."""
     both, from_start = ("both" in str(window), "from_start" in str(window))
     window = window and 6
     config, tensors = zlab(window=window)
@@ -132,7 +133,7 @@ def test_a_dflash_block_is_the_published_one(window, tmp_path):
     wanted = reference(tensors, np.asarray(features[0], np.float64), slots, window, both, from_start)
     np.testing.assert_allclose(got, wanted[1:], rtol=1e-3, atol=1e-4)
     later = jnp.asarray([[*text, 1, 2, 3]])
-    more = jnp.pad(features, ((0, 0), (0, 4), (0, 0)), constant_values=1e3)  # what lies behind a block is not seen
+    more = jnp.pad(features, ((0, 0), (0, 4), (0, 0)), constant_values=1e3)  # what lies after a block is not seen
     at = jnp.asarray([[3, len(text) - 1]])
     texts = Batch(later, jnp.ones_like(later, bool))
     taught = outputs(drafter, model, drafter.head.context(head.params, more, texts.positions), texts, at)
@@ -250,7 +251,8 @@ def parallel(**config):
 
 @pytest.mark.slow
 def test_a_peagle_head_reads_masks_behind_the_last_pair(tmp_path):
-    """Against one pass of EAGLE-3's layer over the pairs and, behind them, the mask's embedding and `fc` of `mask_hidden`."""
+    """Against one pass of EAGLE-3's layer over the pairs and, after them, the mask's embedding and `fc` of
+    `mask_hidden`."""
     config, tensors = parallel()
     head = read_head(write(tmp_path, config, tensors), "peagle", PEagle, toy())
     assert drafter_of(tmp_path) == "peagle" and head.format == "speculators"
@@ -344,7 +346,7 @@ def corrected(t, kind, h, text):
     t = {name: np.asarray(x, np.float64) for name, x in t.items()}
     sigmoid = lambda x: 1 / (1 + np.exp(-x))
     linear = lambda name, x: x @ t[f"{name}.weight"].T + t[f"{name}.bias"]
-    state, laws, sure = np.zeros(4), [], []
+    state, dists, sure = np.zeros(4), [], []
     for hk, token in zip(h, text, strict=False):
         w = u = t["markov_head.markov_w1.weight"][token]
         if kind == "gated":
@@ -352,9 +354,9 @@ def corrected(t, kind, h, text):
         if kind == "rnn":
             gate, new, out = np.split(linear("markov_head.joint_proj", np.concatenate([state, w, hk])), 3)
             state, u = sigmoid(gate) * state + (1 - sigmoid(gate)) * np.tanh(new), np.tanh(out)
-        laws.append(t["lm_head.weight"] @ hk + t["markov_head.markov_w2.weight"] @ u)
+        dists.append(t["lm_head.weight"] @ hk + t["markov_head.markov_w2.weight"] @ u)
         sure.append(sigmoid(linear("confidence_head.proj", np.concatenate([hk, w]))[0]))
-    return np.stack(laws), sure
+    return np.stack(dists), sure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,8 +374,8 @@ class Given:
         self.seen.append((logits[0], carry[1][0]))
         for depth, token in enumerate(self.tokens[:-1], start=1):
             visible = jnp.ones((1, 1, depth), bool)
-            carry, laws = grow(carry, Level(jnp.asarray([[token]]), jnp.asarray([[depth - 2]]), visible, depth))
-            self.seen.append((laws[0, 0], carry[1][0]))
+            carry, dists = grow(carry, Level(jnp.asarray([[token]]), jnp.asarray([[depth - 2]]), visible, depth))
+            self.seen.append((dists[0, 0], carry[1][0]))
 
 
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
@@ -385,15 +387,15 @@ def test_dspark_corrects_a_slot_by_the_token_before_it(kind, tmp_path):
     assert (drafter.drafts, drafter.from_anchor, drafter.confidence, drafter_of(tmp_path)) == (4, True, True, "dspark")
     model, _, draft = behind(head, TEXT)
     h = drafter.outputs(model, draft, view_of(TEXT))[0]
-    laws, sure = corrected(tensors, kind, np.asarray(h, np.float64), (TEXT[-1], *drafted))
+    dists, sure = corrected(tensors, kind, np.asarray(h, np.float64), (TEXT[-1], *drafted))
     given = dataclasses.replace(drafter, expander=Given(drafted))
     given.propose(model, draft, view_of(TEXT), Sampler(None, None, None, None, None))
-    for (law, score), wanted, certain in zip(given.expander.seen, laws, sure, strict=True):
-        np.testing.assert_allclose(law, wanted, rtol=1e-3, atol=1e-3)
+    for (dist, score), wanted, certain in zip(given.expander.seen, dists, sure, strict=True):
+        np.testing.assert_allclose(dist, wanted, rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(score, certain, rtol=1e-3, atol=1e-4)
     blocks = Blocks(jnp.asarray([[(TEXT[-1], *drafted)]]), None, None, None, None, None)
     taught, logits = TrainDSpark(drafter)._slots(model, h[None, None], blocks)
-    np.testing.assert_allclose(taught[0, 0], laws, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(taught[0, 0], dists, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(1 / (1 + np.exp(-logits[0, 0])), sure, rtol=1e-3, atol=1e-4)
 
 

@@ -98,9 +98,12 @@ def test_the_network_is_the_published_one(tmp_path):
     pairs = Block(jnp.asarray(TEXT[None, 1:]), jnp.arange(8)[None], jnp.zeros((1,), jnp.int32))
     h, _ = drafter.read(model, jnp.asarray(features[None], jnp.float32), pairs, None)
     e = drafter.embed(model, jnp.asarray([[40]]))
-    laws = [drafter.law(model, h[:, -1:], None), drafter.law(model, drafter.head.advance(head.params, h[:, -1:], e), e)]
+    dists = [
+        drafter.dist(model, h[:, -1:], None),
+        drafter.dist(model, drafter.head.advance(head.params, h[:, -1:], e), e),
+    ]
     wanted = reference(tensors, features, TEXT[1:], 40)
-    np.testing.assert_allclose(np.stack([law[0, 0] for law in laws]), wanted, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(np.stack([dist[0, 0] for dist in dists]), wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_a_published_head_drafts_the_papers_tree(tmp_path):

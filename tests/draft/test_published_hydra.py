@@ -10,7 +10,7 @@ from support.published import E, V, decoder_layer, draw, toy
 
 from specjax.draft import Hydra
 from specjax.draft.heads.folder import load_head
-from specjax.draft.hydra import head_law
+from specjax.draft.hydra import head_logits
 from specjax.models import ModelError
 
 torch = pytest.importorskip("torch")
@@ -63,7 +63,7 @@ def publish(folder, config, tensors):
 
 
 @pytest.mark.parametrize("prefix", [False, True])
-def test_what_training_saves_is_read_and_gives_its_laws(prefix, tmp_path):
+def test_what_training_saves_is_read_and_gives_its_distributions(prefix, tmp_path):
     config, tensors = hydra(prefix)
     drafter, own = load_head(publish(tmp_path, config, tensors), "hydra", Hydra, toy())
     assert (drafter.heads, drafter.layers, drafter.prefix_layer) == (HEADS, LAYERS, prefix) and (
@@ -81,7 +81,7 @@ def test_what_training_saves_is_read_and_gives_its_laws(prefix, tmp_path):
         for place in places[1:]:
             h = h + silu(linear(h, f"hydra_mlp.{i}.{place}.linear"))
         wanted = linear(h, f"hydra_lm_head.{i}.1" if prefix else f"hydra_lm_head.{i}")
-        found = head_law(own["heads"][i], jnp.asarray(x.numpy()))
+        found = head_logits(own["heads"][i], jnp.asarray(x.numpy()))
         np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-4, atol=1e-4)
     if prefix:
         scale = tensors["prefix_embeding_layer.norm.weight"].numpy()

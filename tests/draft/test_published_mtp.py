@@ -122,20 +122,20 @@ def drafts_of_transformers(layout, ids, depth):
         tokens, hidden = [*ids[1:], int(out.logits[0, -1].argmax())], out.hidden_states[-1]
         if layout == "mimo":  # its makers' engine norms the features for the target's head alone
             hidden = entering(main, ids)
-        laws = []
+        dists = []
         for _ in range(depth):
             at = torch.arange(len(tokens))[None]
             made = module.forward_layer(0, hidden, at, None, input_ids=torch.tensor([tokens]))
-            laws.append(module.shared_head(made[0, -1]).numpy())
-            tokens = [*tokens, int(laws[-1].argmax())]
+            dists.append(module.shared_head(made[0, -1]).numpy())
+            tokens = [*tokens, int(dists[-1].argmax())]
             hidden = torch.cat([hidden, made[:, -1:]], dim=1)
-    return tokens[len(ids) - 1 :], np.stack(laws)
+    return tokens[len(ids) - 1 :], np.stack(dists)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_target_offers_its_own_layer(layout, tmp_path):
-    """Laws of three depths and the tokens drafted along them, from the folder alone."""
+    """Distributions of three depths and the tokens drafted along them, from the folder alone."""
     target = specjax.models.load(write(tmp_path, layout), dtype="float32")
     drafter, own = build_drafter("mtp", target)
     assert drafter.expander == Chain(3) and "head" not in own
@@ -147,16 +147,16 @@ def test_a_target_offers_its_own_layer(layout, tmp_path):
     )
     final = drafter.features(target.lm(target.params, block(ids, range(11)), None, wants=drafter.feature_wants))
     h, past = drafter.read(model, final, block([*ids[1:], tokens[0]], range(11)), None)
-    laws = [drafter.logits(model, h)[0, -1]]
+    dists = [drafter.logits(model, h)[0, -1]]
     for depth in (1, 2):
         seen = jnp.ones((1, 1, 11 + depth), bool)
         h, more = drafter.reread(
             model, h[:, -1:], block(tokens[depth : depth + 1], [10 + depth], visible=seen), None, past
         )
         past = specjax.models.kv.stack_past(past, more)
-        laws.append(drafter.logits(model, h)[0, -1])
-    np.testing.assert_allclose(np.stack(laws), wanted, rtol=1e-4, atol=1e-4)
-    assert [int(law.argmax()) for law in laws] == tokens[1:]
+        dists.append(drafter.logits(model, h)[0, -1])
+    np.testing.assert_allclose(np.stack(dists), wanted, rtol=1e-4, atol=1e-4)
+    assert [int(dist.argmax()) for dist in dists] == tokens[1:]
 
 
 TREE = "mtp:expander=top_k,k=2,depth=3,nodes=6"

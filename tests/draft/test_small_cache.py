@@ -18,7 +18,8 @@ ROWS = Rows(((5, 9, 2, 5, 9), (7, 7, 1)), ("a", "b"), ({"temperature": 0.0}, {"t
 
 @pytest.mark.slow
 def test_most_drafts_are_taken():
-    """Of three a step nearly all: 16 steps are the fewest for two texts of 32 tokens. The text is the whole cache's."""
+    """Of three per step nearly all: 16 steps are the fewest for two texts of 32 tokens. The text is the whole
+    cache's."""
     got, state = complete(SmallCache(expander=Chain(3)), ROWS)
     assert got == plain(ROWS) and 16 <= int(state.stats.steps.sum()) <= 20
     assert state.draft.cache.key[0].values.dtype == jnp.int8 and state.cache.key[0].dtype == jnp.float32

@@ -1,4 +1,5 @@
-"""STAND: what the memory holds after a step, how a node finds its law, and what drafting with the shared noise gains."""
+"""STAND: what the memory holds after a step, how a node finds its distribution, and what drafting with the shared noise
+gains."""
 
 import dataclasses
 import functools
@@ -60,21 +61,21 @@ def held(memory):
 
 def same_memory(got, want):
     assert got.keys() == want.keys()
-    for context, (count, law) in want.items():
+    for context, (count, dist) in want.items():
         assert got[context][0] == count, context
-        assert got[context][1] == pytest.approx(law, abs=1e-6), context
+        assert got[context][1] == pytest.approx(dist, abs=1e-6), context
 
 
 def filled(rng, contexts, steps=3):
-    """A memory that has seen random laws after `contexts`, and the oracle's."""
+    """A memory that has seen random distributions after `contexts`, and the oracle's."""
     memory, want = DRAFTER.init({}, B, L), {}
     for _ in range(steps):
         logits = rng.normal(size=(len(contexts), V)) * 2
         values, ids = jax.lax.top_k(jnp.asarray(logits, jnp.float32), K)
         known = jnp.ones(len(contexts), bool)
         memory = learned(DRAFTER, memory, keys_of(contexts), known, ids, jax.nn.softmax(values))
-        laws = [oracle.law_of(row, K) for row in logits]
-        want = oracle.learn(want, list(zip(contexts, laws, strict=True)), K)
+        dists = [oracle.distribution_of(row, K) for row in logits]
+        want = oracle.learn(want, list(zip(contexts, dists, strict=True)), K)
     return memory, want
 
 
@@ -83,24 +84,24 @@ def some_contexts(rng, count=60, vocab=4):
 
 
 @pytest.mark.parametrize("times", [1, 2, 7, 50])
-def test_the_average_of_equal_laws_is_that_law(times):
-    law = jnp.asarray([[0.5, 0.3, 0.15, 0.05]])
+def test_the_average_of_equal_distributions_is_that_distribution(times):
+    dist = jnp.asarray([[0.5, 0.3, 0.15, 0.05]])
     ids, probs = jnp.full((1, K), -1), jnp.zeros((1, K))
     for count in range(times):
-        ids, probs = average(ids, probs, jnp.asarray([count]), jnp.asarray([[7, 2, 9, 0]]), law)
+        ids, probs = average(ids, probs, jnp.asarray([count]), jnp.asarray([[7, 2, 9, 0]]), dist)
     assert ids.tolist() == [[7, 2, 9, 0]]
-    np.testing.assert_allclose(probs, law, rtol=1e-5)
+    np.testing.assert_allclose(probs, dist, rtol=1e-5)
 
 
-laws = st.dictionaries(st.integers(0, 8), st.floats(0.01, 1.0), min_size=1, max_size=K)
+dists = st.dictionaries(st.integers(0, 8), st.floats(0.01, 1.0), min_size=1, max_size=K)
 
 
 @settings(max_examples=50, deadline=None)
-@given(laws, laws, st.integers(0, 5))
+@given(dists, dists, st.integers(0, 5))
 def test_an_average_is_over_the_union_and_keeps_the_likeliest(old, new, count):
-    pad = lambda law: (
-        jnp.asarray([[*law, *[-1] * (K - len(law))]], jnp.int32),
-        jnp.asarray([[*law.values(), *[0.0] * (K - len(law))]], jnp.float32),
+    pad = lambda dist: (
+        jnp.asarray([[*dist, *[-1] * (K - len(dist))]], jnp.int32),
+        jnp.asarray([[*dist.values(), *[0.0] * (K - len(dist))]], jnp.float32),
     )
     old = dict(sorted(old.items(), key=lambda entry: -entry[1]))
     ids, probs = (np.asarray(x)[0].tolist() for x in average(*pad(old), jnp.asarray([count]), *pad(new)))
@@ -127,16 +128,16 @@ def test_a_node_takes_its_longest_known_context_and_the_shared_noise(temperature
     seen_lengths = set()
     for seed in range(8):
         rng = np.random.default_rng(seed)
-        memory, laws = filled(rng, some_contexts(rng, 30, 3))
+        memory, dists = filled(rng, some_contexts(rng, 30, 3))
         view, sampler = world(rng, temperature, vocab=3)
         noise = np.asarray(gumbel(sampler.key, view.length[:, None] + jnp.arange(DRAFTER.depth)[None], V))
         tree = propose(DRAFTER, memory, view, sampler).tree
         for row, text in enumerate(texts(view)):
             own = float(sampler.params.temperature[row])
-            want = oracle.tree(laws, text, topology.parents, topology.ranks, noise[row], own)
+            want = oracle.tree(dists, text, topology.parents, topology.ranks, noise[row], own)
             assert tree.tokens[row].tolist() == want
             assert tree.valid[row].tolist() == [token >= 0 for token in want]
-            seen_lengths.add(next((len(c) for c in oracle.contexts(text) if c in laws), 0))
+            seen_lengths.add(next((len(c) for c in oracle.contexts(text) if c in dists), 0))
     assert {1, 2, 3} <= seen_lengths
 
 
@@ -151,12 +152,12 @@ def test_a_prompt_read_in_chunks_is_learned_as_certain():
         real = columns[None] < np.asarray(lengths)[:, None] - 1
         block = Block(jnp.asarray(tokens[:, columns]), jnp.broadcast_to(columns[None], (B, width)), jnp.full(B, start))
         memory = prefill(memory, Chunk(block, jnp.asarray(real), jnp.asarray(tokens[:, columns + 1])))
-        laws = [
+        dists = [
             (context, {int(tokens[row, at + 1]): 1.0})
             for row in range(B) for at in columns if at < lengths[row] - 1
             for context in oracle.contexts(tokens[row, : at + 1].tolist())
         ]  # fmt: skip
-        want = oracle.learn(want, laws, K)
+        want = oracle.learn(want, dists, K)
     assert {len(context) for context in want} == {1, 2, 3}
     same_memory(held(memory), want)
 
@@ -183,8 +184,8 @@ def stepped(rng, memory, paths, committed):
 
 
 @pytest.mark.parametrize("committed", [[4, 3, 1], [0, 2, 0], [1, 1, 1], [0, 0, 0]])
-def test_a_step_teaches_the_laws_that_decided_its_tokens(committed):
-    """The law after a path's node counts under that node's contexts, if the token it decided was committed."""
+def test_a_step_teaches_the_distributions_that_decided_its_tokens(committed):
+    """The distribution after a path's node counts under that node's contexts, if the token it decided was committed."""
     paths = [[0, 1, 4, 8], [0, 2, 6, -1], [0, -1, -1, -1]]
     for seed in range(3):
         rng = np.random.default_rng(seed)
@@ -194,8 +195,8 @@ def test_a_step_teaches_the_laws_that_decided_its_tokens(committed):
         for row, text in enumerate(texts(view)):
             for turn, node in enumerate(paths[row][: committed[row]]):
                 line = [*text, *tokens[row][paths[row][1 : turn + 1]].tolist()]
-                law = oracle.law_of(logits[row, node], K)
-                updates += [(context, law) for context in oracle.contexts(line)]
+                dist = oracle.distribution_of(logits[row, node], K)
+                updates += [(context, dist) for context in oracle.contexts(line)]
         same_memory(held(after), oracle.learn(want, updates, K))
 
 
@@ -218,11 +219,11 @@ def test_contexts_that_collide_are_told_apart(slots, probes):
     for _ in range(30):
         contexts = some_contexts(rng, 5)
         ids = jnp.asarray([[name(c), 2000 + len(c)] for c in contexts], jnp.int32)
-        laws = jnp.full((5, 2), 0.5)
-        memory = learned(drafter, memory, keys_of(contexts), jnp.ones(5, bool), ids, laws)
+        dists = jnp.full((5, 2), 0.5)
+        memory = learned(drafter, memory, keys_of(contexts), jnp.ones(5, bool), ids, dists)
         stored = held(memory)
         assert len(stored) == int((memory.seen > 0).sum()) <= slots
-        assert all(set(law) == {name(c), 2000 + len(c)} for c, (_, law) in stored.items())
+        assert all(set(dist) == {name(c), 2000 + len(c)} for c, (_, dist) in stored.items())
         asked = some_contexts(rng, 20)
         last = jnp.asarray([[[-1] * (3 - len(c)) + list(c) for c in asked]], jnp.int32)
         got, probs = (np.asarray(x)[0] for x in recalled(drafter, memory, last))
@@ -269,7 +270,8 @@ CHAIN = Stand(tree="1 | 1 | 1", k=V, slots=1 << 12)
 
 @pytest.mark.slow
 def test_a_memory_of_the_target_accepts_nearly_everything_at_temperature_one():
-    """After the target's own laws, `log q + g` with the shared noise is the target's draw: 4 tokens a step, of 4."""
+    """After the target's own distributions, `log q + g` with the shared noise is the target's draw: 4 tokens per step,
+    of 4."""
     lm = TabularLM(V, order=1)
     params = {"target": random(jax.random.key(0), V, 1), "draft": None}
     text, cold, memory = decode(lm, params, CHAIN, 1.0)
@@ -302,8 +304,9 @@ def test_the_memory_changes_speed_and_never_text():
 
 
 @pytest.mark.slow
-def test_rejection_with_its_law_keeps_the_targets_law_detects_tv_003_with_power_099():
-    """A chain from a memory of other laws, some cut to few tokens; 20,000 rows a temperature, the first two new tokens."""
+def test_rejection_with_its_distribution_keeps_the_targets_distribution_detects_tv_003_with_power_099():
+    """A chain from a memory of other distributions, some cut to few tokens; 20,000 rows a temperature, the first two
+    new tokens."""
     each, vocab, temperatures = 20_000, 5, (1.0, 0.6)
     assert statistics.power(each, vocab, 0.03, 1e-3) > 0.99
     rows = each * len(temperatures)
@@ -312,7 +315,7 @@ def test_rejection_with_its_law_keeps_the_targets_law_detects_tv_003_with_power_
     drafter = Stand(tree="1 | 1", k=vocab, slots=1 << 12)
     with pytest.raises(
         ValueError, match="rows draft on their own"
-    ):  # the memory is of all rows: the law stays, a row's text not
+    ):  # the memory is of all rows: the distribution stays, a row's text not
         specjax.speculative(lm, drafter, Rejection())
     decoder = dataclasses.replace(specjax.speculative(lm, drafter), verifier=Rejection())
     sampling = SamplingArrays.make(rows, temperature=np.repeat(temperatures, each))
@@ -330,14 +333,14 @@ def test_rejection_with_its_law_keeps_the_targets_law_detects_tv_003_with_power_
     new = np.asarray(info.verdict.emitted).reshape(len(temperatures), each, -1)
     for turn, temperature in enumerate(temperatures):
         table = {"table": params["target"]["table"] / temperature}
-        law = np.exp(lm.next_log_probs(table, np.arange(vocab)[:, None]))
+        dist = np.exp(lm.next_log_probs(table, np.arange(vocab)[:, None]))
         first = np.bincount(new[turn, :, 0], minlength=vocab)
-        assert statistics.chi_square(first, law[1]) > 1e-3 > statistics.chi_square(first, law[2])
+        assert statistics.chi_square(first, dist[1]) > 1e-3 > statistics.chi_square(first, dist[2])
         two = new[turn][accepted[turn] >= 1]  # what follows an accepted token
         assert len(two) > each // 3
         for token in np.unique(two[:, 0]):
             after = np.bincount(two[two[:, 0] == token, 1], minlength=vocab)
-            assert statistics.chi_square(after, law[token]) > 1e-3, token
+            assert statistics.chi_square(after, dist[token]) > 1e-3, token
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def made(name, trim=False):
     return (drafter, own) if not trim else drafter.trimmed(own, target.params, np.arange(5, 85, 2))
 
 
-def laws(drafter, own):
+def dists(drafter, own):
     """What the head says at five pairs, and at one more that feeds on its own output."""
     model, taps = {"target": toy().params, "draft": own}, len(drafter.taps)
     features = jax.random.normal(jax.random.key(6), (1, 5, taps * E))
@@ -67,7 +67,7 @@ def test_a_head_written_and_read_back_drafts_the_same(layout, name, tmp_path):
     write_head(tmp_path, layout, drafter, own, toy())
     read, back = load_head(tmp_path, "eagle3", Eagle3, toy(), expander=drafter.expander)
     assert (read.taps, read.layers, sizes(read)) == (drafter.taps, drafter.layers, sizes(drafter))
-    np.testing.assert_array_equal(laws(read, back), laws(drafter, own))
+    np.testing.assert_array_equal(dists(read, back), dists(drafter, own))
     assert ("ids" in own) == ("ids" in back) and ("embed" in own) == ("embed" in back)
 
 
@@ -127,7 +127,7 @@ def test_the_command_writes_a_head_for_its_target(target, tmp_path, capsys):
     assert cli.main([*words, "speculators", "--target", str(tmp_path / "target")]) == 0
     head = read_head(tmp_path / "out", "eagle3", Eagle3, target)
     assert head.format == "speculators"
-    np.testing.assert_array_equal(laws(head.drafter, head.params), laws(drafter, own))
+    np.testing.assert_array_equal(dists(head.drafter, head.params), dists(drafter, own))
     capsys.readouterr()
     for change, message in (
         (["eagle3", "--target", str(tmp_path / "target")], "exists and is not empty"),

@@ -196,7 +196,7 @@ def test_questions_that_cannot_be_used(run, tmp_path, line, said):
         (["--compare", "ignore_eos=maybe"], "ignore_eos must be true or false, got 'maybe'"),
         (
             ["--drafter", "none", "--compare", "drafter=none"],
-            "'drafter=none', which is what the others are compared with",
+            "'drafter=none', the decoder that the others are compared with",
         ),
         (["--questions", "no_such_file.jsonl"], "cannot read the input file 'no_such_file.jsonl'"),
         (["--baseline", "no_such_file.jsonl"], "cannot read the input file 'no_such_file.jsonl'"),

@@ -64,7 +64,8 @@ def test_what_cannot_be_selected(run, words, said):
 
 
 def test_auroc_is_mann_and_whitneys():
-    """Ties among them; and its interval covers as often as it says, for scores of two normal laws and few questions."""
+    """Ties among them; and its interval covers as often as it says, for scores of two normal distributions and few
+    questions."""
     from scipy.stats import mannwhitneyu, norm
 
     rng = np.random.default_rng(0)

@@ -68,16 +68,16 @@ def test_mcnemar_by_enumeration():
         assert paired(*counts(9, worse, better, 3)).p_value == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("law", ((0.02, 0.02), (0.05, 0.01), (0.0, 0.03), (0.1, 0.1)))
-def test_the_interval_of_a_difference_covers_by_enumeration(law):
+@pytest.mark.parametrize("dist", ((0.02, 0.02), (0.05, 0.01), (0.0, 0.03), (0.1, 0.1)))
+def test_the_interval_of_a_difference_covers_by_enumeration(dist):
     """Over every outcome of 80 questions, weighed by its probability."""
     total, covered = 80, 0.0
     table = {
         (a, b): paired(*counts(total - a - b, a, b, 0)) for a in range(26) for b in range(26)
     }  # more is next to impossible
     for (worse, better), found in table.items():
-        if found.low <= law[1] - law[0] <= found.high:
-            covered += float(multinomial.pmf([worse, better, total - worse - better], total, [*law, 1 - sum(law)]))
+        if found.low <= dist[1] - dist[0] <= found.high:
+            covered += float(multinomial.pmf([worse, better, total - worse - better], total, [*dist, 1 - sum(dist)]))
     assert covered > 0.94
 
 

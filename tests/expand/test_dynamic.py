@@ -1,4 +1,5 @@
-"""Trees whose shape rests on the draft: against a heap, a beam and a search by hand; the law stays the target's."""
+"""Trees whose shape rests on the draft: against a heap, a beam and a search by hand; the distribution stays the
+target's."""
 
 import dataclasses
 import functools
@@ -31,18 +32,18 @@ def noise(name, nodes, depth, once=False):
     return np.asarray(sampler.children_noise(depth, nodes, V), np.float64)
 
 
-def law_of(laws, row, name):
-    return lambda path: warpers.log_softmax(by_hand(laws, row, name, False)(path)[0])
+def distribution_of(dists, row, name):
+    return lambda path: warpers.log_softmax(by_hand(dists, row, name, False)(path)[0])
 
 
-def heap(laws, row, name, k, depth, nodes):
+def heap(dists, row, name, k, depth, nodes):
     """The draws of the k nodes of every level whose turn is likeliest, and what a heap that opens one after the other keeps."""
-    law, children = law_of(laws, row, name), {}
+    dist, children = distribution_of(dists, row, name), {}
     frontier = [((), 1.0)]
     for level in range(depth):
         found = []
         for place, (path, value) in enumerate(frontier):
-            log_q, left, drawn = law(path), 1.0, []
+            log_q, left, drawn = dist(path), 1.0, []
             ranked = log_q + noise(name, 1 if level == 0 else k, level, once=True)[row, place]
             for token in [t for t in np.argsort(-ranked, kind="stable")[:k] if ranked[t] > -np.inf]:
                 drawn.append(((*path, int(token)), value * left, value * np.exp(log_q[token])))
@@ -68,19 +69,19 @@ def heap(laws, row, name, k, depth, nodes):
 def test_dyspec_is_the_heap(expander, name):
     deepest = 0
     for seed in range(3):
-        laws = table(seed)
-        tree = expand(expander, jnp.asarray(laws), sampler_of(name), keep_q=True)
+        dists = table(seed)
+        tree = expand(expander, jnp.asarray(dists), sampler_of(name), keep_q=True)
         well_formed(tree)
         for row in range(B):
-            kept, children = heap(laws, row, name, expander.k, expander.depth, expander.nodes)
+            kept, children = heap(dists, row, name, expander.k, expander.depth, expander.nodes)
             paths = [path for path in paths_of(tree, row)[1:] if path is not None]
             assert sorted(paths) == sorted(kept)
             for above in {path[:-1] for path in paths}:  # siblings stand in the order of their draws
                 mine = [path for path in paths if path[:-1] == above]
                 assert mine == [path for path, *_ in children[above]][: len(mine)]
                 node = paths_of(tree, row).index(above)
-                law = np.exp(law_of(laws, row, name)(above))
-                np.testing.assert_allclose(np.exp(np.asarray(tree.log_q)[row, node]), law, atol=1e-5)
+                dist = np.exp(distribution_of(dists, row, name)(above))
+                np.testing.assert_allclose(np.exp(np.asarray(tree.log_q)[row, node]), dist, atol=1e-5)
             if expander.k >= expander.nodes - 1:  # no node was left unscored that the heap could have gone below
                 assert all(path in children for path in paths if len(path) < expander.depth)
             deepest = max(deepest, *map(len, paths))
@@ -90,21 +91,21 @@ def test_dyspec_is_the_heap(expander, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("expander", [DySpec, StochasticBeam])
 def test_greedy_rows_have_the_likeliest(expander):
-    laws = jnp.asarray(table(1))
+    dists = jnp.asarray(table(1))
     if expander is DySpec:
         both = [
-            expand(kind(k=3, depth=3, nodes=8, **own), laws, sampler_of("greedy"))
+            expand(kind(k=3, depth=3, nodes=8, **own), dists, sampler_of("greedy"))
             for kind, own in ((DySpec, {}), (TopK, {"coupled": False}))
         ]
         for row in range(B):
             assert paths_of(both[0], row) == paths_of(both[1], row)
         return
-    tree = expand(StochasticBeam(k=3, depth=2), laws, sampler_of("greedy"))
+    tree = expand(StochasticBeam(k=3, depth=2), dists, sampler_of("greedy"))
     for row in range(B):
-        law = law_of(np.asarray(laws), row, "greedy")
+        dist = distribution_of(np.asarray(dists), row, "greedy")
         paths = paths_of(tree, row)[1:]
-        first = sorted(range(V), key=lambda t: -law(())[t])[:3]
-        both = {(a, b): law(())[a] + law((a,))[b] for a in first for b in range(V)}
+        first = sorted(range(V), key=lambda t: -dist(())[t])[:3]
+        both = {(a, b): dist(())[a] + dist((a,))[b] for a in first for b in range(V)}
         assert set(paths[:3]) == {(t,) for t in first}
         assert set(paths[3:]) == set(sorted(both, key=lambda path: -both[path])[:3])
 
@@ -114,15 +115,15 @@ def test_stochastic_beam_by_hand(name):
     """All V children of every beam, with the definition of a Gumbel whose maximum is known."""
     expander = StochasticBeam(k=3, depth=3)
     for seed in range(3):
-        laws = table(seed)
-        tree = expand(expander, jnp.asarray(laws), sampler_of(name), keep_q=True)
+        dists = table(seed)
+        tree = expand(expander, jnp.asarray(dists), sampler_of(name), keep_q=True)
         well_formed(tree)
         for row in range(B):
-            law, beam, wanted, order = law_of(laws, row, name), [((), 0.0, 0.0)], [], {}
+            dist, beam, wanted, order = distribution_of(dists, row, name), [((), 0.0, 0.0)], [], {}
             for depth in range(3):
                 found = []
                 for place, (path, total, top) in enumerate(beam):
-                    own = total + law(path)
+                    own = total + dist(path)
                     values = own + noise(name, len(beam) if depth == 0 else 3, depth)[row, place]
                     with np.errstate(divide="ignore"):
                         lower = -np.log(np.exp(-top) - np.exp(-values.max()) + np.exp(-values))
@@ -140,11 +141,12 @@ def test_stochastic_beam_by_hand(name):
 
 @pytest.mark.slow
 def test_opt_tree_has_the_most_expected_tokens_and_stops_where_a_level_adds_little():
-    """Of every tree of four drafted nodes of the laws' own chances, three levels; and by hand where it stops."""
-    law = table(2)
-    tree = expand(TopK(k=4, depth=3, nodes=5, coupled=False), jnp.asarray(law), sampler_of("greedy"))
+    """Of every tree of four drafted nodes of the distributions' own chances, three levels; and by hand where it
+    stops."""
+    dist = table(2)
+    tree = expand(TopK(k=4, depth=3, nodes=5, coupled=False), jnp.asarray(dist), sampler_of("greedy"))
     for row in range(B):
-        worth = law_of(law, row, "greedy")
+        worth = distribution_of(dist, row, "greedy")
         chance = {(): 1.0}
         for path in itertools.chain.from_iterable(itertools.product(range(V), repeat=n) for n in (1, 2, 3)):
             chance[path] = chance[path[:-1]] * np.exp(worth(path[:-1])[path[-1]])
@@ -157,9 +159,9 @@ def test_opt_tree_has_the_most_expected_tokens_and_stops_where_a_level_adds_litt
         assert sum(chance[path] for path in paths_of(tree, row)) == pytest.approx(best, rel=1e-6)
     for threshold in (0.3, 0.6):
         expander, deep = TopK(k=4, depth=4, nodes=5, coupled=False, threshold=threshold), set()
-        tree = expand(expander, jnp.asarray(law), sampler_of("greedy"))
+        tree = expand(expander, jnp.asarray(dist), sampler_of("greedy"))
         for row in range(B):
-            score = by_hand(law, row, "greedy", False)
+            score = by_hand(dist, row, "greedy", False)
             sums = [
                 sum(sorted(np.exp([c.total for c in host.eagle2_candidates(score, 4, depth)]))[-4:])
                 for depth in range(1, 5)
@@ -171,7 +173,8 @@ def test_opt_tree_has_the_most_expected_tokens_and_stops_where_a_level_adds_litt
         assert min(deep) < 4
 
 
-# ---- the law ----------------------------------------------------------------------------------------------------------
+# ---- the distribution
+# ----------------------------------------------------------------------------------------------------------
 
 
 def heaps(q, count):
@@ -185,13 +188,13 @@ def heaps(q, count):
         value, node, path, left = max(slots, key=lambda slot: slot[0])
         others = [slot for slot in slots if slot[1] != node]
         for token in np.flatnonzero(left):
-            law = left / left.sum()
-            rest = np.where(np.arange(len(law)) == token, 0, left)
+            dist = left / left.sum()
+            rest = np.where(np.arange(len(dist)) == token, 0, left)
             below = (*path, int(token))
             more = [(value * rest.sum() / left.sum(), node, path, rest)] if rest.any() else []
             if len(below) < len(q):
-                more.append((value * law[token], len(parents), below, q[len(below)][below]))
-            grow((*parents, node), (*tokens, int(token)), [*others, *more], chance * law[token])
+                more.append((value * dist[token], len(parents), below, q[len(below)][below]))
+            grow((*parents, node), (*tokens, int(token)), [*others, *more], chance * dist[token])
 
     grow((-1,), (-1,), [(1.0, 0, (), q[0][()])], 1.0)
     return found
@@ -200,18 +203,19 @@ def heaps(q, count):
 def heap_error(rule, count=4):
     rng = np.random.default_rng(4)
     p, q = ([rng.dirichlet(np.full(3, 0.7), (3,) * i) for i in range(n)] for n in (4, 3))
-    law, trees = 0.0, heaps(q, count)
+    dist, trees = 0.0, heaps(q, count)
     assert len(trees) > 3 and sum(chance for rows in trees.values() for _, chance in rows) == pytest.approx(1)
     for parents, rows in trees.items():
         topology = Topology(parents, (0,) * len(parents))
-        laws = written(rule, topology, p, q, "without_replacement", np.array([tokens for tokens, _ in rows]))
-        law = law + np.tensordot([chance for _, chance in rows], laws, 1)
-    return np.abs(law - oracle.joint(p)).max()
+        dists = written(rule, topology, p, q, "without_replacement", np.array([tokens for tokens, _ in rows]))
+        dist = dist + np.tensordot([chance for _, chance in rows], dists, 1)
+    return np.abs(dist - oracle.joint(p)).max()
 
 
 @pytest.mark.slow
-def test_a_heap_of_draws_keeps_the_law():
-    """Given what was drawn before, one more draw leaves the law of the text as it was: to stop or to go on is the same."""
+def test_a_heap_of_draws_keeps_the_distribution():
+    """Given what was drawn before, one more draw leaves the distribution of the text as it was: to stop or to go on is
+    the same."""
     assert heap_error(RecursiveWOR()) < 1e-12
     assert heap_error(Traversal()) < 1e-12
     assert heap_error(Recursive(), 3) > 1e-3
@@ -252,7 +256,7 @@ class Reused(DySpec):
     ids=["dyspec", "stochastic_beam", "picky", "reused"],
 )
 def test_the_jitted_decoder(expander, right):
-    """The joint law of three tokens by chi-square of 60,000 texts at 1e-3; see `verify/test_rejection.py`."""
+    """The joint distribution of three tokens by chi-square of 60,000 texts at 1e-3; see `verify/test_rejection.py`."""
     assert (sampled_p_value(ModelDrafter(MODEL.lm, expander), RecursiveWOR()) > ALPHA) is right
 
 

@@ -24,7 +24,7 @@ def sampler_of(setting, live=(True,) * B):
     return Sampler(keys, TEXT, LENGTHS, jnp.asarray(live), SamplingArrays.make(B, **SETTINGS[setting]))
 
 
-def laws(seed):
+def dists(seed):
     """Logits `[B, depth, V, V]` after a token at a depth."""
     return jnp.asarray(np.random.default_rng(seed).normal(size=(B, LENGTH + 1, V, V)) * 2, jnp.float32)
 
@@ -71,8 +71,8 @@ def expected(table, setting, threshold, width):
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_without_a_threshold_it_is_the_chain(setting):
     for seed in range(3):
-        tree, scored, _ = expand(EarlyStop(LENGTH, 0.0), laws(seed), sampler_of(setting), keep_q=True)
-        wanted, levels, _ = expand(Chain(LENGTH), laws(seed), sampler_of(setting), keep_q=True)
+        tree, scored, _ = expand(EarlyStop(LENGTH, 0.0), dists(seed), sampler_of(setting), keep_q=True)
+        wanted, levels, _ = expand(Chain(LENGTH), dists(seed), sampler_of(setting), keep_q=True)
         assert tree.topology == wanted.topology and tree.is_chain and scored == levels
         jax.tree.map(np.testing.assert_array_equal, tree, wanted)
 
@@ -83,9 +83,9 @@ def test_without_a_threshold_it_is_the_chain(setting):
 def test_a_row_stops_below_its_first_unsure_token(setting, width):
     lengths = set()
     for seed in range(6):
-        tree, scored, confidence = expand(EarlyStop(LENGTH, 0.5, width), laws(seed), sampler_of(setting))
+        tree, scored, confidence = expand(EarlyStop(LENGTH, 0.5, width), dists(seed), sampler_of(setting))
         deepest = 1
-        for row, (nodes, sure) in enumerate(expected(laws(seed), setting, 0.5, width)):
+        for row, (nodes, sure) in enumerate(expected(dists(seed), setting, 0.5, width)):
             flat = sum(nodes, [])
             assert tree.tokens[row, 1:].tolist() == flat + [-1] * (LENGTH * width - len(flat))
             assert (tree.valid[row] == (tree.tokens[row] >= 0)).all()
@@ -102,7 +102,7 @@ def test_a_sure_level_of_a_narrowing_tree_has_fewer_siblings(setting):
     """SWIFT's candidate sets: 10, 8, 5, 3 nodes in greedy rows and 10, 5, 3, 1 in sampled ones; here there is room for 6."""
     hot, seen = np.asarray(sampler_of(setting).params.temperature) > 0, set()
     for seed in range(3):
-        table = laws(seed) * 1.5
+        table = dists(seed) * 1.5
         tree, _, confidence = expand(EarlyStop(LENGTH, 0.0, 6, narrowing=True), table, sampler_of(setting))
         whole, _, same = expand(EarlyStop(LENGTH, 0.0, 6), table, sampler_of(setting))
         np.testing.assert_array_equal(confidence, same)
@@ -116,7 +116,7 @@ def test_a_sure_level_of_a_narrowing_tree_has_fewer_siblings(setting):
 
 
 def test_finished_rows_keep_no_level_alive():
-    table = laws(0).at[0].mul(50.0).at[1:].mul(0.01)  # the first row is always sure, the others never
+    table = dists(0).at[0].mul(50.0).at[1:].mul(0.01)  # the first row is always sure, the others never
     assert expand(EarlyStop(LENGTH, 0.5), table, sampler_of("greedy"))[1] == LENGTH - 1
     tree, scored, _ = expand(EarlyStop(LENGTH, 0.5), table, sampler_of("greedy", (False, True, True, True)))
     assert scored == 0 and (tree.valid[1:].sum(axis=1) == 2).all()
@@ -136,8 +136,8 @@ def test_a_carry_that_grows():
         return EarlyStop(LENGTH, 0.5)(ROOT, first, grow, None, sampler)
 
     for seed in range(3):
-        wanted, *_ = expand(EarlyStop(LENGTH, 0.5), laws(seed), sampler_of("sampled"))
-        np.testing.assert_array_equal(run(laws(seed), sampler_of("sampled")).tokens, wanted.tokens)
+        wanted, *_ = expand(EarlyStop(LENGTH, 0.5), dists(seed), sampler_of("sampled"))
+        np.testing.assert_array_equal(run(dists(seed), sampler_of("sampled")).tokens, wanted.tokens)
 
 
 def test_shapes():

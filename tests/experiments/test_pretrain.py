@@ -171,7 +171,7 @@ def test_diffusion_masks_answers_only_and_learns_what_it_masks(recipe, tokenizer
             assert (tokens == ids["end"])[at >= batch.lengths[:, None]].all()
             assert (weights.sum(1) > 0).all()
             seen |= set((masked & (weights == 0)).any(1).tolist())
-    assert seen == {True, False}  # rows with an unknown part behind their block, and rows without
+    assert seen == {True, False}  # rows with an unknown part after their block, and rows without
 
 
 def test_a_gap_is_masked_between_what_is_known(tokenizer, ids):

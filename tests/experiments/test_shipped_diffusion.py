@@ -40,8 +40,8 @@ def nats(model, gaps, sides):
     for before, gap, after in gaps:
         ids = [*before, *[mask] * len(gap), *(after if sides == 2 else [mask] * len(after))]
         ids += [model.tokenizer.pad_token_id] * (96 - len(ids))
-        law = np.array(jax.nn.log_softmax(read(jnp.asarray([ids])).at[:, mask].set(-jnp.inf)), np.float64)
-        total -= law[np.arange(len(gap)) + len(before), gap].sum()
+        dist = np.array(jax.nn.log_softmax(read(jnp.asarray([ids])).at[:, mask].set(-jnp.inf)), np.float64)
+        total -= dist[np.arange(len(gap)) + len(before), gap].sum()
         count += len(gap)
     return total / count
 

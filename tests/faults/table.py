@@ -222,9 +222,9 @@ FAULTS = {
     "draft distribution": Fault(
         "a draft declares a flatter distribution than its tokens were drawn from",
         "specjax/expand/chain.py",
-        "laws[depth] = drawn_from(sampler, logits, paths)[:, 0]",
-        "laws[depth] = drawn_from(sampler, logits / 2, paths)[:, 0]",
-        _of("guarantees/test_drafts_under_rejection", "test_texts_have_the_targets_law[draft-chain]"),
+        "dists[depth] = drawn_from(sampler, logits, paths)[:, 0]",
+        "dists[depth] = drawn_from(sampler, logits / 2, paths)[:, 0]",
+        _of("guarantees/test_drafts_under_rejection", "test_texts_have_the_targets_distribution[draft-chain]"),
     ),
     "sorted siblings": Fault(
         "siblings are tried in the order of their tokens, not of their draws",

@@ -1,4 +1,5 @@
-"""Every unmask policy that is exported does what it declares, beside `fixed` without a cache: one token a pass, the surest."""
+"""Every unmask policy that is exported does what it declares, beside `fixed` without a cache: one token per pass, the
+surest."""
 
 import dataclasses
 import functools

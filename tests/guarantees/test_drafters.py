@@ -1,5 +1,6 @@
-"""Every drafter and every expander that is exported writes plain decoding's text under the default verifier, and keeps the laws
-of one: over a small target, which `tests/test_conformance.py` has a larger one of, with every usual warper."""
+"""Every drafter and every expander that is exported writes plain decoding's text under the default verifier, and keeps
+the guarantees of one: over a small target, which `tests/test_conformance.py` has a larger one of, with every usual
+warper."""
 
 import dataclasses
 from typing import Any

@@ -1,5 +1,5 @@
 """What a drafter says its tokens were drawn from is what they were drawn from: under the rules that go by it, texts have the
-exact joint law of a tiny model's whole passes."""
+exact joint distribution of a tiny model's whole passes."""
 
 import dataclasses
 import functools
@@ -50,7 +50,7 @@ NAMES = [
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _laws(lm, params, tokens):
+def _distributions(lm, params, tokens):
     block = Block(
         tokens, jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape), jnp.zeros(len(tokens), jnp.int32)
     )
@@ -59,10 +59,12 @@ def _laws(lm, params, tokens):
 
 @functools.cache
 def joint(lm):
-    """The law of the first `NEW` tokens, `[V] * NEW`, of one whole pass over every text."""
+    """The distribution of the first `NEW` tokens, `[V] * NEW`, of one whole pass over every text."""
     texts = np.array([(*PROMPT, *text) for text in itertools.product(range(V), repeat=NEW - 1)])
-    laws = np.asarray(_laws(lm, weights(lm), jnp.asarray(texts)), np.float64).reshape((V,) * (NEW - 1) + (NEW, V))
-    return oracle.joint([laws[(slice(None),) * i + (0,) * (NEW - 1 - i) + (i,)] for i in range(NEW)])
+    dists = np.asarray(_distributions(lm, weights(lm), jnp.asarray(texts)), np.float64).reshape(
+        (V,) * (NEW - 1) + (NEW, V)
+    )
+    return oracle.joint([dists[(slice(None),) * i + (0,) * (NEW - 1 - i) + (i,)] for i in range(NEW)])
 
 
 def counted(drafter, lm):
@@ -84,7 +86,8 @@ def counted(drafter, lm):
 
 
 def test_power():
-    """20,000 texts of 125 kinds: a law 0.04 away in total variation fails at 1e-3 with probability above 0.98."""
+    """20,000 texts of 125 kinds: a distribution 0.04 away in total variation fails at 1e-3 with probability above
+    0.98."""
     assert statistics.power(ROWS, V**NEW, 0.04, ALPHA) > 0.98
 
 
@@ -95,7 +98,7 @@ SLOW = (
 
 
 @pytest.mark.parametrize("name", but_slow(NAMES, *SLOW))
-def test_texts_have_the_targets_law(name):
+def test_texts_have_the_targets_distribution(name):
     lm = target_of(name, TINY)
     counts, accepted = counted(drafter_of(name), lm)
     assert statistics.chi_square(counts, joint(lm)) > ALPHA

@@ -1,5 +1,5 @@
-"""Trees of every expander that is exported keep the target's law by the rule that `best` chooses for their kind of children;
-`test_drafters.py` has the text that they have by the default rule."""
+"""Trees of every expander that is exported keep the target's distribution by the rule that `best` chooses for their
+kind of children; `test_drafters.py` has the text that they have by the default rule."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ SLOW = (
 
 
 @pytest.mark.parametrize("name", but_slow(EXPANDERS, *SLOW))
-def test_trees_of_an_expander_keep_the_law(name):
+def test_trees_of_an_expander_keep_the_distribution(name):
     """Chi-square of 60,000 texts by the jitted decoder, at 1e-3, see `test_power` of `verify/test_rejection.py`."""
     drafter = dataclasses.replace(MODEL, expander=expander_of(name))
     # the rule that `best` has for these runs for long, and has its own test in `verify/test_optimal.py`

@@ -1,4 +1,5 @@
-"""Every verifier that is exported does what it declares: 60,000 texts of the jitted decoder over a model whose law is known."""
+"""Every verifier that is exported does what it declares: 60,000 texts of the jitted decoder over a model whose
+distribution is known."""
 
 import dataclasses
 import functools
@@ -85,7 +86,7 @@ def plain(count=ROWS):
 
 
 def p_value(text):
-    """Of the counted rows under the exact joint law of their tokens."""
+    """Of the counted rows under the exact joint distribution of their tokens."""
     counts = np.zeros((V,) * NEW)
     np.add.at(counts, tuple(text[COUNTED].T), 1)
     return statistics.chi_square(counts, oracle.joint(exact()))
@@ -97,7 +98,8 @@ def same_text(verifier, text):
 
 
 def same_distribution(verifier, text):
-    """60,000 texts tell a law that is 0.02 away with power 0.99 (`test_power` of `verify/test_rejection.py`)."""
+    """60,000 texts tell a distribution that is 0.02 away with power 0.99 (`test_power` of
+    `verify/test_rejection.py`)."""
     assert verifier.keeps_greedy
     np.testing.assert_array_equal(text[GREEDY], plain(len(text))[GREEDY])
     assert p_value(text) > ALPHA

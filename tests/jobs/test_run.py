@@ -46,7 +46,7 @@ def test_records_come_in_order_or_as_they_finish(capsys, unordered, order):
     assert [json.loads(line)["line"] for line in out.splitlines()] == order
     assert err.splitlines() == [
         "specjax: error: in.jsonl, line 2: no",
-        "specjax: 2 new tokens in 2 steps: plain decoding, 1.00 tokens a step, 1 tokens/s",
+        "specjax: 2 new tokens in 2 steps: plain decoding, 1.00 tokens per step, 1 tokens/s",
     ]
 
 

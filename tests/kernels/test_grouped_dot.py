@@ -40,7 +40,7 @@ def test_it_is_a_product_a_row_and_reads_no_empty_group(sizes, dot):
 
 
 def test_a_gpu_goes_through_several_tiles_of_inputs_and_outputs():
-    """Rows behind those of all groups are there and in no tile."""
+    """Rows after those of all groups are there and in no tile."""
     x, kernels, counts = made(SIZES[3], inputs=gpu.DEPTH + 6, outputs=2 * gpu.COLUMNS + 2)
     want = wanted(x, kernels, counts)
     more = np.concatenate([x, np.full((30, x.shape[1]), np.nan, x.dtype)])

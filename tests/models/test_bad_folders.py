@@ -160,9 +160,9 @@ def header(**tensors):
     ("tensors", "data", "message"),
     [
         ({"one": (0, 4), "two": (2, 6)}, 6, "two overlaps one"),
-        ({"one": (0, 4), "two": (6, 8)}, 8, "two leaves a gap behind one"),
-        ({"one": (1, 4)}, 4, "one leaves a gap behind the header"),
-        ({"one": (0, 4)}, 9, "has 5 bytes behind its last tensor"),
+        ({"one": (0, 4), "two": (6, 8)}, 8, "two leaves a gap after one"),
+        ({"one": (1, 4)}, 4, "one leaves a gap after the header"),
+        ({"one": (0, 4)}, 9, "has 5 bytes after its last tensor"),
         ({"one": (0, 4), "same": (0, 4)}, 4, "same overlaps one"),
     ],
 )

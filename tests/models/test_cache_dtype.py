@@ -33,8 +33,9 @@ def weights_of(model):
 
 @pytest.mark.parametrize("dtype", EIGHT)
 def test_a_number_comes_back_within_half_a_step(dtype):
-    """Of int8 a step is the greatest magnitude of its slot over 127; of float8 (three bits behind the leading one) half of one
-    is a sixteenth of the number or, where those run out, of a 64th of a 448th of the greatest. Slots do not know of each other.
+    """Of int8 a step is the greatest magnitude of its slot over 127; of float8 (three bits after the leading one) half
+    of one is a sixteenth of the number or, where those run out, of a 64th of a 448th of the greatest. Slots do not know
+    of each other.
     """
     x = jax.random.normal(jax.random.key(0), (3, 5, 2, 16)) * jnp.exp(
         jax.random.normal(jax.random.key(1), (3, 5, 2, 1)) * 4
@@ -134,7 +135,8 @@ def test_scales_are_written_like_their_slots():
 
 
 def test_bytes():
-    """Of eight heads of 128 numbers, a byte a number and four a head and slot; rings and layers that share keys as ever."""
+    """Of eight heads of 128 numbers, a byte per number and four per head and slot; rings and layers that share keys as
+    ever."""
     model = models.abstract("meta-llama/Llama-3.1-8B", cache_dtype="int8")
     size = lambda lm, slots: chip_bytes(jax.eval_shape(lambda: lm.init_cache(1, slots, jnp.bfloat16)))
     assert size(model.lm, 8192) == 32 * 2 * 8 * 8192 * (128 + 4)

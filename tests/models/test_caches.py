@@ -46,7 +46,8 @@ def body_of(policy):
 
 @pytest.mark.slow
 def test_what_is_folded_is_committed_and_the_newest_are_exact():
-    """Commits that write more than is then kept: the ring holds every position behind the bodies, none of them rejected."""
+    """Commits that write more than is then kept: the ring holds every position after the bodies, none of them
+    rejected."""
     policy = EMS(4, 3, budget=9)
     lm = dataclasses.replace(TARGET, old=policy, ahead=5)
     commit = jax.jit(lm.commit, static_argnums=2)

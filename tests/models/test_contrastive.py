@@ -40,8 +40,8 @@ def test_the_formula():
     params, bare = params_of(NoDrafter())["target"], 0
     for row in (0, 2):
         ids = [*MIXED.prompts[row], *plain()[row]]
-        laws = [teacher_forced(*each, ids) for each in ((TARGET, params), (DRAFT, draft_model(params)))]
-        own, other = (law.astype(float) - np.logaddexp.reduce(law.astype(float), axis=1)[:, None] for law in laws)
+        dists = [teacher_forced(*each, ids) for each in ((TARGET, params), (DRAFT, draft_model(params)))]
+        own, other = (dist.astype(float) - np.logaddexp.reduce(dist.astype(float), axis=1)[:, None] for dist in dists)
         for at in range(len(MIXED.prompts[row]), len(ids)):
             strong, weak = own[at - 1], other[at - 1]
             scores = np.where(np.exp(strong - strong.max()) < ALPHA, -np.inf, (1 + BETA) * strong - BETA * weak)
@@ -59,7 +59,7 @@ def test_same_text_as_plain(name):
 def test_refused():
     model = TARGET, params_of(NoDrafter())["target"]
     with pytest.raises(
-        ValueError, match="contrastive decoding has an amateur, a weaker model: name it with amateur=MODEL"
+        ValueError, match="contrastive decoding needs an amateur, a weaker model: name it with amateur=MODEL"
     ):
         Engine(model, "plain:steer=(contrastive:beta=0.5)")
     with pytest.raises(ValueError, match="decode 'beam' has no field 'steer'"):

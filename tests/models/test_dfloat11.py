@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.conformance import same, start, texts
-from support.mesh_law import HOT, SHALLOW
-from support.mesh_law import weights as weights_of
+from support.mesh_cases import HOT, SHALLOW
+from support.mesh_cases import weights as weights_of
 from support.shapes import changed, small
 
 import specjax

@@ -35,20 +35,20 @@ PROMPTS, CANVAS, LOGITS = random((3, 11), 0), random((3, W), 1), 3 * random((3, 
 
 @pytest.fixture(scope="module")
 def passes(model):
-    """Of a ragged batch: the encoder's features, the cache, and a jitted pass over blocks behind it."""
+    """Of a ragged batch: the encoder's features, the cache, and a jitted pass over blocks after it."""
     lm, params = model.lm, model.params
 
     def encode(params, tokens, lengths):
         at = jnp.broadcast_to(jnp.arange(11)[None], tokens.shape)
         out = lm(params, Block(tokens, at, jnp.zeros(3, jnp.int32)), None, wants=Wants(final=True))
-        cache = jax.tree.map(lambda x: x + 7, lm.init_cache(3, 24))  # what lies behind a row's text does not matter
+        cache = jax.tree.map(lambda x: x + 7, lm.init_cache(3, 24))  # what lies after a row's text does not matter
         return out.final, lm.commit(cache, out.delta, None, jnp.where(at < lengths[:, None], at, 24))
 
     final, cache = jax.jit(encode)(params, jnp.asarray(PROMPTS), jnp.asarray(LENGTHS))
 
     @jax.jit
-    def read(tokens, laws, settled):
-        soft = jnp.where(jnp.isnan(laws[:, :, :1]), 0, lm.soften(params, jax.nn.log_softmax(laws)))
+    def read(tokens, dists, settled):
+        soft = jnp.where(jnp.isnan(dists[:, :, :1]), 0, lm.soften(params, jax.nn.log_softmax(dists)))
         at = jnp.asarray(LENGTHS)[:, None] + jnp.arange(W)[None]
         out = lm.read(params, tokens, at, cache, soft, settled)
         return out.final, lm.unembed(params, out.final)
@@ -65,10 +65,10 @@ def test_the_encoder_is_transformers(passes):
 
 @pytest.mark.parametrize("conditioned", (False, True), ids=("first", "conditioned"))
 def test_the_decoder_is_transformers(passes, conditioned):
-    """Every row behind a text of its own length, longer and shorter than the window."""
+    """Every row after a text of its own length, longer and shorter than the window."""
     torch = pytest.importorskip("torch")
-    laws = jnp.asarray(LOGITS) if conditioned else jnp.full(LOGITS.shape, jnp.nan)
-    got = passes[1](jnp.asarray(CANVAS), laws, jnp.zeros(3, bool))[1]
+    dists = jnp.asarray(LOGITS) if conditioned else jnp.full(LOGITS.shape, jnp.nan)
+    got = passes[1](jnp.asarray(CANVAS), dists, jnp.zeros(3, bool))[1]
     for row, length in enumerate(LENGTHS):
         with torch.no_grad():
             want = theirs()(

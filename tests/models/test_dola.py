@@ -51,7 +51,7 @@ def test_the_rule():
     streams = [TARGET.embed(params, tokens), *(output.hidden[layer] for layer in EARLY[1:])]
     early = [log_softmax(head(stream)) for stream in streams]
     for at in range(len(MIXED.prompts[row]), len(ids)):
-        p, others = final[at - 1], [law[at - 1] for law in early]
+        p, others = final[at - 1], [dist[at - 1] for dist in early]
         far = []
         for q in others:
             m = np.log((np.exp(p) + np.exp(q)) / 2)
@@ -67,8 +67,8 @@ def test_the_scores_are_those_of_transformers():
     """What its rule (4.51.3) makes of these logits: the first layer is farthest, by Jensen and Shannon another one."""
     final = [0.7, 0.8, -2.5, 0.4, -0.6, -3.8]
     early = [[1.9, -0.7, -1.7, -0.8, 0.3, 3.0], [-0.3, 0.9, 2.7, 1.1, 2.1, -1.0], [1.5, -0.1, 2.1, -2.0, -1.6, 2.5]]
-    law = lambda logits: jax.nn.log_softmax(jnp.asarray(logits))[None, None]
-    got = contrasted(law(final), [law(logits) for logits in early], 0.1)[0, 0]
+    dist = lambda logits: jax.nn.log_softmax(jnp.asarray(logits))[None, None]
+    got = contrasted(dist(final), [dist(logits) for logits in early], 0.1)[0, 0]
     np.testing.assert_allclose(got, [0.322021, 3.022021, -np.inf, 2.722021, 0.622021, -np.inf], atol=2e-5)
 
 

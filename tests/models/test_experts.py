@@ -121,7 +121,7 @@ def test_sdar_moe_is_qwen3_moe_by_blocks(qwen, sdar, tmp_path):
 
 @pytest.mark.slow
 def test_sdar_moe_decodes_as_whole_passes_of_transformers(qwen, sdar):
-    """A token a pass, with the block cache, against passes over the whole text without one."""
+    """A token per pass, with the block cache, against passes over the whole text without one."""
     prompt, new = IDS[0, :6].tolist(), 6
     (record,) = specjax.generate(
         models.load(sdar, dtype="float32"),

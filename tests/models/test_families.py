@@ -294,7 +294,7 @@ def test_a_long_rope_is_one_for_all_of_a_text(tmp_path):
             return model(torch.as_tensor(ids[:, :count])).logits.numpy()
 
     def ours(model, count, chunk):
-        """Behind a cache, `chunk` tokens a pass."""
+        """After a cache, `chunk` tokens per pass."""
         lm, cache, out = model.lm, model.lm.init_cache(1, 32), []
         for at in range(0, count, chunk):
             tokens = ids[:, at : min(at + chunk, count)]

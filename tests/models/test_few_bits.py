@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support.conformance import but_slow, same, start, texts
-from support.mesh_law import HOT, MESHES, SHALLOW, decoder_on, placed
-from support.mesh_law import weights as weights_of
+from support.mesh_cases import HOT, MESHES, SHALLOW, decoder_on, placed
+from support.mesh_cases import weights as weights_of
 from support.shapes import changed, small
 
 import specjax

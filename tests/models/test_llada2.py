@@ -110,7 +110,7 @@ def test_logits_are_those_of_the_same_layers(llada2, model):
 
 @pytest.mark.slow
 def test_it_decodes_as_whole_passes_of_the_same_layers(llada2, model):
-    """A token a pass, with the block cache, against passes over the whole text without one."""
+    """A token per pass, with the block cache, against passes over the whole text without one."""
     prompt = IDS[0, :6].tolist()
     (record,) = specjax.generate(
         model, [prompt], max_new_tokens=6, sampling=Sampling(ignore_eos=True), decode=Diffusion(unmask="fixed")

@@ -42,7 +42,7 @@ def ragged(lengths, seed=0):
 
 
 def plain(ids, start=0):
-    """A causal block `[B, T]` at `start` behind `start` committed tokens."""
+    """A causal block `[B, T]` at `start` after `start` committed tokens."""
     ids = jnp.asarray(ids, jnp.int32)
     positions = jnp.broadcast_to(start + jnp.arange(ids.shape[1])[None], ids.shape)
     return Block(ids, positions, jnp.full(ids.shape[0], start, jnp.int32))
@@ -96,7 +96,7 @@ def prefill(model):
 
 
 def grow(ids, lo=0, hi=6):
-    """Slots `[lo, hi)` of a tree of six nodes behind each prompt: its tokens `[B, 6]` and the block."""
+    """Slots `[lo, hi)` of a tree of six nodes after each prompt: its tokens `[B, 6]` and the block."""
     tree = np.random.default_rng(2).integers(0, 128, (len(ids), 6))
     tree[:, 0] = ids[np.arange(len(ids)), LENGTHS - 1]
     visible = np.eye(6, dtype=bool)

@@ -42,7 +42,7 @@ def small_pieces(monkeypatch):
 
 
 def stored(folder, shape, dtype=np.float32, seed=0):
-    """A tensor behind another one in a file, and its numbers."""
+    """A tensor after another one in a file, and its numbers."""
     array = np.random.default_rng(seed).standard_normal(shape).astype(dtype)
     size, code = array.nbytes, CODES[array.dtype]
     header = {

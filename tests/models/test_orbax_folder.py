@@ -26,7 +26,7 @@ TOY = params()["target"]
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """The toy model of the laws, saved from a mesh."""
+    """The toy model of the conformance tests, saved from a mesh."""
     folder = tmp_path_factory.mktemp("orbax") / "toy"
     lm, spread = models.spread(TARGET, TOY, make_mesh("data=2,model=4"))
     models.save(folder, lm, spread, eos_ids=(95,), layout="orbax")

@@ -20,9 +20,9 @@ PROMPTS = [np.random.default_rng(0).integers(0, 128, size).tolist() for size in 
 
 def check(found, ids, reference):
     """Against transformers: `[T]`, the first token's aside."""
-    laws = np.asarray(jax.nn.log_softmax(jnp.asarray(reference.logits(np.asarray([ids]))[0]), axis=1))
+    dists = np.asarray(jax.nn.log_softmax(jnp.asarray(reference.logits(np.asarray([ids]))[0]), axis=1))
     assert found[0] is None
-    np.testing.assert_allclose(found[1:], laws[np.arange(len(ids) - 1), ids[1:]], atol=1e-4)
+    np.testing.assert_allclose(found[1:], dists[np.arange(len(ids) - 1), ids[1:]], atol=1e-4)
 
 
 @pytest.mark.slow

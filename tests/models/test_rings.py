@@ -83,7 +83,7 @@ def written(lm, params, name, ahead, *, mesh=None, **options):
 
 
 PAIRS = [("gpt_oss", name) for name in DRAFTERS] + [("shared", "static"), ("mistral", "static")]
-"""Others are held to the text of whole caches by the laws of decoding, on two models with windows."""
+"""Others are held to the text of whole caches by the conformance tests, on two models with windows."""
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_texts_on_a_mesh(mesh):
 
 @pytest.mark.slow
 def test_what_a_commit_leaves_is_what_the_next_block_sees():
-    """Behind any commits that write as far ahead as they may, slot for slot, with named slots among them."""
+    """After any commits that write as far ahead as they may, slot for slot, with named slots among them."""
     config = small(8, 8, 8, 1, 1, 1, 4, sliding_window=5)
     rng, capacity = np.random.default_rng(3), 64
     ring, whole = (LlamaLM(config, ahead=ahead).init_cache(2, capacity) for ahead in (4, None))

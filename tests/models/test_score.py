@@ -22,7 +22,7 @@ from specjax.serve.score import Scorer, encode_pair
 from specjax.serve.text_reader import CHUNK, Reading, score_program
 
 SHAPES = [(1, 1), (1, 9), (CHUNK + 6, 5), (3, CHUNK + 30), (CHUNK, 1), (20, CHUNK - 20), (7, 3)]
-"""Tokens of prompt and continuation: within a chunk, up to its end, over two, and behind one of prompt alone."""
+"""Tokens of prompt and continuation: within a chunk, up to its end, over two, and after one of prompt alone."""
 
 
 @functools.cache
@@ -52,10 +52,10 @@ def test_scores_are_those_of_transformers(references, name):
             continuations[i][at] = int(wanted(reference, prompts[i], continuations[i][: at + 1])[at].argmax())
     scores = specjax.score(load(reference.folder), prompts, continuations)
     for before, after, score in zip(prompts, continuations, scores, strict=True):
-        laws = wanted(reference, before, after)
-        np.testing.assert_allclose(score.logprobs, laws[np.arange(len(after)), after], atol=1e-4)
+        dists = wanted(reference, before, after)
+        np.testing.assert_allclose(score.logprobs, dists[np.arange(len(after)), after], atol=1e-4)
         assert score.logprob == pytest.approx(sum(score.logprobs)) and score.tokens == after
-        assert score.greedy == (laws.argmax(axis=1) == after).all()
+        assert score.greedy == (dists.argmax(axis=1) == after).all()
     assert scores[6].greedy and not scores[1].greedy and scores[1].prompt == prompts[1]
 
 

@@ -181,7 +181,7 @@ def begun(decoder, params, insert):
 
 
 def drafted(model, drafter, own):
-    """The tokens of the tree behind the prompts, and what the head made of them: all in one program."""
+    """The tokens of the tree after the prompts, and what the head made of them: all in one program."""
     decoder = specjax.speculative(model.lm, drafter)
 
     def program(params):

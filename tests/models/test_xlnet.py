@@ -1,4 +1,5 @@
-"""XLNet's two streams: laws equal to transformers', what a position does not see, ASSD with it, what is read and refused."""
+"""XLNet's two streams: distributions equal to transformers', what a position does not see, ASSD with it, what is read
+and refused."""
 
 import json
 
@@ -41,7 +42,7 @@ def model(folder):
 
 
 @pytest.fixture(scope="module")
-def laws(model):
+def dists(model):
     lm, params = model
     return jax.jit(lambda tokens, sees, at: lm(params, tokens, sees, at))
 
@@ -53,7 +54,7 @@ BEFORE = RANKS[:, None, :] < RANKS[:, :, None]
 """What every position sees in that order; the first one of each sees nothing."""
 
 
-def test_the_laws_are_transformers(theirs, laws):
+def test_the_distributions_are_transformers(theirs, dists):
     torch = pytest.importorskip("torch")
     mapping = np.eye(L, dtype=np.float32)[AT]
     with torch.no_grad():
@@ -62,22 +63,23 @@ def test_the_laws_are_transformers(theirs, laws):
             perm_mask=torch.tensor(~BEFORE, dtype=torch.float32),
             target_mapping=torch.tensor(mapping),
         ).logits.numpy()
-    np.testing.assert_allclose(laws(TOKENS, BEFORE, AT), want, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(dists(TOKENS, BEFORE, AT), want, rtol=1e-4, atol=1e-4)
 
 
-def test_a_law_is_of_what_is_seen_alone(laws):
-    """Another token changes the laws of the positions after it, and of no other; neither its own."""
+def test_a_distribution_is_of_what_is_seen_alone(dists):
+    """Another token changes the distributions of the positions after it, and of no other; neither its own."""
     every = np.broadcast_to(np.arange(L)[None], (2, L))
     changed = np.where(np.arange(L)[None] == 3, (TOKENS + 1) % V, TOKENS)
-    moved = np.abs(laws(TOKENS, BEFORE, every) - laws(changed, BEFORE, every)).max(axis=2) > 1e-6
-    first = RANKS == 0  # its law is an average over all of the content
+    moved = np.abs(dists(TOKENS, BEFORE, every) - dists(changed, BEFORE, every)).max(axis=2) > 1e-6
+    first = RANKS == 0  # its distribution is an average over all of the content
     np.testing.assert_array_equal(moved[~first], (RANKS > RANKS[:, 3:4])[~first])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", (0.0, 1.0))
 def test_drafts_are_sequential_decodings_text(temperature):
-    """Which it is only where a known token sees the same in every pass: exact laws do not tell, a network's do."""
+    """Which it is only where a known token sees the same in every pass: exact distributions do not tell, a network's
+    do."""
     lm, rng = xlnet.XlnetLM(xlnet.XlnetConfig(V, 16, 3, 2, 24, 8)), np.random.default_rng(0)
     random = lambda shape: jnp.asarray(0.4 * rng.normal(size=shape), jnp.float32)
     params = jax.tree.map(random, lm.shapes(), is_leaf=lambda node: isinstance(node, tuple))

@@ -42,7 +42,8 @@ LENGTHS, BEGIN = np.resize([10, 4, 1, 7], ROWS), np.resize([6, 2, 1, 7], ROWS)
 
 
 def transformers_logits(options, text, begin, logits):
-    """The processors in the order of `GenerationMixin._get_logits_processor`, OpenAI's penalties behind that of repetitions."""
+    """The processors in the order of `GenerationMixin._get_logits_processor`, OpenAI's penalties after that of
+    repetitions."""
     torch = pytest.importorskip("torch")
     made = pytest.importorskip("transformers.generation.logits_process")
     ids, eos = torch.tensor(text)[None], list(EOS)
@@ -119,7 +120,7 @@ def test_forms():
     for bare in (rows[6], rows[8]):
         with pytest.raises(ValueError, match="no column that holds (bad_words_ids|suppress_tokens)"):
             SamplingArrays.of_rows([bare], form_of([SamplingOptions(suppress_tokens=[1])]))
-    with pytest.raises(ValueError, match="suppress_tokens of 3 rows is as many values"):
+    with pytest.raises(ValueError, match="suppress_tokens of 3 rows needs as many values"):
         SamplingArrays.make(3, suppress_tokens=[[1]])
     assert SamplingArrays.make(2, suppress_tokens=[[1], []])["suppress_tokens"].tolist() == [[1], [-1]]
 

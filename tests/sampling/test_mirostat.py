@@ -105,10 +105,10 @@ def test_a_text_follows_its_own_surprise(version):
     logits = teacher_forced(TARGET, params["target"], ids).astype(np.float64) / 0.6
     mu, sizes = 2 * TAU, []
     for at in range(len(prompt), len(ids)):
-        law = logits[at - 1]
-        left = kept(law, version, mu)
+        dist = logits[at - 1]
+        left = kept(dist, version, mu)
         assert ids[at] in left
         sizes.append(len(left))
-        mu -= ETA * ((np.logaddexp.reduce(law) - law[ids[at]]) / np.log(2) - TAU)
+        mu -= ETA * ((np.logaddexp.reduce(dist) - dist[ids[at]]) / np.log(2) - TAU)
     np.testing.assert_allclose(2 * TAU - ETA * float(state.carried["mirostat"][0]), mu, atol=1e-3)
     assert len(set(sizes)) > 4

@@ -1,4 +1,5 @@
-"""The sampler: the law of its draws, what it does with broken logits, and what a cheap batch does not pay for."""
+"""The sampler: the distribution of its draws, what it does with broken logits, and what a cheap batch does not pay
+for."""
 
 import re
 
@@ -25,7 +26,7 @@ def make(rows, lengths=3, live=True, seed=0, **options):
     )
 
 
-LAWS = [
+DISTRIBUTIONS = [
     {"temperature": 1.0},
     {"temperature": 0.6},
     {"temperature": 1.6, "top_k": 4},
@@ -36,23 +37,24 @@ LAWS = [
 EACH, ALPHA = 30_000, 1e-3
 
 
-def test_draws_follow_the_warped_law_detects_tv_002_with_power_099():
-    """30,000 draws of 8 tokens a law: total variation 0.02 fails the chi-square at 1e-3 with probability > 0.99."""
+def test_draws_follow_the_warped_distribution_detects_tv_002_with_power_099():
+    """30,000 draws of 8 tokens a distribution: total variation 0.02 fails the chi-square at 1e-3 with probability >
+    0.99."""
     assert statistics.power(EACH, 8, 0.02, ALPHA) > 0.99
     logits = np.random.default_rng(0).normal(size=8).astype(np.float32) * 1.5
     options = {
-        name: np.repeat([law.get(name, default) for law in LAWS], EACH)
+        name: np.repeat([dist.get(name, default) for dist in DISTRIBUTIONS], EACH)
         for name, default in (("temperature", 1), ("top_k", 0), ("top_p", 1), ("min_p", 0), ("repetition_penalty", 1))
     }
-    rows = EACH * len(LAWS)
+    rows = EACH * len(DISTRIBUTIONS)
     tokens = np.asarray(draw(make(rows, **options), jnp.broadcast_to(jnp.asarray(logits), (rows, 1, 8))))
-    for law, own in zip(LAWS, tokens.reshape(len(LAWS), EACH), strict=True):
-        scores = oracle.repetition_penalty(logits, [0], law.get("repetition_penalty", 1.0))
+    for dist, own in zip(DISTRIBUTIONS, tokens.reshape(len(DISTRIBUTIONS), EACH), strict=True):
+        scores = oracle.repetition_penalty(logits, [0], dist.get("repetition_penalty", 1.0))
         scores = oracle.warp(
-            scores, law["temperature"], law.get("top_k", 0), law.get("top_p", 1.0), law.get("min_p", 0.0)
+            scores, dist["temperature"], dist.get("top_k", 0), dist.get("top_p", 1.0), dist.get("min_p", 0.0)
         )
         counts = np.bincount(own, minlength=8)
-        assert statistics.chi_square(counts, oracle.softmax(scores)) > ALPHA, law
+        assert statistics.chi_square(counts, oracle.softmax(scores)) > ALPHA, dist
         shifted = np.roll(oracle.softmax(scores), 1)
         assert statistics.chi_square(counts, shifted) < ALPHA  # the check can fail
 
@@ -95,9 +97,9 @@ def test_greedy_ties_go_to_the_lowest_id():
     assert draw(make(1), jnp.zeros((1, 1, 8)).at[0, 0, 3:5].set(1.0)).tolist() == [[3]]
 
 
-def test_log_law():
+def test_log_distribution():
     logits = np.random.default_rng(4).normal(size=(3, 1, 8)).astype(np.float32)
-    got = np.asarray(make(3, temperature=[0, 1, 0.5], top_k=[0, 3, 0]).log_law(jnp.asarray(logits)))[:, 0]
+    got = np.asarray(make(3, temperature=[0, 1, 0.5], top_k=[0, 3, 0]).log_probs(jnp.asarray(logits)))[:, 0]
     np.testing.assert_array_equal(np.exp(got[0]), np.eye(8)[logits[0, 0].argmax()])
     np.testing.assert_allclose(np.exp(got[1]), oracle.softmax(oracle.warp(logits[1, 0], 1.0, 3)), atol=1e-6)
     np.testing.assert_allclose(np.exp(got[2]), oracle.softmax(oracle.warp(logits[2, 0], 0.5)), atol=1e-6)

@@ -104,10 +104,10 @@ def found(toy):
 def judged(toy, record, prompt):
     """The cost of a record's text by one whole pass, and the largest difference to what its steps say."""
     ids = [*prompt, *record.tokens]
-    laws = np.asarray(jax.nn.log_softmax(teacher_forced(toy.lm, toy.params, ids), axis=-1))
+    dists = np.asarray(jax.nn.log_softmax(teacher_forced(toy.lm, toy.params, ids), axis=-1))
     at, total, worst = len(prompt), 0.0, 0.0
     for step in record.steps:
-        own = -np.mean([laws[i - 1, ids[i]] for i in range(at, at + len(step.tokens))])
+        own = -np.mean([dists[i - 1, ids[i]] for i in range(at, at + len(step.tokens))])
         total, worst, at = total + own, max(worst, abs(own - step.score)), at + len(step.tokens)
     assert at == len(ids)
     return total, worst
@@ -172,7 +172,7 @@ def test_a_users_own_values(toy, found):
     far = lambda partials: [50.0 if p.steps[0].tokens in first else 0.0 for p in partials]
     ahead = dataclasses.replace(METHOD, heuristic=far, budget=20)(toy, PROMPTS, batch_size=2, **OPTIONS)
     assert any(record.steps[0].tokens not in first for record in ahead)
-    with pytest.raises(ValueError, match="the cost must give one number a partial solution"):
+    with pytest.raises(ValueError, match="the cost must give one number per partial solution"):
         dataclasses.replace(METHOD, cost=lambda partials: [])(toy, PROMPTS[:1], **OPTIONS)
 
 

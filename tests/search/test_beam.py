@@ -148,14 +148,14 @@ def test_a_row_does_not_depend_on_the_others_nor_on_the_mesh():
 def test_wide_enough_it_finds_the_best_of_all_texts():
     """Every text of up to three tokens after two prompts, against enumeration; EOS is 3."""
     table = jax.random.normal(jax.random.key(0), (4, 4, 4)) * 2
-    laws = np.asarray(jax.nn.log_softmax(table), np.float64)
+    dists = np.asarray(jax.nn.log_softmax(table), np.float64)
     search = BeamSearch(Table(), Beam(64, early_stopping="never", length_penalty=0.7))
     rows = Rows(((1, 2), (0, 1, 1)), ("a", "b"), ({}, {}), 3)
     got = texts(searched(search, rows, {"target": table}, capacity=16, eos=(3,)))
 
     def grown(text, score, depth):
         for token in range(4):
-            more = score + laws[text[-2], text[-1], token]
+            more = score + dists[text[-2], text[-1], token]
             if token == 3 or depth == 2:
                 yield [*text, token], more / (depth + 1) ** 0.7
             else:

@@ -75,11 +75,11 @@ def oracle(prompt, new_tokens):
     for _ in range(new_tokens):
         lm, own = (TARGET, LARGE) if large else (DRAFT, SMALL)
         logits = np.asarray(teacher_forced(lm, own, [*text, 0]), np.float64)[len(text) - 1]
-        law = np.exp(logits - logits.max())
-        law /= law.sum()
+        dist = np.exp(logits - logits.max())
+        dist /= dist.sum()
         text.append(int(np.argmax(logits)))
         who.append(large)
-        recent = [*recent, -np.sum(law * np.log(law))][-DECODER.how.window :]
+        recent = [*recent, -np.sum(dist * np.log(dist))][-DECODER.how.window :]
         since += 1
         if (np.mean(recent) >= BETWEEN) != large and since >= DECODER.how.least:
             large, since = not large, 0

@@ -15,15 +15,15 @@ TABLE = jax.random.normal(jax.random.key(4), (4, 4, 4)) * 2
 @pytest.mark.parametrize(("longest", "eos"), ((3, (3,)), (40, (0, 3))))
 def test_it_is_the_best_of_all_spans(longest, eos):
     """Of a passage that takes two rounds of rows, with one EOS and with two."""
-    laws = np.asarray(jax.nn.log_softmax(TABLE), np.float64)
+    dists = np.asarray(jax.nn.log_softmax(TABLE), np.float64)
     passage, prompt = np.random.default_rng(1).integers(1, 3, 21).tolist(), [2, 0, 1]
     wanted = {}
     for start in range(len(passage)):
         text, total = list(prompt), 0.0
         for stop in range(start + 1, min(start + longest, len(passage)) + 1):
-            total += laws[text[-2], text[-1], passage[stop - 1]]
+            total += dists[text[-2], text[-1], passage[stop - 1]]
             text.append(passage[stop - 1])
-            wanted[start, stop] = total + np.logaddexp.reduce(laws[text[-2], text[-1], list(eos)])
+            wanted[start, stop] = total + np.logaddexp.reduce(dists[text[-2], text[-1], list(eos)])
     got = exact_extract(Table(), TABLE, prompt, passage, eos=eos, longest=longest, count=len(wanted) + 5)
     assert len(got) == len(wanted) == len({(span.start, span.stop) for span in got})
     np.testing.assert_allclose([span.log_prob for span in got], [wanted[s.start, s.stop] for s in got], atol=1e-4)
@@ -36,11 +36,11 @@ def test_a_span_of_a_transformer_has_the_probability_of_a_whole_pass():
     model, prompt, passage = params("none")["target"], list(MIXED.prompts[1]), list(MIXED.prompts[2][:6])
     got = exact_extract(TARGET, model, prompt, passage, eos=(7,), longest=4, count=18)
     assert len(got) == 18
-    laws = np.asarray(jax.nn.log_softmax(teacher_forced(TARGET, model, prompt + passage[2:6]), axis=-1), np.float64)
+    dists = np.asarray(jax.nn.log_softmax(teacher_forced(TARGET, model, prompt + passage[2:6]), axis=-1), np.float64)
     for span in got:
         if span.start == 2:
             at = len(prompt) - 1
-            own = sum(laws[at + i, passage[2 + i]] for i in range(span.stop - 2)) + laws[at + span.stop - 2, 7]
+            own = sum(dists[at + i, passage[2 + i]] for i in range(span.stop - 2)) + dists[at + span.stop - 2, 7]
             assert span.log_prob == pytest.approx(own, rel=1e-4)
     assert sorted(span.stop for span in got if span.start == 2) == [3, 4, 5, 6]
 

@@ -45,7 +45,7 @@ def shortest(own):
     (("none", 8), ("none", 3), pytest.param("prompt_lookup:length=3,min_ngram=1", 3, marks=pytest.mark.slow)),
 )
 def test_it_is_the_shortest_of_full_completions(toy, full, drafter, batch_size):
-    """Whether they run side by side, one after the other, or by several tokens a step."""
+    """Whether they run side by side, one after the other, or by several tokens per step."""
     options = {"num_return_sequences": COUNT, "select": "first_finish", "batch_size": batch_size, "progress": False}
     got = specjax.generate(toy, PROMPTS, drafter=drafter, **options, **OPTIONS)
     for taken, own in zip(got, full, strict=True):

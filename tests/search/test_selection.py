@@ -78,8 +78,8 @@ def test_borda_is_the_authors_program(said, taken, votes):
     assert Borda(1.0).choose(candidates(*said)) == (taken, votes)
 
 
-def test_certainty_is_the_divergence_of_the_even_law():
-    """At every place of a text that a drafter wrote, against scipy on laws of whole passes."""
+def test_certainty_is_the_divergence_of_the_even_distribution():
+    """At every place of a text that a drafter wrote, against scipy on distributions of whole passes."""
     from scipy.stats import entropy
     from support.margin import teacher_forced
 
@@ -89,9 +89,9 @@ def test_certainty_is_the_divergence_of_the_even_law():
     state = decoding.run(decoder, model, start(decoder, rows, model=model))
     begin, end = int(state.prompt_length[0]), int(state.length[0])
     text = np.asarray(state.tokens)[0, :end].tolist()
-    laws = np.asarray(jax.nn.softmax(teacher_forced(TARGET, model["target"], text), axis=-1), np.float64)
-    even = np.full(laws.shape[-1], 1 / laws.shape[-1])
-    wanted = [entropy(even, laws[at - 1]) for at in range(begin, end)]
+    dists = np.asarray(jax.nn.softmax(teacher_forced(TARGET, model["target"], text), axis=-1), np.float64)
+    even = np.full(dists.shape[-1], 1 / dists.shape[-1])
+    wanted = [entropy(even, dists[at - 1]) for at in range(begin, end)]
     assert len(wanted) == 12 and max(wanted) > 0.1
     np.testing.assert_allclose(np.asarray(state.logprobs.certainty)[0, begin:end], wanted, rtol=1e-4, atol=1e-4)
 

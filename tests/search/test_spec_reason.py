@@ -27,14 +27,14 @@ def scored(method, before, step):
     """What the large model makes of a step, by one whole pass."""
     question = [LETTERS.index(letter) for letter in QUESTION]
     ids = [*before, *step, *question]
-    laws = np.asarray(jax.nn.log_softmax(teacher_forced(LARGE.lm, LARGE.params, ids), axis=-1), np.float64)
+    dists = np.asarray(jax.nn.log_softmax(teacher_forced(LARGE.lm, LARGE.params, ids), axis=-1), np.float64)
     if method.score == "likelihood":
         at = range(len(before), len(before) + len(step))
-        return float(np.exp(np.mean([laws[i - 1, ids[i]] for i in at])))
+        return float(np.exp(np.mean([dists[i - 1, ids[i]] for i in at])))
     if method.score == "digit":
-        top = LETTERS[int(np.argmax(laws[-1]))]
+        top = LETTERS[int(np.argmax(dists[-1]))]
         return float(top) if top.isdigit() else 0.0
-    mass = np.exp(laws[-1, 14:])
+    mass = np.exp(dists[-1, 14:])
     return float(mass @ np.arange(10) / mass.sum())
 
 
@@ -157,7 +157,7 @@ def test_a_users_own_score_in_rows_that_follow_each_other():
             assert step.by == "large" or len(text) % 2 == 1 or 7 in step.tokens
             text += step.text if step.by == "large" else ""
     assert [said(r) for r in method(LARGE, PROMPTS, batch_size=3, **greedy)] == [said(r) for r in records]
-    with pytest.raises(ValueError, match="the score must be one number a step"):
+    with pytest.raises(ValueError, match="the score must be one number per step"):
         dataclasses.replace(method, score=lambda steps: [])(LARGE, PROMPTS[:1], max_new_tokens=NEW)
 
 
@@ -181,7 +181,7 @@ STUCK = {"logit_bias": {1: 100}, "temperature": 0.0, "max_new_tokens": 40}
     ("fields", "steps"),
     [
         ({"separator": (4,)}, [(1, 1, 1)] * 3),  # the third step says what the second said
-        ({"separator": "e"}, [(1, 1, 1, 4)] * 3),  # a cut step has a separator behind it
+        ({"separator": "e"}, [(1, 1, 1, 4)] * 3),  # a cut step has a separator after it
         ({"separator": "e", "answers": ("d", "bb")}, [(1, 1, 1, 4)]),
     ],
     ids=str,
@@ -195,7 +195,7 @@ def test_a_step_that_is_repeated_or_answers_is_the_last(fields, steps, threshold
 
 
 def test_the_defaults_are_the_authors():
-    """512 tokens a step, 8,192 in all, from 7 on, drawn at 0.6 with a top-p of 0.95 where no temperature is said."""
+    """512 tokens per step, 8,192 in all, from 7 on, drawn at 0.6 with a top-p of 0.95 where no temperature is said."""
     method, call = SpecReason(), inspect.signature(SpecReason.__call__).parameters
     assert (method.threshold, method.score, method.step_tokens, method.first) == (7.0, "digit", 512, 0)
     assert method.separator == "\n\n" and call["max_new_tokens"].default == 8192
@@ -217,20 +217,20 @@ def test_a_chat_is_asked_in_a_users_turn():
         turns = [user, {"role": "assistant", "content": said}, {"role": "user", "content": method.question.strip()}]
         text = large.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False) + method.reply
         ids = large.tokenizer.encode(text, add_special_tokens=False)
-        law = np.asarray(jax.nn.softmax(teacher_forced(large.lm, large.params, ids)[-1]), np.float64)
+        dist = np.asarray(jax.nn.softmax(teacher_forced(large.lm, large.params, ids)[-1]), np.float64)
         digits = {
             t: int(word)
-            for t in range(len(law))
+            for t in range(len(dist))
             if (word := large.tokenizer.decode([t]).strip()) in "0123456789" and word
         }
-        wanted = sum(law[t] * digit for t, digit in digits.items()) / sum(law[t] for t in digits)
+        wanted = sum(dist[t] * digit for t, digit in digits.items()) / sum(dist[t] for t in digits)
         assert step.score == pytest.approx(wanted, rel=1e-3)
     assert len(record.steps) > 1 and {step.by for step in record.steps} == {"small"}
 
 
 REFUSED = (
     ({"score": "grade"}, "unknown score 'grade'; choose digit, mean_digit, likelihood"),
-    ({"threshold": float("nan")}, "threshold is a score, and nan is none"),
+    ({"threshold": float("nan")}, "threshold must be a number, got nan"),
     ({"step_tokens": 0}, "step_tokens must be at least 1"),
 )
 

@@ -148,7 +148,8 @@ class Words:
 
 
 class Scripted:
-    """One row that writes what `says` gives, a token a call; an empty text ends it. `events` are how many it was asked for."""
+    """One row that writes what `says` gives, a token per call; an empty text ends it. `events` are how many it was
+    asked for."""
 
     rows, capacity = 1, 1024
 

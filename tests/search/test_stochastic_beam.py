@@ -24,17 +24,17 @@ DRAWN = dataclasses.replace(MIXED, new_tokens=10)
 def leaves(prompt, top_k=0):
     """Every text of up to two tokens that plain decoding can draw, and its probability, by enumeration."""
 
-    def law(before, last):
+    def dist(before, last):
         scores = np.asarray(TABLE, np.float64)[before, last] / HEAT
         scores = np.where(scores >= np.sort(scores)[-top_k], scores, -np.inf)  # of 0: all
         return np.exp(scores) / np.exp(scores).sum()
 
     found = {}
-    for first, p in enumerate(law(*prompt)):
+    for first, p in enumerate(dist(*prompt)):
         if first == EOS:
             found[first,] = p
         else:
-            found |= {(first, second): p * q for second, q in enumerate(law(prompt[1], first))}
+            found |= {(first, second): p * q for second, q in enumerate(dist(prompt[1], first))}
     return {text: p for text, p in found.items() if p}
 
 
@@ -54,9 +54,9 @@ def drawn(search, count, top_k=0):
 
 
 def p_of_pairs(search, count=4096):
-    """p of a chi-square test that ordered pairs of texts have the law of two draws without replacement."""
-    laws, (lists, _) = leaves((1, 2)), drawn(search, count)
-    wanted = {(a, b): p * q / (1 - p) * count for a, p in laws.items() for b, q in laws.items() if a != b}
+    """p of a chi-square test that ordered pairs of texts have the distribution of two draws without replacement."""
+    dists, (lists, _) = leaves((1, 2)), drawn(search, count)
+    wanted = {(a, b): p * q / (1 - p) * count for a, p in dists.items() for b, q in dists.items() if a != b}
     seen = dict.fromkeys(wanted, 0)
     for one in lists:
         seen[tuple(one)] += 1
@@ -76,28 +76,28 @@ class Unbounded(StochasticBeamSearch):
         return own + noise
 
 
-def test_pairs_have_the_law_of_draws_without_replacement():
+def test_pairs_are_draws_without_replacement():
     assert p_of_pairs(StochasticBeamSearch(Table(), StochasticBeam(2))) > 0.01
     assert p_of_pairs(Unbounded(Table(), StochasticBeam(2))) < 1e-6
 
 
 @pytest.mark.parametrize("top_k", (0, 2))
 def test_wide_enough_it_finds_every_text_once(top_k):
-    """With its log-probability under the warped law; places without a text say so."""
-    laws = leaves((1, 2), top_k)
+    """With its log-probability under the warped distribution; places without a text say so."""
+    dists = leaves((1, 2), top_k)
     lists, state = drawn(StochasticBeamSearch(Table(), StochasticBeam(14)), 2, top_k)
     for row, one in enumerate(lists):
-        real = one[: len(laws)]
-        assert sorted(real) == sorted(laws) and int(np.isfinite(state.found.scores[row]).sum()) == len(laws)
-        order = np.argsort(-np.asarray(state.found.scores[row]))[: len(laws)]
+        real = one[: len(dists)]
+        assert sorted(real) == sorted(dists) and int(np.isfinite(state.found.scores[row]).sum()) == len(dists)
+        order = np.argsort(-np.asarray(state.found.scores[row]))[: len(dists)]
         np.testing.assert_allclose(
-            np.asarray(state.found.log_probs)[row][order], np.log([laws[text] for text in real]), atol=1e-5
+            np.asarray(state.found.log_probs)[row][order], np.log([dists[text] for text in real]), atol=1e-5
         )
 
 
 @pytest.mark.slow
 def test_the_first_text_is_plain_decodings():
-    """Of ragged rows with warpers of their own, and of a greedy one, whose law is a single text."""
+    """Of ragged rows with warpers of their own, and of a greedy one, whose distribution is a single text."""
     model = {"target": params("none")["target"]}
     search = StochasticBeamSearch(TARGET, StochasticBeam(3))
     state = decoding.run(search, model, start(search, DRAWN, model=model))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.conformance import MIXED, Rows, params, same, start
 from support.conformance import texts as new_tokens
-from support.mesh_law import SMALLER as TARGET
+from support.mesh_cases import SMALLER as TARGET
 
 import specjax
 from specjax import cli
@@ -29,7 +29,7 @@ VOCAB, EOS = 12, (3, 7)
 CHAIN = TabularLM(VOCAB)
 TABLE = 0.5 * jax.random.normal(jax.random.key(4), (VOCAB, VOCAB))
 TABLE = TABLE + jax.nn.one_hot((5 * jnp.arange(VOCAB) + 1) % VOCAB, VOCAB)
-"""A wandering law: where it settles, texts that differ in their order alone are worth the same."""
+"""A wandering distribution: where it settles, texts that differ in their order alone are worth the same."""
 PROMPTS = (4, 1, 5, 1, 2, 8), (2,), (9, 9, 4, 10)
 ROWS = Rows(PROMPTS, ("a", "b", "c"), ({},) * 3, 9)
 DOCUMENTS = [np.random.default_rng(seed).integers(0, VOCAB - 1, 400).tolist() for seed in range(3)]
@@ -61,7 +61,8 @@ def ranked(state):
 
 @functools.cache
 def counted():
-    """How often each token stood behind each run of tokens, in the way of a datastore: what ends a document ends a context."""
+    """How often each token stood after each run of tokens, in the way of a datastore: what ends a document ends a
+    context."""
     behind, after = collections.Counter(), collections.Counter()
     for text in DOCUMENTS:
         for at in range(1, len(text)):
@@ -77,13 +78,13 @@ def share_of(text, token):
     return sum(weight * after[run, token] / behind[run] for weight, run in runs if behind[run])
 
 
-def reference(prompt, law, *, drafts=3, kept=5, heat=0.6, alpha=0.0, new=9, eos=EOS):
-    """Slow and to a row's limit. `law` has logits `[V]` behind inputs: (tokens, weights) of each place so far."""
+def reference(prompt, dist, *, drafts=3, kept=5, heat=0.6, alpha=0.0, new=9, eos=EOS):
+    """Slow and to a row's limit. `dist` has logits `[V]` after inputs: (tokens, weights) of each place so far."""
     alive, found, read = [(list(prompt), 0.0)], [], [([token], [1.0]) for token in prompt[:-1]]
     for step in range(1, new + 1):
         weights = np.exp([score - alive[0][1] for _, score in alive])
         read.append(([text[-1] for text, _ in alive], weights / weights.sum()))
-        z = np.asarray(law(read), np.float64) / heat
+        z = np.asarray(dist(read), np.float64) / heat
         ids = np.argsort(-z, kind="stable")[:kept]
         log_p = z[ids] - np.logaddexp.reduce(z[ids])
         candidates = []
@@ -211,19 +212,20 @@ def test_the_cache_is_of_the_mixtures():
         block = Block(jnp.zeros_like(at), at, zero, None, vectors[None], jnp.ones((1, size), bool))
         return TARGET(MODEL["target"], block, None, wants=Wants(logits=True)).logits[0]
 
-    def law(read):
+    def dist(read):
         vectors = np.stack([np.asarray(weights) @ table[list(tokens)] for tokens, weights in read])
         return np.asarray(whole(np.pad(vectors, ((0, size - len(read)), (0, 0))).astype(np.float32)))[len(read) - 1]
 
     rows = dataclasses.replace(GREEDY, new_tokens=6)
     got, _ = searched(SuperposedSearch(TARGET, Superposed(superposed_temperature=1.0)), rows, MODEL)
-    same_law = functools.partial(reference, law=law, kept=9, heat=1.0, new=6, eos=())
-    agree([got[row] for row in (1, 2)], [same_law(rows.prompts[row]) for row in (1, 2)])
+    same_dist = functools.partial(reference, dist=dist, kept=9, heat=1.0, new=6, eos=())
+    agree([got[row] for row in (1, 2)], [same_dist(rows.prompts[row]) for row in (1, 2)])
 
 
 @pytest.mark.slow
 def test_warpers_read_what_each_draft_says():
-    """A penalty on what its own text has: the reference's law is then each draft's, so one draft is compared."""
+    """A penalty on what its own text has: the reference's distribution is then each draft's, so one draft is
+    compared."""
     rows = dataclasses.replace(GREEDY, options=({"repetition_penalty": 1.4},) * 8)
     same(new_tokens(searched(SuperposedSearch(TARGET, Superposed(1, 1)), rows, MODEL)[1]), plain(rows))
     assert new_tokens(searched(SuperposedSearch(TARGET, Superposed()), rows, MODEL)[1]) != new_tokens(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support import small_diffusion as small
 from support.conformance import DRAFTERS, MIXED, TARGET, Rows, complete, params, plain, same, start, texts
-from support.mesh_law import SHALLOW, decoder_on, placed, weights
+from support.mesh_cases import SHALLOW, decoder_on, placed, weights
 
 import specjax
 from specjax.diffusion import CanvasDiffusion, Prefix, Threshold, diffusion
@@ -166,7 +166,7 @@ def test_generate_rounds_and_splits():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ("prefix", "blocks"))
 def test_a_diffusion_models_text(kind):
-    """A canvas whose keys are all in a split cache, and blocks behind a growing one."""
+    """A canvas whose keys are all in a split cache, and blocks after a growing one."""
     mesh = make_mesh("data=2,context=4")
     decoder = small.make(Threshold(0.5))
     decoder = dataclasses.replace(decoder, cache=Prefix())

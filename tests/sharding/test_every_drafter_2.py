@@ -1,7 +1,7 @@
 """The second half of the conformance table on meshes: the text of one device, and weights that stay where they are."""
 
 import pytest
-from support.mesh_law import OPTIMISED, SPLIT, keeps_the_text
+from support.mesh_cases import OPTIMISED, SPLIT, keeps_the_text
 
 
 @pytest.mark.slow

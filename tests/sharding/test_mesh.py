@@ -22,7 +22,7 @@ from support.conformance import (
     plain,
     same,
 )
-from support.mesh_law import SHALLOW, placed, weights
+from support.mesh_cases import SHALLOW, placed, weights
 from support.shapes import changed
 
 import specjax

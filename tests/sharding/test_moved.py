@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from support import mesh_law
+from support import mesh_cases
 
 from specjax.plan.moved import moved_weights
 from specjax.sharding import RULES, make_mesh
@@ -81,9 +81,9 @@ def test_a_program_without_weights_is_refused():
 
 def test_a_weight_on_the_wrong_axis_is_caught(monkeypatch):
     """Weights split over the axis of the rows would have to travel to them, every step."""
-    decoder = mesh_law.decoder_on("data=2,model=4", "none")
+    decoder = mesh_cases.decoder_on("data=2,model=4", "none")
     monkeypatch.setitem(RULES, "embed", "data")
-    model = mesh_law.placed(decoder, mesh_law.weights("none"))
+    model = mesh_cases.placed(decoder, mesh_cases.weights("none"))
     assert model["target"]["layers"][0]["mlp"]["up"]["kernel"].sharding.spec == P("data", "model")
     with pytest.raises(AssertionError, match=r"move weights: .* moves params\['target'\]"):
-        mesh_law.begun(decoder, model)
+        mesh_cases.begun(decoder, model)

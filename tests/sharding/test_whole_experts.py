@@ -37,7 +37,7 @@ def mesh_of(line):
 @pytest.mark.parametrize(
     ("parts", "count", "inner", "whole"),
     (
-        (8, 128, 1536, True),  # Qwen3-235B-A22B: 192 columns a chip
+        (8, 128, 1536, True),  # Qwen3-235B-A22B: 192 columns per chip
         (4, 128, 1536, False),  # 384
         (8, 60, 1408, False),  # the mesh does not divide the experts
         (8, 8, 14336, False),
@@ -153,7 +153,7 @@ def alone():
 @pytest.mark.slow
 @pytest.mark.parametrize("line", ("model=2", "data=2,model=2"))
 def test_texts_are_those_of_one_device(line, alone):
-    """Greedy rows beside sampled ones, behind a draft model that has experts too; no weight crosses."""
+    """Greedy rows beside sampled ones, after a draft model that has experts too; no weight crosses."""
     got, step, model = written(line)
     same(got, alone)
     for own in model.values():

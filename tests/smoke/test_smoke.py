@@ -1,4 +1,4 @@
-"""A torch-free handful for other jax versions: the laws on three drafters, a round trip of weights, one mesh."""
+"""A torch-free handful for other jax versions: the guarantees on three drafters, a round trip of weights, one mesh."""
 
 import jax
 import numpy as np

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.conformance import MIXED, params, same, start, texts
-from support.mesh_law import SMALLER as TARGET
-from support.mesh_law import begun, checked, placed, run
+from support.mesh_cases import SMALLER as TARGET
+from support.mesh_cases import begun, checked, placed, run
 
 import specjax
 from specjax import cli
@@ -49,7 +49,7 @@ def soft(mixer=None, rows=ROWS, *, model=MODEL, **options):
 
 @dataclasses.dataclass(frozen=True)
 class Late(GumbelSoftmax):
-    """A fault: the noise of the place behind."""
+    """A fault: the noise of the place after."""
 
     def mix(self, logits, sampler):
         return super().mix(logits, dataclasses.replace(sampler, length=sampler.length + 1))
@@ -133,39 +133,40 @@ def seen_whole(own, vectors):
     return TARGET(own, block, None, wants=Wants(logits=True)).logits[0]
 
 
-def moments(mixer, law):
+def moments(mixer, dist):
     """Means and variances of the weights by token over many rows that differ in their noise alone."""
     count = 4096
-    logits = jnp.broadcast_to(jnp.log(jnp.asarray(law)), (count, 1, len(law)))
+    logits = jnp.broadcast_to(jnp.log(jnp.asarray(dist)), (count, 1, len(dist)))
     zeros = jnp.zeros((count,), jnp.int32)
     sampler = Sampler(
         row_keys(0, map(str, range(count))), zeros[:, None], zeros, zeros == 0, SamplingArrays.make(count, 1.0)
     )
     mixed = jax.jit(mixer.mix)(logits, sampler)
-    weights = np.zeros((count, len(law)))
+    weights = np.zeros((count, len(dist)))
     np.put_along_axis(weights, np.asarray(mixed.ids), np.asarray(mixed.weights), axis=1)
     assert (np.argmax(weights, axis=1) == np.asarray(mixed.token)).all()
     return weights.mean(axis=0), weights.var(axis=0)
 
 
-def test_weights_have_their_laws():
+def test_weights_have_their_distributions():
     """With p renormalised over the n likeliest, the mean's are p, and Dirichlet's have the mean p and the variance
     p (1 - p) / (alpha + 1)."""
-    law, near = [0.4, 0.05, 0.3, 0.1, 0.15], [0, 2, 3, 4]
+    dist, near = [0.4, 0.05, 0.3, 0.1, 0.15], [0, 2, 3, 4]
     p = np.asarray([0.4, 0.3, 0.1, 0.15]) / 0.95
     for alpha in (1.0, 6.0):
-        mean, variance = moments(Dirichlet(n=4, alpha=alpha), law)
+        mean, variance = moments(Dirichlet(n=4, alpha=alpha), dist)
         np.testing.assert_allclose(mean[near], p, atol=0.02)
         np.testing.assert_allclose(variance[near], p * (1 - p) / (alpha + 1), rtol=0.12)
         assert mean[1] == 0
-    np.testing.assert_allclose(moments(Mean(n=4), law)[0][near], p, rtol=1e-5)
-    first = np.bincount(np.argmax(np.log(law) + np.random.default_rng(0).gumbel(size=(4096, 5)), axis=1)) / 4096
-    np.testing.assert_allclose(moments(GumbelSoftmax(n=5, tau=0.0), law)[0], first, atol=0.03)
+    np.testing.assert_allclose(moments(Mean(n=4), dist)[0][near], p, rtol=1e-5)
+    first = np.bincount(np.argmax(np.log(dist) + np.random.default_rng(0).gumbel(size=(4096, 5)), axis=1)) / 4096
+    np.testing.assert_allclose(moments(GumbelSoftmax(n=5, tau=0.0), dist)[0], first, atol=0.03)
 
 
 @pytest.mark.slow
 def test_it_ends_at_a_token_and_goes_on_plainly():
-    """One that is written first, behind the prompt, leaves nothing soft; a later one leaves what follows to plain decoding."""
+    """One that is written first, after the prompt, leaves nothing soft; a later one leaves what follows to plain
+    decoding."""
     wanted = plain(WARM)
     state = soft(end_of_think=wanted[1][0], rows=WARM)
     assert not state.thinks[1] and texts(state)[1] == wanted[1]
@@ -177,7 +178,7 @@ def test_it_ends_at_a_token_and_goes_on_plainly():
 
 
 def test_a_cold_stop_writes_the_token():
-    """After so many sure tokens, whatever would have come; then it is plain decoding behind that token."""
+    """After so many sure tokens, whatever would have come; then it is plain decoding after that token."""
     end = 17
     state = soft(GumbelSoftmax(cold_stop=99.0, cold_steps=1), WARM, end_of_think=end)
     assert all(text[0] == end for text in texts(state)) and not state.thinks.any()
@@ -273,7 +274,7 @@ def test_the_command_line_goes_on_where_it_was(tmp_path, capsys):
     wanted = specjax.generate("tiny", lines[:2], progress=False, **options)
     assert [record["tokens"] for record in records[:2]] == [record.tokens for record in wanted]
     assert "set a temperature, or decode otherwise" in records[2]["error"]
-    assert "soft thinking, 1.00 tokens a step" in capsys.readouterr().err
+    assert "soft thinking, 1.00 tokens per step" in capsys.readouterr().err
     out.write_text(whole[0])
     assert cli.main(words) == 1 and out.read_text() == "".join(whole)
     assert cli.main([*words[:-1], "mean"]) == 2 and "decode" in capsys.readouterr().err
@@ -293,7 +294,7 @@ REFUSED = (
     ({"decode": "mean:end_of_think=two words here"}, "end_of_think must be one token, and 'two words here' is"),
     ({"decode": "mean:end_of_think=1000000"}, "end_of_think 1000000 is outside the vocabulary"),
     ({"end_of_think": 3}, "it is in decode here, such as gumbel:end_of_think="),
-    ({"model": "tiny-diffusion", "decode": "mean"}, "a diffusion model, and soft thinking is of autoregressive ones"),
+    ({"model": "tiny-diffusion", "decode": "mean"}, "a diffusion model, and soft thinking needs an autoregressive one"),
 )
 
 

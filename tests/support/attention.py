@@ -40,6 +40,7 @@ def quantised(cache, dtype):
 
 
 def ring(capacity, lengths):
-    """What the slots of a ring hold behind texts of these lengths: the last positions, the newest at its length's slot."""
+    """What the slots of a ring hold after texts of these lengths: the last positions, the newest at its length's
+    slot."""
     last = np.asarray(lengths)[:, None] - 1
     return jnp.asarray(last - (last - np.arange(capacity)[None]) % capacity, jnp.int32)

@@ -1,4 +1,5 @@
-"""Chains judged many times over: laws by context for enumeration, and texts of the jitted decoder to be counted."""
+"""Chains judged many times over: distributions by context for enumeration, and texts of the jitted decoder to be
+counted."""
 
 import dataclasses
 import functools
@@ -23,23 +24,23 @@ V = 4
 
 
 def tables(rng, length, kind="full"):
-    """A law for every context of up to `length` - 1 tokens."""
+    """A distribution for every context of up to `length` - 1 tokens."""
     out = []
     for i in range(length):
-        law = rng.dirichlet(np.full(V, 0.7), (V,) * i)
+        dist = rng.dirichlet(np.full(V, 0.7), (V,) * i)
         if kind == "sparse":
-            law = np.where((rng.random(law.shape) < 0.5) & (law < law.max(-1, keepdims=True)), 0.0, law)
-            law = law / law.sum(-1, keepdims=True)
+            dist = np.where((rng.random(dist.shape) < 0.5) & (dist < dist.max(-1, keepdims=True)), 0.0, dist)
+            dist = dist / dist.sum(-1, keepdims=True)
         elif kind == "one_hot":
-            law = np.eye(V)[rng.integers(0, V, (V,) * i)]
-        out.append(law)
+            dist = np.eye(V)[rng.integers(0, V, (V,) * i)]
+        out.append(dist)
     return out
 
 
-def along(laws, tokens):
-    """The laws met along rows of tokens: `[M, len(laws), V]`."""
-    met = [law[tuple(tokens[:, :i].T)] for i, law in enumerate(laws)]
-    return np.stack([np.broadcast_to(law, (len(tokens), V)) for law in met], axis=1)
+def along(dists, tokens):
+    """The distributions met along rows of tokens: `[M, len(distributions), V]`."""
+    met = [dist[tuple(tokens[:, :i].T)] for i, dist in enumerate(dists)]
+    return np.stack([np.broadcast_to(dist, (len(tokens), V)) for dist in met], axis=1)
 
 
 ROWS, NEW, ALPHA = 60_000, 3, 1e-3
@@ -79,14 +80,14 @@ def generate(drafter, verifier, seed=0, steps=NEW, optimise=False, **options):
 
 
 def context_tables(params, length):
-    """The exact warped laws of the first `length` tokens after the prompt."""
+    """The exact warped distributions of the first `length` tokens after the prompt."""
     out = []
     for i in range(length):
         contexts = np.array(list(itertools.product(range(V), repeat=i)), int).reshape(V**i, i)
         prompt = np.broadcast_to(PROMPT, (len(contexts), len(PROMPT)))
         logits = TARGET.next_log_probs(params, np.concatenate([prompt, contexts], axis=1))
-        laws = [warpers.softmax(warpers.warp(z, OPTIONS["temperature"], share=OPTIONS["min_p"])) for z in logits]
-        out.append(np.stack(laws).reshape((V,) * (i + 1)))
+        dists = [warpers.softmax(warpers.warp(z, OPTIONS["temperature"], share=OPTIONS["min_p"])) for z in logits]
+        out.append(np.stack(dists).reshape((V,) * (i + 1)))
     return out
 
 
@@ -100,7 +101,7 @@ def sampled_p_value(drafter, verifier, seed=0, optimise=False):
 
 
 def p_value(state):
-    """Of finished texts under the exact joint law of their tokens."""
+    """Of finished texts under the exact joint distribution of their tokens."""
     text = np.asarray(state.tokens)[:, len(PROMPT) : len(PROMPT) + NEW]
     assert (np.asarray(state.length) == len(PROMPT) + NEW).all()
     counts = np.zeros((V,) * NEW)

@@ -158,7 +158,7 @@ DRAFTERS: dict[str, Drafter] = {
     "fuse": fuse(TokenRecycling(k=4, tree="2 | 1 1"), ModelDrafter(DRAFT, Chain(2))),
     "fuse-rasd": Rasd(ModelDrafter(DRAFT, TopK(k=2, depth=2, nodes=5)), Rest(nodes=6, length=4, matches=8), limit=8),
 }
-"""The conformance table: one line a drafter and expander."""
+"""The conformance table: one line per drafter and expander."""
 
 MODELS: dict[str, LlamaLM] = {
     "experts": LlamaLM(
@@ -196,7 +196,7 @@ ON_MODELS: dict[str, Drafter] = {
     "del@shared": DynamicExit((1, 3), length=2),
     "draft@shared": ModelDrafter(MODELS["shared"], Static(((0,), (1,), (0, 0)))),
 }
-"""The same laws over other models, five drafters of different kinds each."""
+"""The same properties over other models, five drafters of different kinds each."""
 
 SLOW = (
     "token_recycling@experts", "eagle2@experts", "swift@experts", "draft@experts", "lookahead@sinks", "eagle3-top_k@sinks",
@@ -225,7 +225,7 @@ VERIFIERS: dict[str, Verifier] = {
     "traversal": Traversal(),
     "best": Best(),
 }
-"""One line a verifier. The first is the default, which the whole table of drafters is judged by."""
+"""One line per verifier. The first is the default, which the whole table of drafters is judged by."""
 
 TWINS = (
     "draft-static",
@@ -481,7 +481,7 @@ def line(name: str, rows: Rows = MIXED, **options):
 
 @functools.cache
 def plain(rows: Rows = MIXED, model: str = "") -> list[list[int]]:
-    """Plain decoding's text, the reference of every law; caches are whole."""
+    """Plain decoding's text, the reference of every property; caches are whole."""
     decoder = specjax.speculative(MODELS.get(model, TARGET))
     return ended(decoder, {"target": _target(model), "draft": None}, rows)[0]
 

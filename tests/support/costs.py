@@ -74,5 +74,5 @@ def write_costs(stats: Mapping[str, Iterable[Any]]) -> None:
 
 
 def _lines(entries: Mapping[str, Any]) -> str:
-    """An entry a line, so that a change of one is seen as such."""
+    """An entry per line, so that a change of one is seen as such."""
     return ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in entries.items())

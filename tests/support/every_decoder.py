@@ -1,4 +1,5 @@
-"""One line a kind of decoder, over models that compile in no time, and the searches that a host steps: what each writes."""
+"""One line per kind of decoder, over models that compile in no time, and the searches that a host steps: what each
+writes."""
 
 import dataclasses
 import functools
@@ -20,7 +21,7 @@ from specjax.diffusion import CanvasDiffusion, EntropyRenoise, Fixed, FreeDave, 
 from specjax.diffusion.assd import Assd
 from specjax.models.diffusion_gemma import DiffusionGemmaLM
 from specjax.models.gemma_config import DiffusionGemmaConfig, Heads
-from specjax.models.joint import JointLaw
+from specjax.models.joint import JointDistribution
 from specjax.prompts import Prompts
 from specjax.sampling import SamplingArrays, row_keys
 from specjax.search import (
@@ -47,7 +48,7 @@ CANVAS = DiffusionGemmaLM(
         top_k_experts=1, moe_intermediate_size=4,
     )
 )  # fmt: skip
-JOINT = JointLaw(3, 4)
+JOINT = JointDistribution(3, 4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,9 +122,9 @@ def _canvas():
 
 
 def _joint():
-    law = np.random.default_rng(0).dirichlet(np.full(JOINT.vocab_size**JOINT.size, 0.5)).astype(np.float32)
+    dist = np.random.default_rng(0).dirichlet(np.full(JOINT.vocab_size**JOINT.size, 0.5)).astype(np.float32)
     return Line(
-        Assd(JOINT, 2), {"target": {"log_law": jnp.log(law)}}, ((1, -1, 2), (-1, 0, -1)), 1, capacity=JOINT.size
+        Assd(JOINT, 2), {"target": {"log_probs": jnp.log(dist)}}, ((1, -1, 2), (-1, 0, -1)), 1, capacity=JOINT.size
     )
 
 

@@ -1,4 +1,5 @@
-"""Every draft of a small tree, judged with every outcome of every test: the exact law of what a rule that goes down writes."""
+"""Every draft of a small tree, judged with every outcome of every test: the exact distribution of what a rule that goes
+down writes."""
 
 import functools
 import itertools
@@ -15,9 +16,11 @@ from specjax.verify.traversal import climb
 
 
 def drafts(topology: Topology, q, children: str, every=range):
-    """All fillings of a tree `[M, N]` (-1: none is left to draw) and the chance of each, given laws by context.
+    """All fillings of a tree `[M, N]` (-1: none is left to draw) and the chance of each, given distributions by
+    context.
 
-    `children` is one of `specjax.tree.Children`; where there is no law of them, "deterministic", all fillings count alike.
+    `children` is one of `specjax.tree.Children`; where there is no distribution of them, "deterministic", all fillings
+    count alike.
     """
     vocab = q[0].shape[-1]
     rows = [((-1,) * len(topology.parents), 1.0)]
@@ -28,35 +31,35 @@ def drafts(topology: Topology, q, children: str, every=range):
             if path is None:
                 grown.append((tokens, chance))
                 continue
-            law = q[len(path)][path].copy()
+            dist = q[len(path)][path].copy()
             elder = [tokens[n] for n in range(1, node) if topology.parents[n] == topology.parents[node]]
             if children == "without_replacement":
-                law[[token for token in elder if token >= 0]] = 0
-                if law.sum() == 0:
+                dist[[token for token in elder if token >= 0]] = 0
+                if dist.sum() == 0:
                     grown.append((tokens, chance))
                     continue
             if children == "greedy":
                 later = topology.parents[node + 1 :].count(topology.parents[node])
-                law = only(law, len(elder)) if later else rest_of(law, len(elder))
-                if law.sum() == 0:
+                dist = only(dist, len(elder)) if later else rest_of(dist, len(elder))
+                if dist.sum() == 0:
                     grown.append((tokens, chance))
                     continue
-            law = np.full(vocab, 1 / vocab) if children == "deterministic" else law / law.sum()
+            dist = np.full(vocab, 1 / vocab) if children == "deterministic" else dist / dist.sum()
             grown += [
-                ((*tokens[:node], token, *tokens[node + 1 :]), chance * law[token]) for token in np.flatnonzero(law)
+                ((*tokens[:node], token, *tokens[node + 1 :]), chance * dist[token]) for token in np.flatnonzero(dist)
             ]
         rows = grown
     return np.array([tokens for tokens, _ in rows]), np.array([chance for _, chance in rows])
 
 
-def only(law, rank):
-    """Of a law the token of a rank alone, if it is possible."""
-    return np.where(np.arange(len(law)) == np.argsort(-law, kind="stable")[rank], law, 0)
+def only(dist, rank):
+    """Of a distribution the token of a rank alone, if it is possible."""
+    return np.where(np.arange(len(dist)) == np.argsort(-dist, kind="stable")[rank], dist, 0)
 
 
-def rest_of(law, count):
-    """A law without its `count` likeliest tokens."""
-    return np.where(np.isin(np.arange(len(law)), np.argsort(-law, kind="stable")[:count]), 0, law)
+def rest_of(dist, count):
+    """A distribution without its `count` likeliest tokens."""
+    return np.where(np.isin(np.arange(len(dist)), np.argsort(-dist, kind="stable")[:count]), 0, dist)
 
 
 def path_of(topology, tokens, node):
@@ -83,13 +86,13 @@ def judged(rule, topology, p, q, children, tokens, order=None):
     patterns = np.array(list(itertools.product([0.0, 1.0], repeat=tokens.shape[1] - 1)))
     of = np.repeat(np.arange(len(tokens)), len(patterns))
     uniforms = np.pad(np.tile(patterns, (len(tokens), 1)), ((0, 0), (1, 0)))
-    size = len(q[0]) ** (tokens.shape[1] - 1) * len(patterns)  # one shape for all laws of a tree
-    laws = [laws_at(topology, tokens, tables) for tables in (p, q)]
+    size = len(q[0]) ** (tokens.shape[1] - 1) * len(patterns)  # one shape for all distributions of a tree
+    dists = [distributions_at(topology, tokens, tables) for tables in (p, q)]
     if children == "greedy":
         for node in range(tokens.shape[1]):
-            left = [rest_of(law, max(topology.parents.count(node) - 1, 0)) for law in laws[1][:, node]]
-            laws[1][:, node] = [law / max(law.sum(), 1e-300) for law in left]
-    known = jax.tree.map(lambda x: np.resize(x[of], (size, *x.shape[1:])), (*laws, tokens))
+            left = [rest_of(dist, max(topology.parents.count(node) - 1, 0)) for dist in dists[1][:, node]]
+            dists[1][:, node] = [dist / max(dist.sum(), 1e-300) for dist in left]
+    known = jax.tree.map(lambda x: np.resize(x[of], (size, *x.shape[1:])), (*dists, tokens))
     if order is None and not isinstance(rule, TopDown):
         levels = np.argsort(topology.depths, kind="stable")
         order = np.arange(tokens.shape[1])[1:] if isinstance(rule, Traversal) else levels[1:]
@@ -116,8 +119,8 @@ def judged(rule, topology, p, q, children, tokens, order=None):
     return of, each.prod(axis=1), found
 
 
-def laws_at(topology, tokens, tables):
-    """The law at every node `[M, N, V]`, by the path that leads there; uniform where there is none."""
+def distributions_at(topology, tokens, tables):
+    """The distribution at every node `[M, N, V]`, by the path that leads there; uniform where there is none."""
     vocab = tables[0].shape[-1]
     out = np.full((*tokens.shape, vocab), 1 / vocab)
     for row, text in enumerate(tokens):
@@ -128,31 +131,33 @@ def laws_at(topology, tokens, tables):
     return out
 
 
-def law_error(rule, topology, p, q, children, order=None):
-    """How far the joint law of len(p) tokens is from the target's; texts that come out short go on with p.
+def distribution_error(rule, topology, p, q, children, order=None):
+    """How far the joint distribution of len(p) tokens is from the target's; texts that come out short go on with p.
 
-    Of children that are taken as they are, the largest distance over all fillings: each must keep the law by itself.
+    Of children that are taken as they are, the largest distance over all fillings: each must keep the distribution by
+    itself.
     """
     tokens, chance = drafts(topology, q, children)
-    laws = written(rule, topology, p, q, children, tokens, order)
+    dists = written(rule, topology, p, q, children, tokens, order)
     joint = oracle.joint(p)
     if children == "deterministic":
-        return np.abs(laws - joint).max()
-    return np.abs(np.tensordot(chance, laws, 1) - joint).max()
+        return np.abs(dists - joint).max()
+    return np.abs(np.tensordot(chance, dists, 1) - joint).max()
 
 
 def written(rule, topology, p, q, children, tokens, order=None):
-    """The joint law `[M, V, ...]` of len(p) tokens for every filling `[M, N]`; texts that come out short go on with p."""
+    """The joint distribution `[M, V, ...]` of len(p) tokens for every filling `[M, N]`; texts that come out short go on
+    with p."""
     of, ways, found = judged(rule, topology, p, q, children, tokens, order)
-    laws = np.zeros((len(tokens), *p[-1].shape))
+    dists = np.zeros((len(tokens), *p[-1].shape))
     for row in np.flatnonzero(ways):
         path = path_of(topology, tokens[of[row]], found.node[row])
         assert len(path) == found.accepted[row]
         rest = found.weights[row] / found.weights[row].sum()
         for table in p[len(path) + 1 :]:
             rest = rest[..., None] * table[path]
-        laws[(of[row], *path)] += ways[row] * rest
-    return laws
+        dists[(of[row], *path)] += ways[row] * rest
+    return dists
 
 
 def accepted(rule, topology, p, q, children, order=None):

@@ -1,4 +1,5 @@
-"""Expanders driven by laws that are a fixed random function of a node's path, and the same laws for oracles by hand."""
+"""Expanders driven by distributions that are a fixed random function of a node's path, and the same distributions for
+oracles by hand."""
 
 import functools
 
@@ -27,9 +28,9 @@ def table(seed):
     return np.random.default_rng(seed).normal(size=(B, WEIGHTS.sum() * V + 1, V)).astype(np.float32) * 2
 
 
-def make_grow(laws):
-    """A drafter whose law is looked up by path. The path is read twice, through `parent` and through `visible`; where
-    the two disagree the logits are NaN."""
+def make_grow(dists):
+    """A drafter whose distribution is looked up by path. The path is read twice, through `parent` and through
+    `visible`; where the two disagree the logits are NaN."""
 
     def grow(carry, level):
         tokens, depths, codes = carry
@@ -42,7 +43,7 @@ def make_grow(laws):
         worth = (tokens + 1) * jnp.asarray(WEIGHTS)[jnp.asarray(depths) - 1][None]
         assert level.visible.shape[1:] == (width, tokens.shape[1])
         seen = jnp.where(level.visible, worth[:, None], 0).sum(axis=2)
-        logits = jnp.take_along_axis(laws, code[:, :, None], axis=1)
+        logits = jnp.take_along_axis(dists, code[:, :, None], axis=1)
         return (tokens, depths, jnp.concatenate([codes, code], axis=1)), jnp.where(
             (code == seen)[..., None], logits, jnp.nan
         )
@@ -51,10 +52,10 @@ def make_grow(laws):
 
 
 @functools.partial(jax.jit, static_argnames=("expander", "keep_q"))
-def expand(expander, laws, sampler, keep_q=False):
+def expand(expander, dists, sampler, keep_q=False):
     empty = jnp.zeros((B, 0), jnp.int32)
     root = jnp.asarray(TEXT[np.arange(B), LENGTHS - 1], jnp.int32)
-    return expander(root, laws[:, 0], make_grow(laws), (empty, (), empty), sampler, keep_q=keep_q)
+    return expander(root, dists[:, 0], make_grow(dists), (empty, (), empty), sampler, keep_q=keep_q)
 
 
 def sampler_of(name):
@@ -72,7 +73,7 @@ NOISE = np.asarray(
 )
 
 
-def by_hand(laws, row, name, coupled, tau=1.0):
+def by_hand(dists, row, name, coupled, tau=1.0):
     """The row's `score` for the oracles: penalty over text and path, warpers, and the depth's noise if coupled."""
     option = {key: np.broadcast_to(value, B)[row] for key, value in SETTINGS[name].items()}
     heat = option.get("temperature", 0.0)
@@ -80,7 +81,7 @@ def by_hand(laws, row, name, coupled, tau=1.0):
     def score(path):
         code = sum((token + 1) * WEIGHTS[depth] for depth, token in enumerate(path))
         seen = [*TEXT[row, : LENGTHS[row]], *path]
-        scores = warpers.repetition_penalty(laws[row, code], seen, option.get("repetition_penalty", 1.0))
+        scores = warpers.repetition_penalty(dists[row, code], seen, option.get("repetition_penalty", 1.0))
         scores = warpers.warp(scores, heat, option.get("top_k", 0))
         if coupled and heat > 0:
             scores = scores + NOISE[row, len(path)]

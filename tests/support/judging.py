@@ -89,11 +89,11 @@ def likeliest(ends, tokens, p):
 
 
 def down(case, chance, residual):
-    """The way down: children in their order, each against what is left. Depth, node and the law that is left.
+    """The way down: children in their order, each against what is left. Depth, node and the distribution that is left.
 
     Args:
       case: of `cases`.
-      chance: from what is left, the law as it was at first, the draft's (None: none) and a token.
+      chance: from what is left, the distribution as it was at first, the draft's (None: none) and a token.
       residual: from what is left, the draft's and a token.
     """
     node, depth = 0, 0

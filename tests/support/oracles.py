@@ -5,7 +5,7 @@ ORACLES = {
     "SEARCHES": {
         "beam": "tests/search/test_beam.py::test_wide_enough_it_finds_the_best_of_all_texts",
         "diverse_beam": "tests/search/test_beam.py::test_a_few_groups_as_in_transformers_4",
-        "stochastic_beam": "tests/search/test_stochastic_beam.py::test_pairs_have_the_law_of_draws_without_replacement",
+        "stochastic_beam": "tests/search/test_stochastic_beam.py::test_pairs_are_draws_without_replacement",
         "superposed": "tests/search/test_superposed.py::test_against_a_slow_reference[0.54]",
     },
     "STEPWISE": {
@@ -17,14 +17,14 @@ ORACLES = {
     },
     "SELECTIONS": {
         "majority": "tests/search/test_selection.py::test_majority_takes_the_first_of_the_most_frequent",
-        "self_certainty": "tests/search/test_selection.py::test_certainty_is_the_divergence_of_the_even_law",
+        "self_certainty": "tests/search/test_selection.py::test_certainty_is_the_divergence_of_the_even_distribution",
         "borda": "tests/search/test_selection.py::test_borda_is_the_authors_program",
         "first_finish": "tests/search/test_first_finish.py::test_it_is_the_shortest_of_full_completions[none-3]",
     },
     "MIXERS": {
         "gumbel": "tests/soft/test_soft_thinking.py::test_against_numpy_and_whole_passes",
-        "dirichlet": "tests/soft/test_soft_thinking.py::test_weights_have_their_laws",
-        "mean": "tests/soft/test_soft_thinking.py::test_weights_have_their_laws",
+        "dirichlet": "tests/soft/test_soft_thinking.py::test_weights_have_their_distributions",
+        "mean": "tests/soft/test_soft_thinking.py::test_weights_have_their_distributions",
     },
     "UNMASKS": {
         "fixed": "tests/diffusion/test_decoder.py::test_equal_to_the_oracle[fixed-same]",

@@ -48,11 +48,11 @@ def decoded(model, prompt, new, length, mask):
     visible = blocks(text.shape[1], length)
     for begin in range(len(prompt) // length * length, text.shape[1], length):
         while (text[0, begin : begin + length] == mask).any():
-            law = theirs(model, text, visible)[0].astype(np.float64)
-            law[:, mask] = -np.inf
-            law = np.exp(law - law.max(1, keepdims=True))
-            law /= law.sum(1, keepdims=True)
-            sure = np.where(text[0] == mask, law.max(1), -1)[begin : begin + length]
+            dist = theirs(model, text, visible)[0].astype(np.float64)
+            dist[:, mask] = -np.inf
+            dist = np.exp(dist - dist.max(1, keepdims=True))
+            dist /= dist.sum(1, keepdims=True)
+            sure = np.where(text[0] == mask, dist.max(1), -1)[begin : begin + length]
             at = begin + int(sure.argmax())
-            text[0, at] = law[at].argmax()
+            text[0, at] = dist[at].argmax()
     return text[0, len(prompt) : len(prompt) + new].tolist()

@@ -134,7 +134,8 @@ def _scores(lm, params, tokens, keys, heats):
 
 @functools.cache
 def free_texts(lm: LlamaLM) -> tuple[tuple[int, ...], ...]:
-    """What every row says, whatever may end it: the argmax of its logits, or of their law and the noise of the place."""
+    """What every row says, whatever may end it: the argmax of its logits, or of their distribution and the noise of the
+    place."""
     tokens = np.zeros((len(PROMPTS), max(map(len, PROMPTS)) + NEW), np.int32)
     for row, prompt in zip(tokens, PROMPTS, strict=True):
         row[: len(prompt)] = prompt

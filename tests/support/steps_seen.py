@@ -30,7 +30,7 @@ def steps(drafter, model, count, rows=GREEDY):
 
 
 SIZE = 64
-"""Texts of any length share a program: what stands behind a text changes nothing in it, and is cut off."""
+"""Texts of any length share a program: what stands after a text changes nothing in it, and is cut off."""
 
 
 def _padded(row_text):
@@ -63,7 +63,8 @@ def _read_pairs(drafter, model, tokens):
 
 
 def read_pairs(drafter, model, row_text: tuple[int, ...]):
-    """What a head makes of a whole text's pairs of a feature and the token behind it, without a cache: outputs and delta."""
+    """What a head makes of a whole text's pairs of a feature and the token after it, without a cache: outputs and
+    delta."""
     return _cut(_read_pairs(drafter, model, _padded(row_text)), len(row_text) - 1)
 
 

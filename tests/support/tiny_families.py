@@ -1,4 +1,4 @@
-"""Tiny models of every family, as the configs of transformers that they are made from. A line a family."""
+"""Tiny models of every family, as the configs of transformers that they are made from. A line per family."""
 
 from typing import Any
 

@@ -31,10 +31,10 @@ def test_features_and_labels_of_drawn_tokens():
     row, t = 2, 6
     text = batch().tokens[row : row + 1, : t + 1]
     block = lambda tokens: Block(tokens, jnp.arange(tokens.shape[1])[None], jnp.zeros((1,), jnp.int32))
-    law = jax.jit(
+    dist = jax.jit(
         lambda lm, p: jax.nn.softmax(lm(p, block(text), None, wants=Wants(logits=True)).logits[0, -1]), static_argnums=0
     )
-    p, q = law(tiny.TARGET, frozen()[0]), law(tiny.DRAFT, frozen()[1])
+    p, q = dist(tiny.TARGET, frozen()[0]), dist(tiny.DRAFT, frozen()[1])
     every = jnp.concatenate([jnp.repeat(text, 32, axis=0), jnp.arange(32)[:, None]], axis=1)
     positions = jnp.broadcast_to(jnp.arange(t + 2)[None], every.shape)
     after = Block(every, positions, jnp.zeros((32,), jnp.int32))

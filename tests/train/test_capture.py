@@ -60,7 +60,7 @@ def test_losses_are_those_beside_the_target(name):
 
 
 @pytest.mark.parametrize("name", ["medusa", pytest.param("dflash", marks=SLOW)])
-def test_all_likeliest_tokens_are_the_law(name):
+def test_all_likeliest_tokens_are_the_distribution(name):
     objective = ALL[name]
     params = objective.init(jax.random.key(0), frozen(name))
     loss = jax.jit(lambda batch: objective.loss(params, frozen(name), batch, jax.random.key(1)))
@@ -73,15 +73,15 @@ def test_all_likeliest_tokens_are_the_law(name):
     )
 
 
-def test_what_is_left_of_a_law_is_spread_evenly():
+def test_what_is_left_of_a_distribution_is_spread_evenly():
     p = np.random.default_rng(0).dirichlet(np.ones(8), size=3)
     values, ids = jax.lax.top_k(jnp.log(p), 3)
-    law = np.exp(np.asarray(spread_evenly(8, (values, ids))))
+    dist = np.exp(np.asarray(spread_evenly(8, (values, ids))))
     for row in range(3):
         best = np.argsort(-p[row])[:3]
         expected = np.full(8, (1 - p[row][best].sum()) / 5)
         expected[best] = p[row][best]
-        np.testing.assert_allclose(law[row], expected, rtol=1e-5)
+        np.testing.assert_allclose(dist[row], expected, rtol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +238,9 @@ def test_folders_that_cannot_be_used(run, refused, files, tmp_path):
     assert "has no final, which medusa reads; it has hidden.0" in refused(
         "train", "medusa", "--features", tmp_path / "top", *out
     )
-    assert "ppd is trained with the target in the loop" in refused("train", "ppd", "--features", tmp_path / "cap", *out)
+    assert "ppd runs the target's layers while it trains" in refused(
+        "train", "ppd", "--features", tmp_path / "cap", *out
+    )
     assert "not --data and --features" in refused(
         "train", "eagle3", "--features", tmp_path / "cap", "--data", files / "data.jsonl", *out
     )
@@ -248,11 +250,11 @@ def test_folders_that_cannot_be_used(run, refused, files, tmp_path):
     assert "length (12 there, 16 here)" in refused(*go, "--length", 16)
     assert "differs in data" in refused(*words(files, tmp_path / "cap", "more"))
     assert "arrays topk.ids (not given there" in refused(*go, "--top-k", 2)
-    assert "ppd is trained with the target in the loop" in refused(*words(files, tmp_path / "x", drafter="ppd"))
+    assert "ppd runs the target's layers while it trains" in refused(*words(files, tmp_path / "x", drafter="ppd"))
     assert "cannot capture for 'distill'; choose medusa" in refused(*words(files, tmp_path / "x", drafter="distill"))
     assert "--top-k 33 is more than the 32 tokens" in refused(*words(files, tmp_path / "x"), "--top-k", 33)
     (tmp_path / "cap" / "index.json").unlink()
-    assert "has rows and no index.json that says what of" in refused(*go)
+    assert "holds rows but no index.json" in refused(*go)
 
 
 def test_features_that_do_not_fit_float16(run, files, tmp_path):
@@ -266,7 +268,7 @@ def test_features_that_do_not_fit_float16(run, files, tmp_path):
 
 
 @pytest.mark.slow
-def test_prompts_are_answered_by_the_targets_own_law(run, tmp_path):
+def test_prompts_are_answered_by_the_targets_own_distribution(run, tmp_path):
     """As `specjax generate --temperature 1` does, and what was answered is not answered again."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"def f{n}(x):"}) + "\n" for n in range(4)))

@@ -94,7 +94,7 @@ class Forgetful:
 
 
 def test_a_template_that_rewrites_makes_a_document_a_turn(model, tmp_path):
-    """Every answer is read behind the conversation as it is written when that answer is due."""
+    """Every answer is read after the conversation as it is written when that answer is due."""
     turns = [
         ("user", "A"),
         ("assistant", "Bat"),
@@ -131,7 +131,8 @@ def test_texts_share_rows(model, tmp_path):
 
 
 def test_nothing_of_a_long_example_is_lost(model, tmp_path):
-    """Its answer is read behind its prompt: of every row a half is what came before, and there the prompt's end comes first."""
+    """Its answer is read after its prompt: of every row a half is what came before, and there the prompt's end comes
+    first."""
     file = write(tmp_path / "a.jsonl", {"prompt": list(range(10, 19)), "tokens": list(range(20, 30))})
     rows = read_rows([file], model, 8)
     pieces = sorted(

@@ -41,7 +41,7 @@ def logits(lm, params, given, temperature=1.0):
 
 
 @pytest.mark.parametrize(("divergence", "temperature"), [(ForwardKL(), 1.0), (TVD(), 0.5), (LK("lambda"), 2.0)])
-def test_the_loss_is_the_divergence_of_both_laws(divergence, temperature):
+def test_the_loss_is_the_divergence_of_both_distributions(divergence, temperature):
     objective = Distill(tiny.TARGET, tiny.DRAFT, divergence, temperature)
     given = batch()
     value, metrics = loss_of(objective, tiny.draft_params(), tiny.target_params(), given, KEY)
@@ -117,15 +117,15 @@ def test_continuations_go_on_from_the_prompts_up_to_an_eos():
 
 
 def test_continuations_are_samples_at_temperature_one():
-    """The first written token of many equal rows has the model's law."""
+    """The first written token of many equal rows has the model's distribution."""
     given = Batch(jnp.full((24, 16), 3, jnp.int32), jnp.ones((24, 16), bool))
     keys = jax.random.split(KEY, 100)
     written = [write(tiny.DRAFT, tiny.draft_params(), given, key, prompt=3, eos_ids=ENDS).tokens[:, 3] for key in keys]
-    law = np.asarray(jax.nn.softmax(logits(tiny.DRAFT, tiny.draft_params(), given)[0, 2]))
+    dist = np.asarray(jax.nn.softmax(logits(tiny.DRAFT, tiny.draft_params(), given)[0, 2]))
     count = 24 * len(keys)
     seen = np.bincount(np.concatenate(written), minlength=32) / count
-    assert np.max(np.abs(seen - law) / np.sqrt(law * (1 - law) / count)) < 4.5
-    assert 0.5 * np.abs(law - 1 / 32).sum() > 0.1  # far enough from uniform for the test to see something
+    assert np.max(np.abs(seen - dist) / np.sqrt(dist * (1 - dist) / count)) < 4.5
+    assert 0.5 * np.abs(dist - 1 / 32).sum() > 0.1  # far enough from uniform for the test to see something
 
 
 @pytest.mark.slow
@@ -188,9 +188,9 @@ def speed(params, prompts) -> float:
 def test_a_distilled_draft_accepts_more_on_heldout_prompts(tmp_path):
     rng = np.random.default_rng(0)
     texts, whole = rng.integers(0, 32, (96, 16)).astype(np.int32), jnp.ones((96, 16), bool)
-    laws = np.exp(MARKOV.next_log_probs(TABLE, np.arange(32)[:, None]))
+    dists = np.exp(MARKOV.next_log_probs(TABLE, np.arange(32)[:, None]))
     for at in range(1, 16):
-        texts[:, at] = [rng.choice(32, p=laws[token]) for token in texts[:, at - 1]]
+        texts[:, at] = [rng.choice(32, p=dists[token]) for token in texts[:, at - 1]]
     train, heldout = Rows(texts[:80], np.asarray(whole[:80])), Batch(jnp.asarray(texts[80:]), whole[80:])
     objective = Distill(MARKOV, tiny.DRAFT)
     losses = []

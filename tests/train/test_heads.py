@@ -24,7 +24,7 @@ from specjax.draft.eagle.objective import TrainEagle
 from specjax.draft.eagle3.objective import TrainEagle3
 from specjax.draft.gemma4_assistant.objective import TrainGemma4Assistant
 from specjax.draft.hydra.objective import TrainHydra
-from specjax.draft.medusa import head_law
+from specjax.draft.medusa import head_logits
 from specjax.draft.medusa.objective import TrainMedusa
 from specjax.draft.mtp.objective import TrainMTP
 from specjax.draft.peagle.objective import TrainPEagle
@@ -54,7 +54,7 @@ OBJECTIVES = {
         ForwardKL(),
         anchors=12,
         label_weight=0.1,
-        law_weight=1.0,
+        distribution_weight=1.0,
         confidence_weight=0.1,
     ),
     "gemma4_assistant": lambda ids: TrainGemma4Assistant(Gemma4Assistant().bind(tiny.TARGET), ids, unroll=2),
@@ -107,11 +107,12 @@ def test_every_head_learns(name, ids):
 
 
 @pytest.mark.slow
-def test_a_guess_is_compared_with_the_law_of_its_token():
-    """The target's own laws, moved to where a guess of `steps` puts them, are a perfect guess; moved wrongly they are not."""
+def test_a_guess_is_compared_with_the_distribution_of_its_token():
+    """The target's own distributions, moved to where a guess of `steps` puts them, are a perfect guess; moved wrongly
+    they are not."""
     drafter = Medusa(Chain(2), heads=2).bind(tiny.TARGET)
     teacher = teach(drafter, tiny.target_params(), batch(), (), drafter.feature_wants)
-    logits = teacher.law(teacher.output.final).logits
+    logits = teacher.dist(teacher.output.final).logits
     for steps in (1, 2):
         right = Guess(logits[:, steps : steps + 11], lambda x: x, steps, 1.0)
         wrong = Guess(logits[:, steps - 1 : steps + 10], lambda x: x, steps, 1.0)
@@ -136,17 +137,17 @@ def test_masked_tokens_teach_nothing():
 
 def test_positions_whose_token_the_draft_cannot_say_are_left_out():
     drafter = Medusa(Chain(2), heads=2).bind(tiny.TARGET)
-    law, whole = (
-        teacher.law(teacher.output.final)
+    dist, whole = (
+        teacher.dist(teacher.output.final)
         for teacher in (teach(drafter, tiny.target_params(), batch(), ids, drafter.feature_wants) for ids in (IDS, ()))
     )
     best = np.asarray(jnp.argmax(whole.logits, axis=-1))
-    np.testing.assert_array_equal(law.known, np.isin(best, IDS))
-    assert law.logits.shape[-1] == len(IDS) and not np.asarray(law.known).all()
+    np.testing.assert_array_equal(dist.known, np.isin(best, IDS))
+    assert dist.logits.shape[-1] == len(IDS) and not np.asarray(dist.known).all()
 
 
 @pytest.mark.parametrize("name", ["eagle3", pytest.param("clover2", marks=pytest.mark.slow)])
-def test_laws_of_some_slots_at_a_time_change_nothing(name, monkeypatch):
+def test_distributions_of_some_slots_at_a_time_change_nothing(name, monkeypatch):
     """Loss, gradient and metrics, with a loss that is no mean of positions and slots that fill no last chunk."""
     objective = dataclasses.replace(OBJECTIVES[name](IDS[:11]), divergence=LK("lambda"))
     target = tiny.target_params()
@@ -245,15 +246,15 @@ PUBLISHED_BIAS = [
 
 
 def drawn_blocks():
-    """Outputs that are laws already, what blocks of four should say, and the small parts of DSpark."""
+    """Outputs that are distributions already, what blocks of four should say, and the small parts of DSpark."""
     rng = np.random.default_rng(5)
-    h, laws = rng.normal(size=(2, 3, 4, 5)), rng.normal(size=(2, 3, 4, 5))
+    h, dists = rng.normal(size=(2, 3, 4, 5)), rng.normal(size=(2, 3, 4, 5))
     tokens = rng.integers(0, 5, (2, 3, 5))
     table, kernel, sure, bias = (rng.normal(size=size) for size in ((5, 2), (2, 5), (7, 1), (1,)))
     due = np.arange(4)[None, None] < np.array([[4, 2, 0], [1, 3, 4]])[..., None]
     markov = {"table": {"embedding": table}, "head": {"kernel": kernel}}
     own = {"draft": {"markov": markov, "confidence": {"kernel": sure, "bias": bias}}}
-    blocks = Blocks(jnp.asarray(tokens), laws, due, np.ones(due.shape, bool), None, jnp.asarray(tokens[..., 1:]))
+    blocks = Blocks(jnp.asarray(tokens), dists, due, np.ones(due.shape, bool), None, jnp.asarray(tokens[..., 1:]))
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (h, own)), blocks
 
 
@@ -273,7 +274,8 @@ def test_losses_of_blocks_are_the_published_ones(name):
 
 @pytest.mark.slow
 def test_blocks_that_are_read_some_at_a_time_change_nothing(monkeypatch):
-    """One block of each row at a time, or all: loss, gradient and metrics are the same, and laws of few are there at once."""
+    """One block of each row at a time, or all: loss, gradient and metrics are the same, and distributions of few are
+    there at once."""
     objective, target = OBJECTIVES["dspark"](IDS), tiny.target_params()
     params = jax.tree.map(lambda leaf: 3 * leaf, objective.init(jax.random.key(0), target))
     told, most = [], []
@@ -297,9 +299,9 @@ def test_medusa_learns_the_text_as_published():
         teacher = teach(kept, target, batch(), ids, kept.feature_wants)
         wanted = 0.0
         for j, head in enumerate(params["heads"]):
-            law = np.asarray(jax.nn.log_softmax(head_law(head, teacher.output.final)))
+            dist = np.asarray(jax.nn.log_softmax(head_logits(head, teacher.output.final)))
             said = [
-                law[row, t, ids.index(token) if ids else token]
+                dist[row, t, ids.index(token) if ids else token]
                 for row in range(3)
                 for t, token in zip(range(14), batch().tokens[row, j + 2 :].tolist(), strict=False)
                 if batch().mask[row, t + j + 2] and (not ids or token in ids)
@@ -350,7 +352,7 @@ def test_blocks_begin_where_the_next_token_is_learned():
 
 
 @pytest.mark.parametrize(
-    "fields", ({"unroll": 0}, {"noise": -1.0}, {"decay": -1.0}, {"feature_weight": -1.0}, {"law_weight": -1.0})
+    "fields", ({"unroll": 0}, {"noise": -1.0}, {"decay": -1.0}, {"feature_weight": -1.0}, {"distribution_weight": -1.0})
 )
 def test_fields_out_of_range_are_said_without_the_target(fields):
     (name, value), *_ = fields.items()
@@ -378,7 +380,7 @@ def test_no_weight_is_negative(name):
             made(f"{name}:layers=0")
 
 
-@pytest.mark.parametrize("field", ["label_weight", "law_weight", "confidence_weight"])
+@pytest.mark.parametrize("field", ["label_weight", "distribution_weight", "confidence_weight"])
 def test_no_weight_of_dspark_is_negative(field):
     with pytest.raises(ValueError, match=f"dspark: {field} must not be negative, got -1.0"):
         TrainDSpark(DSpark(block=3, rank=4).bind(tiny.TARGET), **{field: -1.0})

@@ -1,4 +1,4 @@
-"""Training of Kangaroo's adapter: which laws it compares, over which tokens, and that it learns."""
+"""Training of Kangaroo's adapter: which distributions it compares, over which tokens, and that it learns."""
 
 import functools
 

@@ -28,7 +28,7 @@ TARGET, DRAFT, REFERENCE = (2 * RNG.standard_normal((B, T, V)) for _ in range(3)
 MASK = np.array([[True, True, False], [True, True, True]])
 
 
-def law(logits):
+def dist(logits):
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 
@@ -62,7 +62,7 @@ def sigma(p, q):
 
 
 def lk_lambda(p, q, fixed, scale=0.8, decay=2.0):
-    """`fixed` is the law that the weight is computed from: held constant in the gradient."""
+    """`fixed` is the distribution that the weight is computed from: held constant in the gradient."""
     share = scale * math.exp(-decay * mean(alpha(p, fixed)))
     return share * mean(kl(p, q)) + (1 - share) * (1 - mean(alpha(p, q)))
 
@@ -91,7 +91,7 @@ def test_every_loss_has_a_formula_here():
 def test_value_and_gradient_are_the_formulas(name):
     loss, formula = FORMULAS[name]
     value, grad = jax.value_and_grad(lambda z: loss(jnp.asarray(TARGET), z, jnp.asarray(MASK)))(jnp.asarray(DRAFT))
-    p, q = law(TARGET), law(DRAFT)
+    p, q = dist(TARGET), dist(DRAFT)
     assert value.dtype == jnp.float32
     np.testing.assert_allclose(value, formula(p, q, q), rtol=1e-5)
     step, wanted = 1e-5, np.zeros_like(DRAFT)
@@ -100,14 +100,14 @@ def test_value_and_gradient_are_the_formulas(name):
         for sign in (1, -1):
             moved = DRAFT.copy()
             moved[at] += sign * step
-            ends.append(formula(p, law(moved), q))
+            ends.append(formula(p, dist(moved), q))
         wanted[at] = (ends[0] - ends[1]) / (2 * step)
     np.testing.assert_allclose(grad, wanted, atol=2e-6)
     assert not np.any(np.asarray(grad)[0, 2])  # masked
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_equal_laws_lose_nothing(name):
+def test_equal_distributions_lose_nothing(name):
     loss, _ = FORMULAS[name]
     same = jnp.asarray(TARGET, jnp.float32)
     value, grad = jax.value_and_grad(lambda z: loss(same, z, jnp.asarray(MASK)))(same)
@@ -118,7 +118,7 @@ def test_equal_laws_lose_nothing(name):
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_extremes_stay_finite(name):
-    """Laws without common support, tokens that cannot come, and nothing to predict."""
+    """Distributions without common support, tokens that cannot come, and nothing to predict."""
     loss, _ = FORMULAS[name]
     far = jnp.full((1, 2, V), -1e4).at[:, :, 0].set(1e4)
     other = jnp.full((1, 2, V), -1e4).at[:, :, 1].set(1e4)
@@ -136,7 +136,7 @@ def test_extremes_stay_finite(name):
 
 
 def test_gradient_of_acceptance_in_closed_form():
-    p, q = law(TARGET), law(DRAFT)
+    p, q = dist(TARGET), dist(DRAFT)
     below = q < p
     wanted = q * (below - (q * below).sum(axis=-1, keepdims=True))
     grad = jax.grad(lambda z: acceptance(jnp.asarray(TARGET), z).sum())(jnp.asarray(DRAFT))
@@ -150,14 +150,14 @@ def gradient(loss):
 
 
 def test_tvdpp_is_tvd_over_sigma_and_a_policy_gradient():
-    spread = sigma(law(TARGET), law(DRAFT))
+    spread = sigma(dist(TARGET), dist(DRAFT))
     np.testing.assert_allclose(gradient(TVDPP()), gradient(TVD()) / spread, atol=1e-6)
     assert abs(spread - 1) > 0.3  # or the line above would not see sigma
 
     def surrogate(z, baseline):
         """`-E_q[(r - baseline) grad log q]`, the expectation in full."""
         log_q = jax.nn.log_softmax(z)
-        reward = (jnp.exp(log_q) < law(TARGET)).astype(jnp.float32)
+        reward = (jnp.exp(log_q) < dist(TARGET)).astype(jnp.float32)
         weight = jax.lax.stop_gradient(jnp.exp(log_q) * (reward - baseline)) / spread
         return -MEAN((weight * log_q).sum(axis=-1), jnp.asarray(MASK))
 
@@ -167,7 +167,7 @@ def test_tvdpp_is_tvd_over_sigma_and_a_policy_gradient():
 
 
 def test_lk_between_its_ends():
-    mean_alpha = mean(alpha(law(TARGET), law(DRAFT)))
+    mean_alpha = mean(alpha(dist(TARGET), dist(DRAFT)))
     np.testing.assert_allclose(gradient(LK("alpha")), gradient(TVD()) / mean_alpha, atol=1e-6)
     np.testing.assert_allclose(gradient(LK("lambda", 1.0, 0.0)), gradient(ForwardKL()), atol=1e-6)
     np.testing.assert_allclose(gradient(LK("lambda", 0.0, 0.0)), gradient(TVD()), atol=1e-6)
@@ -178,7 +178,7 @@ def test_cross_entropy_takes_labels():
     labels = np.array([[0, 1, 2], [3, 4, 5]])
     args = jnp.asarray(TARGET), jnp.asarray(DRAFT), jnp.asarray(MASK)
     own = CrossEntropy("text")(*args, jnp.asarray(labels))
-    q = np.take_along_axis(law(DRAFT), labels[..., None], axis=-1)[..., 0]
+    q = np.take_along_axis(dist(DRAFT), labels[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(own, mean(-np.log(q)), rtol=1e-5)
     some = CrossEntropy("text")(
         *args, jnp.asarray(np.where(labels == 4, -1, labels))
@@ -192,7 +192,7 @@ def test_cross_entropy_takes_labels():
 def test_weights_are_a_mask_with_shades():
     weights = np.array([[0.5, 2.0, 0.0], [0.0, 0.25, 1.0]])
     got = TVD()(jnp.asarray(TARGET), jnp.asarray(DRAFT), jnp.asarray(weights))
-    np.testing.assert_allclose(got, np.average(tvd(law(TARGET), law(DRAFT)), weights=weights), rtol=1e-5)
+    np.testing.assert_allclose(got, np.average(tvd(dist(TARGET), dist(DRAFT)), weights=weights), rtol=1e-5)
 
 
 def test_the_mean_is_over_tokens_not_rows():
@@ -230,7 +230,7 @@ def chosen(keep, mask=MASK):
 
 @pytest.mark.parametrize("keep", [0.01, 0.2, 0.4, 0.5, 0.6, 0.8, 1.0])
 def test_selected_tokens_have_the_most_room(keep):
-    room = kl(law(TARGET), law(DRAFT)) - kl(law(TARGET), law(REFERENCE))
+    room = kl(dist(TARGET), dist(DRAFT)) - kl(dist(TARGET), dist(REFERENCE))
     count = max(1, round(keep * MASK.sum()))
     threshold = np.sort(room[MASK])[-count]
     assert np.array_equal(chosen(keep), MASK & (room >= threshold))

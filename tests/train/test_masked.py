@@ -43,7 +43,7 @@ def test_lladas_loss_with_everything_masked():
     np.testing.assert_allclose(loss, jnp.mean(each[ANSWER]), rtol=1e-5)
     np.testing.assert_array_equal(Table.shown.tokens == MASK, ANSWER)
     assert int(metrics["weight"]) == int(ANSWER.sum())
-    # padding behind the answer is not seen, the prompt is
+    # padding after the answer is not seen, the prompt is
     assert Table.shown.visible[1, 0].tolist() == [True] * 10 + [False] * 2
 
 
@@ -96,8 +96,8 @@ def test_certainty_forcing_is_its_formula():
     objective = CertaintyForcing(Table(), MASK, False, 0, weight=1.5, temperature=0.7)
     loss, metrics = objective.loss(table(), None, BATCH, jax.random.key(5))
     logits = np.asarray(table(), np.float64)[..., :MASK]
-    law = np.exp(logits / 0.7) / np.exp(logits / 0.7).sum(-1, keepdims=True)
-    entropy = -(law * np.log(law)).sum(-1)
+    dist = np.exp(logits / 0.7) / np.exp(logits / 0.7).sum(-1, keepdims=True)
+    entropy = -(dist * np.log(dist)).sum(-1)
     right = np.asarray(ANSWER) & (logits.argmax(-1) == np.asarray(TOKENS))
     each = np.asarray(surprise(table()[..., :MASK], TOKENS))
     drawn = [jax.random.uniform(key, (T + 1,))[1:] for key in jax.random.split(jax.random.key(5), len(TOKENS))]

@@ -31,7 +31,7 @@ def requests(engine, temperature=0.0, prompts=PROMPTS):
 
 
 def serve(engine, temperature=0.0, **options):
-    """Texts and tokens a step of a stream."""
+    """Texts and tokens per step of a stream."""
     records = list(engine.run(requests(engine, temperature), batch_size=1, capacity=128, **options))
     return [record.tokens for record in records], sum(r.new_tokens for r in records) / sum(r.steps for r in records)
 
@@ -103,14 +103,14 @@ def test_the_logits_before_a_corrected_token_are_taught():
     moments = lambda: online._optimizer(1e-3).init(tiny.draft_params())
     args = (tiny.target_params(), tokens, missed)
     new, _, loss = online.update(target, draft, ForwardKL(), 1e-3, tiny.draft_params(), moments(), *args)
-    laws = [
+    dists = [
         jax.nn.log_softmax(
             jax.jit(lambda p, lm=lm: read(lm, p, Batch(tokens, missed), Wants(logits=True)).logits)(params)
         )
         for lm, params in ((target, tiny.target_params()), (draft, tiny.draft_params()))
     ]
     at = jnp.asarray([0, 1]), jnp.asarray([4, 8])  # slot 0 has nothing before it
-    log_p, log_q = (law[at] for law in laws)
+    log_p, log_q = (dist[at] for dist in dists)
     np.testing.assert_allclose(loss, (jnp.exp(log_p) * (log_p - log_q)).sum(axis=-1).mean(), rtol=1e-5)
     assert any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), new, tiny.draft_params())))
     # what comes after the last corrected token is not even looked at

@@ -129,31 +129,32 @@ def test_a_choice_is_among_the_values_of_all_parts():
 
 @functools.cache
 def trimmed():
-    """The target, its law over the draft's tokens and over all, a random draft over those, and that draft over all."""
+    """The target, its distribution over the draft's tokens and over all, a random draft over those, and that draft over
+    all."""
     drafter = Medusa(Chain(2), heads=2).bind(tiny.TARGET)
     teacher, other = (teach(drafter, tiny.target_params(), packed(), ids, drafter.feature_wants) for ids in (IDS, ()))
-    law, every = (one.law(one.output.final) for one in (teacher, other))
-    draft = jax.random.normal(jax.random.key(0), law.logits.shape)
+    dist, every = (one.dist(one.output.final) for one in (teacher, other))
+    draft = jax.random.normal(jax.random.key(0), dist.logits.shape)
     scattered = jnp.full(every.logits.shape, -jnp.inf).at[..., np.asarray(IDS)].set(draft)
-    return teacher, law, every.logits, draft, scattered
+    return teacher, dist, every.logits, draft, scattered
 
 
 @pytest.mark.slow
-def test_acceptance_is_against_the_targets_law_over_all_tokens():
+def test_acceptance_is_against_the_targets_distribution_over_all_tokens():
     """By enumeration, and so is total variation."""
-    _, law, every, draft, scattered = trimmed()
+    _, dist, every, draft, scattered = trimmed()
     p, q = (np.asarray(jax.nn.softmax(logits), np.float64) for logits in (every, scattered))
     kept, distance = np.minimum(p, q).sum(-1), 0.5 * np.abs(p - q).sum(-1)
-    np.testing.assert_allclose(acceptance(law.logits, draft, law.outside), kept, atol=1e-6)
-    np.testing.assert_allclose(TVD().positions(law.logits, draft, law.outside), distance, atol=1e-6)
-    assert (np.asarray(acceptance(law.logits, draft)) > kept + 0.01).mean() > 0.5
+    np.testing.assert_allclose(acceptance(dist.logits, draft, dist.outside), kept, atol=1e-6)
+    np.testing.assert_allclose(TVD().positions(dist.logits, draft, dist.outside), distance, atol=1e-6)
+    assert (np.asarray(acceptance(dist.logits, draft)) > kept + 0.01).mean() > 0.5
     due = np.asarray(packed().due(1))
-    seen = dict(mean=MEAN, known=law.known[:, :-1], outside=law.outside[:, :-1])
-    taken = lambda loss: float(loss(law.logits[:, :-1], draft[:, :-1], due, **seen))
+    seen = dict(mean=MEAN, known=dist.known[:, :-1], outside=dist.outside[:, :-1])
+    taken = lambda loss: float(loss(dist.logits[:, :-1], draft[:, :-1], due, **seen))
     accepted = kept[:, :-1][due].mean()
     assert taken(TVD()) == pytest.approx(1 - accepted, rel=1e-5)
     assert taken(LK()) == pytest.approx(-np.log(accepted), rel=1e-5)
-    known = due & np.asarray(law.known)[:, :-1]
+    known = due & np.asarray(dist.known)[:, :-1]
     own = p[..., IDS] / p[..., IDS].sum(-1, keepdims=True)
     kl = (own * np.log(own / q[..., IDS])).sum(-1)[:, :-1][known].mean()
     share = np.exp(-3 * accepted)
@@ -165,7 +166,7 @@ def test_acceptance_is_against_the_targets_law_over_all_tokens():
 @pytest.mark.slow
 def test_a_heads_acceptance_is_over_every_position():
     """Of guesses at two depths: those that the target would not take of any draft of these tokens count as well."""
-    teacher, law, every, draft, scattered = trimmed()
+    teacher, dist, every, draft, scattered = trimmed()
     guesses = [Guess(draft[:, : 13 - steps], lambda x: x, steps, 1.0) for steps in (1, 2)]
     metrics = score(teacher, guesses, ForwardKL(), MEAN)[1]
     for steps, name in ((1, "acceptance"), (2, "acceptance_2")):

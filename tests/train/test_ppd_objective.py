@@ -1,4 +1,4 @@
-"""Training of prompt tokens: the laws it compares, what counts, and a loss that falls."""
+"""Training of prompt tokens: the distributions it compares, what counts, and a loss that falls."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ WEIGHTS = params()["target"]
 M, T, V = 3, 14, 96
 TREES = "2 @ 3 1x2; 1 | 1 @ 1x3; 1 | 1 | 1 @ 1x4"
 PAIR = TrainPPD(PPD(TREES, ensembles=2).bind(TARGET), cuts=5)
-laws = jax.jit(PAIR._laws)
+dists = jax.jit(PAIR._distributions)
 loss = jax.jit(PAIR.loss)
 
 
@@ -38,10 +38,10 @@ def line_logits(tokens, embeddings, embedded):
 
 
 @pytest.mark.slow
-def test_every_slot_meets_the_targets_law_of_the_same_token():
+def test_every_slot_meets_the_targets_distribution_of_the_same_token():
     """Against plain passes over the text up to a cut and its prompt tokens, one line at a time."""
     data, key, draft = batch(), jax.random.key(1), embeddings()
-    target, got, known = laws(draft, WEIGHTS, data, key)
+    target, got, known = dists(draft, WEIGHTS, data, key)
     at, chosen = drawn_places(key, useful(data.mask), 5)
     assert target.shape == got.shape == (3, 5 * M, V)
     padded = jnp.pad(data.tokens, ((0, 0), (0, M)))
@@ -87,7 +87,7 @@ def test_cuts_are_different_useful_and_random():
 def test_the_loss_is_the_weighted_divergence_of_what_counts():
     """Of each prompt token over where it counts, and then the mean over prompt tokens."""
     data, key = batch(), jax.random.key(2)
-    target, draft, known = laws(embeddings(), WEIGHTS, data, key)
+    target, draft, known = dists(embeddings(), WEIGHTS, data, key)
     value, metrics = loss(embeddings(), WEIGHTS, data, key)
     p, q = (jax.nn.log_softmax(x, axis=-1) for x in (target, draft))
     each, known = np.asarray((jnp.exp(p) * (p - q)).sum(axis=-1)), np.asarray(known)
@@ -109,7 +109,7 @@ def test_padding_and_an_empty_row_change_nothing():
 
 def test_accuracy_counts_the_targets_token_among_the_candidates():
     data, key = batch(), jax.random.key(4)
-    target, draft, known = (np.asarray(x) for x in laws(embeddings(), WEIGHTS, data, key))
+    target, draft, known = (np.asarray(x) for x in dists(embeddings(), WEIGHTS, data, key))
     hits, count = jax.jit(PAIR.accuracy, static_argnums=4)(embeddings(), WEIGHTS, data, key, 10)
     want = np.zeros((M, 10), int)
     for row in range(3):

@@ -17,7 +17,7 @@ ROWS = 64
 
 
 def tree_of(topology, children):
-    """A tree of some tokens, with a law where its children are drawn."""
+    """A tree of some tokens, with a distribution where its children are drawn."""
     shape = (ROWS, len(topology.parents))
     tokens = jax.random.randint(jax.random.key(1), shape, 0, V)
     log_q = jnp.full((*shape, V), -jnp.log(V)) if children in DRAWN else None

@@ -1,4 +1,5 @@
-"""Block verification keeps the target's law, and more tokens than any rule token by token; seen to fail when broken."""
+"""Block verification keeps the target's distribution, and more tokens than any rule token by token; seen to fail when
+broken."""
 
 import dataclasses
 import itertools
@@ -51,18 +52,18 @@ def judged(p, q, proposed):
     return tokens, drawn, chance * rejected, left
 
 
-def law_of(p, q, proposed):
-    """The joint law of len(p) tokens; texts that come out short go on with p."""
+def distribution_of(p, q, proposed):
+    """The joint distribution of len(p) tokens; texts that come out short go on with p."""
     tokens, drawn, kept, left = judged(p, q, proposed)
-    law = np.zeros((V,) * len(p))
+    dist = np.zeros((V,) * len(p))
     for i, weights in enumerate(left):
         for row in np.flatnonzero(drawn * kept[:, i]):
             prefix = tuple(tokens[row, :i])
             rest = weights[row] / weights[row].sum()
             for table in p[i + 1 :]:
                 rest = rest[..., None] * table[prefix]
-            law[prefix] += drawn[row] * kept[row, i] * rest
-    return law
+            dist[prefix] += drawn[row] * kept[row, i] * rest
+    return dist
 
 
 def accepted_of(p, q):
@@ -73,7 +74,7 @@ def accepted_of(p, q):
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("case", [*CASES, "equal"], ids=str)
-def test_the_joint_law_is_the_targets_to_1e12(case, depth):
+def test_the_joint_distribution_is_the_targets_to_1e12(case, depth):
     rng = np.random.default_rng(depth)
     if case == "equal":
         p = tables(rng, depth + 1)
@@ -81,7 +82,7 @@ def test_the_joint_law_is_the_targets_to_1e12(case, depth):
     else:
         p, q = tables(rng, depth + 1, case[0]), tables(rng, depth, case[1])
     for proposed in range(depth + 1):  # the drafter may have proposed less
-        assert np.abs(law_of(p, q, proposed) - oracle.joint(p)).max() < 1e-12
+        assert np.abs(distribution_of(p, q, proposed) - oracle.joint(p)).max() < 1e-12
 
 
 def test_it_keeps_at_least_as_many_as_token_by_token():
@@ -97,14 +98,14 @@ def test_it_keeps_at_least_as_many_as_token_by_token():
 
 def test_the_papers_example():
     """Two tokens of p = (1/3, 2/3) and q = (2/3, 1/3), whatever the context: 11/9 kept, 10/9 token by token."""
-    widen = lambda law, i: np.broadcast_to([*law, 0, 0], (V,) * i + (V,))
-    p, q = ([widen(law, i) for i in range(n)] for law, n in (((1 / 3, 2 / 3), 3), ((2 / 3, 1 / 3), 2)))
+    widen = lambda dist, i: np.broadcast_to([*dist, 0, 0], (V,) * i + (V,))
+    p, q = ([widen(dist, i) for i in range(n)] for dist, n in (((1 / 3, 2 / 3), 3), ((2 / 3, 1 / 3), 2)))
     assert accepted_of(p, q) == pytest.approx(11 / 9, abs=1e-12)
     assert oracle.expected_accepted(p, q) == pytest.approx(10 / 9, abs=1e-12)
 
 
 @pytest.mark.slow
-def test_tokens_that_are_taken_as_they_are_keep_the_law():
+def test_tokens_that_are_taken_as_they_are_keep_the_distribution():
     """Chi-square of 60,000 texts by the jitted decoder, at 1e-3, see `test_power` of `test_rejection.py`."""
     assert sampled_p_value(PromptLookup(3), Block()) > ALPHA
 

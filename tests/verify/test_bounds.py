@@ -9,7 +9,7 @@ from scipy.optimize import linprog
 from specjax.verify.bounds import greedy_acceptance, optimal_acceptance
 
 
-def law_of_drafts(q, drafts, kind):
+def distribution_of_drafts(q, drafts, kind):
     """The chance of every tuple of drafts."""
     out = {}
     for tokens in itertools.product(range(len(q)), repeat=drafts):
@@ -56,7 +56,7 @@ def test_it_is_the_linear_programs(kind, drafts):
             ours = greedy_acceptance(p, q, drafts)
         else:
             ours = optimal_acceptance(p, q, drafts, replacement=kind == "replacement")
-        assert ours == pytest.approx(linear_program(p, law_of_drafts(q, drafts, kind)), abs=1e-6)
+        assert ours == pytest.approx(linear_program(p, distribution_of_drafts(q, drafts, kind)), abs=1e-6)
 
 
 def test_no_subset_of_tokens_is_tighter():
@@ -64,7 +64,7 @@ def test_no_subset_of_tokens_is_tighter():
     for drafts, vocab in ((2, 6), (3, 7)):
         p, q = rng.dirichlet(np.full(vocab, 0.5), 2)
         for kind in ("replacement", "without"):
-            chances = law_of_drafts(q, drafts, kind)
+            chances = distribution_of_drafts(q, drafts, kind)
             subsets = itertools.chain.from_iterable(itertools.combinations(range(vocab), n) for n in range(vocab + 1))
             least = min(
                 p[list(h)].sum() - sum(c for x, c in chances.items() if set(x) <= set(h)) if h else 0.0 for h in subsets
@@ -89,8 +89,8 @@ def test_fewer_tokens_than_drafts_are_all_of_them():
     assert optimal_acceptance(np.array([0.2, 0.3, 0.5]), q, 3) == pytest.approx(0.5, abs=1e-9)
 
 
-def test_what_is_no_law_is_refused():
-    for p, q, said in (([0.5, 0.6], [0.5, 0.5], "must be laws"), ([1.0], [0.5, 0.5], "must be laws")):
+def test_what_is_no_distribution_is_refused():
+    for p, q, said in (([0.5, 0.6], [0.5, 0.5], "must be distributions"), ([1.0], [0.5, 0.5], "must be distributions")):
         with pytest.raises(ValueError, match=said):
             optimal_acceptance(np.array(p), np.array(q))
     with pytest.raises(ValueError, match="at least 1"):

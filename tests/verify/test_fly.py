@@ -21,8 +21,8 @@ def by_hand(case, threshold, window):
     own = lambda node: tokens[node] == draw[parents[node]]
     heat, length = 1 if case["greedy"] else HEAT, max(map(len, paths(tokens)))
 
-    def entropy(law):
-        cold = law**heat / (law**heat).sum()  # at temperature 1
+    def entropy(dist):
+        cold = dist**heat / (dist**heat).sum()  # at temperature 1
         return -sum(x * np.log(x) for x in np.sort(cold)[-3:])
 
     def stands(path, at):
@@ -75,11 +75,11 @@ def test_chains_are_kept_as_the_authors_program_keeps_them(matches, sure, accept
     assert int(kept(Fly(), len(matches), tokens, logits, SamplingArrays.make(1))) == accepted
 
 
-@pytest.mark.parametrize(("law", "passes"), [((0.9, 0.05, 0.03, 0.02), True), ((0.92, 0.04, 0.02, 0.02), False)])
+@pytest.mark.parametrize(("dist", "passes"), [((0.9, 0.05, 0.03, 0.02), True), ((0.92, 0.04, 0.02, 0.02), False)])
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
-def test_the_entropy_is_of_the_three_likeliest_tokens_of_the_models_own_law(law, passes, temperature):
-    """Of the first law it is 0.3498, of the second 0.2837, whose whole entropy is 0.362."""
-    logits = jnp.broadcast_to(jnp.log(jnp.asarray(law)), (1, LENGTH + 1, 4))
+def test_the_entropy_is_of_the_three_likeliest_tokens_of_the_models_own_distribution(dist, passes, temperature):
+    """Of the first distribution it is 0.3498, of the second 0.2837, whose whole entropy is 0.362."""
+    logits = jnp.broadcast_to(jnp.log(jnp.asarray(dist)), (1, LENGTH + 1, 4))
     tokens = jnp.zeros((1, LENGTH), jnp.int32).at[0, 3].set(1)
     assert int(kept(Fly(), LENGTH, tokens, logits, SamplingArrays.make(1, temperature))) == (LENGTH if passes else 3)
 

@@ -1,4 +1,5 @@
-"""Grades in place of tokens: they keep the law, lose no acceptance, and nothing of a vocabulary's size is sorted."""
+"""Grades in place of tokens: they keep the distribution, lose no acceptance, and nothing of a vocabulary's size is
+sorted."""
 
 import re
 
@@ -28,15 +29,15 @@ def far(vocab=V):
     return p / p.sum(), q / q.sum()
 
 
-LAWS = {"near": pair(1, spread=3.0), "random": pair(), "far": far(), "equal": (pair()[0],) * 2}
+DISTRIBUTIONS = {"near": pair(1, spread=3.0), "random": pair(), "far": far(), "equal": (pair()[0],) * 2}
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("k", (1, 2, 5))
-def test_a_rule_for_grades_keeps_the_law_of_tokens(name, k):
-    """In closed form: a child's grade is as likely as the law over grades says, a token's p / q is that of its grades in the
-    mean, and what passes of tokens is what passes of their grades."""
-    p, q = LAWS[name]
+def test_a_rule_for_grades_keeps_the_distribution_of_tokens(name, k):
+    """In closed form: a child's grade is as likely as the distribution over grades says, a token's p / q is that of its
+    grades in the mean, and what passes of tokens is what passes of their grades."""
+    p, q = DISTRIBUTIONS[name]
     with jax.enable_x64(True):
         wide, drafts = [jnp.asarray(x)[None] for x in (p, q)], jnp.full(1, float(k))
         made = grades.grades_of(*wide, drafts)
@@ -58,7 +59,7 @@ def test_a_rule_for_grades_keeps_the_law_of_tokens(name, k):
 
 @pytest.mark.slow
 def test_a_grade_is_drawn_with_its_chance():
-    p, q = (jnp.asarray(x, jnp.float32)[None] for x in LAWS["random"])
+    p, q = (jnp.asarray(x, jnp.float32)[None] for x in DISTRIBUTIONS["random"])
     made = grades.grades_of(p, q, jnp.full(1, float(K)))
     even = (np.arange(1000) + 0.5) / 1000
     found = jax.vmap(lambda u: grades.grade(made, p, q, jnp.full(p.shape, u)))(jnp.asarray(even, jnp.float32))[:, 0]
@@ -72,14 +73,14 @@ def test_a_grade_is_drawn_with_its_chance():
 def test_many_tokens_in_float32(vocab, scale, noise):
     rng = np.random.default_rng(0)
     logits = rng.normal(size=vocab) * scale
-    laws = [np.asarray(jax.nn.softmax(jnp.asarray(x))) for x in (logits, logits + noise * rng.normal(size=vocab))]
-    p, q = (jnp.asarray(law)[None] for law in laws)
+    dists = [np.asarray(jax.nn.softmax(jnp.asarray(x))) for x in (logits, logits + noise * rng.normal(size=vocab))]
+    p, q = (jnp.asarray(dist)[None] for dist in dists)
     for k in (1, 2, 8):
         made = grades.grades_of(p, q, jnp.full(1, float(k)))
         line = line_of(made.p, made.q, jnp.full(1, float(k)))
         kept = grades.over_tokens(made, line.kept[:, :-1] / jnp.maximum(made.q[:, :-1], grades.NARROW), p, q)
         assert float((kept - p).max()) < 1e-7
-        most = optimal_acceptance(laws[0] / laws[0].sum(), laws[1] / laws[1].sum(), k, replacement=True)
+        most = optimal_acceptance(dists[0] / dists[0].sum(), dists[1] / dists[1].sum(), k, replacement=True)
         assert float(kept.sum()) == pytest.approx(most, abs=5e-6)
 
 
@@ -89,7 +90,7 @@ ROWS = 100_000
 @jax.jit
 def texts(p, q, key):
     """Of so many rows the token that is kept or drawn, and whether it is a child."""
-    wide = lambda law: jnp.broadcast_to(law, (ROWS, len(law)))
+    wide = lambda dist: jnp.broadcast_to(dist, (ROWS, len(dist)))
     own, noise, coins, last = jax.random.split(key, 4)
     tokens = jax.random.categorical(own, jnp.log(q), shape=(ROWS, K))
     rule = Optimal()
@@ -107,8 +108,8 @@ def counted(p, q, seed=0):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ("random", "far"))
 def test_by_counting(name):
-    """The whole rule at a node: the law of 100,000 tokens by chi-square, and as many children pass as can."""
-    p, q = LAWS[name]
+    """The whole rule at a node: the distribution of 100,000 tokens by chi-square, and as many children pass as can."""
+    p, q = DISTRIBUTIONS[name]
     counts, rate = counted(p, q)
     assert counts[p == 0].sum() == 0
     assert statistics.chi_square(counts[p > 0], p[p > 0] / p[p > 0].sum()) > 1e-3
@@ -118,8 +119,8 @@ def test_by_counting(name):
 
 @pytest.mark.slow
 def test_counting_finds_a_fault(monkeypatch):
-    """Where tokens always have the grade below their p / q, the law is another."""
-    p, q = LAWS["random"]
+    """Where tokens always have the grade below their p / q, the distribution is another."""
+    p, q = DISTRIBUTIONS["random"]
     texts.clear_cache()
     lower = grades.grade
     monkeypatch.setattr(
@@ -138,7 +139,7 @@ def test_nothing_of_the_vocabularys_size_is_sorted():
     def node(p, log_q, tokens, noise):
         return rule.compare(rule.enter(p, log_q, jnp.full(1, K)), tokens, tokens >= 0, noise)
 
-    laws, children = jnp.full((1, size), 1 / size), jnp.arange(4)[None]
-    program = str(jax.make_jaxpr(node)(laws, jnp.log(laws), children, jnp.zeros((1, 4, 3))))
+    dists, children = jnp.full((1, size), 1 / size), jnp.arange(4)[None]
+    program = str(jax.make_jaxpr(node)(dists, jnp.log(dists), children, jnp.zeros((1, 4, 3))))
     dear = [line for line in program.splitlines() if re.search(r"= (sort|cumsum|top_k|while|scan|scatter)", line)]
     assert dear and not any(str(size) in line for line in dear)

@@ -69,7 +69,7 @@ def test_trees():
     )  # the root always has a child, and not every tree is as deep as it may be
 
 
-def test_what_has_no_law_is_never_kept():
+def test_what_has_no_distribution_is_never_kept():
     tokens = jnp.broadcast_to(jnp.asarray([0, 1, 2, 3, 1, 2, 1, 1, 1, 1]), (32, 10))
     head = HEAD | {"bias": jnp.asarray([jnp.inf])}
     features, logits = jnp.zeros((32, 10, 3)), jnp.zeros((32, 10, V))

@@ -23,12 +23,12 @@ def near(table, count):
     return np.array([[other for other in np.argsort(row) if other != own][:count] for own, row in enumerate(distances)])
 
 
-def pooled(law, token, table, bound, count):
+def pooled(dist, token, table, bound, count):
     """What the nearest have together within the bound, and whether any do."""
-    limit = bound if bound <= 1 else (bound - 1) * law[token]
+    limit = bound if bound <= 1 else (bound - 1) * dist[token]
     best, total, some = 0.0, 0.0, False
     for place, other in enumerate(table[token][:count]):
-        total += law[other]
+        total += dist[other]
         if total <= limit:
             best, some = total, some or place == 0
     return best, some
@@ -80,7 +80,7 @@ NEAREST = jnp.zeros((8, 5), jnp.int32).at[6].set(jnp.asarray([5, 7, 4, 3, 2]))  
     [(0.05, 0.05), (0.11, 0.15), (0.15, 0.15), (0.21, 0.25), (2.0, 0.05), (3.1, 0.15), (5.1, 0.25), (0.0, 0.05)],
 )
 def test_chances_are_the_released_codes(bound, together):
-    """Of token 6, whose own chance is 0.05, in the law P; above 1 a bound is LANTERN++'s."""
+    """Of token 6, whose own chance is 0.05, in the distribution P; above 1 a bound is LANTERN++'s."""
     rule = _Pooling(NEAREST, 5, bound, jnp.zeros(1, bool))
     assert float(rule.chance((P, Q, P), jnp.asarray([6]))[0]) == pytest.approx(min(together / 0.2, 1), abs=1e-6)
 
@@ -95,7 +95,8 @@ def test_chances_are_the_released_codes(bound, together):
     ],
 )
 def test_what_a_rejected_token_leaves_is_the_released_codes(bound, drawn, left):
-    """With three neighbours, of which two are pooled at most: four have no part in q then, or none in the law that is left."""
+    """With three neighbours, of which two are pooled at most: four have no part in q then, or none in the distribution
+    that is left."""
     rule = _Pooling(NEAREST[:, :4], 3, bound, jnp.zeros(1, bool))
     after = rule.rejected((P, Q if drawn else None, P), jnp.asarray([6]))[0]
     np.testing.assert_allclose(after[0], left, atol=5e-5)

@@ -1,4 +1,5 @@
-"""The optimal rule for i.i.d. children: its law and acceptance over every draft, seen to fail when broken, and by counting."""
+"""The optimal rule for i.i.d. children: its distribution and acceptance over every draft, seen to fail when broken, and
+by counting."""
 
 import itertools
 
@@ -65,7 +66,8 @@ def at_a_node(p, q, k):
 
 
 def behind(weight, goes, here, there, at):
-    """The chance that a child of this token comes to lie behind each of some places; here and there are of cells' ends."""
+    """The chance that a child of this token comes to lie after each of some places; here and there are of cells'
+    ends."""
     found = np.zeros_like(at)
     for piece in np.flatnonzero(weight.sum(axis=1)):
         for place, chance in ((here, 1 - goes), (there, goes)):
@@ -80,7 +82,8 @@ def behind(weight, goes, here, there, at):
 
 
 def judged(p, q, k, change=lambda line, found: (line, found)):
-    """The law of the token that is kept or drawn, over every tuple of children, and how likely it is one of them."""
+    """The distribution of the token that is kept or drawn, over every tuple of children, and how likely it is one of
+    them."""
     line, found = at_a_node(p, q, k)
     line, (weight, here, there, goes, *ends) = change(line, found)
     assert here.dtype == np.float64 and 0 <= goes.min() and goes.max() <= 1
@@ -104,7 +107,7 @@ def judged(p, q, k, change=lambda line, found: (line, found)):
     return kept + (1 - kept.sum()) * (left / left.sum() if left.sum() > 1e-9 else p), kept.sum()
 
 
-LAWS = {
+DISTRIBUTIONS = {
     "full": [*np.random.default_rng(0).dirichlet(np.full(4, 0.6), 2)],
     "far apart": [np.array([0.04, 0.06, 0.3, 0.6]), np.array([0.7, 0.2, 0.07, 0.03])],
     "sparse": [np.array([0.0, 0.5, 0.2, 0.3]), np.array([0.4, 0.0, 0.5, 0.1])],
@@ -117,18 +120,18 @@ LAWS = {
 }
 
 
-@pytest.mark.parametrize("name", but_slow(LAWS, *sorted(LAWS.keys() - {"sparse", "sure target"})))
-def test_the_law_is_the_targets_and_the_acceptance_the_optimum(name):
-    p, q = LAWS[name]
+@pytest.mark.parametrize("name", but_slow(DISTRIBUTIONS, *sorted(DISTRIBUTIONS.keys() - {"sparse", "sure target"})))
+def test_the_distribution_is_the_targets_and_the_acceptance_the_optimum(name):
+    p, q = DISTRIBUTIONS[name]
     for k in (1, 2, 3):
-        law, rate = judged(p, q, k)
-        np.testing.assert_allclose(law, p, atol=1e-6)
+        dist, rate = judged(p, q, k)
+        np.testing.assert_allclose(dist, p, atol=1e-6)
         assert rate == pytest.approx(optimal_acceptance(p, q, k, replacement=True), abs=1e-6)
 
 
 def test_it_accepts_more_than_the_others():
     """So it is another rule than they are; none of them is the optimum."""
-    p, q = LAWS["far apart"]
+    p, q = DISTRIBUTIONS["far apart"]
     for k in (2, 3):
         none, left = 1.0, p
         for _ in range(k):
@@ -140,7 +143,8 @@ def test_it_accepts_more_than_the_others():
 
 
 def test_many_tokens_and_children_in_closed_form():
-    """What passes sums up to the optimum, no beginning of the line has less than is wanted of it, and c is a law."""
+    """What passes sums up to the optimum, no beginning of the line has less than is wanted of it, and c is a
+    distribution."""
     for seed, k in itertools.product(range(3), (1, 2, 5, 16)):
         p, q = np.random.default_rng(seed).dirichlet(np.full(50, 0.2), 2)
         with jax.enable_x64(True):
@@ -155,7 +159,8 @@ def test_many_tokens_and_children_in_closed_form():
 
 @pytest.mark.slow
 def test_places_are_uniform_in_float32():
-    """At 4,000 tokens: as many children come to lie behind a place as lie there, and a token has the density that it should."""
+    """At 4,000 tokens: as many children come to lie after a place as lie there, and a token has the density that it
+    should."""
     rng, vocab, k, cells = np.random.default_rng(0), 4000, 4, 16
     p, q = rng.dirichlet(np.full(vocab, 0.05), 2).astype(np.float32)
     line = line_of(jnp.asarray(p)[None], jnp.asarray(q)[None], jnp.full(1, float(k)))
@@ -189,12 +194,12 @@ def surely_goes(line, found):
 
 
 def without_a_cap(line, found):
-    return line._replace(kept=LAWS["far apart"][0][None] * 1.0), found
+    return line._replace(kept=DISTRIBUTIONS["far apart"][0][None] * 1.0), found
 
 
 @pytest.mark.parametrize("fault", [all_pass, nobody_goes, surely_goes, without_a_cap])
 def test_faults_are_caught(fault):
-    p, q = LAWS["far apart"]
+    p, q = DISTRIBUTIONS["far apart"]
     assert abs(judged(p, q, 2, fault)[0] - p).max() > 1e-3
 
 
@@ -202,8 +207,8 @@ def test_faults_are_caught(fault):
 
 
 def kept_of_a_tree(p, q):
-    """The mean number of tokens kept of "2 | 1 2", given laws by context. Either of the first two is as likely to be
-    chosen, and the children of equal ones are those of one place."""
+    """The mean number of tokens kept of "2 | 1 2", given distributions by context. Either of the first two is as likely
+    to be chosen, and the children of equal ones are those of one place."""
     line, _ = at_a_node(p[0], q[0], 2)
     passed, both = np.asarray(line.kept)[0], q[0] ** 2 * np.asarray(line.passes)[0]
     rate = lambda token, k: optimal_acceptance(p[1][token], q[1][token], k, replacement=True)
@@ -223,19 +228,20 @@ def test_the_jitted_decoder():
 
 @pytest.mark.slow
 def test_the_committed_pair():
-    """On laws of the shipped models: the share of drawn children that pass is the optimum, within three standard errors."""
+    """On distributions of the shipped models: the share of drawn children that pass is the optimum, within three
+    standard errors."""
     target, draft = (specjax.models.load(name) for name in ("tiny", "tiny-draft"))
     tokens = jnp.asarray(target.tokenizer.encode("def add(a, b):\n    return a + b\n\nWhat is 17 + 25? It is 42."))[
         None
     ]
     block = Block(tokens, jnp.arange(tokens.shape[1])[None], jnp.zeros(1, jnp.int32))
     read = lambda model: model.lm(model.params, block, None, wants=Wants(logits=True)).logits[0, 4::4]
-    laws = [jax.nn.softmax(read(model).astype(jnp.float32)) for model in (target, draft)]
+    dists = [jax.nn.softmax(read(model).astype(jnp.float32)) for model in (target, draft)]
     rule, draws, k = Optimal(), 256, 3
 
     @jax.jit
     def passed(p, q, key):
-        wide = lambda law: jnp.broadcast_to(law, (draws, len(law)))
+        wide = lambda dist: jnp.broadcast_to(dist, (draws, len(dist)))
         own, noise, coins = jax.random.split(key, 3)
         tokens = jax.random.categorical(own, jnp.log(q), shape=(draws, k))
         state = rule.enter(wide(p), jnp.log(wide(q)), jnp.full(draws, k))
@@ -243,7 +249,7 @@ def test_the_committed_pair():
         return jax.random.uniform(coins, (draws,)) < state.chance
 
     rates, best = [], []
-    for n, (p, q) in enumerate(zip(*laws, strict=True)):
+    for n, (p, q) in enumerate(zip(*dists, strict=True)):
         rates.append(np.asarray(passed(p, q, jax.random.key(n))))
         best.append(optimal_acceptance(np.asarray(p), np.asarray(q), k, replacement=True))
     errors = np.sqrt(sum(b * (1 - b) / draws for b in best)) / len(best)

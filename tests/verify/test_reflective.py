@@ -24,12 +24,12 @@ def test_what_is_mixed():
     first, again = 3 * np.random.default_rng(0).normal(size=(2, 5, 7))
     p, r = softmax(first), softmax(again)
     for weight in (0.0, 0.3, 1.0):
-        got = softmax(np.asarray(mixed(jnp.asarray(first), jnp.asarray(again), weight, "laws")))
+        got = softmax(np.asarray(mixed(jnp.asarray(first), jnp.asarray(again), weight, "probs")))
         np.testing.assert_allclose(got, (1 - weight) * p + weight * r, rtol=1e-4)
         got = softmax(np.asarray(mixed(jnp.asarray(first), jnp.asarray(again), weight, "logits")))
         np.testing.assert_allclose(got, softmax((1 - weight) * np.log(p) + weight * np.log(r)), rtol=1e-4)
     first = jnp.asarray(first, jnp.float32).at[:, 2].set(-jnp.inf)
-    for mix in ("laws", "logits"):
+    for mix in ("probs", "logits"):
         got = mixed(first, jnp.asarray(again), 0.0, mix)
         np.testing.assert_array_equal(got, first)  # to the last bit, and what is ruled out stays so
         assert mixed(first, jnp.asarray(again), 0.5, mix)[:, 2].max() == -jnp.inf
@@ -44,9 +44,9 @@ def by_hand(text, draft, weight, shift=0):
     logits = np.asarray(read(jnp.asarray(tokens)))[0]
     first, again = length - 1, length + many + len(PROMPT) + shift
     for at in range(many):
-        law = (1 - weight) * softmax(logits[first + at]) + weight * softmax(logits[again + at])
+        dist = (1 - weight) * softmax(logits[first + at]) + weight * softmax(logits[again + at])
         own = logits[first + at].argmax()
-        if draft[at] not in (own, law.argmax()):
+        if draft[at] not in (own, dist.argmax()):
             return at, own
     return many, logits[first + many].argmax()
 
@@ -58,7 +58,7 @@ def read(tokens):
 
 
 def test_a_step_by_hand():
-    """Drafts of several lengths: what follows a short one stands right behind it."""
+    """Drafts of several lengths: what follows a short one stands right after it."""
     decoder = specjax.speculative(TARGET, DRAFTERS["draft-early_stop"], Reflective(PROMPT, 0.6))
     model = params("draft-early_stop")
     state = start(decoder, GREEDY, model=model)

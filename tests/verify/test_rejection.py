@@ -1,5 +1,5 @@
-"""Rejection sampling keeps the target's law: by enumeration, and seen to fail when broken. The texts of the jitted decoder are
-counted in `tests/guarantees/`."""
+"""Rejection sampling keeps the target's distribution: by enumeration, and seen to fail when broken. The texts of the
+jitted decoder are counted in `tests/guarantees/`."""
 
 import dataclasses
 import itertools
@@ -39,8 +39,8 @@ from specjax.verify import Coupled, Rejection, rejection
 # ---- by enumeration -------------------------------------------------------------------------------------------------
 
 
-def enumerated_law(p, q, proposed):
-    """The joint law of len(p) tokens when the verifier's own functions judge `proposed` draft tokens from q.
+def enumerated_distribution(p, q, proposed):
+    """The joint distribution of len(p) tokens when the verifier's own functions judge `proposed` draft tokens from q.
 
     Uniforms are integrated exactly: the only thing that matters is on which side of p / q they lie. Texts that come out
     short go on with p.
@@ -65,18 +65,18 @@ def enumerated_law(p, q, proposed):
         weights = np.asarray(rejection.residual(*map(jnp.asarray, (p_rows, q_rows, valid, accepted))))
         assert weights.dtype == np.float64
     weights = np.maximum(weights, 0)
-    law = np.zeros((V,) * len(p))
+    dist = np.zeros((V,) * len(p))
     for row in np.flatnonzero(chance):
         kept = tuple(tokens[row, : accepted[row]])
         rest = weights[row] / weights[row].sum()
         for table in p[len(kept) + 1 :]:
             rest = rest[..., None] * table[kept]
-        law[kept] += chance[row] * rest
-    return law
+        dist[kept] += chance[row] * rest
+    return dist
 
 
 def enumeration_error(p, q, proposed):
-    return np.abs(enumerated_law(p, q, proposed) - oracle.joint(p)).max()
+    return np.abs(enumerated_distribution(p, q, proposed) - oracle.joint(p)).max()
 
 
 CASES = {
@@ -92,7 +92,7 @@ CASES = {
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("case", [*CASES, "equal"])
-def test_the_joint_law_is_the_targets_to_1e12(case, depth):
+def test_the_joint_distribution_is_the_targets_to_1e12(case, depth):
     rng = np.random.default_rng(depth)
     if case == "equal":
         p = tables(rng, depth + 1)
@@ -113,9 +113,9 @@ def test_functions_equal_the_oracle_row_by_row():
         accepted = rejection.count_accepted(*map(jnp.asarray, (p[:, :-1], q, tokens, uniforms, valid)))
         weights = np.asarray(rejection.residual(*map(jnp.asarray, (p, q, valid, accepted))))
     for row in range(rows):
-        count, law = oracle.chain(p[row], q[row], tokens[row], uniforms[row])
+        count, dist = oracle.chain(p[row], q[row], tokens[row], uniforms[row])
         assert int(accepted[row]) == count
-        np.testing.assert_allclose(weights[row] / weights[row].sum(), law, atol=1e-14)
+        np.testing.assert_allclose(weights[row] / weights[row].sum(), dist, atol=1e-14)
 
 
 def masked_token_passes():
@@ -133,7 +133,8 @@ def test_a_masked_token_never_passes():
 
 
 def test_power():
-    """60,000 texts of 64 kinds: a law 0.02 away in total variation fails at 1e-3 with probability above 0.99."""
+    """60,000 texts of 64 kinds: a distribution 0.02 away in total variation fails at 1e-3 with probability above
+    0.99."""
     assert statistics.power(ROWS, V**NEW, 0.02, ALPHA) > 0.99
 
 
@@ -146,7 +147,7 @@ class Unrecorded(Chain):
 
 
 @pytest.mark.slow
-def test_unrecorded_chains_keep_the_law_too():
+def test_unrecorded_chains_keep_the_distribution_too():
     """A chain that brings no `log_q` is judged as deterministic: the drafter's noise is not the verifier's."""
     assert sampled_p_value(ModelDrafter(MODEL.lm, Unrecorded(2)), Rejection()) > ALPHA
 
@@ -204,7 +205,7 @@ def test_accepting_at_equality_is_caught(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_draft_law_without_the_warpers_is_caught(monkeypatch):
+def test_a_draft_distribution_without_the_warpers_is_caught(monkeypatch):
     draft = jnp.asarray(PARAMS["draft"]["table"])
 
     def raw(tree, vocab):
@@ -212,7 +213,7 @@ def test_a_draft_law_without_the_warpers_is_caught(monkeypatch):
         before = jnp.where(before < 0, PROMPT[-2], before)  # right at the first step, which suffices
         return jax.nn.softmax(draft[before, tree.tokens[:, :-1]], axis=-1)
 
-    monkeypatch.setattr(rejection, "draft_law", raw)
+    monkeypatch.setattr(rejection, "draft_probs", raw)
     assert sampled_p_value(MODEL, Broken("raw")) < ALPHA
 
 

@@ -1,4 +1,5 @@
-"""Rules that go down a tree keep the target's law: by enumeration, by counting on the real path, seen to fail when broken."""
+"""Rules that go down a tree keep the target's distribution: by enumeration, by counting on the real path, seen to fail
+when broken."""
 
 import dataclasses
 import itertools
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.chains import ALPHA, MODEL, PARAMS, ROWS, V, context_tables, exact, generate, sampled_p_value, tables
-from support.forests import accepted, law_error
+from support.forests import accepted, distribution_error
 
 import specjax
 from specjax.draft import ModelDrafter, PromptLookup, TokenRecycling
@@ -34,26 +35,26 @@ RULES = {
 
 
 def small(rng, kinds, depth=2, vocab=3):
-    """Laws of the target and of the draft over three tokens."""
+    """Distributions of the target and of the draft over three tokens."""
     p, q = (
-        [law[(slice(0, vocab),) * law.ndim] + 0 for law in tables(rng, depth + more, kind)]
+        [dist[(slice(0, vocab),) * dist.ndim] + 0 for dist in tables(rng, depth + more, kind)]
         for more, kind in zip((1, 0), kinds, strict=True)
     )
-    share = lambda law: law / np.where(law.sum(-1, keepdims=True) > 0, law.sum(-1, keepdims=True), 1)
-    fill = lambda law: np.where(law.sum(-1, keepdims=True) > 0, law, 1.0)
-    return [share(fill(law)) for law in p], [share(fill(law)) for law in q]
+    share = lambda dist: dist / np.where(dist.sum(-1, keepdims=True) > 0, dist.sum(-1, keepdims=True), 1)
+    fill = lambda dist: np.where(dist.sum(-1, keepdims=True) > 0, dist, 1.0)
+    return [share(fill(dist)) for dist in p], [share(fill(dist)) for dist in q]
 
 
 # ---- by enumeration -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_the_joint_law_is_the_targets_to_1e12(name):
+def test_the_joint_distribution_is_the_targets_to_1e12(name):
     rule, children = RULES[name]
     for seed, kinds in enumerate(itertools.product(("full", "sparse", "one_hot"), repeat=2)):
         p, q = small(np.random.default_rng(seed), kinds)
-        assert law_error(rule, TREE, p, q, children) < 1e-12, kinds
-    assert law_error(rule, TREE, p, p[:-1], children) < 1e-12
+        assert distribution_error(rule, TREE, p, q, children) < 1e-12, kinds
+    assert distribution_error(rule, TREE, p, p[:-1], children) < 1e-12
 
 
 SHAPES = [
@@ -72,24 +73,24 @@ def test_every_small_shape(name):
     p, q = small(np.random.default_rng(5), ("full", "sparse"), depth=3)
     for topology in SHAPES:
         depth = max(topology.depths)
-        assert law_error(rule, topology, p[: depth + 1], q[:depth], children) < 1e-12, topology
+        assert distribution_error(rule, topology, p[: depth + 1], q[:depth], children) < 1e-12, topology
 
 
-def test_any_order_keeps_the_law():
+def test_any_order_keeps_the_distribution():
     """What `multi_step` draws of: siblings in every order, levels one after the other."""
     p, q = small(np.random.default_rng(1), ("full", "full"))
     for first, last in itertools.product(itertools.permutations((1, 2)), itertools.permutations((3, 4, 5))):
-        assert law_error(MultiStep(), TREE, p, q, "iid", (*first, *last)) < 1e-12
+        assert distribution_error(MultiStep(), TREE, p, q, "iid", (*first, *last)) < 1e-12
 
 
 @pytest.mark.slow
 def test_equal_children_are_one_place():
-    """The children of both are tried, also those of the one that was not gone to, and the law stays."""
+    """The children of both are tried, also those of the one that was not gone to, and the distribution stays."""
     one, two = (Topology.from_counts(f"2 | {counts}") for counts in ("0 2", "1 0"))
     p, q = small(np.random.default_rng(3), ("full", "full"))
     for topology, (rule, children) in itertools.product((one, two), RULES.values()):
-        assert law_error(rule, topology, p, q, children) < 1e-12
-    sure = [np.broadcast_to(np.eye(3)[0], law.shape) for law in q]
+        assert distribution_error(rule, topology, p, q, children) < 1e-12
+    sure = [np.broadcast_to(np.eye(3)[0], dist.shape) for dist in q]
     assert accepted(Recursive(), one, [*sure, p[-1]], sure, "iid") == 2  # the first of two equal ones is a leaf
 
 
@@ -128,14 +129,14 @@ def test_traversal_keeps_at_least_as_many_as_the_way_down():
 
 def test_traversal_of_a_chain_is_block_verification():
     """The example of that paper: two tokens of p = (1/3, 2/3) and q = (2/3, 1/3), of which 11/9 are kept."""
-    widen = lambda law, i: np.broadcast_to([*law, 0.0], (3,) * i + (3,))
-    p, q = ([widen(law, i) for i in range(n)] for law, n in (((1 / 3, 2 / 3), 3), ((2 / 3, 1 / 3), 2)))
+    widen = lambda dist, i: np.broadcast_to([*dist, 0.0], (3,) * i + (3,))
+    p, q = ([widen(dist, i) for i in range(n)] for dist, n in (((1 / 3, 2 / 3), 3), ((2 / 3, 1 / 3), 2)))
     chain = Topology.chain(2)
     assert accepted(Traversal(), chain, p, q, "without_replacement") == pytest.approx(11 / 9, abs=1e-12)
     assert accepted(RecursiveWOR(), chain, p, q, "without_replacement") == pytest.approx(10 / 9, abs=1e-12)
 
 
-def test_a_sharp_draft_law_is_kept_beyond_float32():
+def test_a_sharp_draft_distribution_is_kept_beyond_float32():
     """What is left below the likeliest token is e-100 of q, and the second child is still drawn from that."""
     log_q = jnp.log(jnp.asarray([[0.0, 0.3, 0.7]])).at[0, 0].set(100.0)
     log_q = jax.nn.log_softmax(log_q)
@@ -200,7 +201,7 @@ class Forgetful(TakenAsTheyAre):
 )
 def test_faults_are_caught(rule, children):
     p, q = small(np.random.default_rng(0), ("full", "full"))
-    assert law_error(rule, TREE, p, q, children) > 1e-3
+    assert distribution_error(rule, TREE, p, q, children) > 1e-3
 
 
 class Careless(Traversal):
@@ -211,7 +212,7 @@ def test_a_parent_that_forgets_its_children_is_caught(monkeypatch):
     right = traversal.after
     monkeypatch.setattr(traversal, "after", lambda weight, *others: (weight, right(weight, *others)[1]))
     p, q = small(np.random.default_rng(0), ("full", "full"))
-    assert law_error(Careless(), TREE, p, q, "without_replacement") > 1e-3
+    assert distribution_error(Careless(), TREE, p, q, "without_replacement") > 1e-3
 
 
 # ---- by counting on the real path -----------------------------------------------------------------------------------
@@ -239,10 +240,11 @@ REAL = [
     [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] != "multi_step")) for case in REAL],
 )
 def test_the_jitted_decoder_accepts_as_many(name, verifier, children):
-    """The mean accepted number is within 4 sigma of the enumerated one; `tests/guarantees/` has the law of the texts."""
+    """The mean accepted number is within 4 sigma of the enumerated one; `tests/guarantees/` has the distribution of the
+    texts."""
     drafter = ModelDrafter(MODEL.lm, DRAFT[children])
     kept = np.asarray(generate(drafter, verifier, steps=1).stats.accepted) @ np.arange(3)
-    laws = exact(), context_tables(PARAMS["draft"], 2)
+    dists = exact(), context_tables(PARAMS["draft"], 2)
     drawn = "without_replacement" if children == "coupled" else children
     orders = [None]
     if name == "multi_step":
@@ -251,7 +253,7 @@ def test_the_jitted_decoder_accepts_as_many(name, verifier, children):
             for a in ((1, 2), (2, 1))
             for b in ((3, 4, 5), (3, 5, 4), (4, 3, 5), (4, 5, 3), (5, 3, 4), (5, 4, 3))
         ]
-    expected = np.mean([accepted(verifier, DRAFT[children].topology, *laws, drawn, order) for order in orders])
+    expected = np.mean([accepted(verifier, DRAFT[children].topology, *dists, drawn, order) for order in orders])
     assert abs(kept.mean() - expected) < 4 * kept.std() / np.sqrt(ROWS)
 
 
@@ -309,7 +311,7 @@ def test_what_fits():
             ModelDrafter(lm, IID(k=1)),
         ):
             rule.check(drafter)
-        with pytest.raises(ValueError, match="of this one a row's text would depend on the other rows"):
+        with pytest.raises(ValueError, match="with this one a row's text would depend on the other rows"):
             rule.check(TokenRecycling())
     for rule in (MultiStep(), Recursive(), KSeq()):
         for expander in (Static(), WithoutReplacement(), GreedyDraft()):

@@ -36,15 +36,15 @@ def by_hand(verifier, tokens, logits, draw, temperature):
         worth = []
         for below in trees.path_to(parents, node)[1:]:
             above = parents[below]
-            law = warpers.softmax(warpers.warp(logits[above], temperature))
+            dist = warpers.softmax(warpers.warp(logits[above], temperature))
             if temperature == 0:
-                law = np.eye(V)[logits[above].argmax()]
-            entropy = -sum(p * np.log(p) for p in law if p > 0)
+                dist = np.eye(V)[logits[above].argmax()]
+            entropy = -sum(p * np.log(p) for p in dist if p > 0)
             token = tokens[below]
-            typical = law[token] > min(verifier.threshold, verifier.alpha * np.exp(-entropy))
+            typical = dist[token] > min(verifier.threshold, verifier.alpha * np.exp(-entropy))
             if token < 0 or not (typical or token == draw[above]):
                 break
-            worth.append(np.log(max(law[token], 1e-300)))
+            worth.append(np.log(max(dist[token], 1e-300)))
         else:
             best = max(best, ((len(worth), sum(worth)), node), key=lambda each: each[0])
     return best[0][0], best[1]
@@ -71,7 +71,7 @@ def test_by_hand(verifier):
     assert 0.2 < np.mean(lengths) < 2.5 and np.max(lengths) >= 2
 
 
-def test_broken_laws_pass_nothing():
+def test_broken_distributions_pass_nothing():
     tokens = jnp.broadcast_to(jnp.asarray([0, 1, 2, 3, 1, 2, 1, 1, 1, 1]), (B, 10))
     logits = jnp.zeros((B, 10, V)).at[:, 0].set(jnp.nan)
     verdict, _ = judge(Typical(0.0), tokens, logits, jax.random.key(0))

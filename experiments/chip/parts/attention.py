@@ -1,4 +1,5 @@
-"""Tree attention timed: every implementation's bytes a second, as a share of those that the chip copies in the same run."""
+"""Tree attention timed: every implementation's bytes per second, as a share of those that the chip copies in the same
+run."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""The other kernels timed at an 8B model's sizes: their bytes a second, as a share of those that the chip copies."""
+"""The other kernels timed at an 8B model's sizes: their bytes per second, as a share of those that the chip copies."""
 
 import dataclasses
 import functools

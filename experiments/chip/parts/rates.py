@@ -1,4 +1,4 @@
-"""What the chip does at best: bytes and products a second, and what it takes to start something."""
+"""What the chip does at best: bytes and products per second, and what it takes to start something."""
 
 import functools
 

@@ -249,7 +249,7 @@ HEAD = [
     "plan said, ms",
     "chip did, ms",
     "over the least",
-    "steps' tokens/s, one a row",
+    "steps' tokens/s, one per row",
     "model, GB",
     "all it holds, GB",
 ]

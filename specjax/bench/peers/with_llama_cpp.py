@@ -20,7 +20,7 @@ from specjax.models.tensors import read_folder
 LOOKED_UP, DRAFTED = 10, 4
 """Tokens that its prompt lookup proposes (the default of its class), and those of our wrapper of a draft model."""
 SPARE = 64
-"""Slots behind the longest text, for proposals that reach beyond it."""
+"""Slots after the longest text, for proposals that reach beyond it."""
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 NEEDS = "--peer llama.cpp needs its packages: pip install 'specjax[peers]' (which builds llama.cpp, for some minutes)"
 
@@ -123,7 +123,7 @@ class LlamaCppPeer:
 
 def llama_cpp_peers(options: BenchOptions, engines: Mapping[str, Any], requests: list[Any]) -> dict[str, LlamaCppPeer]:
     """What llama.cpp decodes with, by mode: plainly, with the package's prompt lookup, and with the draft model of the first of
-    our engines that has one behind a wrapper of our own, since the package has none.
+    our engines that has one in a wrapper of our own, since the package has none.
 
     Raises:
       ValueError: when its packages are not installed, on another type than float32, or on a model that it does not know.

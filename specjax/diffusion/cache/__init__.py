@@ -1,4 +1,5 @@
-"""Cache policies: what a pass over the canvas computes anew. A line a method, in the order in which they are listed."""
+"""Cache policies: what a pass over the canvas computes anew. A line per method, in the order in which they are
+listed."""
 # isort: skip_file
 
 from specjax.diffusion.cache.none import NoCache as NoCache

@@ -1,5 +1,5 @@
-"""Unmask policies: which of a block's predictions to commit. A file and a line a method; what `specjax.diffusion` has too is
-listed in its order."""
+"""Unmask policies: which of a block's predictions to commit. A file and a line per method; what `specjax.diffusion` has
+too is listed in its order."""
 # isort: skip_file
 
 from specjax.diffusion.unmask.threshold import Threshold as Threshold

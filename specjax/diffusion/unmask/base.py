@@ -26,7 +26,7 @@ class Overview:
     Attributes:
       at: `[B, N]` int32, the positions.
       tokens: `[B, N]` int32, the predicted ids, never the mask id.
-      log_law: `[B, N, V]` float32, see `Guess`.
+      log_probs: `[B, N, V]` float32, see `Guess`.
       log_own: `[B, N, V]` float32, see `Guess`.
       noise: `[B, N]` float32 in [0, 1), this pass's uniforms.
       read: `[B, N]` bool, the positions whose predictions are of this pass.
@@ -34,14 +34,14 @@ class Overview:
       open: `[B, N]` bool, those that were read and do not.
       ends: `[B, N]` bool, whether an end of text is predicted.
       place: `[B, N]` int32, the positions, counted from the end of the prompt.
-      after: `[B]` int32, the first position behind the active block.
+      after: `[B]` int32, the first position after the active block.
       passes: `[B]` int32, forward passes over the canvas before this one.
       blocks: `[B]` int32, how many blocks the canvas has.
     """
 
     at: Int[Array, "B N"]
     tokens: Int[Array, "B N"]
-    log_law: Float[Array, "B N V"]
+    log_probs: Float[Array, "B N V"]
     log_own: Float[Array, "B N V"]
     noise: Float[Array, "B N"]
     read: Bool[Array, "B N"]
@@ -61,8 +61,8 @@ class Guess:
 
     Attributes:
       tokens: `[B, W]` int32, the predicted ids, never the mask id; -1 where the logits are not finite.
-      log_law: `[B, W, V]` float32, log-probabilities that confidences are taken from, without the mask id: the model's own, or
-        those after temperature and filters, see `Unmask.warped`.
+      log_probs: `[B, W, V]` float32, log-probabilities that confidences are taken from, without the mask id: the
+        model's own, or those after temperature and filters, see `Unmask.warped`.
       masked: `[B, W]` bool, the positions that may be committed.
       committed: `[B, W]` bool, those committed in earlier passes over this block.
       step: `[B]` int32, forward passes over this block before this one.
@@ -73,15 +73,15 @@ class Guess:
       current: `[B, W]` int32, the ids that stand there now.
       weights: `params["unmask"]`, of a policy that was trained, or None.
       overview: of a policy that looks at the `whole` canvas, or None.
-      log_own: `[B, W, V]` float32, the model's own log-probabilities, whatever `log_law` is: no temperature, no filters, no
-        mask id.
+      log_own: `[B, W, V]` float32, the model's own log-probabilities, whatever `log_probs` is: no temperature, no
+        filters, no mask id.
       strict: whether a confidence must be above a threshold, as in the samplers of SDAR, LLaDA 2 and Fast-dLLM v2, or may equal
         it, as in Fast-dLLM's.
       rounded: how many positions a block has whose schedule is rounded pass by pass, see `scheduled_in`; 0: it is even.
     """
 
     tokens: Int[Array, "B W"]
-    log_law: Float[Array, "B W V"]
+    log_probs: Float[Array, "B W V"]
     masked: Bool[Array, "B W"]
     committed: Bool[Array, "B W"]
     step: Int[Array, " B"]
@@ -240,20 +240,20 @@ class Editing(Unmask):
 
 def confidence(guess: Guess | Overview) -> Array:
     """The probability `[B, W]` of the predicted token (LLaDA's `low_confidence`, Dream's `maskgit_plus`)."""
-    picked = jnp.take_along_axis(guess.log_law, guess.tokens[..., None], axis=-1)[..., 0]
+    picked = jnp.take_along_axis(guess.log_probs, guess.tokens[..., None], axis=-1)[..., 0]
     return jnp.exp(picked)
 
 
 def margin(guess: Guess | Overview) -> Array:
     """The likeliest token's probability less the second's, `[B, W]` (Dream's `topk_margin`)."""
-    best = jnp.exp(jax.lax.top_k(guess.log_law, 2)[0])
+    best = jnp.exp(jax.lax.top_k(guess.log_probs, 2)[0])
     return best[..., 0] - best[..., 1]
 
 
 def negative_entropy(guess: Guess | Overview) -> Array:
     """`sum p log p`, `[B, W]` in nats (Dream's `entropy`)."""
-    law = jnp.exp(guess.log_law)
-    return jnp.sum(jnp.where(law > 0, law * guess.log_law, 0.0), axis=-1)
+    dist = jnp.exp(guess.log_probs)
+    return jnp.sum(jnp.where(dist > 0, dist * guess.log_probs, 0.0), axis=-1)
 
 
 def random(guess: Guess | Overview) -> Array:
@@ -286,7 +286,7 @@ def scheduled_in(steps: int, step: Array, entry: Array, rounded: int = 0) -> Arr
     """How many of a block's tokens `[B]` pass number `step` commits, see `scheduled`.
 
     Args:
-      steps: passes a block; 0: `entry`.
+      steps: passes per block; 0: `entry`.
       step: `[B]` int32, passes before this one.
       entry: `[B]` int32, how many positions were open when the block began.
       rounded: the most that may be; a pass then commits what is left over the passes that are left, rounded, and passes without

@@ -17,7 +17,7 @@ class Credit(Wrapper):
     pass. Its logit rises by `alpha * log(1 + credit)`.
 
     Attributes:
-      inner: decides on the raised laws.
+      inner: decides on the raised distributions.
       alpha: 0 leaves them as they are.
       beta: what remains of a credit after a pass.
       gamma: how much a pass's own confidence counts.
@@ -49,13 +49,13 @@ class Credit(Wrapper):
 
     def __call__(self, guess, memory):
         credit, inner = memory
-        likeliest = jnp.argmax(guess.log_law, axis=-1).astype(jnp.int32)
-        gain = jnp.where(guess.masked, jnp.exp(self.gamma * guess.log_law.max(axis=-1)), 0.0)
+        likeliest = jnp.argmax(guess.log_probs, axis=-1).astype(jnp.int32)
+        gain = jnp.where(guess.masked, jnp.exp(self.gamma * guess.log_probs.max(axis=-1)), 0.0)
         credit = self.beta * credit + gain[..., None] * jax.nn.one_hot(likeliest, credit.shape[-1])
-        raised = jax.nn.log_softmax(guess.log_law + self.alpha * jnp.log1p(credit), axis=-1)
-        # a drawn token stays drawn; a greedy one follows the raised law
+        raised = jax.nn.log_softmax(guess.log_probs + self.alpha * jnp.log1p(credit), axis=-1)
+        # a drawn token stays drawn; a greedy one follows the raised distribution
         finite = guess.tokens >= 0
         greedy = jnp.where(finite, jnp.argmax(raised, axis=-1), -1).astype(jnp.int32)
         tokens = jnp.where(guess.sampled[:, None], guess.tokens, greedy)
-        choice, inner = self.inner(dataclasses.replace(guess, tokens=tokens, log_law=raised), inner)
+        choice, inner = self.inner(dataclasses.replace(guess, tokens=tokens, log_probs=raised), inner)
         return choice, (credit, inner)

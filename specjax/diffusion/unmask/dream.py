@@ -13,14 +13,14 @@ class Dream(Unmask):
     """Noise falls linearly from 1 to `eps` in `steps` passes; each commits the share of open positions by which it falls.
 
     `origin` commits every position with that probability; the others commit as many of the surest, rounded down, and all
-    that is open in the last pass. How sure a prediction is, the law after temperature and filters says. Counts are each row's
-    own, where the original takes the mean over its batch.
+    that is open in the last pass. How sure a prediction is, the distribution after temperature and filters says. Counts
+    are each row's own, where the original takes the mean over its batch.
 
     `threshold` is Fast-dLLM's rule for Dream (arXiv:2505.22618): a pass looks at the block's positions over `steps`, and as
     many as earlier passes left over; of these the surest is committed, and what is sure enough. The rest is left over.
 
     Attributes:
-      steps: passes a block.
+      steps: passes per block.
       rule: `origin`, `threshold`, or a key of `RULES` (`low_confidence` is Dream's `maskgit_plus`, `margin` its `topk_margin`).
       eps: the noise that is left.
       alg_temp: above 0, the positions are drawn without replacement in proportion to `exp(sureness / alg_temp)`. Not for
@@ -45,7 +45,7 @@ class Dream(Unmask):
             )
         if not self.alg_temp >= 0 or (self.alg_temp and self.rule in ("origin", "threshold", "random")):
             raise ValueError(
-                f"dream needs alg_temp >= 0, and a rule that is sure of something where it is not 0, got {self}"
+                f"dream needs alg_temp >= 0, and above 0 a rule that ranks predictions by confidence, got {self}"
             )
         if not self.threshold >= 0:
             raise ValueError(f"dream needs threshold >= 0, got {self.threshold}")

@@ -11,10 +11,10 @@ from specjax.diffusion.unmask.wrapper import Wrapper
 
 @dataclasses.dataclass(frozen=True)
 class EndOfText(Wrapper):
-    """Another policy's choice. Where an end of text is predicted for an open position, anywhere in the canvas, nothing behind
-    it is read or decoded any more, before it is written; of several the surest counts.
+    """Another policy's choice. Where an end of text is predicted for an open position, anywhere in the canvas, nothing
+    after it is read or decoded any more, before it is written; of several the surest counts.
 
-    Lossy: a later pass might not have predicted it, and the model takes notice of open positions behind the end.
+    Lossy: a later pass might not have predicted it, and the model takes notice of open positions after the end.
 
     Attributes:
       inner: decides.

@@ -8,7 +8,7 @@ from specjax.diffusion.unmask.base import Choice, Unmask, negative_entropy
 
 @dataclasses.dataclass(frozen=True)
 class EntropyBound(Unmask):
-    """Commits every prediction whose law has at most this entropy.
+    """Commits every prediction whose distribution has at most this entropy.
 
     Attributes:
       bound: in nats; `log V` commits a block at once.

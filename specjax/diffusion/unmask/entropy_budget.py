@@ -17,7 +17,7 @@ class EntropyBudget(Unmask):
     sum bounds what is lost by drawing them apart: their mutual information given the text so far.
 
     Attributes:
-      gamma: the budget in nats; 0 is one token a pass, and more only where all else is certain.
+      gamma: the budget in nats; 0 is one token per pass, and more only where all else is certain.
       rule: what is surest, the paper's error proxy: `entropy`, `low_confidence` or `margin`.
     """
 

@@ -11,7 +11,7 @@ from specjax.diffusion.unmask.base import Choice, Unmask, confidence, ranks
 @dataclasses.dataclass(frozen=True)
 class Factor(Unmask):
     """Commits the n surest predictions with `(n + 1) (1 - c_n) <= factor`, c_n the n-th largest probability. At 1 the argmax of
-    the product of the marginals is that of any joint law that has them.
+    the product of the marginals is that of any joint distribution that has them.
 
     Attributes:
       factor: f.

@@ -1,4 +1,5 @@
-"""A fixed number of tokens a step: LLaDA's sampler (Nie et al. 2025, arXiv:2502.09992) and Dream's rules for what is sure."""
+"""A fixed number of tokens per step: LLaDA's sampler (Nie et al. 2025, arXiv:2502.09992) and Dream's rules for what is
+sure."""
 
 import dataclasses
 
@@ -10,16 +11,18 @@ from specjax.diffusion.unmask.base import RULES, Choice, Unmask, ranks, schedule
 
 @dataclasses.dataclass(frozen=True)
 class Fixed(Unmask):
-    """Commits the surest positions, as many a step that a block takes `steps` of them.
+    """Commits the surest positions, so many per step that a block takes `steps` of them.
 
     Attributes:
-      steps: denoising steps a block; 0: as many as it has masks, one token each.
+      steps: denoising steps per block; 0: as many as it has masks, one token each.
       rule: a key of `RULES`, or `order`: at random, in an order that is drawn before the first pass, so that the cache `greedy`
         knows what comes next (dKV-Cache-Greedy, arXiv:2505.15781).
       published: whether a block-diffusion model's last block is filled and cut, as in the original; see `Unmask.fills`.
     """
 
-    about = About("fixed", "LLaDA's sampler: as many a pass that a block takes `steps`", "arXiv:2502.09992", "own text")
+    about = About(
+        "fixed", "LLaDA's sampler: `steps` passes per block, the surest first", "arXiv:2502.09992", "own text"
+    )
 
     steps: int = 0
     rule: str = "low_confidence"

@@ -18,7 +18,7 @@ class ReDiff(Editing):
     fields have the names of the published `generate`.
 
     Attributes:
-      steps: denoising steps a block; 0: as many as it has masks, one token each.
+      steps: denoising steps per block; 0: as many as it has masks, one token each.
       revise_topk: the share of the committed tokens that are written anew, the surest predictions first; 0: all.
       revise_start: the share of a block's steps, the last ones, that rewrite.
     """

@@ -22,19 +22,20 @@ class Revising(Unmask):
 
 @dataclasses.dataclass(frozen=True)
 class ReMDM(Revising):
-    """One token a pass; late in a block some extra passes each redo the tokens that were least sure when they were written.
+    """One token per pass; late in a block some extra passes each redo the tokens that were least sure when they were
+    written.
 
     The pass before opens them; the extra one reads the canvas without them, and commits as many: of those and of what was open
     already. So a pass may leave the canvas as it found it.
 
     Attributes:
-      extra: such passes a block.
+      extra: such passes per block.
       count: tokens that each of them redoes.
       at: the share of a block's passes before them.
       rule: a key of `RULES`.
     """
 
-    about = About("remdm", "one token a pass, late ones redo the least sure", "arXiv:2503.00307", "own text")
+    about = About("remdm", "one token per pass, late ones redo the least sure", "arXiv:2503.00307", "own text")
 
     extra: int = 4
     count: int = 1
@@ -70,7 +71,7 @@ class RunningConfidence(Revising):
     A token keeps the confidence that it was written with until it is written anew, so an early unsure one may go again.
 
     Attributes:
-      steps: passes a block; 0: as many as it has masks.
+      steps: passes per block; 0: as many as it has masks.
       rule: a key of `RULES`.
     """
 

@@ -11,16 +11,14 @@ from specjax.diffusion.unmask.fixed import Fixed
 
 @dataclasses.dataclass(frozen=True)
 class Sequential(Unmask):
-    """Commits the first open positions of the block, as many a pass that a block takes `steps` of them.
+    """Commits the first open positions of the block, so many per pass that a block takes `steps` of them.
 
     Attributes:
-      steps: denoising steps a block; 0: as many as it has masks, one token each.
+      steps: denoising steps per block; 0: as many as it has masks, one token each.
       published: whether a block-diffusion model's last block is filled and cut, as in the original; see `Unmask.fills`.
     """
 
-    about = About(
-        "sequential", "from left to right, as many a pass that a block takes `steps`", "arXiv:2510.06303", "own text"
-    )
+    about = About("sequential", "from left to right, `steps` passes per block", "arXiv:2510.06303", "own text")
 
     steps: int = 0
     published: bool = False

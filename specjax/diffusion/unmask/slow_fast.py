@@ -1,4 +1,5 @@
-"""SlowFast: what is sure, or one token a pass, in cycles that end where predictions stop being likely (arXiv:2506.10848)."""
+"""SlowFast: what is sure, or one token per pass, in cycles that end where predictions stop being likely
+(arXiv:2506.10848)."""
 
 import dataclasses
 
@@ -37,9 +38,10 @@ class Cycle:
 class SlowFast(Unmask):
     """Cycles of exploring and accelerating within a block.
 
-    Exploring takes `explore` passes, in which the cycle's end is put behind the last position of at least `reach`: where two
-    passes agree, else at the mean of the last two. Accelerating goes on until all before that end is known, and from its second
-    pass on sees nothing behind it. In both, all that is sure is committed where that is two or more, else the surest.
+    Exploring takes `explore` passes, in which the cycle's end is put after the last position of at least `reach`: where
+    two passes agree, else at the mean of the last two. Accelerating goes on until all before that end is known, and
+    from its second pass on sees nothing after it. In both, all that is sure is committed where that is two or more,
+    else the surest.
 
     Attributes:
       explore: passes that a cycle explores.
@@ -49,7 +51,10 @@ class SlowFast(Unmask):
     """
 
     about = About(
-        "slow_fast", "what is sure, or one a pass, in cycles as long as predictions reach", "arXiv:2506.10848", "lossy"
+        "slow_fast",
+        "what is sure, or one per pass, in cycles as long as predictions reach",
+        "arXiv:2506.10848",
+        "lossy",
     )
 
     explore: int = 6

@@ -14,9 +14,9 @@ class Threshold(Unmask):
     dynamic rule, arXiv:2510.06303): where too few are that sure, as many of the surest.
 
     Attributes:
-      threshold: tau, which a probability must exceed where the guess is `strict`; above 1 it is one token a step, or what the
-        schedule says.
-      steps: passes a block of the schedule, see `Fixed`; 0: at least one token a pass.
+      threshold: tau, which a probability must exceed where the guess is `strict`; above 1 it is one token per step, or
+        what the schedule says.
+      steps: passes per block of the schedule, see `Fixed`; 0: at least one token per pass.
       published: whether a block-diffusion model's last block is filled and cut, as in the originals; see `Unmask.fills`.
     """
 

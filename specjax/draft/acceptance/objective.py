@@ -70,7 +70,7 @@ class TrainAcceptance(Objective):
         q = jax.nn.log_softmax(taught.logits[:, :-1])
         keys = key if key.ndim else jax.random.split(key, len(q))
         drawn = jax.vmap(jax.random.categorical)(keys, q).astype(jnp.int32)
-        pick = lambda law: jnp.take_along_axis(law, drawn[:, :, None], axis=2)[:, :, 0]
+        pick = lambda dist: jnp.take_along_axis(dist, drawn[:, :, None], axis=2)[:, :, 0]
         label = jnp.exp(jnp.minimum(pick(p) - pick(q), 0.0))
         # a drawn token stands where the text's token t + 1 does, and sees the text before it and itself
         rows, length = batch.tokens.shape

@@ -25,7 +25,7 @@ class Clover2(FeatureDrafter):
     otherwise than by the target.
 
     Attributes:
-      expander: turns next-token laws into a tree.
+      expander: turns next-token distributions into a tree.
       layers: decoder layers before the heads.
       published: the authors' network (XiaoBin1992/clover): augmenting blocks `W h + b` and `W [h; e] + b`, and tokens embedded
         by the rows of the target's head, which are not trained. Else, as a small head trained here has them,
@@ -116,13 +116,14 @@ class Clover2(FeatureDrafter):
             above = jnp.take_along_axis(states, level.parent[:, :, None] + 1, axis=1)
             embeds = self.embed(params, level.tokens)
             h = self.head.advance(own, above, embeds)
-            return jnp.concatenate([states, h], axis=1), self.law(params, h, embeds)
+            return jnp.concatenate([states, h], axis=1), self.dist(params, h, embeds)
 
         last = draft.feature[:, None]
         sampler = self.restricted(params, sampler)
-        tree = self.expander(view.root, self.law(params, last, None)[:, 0], grow, last, sampler, keep_q=view.keep_q)
+        tree = self.expander(view.root, self.dist(params, last, None)[:, 0], grow, last, sampler, keep_q=view.keep_q)
         return Proposal(tree, draft)
 
-    def law(self, params, h, embeds):
-        """The law `[B, T, U]` of a state, given the embedding of the token mixed in last; None for the first head."""
+    def dist(self, params, h, embeds):
+        """The distribution `[B, T, U]` of a state, given the embedding of the token mixed in last; None for the first
+        head."""
         return draft_logits(self.target, params, self.head.outputs(params["draft"], h, embeds))

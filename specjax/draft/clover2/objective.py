@@ -9,8 +9,8 @@ from specjax.objectives.teacher import Guess, HeadObjective, score, teach
 
 @dataclasses.dataclass(frozen=True)
 class TrainClover2(HeadObjective):
-    """The target is frozen; head i learns its law i tokens further on, weighted `decay ** i`. Laws alone are fitted: the
-    paper's regression of states to the target's features is left out, as EAGLE-3 does.
+    """The target is frozen; head i learns its distribution i tokens further on, weighted `decay ** i`. Distributions
+    alone are fitted: the paper's regression of states to the target's features is left out, as EAGLE-3 does.
 
     Attributes:
       heads: how many tokens are drafted in training.
@@ -40,5 +40,5 @@ class TrainClover2(HeadObjective):
             width = length - i - 2
             drafted = teacher.ahead(embeds, i + 1, width) if i else None
             h = h[:, :width] if drafted is None else drafter.head.advance(params, h[:, :width], drafted)
-            guesses.append(Guess((h, drafted), lambda inputs: drafter.law(own, *inputs), i + 1, self.decay**i))
+            guesses.append(Guess((h, drafted), lambda inputs: drafter.dist(own, *inputs), i + 1, self.decay**i))
         return score(teacher, guesses, self.divergence, mean)

@@ -17,15 +17,17 @@ from specjax.lm import Block, Wants
 
 @dataclasses.dataclass(frozen=True)
 class DFlash(FeatureDrafter):
-    """The last token and masks behind it, read once by a few decoder layers whose cache is made of the target's features.
+    """The last token and masks after it, read once by a few decoder layers whose cache is made of the target's
+    features.
 
-    The laws of a block do not depend on what is drafted, so that any tree no deeper than the block costs one pass.
+    The distributions of a block do not depend on what is drafted, so that any tree no deeper than the block costs one
+    pass.
 
     `params["draft"]` is DFlashHead's, with `mask`: {`embedding` `[1, E]`}, and optionally `head`: {`kernel` `[E, U]`}, `ids`
     `[U]` and `embed`: {`embedding` `[V, E]`}, where they are not the target's.
 
     Attributes:
-      expander: turns the laws into a tree; no deeper than `drafts`.
+      expander: turns the distributions into a tree; no deeper than `drafts`.
       taps: the layers whose outputs are fused; empty: see `default_taps`.
       layers: decoder layers, where `config` does not say it.
       inner: the width of their MLPs; 0: what `config` says, or the target's.
@@ -146,15 +148,15 @@ class DFlash(FeatureDrafter):
         return self.head(params["draft"], embeds, block, draft.cache)[:, self.block - self.drafts :]
 
     def logits(self, params, h):
-        """The laws `[B, T, U]` of outputs `[B, T, E]`, by the draft's own head or the target's."""
+        """The distributions `[B, T, U]` of outputs `[B, T, E]`, by the draft's own head or the target's."""
         return draft_logits(self.target, params, h)
 
     def propose(self, params, draft, view, sampler):
         h = self.outputs(params, draft, view)[:, : self.expander.depth]
-        laws = self.logits(params, h)
-        grow = lambda carry, level: (carry, laws[:, level.depth][:, None])
+        dists = self.logits(params, h)
+        grow = lambda carry, level: (carry, dists[:, level.depth][:, None])
         sampler = self.restricted(params, sampler)
-        tree = self.expander(view.root, laws[:, 0], grow, None, sampler, keep_q=view.keep_q)
+        tree = self.expander(view.root, dists[:, 0], grow, None, sampler, keep_q=view.keep_q)
         return Proposal(tree, draft)
 
 

@@ -72,7 +72,7 @@ class DFlashHead:
 
         Args:
           params: from `init`.
-          embeds: `[B, T, E]`, of the last token and the masks behind it.
+          embeds: `[B, T, E]`, of the last token and the masks after it.
           block: positions and visibility of the slots; without `visible` they are one block, `causal` or not.
           cache: of the features before the block.
           past: features that are in no cache; then `block.visible` says who sees them.
@@ -105,7 +105,7 @@ def _keys_values(attention: Attention, x: Array, rope: tuple[Array, Array]) -> t
 
 
 def _causal(block: Block, positions: Array) -> Block:
-    """The same block, whose slots see none behind themselves. Features lie before them in any case."""
+    """The same block, whose slots see none after themselves. Features lie before them in any case."""
     if block.visible is None:
         return dataclasses.replace(block, causal=True)
     before = positions[:, None, :] <= block.positions[:, :, None]

@@ -21,15 +21,16 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class TrainDFlash(HeadObjective):
-    """The target is frozen; a block is compared with the target's laws along the text. The loss is one mean over all places of
-    all blocks, in which the j-th of a block weighs `exp(-(j - 1) / gamma)`, and counts as far as all before it do.
+    """The target is frozen; a block is compared with the target's distributions along the text. The loss is one mean
+    over all places of all blocks, in which the j-th of a block weighs `exp(-(j - 1) / gamma)`, and counts as far as all
+    before it do.
 
     Blocks begin at different tokens, drawn anew for every batch, all those whose next one is to be predicted where there are no
     more than `anchors` (the published number; `preset=small` has fewer). Unlike DeepSpec's one may begin at the prompt's last
-    token, as drafts do here. `preset=paper` learns the text's own tokens in place of the target's laws.
+    token, as drafts do here. `preset=paper` learns the text's own tokens in place of the target's distributions.
 
     Attributes:
-      anchors: blocks a row, at most.
+      anchors: blocks per row, at most.
       gamma: see above.
     """
 
@@ -78,12 +79,12 @@ class TrainDFlash(HeadObjective):
         return jax.lax.cond(places[1].any(), compare, nothing, places)
 
     def told(self, own, h, blocks: "Blocks") -> dict[str, Any]:
-        """Of every place `[B, A, drafts]` what the loss and the metrics need, from outputs `[B, A, drafts, E]`."""
-        logits, more = self.laws(own, h, blocks)
+        """What the loss and the metrics need of every place `[B, A, drafts]`, from outputs `[B, A, drafts, E]`."""
+        logits, more = self.dists(own, h, blocks)
         kept, agreed = jax.lax.stop_gradient(
-            (acceptance(blocks.laws, logits, blocks.outside), agreement(blocks.laws, logits))
+            (acceptance(blocks.dists, logits, blocks.outside), agreement(blocks.dists, logits))
         )
-        numbers = self.divergence.numbers(blocks.laws, logits, blocks.outside, blocks.labels)
+        numbers = self.divergence.numbers(blocks.dists, logits, blocks.outside, blocks.labels)
         told = {
             "due": blocks.due,
             "known": blocks.known,
@@ -93,8 +94,9 @@ class TrainDFlash(HeadObjective):
         }
         return told | more
 
-    def laws(self, own, h, blocks: "Blocks") -> tuple[Array, dict[str, Any]]:
-        """The laws `[B, A, drafts, U]` of outputs `[B, A, drafts, E]`, and what else the loss needs of every place."""
+    def dists(self, own, h, blocks: "Blocks") -> tuple[Array, dict[str, Any]]:
+        """The distributions `[B, A, drafts, U]` of outputs `[B, A, drafts, E]`, and what else the loss needs of every
+        place."""
         logits = self.drafter.logits(own, h.reshape(h.shape[0], -1, h.shape[-1]))
         return logits.reshape(*h.shape[:3], -1), {}
 
@@ -106,14 +108,14 @@ class TrainDFlash(HeadObjective):
         last = jnp.minimum(where, length - 1).reshape(rows, -1)
         take = lambda x: jnp.take_along_axis(x, last, axis=1).reshape(where.shape)
         before = last.reshape(where.shape)[:, :, :-1].reshape(rows, -1, 1)
-        law = teacher.law(jax.tree.map(lambda x: jnp.take_along_axis(x, before, axis=1), teacher.grounds))
+        dist = teacher.dist(jax.tree.map(lambda x: jnp.take_along_axis(x, before, axis=1), teacher.grounds))
         of_block = lambda x: x.reshape(rows, -1, drafts, *x.shape[2:])
         due = take(teacher.batch.mask)[:, :, 1:] & (where[:, :, 1:] < length) & real[:, :, None]
         due &= jnp.take_along_axis(teacher.batch.seen(at), last.reshape(where.shape)[:, :, 1:], axis=2)
         due = jnp.cumprod(due, axis=2).astype(bool)
-        laws, known, outside = jax.tree.map(of_block, (law.logits, law.known, law.outside))
+        dists, known, outside = jax.tree.map(of_block, (dist.logits, dist.known, dist.outside))
         tokens = take(teacher.batch.tokens)
-        return Blocks(tokens, laws, due, known, outside, teacher.columns(tokens[:, :, 1:]))
+        return Blocks(tokens, dists, due, known, outside, teacher.columns(tokens[:, :, 1:]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,14 +124,14 @@ class Blocks:
 
     Attributes:
       tokens: `[B, A, 1 + drafts]`, the text's.
-      laws: `[B, A, drafts, U]`, the target's logits of all but the first.
+      dists: `[B, A, drafts, U]`, the target's logits of all but the first.
       due: `[B, A, drafts]` bool, which of them are to be predicted.
-      known: `[B, A, drafts]` bool, and `outside` `[B, A, drafts]`: see `Law`.
+      known: `[B, A, drafts]` bool, and `outside` `[B, A, drafts]`: see `Distribution`.
       labels: `[B, A, drafts]` int32, the columns of these tokens, -1 where the draft cannot say one.
     """
 
     tokens: Array
-    laws: Array
+    dists: Array
     due: Array
     known: Array
     outside: Array | None

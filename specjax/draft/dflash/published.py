@@ -96,7 +96,7 @@ def _check_order(reader: Reader, config: dict[str, Any], target: Any, taps: tupl
             "that of the layers; sort the ids, and the columns with them"
         )
     if taps[-1] == target.lm.num_layers - 1 and reader.format != "speculators":
-        reader.notes.append("reads the last layer before the final norm; z-lab's own code reads it behind that")
+        reader.notes.append("reads the last layer before the final norm; z-lab's own code reads it after that")
 
 
 def _unnested(reader: Reader, config: dict[str, Any]) -> dict[str, Any]:

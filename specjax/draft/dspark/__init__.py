@@ -14,7 +14,8 @@ from specjax.expand import Chain, Expander
 
 @dataclasses.dataclass(frozen=True)
 class DSpark(DFlash):
-    """As DFlash, but a slot's law has a bias by the token drafted before it: a node's law depends on its path.
+    """As DFlash, but a slot's distribution has a bias by the token drafted before it: a node's distribution depends on
+    its path.
 
     The layers run once for a block, the bias once for a level. `params["draft"]` is DFlash's with `markov`, see MarkovHead, and
     with `confidence` `sureness`: {`kernel`, `bias`}. The adaptive rule `scored` stops where that says so.
@@ -103,7 +104,7 @@ class DSpark(DFlash):
         h = self.outputs(params, draft, view)[:, : self.expander.depth]
         base = self.logits(params, h)
 
-        def law(depth, tokens, states):
+        def dist(depth, tokens, states):
             own = jnp.broadcast_to(h[:, depth][:, None], (*tokens.shape, h.shape[-1]))
             bias, states, sure = self.slot(params, own, tokens, states)
             return base[:, depth][:, None] + bias, states, sure[:, 0]
@@ -111,10 +112,10 @@ class DSpark(DFlash):
         def grow(carry, level):
             states, _ = carry  # after the root's slot and every scored node's, [B, 1 + P, r]
             above = jnp.take_along_axis(states, level.parent[:, :, None] + 1, axis=1)
-            laws, more, sure = law(level.depth, level.tokens, above)
-            return (jnp.concatenate([states, more], axis=1), sure), laws
+            dists, more, sure = dist(level.depth, level.tokens, above)
+            return (jnp.concatenate([states, more], axis=1), sure), dists
 
-        first, states, sure = law(0, view.root[:, None], jnp.zeros((*view.root.shape, 1, self.rank)))
+        first, states, sure = dist(0, view.root[:, None], jnp.zeros((*view.root.shape, 1, self.rank)))
         sampler = self.restricted(params, sampler)
         tree = self.expander(view.root, first[:, 0], grow, (states, sure), sampler, keep_q=view.keep_q)
         return Proposal(tree, draft)

@@ -1,4 +1,5 @@
-"""DSpark's sequential parts (deepseek-ai/DeepSpec): a bias on a slot's law by the token before it, and how sure the draft is.
+"""DSpark's sequential parts (deepseek-ai/DeepSpec): a bias on a slot's distribution by the token before it, and how
+sure the draft is.
 
 Shapes: `B` rows, `F` nodes of a slot, `E` width, `r` the bias's rank, `U` columns of the draft head.
 """
@@ -56,7 +57,7 @@ class MarkovHead:
         return table.at[jnp.where(known, tokens, 0)].get(mode="promise_in_bounds")
 
     def __call__(self, params: Any, before: Array, h: Array, state: Array) -> tuple[Array, Array]:
-        """The bias of a slot's law.
+        """The bias of a slot's distribution.
 
         Args:
           params: see `init`.

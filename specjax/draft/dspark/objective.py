@@ -16,12 +16,13 @@ from specjax.objectives.losses import TVD, CrossEntropy, Loss, acceptance
 class TrainDSpark(TrainDFlash):
     """As DFlash, with the text's own tokens before every slot; the confidence head learns `1 - total variation`.
 
-    DeepSpec weighs the text's tokens 0.1, the laws' distance 0.9 in L1, which is 1.8 in total variation, and confidence 1.
+    DeepSpec weighs the text's tokens 0.1, the distributions' distance 0.9 in L1, which is 1.8 in total variation, and
+    confidence 1.
 
     Attributes:
-      divergence: between the laws.
+      divergence: between the distributions.
       label_weight: of the text's own tokens, as labels.
-      law_weight: of the divergence.
+      distribution_weight: of the divergence.
       confidence_weight: of the confidence head's cross-entropy.
     """
 
@@ -30,37 +31,37 @@ class TrainDSpark(TrainDFlash):
 
     divergence: Loss = TVD()
     label_weight: float = 0.1
-    law_weight: float = 1.8
+    distribution_weight: float = 1.8
     confidence_weight: float = 1.0
 
     def __post_init__(self):
         super().__post_init__()
-        check_not_negative("dspark", self, "label_weight", "law_weight", "confidence_weight")
+        check_not_negative("dspark", self, "label_weight", "distribution_weight", "confidence_weight")
 
     def taken(self, told, mean):
-        loss, weight = self.law_weight * super().taken(told, mean), self.weights(told["due"])
+        loss, weight = self.distribution_weight * super().taken(told, mean), self.weights(told["due"])
         if self.label_weight:
             loss += self.label_weight * CrossEntropy("text").taken(told["said"], weight, mean)
         if "sure" in told:
             loss += self.confidence_weight * mean(told["sure"], weight)
         return loss
 
-    def laws(self, own, h, blocks):
+    def dists(self, own, h, blocks):
         logits, sure = self._slots(own, h, blocks)
-        more: dict[str, Any] = {"said": CrossEntropy("text").numbers(blocks.laws, logits, None, blocks.labels)}
+        more: dict[str, Any] = {"said": CrossEntropy("text").numbers(blocks.dists, logits, None, blocks.labels)}
         if sure is not None:
-            right = jax.lax.stop_gradient(acceptance(blocks.laws, logits, blocks.outside))
+            right = jax.lax.stop_gradient(acceptance(blocks.dists, logits, blocks.outside))
             more["sure"] = -(right * jax.nn.log_sigmoid(sure) + (1 - right) * jax.nn.log_sigmoid(-sure))
         return logits, more
 
     def _slots(self, own, h, blocks):
-        """Laws `[B, A, drafts, U]` and confidence logits `[B, A, drafts]` along the text's tokens."""
+        """Distributions `[B, A, drafts, U]` and confidence logits `[B, A, drafts]` along the text's tokens."""
         drafter, markov = self.drafter, own["draft"]["markov"]
-        state, laws, sure = jnp.zeros((*h.shape[:2], drafter.rank), h.dtype), [], []
+        state, dists, sure = jnp.zeros((*h.shape[:2], drafter.rank), h.dtype), [], []
         for j in range(drafter.drafts):
             before = drafter.bias.before(markov, blocks.tokens[:, :, j])
             bias, state = drafter.bias(markov, before, h[:, :, j], state)
-            laws.append(drafter.logits(own, h[:, :, j]) + bias)
+            dists.append(drafter.logits(own, h[:, :, j]) + bias)
             if drafter.confidence:
                 sure.append(sureness(own["draft"]["confidence"], h[:, :, j], before))
-        return jnp.stack(laws, axis=2), jnp.stack(sure, axis=2) if sure else None
+        return jnp.stack(dists, axis=2), jnp.stack(sure, axis=2) if sure else None

@@ -24,7 +24,7 @@ class Eagle(FeatureDrafter):
     `params["draft"]` is EagleHead's, and optionally `head`: {`kernel` `[E, U]`} and `ids` `[U]` for fewer draft tokens.
 
     Attributes:
-      expander: turns next-token laws into a tree.
+      expander: turns next-token distributions into a tree.
       config: the layer's `ModelConfig`; None: the target's own sizes.
     """
 
@@ -118,7 +118,7 @@ class Eagle(FeatureDrafter):
         return Proposal(tree, draft)
 
     def logits(self, params, h):
-        """The law `[B, T, U]` of a feature `[B, T, E]`, by the draft's own head or the target's."""
+        """The distribution `[B, T, U]` of a feature `[B, T, E]`, by the draft's own head or the target's."""
         return draft_logits(self.target, params, h)
 
     def reread(self, params, features, block, cache, past):
@@ -126,5 +126,5 @@ class Eagle(FeatureDrafter):
         return self.read(params, features, block, cache, past)
 
     def hidden(self, carry):
-        """The features `[B, E]` that the last law was read from."""
+        """The features `[B, E]` that the last distribution was read from."""
         return carry[1][:, -1]

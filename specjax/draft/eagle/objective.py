@@ -23,7 +23,7 @@ class TrainEagle(HeadObjective):
       unroll: passes.
       decay: see above.
       feature_weight: of the smooth L1 distance between an output and the target's next feature.
-      law_weight: of the laws' divergence.
+      distribution_weight: of the distributions' divergence.
       noise: half-width of the uniform noise on the features of texts of 512 tokens; of others it goes as one over the length
         (EAGLE-1's code).
     """
@@ -33,16 +33,16 @@ class TrainEagle(HeadObjective):
     unroll: int = 1
     decay: float = 0.8
     feature_weight: float = 1.0
-    law_weight: float = 0.1
+    distribution_weight: float = 0.1
     noise: float = 0.1
 
     def __post_init__(self):
-        least = self.noise, self.decay, self.feature_weight, self.law_weight
+        least = self.noise, self.decay, self.feature_weight, self.distribution_weight
         if self.unroll < 1 or not all(x >= 0 for x in least):
             raise ValueError(
-                "heads of the EAGLE kind need unroll >= 1, and noise, decay, feature_weight and law_weight >= 0, got "
+                "heads of the EAGLE kind need unroll >= 1, and noise, decay, feature_weight and distribution_weight >= 0, got "
                 f"unroll={self.unroll}, noise={self.noise}, decay={self.decay}, feature_weight={self.feature_weight}, "
-                f"law_weight={self.law_weight}"
+                f"distribution_weight={self.distribution_weight}"
             )
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
@@ -51,7 +51,7 @@ class TrainEagle(HeadObjective):
         own = {"target": target_params, "draft": params}
         features = drafter.features(teacher.output)
         noisy = self.noisy(features, batch, key) if self.noise else features
-        law = functools.partial(drafter.logits, own)
+        dist = functools.partial(drafter.logits, own)
         width = batch.tokens.shape[1] - 1  # pairs (feature t, token t + 1)
         loss, past, h, guesses = jnp.zeros(()), None, features[:, :-1], []
         for s in range(self.unroll):
@@ -62,12 +62,12 @@ class TrainEagle(HeadObjective):
                 h, delta = jax.checkpoint(self.later)(own, h, batch.pairs(s), past)
             past = stack_past(past, delta)
             # pair t's output stands for feature t + 1; the first s pairs had nothing to read
-            guesses.append(Guess(h[:, s : width - 1], law, s + 1, self.law_weight * self.decay**s))
+            guesses.append(Guess(h[:, s : width - 1], dist, s + 1, self.distribution_weight * self.decay**s))
             if self.feature_weight:
                 distance = smooth_l1(h[:, s:-1], features[:, s + 1 : -1])
                 loss += self.feature_weight * self.decay**s * mean(distance, batch.due(s + 2))
-        laws, metrics = score(teacher, guesses, self.divergence, mean)
-        return loss + laws, metrics
+        dists, metrics = score(teacher, guesses, self.divergence, mean)
+        return loss + dists, metrics
 
     def held_out(self, target_params):
         return dataclasses.replace(self, noise=0.0), target_params

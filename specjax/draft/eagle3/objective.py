@@ -1,4 +1,4 @@
-"""Training of EAGLE-3: unrolled, by the laws alone (arXiv:2503.01840)."""
+"""Training of EAGLE-3: unrolled, by the distributions alone (arXiv:2503.01840)."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from specjax.objectives.base import Recipe
 
 @dataclasses.dataclass(frozen=True)
 class TrainEagle3(TrainEagle):
-    """EAGLE-3: laws alone, unrolled seven times as its authors do.
+    """EAGLE-3: distributions alone, unrolled seven times as its authors do.
 
     Of each pass the loss is the mean over the positions that count in it. SpecForge divides by all slots of a batch, so padding
     and tokens that the draft cannot say make its loss, and its step, smaller.
@@ -21,5 +21,5 @@ class TrainEagle3(TrainEagle):
 
     unroll: int = 7
     feature_weight: float = 0.0
-    law_weight: float = 1.0
+    distribution_weight: float = 1.0
     noise: float = 0.0

@@ -73,7 +73,7 @@ def _layer_config(reader: Reader, config: dict[str, Any], target: Any, at: str) 
     """
     if any(name.startswith("additional_layers.") for name in reader.tensors):
         raise ModelError(
-            f"{reader.folder}: additional_layers.* are layers of a fork of SGLang, whose rule nobody has published a head for"
+            f"{reader.folder}: additional_layers.* are of a fork of SGLang and are not supported: no published head has them"
         )
     found = [
         int(at) for at in (name.split(".")[1] for name in reader.tensors if name.startswith("layers.")) if at.isdigit()

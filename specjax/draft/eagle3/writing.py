@@ -103,7 +103,7 @@ def _layer(at: str, layer: Any, biased: bool) -> dict[str, Any]:
 
 
 def _items(modules: Any) -> list[tuple[int, Any]]:
-    """Of a list of modules, or of the dict by number that flax makes of one."""
+    """The entry of a list of modules, or of the dict by number that flax makes of one."""
     if isinstance(modules, dict):
         return sorted((int(i), module) for i, module in modules.items())
     return list(enumerate(modules or ()))

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 class Gemma4Assistant(FeatureDrafter):
     """Feeds on its own features at one position, and asks the target's last layer of each kind that has keys.
 
-    A node's law follows from its token and its parent's feature alone, so that any tree costs a small pass a level and
-    leaves nothing behind: the state is the target's last feature.
+    A node's distribution follows from its token and its parent's feature alone, so that any tree costs a small pass a
+    level and
+    leaves nothing after: the state is the target's last feature.
 
     `params["draft"]` is AssistantHead's with `head`: {`kernel` `[E, U]`}, and `ids` `[U]` for fewer draft tokens; or, where
     it reads some `clusters` of the vocabulary alone, what `specjax.draft.gemma4_assistant.network.clustered` says.
 
     Attributes:
-      expander: turns next-token laws into a tree.
+      expander: turns next-token distributions into a tree.
       layers: decoder layers, where `config` does not say it.
       clusters: into how many clusters of equal size the vocabulary is split; 0: it is read whole.
       top: how many of them are read.
@@ -129,8 +130,8 @@ class Gemma4Assistant(FeatureDrafter):
         ask = lambda tokens, features: self.ask(params, tokens, features, view.length - 1, view.cache)
 
         def grow(carry, level):  # the features of the root and of every scored node, [B, 1 + P, W]
-            laws, left = ask(level.tokens, jnp.take_along_axis(carry, level.parent[:, :, None] + 1, axis=1))
-            return jnp.concatenate([carry, left], axis=1), laws
+            dists, left = ask(level.tokens, jnp.take_along_axis(carry, level.parent[:, :, None] + 1, axis=1))
+            return jnp.concatenate([carry, left], axis=1), dists
 
         first, left = ask(view.root[:, None], draft.feature[:, None])
         sampler = self.restricted(params, sampler)
@@ -147,7 +148,7 @@ class Gemma4Assistant(FeatureDrafter):
           cache: the target's.
 
         Returns:
-          Their laws `[B, M, U]`, and the features `[B, M, W]` that they leave.
+          Their distributions `[B, M, U]`, and the features `[B, M, W]` that they leave.
         """
         block = Block(tokens, jnp.broadcast_to(position[:, None], tokens.shape), position)
         embeds = self.target.embed(params["target"], tokens)
@@ -155,13 +156,13 @@ class Gemma4Assistant(FeatureDrafter):
         return self.logits(params, h), left
 
     def logits(self, params, h):
-        """The laws `[B, T, U]` of outputs `[B, T, E]`."""
+        """The distributions `[B, T, U]` of outputs `[B, T, E]`."""
         from specjax.draft.gemma4_assistant.network import clustered
 
         return clustered(params["draft"], h, self.top) if self.clusters else draft_logits(self.target, params, h)
 
     def hidden(self, carry):
-        """The features `[B, W]` that the last law was made with."""
+        """The features `[B, W]` that the last distribution was made with."""
         return carry[:, -1]
 
 
@@ -177,7 +178,7 @@ def own_config(target: "ModelConfig", layers: int) -> "ModelConfig":
 
 
 def sources(own: "ModelConfig", target: "ModelConfig") -> tuple[int, ...]:
-    """Of every layer of an assistant, which of the target's caches it reads: that of the last layer of its kind that has one.
+    """Which of the target's caches each layer of an assistant reads: that of the last layer of its kind that has one.
 
     Raises:
       ValueError: where the target has none of that kind.

@@ -99,8 +99,8 @@ class AssistantHead:
 
 
 def clustered(params: Any, h: Array, top: int) -> Array:
-    """The law `[B, T, V]` float32 of outputs `[B, T, E]` over the tokens of the `top` likeliest clusters; the others are
-    impossible.
+    """The distribution `[B, T, V]` float32 of outputs `[B, T, E]` over the tokens of the `top` likeliest clusters; the
+    others are impossible.
 
     Args:
       params: `centroids`: {`kernel` `[E, C]`}, `clusters`: {`kernel` `[C, E, V / C]`}, and `members` `[C, V / C]`, their ids.
@@ -111,9 +111,9 @@ def clustered(params: Any, h: Array, top: int) -> Array:
     kernels, ids = params["clusters"]["kernel"][chosen], params["members"][chosen]
     logits = jnp.einsum("bte,btkev->btkv", h, kernels, preferred_element_type=jnp.float32)
     rows, flat = h.shape[:2], lambda x: x.reshape(-1, top * params["members"].shape[1])
-    law = jnp.full((rows[0] * rows[1], params["members"].size), -jnp.inf)
-    law = law.at[jnp.arange(len(law))[:, None], flat(ids)].set(flat(logits), unique_indices=True)
-    return law.reshape(*rows, -1)
+    dist = jnp.full((rows[0] * rows[1], params["members"].size), -jnp.inf)
+    dist = dist.at[jnp.arange(len(dist))[:, None], flat(ids)].set(flat(logits), unique_indices=True)
+    return dist.reshape(*rows, -1)
 
 
 def asking(config: ModelConfig, layer: int) -> LayerConfig:

@@ -16,8 +16,8 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class TrainGemma4Assistant(HeadObjective):
-    """Laws alone. Pass s of `unroll` reads what the pass before it left in place of the target's feature, asks from the
-    position where its draft began, as a draft at depth s + 1 does, and is weighted `decay ** s`, as EAGLE-3's.
+    """Distributions alone. Pass s of `unroll` reads what the pass before it left in place of the target's feature, asks
+    from the position where its draft began, as a draft at depth s + 1 does, and is weighted `decay ** s`, as EAGLE-3's.
 
     Attributes:
       unroll: passes.
@@ -40,15 +40,15 @@ class TrainGemma4Assistant(HeadObjective):
         check_not_negative("gemma4_assistant", self, "decay")
         if self.drafter.clusters:
             raise ValueError(
-                "gemma4_assistant: a head over some clusters has no law of the others to train: use clusters=0"
+                "gemma4_assistant: a head over some clusters has no distribution of the others to train: use clusters=0"
             )
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
         teacher = teach(self.drafter, target_params, batch, self.ids, self.drafter.feature_wants)
         own = {"target": target_params, "draft": params}
-        law = functools.partial(self.drafter.logits, own)
+        dist = functools.partial(self.drafter.logits, own)
         passes = self.outputs(own, batch, teacher.output)
-        guesses = [Guess(h[:, s:-1], law, s + 1, self.decay**s) for s, h in enumerate(passes)]
+        guesses = [Guess(h[:, s:-1], dist, s + 1, self.decay**s) for s, h in enumerate(passes)]
         return score(teacher, guesses, self.divergence, mean)
 
     def outputs(self, own, batch: Batch, output: Output) -> list[Array]:

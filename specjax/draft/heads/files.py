@@ -35,7 +35,7 @@ def torch_files(stems: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_tensors(folder: Path, stems: Sequence[str] = STEMS) -> dict[str, np.ndarray]:
-    """Tensors by name. Safetensors go before torch's format, and one file before shards.
+    """Tensors by name. Safetensors take precedence over torch's format, and one file over shards.
 
     Args:
       folder: of the head.

@@ -63,7 +63,8 @@ def _is_same(target: Any, made_for: dict[str, Any]) -> bool:
 def save_head(
     folder: str | os.PathLike[str], name: str, fields: dict[str, Any], params: Any, target: Any, dtype: Any = "float32"
 ) -> None:
-    """Writes a trained drafter; an older one in the folder is replaced. Of many processes all call this, and the first writes.
+    """Writes a trained drafter; an older one in the folder is replaced. All processes call this, and the first one
+    writes.
 
     Args:
       folder: created where needed.
@@ -139,7 +140,7 @@ def read_head(
       mesh: where to place the parameters, as its class says (`param_shardings`).
       published: the fields in place of `chosen` where the head is a published one; None: the same.
       chosen: fields that the user set, the expander among them. Of a published head, which does not say how its layers are
-        counted, `taps` go before what is read.
+        counted, `taps` take precedence over what is read.
 
     Raises:
       ModelError: (a ValueError) where there is no such head, it belongs to another drafter or target, a tensor is missing,

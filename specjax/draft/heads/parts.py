@@ -109,7 +109,8 @@ def read_ids(reader: Reader, config: dict[str, Any], target: Any) -> tuple[int, 
 
 
 def mask_of(reader: Reader, config: dict[str, Any], target: Any) -> dict[str, Any]:
-    """The embedding of the mask, by the file's table or the target's; the id that the user set goes before the file's."""
+    """The embedding of the mask, by the file's table or the target's; the id that the user set takes precedence over
+    the file's."""
     given = {"mask": reader.chosen["mask"]} if reader.chosen.get("mask", -1) != -1 else config
     key = next((key for key in ("mask", *MASKS) if given.get(key) is not None), None)
     if key is None:

@@ -131,7 +131,7 @@ def read_published(
       layout: of its class.
       config: the content of `config.json`.
       target: what `specjax.models.load` returned, or `abstract`.
-      chosen: fields of the drafter that the user set; `taps` go before what the file says.
+      chosen: fields of the drafter that the user set; `taps` take precedence over the file.
 
     Raises:
       ModelError: on a missing, misshapen or unknown tensor or flag, and on a head of another width or vocabulary.

@@ -94,24 +94,24 @@ class Hydra(Medusa):
         embed = lambda tokens: self.target.embed(params["target"], tokens)
         batch, size = draft.feature.shape
 
-        def law(depth, lines):  # lines [B, F, heads + 1, E]: root and drafted tokens, zeros below
+        def dist(depth, lines):  # lines [B, F, heads + 1, E]: root and drafted tokens, zeros below
             seen = lines[:, :, : depth + 1].reshape(batch, lines.shape[1], (depth + 1) * size)
             prefix = jnp.broadcast_to(draft.feature[:, None], (batch, lines.shape[1], size))
-            return head_law(own["heads"][depth], jnp.concatenate([prefix, seen.astype(prefix.dtype)], axis=-1))
+            return head_logits(own["heads"][depth], jnp.concatenate([prefix, seen.astype(prefix.dtype)], axis=-1))
 
         def grow(known, level):  # lines of the root and of every scored node
             lines = jnp.take_along_axis(known, level.parent[:, :, None, None] + 1, axis=1)
             lines = lines.at[:, :, level.depth].set(embed(level.tokens))
-            return jnp.concatenate([known, lines], axis=1), law(level.depth, lines)
+            return jnp.concatenate([known, lines], axis=1), dist(level.depth, lines)
 
         root = embed(view.root[:, None])
         lines = jnp.zeros((batch, 1, self.heads + 1, size), root.dtype).at[:, :, 0].set(root)
         sampler = self.restricted(params, sampler)
-        tree = self.expander(view.root, law(0, lines)[:, 0], grow, lines, sampler, keep_q=view.keep_q)
+        tree = self.expander(view.root, dist(0, lines)[:, 0], grow, lines, sampler, keep_q=view.keep_q)
         return Proposal(tree, draft)
 
 
-def head_law(head, x):
+def head_logits(head, x):
     """A head's logits `[..., U]` in float32 from its wide input `[..., (i + 2) E]`."""
     row = lambda bias: jnp.reshape(bias, (1,) * (x.ndim - 1) + bias.shape)
     first, x = head["input"], x.astype(head["input"]["kernel"].dtype)

@@ -5,7 +5,7 @@ import functools
 
 import jax.numpy as jnp
 
-from specjax.draft.hydra import head_law
+from specjax.draft.hydra import head_logits
 from specjax.objectives.base import Recipe, check_not_negative
 from specjax.objectives.means import MEAN
 from specjax.objectives.teacher import Guess, HeadObjective, score, teach
@@ -13,7 +13,8 @@ from specjax.objectives.teacher import Guess, HeadObjective, score, teach
 
 @dataclasses.dataclass(frozen=True)
 class TrainHydra(HeadObjective):
-    """The target is frozen; heads and the prefix layer learn its laws, weighted `decay ** i`: alike, as by Hydra's authors.
+    """The target is frozen; heads and the prefix layer learn its distributions, weighted `decay ** i`: alike, as by
+    Hydra's authors.
 
     Attributes:
       decay: see above.
@@ -39,5 +40,5 @@ class TrainHydra(HeadObjective):
             width = length - i - 2
             seen = [teacher.ahead(embeds, j, width) for j in range(1, i + 2)]
             inputs = jnp.concatenate([prefix[:, :width], *seen], axis=-1)
-            guesses.append(Guess(inputs, functools.partial(head_law, head), i + 1, self.decay**i))
+            guesses.append(Guess(inputs, functools.partial(head_logits, head), i + 1, self.decay**i))
         return score(teacher, guesses, self.divergence, mean)

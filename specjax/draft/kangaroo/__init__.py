@@ -154,14 +154,14 @@ class Kangaroo(TreeDrafter, Trained):
             features, own = self.head.adapt(self.config, params["draft"], h, block, draft, own)
             return (h, below, own), features
 
-        laws = functools.partial(draft_logits, target, params)
+        dists = functools.partial(draft_logits, target, params)
 
         def grow(past, level):
             entries, features = enter(spine.block(view, level.tokens, [level.depth], slots), past)
-            return spine.put(past, entries, level.depth), laws(features)
+            return spine.put(past, entries, level.depth), dists(features)
 
         first, features = enter(spine.block(view, view.root[:, None], [0], 0), None)
-        logits = laws(features)[:, 0]
+        logits = dists(features)[:, 0]
         sampler = sampler.restricted(params["draft"].get("ids"), target.vocab_size)
         tree, past, _ = self.expander.run(
             view.root, logits, grow, spine.room(first, slots), sampler, keep_q=view.keep_q

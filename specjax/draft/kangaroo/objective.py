@@ -12,13 +12,13 @@ from specjax.objectives.means import MEAN
 
 @dataclasses.dataclass(frozen=True)
 class TrainKangaroo(Objective):
-    """Fits the adapter's law to the target's, at every position of a text.
+    """Fits the adapter's distribution to the target's, at every position of a text.
 
     The paper's soft cross-entropy is the forward KL plus the target's entropy, which has no gradient.
 
     Attributes:
       drafter: a Kangaroo bound to the target.
-      divergence: between the laws.
+      divergence: between the distributions.
     """
 
     recipe = Recipe(0.5, clip_by="value", weight_decay=0.01)
@@ -44,11 +44,11 @@ class TrainKangaroo(Objective):
         target, layer = self.drafter.target, self.drafter.exit_layer - 1
         taught = of_target(target, target_params, batch, self.reads)
         features, _ = head.adapt(self.drafter.config, params, taught.hidden[layer], batch.block(), None)
-        law, logits = (target.unembed(target_params, h[:, :-1]) for h in (taught.final, features))
+        dist, logits = (target.unembed(target_params, h[:, :-1]) for h in (taught.final, features))
         mask = batch.due(1)
         metrics = {
-            "acceptance": mean(acceptance(law, logits), mask),
-            "agreement": mean(agreement(law, logits), mask),
+            "acceptance": mean(acceptance(dist, logits), mask),
+            "agreement": mean(agreement(dist, logits), mask),
         }
-        loss = self.divergence(law, logits, mask, batch.tokens[:, 1:], mean)
+        loss = self.divergence(dist, logits, mask, batch.tokens[:, 1:], mean)
         return loss, metrics | {"weight": mask.sum()}

@@ -18,15 +18,15 @@ DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0))
 
 @dataclasses.dataclass(frozen=True)
 class Medusa(FeatureDrafter):
-    """All nodes of a depth share one law, so a whole tree costs one pass of the heads.
+    """All nodes of a depth share one distribution, so a whole tree costs one pass of the heads.
 
     `params["draft"]` is {`heads`: a list of {`blocks`: [{`kernel` `[E, E]`, `bias` `[E]`}], `kernel` `[E, U]`}} and, where
     the heads know fewer tokens than the target, `ids` `[U]`.
 
     Attributes:
-      expander: turns the heads' laws into a tree; no deeper than there are heads. None: a small static tree.
+      expander: turns the heads' distributions into a tree; no deeper than there are heads. None: a small static tree.
       heads: how many.
-      layers: residual blocks a head.
+      layers: residual blocks per head.
     """
 
     about = About(
@@ -105,18 +105,18 @@ class Medusa(FeatureDrafter):
     def propose(self, params, draft, view, sampler):
         own = params["draft"]
 
-        def law(depth):
-            return head_law(own["heads"][depth], draft.feature)
+        def dist(depth):
+            return head_logits(own["heads"][depth], draft.feature)
 
         def grow(carry, level):
-            return carry, law(level.depth)[:, None]
+            return carry, dist(level.depth)[:, None]
 
         sampler = self.restricted(params, sampler)
-        tree = self.expander(view.root, law(0), grow, None, sampler, keep_q=view.keep_q)
+        tree = self.expander(view.root, dist(0), grow, None, sampler, keep_q=view.keep_q)
         return Proposal(tree, draft)
 
 
-def head_law(head, h):
+def head_logits(head, h):
     """A head's logits `[..., U]` in float32 from features `[..., E]`."""
     for block in head["blocks"]:
         h = h.astype(block["kernel"].dtype)

@@ -1,9 +1,10 @@
-"""Training of Medusa's heads: each learns the target's law some tokens further on (arXiv:2401.10774, section 2.2)."""
+"""Training of Medusa's heads: each learns the target's distribution some tokens further on (arXiv:2401.10774, section
+2.2)."""
 
 import dataclasses
 import functools
 
-from specjax.draft.medusa import head_law
+from specjax.draft.medusa import head_logits
 from specjax.objectives.base import check_not_negative
 from specjax.objectives.losses import CrossEntropy
 from specjax.objectives.means import MEAN
@@ -12,8 +13,8 @@ from specjax.objectives.teacher import Guess, HeadObjective, score, teach
 
 @dataclasses.dataclass(frozen=True)
 class TrainMedusa(HeadObjective):
-    """Medusa-1: the target is frozen. Heads learn its laws, weighted `decay ** j`; with `preset=paper` the text's own tokens,
-    all alike, as by Medusa's authors. The losses of the heads, each a mean, are added up.
+    """Medusa-1: the target is frozen. Heads learn its distributions, weighted `decay ** j`; with `preset=paper` the
+    text's own tokens, all alike, as by Medusa's authors. The losses of the heads, each a mean, are added up.
 
     Attributes:
       decay: see above.
@@ -31,7 +32,7 @@ class TrainMedusa(HeadObjective):
         teacher = teach(self.drafter, target_params, batch, self.ids, self.drafter.feature_wants)
         length = batch.tokens.shape[1]
         guesses = [
-            Guess(teacher.output.final[:, : length - j - 2], functools.partial(head_law, head), j + 1, self.decay**j)
+            Guess(teacher.output.final[:, : length - j - 2], functools.partial(head_logits, head), j + 1, self.decay**j)
             for j, head in enumerate(params["heads"])
         ]
         return score(teacher, guesses, self.divergence, mean)

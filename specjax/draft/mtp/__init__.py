@@ -10,14 +10,15 @@ from specjax.lm import Wants
 
 @dataclasses.dataclass(frozen=True)
 class MTP(Eagle):
-    """As EAGLE, with a decoder layer of the target's own class, norms before and behind it, and the target's head.
+    """As EAGLE, with a decoder layer of the target's own class, norms before and after it, and the target's head.
 
     One module drafts every depth: it feeds on its own normed output, as on the target's normed feature at depth 1.
 
     `params["draft"]` is MtpHead's, and where the file has a head of its own or fewer tokens `head` and `ids`, as EAGLE's.
 
     Attributes:
-      final_norm: whether the target's features are read behind its final norm, as DeepSeek-V3's; else, as MiMo's, before.
+      final_norm: whether the target's features are read after its final norm, as DeepSeek-V3's; else, as MiMo's,
+        before.
     """
 
     about = About(

@@ -8,7 +8,7 @@ from specjax.objectives.base import Recipe
 
 @dataclasses.dataclass(frozen=True)
 class TrainMTP(TrainEagle):
-    """FastMTP (arXiv:2509.18362): one module for every depth, laws alone, later depths weighing less."""
+    """FastMTP (arXiv:2509.18362): one module for every depth, distributions alone, later depths weighing less."""
 
     recipe = Recipe()
     saved = ("final_norm",)
@@ -16,5 +16,5 @@ class TrainMTP(TrainEagle):
     unroll: int = 3
     decay: float = 0.6
     feature_weight: float = 0.0
-    law_weight: float = 1.0
+    distribution_weight: float = 1.0
     noise: float = 0.0

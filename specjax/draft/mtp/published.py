@@ -37,7 +37,7 @@ class _Names:
       fc: over both.
       norm: before the head.
       hidden_first: whether `fc` reads the feature before the embedding.
-      final_norm: whether features are read behind the target's final norm.
+      final_norm: whether features are read after the target's final norm.
     """
 
     name: str
@@ -93,7 +93,7 @@ def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str,
     own = own if not sparse or experts is None else base.sparse(own, experts)
     final_norm = reader.chosen.get("final_norm", found.final_norm)
     if not final_norm:
-        reader.notes.append("reads the target's features before its final norm, as MiMo's; final_norm=true: behind")
+        reader.notes.append("reads the target's features before its final norm, as MiMo's; final_norm=true: after")
     return {"config": own, "final_norm": final_norm}, _params(reader, found, own, target)
 
 

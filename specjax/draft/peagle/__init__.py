@@ -1,4 +1,4 @@
-"""P-EAGLE: EAGLE-3's head drafts every depth in one pass, behind masks (arXiv:2602.01469)."""
+"""P-EAGLE: EAGLE-3's head drafts every depth in one pass, from mask tokens (arXiv:2602.01469)."""
 
 import dataclasses
 
@@ -13,10 +13,10 @@ from specjax.lm import Block
 
 @dataclasses.dataclass(frozen=True)
 class PEagle(Eagle3):
-    """As EAGLE-3, but a slot behind the last pair reads a learnt feature and a mask in place of what was drafted.
+    """As EAGLE-3, but a slot after the last pair reads a learnt feature and a mask in place of what was drafted.
 
-    The last pair's output drafts the first token, the slot j places behind it the one j places further on. What is drafted is
-    never read, so that any tree costs one pass over as many slots as it has levels below the first.
+    The last pair's output drafts the first token, the slot j places after it the one j places further on. What is
+    drafted is never read, so that any tree costs one pass over as many slots as it has levels below the first.
 
     `params["draft"]` is Eagle3's, with `mask`: {`embedding` `[1, E]`} and `mask_feature`: {`embedding` `[C, target width]`},
     which goes through the same norms and `fc` as the target's features.
@@ -27,7 +27,7 @@ class PEagle(Eagle3):
 
     about = About(
         "peagle",
-        "EAGLE-3's head for all depths at once, behind masks",
+        "EAGLE-3's head for all depths at once, from mask tokens",
         "arXiv:2602.01469",
         expander="chain:length=3",
         paper="expander=chain,length=8",
@@ -38,7 +38,7 @@ class PEagle(Eagle3):
     mask: int = -1
 
     hidden = None  # pyrefly: ignore[bad-override]
-    """No law follows from one that was drafted, so that no rule can read the features between them."""
+    """No distribution follows from one that was drafted, so that no rule can read the features between them."""
 
     @property
     def head(self):
@@ -73,13 +73,13 @@ class PEagle(Eagle3):
         return self.head(own, fill(embeds), fill(feature), block, cache, past)
 
     def propose(self, params, draft, view, sampler):
-        laws = [self.logits(params, draft.feature[:, None])]
+        dists = [self.logits(params, draft.feature[:, None])]
         if self.expander.depth > 1:
             positions = draft.length[:, None] + jnp.arange(self.expander.depth - 1)[None]
             h, _ = self.ahead(params, Block(jnp.zeros_like(positions), positions, draft.length), draft.cache)
-            laws.append(self.logits(params, h))
-        law = jnp.concatenate(laws, axis=1)
-        grow = lambda carry, level: (carry, law[:, level.depth][:, None])
+            dists.append(self.logits(params, h))
+        dist = jnp.concatenate(dists, axis=1)
+        grow = lambda carry, level: (carry, dist[:, level.depth][:, None])
         sampler = self.restricted(params, sampler)
-        tree = self.expander(view.root, law[:, 0], grow, None, sampler, keep_q=view.keep_q)
+        tree = self.expander(view.root, dist[:, 0], grow, None, sampler, keep_q=view.keep_q)
         return Proposal(tree, draft)

@@ -9,7 +9,8 @@ from specjax.models.errors import ModelError
 
 
 def read(reader: Reader, config: dict[str, Any], target: Any) -> tuple[dict[str, Any], Any]:
-    """Fields and parameters of a P-EAGLE head: EAGLE-3's tensors with `layers.*`, and a feature for slots behind masks."""
+    """Fields and parameters of a P-EAGLE head: EAGLE-3's tensors with `layers.*`, and a feature for the slots of
+    masks."""
     mask = mask_of(reader, config, target)
     feature = reader.tensors.pop("mask_hidden", None)
     if feature is None:

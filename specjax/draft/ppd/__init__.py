@@ -21,7 +21,7 @@ class PPDState:
     """What the prompt tokens of the last accepted node said.
 
     Attributes:
-      logits: `[B, m, V]` float32: their laws, for the tokens one, two, ... places after the root.
+      logits: `[B, m, V]` float32: their distributions, for the tokens one, two, ... places after the root.
       state: `[B]` int32, how many of them there were; -1 before the row's first proposal.
     """
 
@@ -31,11 +31,11 @@ class PPDState:
 
 @dataclasses.dataclass(frozen=True)
 class PPD(Trained):
-    """Prompt slots ride behind the nodes of the tree; those of the accepted node fill the next tree, whose shape goes by
+    """Prompt slots ride after the nodes of the tree; those of the accepted node fill the next tree, whose shape goes by
     their number. Parameters: `{"embeddings": [m, ensembles, E]}`.
 
-    A row's first proposal reads the prompt tokens behind its last token but one, in a pass of their own, so that its first
-    tree is no smaller than later ones.
+    A row's first proposal reads the prompt tokens after its last token but one, in a pass of their own, so that its
+    first tree is no smaller than later ones.
 
     Of all prompt slots only the accepted node's are read: the step keeps the logits `[B, N + X, V]` until the verdict and
     ranks the candidates of those, with the positions' own noise, rather than every slot's.
@@ -47,7 +47,7 @@ class PPD(Trained):
     """
 
     about = About(
-        "ppd", "trained prompt tokens behind every node guess what follows it", "arXiv:2405.18628", loads="head"
+        "ppd", "trained prompt tokens after every node guess what follows it", "arXiv:2405.18628", loads="head"
     )
     tiles = True
 

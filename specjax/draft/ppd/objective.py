@@ -18,7 +18,8 @@ Array = jax.Array
 @dataclasses.dataclass(frozen=True)
 class TrainPPD(Objective):
     """Fits the embeddings alone. A text is cut at random places; the prompt tokens that follow a cut learn the target's own
-    laws some tokens further on. The loss is the mean over them of each one's own, weighted `decay ** j` for the j-th.
+    distributions some tokens further on. The loss is the mean over them of each one's own, weighted `decay ** j` for
+    the j-th.
 
     Text and prompt slots pass through the target once. The text goes first, so that no gradient is taken through it; the
     slots of all cuts follow as one block over its keys and values.
@@ -27,7 +28,7 @@ class TrainPPD(Objective):
       drafter: a PPD bound to the target.
       cuts: places a row, at most as many as it has.
       decay: see above.
-      divergence: between the laws.
+      divergence: between the distributions.
     """
 
     saved = ("trees", "ensembles")
@@ -47,7 +48,7 @@ class TrainPPD(Objective):
         return self.drafter.init_params(key, target_params)
 
     def loss(self, params, target_params, batch, key, mean=MEAN):
-        target, draft, mask = self._laws(params, target_params, batch, key)
+        target, draft, mask = self._distributions(params, target_params, batch, key)
         count = self.drafter.prompts
         at = self._places(batch, key)[0][:, :, None] + 2 + jnp.arange(count)[None, None]
         labels = jnp.take_along_axis(
@@ -67,7 +68,7 @@ class TrainPPD(Objective):
         Returns:
           Counts `[m, ranks]` and over how many `[m]`. Their quotient is what `search_states` takes.
         """
-        target, draft, mask = self._laws(params, target_params, batch, key)
+        target, draft, mask = self._distributions(params, target_params, batch, key)
         candidates = jax.lax.top_k(draft, ranks)[1]
         hits = (candidates == jnp.argmax(target, axis=-1)[..., None]) & mask[..., None]
         count = self.drafter.prompts
@@ -78,7 +79,7 @@ class TrainPPD(Objective):
         """Where texts are cut `[B, cuts]`, and which of these are such that their first prompt token has something to learn."""
         return drawn_places(key, jnp.pad(batch.due(2), ((0, 0), (0, 2))), self.cuts)
 
-    def _laws(self, params, target_params, batch, key):
+    def _distributions(self, params, target_params, batch, key):
         """Logits `[B, cuts * m, V]` of the target and of the prompt slots, and where both are known `[B, cuts * m]`."""
         lm, prompts, members = self.drafter.target, self.drafter.prompts, self.drafter.ensembles
         rows, length = batch.tokens.shape

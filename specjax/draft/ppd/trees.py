@@ -131,8 +131,8 @@ def search_states(accuracy: Any, nodes: int, slots: int) -> str:
 
 
 def tokens_per_step(text: str, accuracy: Any) -> float:
-    """Expected tokens a step in the long run: states follow each other as a Markov chain, whose share of steps in state n
-    is weighted with what that state's tree accepts, plus the target's own token."""
+    """Expected tokens per step in the long run: states follow each other as a Markov chain, whose share of steps in
+    state n is weighted with what that state's tree accepts, plus the target's own token."""
     accuracy = shares(accuracy)
     trees = parse(text)
     moves = np.zeros((len(trees), len(trees)))

@@ -1,4 +1,4 @@
-"""Families of tasks: a line a family, in the order in which they are listed."""
+"""Families of tasks: a line per family, in the order in which they are listed."""
 # isort: skip_file
 
 from specjax.tasks.families.math import Math as Math

@@ -27,7 +27,7 @@ class Learn2PD(Unmask):
       threshold: of the filter's probability.
       block_length: W, that it was trained for.
       hidden: H.
-      steps: passes a block of the schedule, see `Fixed`; 0: one token a pass.
+      steps: passes per block of the schedule, see `Fixed`; 0: one token per pass.
     """
 
     about = About(
@@ -96,7 +96,7 @@ class Learn2PD(Unmask):
 
 def top(guess: Guess) -> Array:
     """The probability `[B, W]` of the likeliest token, of known positions too."""
-    return jnp.exp(guess.log_law.max(axis=-1))
+    return jnp.exp(guess.log_probs.max(axis=-1))
 
 
 def judge(params: Any, sure: Array) -> Array:

@@ -1,6 +1,6 @@
 """Training of Learn2PD's filter: which predictions are those of the answer, along a replay of it (arXiv:2509.25188, section 3).
 
-In the shape descriptions `B` denotes rows, `T` tokens a row, `W` the block length.
+In the shape descriptions `B` denotes rows, `T` tokens per row, `W` the block length.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ class TrainFilter(MaskedObjective):
     """Binary cross-entropy of the filter along a replay of a block of each row.
 
     The replay commits in each pass what is predicted as the answer has it, and the whole block where nothing is: what a filter
-    without fault would do. The answers are what the model wrote one token a pass; the paper stores the pairs of a replay and
-    trains on them, here they are made anew in every step.
+    without fault would do. The answers are what the model wrote one token per pass; the paper stores the pairs of a
+    replay and trains on them, here they are made anew in every step.
 
     Attributes:
       policy: what is trained.

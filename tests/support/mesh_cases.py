@@ -1,4 +1,5 @@
-"""What the tests on meshes share: parameters where the engine puts them, and programs whose text is read before they run."""
+"""What the tests on meshes share: parameters where the engine puts them, and programs whose text is read before they
+run."""
 
 import collections
 import dataclasses
@@ -27,8 +28,8 @@ from specjax.sharding import make_mesh, shardings
 MESHES = {"2x4": "data=2,model=4", "1x8": "data=1,model=8", "8x1": "data=8,model=1", "4x2": "data=4,model=2"}
 HEATS = (0.0, 0.5, 2.0, 0.0, 1.0, 1.0, 0.7, 1.0)
 HOT = dataclasses.replace(MIXED, options=tuple({"temperature": heat} for heat in HEATS), new_tokens=16)
-"""Greedy rows beside sampled ones. Filters and penalties are known to be off when the program is compiled, which saves a
-third of its time; on a mesh they are tested with fewer drafters."""
+"""Greedy rows beside sampled ones. Filters and penalties are known to be off when the program is compiled, which saves
+a third of its time; on a mesh they are tested with fewer drafters."""
 
 
 SHALLOW = LlamaLM(changed(TARGET.config, num_hidden_layers=2))
@@ -127,7 +128,8 @@ LESS = ("diffuspec", "eagle1", "eagle3")
 """Drafters that another line has with more: weights, or nodes ranked by their odds."""
 
 SPLIT = [name for name in DRAFTERS if name not in (*TWINS, *LESS) or name in ("draft-top_k", "draft-iid", "eagle2")]
-"""What is tried on meshes: of drafters that differ by their expander alone one that takes the best and one that draws."""
+"""What is tried on meshes: of drafters that differ by their expander alone one that takes the best and one that
+draws."""
 
 OPTIMISED = ("prompt_lookup", "draft-top_k", "eagle2", "fuse")
 """One of each kind, whose steps are compiled as users do on a first mesh."""
@@ -143,7 +145,8 @@ def kind(drafter) -> str:
 
 
 def chosen_meshes() -> dict[str, tuple[str, ...]]:
-    """A mesh a drafter, by name, that splits rows and weights; two of a kind meet those that split one of them alone."""
+    """A mesh a drafter, by name, that splits rows and weights; two of a kind meet those that split one of them
+    alone."""
     seen = collections.Counter()
     chosen = {}
     for name, drafter in ((name, DRAFTERS[name]) for name in SPLIT):

@@ -1,5 +1,5 @@
-"""What holds for every policy and cache that the registry lists: drawn rows alone and in a batch, EOS, broken weights, no
-retrace, and what each says of its text."""
+"""What holds for every policy and cache that the registry lists: drawn rows alone and in a batch, EOS, broken weights,
+no retrace, and what each says of its text."""
 
 import jax
 import jax.numpy as jnp

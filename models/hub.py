@@ -165,10 +165,10 @@ def _filled(
         raise ModelError(f"{what} has no packed matrices: leave weights='packed' out")
     if word == keeping.PACKED or (weights is None and not later and jax.default_backend() != "cpu"):
         sources = _packed(sources, name, asked=word is not None)
-        if jax.default_backend() == "cpu":
-            _LOG.warning("%s: %s", name, keeping.SLOW)
         shapes, packs = keeping.shapes(sources, dtype), keeping.any_packed(sources)
         made = dataclasses.replace(made, weights=keeping.PACKED if packs else None)
+        if packs and (said := keeping.cost(jax.default_backend(), 1 if mesh is None else mesh.size)):
+            _LOG.warning("%s: %s", name, said)
     final = shapes if form is None else form.shapes(shapes)
     places = None if mesh is None else stored_places(made.lm, mesh, shapes if later else final)
     if sources is None:

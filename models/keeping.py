@@ -12,11 +12,24 @@ from specjax.models.packed_matrix import Packed
 
 PACKED, PLAIN = "packed", "plain"
 """As the file packs them, and each number by itself."""
-SLOW = (
+_CPU = (
     "packed weights take less memory, but on a CPU each matrix is widened before it is multiplied: a step is several times "
     "slower than with weights='plain'"
 )
-"""What is said on a CPU, whose compiler has no product with codes."""
+_SPLIT = (
+    "a mesh of GPUs splits the packed matrices, and no kernel multiplies parts of them: each is widened in memory first; "
+    "weights='plain' is faster where it fits"
+)
+
+
+def cost(backend: str, chips: int) -> str | None:
+    """What is to be said where no kernel multiplies codes; None where one does, or the compiler widens them on their way.
+
+    Args:
+      backend: of JAX.
+      chips: of the mesh.
+    """
+    return _CPU if backend == "cpu" else _SPLIT if backend == "gpu" and chips > 1 else None
 
 
 @dataclasses.dataclass(frozen=True)

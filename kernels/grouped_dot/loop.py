@@ -10,6 +10,8 @@ from specjax.kernels.grouped_dot.width import width
 
 Array = jax.Array
 
+SCOPE = "groups_by_turns"
+"""The scope of the loop, by which a plan knows it."""
 _MOST = 64  # rows that one round of the loop multiplies
 
 
@@ -31,4 +33,5 @@ def dot(x: Array, kernels: Any, sizes: Array, product: Callable[[Array, Any], Ar
         return jnp.minimum(at + wide, ends[group]), jax.lax.dynamic_update_slice_in_dim(out, made, at, 0)
 
     out = jnp.zeros((rows + wide, kernels.shape[2]), x.dtype)
-    return jax.lax.while_loop(lambda state: state[0] < ends[-1], part, (jnp.zeros_like(ends[0]), out))[1][:rows]
+    with jax.named_scope(SCOPE):
+        return jax.lax.while_loop(lambda state: state[0] < ends[-1], part, (jnp.zeros_like(ends[0]), out))[1][:rows]

@@ -10,9 +10,10 @@ from typing import Any
 
 import jax
 
+from specjax.kernels.grouped_dot.loop import SCOPE
 from specjax.models.experts import ExpertsConfig
 from specjax.plan.held import chip_bytes
-from specjax.plan.hlo import Buffer, Kernel, Op
+from specjax.plan.hlo import Buffer, Kernel, Op, Rounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,3 +98,14 @@ def grouped(own: Chosen, kernel: Kernel) -> Kernel:
         return rest + (most.hbm if whole else round(share * most.hbm)), sum(buffer.hbm for buffer in op.value), flops
 
     return read
+
+
+def rounds(own: Chosen) -> Rounds:
+    """Says that the loop of `specjax.kernels.grouped_dot.loop` runs once for each touched expert of the chip."""
+    share = own.touched(own.nodes) / own.count
+
+    def count(op: Op) -> int | None:
+        held = [buffer.dims[0] for buffer in op.value if len(buffer.dims) == 3]
+        return math.ceil(share * max(held)) if f"{SCOPE}/while" in op.source and held else None
+
+    return count

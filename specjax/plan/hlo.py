@@ -247,24 +247,29 @@ def _padding(sizes: Sequence[int], layout: str) -> float:
     return math.prod(-(-size // whole) * whole / size for size, whole in zip(inner, reversed(tile), strict=False))
 
 
-def accesses(program: Program, kernel: Kernel | None = None) -> list[Access]:
+Rounds = Callable[[Op], int | None]
+"""How often a loop runs whose text does not show it; None where nobody knows."""
+
+
+def accesses(program: Program, kernel: Kernel | None = None, rounds: Rounds = lambda op: None) -> list[Access]:
     """Everything that moves when the program runs once, on one chip."""
-    return list(_run(program, program.entry, 1, kernel))
+    return list(_run(program, program.entry, 1, kernel, rounds))
 
 
-def _run(program: Program, name: str, times: int, kernel: Kernel | None) -> Iterator[Access]:
+def _run(program: Program, name: str, times: int, kernel: Kernel | None, rounds: Rounds) -> Iterator[Access]:
     here = program.computations[name]
     for op in here.ops.values():
         if op.opcode == "while":
-            yield from _run(program, _named(op, "body"), times * (_trips(program, here, op) or 1), kernel)
+            trips = _trips(program, here, op) or rounds(op) or 1
+            yield from _run(program, _named(op, "body"), times * trips, kernel, rounds)
         elif op.opcode == "conditional":
-            branches = [list(_run(program, branch, times, kernel)) for branch in op.called]
+            branches = [list(_run(program, branch, times, kernel, rounds)) for branch in op.called]
             yield from max(
                 branches, key=lambda found: sum(access.total + access.moved * access.times for access in found)
             )
         elif op.opcode in ("call", "async-start"):
             for called in op.called:
-                yield from _run(program, called, times, kernel)
+                yield from _run(program, called, times, kernel, rounds)
         else:
             found = _access(program, here, op, times, kernel)
             if found is not None:
@@ -317,13 +322,13 @@ def _through(here: Computation, name: str) -> Op:
     return op
 
 
-def _unbounded(program: Program) -> tuple[str, ...]:
+def _unbounded(program: Program, rounds: Rounds) -> tuple[str, ...]:
     """The loops that count once, by what they were traced from."""
     return tuple(
         op.source or op.name
         for here in program.computations.values()
         for op in here.ops.values()
-        if op.opcode == "while" and _trips(program, here, op) is None
+        if op.opcode == "while" and _trips(program, here, op) is None and rounds(op) is None
     )
 
 
@@ -497,16 +502,19 @@ class Traffic:
         ]  # fmt: skip
 
 
-def traffic(text: str, kernel: Kernel | None = None, cached: Cached | None = None) -> Traffic:
+def traffic(
+    text: str, kernel: Kernel | None = None, cached: Cached | None = None, rounds: Rounds = lambda op: None
+) -> Traffic:
     """The traffic of a compiled program, from `compiled.as_text()`.
 
     Args:
       text: of one chip's program.
       kernel: knows the Pallas calls; without it they count their operands and results whole.
       cached: leaves what the chip's second-level cache does not spare, where it has one; see `cached.through`.
+      rounds: knows loops whose text does not show how often they run.
     """
     program = parse(text)
-    found = accesses(program, kernel)
+    found = accesses(program, kernel, rounds)
     found = found if cached is None else cached(program, found)
     collectives: dict[str, dict[str, int]] = {}
     for access in found:
@@ -518,4 +526,4 @@ def traffic(text: str, kernel: Kernel | None = None, cached: Cached | None = Non
     flops = sum(access.flops * access.times for access in found)
     inside = sum(access.kernel_flops * access.times for access in found)
     moved = sum(access.total for access in found)
-    return Traffic(moved, collectives, flops, inside, tuple(found), _unbounded(program))
+    return Traffic(moved, collectives, flops, inside, tuple(found), _unbounded(program, rounds))

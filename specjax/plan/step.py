@@ -15,7 +15,7 @@ import numpy as np
 from specjax.decoder import Decode
 from specjax.models import hub
 from specjax.plan.cached import through
-from specjax.plan.experts import Chosen, chosen, grouped
+from specjax.plan.experts import Chosen, chosen, grouped, rounds
 from specjax.plan.held import chip_bytes, looked_up
 from specjax.plan.hlo import Traffic, traffic
 from specjax.plan.pallas import kernels
@@ -175,7 +175,9 @@ def _traffic(program, setup, step):
     kernel = kernels(step, (setup.params, state), "tpu" if device.platform == "tpu" else "cuda", devices)
     own, chip = setup.experts, chip_named(device.device_kind)
     cached = functools.partial(through, cache=chip.l2_bytes) if chip and chip.l2_bytes else None
-    return traffic(program.as_text() or "", kernel if own is None else grouped(own, kernel), cached)
+    if own is None:
+        return traffic(program.as_text() or "", kernel, cached)
+    return traffic(program.as_text() or "", grouped(own, kernel), cached, rounds(own))
 
 
 def cost_of(program: Any, moved: Traffic) -> Cost:

@@ -4,13 +4,15 @@ import itertools
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax import models
 from specjax.decode import Diffusion, Plain, Speculate
+from specjax.kernels.grouped_dot import loop
 from specjax.plan import hlo, report, step
-from specjax.plan.experts import Chosen, grouped, touched
+from specjax.plan.experts import Chosen, grouped, rounds, touched
 from specjax.plan.held import chip_bytes
 from specjax.sharding import aot, make_mesh
 
@@ -124,6 +126,17 @@ def test_a_grouped_product_reads_touched_experts():
     (found,) = hlo.traffic(ON_A_GPU, grouped(own, lambda op, operands: None)).accesses
     assert (found.read, found.written) == (8 * 4 + 8 * 32 * 4 + read // 2, 8 * 12 * 4)
     assert found.kernel_flops == 2 * (8 // 2) * 32 * 12
+
+
+def test_a_loop_over_groups_runs_once_for_a_touched_expert():
+    """6.6 of 16 are touched by four tokens that choose two each."""
+    own = Chosen(count=16, each=2, layers=1, bytes=16 * 32 * 12 * 4, rows=2, nodes=2)
+    text = (
+        jax.jit(loop.dot).lower(jnp.ones((8, 32)), jnp.ones((16, 32, 12)), jnp.ones(16, jnp.int32)).compile().as_text()
+    )
+    once, found = hlo.traffic(text), hlo.traffic(text, rounds=rounds(own))
+    assert len(once.unbounded) == 1 and loop.SCOPE in once.unbounded[0] and found.unbounded == ()
+    assert min(access.times for access in found.accesses if access.times > 1) == 7  # others are loops inside
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,8 @@ def test_a_file_is_kept_as_it_is_packed(file, name, caplog):
         assert kept and all(x.dtype == jnp.float32 for x in kept) and model.weights == "packed"
         jax.tree.map(np.testing.assert_array_equal, keeping.unpacked(model.params), want)
     assert "slower than with weights='plain'" in caplog.text
+    assert "splits the packed matrices" in keeping.cost("gpu", 2)
+    assert keeping.cost("gpu", 1) is keeping.cost("tpu", 4) is None
     assert models.load(model, weights="plain").weights is None
     with pytest.raises(ModelError, match="are not put into another format: load it with weights='plain'"):
         models.load(model, weights="int8")

@@ -33,6 +33,7 @@ _BITS = re.compile(r"[a-z]+?(\d+)")
 _LEAF = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
 _SPACE = re.compile(r"S\((\d+)\)")
 _TILE = re.compile(r"\{([\d,]*):T\(([\d,]+)\)")
+_IN_PLACE = "output_to_operand_aliasing={{}: (0, {})}"
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _SUMMED = re.compile(r'lhs_contracting_dim(?:s|ensions"?:)[={\[]+([^}\]]*)')
@@ -449,7 +450,8 @@ def _taken(inside: Computation, name: str, whole: Buffer) -> int:
     for user in inside.users[name]:
         first = user.operands[0] == name and name not in user.operands[1:]
         size = sum(b.size for b in user.value)
-        if user.opcode in ("bitcast", "reshape"):
+        same = user.opcode == "fusion" and _IN_PLACE in user.rest and first  # a type of 4 bits in other tiles
+        if user.opcode in ("bitcast", "reshape") or same:
             total += _taken(inside, user.name, whole)
         elif user.opcode in ("dynamic-slice", "slice", "gather") and first:
             total += size

@@ -266,3 +266,31 @@ def test_values_are_followed_through_control_flow_and_meshes():
 
     kernel = kernels(step, (jax.ShapeDtypeStruct((8, 1024, 128), jnp.float32), np.full(8, 300, np.int32)))
     assert traffic(CALL, kernel).bytes == 4 * 3 * 128 * 128 * 4 + 4 * 128 * 4 + 4 * 4 + 4
+
+
+SLICED = """
+%retiled (a: u4[8,64,128]) -> u4[8,64,128] {
+  %a = u4[8,64,128]{2,1,0} parameter(0)
+  ROOT %c = u4[8,64,128]{2,1,0} copy(%a)
+}
+
+%part (a: u4[8,64,128], i: s32[]) -> u4[1,64,128] {
+  %a = u4[8,64,128]{2,1,0} parameter(0)
+  %same = u4[8,64,128]{2,1,0} fusion(%a), kind=kLoop, output_to_operand_aliasing={{}: (0, {})}, calls=%retiled
+  %i = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %s = u4[1,64,128]{2,1,0:S(1)} dynamic-slice(%same, %i, %zero, %zero), dynamic_slice_sizes={1,64,128}
+}
+
+ENTRY main (a: u4[8,64,128], i: s32[]) -> u4[1,64,128] {
+  %a = u4[8,64,128]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %f = u4[1,64,128]{2,1,0:S(1)} fusion(%a, %i), kind=kLoop, calls=%part
+}
+"""
+
+
+def test_a_slice_of_four_bit_numbers_in_other_tiles_is_read_alone():
+    """A TPU's compiler names the tiles of such a type anew inside the fusion that slices it."""
+    assert traffic(SLICED).bytes == 64 * 128 // 2 + 4
+    assert traffic(SLICED.replace("output_to_operand_aliasing={{}: (0, {})}, ", "")).bytes == 8 * 64 * 128 // 2 + 4

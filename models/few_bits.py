@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.kernels.scaled_dot import scaled_dot
+from specjax.kernels.scaled_dot import scaled_dot, scaled_dot_of
 from specjax.models.dfloat11 import Coded
 from specjax.models.packed_matrix import Packed, repeated
 from specjax.sharding.ambient import known_mesh
@@ -118,10 +118,25 @@ def _dot(x, kernel, dtype):
     return product.reshape(*x.shape[:-1], outputs).astype(x.dtype if dtype is None else dtype)
 
 
+def dot_of(x: Array, kernels: Any, group: Array) -> Array:
+    """Rows `[M, E]` times one of several matrices `[X, E, F]`, in whatever form: `[M, F]`."""
+    one = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, group, keepdims=False)
+    if isinstance(kernels, Packed):
+        scale, added = jax.tree.map(one, dataclasses.replace(kernels, values=None)).factors()
+        return _with_added(x, scaled_dot_of(x, kernels.values, group, scale, kernels.table), added).astype(x.dtype)
+    if isinstance(kernels, Quantised) and kernels.scale.shape[1] > 1:
+        return scaled_dot_of(x, kernels.values, group, one(kernels.scale)).astype(x.dtype)
+    return dot(x, jax.tree.map(one, kernels))
+
+
 def _packed_dot(x: Array, kernel: Packed) -> Array:
     """Rows `[M, E]` times a matrix, `[M, F]` in float32."""
     scale, added = kernel.factors()
-    product = scaled_dot(x, kernel.values, scale, kernel.table)
+    return _with_added(x, scaled_dot(x, kernel.values, scale, kernel.table), added)
+
+
+def _with_added(x: Array, product: Array, added: Array | None) -> Array:
+    """A product `[M, F]` in float32 with that of what is added to a group's numbers, `[G, F]`."""
     if added is None:
         return product
     sums = x.astype(jnp.float32).reshape(x.shape[0], added.shape[0], -1).sum(axis=-1)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from specjax.kernels.grouped_dot import grouped_dot as plain_dot
 from specjax.kernels.grouped_dot import loop
 from specjax.kernels.products import split
-from specjax.models.few_bits import Quantised, dot, is_quantised, plain
+from specjax.models.few_bits import Quantised, dot_of, is_quantised, plain
 
 Array = jax.Array
 
@@ -45,7 +45,7 @@ def _few_bits_dot(x: Array, kernels: Any, sizes: Array) -> Array:
 
 
 def _looped(x: Array, kernels: Any, sizes: Array) -> Array:
-    return loop.dot(x, kernels, sizes, dot)
+    return loop.dot(x, kernels, sizes, dot_of)
 
 
 _ragged = functools.partial(jax.lax.ragged_dot, preferred_element_type=jnp.float32)

@@ -15,8 +15,13 @@ SCOPE = "groups_by_turns"
 _MOST = 64  # rows that one round of the loop multiplies
 
 
-def dot(x: Array, kernels: Any, sizes: Array, product: Callable[[Array, Any], Array] = jnp.matmul) -> Array:
-    """See `api.grouped_dot`; with a `product` of its own it takes any pytree that has the shape `[X, E, F]` and leads with X.
+def _product(x: Array, kernels: Array, group: Array) -> Array:
+    """Rows `[M, E]` times one of the matrices `[X, E, F]`."""
+    return x @ jax.lax.dynamic_index_in_dim(kernels, group, keepdims=False)
+
+
+def dot(x: Array, kernels: Any, sizes: Array, product: Callable[[Array, Any, Array], Array] = _product) -> Array:
+    """See `api.grouped_dot`; with a `product` of its own it takes whatever has the shape `[X, E, F]`.
 
     A round multiplies a slice of one width, whose first rows are of one group, and writes all of it. The next begins where
     that group's rows end, so that whatever was written for rows of other groups is overwritten.
@@ -28,8 +33,7 @@ def dot(x: Array, kernels: Any, sizes: Array, product: Callable[[Array, Any], Ar
     def part(state):
         at, out = state
         group = jnp.searchsorted(ends, at, side="right")
-        kernel = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, group, keepdims=False), kernels)
-        made = product(jax.lax.dynamic_slice_in_dim(padded, at, wide), kernel).astype(x.dtype)
+        made = product(jax.lax.dynamic_slice_in_dim(padded, at, wide), kernels, group).astype(x.dtype)
         return jnp.minimum(at + wide, ends[group]), jax.lax.dynamic_update_slice_in_dim(out, made, at, 0)
 
     out = jnp.zeros((rows + wide, kernels.shape[2]), x.dtype)

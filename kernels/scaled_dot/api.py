@@ -33,6 +33,33 @@ def scaled_dot(x: Array, values: Array, scale: Array, table: tuple[float, ...] =
     return _dot(table)(x, values, scale)
 
 
+def scaled_dot_of(x: Array, values: Array, group: Array, scale: Array, table: tuple[float, ...] = ()) -> Array:
+    """`scaled_dot` with one of several matrices, of which no other is read; there are no derivatives.
+
+    Args:
+      x: `[M, E]`.
+      values: `[X, E, F]`.
+      group: which of the X, an int32.
+      scale: `[G, F]`, of that one.
+      table: see `scaled_dot`.
+    """
+    if split():
+        return xla.dot(x, _one(values, group), scale, table)
+    return _dot_of(table)(x, values, group, scale)
+
+
+def _one(values, group):
+    return jax.lax.dynamic_index_in_dim(values, group, keepdims=False)
+
+
+def _cuda_of(x, values, group, scale, table):
+    from specjax.kernels.scaled_dot import gpu  # Pallas takes long to import
+
+    if not (has_triton() and gpu.takes(values[0], scale)):
+        return xla.dot(x, _one(values, group), scale, table)
+    return gpu.dot(x, values, scale, table, group=group)
+
+
 def _cuda(x, values, scale, table):
     if not has_triton():
         return xla.dot(x, values, scale, table)
@@ -67,4 +94,16 @@ def _dot(table: tuple[float, ...]):
         lambda x, values, _: jax.core.ShapedArray((x.shape[0], values.shape[1]), jnp.float32),
         {"cpu": with_table(_cpu), "cuda": with_table(_cuda)},
         with_table(xla.dot),
+    )
+
+
+@functools.cache
+def _dot_of(table: tuple[float, ...]):
+    """Likewise, of one of several matrices."""
+    sliced = lambda way: lambda x, values, group, scale: way(x, _one(values, group), scale, table)
+    return by_platform(
+        "scaled_dot_of",
+        lambda x, values, group, scale: jax.core.ShapedArray((x.shape[0], values.shape[2]), jnp.float32),
+        {"cpu": sliced(_cpu), "cuda": functools.partial(_cuda_of, table=table)},
+        sliced(xla.dot),
     )

@@ -53,14 +53,22 @@ def takes(values: jax.Array, scale: jax.Array) -> bool:
 
 
 def dot(
-    x: jax.Array, values: jax.Array, scale: jax.Array, table: tuple[float, ...] = (), *, interpret: bool = False
+    x: jax.Array,
+    values: jax.Array,
+    scale: jax.Array,
+    table: tuple[float, ...] = (),
+    *,
+    group: jax.Array | None = None,
+    interpret: bool = False,
 ) -> jax.Array:
-    """See `api.scaled_dot`. `interpret` runs it on any platform, slowly."""
+    """See `api.scaled_dot`, and with a `group` `api.scaled_dot_of`. `interpret` runs it on any platform, slowly."""
     (rows, inputs), (groups, outputs) = x.shape, scale.shape
     each = 2 if values.dtype in _HALVES else 1  # values of a byte
     numbers = functools.partial(decoded, table=table, dtype=x.dtype) if table else _HALVES.get(values.dtype, _as_it_is)
     tile = min(max(pl.next_power_of_2(rows), TILE[0]), TILE[1])
-    bytes_ = jax.lax.bitcast_convert_type(values.reshape(inputs, -1, 2), jnp.int8) if each == 2 else values
+    matrices = values[None] if group is None else values
+    pairs = matrices.reshape(len(matrices), inputs, -1, 2)
+    bytes_ = jax.lax.bitcast_convert_type(pairs, jnp.int8) if each == 2 else matrices
     out = pl.pallas_call(
         functools.partial(_kernel, tile=tile, numbers=numbers),
         out_shape=jax.ShapeDtypeStruct((rows, outputs // each, each), jnp.float32),
@@ -68,12 +76,12 @@ def dot(
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
         interpret=interpret,
         name="scaled_dot",
-    )(x, bytes_, scale.reshape(groups, -1, each))
+    )(x, bytes_, scale.reshape(groups, -1, each), jnp.zeros(1, jnp.int32) if group is None else group.reshape(1))
     return out.reshape(rows, outputs)
 
 
-def _kernel(x_ref, values_ref, scale_ref, out_ref, *, tile, numbers):
-    """x `[M, E]`, values `[E, F / each]` bytes, scale `[G, F / each, each]`, out `[M, F / each, each]`."""
+def _kernel(x_ref, values_ref, scale_ref, which_ref, out_ref, *, tile, numbers):
+    """x `[M, E]`, values `[X, E, F / each]` bytes, scale `[G, F / each, each]`, which `[1]`, out `[M, F / each, each]`."""
     rows, inputs = x_ref.shape
     groups, width, each = scale_ref.shape
     size, wide = inputs // groups, COLUMNS // each
@@ -81,6 +89,7 @@ def _kernel(x_ref, values_ref, scale_ref, out_ref, *, tile, numbers):
     columns, lines = pl.ds(pl.program_id(0) * wide, wide), pl.ds(pl.program_id(1) * tile, tile)
     kept = columns.start + jax.lax.iota(jnp.int32, wide) < width
     own = lines.start + jax.lax.iota(jnp.int32, tile) < rows
+    which = triton.load(which_ref.at[jnp.int32(0)])
     precision = jax.lax.Precision.DEFAULT if is_usual() else jax.lax.Precision.HIGHEST
 
     def product(a, b):
@@ -96,7 +105,7 @@ def _kernel(x_ref, values_ref, scale_ref, out_ref, *, tile, numbers):
         def part(i, sums):
             deep = pl.ds(g * size + i * depth, depth)
             a = triton.load(x_ref.at[lines, deep], mask=own[:, None], other=jnp.zeros((), x_ref.dtype))
-            packed = triton.load(values_ref.at[deep, columns], mask=kept[None], other=jnp.zeros((), jnp.int8))
+            packed = triton.load(values_ref.at[which, deep, columns], mask=kept[None], other=jnp.zeros((), jnp.int8))
             return tuple(total + product(a, b) for total, b in zip(sums, halves(packed), strict=True))
 
         sums = jax.lax.fori_loop(0, size // depth, part, (nothing,) * each)

@@ -71,9 +71,10 @@ def kernels(step: Callable[..., Any], args: Sequence[Any], platform: str = "tpu"
 
 
 def _all_of(op: Op, operands: Sequence[tuple[Buffer, ...]]) -> tuple[int, int, int]:
-    """Of `specjax.kernels.scaled_dot` on a GPU: each operand once, and the operations of one product."""
-    (x, *_), (out,) = [buffer for value in operands for buffer in value], op.value
+    """Of `specjax.kernels.scaled_dot` on a GPU: each operand once, of several matrices one, and one product's operations."""
+    (x, matrices, *_), (out,) = [buffer for value in operands for buffer in value], op.value
     read = sum(buffer.hbm for value in operands for buffer in value)
+    read -= matrices.hbm - matrices.hbm // matrices.dims[0]
     return read, out.hbm, 2 * math.prod(out.dims) * x.dims[1]
 
 

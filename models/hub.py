@@ -87,7 +87,8 @@ def load(
     Args:
       model: a folder or a GGUF file goes before a name, and that before the hub, where `owner/name@revision` is a branch, tag
         or commit; None is the shipped target. A folder without safetensors may hold one GGUF file, or the shards of one, and so
-        may a repository of the hub; `owner/name/FILE.gguf` is one of several. A `Model`, or a pair of an LM (`specjax.lm.BaseLM`) and its parameters, is made into what the other arguments say.
+        may a repository of the hub; `owner/name/FILE.gguf` is one of several. A `Model`, or a pair of an LM
+        (`specjax.lm.BaseLM`) and its parameters, is made into what the other arguments say.
       dtype: the type of the parameters; None is float32 on a CPU and bfloat16 elsewhere. `layercast` stores them in bfloat16
         and computes with them in float32.
       mesh: places every parameter by `specjax.sharding.rules`, reading only the byte ranges of this host's shards.

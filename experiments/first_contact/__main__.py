@@ -200,7 +200,9 @@ def key(row: dict[str, Any]) -> tuple[str, str]:
 
 def other(row: dict[str, Any], plain: dict[str, Any], greedy: bool) -> list[int]:
     """Which texts are not plain decoding's, of the greedy or the drawn ones."""
-    pairs = enumerate(zip(row["tokens"], plain["tokens"], row["greedy"], strict=True))
+    pairs = enumerate(
+        zip(row["tokens"], plain["tokens"], row["greedy"], strict=False)
+    )  # a search has greedy ones alone
     return [at for at, (ours, theirs, own) in pairs if own == greedy and ours != theirs]
 
 

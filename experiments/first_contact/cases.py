@@ -111,7 +111,7 @@ def cases() -> Iterator[Case]:
     for line in DRAFTERS:
         yield Case("drafters", line)
     yield Case("drafters", "Rasd of a draft model and rest", made=rasd)
-    yield Case("samplers", "none", samplings=WARPED)
+    yield Case("samplers", "none", "all warpers", samplings=WARPED)
     yield Case("samplers", "prompt_lookup+token_recycling", like="none", samplings=WARPED)
     for steer in STEERED:
         own = f"plain:steer=({steer})"

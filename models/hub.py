@@ -1,11 +1,12 @@
 """`load`: Hugging Face folders, folders with an Orbax checkpoint, GGUF files, shipped models and hub ids."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ from specjax.sharding import make_mesh, rules
 _PRETRAINED = Path(__file__).resolve().parent / "pretrained"
 _HUB_FILES = ("*.json", "tokenizer.model", "*.txt", "*.jinja")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
+_HUB_GGUF = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)/([\w./-]+\.gguf)(@[\w./-]+)?")
 _LOG = logging.getLogger(__name__)
 
 
@@ -85,8 +87,9 @@ def load(
 
     Args:
       model: a folder or a GGUF file goes before a name, and that before the hub, where `owner/name@revision` is a branch, tag
-        or commit; None is the shipped target. A folder without safetensors may hold one GGUF file, or the shards of one. A
-        `Model`, or a pair of an LM (`specjax.lm.BaseLM`) and its parameters, is made into what the other arguments say.
+        or commit; None is the shipped target. A folder without safetensors may hold one GGUF file, or the shards of one, and so
+        may a repository of the hub; `owner/name/FILE.gguf` is one of several. A `Model`, or a pair of an LM
+        (`specjax.lm.BaseLM`) and its parameters, is made into what the other arguments say.
       dtype: the type of the parameters; None is float32 on a CPU and bfloat16 elsewhere. `layercast` stores them in bfloat16
         and computes with them in float32.
       mesh: places every parameter by `specjax.sharding.rules`, reading only the byte ranges of this host's shards.
@@ -122,7 +125,7 @@ def load(
     form = _word(weights)[1]
     asked = DEFAULT_MODEL if model is None else model
     asked = asked if revision is None else f"{asked}@{revision}"
-    name, folder = finding.located(asked) or find(asked, shipped(), "model")
+    name, folder = located(asked)
     raw, words, config_file = _said(folder)
     lm, diffusion = architecture(raw, config_file, lambda: getattr(words(), "mask_token_id", None))
     lm = _with_own_head(lm, raw, folder, name)
@@ -199,6 +202,35 @@ def _packed(sources: Any, title: str, asked: bool = True) -> Any:
     if asked and not keeping.any_packed(kept):
         raise ModelError(f"{title} has no packed matrices that can be kept: leave weights='packed' out")
     return kept
+
+
+def located(asked: str | os.PathLike[str]) -> tuple[str, Path]:
+    """Name and folder, or GGUF file, of the model that was asked for; see `load`.
+
+    Raises:
+      ModelError: where there is none, or several.
+    """
+    wanted = _HUB_GGUF.fullmatch(asked) if isinstance(asked, str) and not Path(asked).is_file() else None
+    if wanted:
+        return wanted[0], _gguf_file(f"{wanted[1]}{wanted[3] or ''}", wanted[2])
+    if found := finding.located(asked):
+        return found
+    name, folder = find(asked, shipped(), "model")
+    if "/" not in name or any(folder.glob("*.safetensors")):  # a hub id alone has one
+        return name, folder
+    files = finding.of_models(_gguf_names(name, folder))
+    if len(files) > 1:
+        raise ModelError(
+            f"{name} holds {len(files)} models, {', '.join(files)}: give one of them, as {_file_of(name, files[0])}"
+        )
+    return name, _gguf_file(name, files[0]) if files else folder
+
+
+def fields_of(asked: str | os.PathLike[str]) -> tuple[str, dict[str, Any], Callable[[], Any], Path]:
+    """Of a model whose weights are not needed its name, the fields of its `config.json`, what makes its tokenizer, and where
+    they are from; see `load`."""
+    name, folder = located(asked)
+    return name, *_said(folder)
 
 
 def _said(folder: Path) -> tuple[dict[str, Any], Callable[[], Any], Path]:
@@ -457,19 +489,61 @@ def _download(hub_id: str, what: str, stems: tuple[str, ...], besides: tuple[str
         kinds = {"allow_patterns": list(patterns), "ignore_patterns": ["*/*"]}
         return Path(huggingface_hub.snapshot_download(name, revision=revision or None, **kinds))
 
-    try:
+    with _from_the_hub(what, hub_id):
         folder = fetch(_HUB_FILES)
         files = shards_of(folder / INDEX) if (folder / INDEX).is_file() else [f"{stem}.safetensors" for stem in stems]
         folder = fetch(files)
         return fetch(besides) if besides and not any((folder / file).is_file() for file in files) else folder
+
+
+@contextlib.contextmanager
+def _from_the_hub(what: str, asked: str) -> Iterator[None]:
+    """Says in one line that the hub did not give something."""
+    try:
+        yield
     except ModelError:
         raise
     except Exception as error:  # which client library raises depends on the version of huggingface_hub
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f"unknown {what} {hub_id!r}: no such folder, and the Hugging Face hub did not give it ({reason}); "
+            f"unknown {what} {asked!r}: no such folder, and the Hugging Face hub did not give it ({reason}); "
             "check the name and the network, or give a folder"
         ) from error
+
+
+def _file_of(hub_id: str, file: str) -> str:
+    """How `load` is asked for a file of a repository."""
+    name, at, revision = hub_id.partition("@")
+    return f"{name}/{file}{at}{revision}"
+
+
+def _gguf_names(hub_id: str, folder: Path) -> list[str]:
+    """The GGUF files of a repository whose small files are in a folder, in subfolders too; without a network those that are
+    there already."""
+    import huggingface_hub
+
+    name, _, revision = hub_id.partition("@")
+    try:
+        files = huggingface_hub.list_repo_files(name, revision=revision or None)
+    except Exception:  # see `_download`
+        files = [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")]
+    return [file for file in files if file.endswith(".gguf")]
+
+
+def _gguf_file(hub_id: str, file: str) -> Path:
+    """A GGUF file of a repository, with its shards."""
+    import huggingface_hub
+
+    name, _, revision = hub_id.partition("@")
+    asked = _file_of(hub_id, file)
+    with _from_the_hub("model", asked):
+        wanted = finding.all_shards(file)
+        found = Path(huggingface_hub.snapshot_download(name, revision=revision or None, allow_patterns=[wanted])) / file
+    if not found.is_file():
+        files = finding.of_models(_gguf_names(hub_id, found.parent))
+        there = f"it has {', '.join(files)}" if files else "it has no GGUF file"
+        raise ModelError(f"unknown model {asked!r}: {hub_id} has no such file; {there}")
+    return found
 
 
 def _usual_policy(folder: Path, name: str) -> str:

@@ -14,11 +14,14 @@ import importlib.util
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from specjax import models
+from specjax.bench.peers.folders import target_folder
 from specjax.bench.peers.with_transformers import TransformersPeer
 from specjax.bench.run import Lap, measure
 from specjax.bench.stdlib import heldout_functions
@@ -116,7 +119,8 @@ def compare(
     else:
         contestants["static"] = Ours(engine, requests, slots, static=True)
     if peer and not prefix:
-        model = TransformersPeer.load(engine.model.path, engine.model.dtype.name)
+        with tempfile.TemporaryDirectory() as scratch:
+            model = TransformersPeer.load(target_folder(engine, Path(scratch)), engine.model.dtype.name)
         contestants["transformers"] = TransformersPeer(model, requests, slots)
     laps = measure(contestants, repeats, lambda name: None)
     speed = {name: statistics.median(lap.count / lap.seconds for lap in own) for name, own in laps.items()}

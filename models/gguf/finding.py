@@ -89,14 +89,21 @@ def located(asked: str | os.PathLike[str]) -> tuple[str, Path] | None:
 def _of_folder(folder: Path) -> Path | None:
     if any((folder / name).exists() for name in ("model.safetensors", INDEX, "params")):
         return None
-    files = [file for file in sorted(folder.glob("*.gguf")) if "mmproj" not in file.name]  # what reads images
-    shards = [_SHARD.search(file.name) for file in files]
-    firsts = [file for file, shard in zip(files, shards, strict=True) if shard is None or int(shard[1]) == 1]
-    if len(firsts) > 1:
-        raise ModelError(
-            f"{folder} holds {len(firsts)} models, {', '.join(file.name for file in firsts)}: give one of them"
-        )
-    return (firsts or files or [None])[0]
+    files = of_models([file.name for file in folder.glob("*.gguf")])
+    if len(files) > 1:
+        raise ModelError(f"{folder} holds {len(files)} models, {', '.join(files)}: give one of them")
+    return folder / files[0] if files else None
+
+
+def of_models(names: list[str]) -> list[str]:
+    """Of the names of GGUF files one for each model, its first shard where that is there."""
+    names = [name for name in sorted(names) if "mmproj" not in name]  # what reads images
+    return list({_SHARD.sub("", name): name for name in reversed(names)}.values())[::-1]
+
+
+def all_shards(name: str) -> str:
+    """A pattern of the names of all shards of a model, of which one is given; of a whole file its name."""
+    return _SHARD.sub("-?????-of-?????.gguf", name)
 
 
 def shards(file: Path) -> list[Path]:

@@ -77,12 +77,11 @@ def build(texts: Sequence[str], model: str | None, folder: str) -> tuple[int, in
       ValueError: where the model is unknown or has no tokenizer, or the folder cannot be written.
     """
     from specjax.draft.heads.datastore import save_datastore
-    from specjax.models import hub, tokenizer  # flax and orbax take a while
+    from specjax.models import hub  # flax and orbax take a while
 
-    name, home = hub.find(model or DEFAULT_MODEL, hub.shipped(), "model")
-    config = home / "config.json"
-    vocab_size = hub.architecture(hub.read_json(config), config)[0].vocab_size  # the weights are not needed
-    words = tokenizer.load(home)
+    name, raw, reads, file = hub.fields_of(model or DEFAULT_MODEL)
+    vocab_size = hub.architecture(raw, file)[0].vocab_size  # the weights are not needed
+    words = reads()
     if words is None:
         raise ValueError(f"{name} has no tokenizer, so it cannot read text: give another --model")
     if Path(folder).is_file():

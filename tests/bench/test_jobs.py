@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from support import gguf_files
 
 from experiments.costs import jobs
 from specjax import models
@@ -27,6 +28,20 @@ def test_refill_fills_slots_and_changes_no_text():
         jobs.compare(
             Engine(dataclasses.replace(model, lm=short), drafter="none"), [[1]], slots=1, repeats=1, peer=False
         )
+
+
+@pytest.mark.slow
+@pytest.mark.covers("jobs", "folders", "with_transformers", "gguf")
+def test_transformers_reads_what_lies_in_a_gguf_file_too(tmp_path):
+    for package in ("gguf", "torch"):
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install {package}")
+    gguf_files.build("qwen3", tmp_path / "plain")
+    gguf_files.write("qwen3", tmp_path / "plain", tmp_path / "tiny.gguf")
+    engine = Engine(models.load(tmp_path / "tiny.gguf"), drafter="none")
+    report = jobs.compare(engine, [[5, 7], [9]], slots=2, repeats=1, peer=True, most=12)
+    assert [(row["decoder"], row["equal_texts"]) for row in report["rows"]] == [
+        ("refill", 2), ("static", 2), ("transformers", 2),
+    ]  # fmt: skip
 
 
 def test_lengths_are_in_their_range():

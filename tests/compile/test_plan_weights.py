@@ -100,6 +100,6 @@ def test_packed_matrices_are_read_as_they_are(topology):
     text = aot.compiled(jax.jit(grouped_dot).lower(x, kernels, sizes)).as_text()
     if topology.startswith("h100"):
         calls = pallas.kernels(grouped_dot, (x, kernels, sizes), "cuda")
-        assert "triton" in text and hlo.traffic(text, calls, rounds=lambda op: 8).bytes < 1.3 * chip_bytes(kernels)
+        assert "triton" in text and hlo.traffic(text, calls, rounds=lambda op: 8).bytes < 1.5 * chip_bytes(kernels)
     else:
         assert hlo.traffic(text, rounds=lambda op: 8).bytes < 1.1 * (chip_bytes(kernels) + 32 * (2048 + 4096) * 2)

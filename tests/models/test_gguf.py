@@ -10,6 +10,7 @@ import pytest
 from support import gguf_files
 
 from specjax import models
+from specjax.jobs import datastore
 from specjax.jobs.manifest import fingerprint
 from specjax.lm import Block, Wants
 from specjax.models import ModelError, byte_ranges, generation
@@ -160,6 +161,12 @@ def test_shards_are_one_model(made, name, tmp_path):
 def test_what_is_known_without_weights(made):
     _, folder, file = made("olmo3")
     assert close(models.abstract(file, "float32").lm.config, models.load(folder).lm.config)
+
+
+def test_a_datastore_asks_a_file_for_its_tokenizer(made, tmp_path):
+    """Which these have none of; `test_gguf_published.py` builds one."""
+    with pytest.raises(ValueError, match="^qwen3 has no tokenizer, so it cannot read text"):
+        datastore.build(["text"], str(made("qwen3")[2]), str(tmp_path / "store"))
 
 
 def test_a_job_knows_a_file_again(made, tmp_path):

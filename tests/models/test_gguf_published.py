@@ -13,6 +13,7 @@ import pytest
 
 import specjax
 from specjax import models
+from specjax.jobs import datastore
 from specjax.models import ModelError
 from specjax.models.gguf import finding, header
 
@@ -35,6 +36,16 @@ def model(name):
 def test_smollm2_answers():
     (record,) = specjax.generate(model("smollm2"), ["What is the capital of France?"], chat=True, max_new_tokens=24)
     assert record.text == "The capital of France is Paris."
+
+
+def test_a_datastore_of_its_tokens(tmp_path):
+    """A text that is in the store is drafted from there, word for word."""
+    text, asked = "The capital of France is Paris.", "What is the capital of France?"
+    assert datastore.build([text, "Rome is in Italy."], "smollm2", str(tmp_path)) == (2, 12)
+    (record,) = specjax.generate(
+        model("smollm2"), [asked], chat=True, drafter=f"rest:datastore={tmp_path}", max_new_tokens=24
+    )
+    assert record.text == text and record.tokens_per_step > 1.5
 
 
 CHATS = {

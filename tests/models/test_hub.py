@@ -1,6 +1,7 @@
 """`load` and `save`: formats, both config layouts, and one clear error for each bad folder."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import gguf_files
 from support.shapes import changed
 
 from specjax import models
@@ -217,8 +219,67 @@ def remote(tmp_path, monkeypatch):
             fetched.append((file, revision))
         return str(here)
 
+    def list_repo_files(name, revision=None):
+        assert name == "owner/tiny"
+        return [str(file.relative_to(there)) for file in there.rglob("*") if file.is_file()]
+
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", list_repo_files)
     return there, fetched
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """A GGUF file, and the folder that it was made of."""
+    pytest.importorskip("gguf", reason="gguf is not installed: pip install gguf")
+    home = tmp_path_factory.mktemp("packed")
+    gguf_files.build("qwen3", home / "plain")
+    gguf_files.write("qwen3", home / "plain", home / "tiny.gguf")
+    return home / "tiny.gguf", home / "plain"
+
+
+def test_a_hub_id_may_bring_one_gguf_file(packed, remote, monkeypatch):
+    import huggingface_hub
+
+    file, plain = packed
+    there, fetched = remote
+    (there / "README.md").write_text("")
+    shutil.copy(file, there / "tiny.gguf")
+    (there / "mmproj-tiny.gguf").write_bytes(b"reads images")
+    model = models.load("owner/tiny@v1.0")
+    assert model.name == "owner/tiny@v1.0" and model.path.name == "tiny.gguf"
+    assert same(model.params, models.load(plain).params)
+    assert fetched == [("tiny.gguf", "v1.0")]
+
+    def fail(name, **_):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", fail)  # without a network, from what was fetched
+    assert models.load("owner/tiny").path.name == "tiny.gguf"
+
+
+def test_of_several_gguf_files_of_a_hub_id_one_is_named(packed, remote):
+    file, _ = packed
+    there, fetched = remote
+    shards = [f"Q8/tiny-Q8-0000{i}-of-00002.gguf" for i in (1, 2)]
+    for name in ("tiny-Q4.gguf", *shards):
+        (there / name).parent.mkdir(exist_ok=True)
+        shutil.copy(file, there / name)
+    several = f"owner/tiny@v1 holds 2 models, {shards[0]}, tiny-Q4.gguf: give one of them, as owner/tiny/{shards[0]}@v1"
+    with pytest.raises(ModelError, match=re.escape(several) + "$"):
+        models.load("owner/tiny@v1")
+    assert fetched == []
+    model = models.load("owner/tiny/tiny-Q4.gguf@v1")
+    assert model.name == "owner/tiny/tiny-Q4.gguf@v1" and fetched == [("tiny-Q4.gguf", "v1")]
+    assert models.load("owner/tiny/tiny-Q4.gguf", revision="v2").lm == model.lm
+    assert fetched[-1] == ("tiny-Q4.gguf", "v2")
+    fetched.clear()
+    assert models.load(f"owner/tiny/{shards[0]}").path.name == "tiny-Q8-00001-of-00002.gguf"
+    assert {name for name, _ in fetched} == {*shards}
+    with pytest.raises(
+        ModelError, match=r"owner/tiny has no such file; it has Q8/tiny-Q8-00001-of-00002.gguf, tiny-Q4.gguf"
+    ):
+        models.load("owner/tiny/Q2.gguf")
 
 
 @pytest.mark.parametrize("sharded", [True, False])

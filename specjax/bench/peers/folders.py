@@ -4,16 +4,16 @@ from pathlib import Path
 from typing import Any
 
 from specjax import models
-from specjax.bench.options import BenchOptions
 from specjax.draft.model import ModelDrafter
 from specjax.models.llama import LlamaLM
 from specjax.models.widening import untied
 
 
-def target_folder(engine: Any, options: BenchOptions, scratch: Path) -> Path:
-    """Where the target's weights lie: its own folder, or where it was widened or is no folder (GGUF) a new one."""
-    own = options.widen is None and engine.model.path.is_dir()
-    return engine.model.path if own else written(engine.model.lm, engine.model.params, scratch)
+def target_folder(engine: Any, scratch: Path, widened: bool = False) -> Path:
+    """Where the target's weights lie: its own folder; of a GGUF file, widened or with an adapter a new one."""
+    model = engine.model
+    own = not widened and model.adapter is None and model.path.is_dir()
+    return model.path if own else written(model.lm, model.params, scratch)
 
 
 def draft_of(engine: Any) -> tuple[LlamaLM, Any] | None:

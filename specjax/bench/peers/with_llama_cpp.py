@@ -160,7 +160,7 @@ def llama_cpp_peers(options: BenchOptions, engines: Mapping[str, Any], requests:
             return np.fromiter(itertools.islice(self.llama.generate(ids, temp=0.0), DRAFTED), np.intc)
 
     with tempfile.TemporaryDirectory() as scratch:
-        folder = target_folder(plain, options, Path(scratch) / "target")
+        folder = target_folder(plain, Path(scratch) / "target", options.widen is not None)
         modes = {
             "sampled" if options.temperature else "greedy": (load(folder), None),
             "prompt_lookup": (load(folder, LlamaPromptLookupDecoding(num_pred_tokens=LOOKED_UP)), None),

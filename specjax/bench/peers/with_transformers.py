@@ -93,7 +93,9 @@ def transformers_peers(
     plain = next(iter(engines.values()))
     dtype, eos = plain.model.dtype.name, () if options.ignore_eos else plain.model.eos_ids
     with tempfile.TemporaryDirectory() as scratch:
-        target = TransformersPeer.load(target_folder(plain, options, Path(scratch) / "target"), dtype, eos)
+        target = TransformersPeer.load(
+            target_folder(plain, Path(scratch) / "target", options.widen is not None), dtype, eos
+        )
         modes: dict[str, dict[str, Any]] = {"sampled" if options.temperature else "greedy": {}}
         if options.batch_size == 1:
             modes["prompt_lookup"] = {"prompt_lookup_num_tokens": LOOKED_UP}

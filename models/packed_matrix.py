@@ -91,14 +91,14 @@ class Packed:
         return dataclasses.replace(rows, like=self.like)
 
     def factors(self) -> tuple[Array, Array | None]:
-        """Scales, floats of 16 bits or more, and in float32 what is added, shaped as the scales; None where nothing is."""
+        """Scales, in a type of their own, and in float32 what is added, shaped as the scales; None where nothing is."""
         added = None if self.minimum is None else levels(self.minimum)
         if self.zero is not None:
             shift = -self.zero.astype(jnp.float32) * levels(self.scale)
             added = shift if added is None else added + shift
         if isinstance(self.scale, Steps):
             return levels(self.scale), added
-        return self.scale.astype(_WIDER.get(self.scale.dtype, self.scale.dtype)), added
+        return self.scale, added
 
     def numbers(self) -> Array:
         """The matrix in float32."""
@@ -108,10 +108,6 @@ class Packed:
             codes = codes - spread(self.zero.astype(jnp.float32))
         numbers = codes * spread(levels(self.scale))
         return numbers if self.minimum is None else numbers + spread(levels(self.minimum))
-
-
-_WIDER = {jnp.dtype(jnp.float8_e8m0fnu): jnp.bfloat16, jnp.dtype(jnp.float8_e4m3fn): jnp.bfloat16}
-"""Types of 16 bits that have every number of one of 8."""
 
 
 def levels(x: Any) -> Array:

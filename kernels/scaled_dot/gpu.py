@@ -38,6 +38,13 @@ def _e2m1(codes):
     return jnp.where(codes < 8, twice, -twice).astype(jnp.float32) * 0.5
 
 
+def _float(scale):
+    """In float32; bytes are exponents of two, as float32 has them."""
+    if scale.dtype != jnp.uint8:
+        return scale.astype(jnp.float32)
+    return jax.lax.bitcast_convert_type(scale.astype(jnp.int32) << 23, jnp.float32)
+
+
 _HALVES = {
     jnp.dtype(jnp.int4): _signed,
     jnp.dtype(jnp.uint4): _as_it_is,
@@ -68,6 +75,8 @@ def dot(
     tile = min(max(pl.next_power_of_2(rows), TILE[0]), TILE[1])
     matrices = values[None] if group is None else values
     pairs = matrices.reshape(len(matrices), inputs, -1, 2)
+    if scale.dtype == jnp.float8_e8m0fnu:  # no type of Triton's
+        scale = jax.lax.bitcast_convert_type(scale, jnp.uint8)
     bytes_ = jax.lax.bitcast_convert_type(pairs, jnp.int8) if each == 2 else matrices
     out = pl.pallas_call(
         functools.partial(_kernel, tile=tile, numbers=numbers),
@@ -113,7 +122,7 @@ def _kernel(x_ref, values_ref, scale_ref, which_ref, out_ref, *, tile, numbers):
             triton.load(scale_ref.at[g, columns, jnp.int32(n)], mask=kept, other=jnp.zeros((), scale_ref.dtype))
             for n in range(each)
         ]
-        return tuple(t + s * w.astype(jnp.float32)[None] for t, s, w in zip(totals, sums, scales, strict=True))
+        return tuple(t + s * _float(w)[None] for t, s, w in zip(totals, sums, scales, strict=True))
 
     nothing = jnp.zeros((tile, wide), jnp.float32)
     totals = jax.lax.fori_loop(0, groups, group, (nothing,) * each)

@@ -48,13 +48,15 @@ def test_codes_and_scales_make_the_numbers_of_the_package(name):
     np.testing.assert_array_equal(found, want[finite])
 
 
-def made(kind, zero=False, minimum=False, steps=False, table=(), inputs=64, outputs=6, lead=()):
+def made(kind, zero=False, minimum=False, steps=False, powers=False, table=(), inputs=64, outputs=6, lead=()):
     """A matrix `[*lead, inputs, outputs]` in groups of 16."""
     rng, groups = np.random.default_rng(1), (*lead, inputs // 16, outputs)
     low = 0 if table or kind == jnp.uint4 else -8
     codes = jnp.asarray(rng.integers(low, low + 16, (*lead, inputs, outputs)), jnp.int8)
     values = codes.astype(jnp.int8).astype(kind)
     one = lambda: jnp.asarray(rng.uniform(0.01, 0.1, groups), jnp.float16)
+    if powers:
+        one = lambda: jnp.asarray(2.0 ** rng.integers(-6, 2, groups), jnp.float8_e8m0fnu)
     if steps:
         sizes = lambda: jnp.asarray(rng.uniform(0.001, 0.01, (*lead, 1, outputs)), jnp.float16)
         one = lambda: Steps(sizes(), jnp.asarray(rng.integers(1, 64, groups), jnp.uint8))
@@ -65,7 +67,7 @@ def made(kind, zero=False, minimum=False, steps=False, table=(), inputs=64, outp
 KINDS = {
     "int8": made(jnp.int8), "int4_zero": made(jnp.int4, zero=True), "uint4_minimum": made(jnp.uint4, minimum=True),
     "uint4_steps": made(jnp.uint4, minimum=True, steps=True), "table": made(jnp.uint4, table=TABLE),
-    "float4": made(jnp.float4_e2m1fn),
+    "float4": made(jnp.float4_e2m1fn), "powers": made(jnp.float4_e2m1fn, powers=True),
 }  # fmt: skip
 
 

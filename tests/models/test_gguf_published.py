@@ -86,6 +86,21 @@ def test_greedy_texts(name):
         assert list(record.tokens) == [int(token) for token in ids.split()]
 
 
+@functools.cache
+def written(drafter):
+    """One greedy text and one that is drawn."""
+    greedy, drawn = list(CHATS)[:2]
+    prompts = [{"prompt": greedy, "temperature": 0.0}, {"prompt": drawn, "temperature": 0.8}]
+    records = specjax.generate(model("smollm2"), prompts, chat=True, drafter=drafter, max_new_tokens=24, seed=3)
+    return [list(record.tokens) for record in records]
+
+
+@pytest.mark.parametrize("drafter", ("prompt_lookup", "token_recycling", "stand", "lookahead"))
+def test_drafters_without_training_write_its_text(drafter):
+    assert written(drafter)[0] == [int(token) for token in next(iter(CHATS.values())).split()]
+    assert written(drafter) == written("none")
+
+
 FOX = {  # of "The quick brown fox jumps over the lazy dog." the log-probability of each token after those before it
     "smollm2": ("504 2365 6354 16438 27003 690 260 23790 2767 30",
                 "-14.3089 -6.2765 -1.4159 -7.0419 -0.0050 -2.6959 -2.4759 -0.1117 -1.7731"),

@@ -70,6 +70,11 @@ def test_what_changed_is_run_by_name():
     for (test, covers), reason in reasons.items():
         assert turns.why(item(test, *covers), names, never, {"tests/a/test_b.py::test_c[1]": 3}) == reason
     assert turns.why(item("tests/a/test_b.py::test_c"), None, never, {}) == "there is no history"
+    own = "tests/a/test_b.py::test_c"
+    eve = next(day for day in range(5) if turns.of_the_day(own, day + 1))
+    everything = names | {str(i) for i in range(turns.MANY)}
+    found = [turns.why(item(own, "train"), everything, day, {}) for day in (eve, eve + 1, eve + 2)]
+    assert found == ["changed", "of the day", None], "a change of everything"
 
 
 def test_five_days_have_every_test_and_a_day_has_the_same_ones():

@@ -2,7 +2,8 @@
 
 - Names are compared, not imports, which lead from everything to everything. A test has the names that it `covers`, that of
   its file, and those of its parameters. It is run where a file of such a name (a method's, a family's, a page's, a command's)
-  changed in the last commits.
+  changed in the last commits. After a change of nearly everything, such as a new name for an option, that says nothing: then
+  the turn of the next day is run besides that of the day.
 - The day chooses a fifth of all functions, the same all day long, so that a second run meets the same tests.
 - `.ci/red` lists the slow tests that failed, each with how many good runs it must still see.
 """
@@ -21,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 RED = ROOT / ".ci" / "red"
 COMMITS, HOURS = 40, 24
 """How far back a change counts, whichever reaches further."""
+MANY = 200
+"""Names that changed together, above which a change was one of everything."""
 TURNS = 5
 GOOD_RUNS = 5
 """That a test must see after it failed."""
@@ -133,6 +136,7 @@ def why(item: Any, names: frozenset[str] | None, today: int, failed: Mapping[str
         return "there is no history"
     if item.nodeid in failed:
         return "failed not long ago"
-    if covered(item) & names:
+    function = item.nodeid.partition("[")[0]
+    if covered(item) & names and (len(names) <= MANY or of_the_day(function, today + 1)):
         return "changed"
-    return "of the day" if of_the_day(item.nodeid.partition("[")[0], today) else None
+    return "of the day" if of_the_day(function, today) else None

@@ -19,17 +19,15 @@ import numpy as np
 
 from specjax.kernels.exponents import numbers
 from specjax.kernels.exponents.xla import FOUR, LONGEST
+from specjax.models.matrix import Matrix
 
 Array = jax.Array
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Coded:
+class Coded(Matrix):
     """A kernel or a table in bfloat16, without loss.
-
-    Its parts have the axes of the matrix where they have more than one entry along them. The first leaf of parameters has the
-    type that they are used in, so that comes first.
 
     Attributes:
       like: `[..., 1, 1]`, one number of the type that the matrix is used in.
@@ -45,33 +43,18 @@ class Coded:
     table: Any
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.rest.shape
-
-    @property
-    def ndim(self) -> int:
-        return self.rest.ndim
-
-    @property
-    def dtype(self) -> Any:
-        """The type that it is used in."""
-        return self.like.dtype
-
-    @property
-    def size(self) -> int:
-        return self.rest.size
+    def stored(self) -> Any:
+        return self.rest
 
     @property
     def T(self) -> "Coded":  # noqa: N802
         return dataclasses.replace(self, rest=self.rest.swapaxes(-1, -2), codes=self.codes.swapaxes(-1, -2))
 
     def astype(self, dtype: Any) -> "Coded":
-        """To be used in another type."""
         return dataclasses.replace(self, like=self.like.astype(dtype))
 
     def take(self, ids: Array) -> "Coded":
-        """The table of some rows, as many as there are `ids` `[...]`. No id may be outside."""
-        row = lambda x: x.at[..., ids.reshape(-1), :].get(mode="promise_in_bounds")
+        row = lambda x: x.at[..., ids, :].get(mode="promise_in_bounds")
         return dataclasses.replace(self, rest=row(self.rest), codes=row(self.codes))
 
     def numbers(self, after: Array | None = None) -> Array:

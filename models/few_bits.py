@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from specjax.kernels.scaled_dot import scaled_dot, scaled_dot_of
 from specjax.models.dfloat11 import Coded
+from specjax.models.matrix import Matrix
 from specjax.models.packed_matrix import Packed, repeated
 from specjax.sharding.ambient import known_mesh
 from specjax.sharding.rules import parts
@@ -32,11 +33,8 @@ _ROWS = 8
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Quantised:
+class Quantised(Matrix):
     """`values * scale`, each scale being that of as many neighbours as `values` has more entries along that axis.
-
-    Its parts have the axes of the matrix, so that whatever goes by axes (shardings, copies of heads, experts that lead) takes
-    them like plain arrays. The scale comes first: the first leaf of parameters has the type that they are used in.
 
     Attributes:
       scale: `[..., G, F]` of a kernel, `[V, G]` of a table of embeddings; in the type of the other parameters.
@@ -47,44 +45,25 @@ class Quantised:
     values: Any
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.values.shape
-
-    @property
-    def ndim(self) -> int:
-        return self.values.ndim
-
-    @property
-    def dtype(self) -> Any:
-        """The type that it is used in."""
-        return self.scale.dtype
-
-    @property
-    def size(self) -> int:
-        return self.values.size
-
-    @property
-    def T(self) -> "Quantised":  # noqa: N802
-        return Quantised(self.scale.T, self.values.T)
+    def stored(self) -> Any:
+        return self.values
 
     def astype(self, dtype: Any) -> "Quantised":
-        """With scales of another type."""
         return Quantised(self.scale.astype(dtype), self.values)
+
+    def numbers(self) -> Array:
+        return self.values.astype(jnp.float32) * repeated(self.scale.astype(jnp.float32), self.values.shape)
 
 
 def is_quantised(x: Any) -> bool:
     """Whether a node of a params pytree stands for a matrix, a `Quantised`, a `Packed` or a `Coded`: what `is_leaf` asks."""
-    return isinstance(x, Quantised | Packed | Coded)
+    return isinstance(x, Matrix)
 
 
 def plain(x: Any, dtype: Any = None) -> Any:
     """The matrix as one array, in its own type or another; of a plain array that."""
     kind = x.dtype if dtype is None else dtype
-    if isinstance(x, Coded | Packed):
-        return x.numbers().astype(kind)
-    if not isinstance(x, Quantised):
-        return x.astype(kind)
-    return (x.values.astype(jnp.float32) * repeated(x.scale.astype(jnp.float32), x.values.shape)).astype(kind)
+    return (x.numbers() if is_quantised(x) else x).astype(kind)
 
 
 def dot(x: Array, kernel: Any, dtype: Any = None) -> Array:
@@ -175,12 +154,9 @@ def padded_rows(product: Callable[[Array], Array], x: Array) -> Array:
 
 def rows(table: Any, ids: Array) -> Array:
     """The rows `ids` `[...]` of a table `[V, E]`, in whatever form: `[..., E]`. No id may be outside."""
-    if isinstance(table, Coded):
-        return plain(table.take(ids)).reshape(*ids.shape, -1)
-    if isinstance(table, Packed):
-        return plain(table.take(ids))
-    taken = jax.tree.map(lambda x: x.at[ids].get(mode="promise_in_bounds"), table)
-    return plain(taken)
+    if not is_quantised(table):
+        return table.at[ids].get(mode="promise_in_bounds")
+    return plain(table.take(ids.reshape(-1))).reshape(*ids.shape, -1)
 
 
 def embedded(table: Any, tokens: Array, vocab_size: int) -> Array:

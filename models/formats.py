@@ -257,9 +257,9 @@ def read_format(line: str | Format | None) -> Format | None:
     return dataclasses.replace(FORMATS[name.strip()], **fields)
 
 
-def check_plain(params: Any, what: str) -> None:
-    """Raises ModelError where matrices are kept in few bits; `what` cannot be done with those."""
-    if any(map(is_quantised, jax.tree.leaves(params, is_leaf=is_quantised))):
+def check_plain(params: Any, what: str, but: tuple[type, ...] = ()) -> None:
+    """Raises ModelError where matrices are kept in few bits, in none of the forms `but`; `what` cannot be done with those."""
+    if any(is_quantised(x) and not isinstance(x, but) for x in jax.tree.leaves(params, is_leaf=is_quantised)):
         raise ModelError(f"the model's weights are kept in few bits, and {what}: load it with weights='plain'")
 
 

@@ -22,6 +22,7 @@ Array = jax.Array
 class Mixer(nnx.Module):
     """The module of a mixer; `MixerConfig.build` makes it."""
 
+    @abc.abstractmethod
     def __call__(
         self, x: Array, tables: Any, block: Block, cache: Any, past: Any, positions: Array, shared: Any = None
     ) -> tuple[Array, Any]:
@@ -42,7 +43,6 @@ class Mixer(nnx.Module):
         Returns:
           `[B, T, E]`, and the delta: a pytree whose leaves lead with `[B, T]`, from which a path can be replayed.
         """
-        raise NotImplementedError
 
     def split_products(self) -> tuple[Any, ...]:
         """The products whose inputs a mesh splits over `model`, so that their parts are summed over it."""

@@ -151,6 +151,8 @@ def quantised(model: Model, weights: str | formats.Format) -> Model:
     """
     if weights == keeping.PLAIN and model.weights in (None, keeping.PACKED):
         return dataclasses.replace(model, params=keeping.unpacked(model.params), weights=None)
+    if weights == keeping.PACKED and model.weights == keeping.PACKED:
+        return model
     if weights == keeping.PACKED:
         raise ModelError("weights='packed' is for a file: give load() its folder, not a model that was read")
     formats.check_plain(model.params, "are not put into another format")

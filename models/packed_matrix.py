@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.kernels.scaled_dot.codes import decoded
+from specjax.models.matrix import Matrix
 
 Array = jax.Array
 
@@ -38,10 +39,8 @@ class Steps:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Packed:
+class Packed(Matrix):
     """`(code - zero) * scale + minimum`, in the types of the file that it was read from.
-
-    Its parts have the axes of the matrix, and the type that it is used in comes first, as in `specjax.models.dfloat11.Coded`.
 
     Attributes:
       like: `[..., 1, 1]`, one number of the type that the matrix is used in.
@@ -60,35 +59,14 @@ class Packed:
     table: tuple[float, ...] = dataclasses.field(default=(), metadata={"static": True})
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.values.shape
-
-    @property
-    def ndim(self) -> int:
-        return self.values.ndim
-
-    @property
-    def dtype(self) -> Any:
-        """The type that it is used in."""
-        return self.like.dtype
-
-    @property
-    def size(self) -> int:
-        return self.values.size
-
-    @property
-    def T(self) -> "Packed":  # noqa: N802
-        turn = lambda x: x.swapaxes(-1, -2)
-        return jax.tree.map(turn, self)
+    def stored(self) -> Any:
+        return self.values
 
     def astype(self, dtype: Any) -> "Packed":
-        """To be used in another type."""
         return dataclasses.replace(self, like=self.like.astype(dtype))
 
     def take(self, ids: Array) -> "Packed":
-        """The table of the rows `ids` `[...]`, `[..., E]`. No id may be outside."""
-        rows = jax.tree.map(lambda x: x.at[ids].get(mode="promise_in_bounds"), dataclasses.replace(self, like=None))
-        return dataclasses.replace(rows, like=self.like)
+        return dataclasses.replace(super().take(ids), like=self.like)
 
     def factors(self) -> tuple[Array, Array | None]:
         """Scales, in a type of their own, and in float32 what is added, shaped as the scales; None where nothing is."""
@@ -101,7 +79,6 @@ class Packed:
         return self.scale, added
 
     def numbers(self) -> Array:
-        """The matrix in float32."""
         codes = decoded(self.values, self.table, jnp.float32)
         spread = lambda x: repeated(x, codes.shape)
         if self.zero is not None:

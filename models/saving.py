@@ -23,6 +23,7 @@ from specjax.models.kv_heads import merged
 from specjax.models.llama import LlamaLM
 from specjax.models.model import resolve_dtype
 from specjax.models.packed import dfloat11_writing
+from specjax.models.packed_matrix import Packed
 from specjax.names import named
 
 LAYOUTS = ("safetensors", "orbax", "dfloat11")
@@ -70,8 +71,7 @@ def save(
     dtype = None if dtype is None else resolve_dtype(dtype)
     folder = Path(folder)
     check_layout(layout)
-    params = keeping.unpacked(params)  # numbers that were packed are written one by one
-    check_plain(params, "are not written")
+    check_plain(params, "are not written", but=(Packed,))
     if folder.exists() and not folder.is_dir():
         raise ModelError(f"{folder} is a file; give a folder to save to")
     if layout == "orbax":
@@ -96,7 +96,7 @@ def save(
             (scratch / name).write_text(json.dumps(content, indent=2) + "\n")
 
     if layout == "orbax":
-        _save_orbax(folder, params, dtype, write_rest)
+        _save_orbax(folder, keeping.unpacked(params), dtype, write_rest)
         return
     if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)):
         raise ModelError("several processes hold these parameters, and one writes safetensors: save them as orbax")

@@ -16,6 +16,7 @@ import numpy as np
 
 from specjax.models.byte_ranges import Source, Stack, stored_shape
 from specjax.models.errors import ModelError
+from specjax.models.few_bits import is_quantised, plain
 from specjax.models.tensors import FLOATS, INTEGERS, Tensor, shaped
 
 _NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -182,14 +183,14 @@ def listed(problems: list[str]) -> str:
 
 def stored(params: Any, dtype: Any, names: Names = str, layout: Layout = hf_name) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of a params pytree under their Hugging Face names, one at a time; `dtype` as `write` has it."""
-    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_quantised)[0]
     for name, parts in sorted(stored_parts(leaves, names, layout).items()):
         yield name, np.concatenate([_array(leaves[part.leaf][1], part, dtype) for part in parts])
 
 
 def _array(leaf: Any, part: Part, dtype: Any) -> np.ndarray:
-    """A part of a tensor, as a file has it."""
-    array = np.asarray(leaf if part.index is None else leaf[part.index])
+    """A part of a tensor, as a file has it; numbers of a packed matrix are made plain."""
+    array = np.asarray(plain(leaf if part.index is None else jax.tree.map(lambda x: x[part.index], leaf)))
     array = array.swapaxes(-1, -2) if part.transposed else array
     return np.array(array, leaf.dtype if dtype is None else dtype, order="C")
 
@@ -231,7 +232,7 @@ def to_disk(file: int) -> None:
 
 def write(file: Path, params: Any, dtype: Any, names: Names = str, layout: Layout = hf_name) -> None:
     """Writes a params pytree as one safetensors file under the Hugging Face names, one parameter at a time."""
-    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_quantised)[0]
     found = dict(sorted(stored_parts(leaves, names, layout).items()))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
     offset = 0

@@ -11,7 +11,7 @@ from specjax.models import hub
 from specjax.models.few_bits import dot, is_quantised
 from specjax.models.gguf.blocks import TABLE
 from specjax.models.grouped import grouped_dot
-from specjax.models.packed_matrix import Packed
+from specjax.models.packed_matrix import Packed, Steps
 from specjax.plan import hlo, pallas, step
 from specjax.plan.held import chip_bytes
 from specjax.sharding import aot, make_mesh
@@ -72,10 +72,11 @@ def test_a_step_reads_what_is_stored(topology, line, cache):
     assert step.cost_of(program, traffic).temporaries < max(a * b for a, b in matrices) // 2
 
 
-def packed(place, values, *lead, table=()):
+def packed(place, values, *lead, table=(), steps=False):
     """The shape of a matrix of 2,048 by 4,096 as a file packs it, with a scale and, of plain codes, a minimum for 32 inputs."""
     shape = lambda size, kind: jax.ShapeDtypeStruct((*lead, *size), kind, sharding=place)
     group = shape((64, 4096), jnp.float8_e8m0fnu if values == jnp.float4_e2m1fn else jnp.float16)
+    group = Steps(shape((8, 4096), jnp.float16), shape((64, 4096), jnp.uint8)) if steps else group
     low = group if values == jnp.uint4 and not table else None
     return Packed(shape((1, 1), jnp.bfloat16), shape((2048, 4096), values), group, None, low, table)
 
@@ -84,12 +85,17 @@ def packed(place, values, *lead, table=()):
 @pytest.mark.covers("packed", "scaled_dot", "few_bits")
 @pytest.mark.parametrize("topology", ("v5e:1x1", "h100:1"))
 def test_packed_matrices_are_read_as_they_are(topology):
-    """Codes with minima, floats of four bits, places in a table, and experts by turns: at most 1.1 times their bytes on a TPU.
-    An H100 has a kernel for each."""
+    """Codes with minima, scales in steps too, floats of four bits, places in a table, and experts by turns: at most 1.1 times
+    their bytes on a TPU. An H100 has a kernel for each."""
     skip_without_compiler(topology)
     place = jax.sharding.SingleDeviceSharding(aot.devices(topology)[0])
     x = jax.ShapeDtypeStruct((32, 2048), jnp.bfloat16, sharding=place)
-    for kernel in (packed(place, jnp.uint4), packed(place, jnp.float4_e2m1fn), packed(place, jnp.uint4, table=TABLE)):
+    for kernel in (
+        packed(place, jnp.uint4),
+        packed(place, jnp.uint4, steps=True),
+        packed(place, jnp.float4_e2m1fn),
+        packed(place, jnp.uint4, table=TABLE),
+    ):
         text = aot.compiled(jax.jit(dot).lower(x, kernel)).as_text()
         if topology.startswith("h100"):
             assert "triton" in text

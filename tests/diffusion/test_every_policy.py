@@ -37,6 +37,11 @@ KINDS = {
     },
     "blocks": lambda: diffusion(LM, MASK, Threshold(0.4), block_length=8, causal_blocks=True),
 }
+RARE = (
+    "dream", "factor", "entropy", "eb", "local_leap", "hierarchy", "slow_fast", "credit", "prophet", "end_of_text", "learn2pd",
+    "remdm", "rediff", "joint_threshold", "rcr",
+)  # fmt: skip
+"""Policies that the fast set tries elsewhere."""
 FAST = ("threshold", "cache dual", "blocks", *OWN)
 
 
@@ -46,21 +51,7 @@ FAST = ("threshold", "cache dual", "blocks", *OWN)
         KINDS,
         "fixed",
         "sequential",
-        "dream",
-        "factor",
-        "entropy",
-        "eb",
-        "local_leap",
-        "hierarchy",
-        "slow_fast",
-        "credit",
-        "prophet",
-        "end_of_text",
-        "learn2pd",
-        "remdm",
-        "rediff",
-        "joint_threshold",
-        "rcr",
+        *RARE,
         "cache prefix",
         "cache delayed",
         "cache greedy",
@@ -152,21 +143,7 @@ def test_caches_of_the_same_text_write_that_of_no_cache(name):
         "threshold",
         "fixed",
         "free_dave",
-        "dream",
-        "factor",
-        "entropy",
-        "eb",
-        "local_leap",
-        "hierarchy",
-        "slow_fast",
-        "credit",
-        "prophet",
-        "end_of_text",
-        "learn2pd",
-        "remdm",
-        "rediff",
-        "joint_threshold",
-        "rcr",
+        *RARE,
     ),
 )
 def test_block_diffusion_models_are_decoded_with_it(name):

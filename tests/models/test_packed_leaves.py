@@ -140,6 +140,14 @@ def test_a_file_is_kept_as_it_is_packed(file, name, caplog):
         models.load(model, weights="int8")
 
 
+def test_elsewhere_than_on_a_cpu_packed_is_usual(file, monkeypatch):
+    """Where a word asks for the plain numbers, or for others, they are not."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    asked = {word: models.load(file("llama"), dtype="float32", weights=word) for word in (None, "plain", "int8")}
+    assert [model.weights for model in asked.values()] == ["packed", None, "int8"]
+    assert asked[None] is models.load(asked[None], weights="packed")
+
+
 @pytest.mark.parametrize("name", ("llama", "gpt-oss"))
 def test_shapes_are_those_of_what_is_read(file, name):
     own = models.load(file(name), weights="packed", dtype="bfloat16").params

@@ -8,6 +8,7 @@ import numpy as np
 
 from specjax.about import About
 from specjax.warpers.base import Columns, Warper, parameter
+from specjax.warpers.ranking import reached
 
 MOST = 101
 """The likeliest tokens from which version 1 tells how fast probabilities fall with their rank."""
@@ -63,10 +64,9 @@ class Mirostat(Warper):
         second = jnp.where(surprise > most, -jnp.inf, scores)
 
         def first():
-            order = -jnp.sort(-scores, axis=-1)
-            place = jnp.clip(rank(order, mu), 1, scores.shape[-1]).astype(jnp.int32) - 1
-            lowest = jnp.take_along_axis(order, place[..., None], axis=-1)
-            return jnp.where(scores < lowest, -jnp.inf, scores)
+            best = jax.lax.top_k(scores, min(MOST, scores.shape[-1]))[0]
+            lowest = reached(scores, 1.0, jnp.clip(rank(best, mu), 1, scores.shape[-1]))
+            return jnp.where(scores < lowest[..., None], -jnp.inf, scores)
 
         version = own["mirostat"][:, None, None]
         return jax.lax.cond(jnp.any(version == 1), lambda: jnp.where(version == 1, first(), second), lambda: second)
@@ -79,16 +79,15 @@ def _settings(own: Columns) -> tuple[jax.Array, jax.Array]:
     return filled(own["mirostat_tau"], 3.0, 5.0), filled(own["mirostat_eta"], 1.0, 0.1)
 
 
-def rank(order: jax.Array, mu: jax.Array) -> jax.Array:
+def rank(best: jax.Array, mu: jax.Array) -> jax.Array:
     """How many of the likeliest tokens stay at `mu` bits, by Zipf's law (equations 2 and 30), `[B, T]` float32.
 
     Args:
-      order: `[B, T, V]` scores, the highest first.
+      best: `[B, T, K]`, the highest scores in order, at most `MOST` of them.
       mu: `[B, T]` float32.
     """
-    most = min(MOST, order.shape[-1])
-    logs = order[..., :most]
-    fell = logs[..., :-1] - logs[..., 1:]
+    most = best.shape[-1]
+    fell = best[..., :-1] - best[..., 1:]
     step = np.log(np.arange(2, most + 1) / np.arange(1, most)).astype(np.float32)[None, None]
     exponent = jnp.where(jnp.isfinite(fell), fell * step, 0.0).sum(axis=-1) / (step**2).sum()
     over = exponent - 1

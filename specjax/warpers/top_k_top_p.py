@@ -7,10 +7,11 @@ import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.warpers.base import Cut, parameter
+from specjax.warpers.ranking import reached
 
 Array = jax.Array
 
-WIDTH = 128  # how many tokens are ranked before a full sort is paid for
+WIDTH = 128  # how many tokens are ranked before the whole vocabulary is searched
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +44,7 @@ def cut(scores: Array, top_k: Array, top_p: Array, active: Array) -> Array:
     """The lowest score that survives, `[B, T]`; everything does where both are off.
 
     Top-p acts on the distribution renormalised after top-k, as in `transformers`; ties at the cut are all kept. The
-    ranking goes through the `WIDTH` largest and falls back to a full sort only where an active row's cut lies beyond
-    them.
+    ranking goes through the `WIDTH` largest; the whole vocabulary is searched only where an active row's cut lies beyond them.
 
     Args:
       scores: `[B, T, V]` float32 after temperature.
@@ -61,9 +61,7 @@ def cut(scores: Array, top_k: Array, top_p: Array, active: Array) -> Array:
     if width == vocab:
         return lowest
     used = active[:, None] & ((k < vocab) | (top_p[:, None] < 1))
-    full = lambda: jnp.where(
-        enough, lowest, _cut_ranked(-jnp.sort(-scores, axis=-1), k, top_p[:, None], total, vocab)[0]
-    )
+    full = lambda: jnp.where(enough, lowest, _cut_searched(scores, k, top_p[:, None], total))
     return jax.lax.cond(jnp.any(used & ~enough), full, lambda: lowest)
 
 
@@ -81,3 +79,16 @@ def _cut_ranked(ranked, k, top_p, total, vocab):
     off = (k >= vocab) & (top_p >= 1)
     enough = (k <= width) | ((k >= vocab) & (mass.sum(axis=-1) >= top_p)) | (width == vocab)
     return jnp.where(off, -jnp.inf, lowest), enough
+
+
+def _cut_searched(scores, k, top_p, total):
+    """The cut `[B, T]`, wherever it lies."""
+    vocab = scores.shape[-1]
+    count = jnp.broadcast_to(k, total.shape).astype(jnp.float32)
+    in_k = jax.lax.cond(
+        jnp.any(k < vocab), lambda: reached(scores, 1.0, count), lambda: jnp.full(total.shape, -jnp.inf)
+    )
+    kept = jnp.where(scores >= in_k[:, :, None], scores, -jnp.inf)
+    kept_total = jnp.where(k < vocab, jax.nn.logsumexp(kept, axis=-1), total)
+    in_p = reached(kept, jnp.exp(kept - kept_total[:, :, None]), jnp.broadcast_to(top_p, total.shape))
+    return jnp.where(top_p < 1, jnp.maximum(in_k, in_p), in_k)

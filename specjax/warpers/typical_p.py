@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from specjax.about import About
 from specjax.warpers.base import Warper, parameter
+from specjax.warpers.ranking import reached
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,5 @@ class TypicalP(Warper):
         chances = jnp.exp(logs)
         entropy = -jnp.where(chances > 0, chances * logs, 0.0).sum(axis=-1, keepdims=True)
         distance = jnp.abs(-logs - entropy)
-        ordered, mass = jax.lax.sort((distance, chances), num_keys=1)
-        last = (jnp.cumsum(mass, axis=-1) < own["typical_p"][:, None, None]).sum(axis=-1, keepdims=True)
-        farthest = jnp.take_along_axis(ordered, jnp.minimum(last, scores.shape[-1] - 1), axis=-1)
-        return jnp.where(distance > farthest, -jnp.inf, scores)
+        farthest = -reached(-distance, chances, jnp.broadcast_to(own["typical_p"][:, None], distance.shape[:-1]))
+        return jnp.where(distance > farthest[..., None], -jnp.inf, scores)

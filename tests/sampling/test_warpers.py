@@ -12,6 +12,7 @@ from specjax.reference import warpers as oracle
 from specjax.sampling import Sampler, SamplingArrays, warp
 from specjax.tree import Topology, Tree
 from specjax.warpers import top_k_top_p
+from specjax.warpers.ranking import reached
 
 V = 500
 WARPERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -129,7 +130,7 @@ def test_equal_to_transformers_whatever_the_options(seed, options):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "sorts"),
+    ("kind", "options", "searches"),
     [
         ("peaked", {"top_p": 0.9}, 0),
         ("random", {"top_k": 128}, 0),
@@ -138,16 +139,17 @@ def test_equal_to_transformers_whatever_the_options(seed, options):
         ("flat", {"min_p": 0.5}, 0),
     ],
 )
-def test_full_sort_only_where_the_cut_lies_beyond_the_ranked(kind, options, sorts, monkeypatch):
+def test_the_whole_vocabulary_is_searched_only_where_the_cut_lies_beyond_the_ranked(
+    kind, options, searches, monkeypatch
+):
     ran = []
-    inner = top_k_top_p._cut_ranked
+    inner = top_k_top_p._cut_searched
 
-    def spy(ranked, *rest):
-        if ranked.shape[-1] == V:
-            jax.debug.callback(lambda: ran.append("sort"))
-        return inner(ranked, *rest)
+    def spy(*given):
+        jax.debug.callback(lambda: ran.append("search"))
+        return inner(*given)
 
-    monkeypatch.setattr(top_k_top_p, "_cut_ranked", spy)
+    monkeypatch.setattr(top_k_top_p, "_cut_searched", spy)
     logits = np.stack([logits_of(kind, np.random.default_rng(5))] * 2)
     live = [True, True]
     fresh = jax.jit(lambda *arguments: warp(*arguments))
@@ -159,7 +161,7 @@ def test_full_sort_only_where_the_cut_lies_beyond_the_ranked(kind, options, sort
         return np.asarray(out)[:, 0]
 
     got = run(live, 1.0)
-    assert len(ran) == sorts
+    assert len(ran) == searches
     o = WARPERS | options
     sure = ~doubtful(logits[0], **o)
     np.testing.assert_array_equal((got[0] > -np.inf)[sure], (transformers_warp(logits[0], **o) > -np.inf)[sure])
@@ -175,6 +177,26 @@ def test_greedy_rows_are_unchanged_beside_sampled_ones():
     got = np.asarray(warped_jit(jnp.asarray(logits)[:, None], params))[:, 0]
     np.testing.assert_array_equal(got[::2], logits[::2])
     assert (np.isfinite(got[1::2]).sum(axis=1) <= 3).all() and (got[1::2] == -np.inf).any()
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
+def test_what_reaches_a_share_is_what_a_sort_finds(spread):
+    """In double precision, of values of both signs, zeros, ties and removed ones."""
+    rng = np.random.default_rng(7)
+    values = np.round(rng.normal(size=(6, 5000)) * spread, 2).astype(np.float32)
+    values[rng.random(values.shape) < 0.1] = -np.inf
+    mass = np.where(values > -np.inf, rng.random(values.shape), 0.0).astype(np.float32)
+    mass /= mass.sum(axis=1, keepdims=True)
+    share = np.asarray([0.01, 0.3, 0.5, 0.9, 0.999, 1.1], np.float32)
+    got = np.asarray(jax.jit(reached)(values, mass, share))
+    for row in range(6):
+        order = np.argsort(-values[row], kind="stable")
+        enough = np.cumsum(mass[row, order], dtype=np.float64) >= share[row]
+        want = values[row, order[np.argmax(enough)]] if enough.any() else -np.inf
+        assert got[row] == want
+    counted = np.asarray(reached(jnp.asarray(values), 1.0, jnp.asarray([1, 2, 700, 4500, 5000, 5001], jnp.float32)))
+    ranked = -np.sort(-values, axis=1)
+    assert counted.tolist() == [*(ranked[i, n - 1] for i, n in enumerate((1, 2, 700, 4500, 5000))), -np.inf]
 
 
 def test_ties_at_the_cut_are_all_kept():

@@ -352,7 +352,7 @@ _HOMES: tuple[tuple[Mapping[str, Entry | About], str, str], ...] = (
     (registry.STEPWISE, "searches", "searches"),
     (registry.SELECTIONS, "searches", "choosing"),
     (registry.MIXERS, "samplers", "mixtures"),
-    (registry.OLDS, "models", "older"),
+    (registry.OLDS, "memory", "older"),
     (registry.UNMASKS, "diffusion", "masked"),
     (registry.SAMPLERS, "diffusion", "renoising"),
     (registry.CACHES, "diffusion", "caching"),

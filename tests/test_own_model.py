@@ -18,7 +18,7 @@ from specjax.sampling import Sampler, SamplingArrays
 from specjax.sampling.processors import process
 from specjax.warpers import Text
 
-PAGE = Path(__file__).parents[1] / "docs/models.md"
+PAGE = Path(__file__).parents[1] / "docs/own_model.md"
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 1, 4], [7, 7, 8]]
 
 
@@ -27,7 +27,7 @@ def own():
     """The page's model and its parameters; its own run of `generate` is left to the test of the pages."""
     block = next(b for b in re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL) if "BaseLM" in b)
     names: dict = {}
-    exec(compile(block[: block.index("records =")], "models.md", "exec"), names)
+    exec(compile(block[: block.index("records =")], "own_model.md", "exec"), names)
     lm: LM = names["Own"]()
     return lm, names["params"]
 

@@ -127,6 +127,7 @@ def cases() -> Iterator[Case]:
         yield Case("selections", f"prompt_lookup, {select} of two", "one of two", options=several, samplings=own)
     for line in ("plain:cache=(ems)", "plain:cache=(gear)", "plain:cache=(spatten)"):
         yield Case("caches", line, "keeps less of older tokens")
+    yield Case("types", "none", load={"weights": "packed"})
     for load in (
         {"dtype": "bfloat16"}, {"weights": "int8"}, {"weights": "int4:group=32"}, {"weights": "fp8"},
         {"weights": "dfloat11", "dtype": "bfloat16"}, {"cache_dtype": "int8"}, {"cache_dtype": "float8_e4m3fn"},

@@ -30,8 +30,8 @@ CHECKS = {
     "evaluate-2": lambda names, out: (
         names["found"].comparisons[0].verdict == "same text" and names["found"].rows[0].overall.n == 8
     ),
+    "folders-2": lambda names, out: names["again"].lm == names["model"].lm,
     "kernels-5": lambda names, out: names["out"].shape == names["x"].shape,
-    "models-7": lambda names, out: names["again"].lm == names["model"].lm,
     "own_program-1": lambda names, out: (
         texts(names["watched"]) == texts(names["state"]) == texts(names["states"], 0) != texts(names["states"], 1)
     ),

@@ -12,7 +12,7 @@ from specjax.assembly import registry
 DOCS = Path(__file__).parents[2] / "docs"
 HOMES = {
     "DRAFTERS": "drafters", "EXPANDERS": "drafters", "RULES": "drafters", "VERIFIERS": "verifiers", "SEARCHES": "searches",
-    "STEPWISE": "searches", "SELECTIONS": "searches", "MIXERS": "samplers", "OLDS": "models", "UNMASKS": "diffusion",
+    "STEPWISE": "searches", "SELECTIONS": "searches", "MIXERS": "samplers", "OLDS": "memory", "UNMASKS": "diffusion",
     "SAMPLERS": "diffusion", "CACHES": "diffusion",
 }  # fmt: skip
 """The page of every registry but that of the warpers."""

@@ -196,7 +196,7 @@ def test_an_orbax_folder_is_quantised_when_it_is_read(folders, tmp_path):
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="of a CPU")
 def test_a_cpu_takes_a_byte_for_a_number_of_four_bits():
-    """`docs/models.md` says what it takes."""
+    """`docs/memory.md` says what it takes."""
     params = models.load("tiny", dtype="bfloat16", weights="int4").params
     assert f"{sum(x.on_device_size_in_bytes() for x in jax.tree.leaves(params)) / 1e6:.2f}" == "4.79"
 

@@ -39,12 +39,14 @@ SUBSTITUTES = (
     ("evaluate-*", "FOLDER", "tiny"),
     ("machines-5", "MODEL", "tiny"),
     ("models-*", "FOLDER", "tiny"),
+    ("memory-*", "FOLDER", "tiny"),
     ("verifiers-*", "STUDENT", "tiny-draft"),
     ("verifiers-*", "TEACHER", "tiny"),
     ("which-*", "MODEL", "tiny"),
     ("meshes-2", "model=4", "model=8"),
     ("models-*", "model=1", "model=8"),
-    ("models-*", "/tmp/", ""),
+    ("folders-*", "model=1", "model=8"),
+    ("folders-*", "/tmp/", ""),
     ("train-3", "answers.jsonl", "written.jsonl"),
     ("train-*", "specjax/draft", "src"),
     ("train-*", "prompt=32 ...", "prompt=32 --draft tiny-draft --data src --output one"),
@@ -108,7 +110,7 @@ def _adapter(folder: Path) -> None:
     save_file({key: value.astype(np.float32) for key, value in matrices.items()}, folder / "adapter_model.safetensors")
 
 
-MADE = {"diffusion-4": ("FOLDER", _xlnet), "models-5": ("ADAPTER", _adapter)}
+MADE = {"diffusion-4": ("FOLDER", _xlnet), "models-2": ("ADAPTER", _adapter)}
 """Folders that a block reads, and who makes them."""
 
 GIVEN: dict[str, dict[str, Any]] = {

@@ -15,9 +15,10 @@ project = PROJECT["name"]
 author = project
 version = release = PROJECT["version"]
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_design"]
 exclude_patterns = ["_build", "notebooks/*.ipynb"]  # the other halves of the notebooks
 
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 nb_execution_mode = "cache"  # a notebook runs again when its code has changed
 nb_execution_raise_on_error = True
@@ -25,6 +26,7 @@ nb_execution_timeout = 900  # seconds per cell; the longest takes one minute whe
 nb_execution_in_temp = True
 nb_output_stderr = "remove"  # bars
 
+default_role = "py:obj"  # a name in backquotes links where it is documented
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
@@ -34,6 +36,7 @@ html_theme = "sphinx_book_theme"
 html_title = project
 html_theme_options = {
     "show_toc_level": 2,
+    "navbar_persistent": [],  # the sidebar's search box is enough
     **({"repository_url": REPOSITORY, "use_repository_button": True, "path_to_docs": "docs"} if REPOSITORY else {}),
 }
 

@@ -1,10 +1,14 @@
 """`python docs/pairs.py` writes every notebook's badge and first cell, and the `.ipynb` beside its `.md`, which Colab opens.
 
-The `.md` is the one to edit; the site executes and shows it. The badge and what the first cell installs follow from the
-repository's address in pyproject.toml: while there is none, there is no badge, and the cell says how to install from a clone.
+The `.md` is the one to edit; the site executes and shows it. An `.ipynb` keeps the outputs of its last execution while its
+code is the same; `python docs/pairs.py --execute` executes those that have none (needs the extra docs). The badge and what the
+first cell installs follow from the repository's address in pyproject.toml: while there is none, there is no badge, and the cell
+says how to install from a clone.
 """
 
+import argparse
 import re
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -71,12 +75,47 @@ def paired(page: str) -> Any:
     return notebook
 
 
+def code(notebook: Any) -> list[Any]:
+    """Its code cells."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def kept(notebook: Any, before: Any) -> Any:
+    """The notebook with the outputs that it had before, if all of its code is the same."""
+    if [cell.source for cell in code(notebook)] == [cell.source for cell in code(before)]:
+        for cell, old in zip(code(notebook), code(before), strict=True):
+            cell.outputs, cell.execution_count = old.outputs, old.execution_count
+    return notebook
+
+
+def executed(notebook: Any) -> Any:
+    """The notebook with outputs, run in an empty folder; what went to stderr (progress bars) and times are left out."""
+    from nbclient import NotebookClient
+
+    with tempfile.TemporaryDirectory() as folder:
+        NotebookClient(notebook, timeout=900, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
+    for cell in code(notebook):
+        cell.metadata.pop("execution", None)
+        cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+    notebook.metadata["language_info"] = {"name": "python"}
+    return notebook
+
+
 def main() -> None:
     """Writes all pairs."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--execute", action="store_true", help="execute the notebooks that have no outputs")
+    execute = parser.parse_args().execute
     for path in sorted(NOTEBOOKS.glob("*.md")):
         page = filled(path.read_text(), path.stem, repository())
         path.write_text(page)
-        path.with_suffix(".ipynb").write_text(nbformat.writes(paired(page)) + "\n")
+        notebook, stored = paired(page), path.with_suffix(".ipynb")
+        if stored.exists():
+            notebook = kept(notebook, nbformat.read(stored, as_version=4))
+        if execute and any(cell.execution_count is None for cell in code(notebook)):
+            print(path.stem, flush=True)
+            notebook = executed(notebook)
+        stored.write_text(nbformat.writes(notebook) + "\n")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def pairs():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_pairs_agree_and_hold_no_outputs(pairs, page):
+def test_pairs_agree_and_hold_the_outputs_of_their_code(pairs, page):
     text = page.read_text()
     assert pairs.filled(text, page.stem, pairs.repository()) == text, "run python docs/pairs.py"
     stored = json.loads(page.with_suffix(".ipynb").read_text())
@@ -31,7 +31,10 @@ def test_pairs_agree_and_hold_no_outputs(pairs, page):
     cells = [(cell["cell_type"], "".join(cell["source"])) for cell in stored["cells"]]
     assert cells == [(cell.cell_type, cell.source) for cell in pairs.paired(text).cells], "run python docs/pairs.py"
     code = [cell for cell in stored["cells"] if cell["cell_type"] == "code"]
-    assert len(code) > 2 and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+    counts = [cell["execution_count"] for cell in code]
+    assert len(code) > 2 and counts == list(range(1, len(code) + 1)), "run python docs/pairs.py --execute"
+    kinds = {output["output_type"] for cell in code for output in cell["outputs"]}
+    assert kinds and kinds <= {"stream", "display_data", "execute_result"}
     assert text.count("```{code-cell}") == len(code)
     for cell in code:
         ast.parse("".join(cell["source"]))
@@ -68,6 +71,15 @@ def test_badge_and_installation_follow_from_the_address(pairs):
     where = f"(https://colab.research.google.com/github/someone/specjax/blob/main/docs/notebooks/{page.stem}.ipynb)"
     assert public.count(where) == 1 and f"git+{ADDRESS}" in public and "a clone" not in public
     assert pairs.filled(public, page.stem, ADDRESS) == public and pairs.filled(public, page.stem, "") == bare
+
+
+def test_outputs_stay_while_the_code_is_the_same(pairs):
+    page = "# New\n\n```{code-cell} ipython3\nx = 1\n```\n"
+    before = pairs.paired(page)
+    pairs.code(before)[0].execution_count = 1
+    other_prose, other_code = page.replace("New", "Newer"), page.replace("x = 1", "x = 2")
+    found = [pairs.kept(pairs.paired(text), before) for text in (other_prose, other_code)]
+    assert [pairs.code(notebook)[0].execution_count for notebook in found] == [1, None]
 
 
 def test_a_page_without_a_first_cell_is_refused(pairs):

@@ -14,7 +14,7 @@ NAMES = {page.stem for page in (ROOT / "docs").rglob("*.md")} | {"conf", "site"}
 @pytest.mark.slow
 @pytest.mark.covers(*sorted(NAMES))
 def test_the_site_builds_without_a_warning(tmp_path):
-    for name in ("sphinx", "myst_nb", "sphinx_book_theme"):
+    for name in ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_design"):
         pytest.importorskip(name, reason="needs the extra docs")
     # a notebook says its language as it is executed
     settings = "-Dnb_execution_mode=off", "-Dsuppress_warnings=myst-nb.lexer"
